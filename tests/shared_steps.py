@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from tiny_models import LLAMA, QWEN2
 
 from mie.ops_cpu import crew
 from mie.ops_cpu.attention import attention
@@ -14,6 +15,27 @@ from mie.ops_cpu.threads.counts import Trials
 from mie.ops_cpu.threads.gains import Gains
 
 PATIENCE = 120.0
+# Matrices of several tiles.
+SHAPES = {
+    "max_position_embeddings": 1024,
+    "eos_token_id": 39,
+    "hidden_size": 100,
+    "intermediate_size": 130,
+    "head_dim": 40,
+}
+
+
+def configs(window: int) -> dict[str, dict[str, Any]]:
+    """Return a model, and one with biases in all layers and this window in some."""
+    windows = {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 1}
+    return {"llama": LLAMA | SHAPES, "qwen2": QWEN2 | SHAPES | windows}
+
+
+def crew_of(engine: Any) -> crew.Crew:
+    """Return what decides who shares an engine's steps."""
+    found = engine._runner.backend._crew
+    assert isinstance(found, crew.Crew)
+    return found
 
 
 def share_always(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -250,6 +250,6 @@ class Backend(Protocol):
 
         The backend handles padding, capture and replay. Several processes may run a ``forward``
         that is the same from step to step, each for a part of the tokens. So it should do nothing
-        but call operators. Tokens may depend on each other only in `paged_attention`, and
-        `take_rows` returns the rows of the logits, from whichever process has them.
+        but call operators, and it must call `take_rows` before it computes the logits. Tokens may
+        depend on each other only in `paged_attention`.
         """

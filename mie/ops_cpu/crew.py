@@ -135,7 +135,8 @@ class Crew:
 
 
 def _new_trials(is_large: bool) -> Trials[bool]:
-    # The first steps of a turn are slower, because helpers slept. A large step takes much longer.
+    # The first steps of a turn are slower, because helpers slept. Large steps lose little by that,
+    # so their turns are short.
     num_turns, length = (3, 2) if is_large else (2, 8)
     return Trials((True, False), num_turns, length)
 
@@ -189,7 +190,7 @@ class _Team:
         if self._tokens is None or not _is_large(batch):
             return forward(batch)
         logits = forward(self._tokens.begin(batch))
-        assert self._plan.by_token is None, "a forward pass takes the rows of its logits"
+        assert self._plan.by_token is None, "the forward pass did not call take_rows"
         return logits
 
     def rest(self) -> None:

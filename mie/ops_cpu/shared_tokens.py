@@ -22,7 +22,7 @@ from mie.ops_cpu.processes.helpers import HelperProcesses
 
 
 class SharedTokens:
-    """Steps with at most ``max_logits`` rows of logits, whose products `SharedProducts` shares."""
+    """Divides the tokens of a step. `SharedProducts` shares the products of the logits."""
 
     def __init__(
         self,
@@ -32,21 +32,22 @@ class SharedTokens:
         attention: SharedAttention,
         max_logits: int,
     ) -> None:
-        """Take the memory. ``helpers`` are forked afterwards."""
+        """Take the memory for ``max_logits`` rows of logits. ``helpers`` are forked afterwards."""
         self._plan, self._helpers = plan, helpers
         self._products, self._attention = products, attention
         self._max_logits = max_logits
         inputs = {(each.layout, each.tiles.shape[1]) for each in plan.matrices()}
-        # No result may depend on who computes it.
+        # A token's bits must not depend on which process computes it.
         self._unit = math.lcm(*(layout.row_unit(num_inputs) for layout, num_inputs in inputs))
         self._rows = shared_zeros((max_logits * max(size for _, size in inputs),), plan.dtype)
         self._own = slice(0)
 
     def takes(self, batch: StepBatch) -> bool:
-        """Return whether to share this step. A process's tokens must be worth its reading."""
+        """Return whether it can share this step."""
         if not self._unit or len(batch.logits_rows) > self._max_logits:
             return False
         shares = self._shares(len(batch.token_ids))
+        # Fewer rows may be multiplied in longer calls, which changes bits (`tiles_at_once`).
         least: int = min(own.stop - own.start for own in shares)
         return least > MAX_GROUP
 
@@ -64,7 +65,7 @@ class SharedTokens:
         )
 
     def take_rows(self, x: Floats, rows: Ints) -> Floats:
-        """Return rows of all tokens. x [T, D] has those of this process.
+        """Return these rows of all tokens. x [T, D] has the tokens of this process.
 
         From here on, each process computes all rows, and their products are shared.
         """

@@ -20,14 +20,13 @@ import pytest
 from forks import exit_code_of_child
 from interrupts import KINDS, Injector
 from linear_layouts import needs_kernel
-from shared_steps import PATIENCE, count_shares, share_always
-from tiny_models import LLAMA, QWEN2, random_weights, write_model
+from shared_steps import PATIENCE, configs, count_shares, crew_of, share_always
+from tiny_models import LLAMA, random_weights, write_model
 
 from mie import EngineConfig, SamplingParams
 from mie.load.engine import load_engine
 from mie.ops_cpu import crew as crew_module
 from mie.ops_cpu.attention.shared import SharedAttention
-from mie.ops_cpu.crew import Crew
 from mie.ops_cpu.linear import shared as shared_products
 from mie.ops_cpu.processes import helpers as helpers_module
 
@@ -48,21 +47,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 # Engines.
 
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [3, 1, 4, 1, 5], [9] * 20, [2, 7]]
-# Matrices of several tiles.
-SHAPES = {
-    "max_position_embeddings": 512,
-    "eos_token_id": 39,
-    "hidden_size": 100,
-    "intermediate_size": 130,
-    "head_dim": 40,
-}
-MODELS = {
-    "llama": LLAMA | SHAPES,
-    # Some layers have a window, and all have a bias.
-    "qwen2": QWEN2
-    | SHAPES
-    | {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
-}
+MODELS = configs(window=9)
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +62,6 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def new_engine(directory: Any, **settings: Any) -> Any:
     defaults = {"num_blocks": 64, "num_threads": 2, "block_size": 4, "linear_plan": "tiled"}
     return load_engine(directory, EngineConfig(**defaults | settings))
-
-
-def crew_of(engine: Any) -> Crew:
-    crew = engine._runner.backend._crew
-    assert isinstance(crew, Crew)
-    return crew
 
 
 def generate(

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from interrupts import KINDS, Injector
 from linear_layouts import KERNEL, PACKED, layout_of, needs_kernel
-from shared_steps import share_always
-from tiny_models import LLAMA, QWEN2, random_weights, write_model
+from shared_steps import configs, crew_of, share_always
+from tiny_models import random_weights, write_model
 
 from mie import EngineConfig, SamplingParams
 from mie.load.engine import load_engine
@@ -39,20 +39,7 @@ needs_helpers = pytest.mark.skipif(
 )
 NEVER = 1 << 62
 NEW_TRIALS = crew_module._new_trials
-SHAPES = {
-    "max_position_embeddings": 1024,
-    "eos_token_id": 39,
-    "hidden_size": 100,
-    "intermediate_size": 130,
-    "head_dim": 40,
-}
-MODELS = {
-    "llama": LLAMA | SHAPES,
-    # Some layers have a window, and all have a bias.
-    "qwen2": QWEN2
-    | SHAPES
-    | {"use_sliding_window": True, "sliding_window": 90, "max_window_layers": 1},
-}
+MODELS = configs(window=90)
 LENGTHS = (300, 81, 7, 130, 66)
 RNG = np.random.default_rng(0)
 PROMPTS = [RNG.integers(0, 39, length).tolist() for length in LENGTHS]
@@ -104,12 +91,6 @@ def new_engine() -> Iterator[Callable[..., Any]]:
     yield new
     for crew in crews:
         crew.close()
-
-
-def crew_of(engine: Any) -> Crew:
-    crew = engine._runner.backend._crew
-    assert isinstance(crew, Crew)
-    return crew
 
 
 def generate(engine: Any, num_prompt_logprobs: int | None = None) -> dict[str, Any]:

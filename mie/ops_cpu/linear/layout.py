@@ -39,9 +39,9 @@ class Layout(Protocol):
         """Return how to multiply this many rows."""
 
     def row_unit(self, num_inputs: int) -> int:
-        """Return a number of rows that can be computed apart from the next ones with the same bits.
+        """Return the number of rows at whose multiples rows may be divided without changing bits.
 
-        So can a multiple of it. 0 if there is no such number.
+        Return 0 if no number was found.
         """
 
     def groups(self, x: Floats, shape: tuple[int, int], allocator: CachingAllocator) -> Floats:
