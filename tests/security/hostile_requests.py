@@ -14,6 +14,9 @@ from mie import LLM, AsyncLLM, SamplingParams
 from mie.errors import MieError
 
 MEGABYTES_10 = 10_000_000
+LONG_TEXT = "a" * MEGABYTES_10
+LONG_LIST = ["a"] * 10**6
+"""These are made once, because each worker of the tests has all cases in memory."""
 BIG = 10**9
 LONG = 10**5000
 """An integer with too many digits for Python to print."""
@@ -82,7 +85,7 @@ PARAMETERS: dict[str, tuple[Callable[[], object], str]] = {
     "n": (sampled(n=BIG), "n must be an integer in 1 … 1024; got 1000000000"),
     "n that cannot be printed": (sampled(n=LONG), "n must be an integer in 1 … 1024"),
     "n assigned": (assigned("n", lambda: BIG), "n must be an integer in 1 … 1024"),
-    "n is a list": (sampled(n=[1] * 10**6), "n must be an integer"),
+    "n is a list": (sampled(n=LONG_LIST), "n must be an integer"),
     "n is True": (sampled(n=True), "n must be an integer"),
     "n is a float": (sampled(n=1e300), "n must be an integer"),
     "max_tokens": (sampled(max_tokens=-LONG), "max_tokens must be an integer"),
@@ -95,7 +98,7 @@ PARAMETERS: dict[str, tuple[Callable[[], object], str]] = {
     "endless stop strings in a list": (lambda: SamplingParams(stop=Liar()), "at most 256 entries"),
     "an endless iterator assigned": (assigned("stop", lambda: forever("a")), "iterator"),
     "endless counting": (lambda: SamplingParams(stop_token_ids=itertools.count()), "at most 4096"),
-    "a stop string of 10 MB": (lambda: SamplingParams(stop="a" * MEGABYTES_10),
+    "a stop string of 10 MB": (lambda: SamplingParams(stop=LONG_TEXT),
                                "at most 1024 characters; got 10000000"),
     "a stop string of bytes": (sampled(stop=b"a"), "stop must be a string"),
     "stop strings that are ids": (sampled(stop=[1]), "each of stop must be a non-empty"),
@@ -115,7 +118,7 @@ PARAMETERS: dict[str, tuple[Callable[[], object], str]] = {
     "allowed ids of True": (sampled(allowed_token_ids=[1, True]), "each of allowed_token_ids"),
     "forced ids": (sampled(trace_decode_token_ids=range(BIG)), "trace_decode_token_ids"),
     "endless bad words": (lambda: SamplingParams(bad_words=forever("a")), "at most 1024 entries"),
-    "a bad word of 10 MB": (lambda: SamplingParams(bad_words=["a" * MEGABYTES_10]), "bad_words"),
+    "a bad word of 10 MB": (lambda: SamplingParams(bad_words=[LONG_TEXT]), "bad_words"),
     "an unpaired surrogate as a bad word": (sampled(bad_words=["\ud800"]), "surrogate"),
     "endless bad ids": (lambda: SamplingParams(bad_words_token_ids=forever([1])), "at most 2048"),
     "endless ids of a bad word": (lambda: SamplingParams(bad_words_token_ids=[forever(1)]),
@@ -199,18 +202,18 @@ PROMPTS: dict[str, tuple[Callable[[], object], str]] = {
         "the limit is 65536"),
     "the longest text": (prompted(lambda: "猫" * 65_536), "the context holds 1024"),
     "an unpaired surrogate": (prompted(lambda: "\ud800"), "unpaired surrogate"),
-    "10 MB in a batch": (prompted(lambda: ["a", "a" * MEGABYTES_10]), "the limit is 65536"),
+    "10 MB in a batch": (prompted(lambda: ["a", LONG_TEXT]), "the limit is 65536"),
     "a stream of a number": (streamed(5), "a prompt is a text or a list of token ids; got 5"),
     "a stream of None": (streamed(None), "a prompt is a text or a list of token ids"),
-    "a stream of 10 MB": (streamed("a" * MEGABYTES_10), "the limit is 65536"),
+    "a stream of 10 MB": (streamed(LONG_TEXT), "the limit is 65536"),
     "a queued number": (queued(5), "a prompt is a text or a list of token ids; got 5"),
     "a queued iterator": (queued(forever(1)), "a prompt is a text or a list of token ids"),
 }  # fmt: skip
 
 LABELS: dict[str, tuple[Callable[[], object], str]] = {
-    "a long request id": (queued(request_id="a" * MEGABYTES_10), "at most 1024 characters"),
+    "a long request id": (queued(request_id=LONG_TEXT), "at most 1024 characters"),
     "an empty request id": (queued(request_id=""), "request_id must be a non-empty"),
-    "a request id that is a list": (queued(request_id=["a"] * 10**6), "request_id must be"),
+    "a request id that is a list": (queued(request_id=LONG_LIST), "request_id must be"),
     "a request id that is a number": (queued(request_id=LONG), "request_id must be a non-empty"),
     "an id of mie's own": (queued(request_id="auto-1"), "choose another"),
     "priority True": (queued(priority=True), "priority must be an integer"),
@@ -219,7 +222,7 @@ LABELS: dict[str, tuple[Callable[[], object], str]] = {
     "a float as priority": (queued(priority=1e9), "priority must be an integer"),
     "priority without its policy": (queued(priority=2**62), "scheduling_policy='priority'"),
     "the wrong number of priorities": (prompted(lambda: "a", priority=[1, 2]), "1 prompts need 1"),
-    "a long salt": (queued({"prompt": "a", "cache_salt": "a" * MEGABYTES_10}),
+    "a long salt": (queued({"prompt": "a", "cache_salt": LONG_TEXT}),
                     "cache_salt may have at most 1024 characters"),
     "an empty salt": (queued({"prompt": "a", "cache_salt": ""}), "cache_salt must be a non-empty"),
     "a salt that is a list": (queued({"prompt": "a", "cache_salt": []}), "cache_salt must be"),
@@ -236,16 +239,16 @@ CHATS: dict[str, tuple[Callable[[], object], str]] = {
     "an empty conversation": (chatted([[]]), "messages is empty"),
     "numbers": (chatted([5]), "messages[0] must be an object"),
     "no role": (chatted([{"content": "a"}]), "must have a role"),
-    "a long role that is no text": (chatted([{"role": ["a" * MEGABYTES_10]}]), "have a role"),
+    "a long role that is no text": (chatted([{"role": [LONG_TEXT]}]), "have a role"),
     "a role that cannot be printed": (chatted([{"role": LONG}]), "must have a role"),
     "no content": (chatted([{"role": "user"}]), "has no content"),
     "a number as content": (chatted([{"role": "user", "content": 5}]), "must be text"),
     "a part of a long kind": (
-        chatted([{"role": "user", "content": [{"type": "a" * MEGABYTES_10}]}]), "parts of type"),
+        chatted([{"role": "user", "content": [{"type": LONG_TEXT}]}]), "parts of type"),
     "a deep content": (chatted([{"role": "tool", "content": nested(100_000)}]), "JSON values"),
     "a content that is no JSON": (chatted([{"role": "tool", "content": {1j}}]), "JSON values"),
     "a content that cannot be printed": (chatted([{"role": "tool", "content": LONG}]), "JSON"),
-    "10 MB": (chatted([{"role": "user", "content": "a" * MEGABYTES_10}]), "the limit is"),
+    "10 MB": (chatted([{"role": "user", "content": LONG_TEXT}]), "the limit is"),
     "100 KB": (chatted([{"role": "user", "content": "a" * 100_000}]), "the limit is 65536"),
     "many messages": (chatted([{"role": "user", "content": "a"}] * 10**6),
                       "messages has 1000000 entries; the limit is 65536"),
@@ -299,7 +302,7 @@ ASYNC: dict[tuple[str, str], tuple[Any, Any]] = {
     ("none", "none"): (None, None),
     ("iterator", "none"): (forever("a"), None),
     ("range", "none"): (range(BIG), None),
-    ("long", "none"): ("a" * MEGABYTES_10, None),
+    ("long", "none"): (LONG_TEXT, None),
     ("unhashable id", "none"): ([[1]], None),
     ("text", "number"): ("a", 5),
     ("text", "empty"): ("a", {}),

@@ -25,6 +25,7 @@ import numpy as np
 import pytest
 from forks import children, exit_code_of_child
 from interrupts import KINDS, Injector
+from shared_steps import spin_briefly
 
 from mie.ops_cpu.allocator import shared_zeros
 from mie.ops_cpu.processes import helpers as module
@@ -152,6 +153,7 @@ def _leaves_nothing_behind() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _is_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE", PATIENCE)
+    spin_briefly(monkeypatch)
 
 
 @pytest.fixture
@@ -704,14 +706,21 @@ def test_a_second_interrupt_leaves_no_step_unfinished(new_board: Callable[..., B
 
 
 @pytest.mark.parametrize(
-    "second_call", [None, 2, *(pytest.param(call, marks=pytest.mark.slow) for call in (1, 3))]
+    ("second_call", "every"),
+    [
+        (None, 4),
+        (2, 4),
+        *(pytest.param(call, 1, marks=pytest.mark.slow) for call in (None, 1, 2, 3)),
+    ],
 )
-def test_an_interrupt_at_any_line_leaves_no_helper_at_work(second_call: int | None) -> None:
+def test_an_interrupt_at_any_line_leaves_no_helper_at_work(
+    second_call: int | None, every: int
+) -> None:
     """It comes while helpers start, work or end. A second one may come soon afterwards."""
     before, files = children(), open_files()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     num_interrupts = 0
-    for line in range(1, 1000):
+    for line in range(1, 1000, every):
         boards: list[Board] = []
 
         def work(boards: list[Board] = boards) -> None:
@@ -735,8 +744,8 @@ def test_an_interrupt_at_any_line_leaves_no_helper_at_work(second_call: int | No
         if injector.num_lines < line:
             break
     gc.collect()
-    assert num_interrupts > 50
-    assert line < 999
+    assert num_interrupts > 100 / every
+    assert line < 990
     assert children() == before
     # Tracing also strikes between the two lines that forget and close a file. The interpreter does
     # not look for signals there.

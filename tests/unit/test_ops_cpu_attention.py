@@ -34,7 +34,7 @@ def splits(request, monkeypatch):
     if request.param == "several splits":
         monkeypatch.setattr(attention_module, "WORTH_SHARING", 1)
         monkeypatch.setattr(attention_geometry, "SPLIT_SCORES", 1 << 13)
-        monkeypatch.setattr(attention_plan, "ITEM_SCORES", 1 << 13)
+        monkeypatch.setattr(attention_plan, "ITEM_SCORES", 1 << 15)
 
 
 class Keys:
