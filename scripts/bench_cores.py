@@ -7,13 +7,17 @@ attention. Their times come from a simple machine. A core computes at --flops an
 --core-bandwidth, and all cores together read at --bandwidth for each --channel-cores cores.
 
 Small steps run in lockstep in as many processes as there are cores. These meet after each product,
-in log2(cores) rounds of --meet seconds. In larger steps, each task first holds the GIL for --gil
-seconds, one thread at a time, and the caller wakes up its helpers one after another. A thread takes
-the next task as soon as it is idle. For each product the number of threads is the one that
-`ThreadCount` would find: the fastest of the powers of two.
+in log2(cores) rounds of --meet seconds. Larger steps take the faster of two ways:
 
-The table shows milliseconds of a step, and how many times as fast as one core it is. What is not
-simulated: NUMA distances, clocks that fall under load, other programs, norms, RoPE and sampling.
+* Processes share the tokens. Each reads all weights, and they meet twice in each layer.
+* Threads share the products. Each task first holds the GIL for --gil seconds, one thread at a time,
+  and the caller wakes up its helpers one after another. A thread takes the next task as soon as it
+  is idle. For each product the number of threads is the one that `ThreadCount` would find: the
+  fastest of the powers of two.
+
+The table shows milliseconds of a step, and how many times as fast as one core it is. "t" marks
+large steps that are faster with threads. What is not simulated: NUMA distances, clocks that fall
+under load, other programs, norms, RoPE and sampling.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -30,10 +34,11 @@ import numpy as np
 from mie.arithmetic import ceil_div
 from mie.checkpoint.config import ModelConfig
 from mie.ops.backend import StepBatch
+from mie.ops_cpu.attention.attention import SOONER, WORTH_SHARING
 from mie.ops_cpu.attention.geometry import Geometry as AttentionGeometry
-from mie.ops_cpu.attention.plan import WORTH_SHARING, Item, Planner, estimate
+from mie.ops_cpu.attention.plan import Item, Planner, estimate
 from mie.ops_cpu.crew import MAX_TOKENS
-from mie.ops_cpu.linear.geometry import DEFAULT_WIDTH, Geometry
+from mie.ops_cpu.linear.geometry import DEFAULT_WIDTH, MAX_GROUP, Geometry
 from mie.ops_cpu.linear.matrix import work_bytes
 from mie.ops_cpu.linear.tiled import tasks_of
 from mie.sim.shapes import SHAPES, find_shape
@@ -50,6 +55,10 @@ STEPS = {
 }
 
 
+Product = Callable[["Machine", int, int, int], float]
+"""Return the time of a product, of inputs, outputs and rows."""
+
+
 class Machine(NamedTuple):
     """The machine that is simulated."""
 
@@ -63,52 +72,77 @@ class Machine(NamedTuple):
 
     def lockstep_seconds(self, shares: Sequence[tuple[float, float]]) -> float:
         """Return when all processes have computed their shares (flops, bytes) and met."""
-        rounds = (len(shares) - 1).bit_length()
-        return rounds * self.meet + max(self._task(*share, len(shares)) for share in shares)
+        return self.meeting() + max(self.task(*share, len(shares)) for share in shares)
+
+    def meeting(self) -> float:
+        """Return how long it takes until each process knows that all are there."""
+        return (self.cores - 1).bit_length() * self.meet
 
     def seconds(self, work: Sequence[tuple[float, float]], num_threads: int) -> float:
         """Return when the last of the tasks (flops, bytes) ends, if threads take them in order."""
         if num_threads == 1:
-            return self.gil + sum(self._task(*task, 1) for task in work)
+            return self.gil + sum(self.task(*task, 1) for task in work)
         gil_is_free, idle = 0.0, [self.wake * thread for thread in range(num_threads)]
         for task in work:
             thread = idle.index(min(idle))
             gil_is_free = max(gil_is_free, idle[thread]) + self.gil
-            idle[thread] = gil_is_free + self._task(*task, num_threads)
+            idle[thread] = gil_is_free + self.task(*task, num_threads)
         return max(idle)
 
-    def _task(self, flops: float, num_bytes: float, num_threads: int) -> float:
+    def task(self, flops: float, num_bytes: float, num_threads: int) -> float:
+        """Return how long one of this many threads or processes takes."""
         share = min(self.core_bandwidth, self.bandwidth / num_threads)
         return max(flops / self.flops, num_bytes / share)
 
 
-def product_seconds(machine: Machine, num_inputs: int, num_outputs: int, num_rows: int) -> float:
-    """Return the time of a product, by processes or with the best number of threads."""
-    width = DEFAULT_WIDTH
-    [(_, group, num_groups)] = Geometry(FLOAT32).cut(num_rows, num_inputs, width).calls
-    num_tiles = ceil_div(num_outputs, width)
-    if machine.cores > 1 and num_rows <= MAX_TOKENS:
-        padded = group * num_groups
-        columns = width * ceil_div(num_tiles, machine.cores)
-        share = 2.0 * padded * columns * num_inputs, 4.0 * columns * num_inputs
-        return machine.lockstep_seconds([share] * machine.cores)
-    num_bytes = work_bytes(4 * num_inputs * num_tiles * width, group * num_groups)
+def with_threads(machine: Machine, num_inputs: int, num_outputs: int, num_rows: int) -> float:
+    """Return the time of a product with the best number of threads."""
+    group, num_groups, num_tiles = _cut(num_inputs, num_outputs, num_rows)
+    num_bytes = work_bytes(4 * num_inputs * num_tiles * DEFAULT_WIDTH, group * num_groups)
     found = []
     for num_threads in threads_up_to(machine.cores):
         tasks = tasks_of(num_tiles, num_groups, num_threads, num_bytes)
         work = []
         for tiles, groups in tasks:
-            columns = (tiles.stop - tiles.start) * width
+            columns = (tiles.stop - tiles.start) * DEFAULT_WIDTH
             rows = (groups.stop - groups.start) * group
             work.append((2.0 * rows * columns * num_inputs, 4.0 * columns * num_inputs))
         found.append(machine.seconds(work, num_threads))
     return min(found)
 
 
+def by_column(machine: Machine, num_inputs: int, num_outputs: int, num_rows: int) -> float:
+    """Return the time of a product whose columns processes share."""
+    group, num_groups, num_tiles = _cut(num_inputs, num_outputs, num_rows)
+    columns = DEFAULT_WIDTH * ceil_div(num_tiles, machine.cores)
+    share = 2.0 * group * num_groups * columns * num_inputs, 4.0 * columns * num_inputs
+    return machine.lockstep_seconds([share] * machine.cores)
+
+
+def by_token(machine: Machine, num_inputs: int, num_outputs: int, num_rows: int) -> float:
+    """Return the time of a product whose rows processes have shared before. They do not meet."""
+    own = ceil_div(num_rows, machine.cores)
+    group, num_groups, num_tiles = _cut(num_inputs, num_outputs, own)
+    columns = DEFAULT_WIDTH * num_tiles
+    flops = 2.0 * group * num_groups * columns * num_inputs
+    return machine.task(flops, 4.0 * columns * num_inputs, machine.cores)
+
+
+def _cut(num_inputs: int, num_outputs: int, num_rows: int) -> tuple[int, int, int]:
+    """Return the rows of a group, the number of groups, and the number of tiles."""
+    [(_, group, num_groups)] = Geometry(FLOAT32).cut(num_rows, num_inputs, DEFAULT_WIDTH).calls
+    return group, num_groups, ceil_div(num_outputs, DEFAULT_WIDTH)
+
+
 def attention_seconds(
-    machine: Machine, config: ModelConfig, counts: Sequence[int], lengths: Sequence[int]
+    machine: Machine,
+    config: ModelConfig,
+    counts: Sequence[int],
+    lengths: Sequence[int],
+    *,
+    in_lockstep: bool,
 ) -> float:
-    """Return the time of one layer's attention."""
+    """Return the time of one layer's attention, by processes in lockstep or by threads."""
     geometry = AttentionGeometry(
         num_kv_heads=config.num_kv_heads,
         heads_per_kv=config.num_heads // config.num_kv_heads,
@@ -117,10 +151,11 @@ def attention_seconds(
         dtype=FLOAT32,
     )
     planner = Planner(_batch(counts, lengths), geometry, None, is_batch_invariant=True)
-    worth = 2 * math.isqrt(estimate(counts, lengths, geometry) // WORTH_SHARING)
+    num_products = estimate(counts, lengths, geometry) * (SOONER if in_lockstep else 1)
+    worth = 2 * math.isqrt(num_products // WORTH_SHARING)
     num_threads = min(machine.cores, max(1, worth))
     items = planner.items(num_threads)
-    if num_threads > 1 and sum(counts) <= MAX_TOKENS:
+    if in_lockstep:
         shares = [items[i::num_threads] for i in range(num_threads)]
         return machine.lockstep_seconds([(sum(map(_flops, own)), 0.0) for own in shares])
     return machine.seconds([(_flops(item), 0.0) for item in items], num_threads)
@@ -153,18 +188,29 @@ def threads_up_to(cores: int) -> list[int]:
     return [*(1 << i for i in range((cores - 1).bit_length())), cores]
 
 
-def step_seconds(machine: Machine, config: ModelConfig, step: str) -> float:
-    """Return the time of a step's products and attention."""
+def step_seconds(machine: Machine, config: ModelConfig, step: str) -> dict[str, float]:
+    """Return the time of a step's products and attention in each way that an engine may take."""
     counts, lengths = STEPS[step]
+    num_tokens, num_rows = sum(counts), len(counts)
     hidden, heads = config.hidden_size, config.num_heads * config.head_dim
     qkv = heads + 2 * config.num_kv_heads * config.head_dim
-    shapes = (hidden, qkv), (heads, hidden), (hidden, 2 * config.intermediate_size)
-    layer = sum(product_seconds(machine, *shape, sum(counts)) for shape in shapes)
-    layer += product_seconds(machine, config.intermediate_size, hidden, sum(counts))
-    layer += attention_seconds(machine, config, counts, lengths)
-    return config.num_layers * layer + product_seconds(
-        machine, hidden, config.vocab_size, len(counts)
-    )
+    shapes = [(hidden, qkv), (heads, hidden), (hidden, 2 * config.intermediate_size)]
+    shapes.append((config.intermediate_size, hidden))
+
+    def seconds(product: Product, head: Product) -> float:
+        layer = sum(product(machine, *shape, num_tokens) for shape in shapes)
+        in_lockstep = head is by_column
+        layer += attention_seconds(machine, config, counts, lengths, in_lockstep=in_lockstep)
+        if product is by_token:
+            layer += machine.meeting()  # before attention
+        return config.num_layers * layer + head(machine, hidden, config.vocab_size, num_rows)
+
+    if machine.cores > 1 and num_tokens <= MAX_TOKENS:
+        return {"processes": seconds(by_column, by_column)}
+    ways = {"threads": seconds(with_threads, with_threads)}
+    if machine.cores > 1 and num_tokens // machine.cores > MAX_GROUP:
+        ways["processes"] = seconds(by_token, by_column)
+    return ways
 
 
 def core_count(text: str) -> int:
@@ -195,13 +241,17 @@ def main() -> int:
     for name in args.models:
         config = find_shape(name)
         for step in STEPS:
-            times = []
+            found = []
             for cores in args.cores:
                 bandwidth = args.bandwidth * max(1, cores / args.channel_cores)
                 costs = args.gil, args.wake, args.meet
                 machine = Machine(cores, args.flops, args.core_bandwidth, bandwidth, *costs)
-                times.append(step_seconds(machine, config, step))
-            cells = (f"{1e3 * each:.1f} ({times[0] / each:.1f} ×)" for each in times)
+                ways = step_seconds(machine, config, step)
+                way = min(ways, key=lambda way: ways[way])
+                mark = " t" if way == "threads" and cores > 1 else ""
+                found.append((ways[way], mark))
+            one = found[0][0]
+            cells = (f"{1e3 * each:.1f} ({one / each:.1f} ×){mark}" for each, mark in found)
             print(f"| {name}, {step} | {' | '.join(cells)} |", flush=True)
     return 0
 

@@ -40,6 +40,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _leave_out_of_collections() -> None:
+    """Keep what earlier files have left out of later garbage collections as well."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep plans and builds out of the user's cache; the workers of pytest-xdist share them."""

@@ -35,6 +35,37 @@ def test_processes_in_lockstep_wait_for_the_slowest_and_for_each_round() -> None
     assert machine.lockstep_seconds(shares) == pytest.approx(2e-3 + 4e-3)
 
 
+def test_a_prompt_goes_to_processes_that_each_get_enough_tokens() -> None:
+    """With more cores than that, threads share its products."""
+
+    def ways(cores: int) -> dict[str, float]:
+        machine = bench_cores.Machine(
+            cores=cores,
+            flops=2e11,
+            core_bandwidth=3e10,
+            bandwidth=5e10,
+            gil=8e-6,
+            wake=2e-6,
+            meet=1e-6,
+        )
+        return bench_cores.step_seconds(
+            machine, bench_cores.find_shape("SmolLM2-135M"), "prefill 512"
+        )
+
+    assert set(ways(1)) == set(ways(32)) == {"threads"}
+    assert set(ways(2)) == set(ways(16)) == {"threads", "processes"}
+    one, two = ways(1)["threads"], ways(2)["processes"]
+    assert one / 2 < two < one / 1.9
+
+
+def test_processes_that_share_tokens_each_read_all_weights() -> None:
+    machine = bench_cores.Machine(
+        cores=4, flops=1e15, core_bandwidth=1e9, bandwidth=2e9, gil=1.0, wake=1.0, meet=1.0
+    )
+    # Each process has half of a core's bandwidth.
+    assert bench_cores.by_token(machine, 1024, 2048, 512) == pytest.approx(4 * 1024 * 2048 / 5e8)
+
+
 @pytest.mark.parametrize("cores", ["0", "-1", "many"])
 def test_a_number_of_cores_that_cannot_be_is_refused(
     cores: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
