@@ -1,5 +1,6 @@
 """Set up what all tests share: hypothesis profiles, and the tiny models."""
 
+import ctypes
 import gc
 import os
 import signal
@@ -13,6 +14,7 @@ from hypothesis import settings
 sys.path.insert(0, str(Path(__file__).parent))
 
 import tiny_models
+from brief_waits import sleep_soon
 
 from mie.ops_cpu.linear import probe
 
@@ -27,6 +29,8 @@ settings.register_profile("default", derandomize=True, deadline=None)
 settings.register_profile("far", max_examples=3000, deadline=None)
 settings.load_profile(os.environ.get("MIE_HYPOTHESIS", "default"))
 
+sleep_soon()
+
 
 def pytest_xdist_auto_num_workers() -> int:
     """Start one worker more than there are CPUs, because tests that start a program wait for it."""
@@ -36,15 +40,23 @@ def pytest_xdist_auto_num_workers() -> int:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """Keep the collected tests out of later garbage collections, which take 0.3 s with them."""
-    gc.collect()
-    gc.freeze()
+    _tidy_up()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _leave_out_of_collections() -> None:
-    """Keep what earlier files have left out of later garbage collections as well."""
+def _leave_nothing_to_others() -> None:
+    """Keep what earlier files have left out of them too, and free what nothing needs."""
+    _tidy_up()
+
+
+def _tidy_up() -> None:
     gc.collect()
     gc.freeze()
+    if _malloc_trim is not None:
+        _malloc_trim(0)  # because a fork takes longer the more memory a process has
+
+
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -48,13 +48,6 @@ def share_always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_products, "LEAST_SILU", 0)
     monkeypatch.setattr(Gains, "are_paused", lambda self, now: False)
     monkeypatch.setattr(helpers, "PATIENCE", PATIENCE)
-    spin_briefly(monkeypatch)
-
-
-def spin_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let processes sleep soon while they wait, because tests have more of them than CPUs."""
-    monkeypatch.setattr(helpers, "HELPER_SPINS", 2e-5)
-    monkeypatch.setattr(helpers, "CALLER_SPINS", 2e-5)
 
 
 def count_shares(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:

@@ -22,8 +22,11 @@ from mie.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-MAX_COMPILED = 256
-"""Number of grammars that stay compiled. Others are compiled again."""
+MAX_COMPILED = 32
+"""Number of grammars that stay compiled. Others are compiled again, most of them in 1 to 10 ms.
+
+A grammar of 65,536 characters takes up to 24 MB, and an untrusted caller may send many.
+"""
 
 MAX_REASON = 400
 """Maximum number of characters of the library's reason in a message. Some list all tokens."""

@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shared_steps import spin_briefly
 from tiny_models import LLAMA, MISTRAL_WINDOW, QWEN2, QWEN3_TIED, random_weights, write_model
 
 from mie import EngineConfig, SamplingParams
@@ -64,7 +63,6 @@ def small_splits():
         patch.setattr(attention_plan, "ITEM_SCORES", 1 << 11)
         patch.setattr(attention, "WORTH_SHARING", 1)
         patch.setattr(shared_products, "LEAST_BYTES", 0)
-        spin_briefly(patch)
         share = HelperProcesses.share
 
         def seen_share(helpers, tasks):

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import json
+import os
 import random
 import string
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from hostile_requests import llm
 
 from mie import SamplingParams, StructuredOutputsParams
 from mie.errors import RequestFailedError
+from mie.structured.grammars import MAX_COMPILED
 
 LIMIT = 2**16
 """Maximum number of characters of a description (`RequestLimits.max_grammar_chars`)."""
@@ -258,3 +263,19 @@ def run(name: str) -> str:
     if failed is not None:
         raise failed
     return f"{outputs[1].outputs[0].text!r:.60}"
+
+
+def kept_bytes(number: int = 6) -> int:
+    """Return the memory of all descriptions that may stay compiled, if each is as large as some."""
+    before = _resident_bytes()
+    for seed in range(number):
+        structured = StructuredOutputsParams(choice=[f"{seed}" + "a" * (LIMIT - 1)])
+        with contextlib.suppress(RequestFailedError):
+            llm().generate("Once", SamplingParams(structured_outputs=structured), use_tqdm=False)
+    gc.collect()
+    return (_resident_bytes() - before) // number * MAX_COMPILED
+
+
+def _resident_bytes() -> int:
+    num_pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return num_pages * os.sysconf("SC_PAGE_SIZE")

@@ -17,3 +17,10 @@ def test_a_costly_description_is_refused_or_followed_cheaply(zygote: Zygote, nam
     assert result.message.isprintable()
     if result.error is not None:
         assert "structured_outputs" in result.message
+
+
+def test_descriptions_that_stay_compiled_take_bounded_memory(zygote: Zygote) -> None:
+    """Each is as long as a description may be, and its request fails."""
+    result = zygote.run("call", "hostile_grammars:kept_bytes")
+    result.check_cost()
+    assert 10_000_000 < int(result.stdout) < 800_000_000
