@@ -197,19 +197,19 @@ def step_seconds(machine: Machine, config: ModelConfig, step: str) -> dict[str, 
     shapes = [(hidden, qkv), (heads, hidden), (hidden, 2 * config.intermediate_size)]
     shapes.append((config.intermediate_size, hidden))
 
-    def seconds(product: Product, head: Product) -> float:
+    def seconds(product: Product, head: Product, *, in_lockstep: bool, meeting: float = 0) -> float:
         layer = sum(product(machine, *shape, num_tokens) for shape in shapes)
-        in_lockstep = head is by_column
         layer += attention_seconds(machine, config, counts, lengths, in_lockstep=in_lockstep)
-        if product is by_token:
-            layer += machine.meeting()  # before attention
+        layer += meeting
         return config.num_layers * layer + head(machine, hidden, config.vocab_size, num_rows)
 
     if machine.cores > 1 and num_tokens <= MAX_TOKENS:
-        return {"processes": seconds(by_column, by_column)}
-    ways = {"threads": seconds(with_threads, with_threads)}
+        return {"processes": seconds(by_column, by_column, in_lockstep=True)}
+    ways = {"threads": seconds(with_threads, with_threads, in_lockstep=False)}
     if machine.cores > 1 and num_tokens // machine.cores > MAX_GROUP:
-        ways["processes"] = seconds(by_token, by_column)
+        # Processes that share tokens also meet before attention.
+        meeting = machine.meeting()
+        ways["processes"] = seconds(by_token, by_column, in_lockstep=True, meeting=meeting)
     return ways
 
 

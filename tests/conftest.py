@@ -44,8 +44,8 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _leave_nothing_to_others() -> None:
-    """Keep what earlier files have left out of them too, and free what nothing needs."""
+def _tidy_up_before_each_file() -> None:
+    """Keep the objects of earlier files out of garbage collections too."""
     _tidy_up()
 
 
@@ -53,7 +53,7 @@ def _tidy_up() -> None:
     gc.collect()
     gc.freeze()
     if _malloc_trim is not None:
-        _malloc_trim(0)  # because a fork takes longer the more memory a process has
+        _malloc_trim(0)  # A fork takes longer the more memory a process has.
 
 
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it

@@ -192,7 +192,7 @@ def test_the_loads_include_every_case_that_changes_sums():
 @pytest.mark.parametrize("core", ["", "Haswell"])
 def test_batch_invariance_holds_under_other_kernels(core):
     """OpenBLAS chooses its kernels when it is loaded, so each choice takes a separate process."""
-    # OpenBLAS multiplies on AMD's Zen by the kernels for Haswell.
+    # On AMD's Zen, OpenBLAS multiplies with the kernels for Haswell.
     is_haswell = core == "Haswell" and Blas().core in ("Haswell", "Zen")
     if is_haswell or core == os.environ.get("OPENBLAS_CORETYPE", ""):
         pytest.skip("the kernels of this process")

@@ -266,7 +266,7 @@ def run(name: str) -> str:
 
 
 def kept_bytes(number: int = 6) -> int:
-    """Return the memory of all descriptions that may stay compiled, if each is as large as some."""
+    """Compile the largest descriptions, and return the bytes that `MAX_COMPILED` of them take."""
     before = _resident_bytes()
     for seed in range(number):
         structured = StructuredOutputsParams(choice=[f"{seed}" + "a" * (LIMIT - 1)])

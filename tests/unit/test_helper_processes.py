@@ -528,7 +528,7 @@ def test_the_program_may_ignore_its_children(new_board: Callable[..., Board]) ->
         board.run()
         board.check_all_share()
         board.helpers.close()
-        # Linux lets a program wait no longer before it has quite removed an ignored child.
+        # With SIGCHLD ignored, waitpid may return just before Linux removes the process.
         wait_until(lambda: not any(state_of(pid) for pid in board.pids))
     finally:
         signal.signal(signal.SIGCHLD, before)
