@@ -16,8 +16,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 import tiny_models
 from brief_waits import sleep_soon
 
-from mie.ops_cpu.linear import probe
-
 # A shell ignores Ctrl-C in the jobs that it starts in the background, and children inherit that.
 # The tests of interrupts need Python's own handler.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -61,24 +59,12 @@ _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep plans and builds out of the user's cache; the workers of pytest-xdist share them."""
+    """Keep builds out of the user's cache; the workers of pytest-xdist share them."""
     own = tmp_path_factory.getbasetemp()
     cache = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
     cache.mkdir(mode=0o700, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _steady_linear_plans() -> Iterator[None]:
-    """Let the probe of linear plans find the same at every load, however busy the machine is.
-
-    The plans differ in their last bits, and tests compare what two engines give.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(probe, "_fastest", lambda applies, x: [2.0, 1.0])
-        patch.setattr(probe.Probe, "_width_ratio", lambda probe, num_inputs, width: 1.0)
         yield
 
 

@@ -63,11 +63,10 @@ def _is(kind: type, value: object) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def check_switch(name: str, value: object, others: Sequence[str] = ()) -> None:
-    """Raise `ConfigError` unless ``value`` is True or False, or one of the ``others``."""
-    if not isinstance(value, bool) and not (isinstance(value, str) and value in others):
-        *most, last = ("True", "False", *map(repr, others))
-        raise ConfigError(f"{name} must be {', '.join(most)} or {last}; got {value!r}")
+def check_switch(name: str, value: object) -> None:
+    """Raise `ConfigError` unless ``value`` is True or False."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False; got {value!r}")
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
@@ -84,7 +83,7 @@ def check_settings(values: object) -> None:
 
 def check_setting(name: str, value: Any, declared: Setting) -> None:
     """Raise `ConfigError` unless the value is allowed for the setting ``name``."""
-    low, high, choices = declared.low, declared.high, declared.choices
+    low, high = declared.low, declared.high
     if value is None and declared.is_optional:
         return
     if declared.kind in ("integer", "size"):
@@ -93,9 +92,9 @@ def check_setting(name: str, value: Any, declared: Setting) -> None:
         high = math.inf if high is None else high
         check_real(name, value, low, high, above_low=declared.above_low)
     elif declared.kind == "choice":
-        check_choice(name, value, choices)
+        check_choice(name, value, declared.choices)
     elif declared.kind == "switch":
-        check_switch(name, value, choices)
+        check_switch(name, value)
 
 
 POLICIES = ("fcfs", "priority", "sjf", "fair")
@@ -276,28 +275,28 @@ class EngineSettings:
     num_threads: int | None = setting(
         None,
         "integer",
-        "number of threads that compute, or of processes in small steps",
+        "number of threads that compute",
         "computation",
         low=1,
         default_text="one for each CPU that the process may use",
         backends=("numpy",),
     )
-    batch_invariant: bool | str = setting(
-        "auto",
+    batch_invariant: bool = setting(
+        False,
         "switch",
-        "give a request the same bits in any batch, with any chunks, prefix hits or preemptions; "
-        "on a GPU not if generated tokens are computed again, and at the cost of slower products",
+        "give a request the same bits in any batch, with any chunks, prefix hits, preemptions or "
+        "number of threads, at the cost of slower products; on a GPU not if generated tokens are "
+        "computed again",
         "computation",
-        choices=("auto",),
-        default_text="auto: on if it costs almost nothing",
         backends=("numpy", *_GPU),
     )
     linear_plan: str = setting(
         "auto",
         "choice",
-        "memory layout of weight matrices on a CPU; auto selects the fastest in a probe",
+        "memory layout of weight matrices on a CPU; auto is tiled if the BLAS has small-matrix "
+        "kernels for this CPU (AVX-512), with batch_invariant or with 16-bit weights, else plain",
         "computation",
-        choices=("auto", "plain", "tiled", "packed"),
+        choices=("auto", "plain", "tiled"),
         backends=("numpy",),
     )
     weight_dtype: str = setting(
@@ -356,8 +355,8 @@ class EngineConfig(EngineSettings):
             ),
             (
                 self.weight_dtype != "auto" and self.linear_plan == "plain",
-                f"weight_dtype={self.weight_dtype!r} needs linear_plan='tiled', 'packed' or "
-                "'auto'; got 'plain'",
+                f"weight_dtype={self.weight_dtype!r} needs linear_plan='tiled' or 'auto'; got "
+                "'plain'",
             ),
             (
                 self.swap_space is not None and not swaps,

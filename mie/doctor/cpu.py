@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-
 from mie.config.sizes import format_size
 from mie.doctor.survey import Finding, Survey, note, ok, problem
 from mie.ops_gpu.host.build import find_compiler
@@ -66,30 +64,15 @@ def _matrix_plans(survey: Survey) -> list[Finding]:
     return note(value, f"{remedy}, or install a NumPy with OpenBLAS")
 
 
-def _plan_cache(survey: Survey) -> list[Finding]:
-    facts = survey.products
-    if facts.get("cache_error"):
-        value = f"{facts['cache_error']}; each process tries the plans anew"
-        return note(value, "make the folder one that only this user can write to")
-    if not facts.get("odd_plans"):
-        return []
-    value = f"another plan than the rest: {'; '.join(facts['odd_plans'])}"
-    remedy = f"rm -r {shlex.quote(facts['cache'])}"
-    return note(value, f"{remedy}, if other programs kept the machine busy that day")
-
-
 def _invariance(survey: Survey) -> list[Finding]:
-    """Tell what `CpuBackend.is_batch_invariant` is for a model of such matrices."""
-    facts = survey.products
+    """Name the machines that compute the same bits as this one with ``batch_invariant``."""
+    facts, blas = survey.products, survey.numpy.get("blas_version", "unknown")
     if "error" in facts:
         return []
-    invariant, other = facts["invariant"], facts["other"]
-    time = f"its fastest plan, {invariant}, takes {facts['ratio']:.2f} x the time of {other}"
-    if not facts["is_clear"]:
-        time += " now, but the trial was not clear"
-    if facts["plan"] == invariant:
-        return ok(f"auto is on: {time}")
-    return ok(f"auto is off: {time}; --batch-invariant sets it")
+    return ok(
+        f"--batch-invariant gives the bits of {facts['kernels']} kernels of BLAS {blas}, in any "
+        "process and with any number of threads"
+    )
 
 
 def _cpus(survey: Survey) -> list[Finding]:
@@ -131,8 +114,7 @@ CPU_CHECKS = {
     "NumPy": _numpy,
     "BLAS settings": _blas_settings,
     "matrix plans": _matrix_plans,
-    "plan cache": _plan_cache,
-    "invariance": _invariance,
+    "batch invariance": _invariance,
     "CPUs": _cpus,
     "memory": _memory,
     "C++ compiler": _compiler,

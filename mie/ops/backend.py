@@ -198,13 +198,10 @@ class Backend(Protocol):
 
     # Several operators in one call. `ops.composed` defines them by those above.
     def norm_linear(self, x: Array, norm: Array, eps: float, weight: Array) -> Array:
-        """Normalise, then multiply to [T, N]. The result lasts until the next product."""
+        """Normalise, then multiply to [T, N]."""
 
     def norm_gate_up(self, x: Array, norm: Array, eps: float, weight: Array) -> Array:
-        """Normalise, multiply, then apply the gated activation, as [T, F].
-
-        The result lasts until the next product.
-        """
+        """Normalise, multiply, then apply the gated activation, as [T, F]."""
 
     def norm_heads(
         self,
@@ -248,8 +245,5 @@ class Backend(Protocol):
     def run_step(self, forward: Callable[[StepBatch], Array], batch: StepBatch) -> Array:
         """Run forward(batch) and return its logits [R, V], which last until the next step.
 
-        The backend handles padding, capture and replay. Several processes may run a ``forward``
-        that is the same from step to step, each for a part of the tokens. So it should do nothing
-        but call operators, and it must call `take_rows` before it computes the logits. Tokens may
-        depend on each other only in `paged_attention`.
+        The backend handles padding, capture and replay.
         """

@@ -141,7 +141,7 @@ def sample(logits: Floats, rows: Sequence[RowControls]) -> list[int]:
             token_ids[r] = row.forced_id
         elif row.temperature > 0.0:
             drawn.append(r)
-        elif row.edits_logits:
+        elif row.has_other_edits or not (row.allowed is None or row.allowed.allows(token_ids[r])):
             token_ids[r] = int(edit_logits(logits[r], row).argmax())
     size = max(1, LOGITS_WEIGHED // max(1, vocab_size))
     for start in range(0, len(drawn), size):

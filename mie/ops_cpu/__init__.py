@@ -1,4 +1,4 @@
-"""Make the NumPy operators fast, with threads, weight layouts, and attention over runs of blocks.
+"""Run a model on a CPU with NumPy: `CpuBackend`, its matrices, its attention and its threads.
 
-This room knows arrays and threads. `mie.ops` defines what it computes.
+It knows arrays, and nothing of requests. `mie.ops` defines every result.
 """

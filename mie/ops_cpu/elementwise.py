@@ -5,7 +5,7 @@ Every number equals that of the plain operators bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import StepBatch
-from mie.ops_cpu.allocator import CachingAllocator
 from mie.ops_cpu.kv_cache import head_major
-from mie.ops_cpu.threads.workers import Workers
+from mie.ops_cpu.workers import Workers
 
 PIECE_BYTES = 1 << 20
 """Maximum bytes of a result that a thread makes at a time, so that it stays in its cache."""
@@ -40,46 +39,11 @@ def by_rows(
     num_pieces = ceil_div(out.nbytes, workers.num_threads * PIECE_BYTES) * workers.num_threads
     size = ceil_div(len(out), num_pieces)
 
-    def work_on(_: int, starts: Iterable[int]) -> None:
-        for start in starts:
-            rows = slice(start, start + size)
-            work(out[rows], *(other[rows] for other in others))
+    def work_on(start: int) -> None:
+        rows = slice(start, start + size)
+        work(out[rows], *(other[rows] for other in others))
 
     workers.share(work_on, range(0, len(out), size))
-
-
-class RmsNorm:
-    """Computes RMSNorm, in a third of the time if there is one row."""
-
-    def __init__(self, dtype: np.dtype[Any], allocator: CachingAllocator) -> None:
-        self._scalar = dtype.type
-        self._allocator = allocator
-        self._scalars: dict[tuple[int, float], tuple[Any, ...]] = {}
-
-    def __call__(self, x: Floats, weight: Floats, eps: float) -> Floats:
-        """Compute `ops.norm.rms_norm`.
-
-        The mean square of a single row is a scalar, and its product with the weight needs no
-        broadcasting. Threads would not pay, because there is too little to do between two calls.
-        """
-        y: Floats
-        if len(x) == 1:
-            row = x[0]
-            one, size, least = self._as_scalars(row.size, eps)
-            y = row * (one / np.sqrt(row.dot(row) / size + least))
-            y *= weight
-            return y[None]
-        mean_square = np.matmul(x[:, None, :], x[:, :, None])[:, 0] / x.shape[-1]
-        scale = 1.0 / np.sqrt(mean_square + eps)
-        y = np.multiply(x, scale, out=self._allocator.empty(x.shape, x.dtype))
-        y *= weight
-        return y
-
-    def _as_scalars(self, size: int, eps: float) -> tuple[Any, ...]:
-        """Return 1 and both numbers in the dtype, converted once: it takes as long as the rest."""
-        if (size, eps) not in self._scalars:
-            self._scalars[size, eps] = tuple(map(self._scalar, (1.0, size, eps)))
-        return self._scalars[size, eps]
 
 
 class Rotation:
@@ -155,9 +119,9 @@ class Rotation:
         self._batch, self._table = batch, rope_table
 
 
-def silu_mul(gate_up: Floats, workers: Workers, allocator: CachingAllocator) -> Floats:
+def silu_mul(gate_up: Floats, workers: Workers) -> Floats:
     """Compute `ops.activation.silu_mul`, with the rows shared out among the threads."""
-    y = allocator.empty((len(gate_up), gate_up.shape[1] // 2), gate_up.dtype)
+    y: Floats = np.empty((len(gate_up), gate_up.shape[1] // 2), gate_up.dtype)
     if y.size < SILU_WORTH_SHARING:
         silu_mul_into(y, gate_up)
     else:

@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 
 from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
-from mie.ops_cpu.allocator import WeightAllocator
-from mie.ops_cpu.linear.geometry import WIDTHS
-from mie.ops_cpu.linear.layout import Layout
-from mie.ops_cpu.linear.widen import stored, widen
+from mie.ops_cpu.linear import columns_of
+from mie.ops_cpu.products import WIDTH
+from mie.ops_cpu.weights import aligned_empty, stored, widened
 
 
 class Embedding:
-    """Rows [V, D], or tiles [ceil(V / W), D, W] of the head [D, V] in the same memory."""
+    """Rows [V, D], or tiles [ceil(V / 64), D, 64] of the head [D, V] in the same memory."""
 
     def __init__(
         self,
@@ -25,20 +24,18 @@ class Embedding:
         blocks: Iterable[NDArray[Any]],
         dtype: np.dtype[Any],
         weight_dtype: str = "auto",
-        weights: WeightAllocator | None = None,
     ) -> None:
         self.shape = shape
         self.memory: NDArray[Any] = np.empty(0)
         self._dtype = dtype
         self._tiles: NDArray[Any] | None = None
-        self._layout: Layout | None = None
         num_rows, num_columns = shape
         row = 0
         for block in blocks:
             block = stored(block, weight_dtype, dtype)
             if row == 0:
-                padded = max(ceil_div(num_rows, each) * each for each in WIDTHS), num_columns
-                self.memory = (weights or WeightAllocator()).empty(padded, block.dtype)
+                padded = ceil_div(num_rows, WIDTH) * WIDTH, num_columns
+                self.memory = aligned_empty(padded, block.dtype)
                 self.memory[num_rows:] = 0
             self.memory[row : row + len(block)] = block
             row += len(block)
@@ -49,25 +46,20 @@ class Embedding:
         assert self._tiles is None, "the rows became tiles"
         return self.memory[: self.shape[0]]
 
-    def as_tiles(self, layout: Layout) -> NDArray[Any]:
+    def as_tiles(self) -> NDArray[Any]:
         """Convert to the tiles of the head, in place. The rows of a tile become its columns."""
         if self._tiles is None:
-            num_columns, width = self.shape[1], layout.width
-            rows = self.memory[: ceil_div(self.shape[0], width) * width]
-            self._tiles = rows.reshape(-1, num_columns, width)
-            for tile, own in zip(self._tiles, rows.reshape(-1, width, num_columns), strict=True):
-                layout.put(own.copy(), tile, 0)
-            self._layout = layout
+            num_columns = self.shape[1]
+            self._tiles = self.memory.reshape(-1, num_columns, WIDTH)
+            rows = self.memory.reshape(-1, WIDTH, num_columns)
+            for tile, own in zip(self._tiles, rows, strict=True):
+                tile[...] = own.copy().T
         return self._tiles
 
     def take(self, token_ids: Ints) -> Floats:
         """Return [T, D]: `ops.linear.embed`."""
-        if self._tiles is None or self._layout is None:
+        if self._tiles is None:
             taken = self.memory.take(token_ids, 0)
         else:
-            taken = self._layout.take(self._tiles, token_ids)
-        return (
-            taken
-            if taken.dtype == self._dtype
-            else widen(taken, np.empty(taken.shape, self._dtype))
-        )
+            taken = columns_of(self._tiles, token_ids)
+        return widened(taken, self._dtype)

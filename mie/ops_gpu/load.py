@@ -16,14 +16,14 @@ def load_cupy_backend(
     *,
     checkpoint_dtype: str = "float16",
     gpu_memory_utilization: float = 0.9,
-    batch_invariant: bool | str = "auto",
+    batch_invariant: bool = False,
     kv_cache_dtype: str = "auto",
     enforce_eager: bool = False,
 ) -> CupyBackend:
     """Return the backend of a GPU.
 
     dtype "auto" is bfloat16 if the checkpoint is, and else float16. Values of a model trained in
-    bfloat16 may not fit float16. batch_invariant "auto" is False.
+    bfloat16 may not fit float16.
     """
     launcher = CupyLauncher()
     xp = launcher.xp
@@ -51,7 +51,7 @@ def load_cupy_backend(
         current_chip(xp),
         queue=queue,
         enforce_eager=enforce_eager,
-        is_deterministic=batch_invariant is True,
+        is_deterministic=batch_invariant,
         memory_share=gpu_memory_utilization,
         kv_cache_dtype=kv_cache_dtype,
     )
@@ -60,7 +60,7 @@ def load_cupy_backend(
 def load_emulated_backend(
     dtype: str = "auto",
     *,
-    batch_invariant: bool | str = "auto",
+    batch_invariant: bool = False,
     kv_cache_dtype: str = "auto",
     enforce_eager: bool = False,
 ) -> CupyBackend:
@@ -76,6 +76,6 @@ def load_emulated_backend(
         EMULATED_CHIP,
         queue=queue,
         enforce_eager=enforce_eager,
-        is_deterministic=batch_invariant is True,
+        is_deterministic=batch_invariant,
         kv_cache_dtype=kv_cache_dtype,
     )

@@ -3,9 +3,8 @@
 Random loads go through the real engine. Requests run with others, in chunks, with and without the
 prefix cache, preempted by recompute and by swap, forked, and with a window. Each request's logits
 (of every position of its prompt and of every sampled token) must equal those it gets alone bit for
-bit, computed in one piece. So must its tokens. Where there are two CPUs, helper processes share the
-steps of some loads. The dtype is float32, because in float64 the differences would rarely be large
-enough to change a bit.
+bit, computed in one piece. So must its tokens. The dtype is float32, because in float64 the
+differences would rarely be large enough to change a bit.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from functools import partial
 
 import numpy as np
 import pytest
@@ -24,15 +22,8 @@ from tiny_models import LLAMA, MISTRAL_WINDOW, QWEN2, QWEN3_TIED, random_weights
 
 from mie import EngineConfig, SamplingParams
 from mie.load.engine import load_engine
-from mie.ops_cpu import cpu_backend, crew
-from mie.ops_cpu.attention import attention
-from mie.ops_cpu.attention import geometry as attention_geometry
-from mie.ops_cpu.attention import plan as attention_plan
-from mie.ops_cpu.linear import shared as shared_products
-from mie.ops_cpu.linear.tiled import TiledPlan
-from mie.ops_cpu.processes.helpers import IS_AVAILABLE, HelperProcesses
-from mie.ops_cpu.threads.blas import Blas
-from mie.system.resources import available_cpus
+from mie.ops_cpu import attention, linear
+from mie.ops_cpu.blas import Blas
 
 VOCAB = LLAMA["vocab_size"]
 SIZES = {"max_position_embeddings": 1024, "eos_token_id": 39}
@@ -49,29 +40,17 @@ MODELS = {
     "wide group": LLAMA | ODD | {"num_attention_heads": 9, "num_key_value_heads": 1},
 }
 NUM_EXAMPLES = 20
-MAY_SHARE = IS_AVAILABLE and available_cpus() > 1
-NEVER = 1 << 62
 
 seen: Counter[str] = Counter()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def small_splits():
-    """Use splits of 1, 2 or 4 tiles, and let threads share any work."""
+def small_items():
+    """Cut attention into small items, and let threads share any work."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention_geometry, "SPLIT_SCORES", 1 << 11)
-        patch.setattr(attention_plan, "ITEM_SCORES", 1 << 11)
+        patch.setattr(attention, "CACHED", 1 << 11)
         patch.setattr(attention, "WORTH_SHARING", 1)
-        patch.setattr(shared_products, "LEAST_BYTES", 0)
-        share = HelperProcesses.share
-
-        def seen_share(helpers, tasks):
-            if helpers._is_together:
-                seen.update(shared=1)
-            share(helpers, tasks)
-
-        patch.setattr(HelperProcesses, "share", seen_share)
-        patch.setattr(cpu_backend, "TiledPlan", partial(TiledPlan, bytes_per_thread=1))
+        patch.setattr(linear, "BYTES_PER_THREAD", 1)
         yield
 
 
@@ -117,26 +96,16 @@ def loads(draw):
         "enable_prefix_caching": draw(st.booleans()),
         "preemption_mode": "swap" if swaps else "recompute",
         "swap_space": 1 << 24 if swaps else None,
-        "num_threads": draw(st.sampled_from([1, 2])),
+        "num_threads": draw(st.sampled_from([1, 2, 3])),
     }
-    start_bytes = draw(st.sampled_from([0, 0, 1 << 20, NEVER])) if MAY_SHARE else NEVER
-    if start_bytes < NEVER:
-        config["num_threads"] = 2
-    return str(rng.choice(list(MODELS))), requests, config, start_bytes
+    return str(rng.choice(list(MODELS))), requests, config
 
 
-def outcome(directory, requests, config, start_bytes=NEVER):
+def outcome(directory, requests, config):
     """Return the tokens and all their log-probabilities by request and choice.
 
-    Also return the log-probabilities of the prompts by request. Helper processes start when small
-    steps have read ``start_bytes`` of weights.
+    Also return the log-probabilities of the prompts by request.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(crew, "START_BYTES", start_bytes)
-        return _outcome(directory, requests, config)
-
-
-def _outcome(directory, requests, config):
     config = EngineConfig(batch_invariant=True, max_model_len=1024, **config)
     engine = load_engine(directory, config)
     tokens, logprobs, prompts = {}, {}, {}
@@ -171,8 +140,8 @@ def by_id(row):
 @settings(max_examples=NUM_EXAMPLES, deadline=None)
 @given(load=loads())
 def test_a_request_gets_the_same_result_alone_and_in_a_batch(directories, load):
-    model, requests, config, start_bytes = load
-    in_batch = outcome(directories[model], dict(enumerate(requests)), config, start_bytes)
+    model, requests, config = load
+    in_batch = outcome(directories[model], dict(enumerate(requests)), config)
     own = {"num_threads": 1, "block_size": config["block_size"]}
     for number, (prompt, params, _) in enumerate(requests):
         alone = outcome(directories[model], {number: (prompt, params, 0)}, own)
@@ -184,7 +153,7 @@ def test_a_request_gets_the_same_result_alone_and_in_a_batch(directories, load):
 
 def test_the_loads_include_every_case_that_changes_sums():
     """The loads contained every case that makes sums differ."""
-    for kind in ("prefix hits", "preempt", "import", "fork", "copy", *["shared"] * MAY_SHARE):
+    for kind in ("prefix hits", "preempt", "import", "fork", "copy"):
         assert seen[kind], f"{kind} never happened: {seen}"
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
@@ -14,8 +11,6 @@ from pathlib import Path
 import pytest
 
 from mie.errors import ConfigError
-from mie.ops_cpu.cpu_backend import CpuBackend
-from mie.ops_cpu.linear.plan_answers import PlanAnswers
 from mie.ops_gpu.host import build as build_module
 from mie.ops_gpu.host.build import Builder
 from mie.system.cache_dir import (
@@ -206,87 +201,6 @@ def test_only_private_regular_files_are_read(
         belongs_to_another(path, monkeypatch)
     assert read_json(path) is None
     assert not is_private_file(path)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"plan": 3},
-        {"plan": None},
-        {"ratio": "1"},
-        {"ratio": float("inf")},
-        {"day": "yesterday"},
-        {"day": "2026-13-01"},
-        {"day": 10**9},
-        {"machine": "there"},
-        {"shape": "float32 1x1"},
-        {"more": 1},
-    ],
-)
-def test_a_changed_plan_file_is_ignored(changes: dict[str, object], tmp_path: Path):
-    answers = PlanAnswers(tmp_path, "here")
-    answers.put("float32 8x8", "tiled", 0.5, DAY)
-    assert answers.get("float32 8x8") is not None
-    [path] = tmp_path.iterdir()
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-    assert answers.get("float32 8x8") is None
-    assert answers.odd_ones() == []
-
-
-@pytest.mark.parametrize("content", ["[" * 500_000, "[]", "3", '{"machine": "here"}', "null"])
-def test_a_hostile_plan_file_is_replaced(content: str, base: Path):
-    backend = CpuBackend(num_threads=1)
-    probe = backend.find_probe()
-    probe.answers.put("float32 64x64", "plain", 2.0, date.today())
-    [path] = (base / "mie" / "linear_plans").iterdir()
-    path.write_text(content)
-    assert probe.plan(64, 64).choice in PLANS
-    backend.workers.close()
-
-
-def test_a_plan_with_an_unknown_name_is_probed_again(base: Path):
-    backend = CpuBackend(num_threads=1)
-    probe = backend.find_probe()
-    probe.answers.put("float32 64x64", "../../evil", 2.0, date.today())
-    assert probe.plan(64, 64).choice in PLANS
-    backend.workers.close()
-
-
-def test_plans_work_without_a_cache(base: Path):
-    open_cache("linear_plans").chmod(0o777)
-    backend = CpuBackend(num_threads=1)
-    assert backend.find_probe().plan(64, 64).choice in PLANS
-    assert list((base / "mie" / "linear_plans").iterdir()) == []
-    backend.workers.close()
-
-
-# Many processes.
-
-WRITER = """
-import sys
-from datetime import date
-from pathlib import Path
-from mie.ops_cpu.linear.plan_answers import PlanAnswers
-answers = PlanAnswers(Path(sys.argv[1]), "here")
-sys.stdin.readline()  # so that all begin at once
-for i in range(30):
-    answers.put(f"{sys.argv[2]} {i}", "tiled", 0.5, date(2026, 11, 22))
-    answers.put("shared", "tiled", 0.5, date(2026, 11, 22))
-"""
-
-
-def test_concurrent_writers_lose_nothing(tmp_path: Path):
-    command = [sys.executable, "-c", WRITER, str(tmp_path)]
-    writers = [
-        subprocess.Popen([*command, str(number)], stdin=subprocess.PIPE) for number in range(4)
-    ]
-    for each in writers:
-        each.communicate(b"\n")
-    assert [each.returncode for each in writers] == [0] * 4
-    answers = PlanAnswers(tmp_path, "here")
-    shapes = ["shared", *(f"{number} {i}" for number in range(4) for i in range(30))]
-    assert all(answers.get(shape) for shape in shapes)
-    assert len(list(tmp_path.iterdir())) == len(shapes)  # and no partial file
 
 
 def test_a_write_that_fails_leaves_no_file(tmp_path: Path):

@@ -73,7 +73,7 @@ def attention_of_the_last(backend: Backend, lengths: list[int]) -> np.ndarray:
 @needs_compiler
 def test_batch_invariant_attention_does_not_depend_on_the_batch() -> None:
     batches = [[900], [300, 900], [77, 450, 900]]
-    for setting in (True, False, "auto"):
+    for setting in (True, False):
         config = EngineConfig(batch_invariant=setting)
         backend = load_backend("cupy-emulated", "float16", config)
         results = {attention_of_the_last(backend, lengths).tobytes() for lengths in batches}

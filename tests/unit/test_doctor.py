@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,7 @@ from mie.doctor.diagnosis import BACKENDS, run_checks
 from mie.doctor.machine import Machine, find_facts
 from mie.doctor.survey import Check
 from mie.load import backends
-from mie.ops_cpu.cpu_backend import CpuBackend
 from mie.ops_cpu.environment import numpy_facts
-from mie.ops_cpu.linear.kernel import numpy_kernel
 from mie.system.commands import CommandError
 from mie.system.resources import cpu_quota, memory_limit
 
@@ -39,10 +36,6 @@ NUMPY = {"version": "2.4.6", "blas": "scipy-openblas", "blas_version": "0.3.31"}
 
 PRODUCTS = {
     "plan": "tiled",
-    "invariant": "tiled",
-    "other": "plain",
-    "ratio": 0.61,
-    "is_clear": True,
     "kernels": "SkylakeX",
     "is_controlled": True,
     "num_threads": 8,
@@ -141,7 +134,8 @@ def test_a_healthy_machine_has_no_problems(root: Path) -> None:
         "NumPy": "2.4.6, BLAS scipy-openblas 0.3.31",
         "BLAS settings": "none that cost speed",
         "matrix plans": "plan tiled; SkylakeX kernels; 8 threads",
-        "invariance": "auto is on: its fastest plan, tiled, takes 0.61 x the time of plain",
+        "batch invariance": "--batch-invariant gives the bits of SkylakeX kernels of BLAS 0.3.31, "
+        "in any process and with any number of threads",
         "CPUs": "8",
         "memory": "8.0 GiB available of 16.0 GiB",
         "C++ compiler": "g++ 12.2",
@@ -170,30 +164,13 @@ def test_a_numpy_that_crashes_is_a_problem(root: Path) -> None:
 
 
 def test_matrix_products_name_their_plan(root: Path) -> None:
-    plain = {**PRODUCTS, "plan": "plain", "ratio": 1.3, "num_threads": 1}
+    plain = {**PRODUCTS, "plan": "plain", "kernels": "Haswell", "num_threads": 1}
     checks = cpu(FakeMachine(root=root, facts={"products": plain}))
-    check, invariance = checks["matrix plans"], checks["invariance"]
+    check, invariance = checks["matrix plans"], checks["batch invariance"]
     assert check.status == invariance.status == "ok"
-    assert check.value == "plan plain; SkylakeX kernels; 1 thread"
-    assert invariance.value == (
-        "auto is off: its fastest plan, tiled, takes 1.30 x the time of plain; "
-        "--batch-invariant sets it"
-    )
-    packed = {"plan": "packed", "invariant": "packed-invariant", "other": "packed", "ratio": 1.2}
-    checks = cpu(FakeMachine(root=root, facts={"products": {**PRODUCTS, **packed}}))
-    assert checks["matrix plans"].value == "plan packed; SkylakeX kernels; 8 threads"
-    took = "its fastest plan, packed-invariant, takes 1.20 x the time of packed"
-    assert checks["invariance"].value == f"auto is off: {took}; --batch-invariant sets it"
-    packed |= {"plan": "packed-invariant", "ratio": 1.02}
-    checks = cpu(FakeMachine(root=root, facts={"products": {**PRODUCTS, **packed}}))
-    assert checks["matrix plans"].value == "plan packed-invariant; SkylakeX kernels; 8 threads"
-    took = "its fastest plan, packed-invariant, takes 1.02 x the time of packed"
-    assert checks["invariance"].value == f"auto is on: {took}"
-    busy = {**PRODUCTS, "ratio": 1.29, "is_clear": False}
-    check = cpu(FakeMachine(root=root, facts={"products": busy}))["invariance"]
-    assert check.value == (
-        "auto is on: its fastest plan, tiled, takes 1.29 x the time of plain now, but the "
-        "trial was not clear"
+    assert check.value == "plan plain; Haswell kernels; 1 thread"
+    assert invariance.value.startswith(
+        "--batch-invariant gives the bits of Haswell kernels of BLAS"
     )
     other = {**PRODUCTS, "kernels": "unknown", "is_controlled": False}
     check = cpu(FakeMachine(root=root, facts={"products": other}))["matrix plans"]
@@ -201,7 +178,7 @@ def test_matrix_products_name_their_plan(root: Path) -> None:
     assert "MKL_NUM_THREADS=1" in str(check.remedy)
     failed = {"products": CommandError("was ended by signal SIGILL")}
     checks = cpu(FakeMachine(root=root, facts=failed))
-    assert "invariance" not in checks
+    assert "batch invariance" not in checks
     check = checks["matrix plans"]
     assert (check.status, check.value) == (
         "problem",
@@ -209,44 +186,9 @@ def test_matrix_products_name_their_plan(root: Path) -> None:
     )
 
 
-def test_shapes_with_another_plan_than_the_rest_are_listed(root: Path) -> None:
-    odd = ["float32 8x9 plain (the fastest invariant plan took 1.30 x the time)"]
-    facts = {**PRODUCTS, "odd_plans": odd, "cache": "/home/me/my cache"}
-    check = cpu(FakeMachine(root=root, facts={"products": facts}))["plan cache"]
-    assert (check.status, check.value) == ("note", f"another plan than the rest: {odd[0]}")
-    assert str(check.remedy).startswith("rm -r '/home/me/my cache', if")
-    facts = {**PRODUCTS, "odd_plans": [], "cache": "/home/me"}
-    assert "plan cache" not in cpu(FakeMachine(root=root, facts={"products": facts}))
-
-
-def test_an_unused_cache_of_plans_is_a_note(root: Path) -> None:
-    facts = {**PRODUCTS, "odd_plans": [], "cache_error": "the cache is not used: a reason"}
-    check = cpu(FakeMachine(root=root, facts={"products": facts}))["plan cache"]
-    assert check.status == "note"
-    assert check.value == "the cache is not used: a reason; each process tries the plans anew"
-
-
-def test_the_doctor_reads_the_remembered_plans(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    backend = CpuBackend()
-    for shape, plan in [("a", "tiled"), ("b", "plain"), ("c", "tiled"), ("d", "tiled")]:
-        backend.find_probe().answers.put(shape, plan, 1.3, date.today())
-    backend.workers.close()
+def test_matrix_products_are_described() -> None:
     facts = Machine().ask("products")
-    assert facts["cache"] == str(tmp_path / "mie" / "linear_plans")
-    took = "the fastest invariant plan took 1.30 x the time of the fastest other one"
-    assert f"b plain ({took}, {date.today()})" in facts["odd_plans"]
-    (tmp_path / "mie").chmod(0o777)
-    assert "other users may write" in Machine().ask("products")["cache_error"]
-
-
-def test_matrix_products_are_tried() -> None:
-    facts = Machine().ask("products")
-    assert facts["plan"] in (facts["invariant"], facts["other"])
-    assert facts["invariant"] in ("tiled", "packed-invariant")
-    assert facts["other"] == ("plain" if numpy_kernel() is None else "packed")
+    assert facts["plan"] in ("plain", "tiled")
     assert facts["num_threads"] >= 1
 
 

@@ -52,7 +52,7 @@ def test_the_defaults():
         "weight_dtype": "auto",
         "enforce_eager": False,
         "gpu_memory_utilization": 0.9,
-        "batch_invariant": "auto",
+        "batch_invariant": False,
         "max_logprobs": -1,
         "max_forced_run": 32,
     }
@@ -67,11 +67,11 @@ def test_the_defaults():
         ({"preemption_mode": None}, "preemption_mode must be one of"),
         ({"async_scheduling": "yes"}, "async_scheduling must be True or False; got 'yes'"),
         ({"kv_cache_dtype": "int4"}, "must be one of auto, int8, fp8; got 'int4'"),
-        ({"linear_plan": "fast"}, "must be one of auto, plain, tiled, packed; got 'fast'"),
+        ({"linear_plan": "fast"}, "must be one of auto, plain, tiled; got 'fast'"),
         ({"weight_dtype": "int4"}, "must be one of auto, bfloat16, float16; got 'int4'"),
         (
             {"weight_dtype": "float16", "linear_plan": "plain"},
-            "weight_dtype='float16' needs linear_plan='tiled', 'packed' or 'auto'; got 'plain'",
+            "weight_dtype='float16' needs linear_plan='tiled' or 'auto'; got 'plain'",
         ),
         ({"gpu_memory_utilization": 0}, "gpu_memory_utilization must be a number in (0, 1]; got 0"),
         ({"watermark": 1.5}, "watermark must be a number in [0, 1]; got 1.5"),

@@ -10,6 +10,8 @@ from typing import Any
 
 # The library of NumPy's wheels (2.0 and later, then earlier), and then a system library.
 _NAMES = ("scipy_openblas_{}64_", "scipy_openblas_{}", "openblas_{}64_", "openblas_{}")
+WITH_SMALL_PRODUCTS = ("SkylakeX", "Cooperlake", "SapphireRapids")
+"""The CPU types for which OpenBLAS has small-matrix kernels, all with AVX-512."""
 _EXTENSIONS = ("numpy._core._multiarray_umath", "numpy.core._multiarray_umath")
 
 
@@ -28,7 +30,8 @@ class Blas:
         """Whether `num_threads` can be read and set."""
         self.core = self._text("get_corename")
         """The CPU type whose kernels it uses, such as "SkylakeX"."""
-        self.version = self._text("get_config")
+        self.has_small_products = self.core in WITH_SMALL_PRODUCTS
+        """Whether it multiplies small matrices without copying them first."""
 
     def num_threads(self) -> int | None:
         """The number of threads that a call may use, or None if it is unknown."""
@@ -46,10 +49,6 @@ class Blas:
             yield
         finally:
             self._set_num_threads(before)
-
-    def symbol(self, name: str) -> Any:
-        """Return what the library exports under this name, or None."""
-        return getattr(self._library, name, None)
 
     def _function(self, name: str) -> Any:
         """Return a function of the library, or None."""
