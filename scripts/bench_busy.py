@@ -48,7 +48,6 @@ class Decoding:
             num_threads=num_threads,
             max_num_seqs=num_requests,
             enable_prefix_caching=False,
-            linear_plan="tiled",  # a probe beside busy loops is not what is measured here
         )
         self._engine: Engine = load_engine(model, config)
         self._num_requests = num_requests

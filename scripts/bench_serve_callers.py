@@ -175,9 +175,6 @@ def measure(
         }
         if model != "bundled":
             settings["load_format"] = "dummy"
-        if not batch_invariant:
-            # Both get the same plan: a probe on a busy machine may choose another for each.
-            settings["linear_plan"] = "plain" if model == "bundled" else "tiled"
         options = [
             part
             for key, value in settings.items()

@@ -314,7 +314,8 @@ class Engine:
         self._state = "sound"
 
     def drop_all(self) -> None:
-        """Drop every request, for example in a forked child whose parent serves them."""
+        """Drop every request and the trace's file, in a forked child whose parent keeps them."""
+        self.log.leave_file()
         self._requests.clear()
         self._state = "torn"
         self.recover()

@@ -99,6 +99,10 @@ class EventLog:
             self._write(record_line(self._last + 1, record) for record in self._pending)
         self._file = None
 
+    def leave_file(self) -> None:
+        """Stop writing to the file, which another process goes on with. The memory is kept."""
+        self._file = None
+
     def _begin_segment(self) -> None:
         self._num_left = SNAPSHOT_EVERY
         if not self._num_steps and self._file is None:
