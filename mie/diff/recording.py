@@ -117,6 +117,9 @@ class RecordingBackend(ComposedOperators):
         self._num_tokens: int | None = None
         self._num_rows: int | None = None
 
+    def numerics(self) -> dict[str, str | int]:
+        return self._inner.numerics()
+
     # Recorded operators.
 
     def run_step(self, forward: Callable[[StepBatch], Array], batch: StepBatch) -> Array:
@@ -125,8 +128,7 @@ class RecordingBackend(ComposedOperators):
         self._previous = None
         self._counts = {}
         self._num_tokens, self._num_rows = len(batch.token_ids), len(batch.logits_rows)
-        # A function of its own, so that no other process runs it too: the observer is in this one.
-        logits = self._inner.run_step(lambda batch: forward(batch), batch)
+        logits = self._inner.run_step(forward, batch)
         assert self._counts, f"run_step of {self.name} did not call forward (set enforce_eager)"
         return self._seen("run_step", logits)
 

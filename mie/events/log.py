@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TextIO
 
@@ -25,9 +25,16 @@ class EventLog:
     nothing more is written. The file remains a readable beginning of a log.
     """
 
-    def __init__(self, num_steps: int, file: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        num_steps: int,
+        file: TextIO | None = None,
+        numerics: Mapping[str, str | int] | None = None,
+    ) -> None:
+        """Write ``numerics`` (`Backend.numerics`) with each snapshot in the file."""
         self._num_steps = num_steps
         self._file = file
+        self._numerics = {} if numerics is None else {"numerics": dict(numerics)}
         self._pending: list[Record] = []
         self.emit: Callable[[Record], None] = self._pending.append
         """Appends one record as fast as possible. It never changes during the log's life."""
@@ -114,7 +121,7 @@ class EventLog:
             self._segments.append(Segment(after=self._last, snapshot=snapshot, steps=self._steps))
             self._drop_old_segments()
         if self._file is not None:
-            self._write([snapshot_line(self._last, snapshot)])
+            self._write([snapshot_line(self._last, {**snapshot, **self._numerics})])
 
     def _drop_old_segments(self) -> None:
         num_held = sum(len(segment.steps) for segment in self._segments)

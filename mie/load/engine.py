@@ -69,7 +69,7 @@ def load_engine(
         smaller = smaller_settings(config, model, machine, plan)
         raise plan.refusal([*smaller, *_smaller_dtypes(backend, dtype, config, model)])
     num_positions, num_host_blocks = plan.num_positions, plan.num_host_blocks
-    log = EventLog(config.event_log_steps, trace)
+    log = EventLog(config.event_log_steps, trace, machine.numerics())
     with plan.guarded():
         scheduler = new_scheduler(config, plan.num_blocks, plan.max_model_len, log, num_host_blocks)
         weights = _weights(directory, model, None if load_format != "dummy" else config.seed)

@@ -116,6 +116,12 @@ class Backend(Protocol):
     The host can then plan the next step meanwhile.
     """
 
+    def numerics(self) -> dict[str, str | int]:
+        """Return the facts that select how numbers are rounded, for the event log.
+
+        With ``batch_invariant``, a request has the same bits wherever all of them are equal.
+        """
+
     # Sizes, before anything is loaded.
     def memory(self) -> Memory:
         """Return the memory that is available now."""

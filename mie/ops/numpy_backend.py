@@ -44,6 +44,14 @@ class NumpyBackend(ComposedOperators):
         self.kv_dtype: np.dtype[Any] = kv_cache.QUANTIZED.get(kv_cache_dtype, self.dtype)
         self.itemsize: int = self.kv_dtype.itemsize
 
+    def numerics(self) -> dict[str, str | int]:
+        return {
+            "backend": self.name,
+            "dtype": self.dtype.name,
+            "kv_cache_dtype": self.kv_dtype.name,
+            "numpy": np.__version__,
+        }
+
     def memory(self) -> Memory:
         return Memory(available_bytes=available_bytes(), is_shared=True)
 

@@ -72,6 +72,17 @@ class CpuBackend(NumpyBackend):
         self._attention = Attention(self.workers, is_batch_invariant=batch_invariant)
         self._rotation = elementwise.Rotation(self.workers)
 
+    def numerics(self) -> dict[str, str | int]:
+        facts = super().numerics() | {
+            "kernels": self.blas.core,
+            "linear_plan": self.linear_plan,
+            "batch_invariant": self.is_batch_invariant,
+        }
+        # Without invariance, each thread's columns of a plain product are a product of their own.
+        return (
+            facts if self.is_batch_invariant else {**facts, "num_threads": self.workers.num_threads}
+        )
+
     def weight_bytes(self, shape: tuple[int, ...]) -> int:
         is_kept = len(shape) > 1 and self._weight_dtype != "auto"
         return math.prod(shape) * (2 if is_kept else self.dtype.itemsize)

@@ -104,6 +104,7 @@ class CupyBackend(ComposedOperators):
         self._fresh = fresh(launcher.xp)
         self._few_rows = FewRows(launcher)
         self._is_deterministic = is_deterministic
+        self._chip = chip
         self._attention = PagedAttention(launcher, chip, is_deterministic, self._empty)
         self._steps = Steps(
             launcher,
@@ -112,6 +113,15 @@ class CupyBackend(ComposedOperators):
             follows_lengths=lambda: self._attention.follows_lengths,
         )
         self._sampler = Sampler(launcher, queue)
+
+    def numerics(self) -> dict[str, str | int]:
+        return {
+            "backend": self.name,
+            "dtype": self.dtype.name,
+            "kv_cache_dtype": self.kv_dtype.name,
+            "batch_invariant": self._is_deterministic,
+            "num_multiprocessors": self._chip.num_multiprocessors,
+        }
 
     # Sizes.
 
