@@ -20,9 +20,9 @@ from mie.ops_cpu.blas import Blas
 WIDTH = 64
 """Columns of a tile: four AVX-512 registers of float32."""
 REFERENCE = 8
-"""Rows of the group whose bits all others must have."""
-SIZES = (2, 4, 8, 12, 16, 20, 24)
-"""Rows of a group. They are even, because a single row is multiplied by another kernel."""
+"""Rows of the group whose bits all others must have, and of most groups."""
+SMALLER = (2, 4)
+"""Rows of the other groups. A single row is multiplied by another kernel."""
 LARGEST_PRODUCT = 100**3
 """Maximum rows · K · columns for which OpenBLAS has small-matrix kernels with AVX-512.
 
@@ -47,20 +47,23 @@ class Groups:
         self._sizes: dict[int, list[int]] = {}
 
     def cut(self, num_rows: int, num_inputs: int) -> tuple[int, int]:
-        """Return the number of groups for this many rows, and the rows of each with padding."""
+        """Return the number of groups for this many rows, and the rows of each with padding.
+
+        There is one group, or the groups have 4 rows or more and the least padding.
+        """
         sizes = self.sizes(num_inputs)
-        number = max(1, ceil_div(num_rows, sizes[-1]))
-        return number, next(size for size in sizes if size * number >= num_rows)
+        for size in sizes:
+            if num_rows <= size:
+                return 1, size
+        size = min(reversed(sizes[-2:]), key=lambda size: ceil_div(num_rows, size) * size)
+        return ceil_div(num_rows, size), size
 
     def sizes(self, num_inputs: int) -> list[int]:
         """Return the group sizes that give the same bits, rising."""
         if num_inputs not in self._sizes:
-            longest = max(last - first for first, last in parts_of(num_inputs))
-            few = [size for size in SIZES if size * WIDTH * longest <= LARGEST_PRODUCT]
             with Blas().threads(1):  # as in a step
-                self._sizes[num_inputs] = [
-                    size for size in few if size == REFERENCE or self._is_exact(size, num_inputs)
-                ]
+                exact = [size for size in SMALLER if self._is_exact(size, num_inputs)]
+            self._sizes[num_inputs] = [*exact, REFERENCE]
         return self._sizes[num_inputs]
 
     def _is_exact(self, size: int, num_inputs: int) -> bool:

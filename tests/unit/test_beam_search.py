@@ -24,7 +24,7 @@ def load(model, **settings):
 
 @pytest.fixture
 def llama(tiny):
-    llm = load(tiny["llama"])
+    llm = load(tiny["llama"], batch_invariant=True)  # outputs of different batches are compared
     yield llm
     assert_nothing_is_held(llm)
 

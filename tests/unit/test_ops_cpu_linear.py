@@ -17,7 +17,7 @@ from mie.ops_cpu.blas import Blas
 from mie.ops_cpu.cpu_backend import CpuBackend
 from mie.ops_cpu.embedding import Embedding
 from mie.ops_cpu.linear import Matrix, PlainMatrix, TiledMatrix, columns_of
-from mie.ops_cpu.products import REFERENCE, SIZES, WIDTH, Groups, parts_of
+from mie.ops_cpu.products import REFERENCE, SMALLER, WIDTH, Groups, parts_of
 from mie.ops_cpu.weights import CACHE_LINE, stored, widened
 from mie.ops_cpu.workers import Workers
 
@@ -101,16 +101,17 @@ def test_parts_cover_the_inputs_and_groups_the_rows(num_inputs):
     assert parts[-1][1] == num_inputs
     groups = Groups(np.dtype("float32"))
     assert REFERENCE in groups.sizes(num_inputs)
-    assert set(groups.sizes(num_inputs)) <= set(SIZES)
+    assert set(groups.sizes(num_inputs)) <= {*SMALLER, REFERENCE}
     for num_rows in range(200):
         number, size = groups.cut(num_rows, num_inputs)
         assert number * size >= num_rows
         assert size in groups.sizes(num_inputs)
+        assert number * size < num_rows + REFERENCE or not num_rows
 
 
 def test_a_group_whose_bits_differ_is_not_used(monkeypatch):
-    monkeypatch.setattr(Groups, "_are_same_bits", lambda self, size, length: size in (4, 16))
-    assert Groups(np.dtype("float32")).sizes(100) == [4, REFERENCE, 16]
+    monkeypatch.setattr(Groups, "_are_same_bits", lambda self, size, length: size == 4)
+    assert Groups(np.dtype("float32")).sizes(100) == [4, REFERENCE]
 
 
 @pytest.mark.parametrize("num_outputs", [70, 128, 130])

@@ -436,7 +436,7 @@ def test_bias_bans_and_penalties_choose_among_what_is_allowed():
 
 
 def test_logprobs_are_those_without_the_constraint():
-    llm = bundled(dtype="float64")
+    llm = bundled(batch_invariant=True)
     params = params_of(regex=DATE, logprobs=1)
     [first] = llm.generate("Hello", params, use_tqdm=False)
     ids = first.outputs[0].token_ids
