@@ -101,10 +101,18 @@ def add_parser(
         "administrators, or MIE_ADMIN_API_KEY in the environment (default: every key may)",
     )
     parser.add_argument(
+        "--allowed-hosts",
+        nargs="+",
+        metavar="NAME",
+        help="names under which a server without keys is asked, besides localhost, HOST and IP "
+        "addresses; '*.example.org' is each below it, and '*' is any (default: none)",
+    )
+    parser.add_argument(
         "--allowed-origins",
         nargs="+",
         metavar="ORIGIN",
-        help="origins of web pages that may use the server; '*' is any (default: none)",
+        help="origins of web pages that may use the server, such as https://chat.example.org; '*' "
+        "is any (default: none)",
     )
     parser.add_argument(
         "--config",
@@ -137,6 +145,7 @@ def run(args: argparse.Namespace) -> int:
     config = ServeConfig(
         **given(args, ServeConfig),
         served_model_name=args.served_model_name,
+        allowed_hosts=args.allowed_hosts,
         allowed_origins=args.allowed_origins,
         keys=keys_of(args),
         admin_keys=admin_keys_of(args),
