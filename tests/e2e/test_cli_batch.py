@@ -105,6 +105,33 @@ def test_a_line_that_a_run_could_not_complete_is_written_again(files: Files, exp
     assert files.records() == expected
 
 
+@pytest.mark.parametrize("num_whole", [0, 1])
+@pytest.mark.parametrize("end", [b"", b"\n", b"\0" * 9, b"\0" * 9 + b"\n"])
+def test_a_torn_line_is_cut_be_it_the_first_or_not(files: Files, expected, num_whole, end):
+    assert files.run(LINES[:2]) == 0
+    lines = files.output.read_bytes().splitlines(keepends=True)
+    files.output.write_bytes(b"".join(lines[:num_whole]) + lines[num_whole][:40] + end)
+    assert files.run(LINES) == 1
+    assert files.records() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a file of somebody's", "line 1 is not JSON"),
+        ("a file of somebody's\n", "line 1 is not JSON"),
+        ('{"custom_id": "a", "resp\n{"custom_id": "b"}\n', "line 1 is not JSON: "),
+        ('{"custom_id": "a", "resp\n{"custom_id": "b"}\n', "delete the line, and its request is"),
+        ('{"custom_id": "a"}\n{"x": 1}', "line 2 has no custom_id; choose another OUT"),
+    ],
+)
+def test_an_out_that_is_no_file_of_records_is_left_as_it_is(files: Files, capsys, text, message):
+    files.output.write_text(text)
+    assert files.run(LINES[:1]) == 2
+    assert message in capsys.readouterr().err
+    assert files.output.read_text() == text
+
+
 def test_an_answer_that_cannot_be_written_is_not_lost(files: Files, expected, monkeypatch):
     """An interrupt leaves whole records, and the next run answers the others."""
     import mie.cli.batch as module

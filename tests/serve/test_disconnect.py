@@ -18,9 +18,9 @@ from live_server import live
 from stepped import PATIENCE, Stepped, eventually, state_of
 
 from mie import AsyncLLM
-from mie.serve.config import ServeConfig
 from mie.audit.scheduler import check_scheduler
 from mie.frontend.prepare import Preparer
+from mie.serve.config import ServeConfig
 
 LONG = list(range(100, 164))  # four blocks of 16 tokens
 OTHER = list(range(300, 364))
