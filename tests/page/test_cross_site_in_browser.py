@@ -236,4 +236,4 @@ def test_a_link_to_the_page_works_and_so_does_the_page(
         body = json.dumps({"prompt": "Once", "max_tokens": 2})
         options = {"method": "POST", "headers": headers, "body": body}
         assert shown.js(TRY, ["/v1/completions", options])[:2] == ["basic", 200]
-    assert all(each["status"] < 400 for each in attacked.answers), attacked.answers
+    assert not [each for each in attacked.answers if each["status"] in (403, 415)]

@@ -239,7 +239,8 @@ def connection(server) -> Iterator[HTTPConnection]:
 
 
 def ask_on(connection: HTTPConnection, **body) -> HTTPResponse:
-    connection.request("POST", "/v1/completions", json.dumps({"prompt": "A mill", **body}))
+    data, kind = json.dumps({"prompt": "A mill", **body}), {"content-type": "application/json"}
+    connection.request("POST", "/v1/completions", data, kind)
     return connection.getresponse()
 
 

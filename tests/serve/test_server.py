@@ -95,12 +95,15 @@ def test_what_does_not_finish_in_time_is_told_so():
 @pytest.mark.parametrize(
     ("path", "body"),
     [
+        ("/v1/completions", {"prompt": "Once"}),
         ("/v1/chat/completions", {"messages": MESSAGES}),
         ("/v1/messages", {"messages": MESSAGES, "max_tokens": 100}),
         ("/v1/responses", {"input": "Tell me a story."}),
     ],
 )
-def test_a_stream_that_the_end_cuts_is_no_bug(path, body, caplog):
+def test_a_stream_that_the_end_cuts_is_logged_as_cut_and_is_no_bug(path, body, caplog):
+    caplog.set_level(logging.INFO, "mie")
+
     async def ask():
         engine = load()
         with held(engine) as hold:
@@ -116,6 +119,8 @@ def test_a_stream_that_the_end_cuts_is_no_bug(path, body, caplog):
                 assert await running.task == 0
 
     asks(ask())
+    [facts] = [record.facts for record in caplog.records if hasattr(record, "facts")]
+    assert facts["status"] == 503
     assert [each.message for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
