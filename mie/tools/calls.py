@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mie.tools.json_end import JsonEnd
-
 
 @dataclass(kw_only=True, slots=True)
 class ToolCall:
@@ -25,8 +23,3 @@ class ToolCall:
         """Return the call as an entry of ``tool_calls`` in an assistant's message."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
-
-
-def is_whole(arguments: str) -> bool:
-    """Return whether the arguments of a call have come to their end."""
-    return JsonEnd().read(arguments)

@@ -18,7 +18,8 @@ from mie.serve.openai.stream import Choice, ChunkWriter, reason, respond
 from mie.serve.openai.structure import structure_of
 from mie.serve.serving import Generation, Serving, new_id
 from mie.serve.sse import json_string
-from mie.tools.calls import ToolCall, is_whole
+from mie.tools.calls import ToolCall
+from mie.tools.json_end import JsonEnd
 
 
 async def chat_completions(request: Request) -> Response:
@@ -201,7 +202,7 @@ def finish_reason(output: CompletionOutput, arguments: str) -> str | None:
 
     ``arguments`` are those of the last call, which a stop string may have cut.
     """
-    has_called = output.finish_reason == "stop" and is_whole(arguments)
+    has_called = output.finish_reason == "stop" and JsonEnd().read(arguments)
     return "tool_calls" if has_called else output.finish_reason
 
 
