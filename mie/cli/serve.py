@@ -21,7 +21,6 @@ _NOT_OPTIONS = ("model", "device")
 """Arguments of the engine that have no option here."""
 
 _DEFAULTS: dict[str, tuple[Any, str]] = {
-    "generation_config": ("vllm", "vllm"),
     # Clients of chats expect reasoning beside the answer, not in it.
     "reasoning_parser": ("auto", "auto"),
     # One client alone is served first come first served under this policy, too.
@@ -39,8 +38,8 @@ The server speaks OpenAI's interface: /v1/completions, /v1/chat/completions and 
 /tokenize, /detokenize, /apply-template and others. It listens on this machine only unless --host
 says otherwise.
 
-Sampling parameters that a request leaves out are neutral, as in OpenAI's interface.
---generation-config auto takes the model's recommendations instead.
+Sampling parameters that a request leaves out are those that the model recommends in its
+generation_config.json, as in vLLM. --generation-config vllm makes them neutral.
 
 examples:
   mie serve                                     the model that ships with mie, on port 8000
