@@ -11,7 +11,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from mie.cli.openai_batch import BatchLine, refusal
-from mie.cli.options import DEFAULT_MODEL, add_engine_options, engine_options
+from mie.cli.options import (
+    DEFAULT_MODEL,
+    add_engine_options,
+    engine_options,
+    report_sampling_defaults,
+)
 from mie.cli.ray_options import add_ray_options
 from mie.cli.requests import json_object, lines_of
 from mie.cli.serve import with_server_defaults
@@ -171,7 +176,9 @@ def _answers(
         from mie.batch import answers
         from mie.llm import LLM
 
-        yield from answers(LLM(model, **settings), requests.items())
+        llm = LLM(model, **settings)
+        report_sampling_defaults(args, llm)
+        yield from answers(llm, requests.items())
     else:
         yield from _answers_on_ray(requests, {**settings, "model": model}, args)
 

@@ -77,6 +77,20 @@ def test_every_line_has_a_record(expected: dict[str, Any]):
     assert "temperature" in expected["bad"]["error"]["message"]
 
 
+def test_a_line_gets_what_the_model_recommends(files: Files, expected, capsys):
+    neutral = ("--generation-config", "vllm")
+    warmer = [line(each["custom_id"], **each["body"], temperature=0.7) for each in LINES[1:3]]
+    assert files.run(warmer, *neutral) == 0
+    assert "sampling defaults" not in capsys.readouterr().err
+    assert files.records() == {key: expected[key] for key in ("sampled", "sampled again")}
+    files.output.unlink()
+    assert files.run(LINES[1:3], *neutral) == 0
+    assert files.records() != {key: expected[key] for key in ("sampled", "sampled again")}
+    files.output.unlink()
+    assert files.run(LINES[1:3]) == 0
+    assert "sampling defaults of the model: temperature=0.7" in capsys.readouterr().err
+
+
 def test_an_id_stands_in_for_a_seed(expected: dict[str, Any]):
     texts = {
         key: expected[key]["response"]["body"]["choices"][0]["text"]
