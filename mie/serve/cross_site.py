@@ -52,8 +52,10 @@ class CrossSite:
             return None
         for key, value in scope["headers"]:
             if key == b"host" and not self._is_known(name := name_in(value.decode("latin-1"))):
-                what = f"the host {shown_text(name)}"
-                return _forbidden(scope, what, f"--allowed-hosts {shown_text(name)}", "host")
+                name = shown_text(name)
+                return self._forbidden(
+                    scope, f"to the name {name}", f"--allowed-hosts {name}", "host"
+                )
         return None
 
     def _is_known(self, name: str) -> bool:
@@ -64,14 +66,28 @@ class CrossSite:
         origin = header(scope, b"origin")
         if not self._is_keyless or "*" in self._origins or origin in self._origins:
             return None
-        if origin is not None and not is_own(scope):
-            what = f"the page of {shown_text(origin)}"
-            return _forbidden(scope, what, f"--allowed-origins {shown_text(origin)}", "origin")
+        if not is_own(scope):
+            site = shown_text(origin)
+            return self._forbidden(
+                scope, f"a page of {site}", f"--allowed-origins {site}", "origin"
+            )
         # A link to this server is fine: its answer is shown to the person and not to the page.
         is_link = header(scope, b"sec-fetch-dest") == "document"
         if header(scope, b"sec-fetch-site") in ("cross-site", "same-site") and not is_link:
-            return _forbidden(scope, "a page of another site", "--allowed-origins", "origin")
+            option = "--allowed-origins and the page's origin"
+            return self._forbidden(scope, "a page of another site", option, "origin")
         return None
+
+    def _forbidden(self, scope: Scope, what: str, option: str, of: str) -> ApiError:
+        facts_of(scope)["refused"] = what
+        remedy = f"start it with {option}" + (", or with --api-key" if self._is_keyless else "")
+        return ApiError(
+            403,
+            f"this server does not answer {what} ({remedy})",
+            type="permission_error",
+            code=f"{of}_not_allowed",
+            headers=_CLOSE,
+        )
 
 
 def name_in(host: str) -> str:
@@ -119,18 +135,6 @@ def _of_content_type(scope: Scope) -> ApiError | None:
         415,
         f"the content type must be {wanted}; got {got} (send the header 'Content-Type: {wanted}')",
         code="unsupported_media_type",
-        headers=_CLOSE,
-    )
-
-
-def _forbidden(scope: Scope, what: str, option: str, of: str) -> ApiError:
-    facts_of(scope)["refused"] = what
-    return ApiError(
-        403,
-        f"{what} may not use this server, which has no keys (start it with {option}, or with "
-        "--api-key)",
-        type="permission_error",
-        code=f"{of}_not_allowed",
         headers=_CLOSE,
     )
 

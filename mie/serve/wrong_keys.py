@@ -29,7 +29,7 @@ class WrongKeys:
     """Delays the answers to wrong keys, for each client's address.
 
     A right key never waits and is never refused, so that an attacker at the same address, such as
-    that of a proxy, locks nobody out.
+    that of a proxy, keeps no client out.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class WrongKeys:
 
 
 def _client(scope: Scope) -> str:
-    """Return the address of a client, or its network: whoever has an IPv6 address has 2**64."""
+    """Return the address of a client. IPv6 gives each client a network of 2**64 addresses."""
     host = (scope.get("client") or ("",))[0]
     address = address_in(host)
     if isinstance(address, IPv6Address):

@@ -159,7 +159,7 @@ def test_a_rebound_name_reads_and_changes_nothing(rebound: Any, attacked: Attack
         options = {"method": "POST", "headers": headers, "body": BODY}
         assert rebound.evaluate(TRY, [path, options])[1] == 403, path
     attacked.heard(*READ, *WRITE)
-    assert {each["refused"] for each in attacked.answers} == {"the host evil.test"}
+    assert {each["refused"] for each in attacked.answers} == {"to the name evil.test"}
 
 
 def test_scripts_of_another_site_are_refused(page: Any, attacked: Attacked) -> None:

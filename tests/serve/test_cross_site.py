@@ -1,4 +1,4 @@
-"""Web pages of other sites: no route answers them, whatever they send and under whatever name."""
+"""Web pages of other sites, which no route answers, and clients that try wrong keys."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ def test_what_is_refused_is_one_line_of_the_log(engine, caplog):
     assert status(engine, path="/health", headers={"host": "evil.example\x7f"}) == 403
     assert status(engine, path="/health", headers=EVIL) == 403
     [of_host, of_origin] = [each.facts for each in caplog.records if hasattr(each, "facts")]
-    assert of_host["refused"] == "the host 'evil.example\\x7f'"
-    assert of_origin["refused"] == "the page of https://evil.example"
+    assert of_host["refused"] == "to the name 'evil.example\\x7f'"
+    assert of_origin["refused"] == "a page of https://evil.example"
     assert len(caplog.records) == 2
 
 

@@ -123,6 +123,20 @@ def test_answers_are_those_of_the_application(engines):
     asyncio.run(run())
 
 
+def test_what_every_replica_refuses_is_refused(engines):
+    paths = ("/health", "/load", "/metrics", "/v1/models", "/mie/state", "/")
+
+    async def statuses(config: ServeConfig, headers: dict[str, str]) -> set[int]:
+        async with fronted(engines, config) as (client, _):
+            return {(await client.get(path, headers=headers)).status_code for path in paths}
+
+    foreign = {"host": "evil.example"}
+    assert asyncio.run(statuses(ServeConfig(), foreign)) == {403}
+    assert asyncio.run(statuses(ServeConfig(allowed_hosts=["evil.example"]), foreign)) == {200}
+    locked = ServeConfig(keys=Keys.of(["sk-one"]))
+    assert asyncio.run(statuses(locked, foreign)) == {200, 401}, "the page and /health are open"
+
+
 DIALECTS = [
     ("/v1/completions", {"prompt": "x"}, "data: {"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, "data: {"),
