@@ -121,7 +121,7 @@ class Client(asyncio.Protocol):
     def __init__(self, body: dict[str, Any]) -> None:
         data = json.dumps(body).encode()
         head = (
-            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n"
         )
         self._request = head.encode() + data

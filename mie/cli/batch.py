@@ -11,7 +11,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from mie.cli.openai_batch import BatchLine, refusal
-from mie.cli.options import DEFAULT_MODEL, add_engine_options, engine_options
+from mie.cli.options import (
+    DEFAULT_MODEL,
+    add_engine_options,
+    engine_options,
+    report_sampling_defaults,
+)
 from mie.cli.ray_options import add_ray_options
 from mie.cli.requests import json_object, lines_of
 from mie.cli.serve import with_server_defaults
@@ -116,18 +121,29 @@ def _opened(path: str) -> Iterator[BinaryIO]:
 
 
 def _finished(output: BinaryIO, path: str) -> set[str]:
-    """Return every custom_id of OUT, and cut off the line that a run could not complete."""
+    """Return every custom_id of OUT, and cut off the last line if a run could not complete it.
+
+    Raises:
+        RequestError: another line is no record, or the last one is not even the beginning of one.
+    """
     output.seek(0)
     done: set[str] = set()
-    size = 0
+    size, torn = 0, None
     for number, raw in enumerate(output, start=1):
-        if not raw.endswith(b"\n"):
-            break
-        size += len(raw)
-        key = json_object(raw, f"{path}, line {number}").get("custom_id")
+        if torn is not None:
+            raise RequestError(f"{torn} (delete the line, and its request is answered again)")
+        try:
+            key = json_object(raw, f"{path}, line {number}").get("custom_id")
+        except RequestError as error:
+            if raw.strip(b"\0\r\n")[:1] not in (b"", b"{"):  # a lost block is full of zeros
+                raise
+            torn = error
+            continue
         if not isinstance(key, str):
             raise RequestError(f"{path}, line {number} has no custom_id; choose another OUT")
-        done.add(key)
+        if raw.endswith(b"\n"):
+            done.add(key)
+            size += len(raw)
     output.truncate(size)
     return done
 
@@ -160,7 +176,9 @@ def _answers(
         from mie.batch import answers
         from mie.llm import LLM
 
-        yield from answers(LLM(model, **settings), requests.items())
+        llm = LLM(model, **settings)
+        report_sampling_defaults(args, llm)
+        yield from answers(llm, requests.items())
     else:
         yield from _answers_on_ray(requests, {**settings, "model": model}, args)
 

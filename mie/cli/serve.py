@@ -21,7 +21,6 @@ _NOT_OPTIONS = ("model", "device")
 """Arguments of the engine that have no option here."""
 
 _DEFAULTS: dict[str, tuple[Any, str]] = {
-    "generation_config": ("vllm", "vllm"),
     # Clients of chats expect reasoning beside the answer, not in it.
     "reasoning_parser": ("auto", "auto"),
     # One client alone is served first come first served under this policy, too.
@@ -39,8 +38,8 @@ The server speaks OpenAI's interface: /v1/completions, /v1/chat/completions and 
 /tokenize, /detokenize, /apply-template and others. It listens on this machine only unless --host
 says otherwise.
 
-Sampling parameters that a request leaves out are neutral, as in OpenAI's interface.
---generation-config auto takes the model's recommendations instead.
+Sampling parameters that a request leaves out are those that the model recommends in its
+generation_config.json, as in vLLM. --generation-config vllm makes them neutral.
 
 examples:
   mie serve                                     the model that ships with mie, on port 8000
@@ -101,10 +100,18 @@ def add_parser(
         "administrators, or MIE_ADMIN_API_KEY in the environment (default: every key may)",
     )
     parser.add_argument(
+        "--allowed-hosts",
+        nargs="+",
+        metavar="NAME",
+        help="names under which a server without keys is asked, besides localhost, HOST and IP "
+        "addresses; '*.example.org' is each below it, and '*' is any (default: none)",
+    )
+    parser.add_argument(
         "--allowed-origins",
         nargs="+",
         metavar="ORIGIN",
-        help="origins of web pages that may use the server; '*' is any (default: none)",
+        help="origins of web pages that may use the server, such as https://chat.example.org; '*' "
+        "is any (default: none)",
     )
     parser.add_argument(
         "--config",
@@ -137,6 +144,7 @@ def run(args: argparse.Namespace) -> int:
     config = ServeConfig(
         **given(args, ServeConfig),
         served_model_name=args.served_model_name,
+        allowed_hosts=args.allowed_hosts,
         allowed_origins=args.allowed_origins,
         keys=keys_of(args),
         admin_keys=admin_keys_of(args),

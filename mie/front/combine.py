@@ -33,12 +33,17 @@ def _metrics(answers: Sequence[Answer]) -> Answer:
 def _health(answers: Sequence[Answer]) -> Answer:
     """Return that the whole serves if any replica does, and what each of them says."""
     best = _best(answers)
+    if best.status not in (200, 503):  # every replica refuses the request
+        return best
     each = {answer.replica: json.loads(answer.body)["status"] for answer in answers}
     body = {"status": each[best.replica], "replicas": each}
     return best._replace(body=json.dumps(body).encode())
 
 
 def _load(answers: Sequence[Answer]) -> Answer:
+    worst = _worst(answers)
+    if worst.status != 200:
+        return worst
     total = sum(json.loads(answer.body)["server_load"] for answer in answers)
     return answers[0]._replace(body=json.dumps({"server_load": total}).encode())
 

@@ -48,7 +48,7 @@ def generate(
 
     check_integer("num_actors", num_actors, 1)
     check_integer("batch_size", batch_size, 1)
-    settings = {"model": "bundled", "generation_config": "vllm", **(engine or {})}
+    settings = {"model": "bundled", **(engine or {})}
     if settings.get("backend", "numpy") == "numpy":
         settings = {"num_threads": max(1, int(num_cpus)), "batch_invariant": True, **settings}
     EngineArgs(**settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
@@ -17,6 +18,9 @@ from mie.front.pipe import piped
 from mie.serve.access_log import logging_as
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
+from mie.serve.server import summary
+
+logger = logging.getLogger(__name__)
 
 
 class Replica:
@@ -31,6 +35,8 @@ class Replica:
         self._stack = AsyncExitStack()  # Ray ends the process
         self._stack.enter_context(logging_as(server.log_format))
         await self._stack.enter_async_context(self._app.router.lifespan_context(self._app))
+        for line in await summary(self._engine):
+            logger.info("%s", line)
 
     def check_health(self) -> None:
         """Raise an error if the engine is dead or hangs, so that Ray replaces this replica."""

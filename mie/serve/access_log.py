@@ -67,8 +67,9 @@ class AccessLog:
 
     def _end(self, scope: Scope, status: int, seconds: float) -> None:
         path, method = route_of(scope), scope["method"]
+        done = scope["mie.facts"]
         has_left = bool(scope.get("mie.client_left"))
-        status = CLIENT_LEFT if has_left else status
+        status = CLIENT_LEFT if has_left else done.pop("status", status)
         self._metrics.observe(
             path if path in self._paths else "other",
             method if method in METHODS else "other",
@@ -76,7 +77,6 @@ class AccessLog:
             seconds,
             client_left=has_left,
         )
-        done = scope["mie.facts"]
         self._metrics.count_calls(
             done.get("num_tool_calls") or 0, done.get("num_unparsed_calls") or 0
         )
@@ -93,7 +93,7 @@ class AccessLog:
             "client": client[0] if client else None,
             "key": scope.get("mie.client"),
             "client_request_id": (header(scope, b"x-request-id") or "")[:MAX_LOGGED] or None,
-            **scope["mie.facts"],
+            **done,
         }
         facts = {name: value for name, value in facts.items() if value is not None}
         logger.log(level, "request", extra={"facts": facts})

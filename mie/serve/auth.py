@@ -11,6 +11,7 @@ from mie.serve.asgi import answer, header, is_open, route_of
 from mie.serve.errors import ApiError
 from mie.serve.keys import Keys
 from mie.serve.page.sessions import Sessions
+from mie.serve.wrong_keys import WrongKeys
 
 CLIENT_ROUTES = frozenset(
     {"/tokenize", "/detokenize", "/tokenizer_info", "/apply-template", "/load", "/openapi.json"}
@@ -29,6 +30,7 @@ class Authentication:
         app: ASGIApp,
         keys: Keys | None,
         sessions: Sessions,
+        wrong_keys: WrongKeys,
         *,
         admin_keys: Keys | None = None,
         share_prefix_cache: bool,
@@ -39,6 +41,7 @@ class Authentication:
         """
         self._app = app
         self._sessions = sessions
+        self._wrong_keys = wrong_keys
         self._keys = keys
         self._admin_keys = admin_keys
         self._share_prefix_cache = share_prefix_cache
@@ -53,6 +56,8 @@ class Authentication:
             is_known = self._is_of(self._keys, key, scope)
             refusal = self._refusal(scope, key, is_known)
         if refusal is not None:
+            if key is not None and not is_known:
+                refusal = await self._wrong_keys.answer_to(scope, refusal)
             return await answer(refusal, scope, receive, send)
         return await self._app(scope, receive, send)
 

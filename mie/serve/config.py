@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -89,3 +90,20 @@ class ServeConfig(EdgeSettings):
         names: object = self.served_model_name
         if isinstance(names, str) or (names is not None and not all(names)):  # type: ignore[arg-type]
             raise ConfigError(f"served_model_name must be a list of names; got {names!r}")
+        _check_each("allowed_hosts", self.allowed_hosts, _HOST, "name without scheme or port")
+        _check_each("allowed_origins", self.allowed_origins, _ORIGIN, "scheme://name[:port]")
+
+
+_HOST = re.compile(r"\*|(\*\.)?[\w.-]+", re.ASCII)
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s\"]+")
+
+
+def _check_each(name: str, values: object, form: re.Pattern[str], what: str) -> None:
+    """Raise `ConfigError` unless ``values`` is None or a list of texts of a form."""
+    if values is None:
+        return
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise ConfigError(f"{name} must be a list; got {values!r}")
+    for each in values:
+        if not isinstance(each, str) or not form.fullmatch(each):
+            raise ConfigError(f"{name} must be like {what}, or '*'; got {each!r}")

@@ -1,42 +1,142 @@
-"""What web pages of other sites may not send, although browsers let them."""
+"""What web pages of other sites may not do with the server, although browsers let them."""
 
 from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mie.errors import shown_text
-from mie.serve.asgi import answer, header
+from mie.serve.asgi import answer, facts_of, header, route_of
+from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError
 
-FORM_TYPES = frozenset({"text/plain", "application/x-www-form-urlencoded", "multipart/form-data"})
-"""The content types that a page may send to any server. For others, browsers ask the server first.
-"""
+JSON = "application/json"
+CONTENT_TYPES = {"/mie/trace": "application/x-ndjson"}
+"""The content types of the routes whose POST is not JSON."""
 
 
 class CrossSite:
-    """Middleware that refuses a POST which a page of any site could send without asking.
+    """Middleware that refuses requests which a page of another site can cause.
 
-    A server on a person's own machine has no other protection from the pages that they visit.
+    A server without keys on a person's own machine has no other protection from the pages that
+    they visit. Three headers tell what browsers send:
+
+    * ``Host`` has the name in the page's address. A site can let its own name resolve to this
+      machine (DNS rebinding), but it can own no IP address, and no name that ends in localhost.
+    * ``Origin`` names the page's site. Where browsers send none, ``Sec-Fetch-Site`` says whether
+      it is another one.
+    * ``Content-Type`` is JSON, which no form has. Browsers ask the server before a script sends it.
+
+    With keys, only the content type is checked, because a page of another site has no key.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, config: ServeConfig) -> None:
         self._app = app
+        self._is_keyless = config.keys is None
+        self._checks_host = self._is_keyless or config.allowed_hosts is not None
+        self._hosts = {each.lower() for each in (config.host, *(config.allowed_hosts or ()))}
+        self._endings = tuple(each[1:] for each in self._hosts if each.startswith("*."))
+        self._origins = frozenset(config.allowed_origins or ())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST":
-            given = header(scope, b"content-type")
-            kind = (given or "").partition(";")[0].strip().lower()
-            if kind in FORM_TYPES or (not kind and header(scope, b"origin") is not None):
-                return await answer(_refusal(given), scope, receive, send)
+        if scope["type"] == "lifespan":
+            return await self._app(scope, receive, send)
+        refusal = self._of_host(scope) or self._of_origin(scope) or _of_content_type(scope)
+        if refusal is not None:
+            return await answer(refusal, scope, receive, send)
         return await self._app(scope, receive, send)
 
+    def _of_host(self, scope: Scope) -> ApiError | None:
+        if not self._checks_host or "*" in self._hosts:
+            return None
+        for key, value in scope["headers"]:
+            if key == b"host" and not self._is_known(name := name_in(value.decode("latin-1"))):
+                name = shown_text(name)
+                return self._forbidden(
+                    scope, f"to the name {name}", f"--allowed-hosts {name}", "host"
+                )
+        return None
 
-def _refusal(given: str | None) -> ApiError:
-    what = "a page's request without a content type" if given is None else shown_text(given)
+    def _is_known(self, name: str) -> bool:
+        is_allowed = name in self._hosts or name.endswith(self._endings)
+        return is_allowed or is_localhost(name) or address_in(name) is not None
+
+    def _of_origin(self, scope: Scope) -> ApiError | None:
+        origin = header(scope, b"origin")
+        if not self._is_keyless or "*" in self._origins or origin in self._origins:
+            return None
+        if not is_own(scope):
+            site = shown_text(origin)
+            return self._forbidden(
+                scope, f"a page of {site}", f"--allowed-origins {site}", "origin"
+            )
+        # A link to this server is fine: its answer is shown to the person and not to the page.
+        is_link = header(scope, b"sec-fetch-dest") == "document"
+        if header(scope, b"sec-fetch-site") in ("cross-site", "same-site") and not is_link:
+            option = "--allowed-origins and the page's origin"
+            return self._forbidden(scope, "a page of another site", option, "origin")
+        return None
+
+    def _forbidden(self, scope: Scope, what: str, option: str, of: str) -> ApiError:
+        facts_of(scope)["refused"] = what
+        remedy = f"start it with {option}" + (", or with --api-key" if self._is_keyless else "")
+        return ApiError(
+            403,
+            f"this server does not answer {what} ({remedy})",
+            type="permission_error",
+            code=f"{of}_not_allowed",
+            headers=_CLOSE,
+        )
+
+
+def name_in(host: str) -> str:
+    """Return the name in a header ``Host``, in lower case and without the port."""
+    name, colon, port = host.rpartition(":")
+    return (name if colon and (port.isdecimal() or not port) else host).lower().removesuffix(".")
+
+
+def is_localhost(name: str) -> bool:
+    """Return whether a name is this machine's, wherever it is asked."""
+    address = address_in(name)
+    if address is not None:
+        return address.is_loopback
+    return name == "localhost" or name.endswith(".localhost")
+
+
+def is_own(scope: Scope) -> bool:
+    """Return whether a request comes from this server's page, or from no page.
+
+    The schemes are not compared, because a proxy may speak TLS for the server.
+    """
+    origin = header(scope, b"origin")
+    return origin is None or origin.partition("://")[2] == header(scope, b"host")
+
+
+def address_in(name: str) -> IPv4Address | IPv6Address | None:
+    """Return the IP address that a name is, or None."""
+    try:
+        return ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return None
+
+
+def _of_content_type(scope: Scope) -> ApiError | None:
+    if scope["type"] != "http" or scope["method"] != "POST":
+        return None
+    wanted = CONTENT_TYPES.get(route_of(scope), JSON)
+    given = header(scope, b"content-type")
+    kind = (given or "").partition(";")[0].strip().lower()
+    length = header(scope, b"transfer-encoding") or header(scope, b"content-length") or "0"
+    if kind == wanted or (given is None and length == "0"):
+        return None
+    got = "none" if given is None else shown_text(given)
     return ApiError(
         415,
-        f"{what} is not taken, because pages of any site can send it; the body must be JSON (send "
-        "the header 'Content-Type: application/json')",
+        f"the content type must be {wanted}; got {got} (send the header 'Content-Type: {wanted}')",
         code="unsupported_media_type",
-        headers={"connection": "close"},  # the body is not read
+        headers=_CLOSE,
     )
+
+
+_CLOSE = {"connection": "close"}  # the body is not read

@@ -92,11 +92,12 @@ class Edge:
                     Authentication,
                     keys=config.keys,
                     sessions=self.page.sessions,
+                    wrong_keys=self.page.wrong_keys,
                     admin_keys=config.admin_keys,
                     share_prefix_cache=config.share_prefix_cache,
                 )
             )
-        layers.append(Middleware(CrossSite))
+        layers.append(Middleware(CrossSite, config=config))
         layers.append(Middleware(Gate, health=self.health))
         layers.append(Middleware(BodyLimit, max_bytes=config.max_request_bytes))
         return layers

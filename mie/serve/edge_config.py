@@ -21,6 +21,14 @@ class EdgeSettings:
     ssl_ca_certs: str | None = setting(
         None, "text", "authorities whose certificate a client must show (PEM)", "server"
     )
+    allowed_hosts: Sequence[str] | None = setting(
+        None,
+        "object",
+        "names under which a server without keys is asked, besides localhost, host and IP "
+        "addresses; '*.example.org' is each below it, and '*' is any",
+        "server",
+        default_text="none; with keys, any",
+    )
     allowed_origins: Sequence[str] | None = setting(
         None,
         "object",

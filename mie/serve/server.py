@@ -20,7 +20,6 @@ from starlette.applications import Starlette
 
 from mie.async_llm import AsyncLLM
 from mie.errors import ConfigError
-from mie.params.sampling import SamplingParams
 from mie.serve.access_log import logging_as
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
@@ -90,7 +89,7 @@ class Server:
 
     async def _run(self, listener: socket.socket, on_ready: Callable[[str], object]) -> int:
         assert self._is_ending is not None
-        for line in await summary(self._engine, self._config):
+        for line in await summary(self._engine):
             self._say(line)
         listen(listener)
         serving = asyncio.ensure_future(self._uvicorn.serve([listener]))
@@ -324,16 +323,17 @@ def url_of(listener: socket.socket, config: ServeConfig) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{config.root_path}"
 
 
-async def summary(engine: AsyncLLM, config: ServeConfig) -> list[str]:
+async def summary(engine: AsyncLLM) -> list[str]:
     """Return what the server says when it starts: the model, its cache, and what is in force."""
-    facts = await engine.get_model_config()
-    neutral, defaults = SamplingParams(), await engine.get_default_sampling_params()
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    values = ", ".join(f"{name}={getattr(defaults, name):g}" for name in names)
-    source = "neutral" if defaults == neutral else engine.generation_config.source
+    facts, generation = await engine.get_model_config(), engine.generation_config
+    defaults = "sampling defaults: neutral"
+    if generation.sampling:
+        values = ", ".join(f"{name}={value}" for name, value in generation.sampling.items())
+        note = "--generation-config vllm ignores the file"
+        defaults = f"sampling defaults of {generation.source}: {values} ({note})"
     return [
         f"{facts.model} · {facts.backend} · {facts.dtype} · context of "
         f"{facts.max_model_len:,} tokens · {facts.num_blocks:,} blocks of {facts.block_size} "
         f"tokens · at most {facts.max_num_seqs} sequences at once",
-        f"sampling defaults ({source}): {values}, max_tokens=16 (chat: the rest of the context)",
+        defaults,
     ]

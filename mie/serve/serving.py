@@ -26,7 +26,7 @@ from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.serve.access_log import work_of
 from mie.serve.asgi import facts_of
 from mie.serve.config import ServeConfig
-from mie.serve.errors import ApiError, invalid, naming_structure, too_long
+from mie.serve.errors import ApiError, invalid, naming_structure, stream_error, too_long
 from mie.serve.limits import QueueLimit
 from mie.serve.pace import Pace
 from mie.text.pretrained import PretrainedTokenizer
@@ -132,6 +132,12 @@ class Generation:
     def sent(self) -> None:
         """Note that a stream has sent something."""
         self._is_quiet = self._is_overdue = False
+
+    def failed(self, error: Exception) -> ApiError:
+        """Return the error that a stream which has begun ends with. The log has its status."""
+        failed = stream_error(error)
+        self._facts["status"] = failed.status
+        return failed
 
     def progress(self) -> tuple[int, int]:
         """Return how many tokens of unfinished prompts are computed, and of how many."""

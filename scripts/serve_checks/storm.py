@@ -206,7 +206,7 @@ class Storm:
         """The bytes of a request. An answer to HTTP/1.0 ends with the connection."""
         payload = request.payload
         head = (
-            f"POST {request.path} HTTP/1.0\r\nHost: storm\r\nContent-Type: application/json\r\n"
+            f"POST {request.path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             f"Authorization: Bearer {self.key}\r\nContent-Length: {len(payload)}\r\n\r\n"
         )
         return head.encode() + payload

@@ -77,6 +77,20 @@ def test_every_line_has_a_record(expected: dict[str, Any]):
     assert "temperature" in expected["bad"]["error"]["message"]
 
 
+def test_a_line_gets_what_the_model_recommends(files: Files, expected, capsys):
+    neutral = ("--generation-config", "vllm")
+    warmer = [line(each["custom_id"], **each["body"], temperature=0.7) for each in LINES[1:3]]
+    assert files.run(warmer, *neutral) == 0
+    assert "sampling defaults" not in capsys.readouterr().err
+    assert files.records() == {key: expected[key] for key in ("sampled", "sampled again")}
+    files.output.unlink()
+    assert files.run(LINES[1:3], *neutral) == 0
+    assert files.records() != {key: expected[key] for key in ("sampled", "sampled again")}
+    files.output.unlink()
+    assert files.run(LINES[1:3]) == 0
+    assert "sampling defaults of the model: temperature=0.7" in capsys.readouterr().err
+
+
 def test_an_id_stands_in_for_a_seed(expected: dict[str, Any]):
     texts = {
         key: expected[key]["response"]["body"]["choices"][0]["text"]
@@ -103,6 +117,33 @@ def test_a_line_that_a_run_could_not_complete_is_written_again(files: Files, exp
     files.output.write_bytes(whole[:-20])  # as if it had been killed
     assert files.run(LINES) == 1
     assert files.records() == expected
+
+
+@pytest.mark.parametrize("num_whole", [0, 1])
+@pytest.mark.parametrize("end", [b"", b"\n", b"\0" * 9, b"\0" * 9 + b"\n"])
+def test_a_torn_line_is_cut_be_it_the_first_or_not(files: Files, expected, num_whole, end):
+    assert files.run(LINES[:2]) == 0
+    lines = files.output.read_bytes().splitlines(keepends=True)
+    files.output.write_bytes(b"".join(lines[:num_whole]) + lines[num_whole][:40] + end)
+    assert files.run(LINES) == 1
+    assert files.records() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a file of somebody's", "line 1 is not JSON"),
+        ("a file of somebody's\n", "line 1 is not JSON"),
+        ('{"custom_id": "a", "resp\n{"custom_id": "b"}\n', "line 1 is not JSON: "),
+        ('{"custom_id": "a", "resp\n{"custom_id": "b"}\n', "delete the line, and its request is"),
+        ('{"custom_id": "a"}\n{"x": 1}', "line 2 has no custom_id; choose another OUT"),
+    ],
+)
+def test_an_out_that_is_no_file_of_records_is_left_as_it_is(files: Files, capsys, text, message):
+    files.output.write_text(text)
+    assert files.run(LINES[:1]) == 2
+    assert message in capsys.readouterr().err
+    assert files.output.read_text() == text
 
 
 def test_an_answer_that_cannot_be_written_is_not_lost(files: Files, expected, monkeypatch):

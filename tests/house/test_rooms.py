@@ -216,6 +216,7 @@ ROOMS = {
             "stats",
             "text",
             "tools.calls",
+            "tools.json_end",  # whether a call was cut
             "version",
         },
         packages={

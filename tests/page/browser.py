@@ -43,7 +43,7 @@ def missing(reason: str) -> NoReturn:
 
 
 @contextmanager
-def chromium() -> Iterator[Any]:
+def chromium(*flags: str) -> Iterator[Any]:
     """Start the system's browser, or skip the test where it or playwright is missing."""
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None:
@@ -53,7 +53,7 @@ def chromium() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=[*FLAGS])
+        browser = playwright.chromium.launch(executable_path=path, args=[*FLAGS, *flags])
         yield browser
         browser.close()
 

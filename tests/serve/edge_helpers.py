@@ -36,7 +36,7 @@ async def client_of(engine, config=None, **options):
     app = create_app(engine, config or ServeConfig())
     async with app.router.lifespan_context(app):
         transport = httpx2.ASGITransport(app, **options)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://server") as client:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
             client.app = app
             yield client
 
@@ -101,7 +101,7 @@ async def server_of(engine, **options):
     verify = config.ssl_certfile or True
     transport = None
     if config.uds is not None:
-        transport, url = httpx2.AsyncHTTPTransport(uds=config.uds), "http://server"
+        transport, url = httpx2.AsyncHTTPTransport(uds=config.uds), "http://localhost"
     elif config.ssl_certfile is not None:
         import ssl
 

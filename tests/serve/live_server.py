@@ -24,7 +24,11 @@ def live(engine: AsyncLLM, config: ServeConfig | None = None) -> Iterator[str]:
     """Serve an engine, and return the address. Connections wait until the server accepts them."""
     listening = socket.create_server(("127.0.0.1", 0))
     options = uvicorn.Config(
-        create_app(engine, config), http=LimitedProtocol, log_config=None, timeout_keep_alive=60
+        create_app(engine, config),
+        http=LimitedProtocol,
+        log_config=None,
+        timeout_keep_alive=60,
+        ws="none",  # as `mie serve` has it, whether a library for sockets is installed or not
     )
     server = uvicorn.Server(options)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

@@ -276,7 +276,9 @@ def test_errors_reach_the_client_as_its_own_exceptions(client: anthropic.Anthrop
 
 
 def test_a_broken_body_and_an_unknown_route_have_the_shape_too(url: str):
-    broken = httpx2.post(f"{url}/v1/messages", content=b"{")
+    broken = httpx2.post(
+        f"{url}/v1/messages", content=b"{", headers={"content-type": "application/json"}
+    )
     assert (broken.status_code, broken.json()["error"]["type"]) == (400, "invalid_request_error")
     nowhere = httpx2.post(f"{url}/v1/messages/nowhere", json={})
     assert (nowhere.status_code, nowhere.json()["error"]["type"]) == (404, "not_found_error")

@@ -16,6 +16,7 @@ from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
 from mie.serve.page.sessions import Sessions
 from mie.serve.server import check_sockets
+from mie.serve.wrong_keys import WrongKeys
 
 KEY, OTHER = "sk-one", "sk-two"
 MESSAGES = [{"role": "user", "content": "Tell me a story."}]
@@ -161,7 +162,8 @@ def test_a_websocket_is_closed(engine):
         async def send(message):
             sent.append(message)
 
-        app = Authentication(None, Keys.of([KEY]), Sessions(), share_prefix_cache=False)
+        keys, sessions = Keys.of([KEY]), Sessions()
+        app = Authentication(None, keys, sessions, WrongKeys(), share_prefix_cache=False)
         scope = {"type": "websocket", "path": "/", "headers": []}
         await app(scope, None, send)
 

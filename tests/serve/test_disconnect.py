@@ -20,6 +20,7 @@ from stepped import PATIENCE, Stepped, eventually, state_of
 from mie import AsyncLLM
 from mie.audit.scheduler import check_scheduler
 from mie.frontend.prepare import Preparer
+from mie.serve.config import ServeConfig
 
 LONG = list(range(100, 164))  # four blocks of 16 tokens
 OTHER = list(range(300, 364))
@@ -46,7 +47,7 @@ class Connection:
         host, port = url.removeprefix("http://").split(":")
         data = json.dumps(body).encode()
         head = (
-            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(data)}\r\n\r\n"
         )
         self.socket = socket.create_connection((host, int(port)), timeout=PATIENCE)
@@ -57,11 +58,13 @@ class Connection:
 
 
 @contextmanager
-def stepped_server(**settings: Any) -> Iterator[tuple[Stepped, str]]:
+def stepped_server(
+    config: ServeConfig | None = None, **settings: Any
+) -> Iterator[tuple[Stepped, str]]:
     engine = AsyncLLM("bundled", **{"num_blocks": 64, "max_num_seqs": 4, **settings})
     stepped = Stepped(engine)
     try:
-        with live(engine) as url:
+        with live(engine, config) as url:
             try:
                 yield stepped, url
             finally:
@@ -152,7 +155,7 @@ def test_a_client_that_leaves_while_it_is_tokenized_adds_nothing(monkeypatch):
         leaving.close()
         # The server has seen it leave when it answers a connection that came later.
         with socket.create_connection((url[7:].split(":")[0], int(url.split(":")[2]))) as later:
-            later.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            later.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             while later.recv(4096):
                 pass
         is_let.set()

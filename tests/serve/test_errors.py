@@ -42,7 +42,9 @@ KEYS = {"message", "type", "param", "code"}
     ids=range(12),
 )
 def test_a_body_that_is_no_request_is_a_400(server, body):
-    answer = server.client.post("/v1/completions", content=body)
+    answer = server.client.post(
+        "/v1/completions", content=body, headers={"content-type": "application/json"}
+    )
     assert answer.status_code == 400
     assert answer.headers["content-type"] == "application/json"
     assert answer.json()["error"].keys() == KEYS
@@ -237,7 +239,8 @@ def connection(server) -> Iterator[HTTPConnection]:
 
 
 def ask_on(connection: HTTPConnection, **body) -> HTTPResponse:
-    connection.request("POST", "/v1/completions", json.dumps({"prompt": "A mill", **body}))
+    data, kind = json.dumps({"prompt": "A mill", **body}), {"content-type": "application/json"}
+    connection.request("POST", "/v1/completions", data, kind)
     return connection.getresponse()
 
 

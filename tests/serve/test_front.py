@@ -22,6 +22,7 @@ from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
 
+JSON = {"content-type": "application/json"}
 BODY = {"prompt": "Once upon a time", "max_tokens": 12, "seed": 1, "temperature": 0.8}
 
 
@@ -89,7 +90,7 @@ async def fronted(
     replicas = Local(apps)
     app = front_app(replicas, config)
     transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://front") as client:
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
         for each in apps:
             await each.router.lifespan_context(each).__aenter__()
         yield client, replicas
@@ -99,7 +100,7 @@ def test_answers_are_those_of_the_application(engines):
     async def run() -> None:
         async with fronted(engines) as (client, replicas):
             plain = httpx2.AsyncClient(
-                transport=httpx2.ASGITransport(replicas.apps[0]), base_url="http://plain"
+                transport=httpx2.ASGITransport(replicas.apps[0]), base_url="http://localhost"
             )
             chat = {"messages": [{"role": "user", "content": "Who?"}], "max_tokens": 6, "seed": 2}
             for path, body in (
@@ -114,10 +115,26 @@ def test_answers_are_those_of_the_application(engines):
                 assert one.json().get("error") == other.json().get("error")
             streamed = await client.post("/v1/completions", json={**BODY, "stream": True})
             assert streamed.text.endswith("data: [DONE]\n\n")
-            assert (await client.post("/v1/completions", content=b"{bad")).status_code == 400
+            assert (
+                await client.post("/v1/completions", content=b"{bad", headers=JSON)
+            ).status_code == 400
             assert (await client.get("/v1/models")).json()["data"]
 
     asyncio.run(run())
+
+
+def test_what_every_replica_refuses_is_refused(engines):
+    paths = ("/health", "/load", "/metrics", "/v1/models", "/mie/state", "/")
+
+    async def statuses(config: ServeConfig, headers: dict[str, str]) -> set[int]:
+        async with fronted(engines, config) as (client, _):
+            return {(await client.get(path, headers=headers)).status_code for path in paths}
+
+    foreign = {"host": "evil.example"}
+    assert asyncio.run(statuses(ServeConfig(), foreign)) == {403}
+    assert asyncio.run(statuses(ServeConfig(allowed_hosts=["evil.example"]), foreign)) == {200}
+    locked = ServeConfig(keys=Keys.of(["sk-one"]))
+    assert asyncio.run(statuses(locked, foreign)) == {200, 401}, "the page and /health are open"
 
 
 DIALECTS = [
@@ -300,7 +317,7 @@ def test_the_path_of_a_proxy_crosses(engines):
         transport = httpx2.ASGITransport(front, root_path="/mie")
         async with (
             app.router.lifespan_context(app),
-            httpx2.AsyncClient(transport=transport, base_url="http://front/mie") as client,
+            httpx2.AsyncClient(transport=transport, base_url="http://localhost/mie") as client,
         ):
             assert (await client.get("/v1/models")).status_code == 200
             assert (await client.get("/health")).json()["replicas"] == {"replica0": "ok"}

@@ -154,7 +154,9 @@ def test_load_counts_what_is_served(engine):
             assert (await client.get("/load")).json() == {"server_load": 3}
             health.num_requests = 0
             await client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 1})
-            await client.post("/v1/completions", content=b"{")
+            await client.post(
+                "/v1/completions", content=b"{", headers={"content-type": "application/json"}
+            )
             assert health.num_requests == 0, "it is counted down after errors, too"
 
     asks(ask())

@@ -47,7 +47,9 @@ def test_a_body_without_a_length_is_read_up_to_the_limit_only(engine):
 
     async def ask():
         async with client_of(engine, ServeConfig(max_request_bytes=1000)) as client:
-            response = await client.post("/v1/completions", content=pieces())
+            response = await client.post(
+                "/v1/completions", content=pieces(), headers={"content-type": "application/json"}
+            )
             assert response.status_code == 413
 
     asks(ask())
@@ -86,7 +88,9 @@ def test_a_body_without_a_key_is_never_read(engine):
 
     async def ask():
         async with client_of(engine, ServeConfig(keys=Keys.of(["sk"]))) as client:
-            response = await client.post("/v1/completions", content=pieces())
+            response = await client.post(
+                "/v1/completions", content=pieces(), headers={"content-type": "application/json"}
+            )
             assert response.status_code == 401
 
     asks(ask())

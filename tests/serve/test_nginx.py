@@ -18,6 +18,8 @@ import pytest
 from stepped import PATIENCE, Stepped, eventually
 from test_disconnect import stepped_server
 
+from mie.serve.config import ServeConfig
+
 TEXT = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
 PROMPT = list(range(100, 164))
 
@@ -127,7 +129,8 @@ def nginx(folder: Path, url: str, certificate: list[str]) -> Iterator[Proxy]:
 
 @contextmanager
 def behind_nginx(folder: Path, certificate: list[str]) -> Iterator[tuple[Stepped, Proxy]]:
-    with stepped_server() as (stepped, url), nginx(folder, url, certificate) as proxy:
+    named = ServeConfig(allowed_hosts=["llm.example.org"])
+    with stepped_server(named) as (stepped, url), nginx(folder, url, certificate) as proxy:
         yield stepped, proxy
 
 

@@ -41,7 +41,7 @@ def test_the_help_names_the_servers_own_defaults(capsys):
     main(["serve", "--help"])
     text = " ".join(capsys.readouterr().out.split())
     for option, default in (
-        ("--generation-config NAME", "vllm"),
+        ("--generation-config NAME", "auto"),
         ("--scheduling-policy NAME", "fair"),
         ("--batch-invariant, --no-batch-invariant", "on where the backend keeps it"),
     ):
@@ -59,11 +59,10 @@ def test_the_model_is_given_once():
 
 
 def test_the_servers_own_defaults():
-    own = {"generation_config": "vllm", "scheduling_policy": "fair", "batch_invariant": True}
-    own["reasoning_parser"] = "auto"
+    own = {"scheduling_policy": "fair", "batch_invariant": True, "reasoning_parser": "auto"}
     assert settings() == {"model": "bundled", **own}
     given = settings(
-        *("--generation-config", "auto", "--scheduling-policy", "fcfs", "--no-batch-invariant"),
+        *("--generation-config", "vllm", "--scheduling-policy", "fcfs", "--no-batch-invariant"),
         *("--reasoning-parser", "qwen3", "--tool-call-parser", "hermes"),
         "--enable-auto-tool-choice",
     )
@@ -72,7 +71,7 @@ def test_the_servers_own_defaults():
         "model": "bundled",
         "reasoning_parser": "qwen3",
         "tool_call_parser": "hermes",
-        "generation_config": "auto",
+        "generation_config": "vllm",
         "scheduling_policy": "fcfs",
         "batch_invariant": False,
     }

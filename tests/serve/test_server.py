@@ -95,12 +95,15 @@ def test_what_does_not_finish_in_time_is_told_so():
 @pytest.mark.parametrize(
     ("path", "body"),
     [
+        ("/v1/completions", {"prompt": "Once"}),
         ("/v1/chat/completions", {"messages": MESSAGES}),
         ("/v1/messages", {"messages": MESSAGES, "max_tokens": 100}),
         ("/v1/responses", {"input": "Tell me a story."}),
     ],
 )
-def test_a_stream_that_the_end_cuts_is_no_bug(path, body, caplog):
+def test_a_stream_that_the_end_cuts_is_logged_as_cut_and_is_no_bug(path, body, caplog):
+    caplog.set_level(logging.INFO, "mie")
+
     async def ask():
         engine = load()
         with held(engine) as hold:
@@ -116,6 +119,8 @@ def test_a_stream_that_the_end_cuts_is_no_bug(path, body, caplog):
                 assert await running.task == 0
 
     asks(ask())
+    [facts] = [record.facts for record in caplog.records if hasattr(record, "facts")]
+    assert facts["status"] == 503
     assert [each.message for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
@@ -127,7 +132,8 @@ def test_a_client_that_never_ends_its_body_does_not_keep_the_server(monkeypatch,
         async with server_of(load(), shutdown_timeout=0.0) as running:
             host, port = running.url.removeprefix("http://").split(":")
             reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n")
+            writer.write(b"content-type: application/json\r\ncontent-length: 9\r\n\r\n{")
             while running.edge.health.num_requests < 1:
                 await asyncio.sleep(0.01)
             running.server.stop("SIGTERM")
@@ -468,8 +474,9 @@ def test_headers_after_the_body_are_dropped(caplog):
     """They would be kept without a limit, and be added to those that were checked."""
     caplog.set_level(logging.INFO, "mie.access")
     request = (
-        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
-        b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nx-request-id: late\r\n\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+        b"content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+        b"2\r\n{}\r\n0\r\nx-request-id: late\r\n\r\n"
     )
 
     async def ask():
@@ -483,7 +490,7 @@ def test_headers_after_the_body_are_dropped(caplog):
 
 
 def test_headers_are_limited_in_size_and_in_time(monkeypatch, caplog):
-    start = b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+    start = b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
 
     async def ask():
         async with server_of(load()) as running:
@@ -494,7 +501,8 @@ def test_headers_are_limited_in_size_and_in_time(monkeypatch, caplog):
             many = [start, *([b"x: y\r\n" * 5_000] * 40)]
             assert b"200 OK" not in await answer_to(running.url, *many)
             body = b"z" * 300_000
-            large = b"POST /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: "
+            large = b"POST /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+            large += b"content-type: application/json\r\ncontent-length: "
             large += str(len(body)).encode() + b"\r\n\r\n" + body
             assert b"405 Method" in await answer_to(running.url, large), "a body is no header"
             with monkeypatch.context() as patch:
@@ -507,7 +515,7 @@ def test_headers_are_limited_in_size_and_in_time(monkeypatch, caplog):
 
 
 def test_a_body_that_stalls_is_answered_and_hung_up_on(monkeypatch, caplog):
-    start = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 900000\r\n"
+    start = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 900000\r\n"
     kind = b"content-type: application/json\r\n\r\n"
 
     async def ask():
@@ -528,37 +536,6 @@ def test_a_body_that_stalls_is_answered_and_hung_up_on(monkeypatch, caplog):
 
 
 # Behind a proxy, and from web pages.
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/reset_prefix_cache", "/tokenize"])
-@pytest.mark.parametrize(
-    ("headers", "is_taken"),
-    [
-        ({"content-type": "text/plain"}, False),
-        ({"content-type": "Text/Plain; charset=utf-8"}, False),
-        ({"content-type": "application/x-www-form-urlencoded"}, False),
-        ({"content-type": "multipart/form-data; boundary=x"}, False),
-        ({"origin": "https://evil.example"}, False),
-        ({"origin": "https://evil.example", "content-type": "application/json"}, True),
-        ({"content-type": "application/json; charset=utf-8"}, True),
-        ({}, True),
-    ],
-    ids=range(8),
-)
-def test_what_a_page_of_any_site_can_send_is_refused(engine, path, headers, is_taken):
-    body = b'{"prompt": "Once", "max_tokens": 1}'
-
-    async def ask():
-        async with client_of(engine) as client:
-            response = await client.post(path, content=body, headers=headers)
-            assert (response.status_code == 200) == is_taken
-            if not is_taken:
-                error = response.json()["error"]
-                assert response.status_code == 415
-                assert error["code"] == "unsupported_media_type"
-                assert "application/json" in error["message"]
-
-    asks(ask())
 
 
 def test_a_root_path_is_where_a_proxy_serves():
@@ -589,7 +566,7 @@ def test_web_pages_may_not_use_the_server_unless_asked(engine):
             answer = await client.get("/version", headers=headers)
             return asked.status_code, answer.headers.get("access-control-allow-origin")
 
-    assert asks(ask()) == (405, None)
+    assert asks(ask()) == (403, None)
     assert asks(ask(allowed_origins=["https://page.example"])) == (200, "https://page.example")
     assert asks(ask(allowed_origins=["https://other.example"])) == (400, None)
 

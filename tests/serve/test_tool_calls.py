@@ -157,6 +157,28 @@ def test_an_answer_that_is_cut_has_a_call_that_is_cut(server):
     assert cut["function"]["arguments"] != whole["function"]["arguments"]
 
 
+def test_a_call_that_a_stop_string_cuts_is_no_call(server):
+    """A client that sees "tool_calls" reads the arguments, and runs the tool with them."""
+    asked = {**BODY, "tool_choice": ADD}
+    [call] = of_chat(server.ask(CHAT, **asked))[0]["tool_calls"]
+    whole = call["function"]["arguments"]
+    for stop, reason in ((whole[:-2], "stop"), (whole[-2:], "stop"), ("never", "tool_calls")):
+        message, found = of_chat(server.ask(CHAT, **asked, stop=stop))
+        assert found == reason
+        chunks = server.stream(CHAT, **asked, stop=stop)
+        assert chunks[-1]["choices"][0]["finish_reason"] == reason
+        for cut in message.get("tool_calls", ()):
+            assert (cut["function"]["arguments"] == whole) == (reason == "tool_calls")
+
+
+def test_a_whole_call_before_a_stop_string_is_a_call(server):
+    with answering(server.engine, f"{CALL}\nEND and more"):
+        message, reason = of_chat(server.ask(CHAT, **BODY, stop="END"))
+        chunks = server.stream(CHAT, **BODY, stop="END")
+    assert (len(message["tool_calls"]), reason) == (1, "tool_calls")
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
 def test_log_probabilities_are_those_of_all_tokens(server):
     asked = {**BODY, "tool_choice": ADD, "logprobs": True, "return_token_ids": True}
     choice = server.ask(CHAT, **asked)["choices"][0]

@@ -12,7 +12,6 @@ from mie.serve.errors import (
     anthropic_body,
     refuse_failed,
     refuse_unfinished,
-    stream_error,
 )
 from mie.serve.serving import Generation
 
@@ -56,7 +55,7 @@ class MessageWriter:
                     return
                 outputs = await generation.next()
         except Exception as error:
-            body = anthropic_body(stream_error(error))
+            body = anthropic_body(generation.failed(error))
             yield f"event: error\ndata: {json.dumps(body)}\n\n".encode()
 
     def _render(self, outputs: list[RequestOutput]) -> str:

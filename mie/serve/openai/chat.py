@@ -19,6 +19,7 @@ from mie.serve.openai.structure import structure_of
 from mie.serve.serving import Generation, Serving, new_id
 from mie.serve.sse import json_string
 from mie.tools.calls import ToolCall
+from mie.tools.json_end import JsonEnd
 
 
 async def chat_completions(request: Request) -> Response:
@@ -145,7 +146,7 @@ class ChatWriter(ChunkWriter):
     def end(self, choice: Choice, output: CompletionOutput, extras: str) -> list[str]:
         """Return the chunks that end a choice."""
         chunks = self.news(choice, output, extras if choice.has_news else "")
-        ending = reason(output, finish_reason(output, choice.num_calls))
+        ending = reason(output, finish_reason(output, choice.arguments))
         last = f'{{"index": {choice.index}, "delta": {{}}, "logprobs": null, {ending}}}'
         return [*chunks, last]
 
@@ -183,11 +184,12 @@ class ChatWriter(ChunkWriter):
             message["reasoning"] = each.reasoning or None
         if each.tool_calls:
             message["tool_calls"] = [call.as_message() for call in each.tool_calls]
+        arguments = each.tool_calls[-1].arguments if each.tool_calls else ""
         choice: dict[str, Any] = {
             "index": each.index,
             "message": message,
             "logprobs": self.logprobs and self.logprobs.chat(each.logprobs or ()),
-            "finish_reason": finish_reason(each, len(each.tool_calls or ())),
+            "finish_reason": finish_reason(each, arguments),
             "stop_reason": each.stop_reason,
         }
         if self.has_token_ids:
@@ -195,17 +197,22 @@ class ChatWriter(ChunkWriter):
         return choice
 
 
-def finish_reason(output: CompletionOutput, num_calls: int) -> str | None:
-    """Return why a choice ended, which is its calls if it has any and was not cut."""
-    return "tool_calls" if num_calls and output.finish_reason == "stop" else output.finish_reason
+def finish_reason(output: CompletionOutput, arguments: str) -> str | None:
+    """Return why a choice ended, which is its calls if it has any and the last one is whole.
+
+    ``arguments`` are those of the last call, which a stop string may have cut.
+    """
+    has_called = output.finish_reason == "stop" and JsonEnd().read(arguments)
+    return "tool_calls" if has_called else output.finish_reason
 
 
 def _call_deltas(choice: Choice, call: ToolCall) -> Iterator[str]:
     """Yield the deltas of what is new of a call: first its name, then pieces of its arguments."""
     if call.index >= choice.num_calls:
-        choice.num_calls = call.index + 1
+        choice.num_calls, choice.arguments = call.index + 1, ""
         begun = {"index": call.index, **replace(call, arguments="").as_message()}
         yield f'{{"tool_calls": [{json.dumps(begun)}]}}'
     if call.arguments:
+        choice.arguments += call.arguments
         piece = f'{{"arguments": {json_string(call.arguments)}}}'
         yield f'{{"tool_calls": [{{"index": {call.index}, "function": {piece}}}]}}'

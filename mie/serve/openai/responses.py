@@ -21,7 +21,6 @@ from mie.serve.errors import (
     naming_structure,
     refuse_failed,
     refuse_unfinished,
-    stream_error,
 )
 from mie.serve.openai.logprobs import LogprobWriter
 from mie.serve.openai.params import ignored_fields, parse
@@ -223,7 +222,7 @@ class ResponseWriter:
             yield self._event(name, **fields)
 
     def _failure(self, error: Exception) -> bytes:
-        failed = {"code": "server_error", "message": stream_error(error).message}
+        failed = {"code": "server_error", "message": self._generation.failed(error).message}
         return self._event("response.failed", response=self._unfinished("failed", failed)).encode()
 
     def _unfinished(self, status: str, error: dict[str, Any] | None) -> dict[str, Any]:

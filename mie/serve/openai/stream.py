@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
 from mie.params.sampling import RequestOutputKind
-from mie.serve.errors import refuse_failed, stream_error
+from mie.serve.errors import body_of, refuse_failed
 from mie.serve.openai.logprobs import LogprobWriter, TextOffsets
 from mie.serve.openai.params import wants_usage
 from mie.serve.openai.protocol import GenerationBody
@@ -33,6 +33,8 @@ class Choice:
         self.num_tokens = 0
         self.num_calls = 0
         """Calls of tools that were begun."""
+        self.arguments = ""
+        """The arguments of the last of them so far."""
         self.token_ids: list[int] = []
         self.rows: list[LogprobRow | None] = []
 
@@ -125,7 +127,10 @@ class ChunkWriter:
     # The stream
 
     async def events(self, outputs: list[RequestOutput]) -> AsyncGenerator[bytes, None]:
-        """Yield the events of the stream; ``outputs`` came already."""
+        """Yield the events of the stream; ``outputs`` came already.
+
+        If it fails, the last event is the error, and no choice has a ``finish_reason``.
+        """
         generation = self.generation
         try:
             while True:
@@ -142,7 +147,7 @@ class ChunkWriter:
                     generation.sent()
                 outputs = await generation.next()
         except Exception as error:
-            yield failure(error)
+            yield b"data: " + body_of(generation.failed(error), "") + b"\n\n" + DONE
 
     def render(self, outputs: list[RequestOutput]) -> str:
         """Return the events of outputs.
@@ -226,11 +231,6 @@ class ChunkWriter:
     def _keepalive(self) -> str:
         computed, total = self.generation.progress()
         return f": keepalive {computed}/{total}\n\n"
-
-
-def failure(error: Exception) -> bytes:
-    """Return the last events of a stream that fails. No choice has a finish_reason."""
-    return b"data: " + json.dumps(stream_error(error).body()).encode() + b"\n\n" + DONE
 
 
 def reason(output: CompletionOutput, finish_reason: str | None) -> str:

@@ -7,9 +7,9 @@ from starlette.types import Scope
 
 from mie.serve.asgi import header
 from mie.serve.config import ServeConfig
+from mie.serve.cross_site import is_localhost, is_own, name_in
 from mie.serve.errors import ApiError
 
-LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via")
 """Headers of proxies, which bring requests from other machines."""
 
@@ -55,14 +55,11 @@ def may_read_text(config: ServeConfig, scope: Scope) -> bool:
     """Return whether a request that may see the page may also read prompts and answers.
 
     Without keys, only this machine may. A name in the header ``Host`` that is not this machine's
-    tells that a page of another site asks, or a proxy.
+    tells that a proxy asks.
     """
     if has_keys(config) or config.uds is not None:
         return True
-    host, origin = header(scope, b"host") or "", header(scope, b"origin")
-    name, colon, port = host.rpartition(":")
-    is_named_so = (name if colon and port.isdecimal() else host).lower() in LOCAL_NAMES
-    is_own = origin is None or origin.partition("://")[2] == host
-    is_forwarded = any(header(scope, each) is not None for each in FORWARDED)
     client = scope.get("client") or ("", 0)
-    return client[0] in ("127.0.0.1", "::1") and is_named_so and is_own and not is_forwarded
+    is_from_here = is_localhost(client[0]) and is_localhost(name_in(header(scope, b"host") or ""))
+    is_forwarded = any(header(scope, each) is not None for each in FORWARDED)
+    return is_from_here and is_own(scope) and not is_forwarded

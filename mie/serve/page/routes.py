@@ -31,6 +31,7 @@ from mie.serve.page.why import sentence
 from mie.serve.page.worker import Worker
 from mie.serve.serving import Serving
 from mie.serve.sse import EventStream
+from mie.serve.wrong_keys import WrongKeys
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
@@ -62,6 +63,7 @@ class PageRoutes:
 
     def __init__(self, engine: AsyncLLM, config: ServeConfig, name: str) -> None:
         self.sessions = Sessions()
+        self.wrong_keys = WrongKeys()
         self.feed = Feed(engine, name)
         self._engine = engine
         self._config = config
@@ -115,12 +117,13 @@ class PageRoutes:
         key = body.get("key")
         name = name_of(self._config, key) if isinstance(key, str) else None
         if name is None:
-            raise ApiError(
+            unknown = ApiError(
                 401,
                 "the key is not one of this server's",
                 type="authentication_error",
                 code="invalid_api_key",
             )
+            raise await self.wrong_keys.answer_to(request.scope, unknown)
         request.scope["mie.client"] = name
         check_may_see(request)
         return self._with_cookie(request, self.sessions.open(name))

@@ -1,0 +1,352 @@
+"""Web pages of other sites, which no route answers, and clients that try wrong keys."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+
+import pytest
+from edge_helpers import asks, client_of, load
+from starlette.routing import Route
+
+from mie.errors import ConfigError
+from mie.serve.config import ServeConfig
+from mie.serve.keys import Keys
+from mie.serve.wrong_keys import MAX_CLIENTS, NUM_FREE, SECONDS, WrongKeys
+
+KEYS = Keys.of(["sk-one"])
+JSON = {"content-type": "application/json"}
+EVIL = {"origin": "https://evil.example"}
+BODY = b'{"prompt": "Once", "max_tokens": 1}'
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with_engine = load()
+    yield with_engine
+    with_engine.shutdown()
+
+
+def status(engine, config=None, path="/version", method="GET", **options):
+    async def ask():
+        async with client_of(engine, config) as client:
+            return (await client.request(method, path, **options)).status_code
+
+    return asks(ask())
+
+
+def answers_of_all_routes(engine, config, headers):
+    async def ask():
+        async with client_of(engine, config) as client:
+            found = {}
+            for route in client.app.routes:
+                assert isinstance(route, Route)
+                path = re.sub(r"{\w+(:path)?}", "x", route.path)
+                for method in route.methods:
+                    found[method, path] = await client.request(
+                        method, path, headers={**JSON, **headers}
+                    )
+            for path in ("/unknown", "/v1", "/health/"):
+                found["GET", path] = await client.get(path, headers=headers)
+            return found
+
+    return asks(ask())
+
+
+# Names.
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({"host": "evil.example"}, "host_not_allowed"),
+        ({"host": "evil.example:8000"}, "host_not_allowed"),
+        (EVIL, "origin_not_allowed"),
+        ({"origin": "null"}, "origin_not_allowed"),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-dest": "image"}, "origin_not_allowed"),
+    ],
+)
+def test_no_route_of_a_server_without_keys_answers_another_site(engine, headers, code):
+    found = answers_of_all_routes(engine, ServeConfig(), headers)
+    assert len(found) > 30
+    for (method, path), answer in found.items():
+        assert answer.status_code == 403, (method, path)
+        if method != "HEAD":
+            body = answer.json()
+            if path.startswith("/v1/messages"):
+                assert body["error"]["type"] == "permission_error"
+                assert body["type"] == "error"
+            else:
+                assert body["error"]["code"] == code
+            assert "--allowed-" in body["error"]["message"]
+            assert "--api-key" in body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("host", "options", "is_known"),
+    [
+        ("localhost", {}, True),
+        ("LocalHost:8000", {}, True),
+        ("localhost.", {}, True),
+        ("mie.localhost:8000", {}, True),
+        ("127.0.0.1:8000", {}, True),
+        ("127.8.9.1", {}, True),
+        ("[::1]", {}, True),
+        ("[::1]:8000", {}, True),
+        ("10.1.2.3:8000", {}, True),  # the probe of a container: no site owns an address
+        ("[fd00::2]:8000", {}, True),
+        ("localhost.evil.example", {}, False),
+        ("127.0.0.1.evil.example", {}, False),
+        ("evillocalhost", {}, False),
+        ("2130706433", {}, False),
+        ("127.1", {}, False),
+        ("evil.example:80:80", {}, False),
+        ("", {}, False),
+        ("mybox:8000", {"host": "0.0.0.0"}, False),
+        ("mybox:8000", {"host": "MyBox"}, True),
+        ("mybox", {"allowed_hosts": ["other", "MyBox"]}, True),
+        ("example.org", {"allowed_hosts": ["*.example.org"]}, False),
+        ("a.example.org:1", {"allowed_hosts": ["*.example.org"]}, True),
+        ("a.b.example.org", {"allowed_hosts": ["*.example.org"]}, True),
+        ("evilexample.org", {"allowed_hosts": ["*.example.org"]}, False),
+        ("evil.example", {"allowed_hosts": ["*"]}, True),
+        ("evil.example", {"allowed_origins": ["*"]}, False),
+        ("evil.example", {"keys": KEYS}, True),
+        ("evil.example", {"keys": KEYS, "allowed_hosts": ["example.org"]}, False),
+        ("evil.example", {"admin_keys": KEYS}, False),
+    ],
+)
+def test_a_server_answers_to_addresses_and_to_the_names_that_it_knows(
+    engine, host, options, is_known
+):
+    config = ServeConfig(**options)
+    assert status(engine, config, headers={"host": host}) == (200 if is_known else 403)
+
+
+def test_each_host_of_a_request_is_checked_and_none_is_fine(engine):
+    """A client that sends none, such as a load balancer with HTTP/1.0, is no browser."""
+    two = [("host", "localhost"), ("host", "evil.example")]
+    assert status(engine, headers=two) == 403
+
+    async def ask():
+        async with client_of(engine) as client:
+            request = client.build_request("GET", "/health")
+            del request.headers["host"]
+            return (await client.send(request)).status_code
+
+    assert asks(ask()) == 200
+
+
+def test_what_is_refused_is_one_line_of_the_log(engine, caplog):
+    caplog.set_level(logging.INFO, "mie")
+    assert status(engine, path="/health", headers={"host": "evil.example\x7f"}) == 403
+    assert status(engine, path="/health", headers=EVIL) == 403
+    [of_host, of_origin] = [each.facts for each in caplog.records if hasattr(each, "facts")]
+    assert of_host["refused"] == "to the name 'evil.example\\x7f'"
+    assert of_origin["refused"] == "a page of https://evil.example"
+    assert len(caplog.records) == 2
+
+
+# Origins.
+
+
+@pytest.mark.parametrize(
+    ("headers", "options", "is_taken"),
+    [
+        ({"origin": "http://localhost"}, {}, True),
+        ({"origin": "https://localhost"}, {}, True),  # a proxy may speak TLS
+        ({"origin": "http://localhost:3000"}, {}, False),
+        ({"origin": "http://127.0.0.1"}, {}, False),
+        ({"origin": "http://evil.example", "host": "127.0.0.1"}, {}, False),
+        (EVIL, {"allowed_origins": ["https://evil.example"]}, True),
+        (EVIL, {"allowed_origins": ["https://other.example"]}, False),
+        (EVIL, {"allowed_origins": ["*"]}, True),
+        ({"origin": "null"}, {"allowed_origins": ["null"]}, True),
+        (EVIL, {"keys": KEYS}, True),
+        (EVIL, {"admin_keys": KEYS}, False),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-dest": "script"}, {}, False),
+        ({"sec-fetch-site": "same-site", "sec-fetch-dest": "empty"}, {}, False),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-dest": "iframe"}, {}, False),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-dest": "document"}, {}, True),
+        ({"sec-fetch-site": "same-origin", "sec-fetch-dest": "empty"}, {}, True),
+        ({"sec-fetch-site": "none", "sec-fetch-dest": "document"}, {}, True),
+        ({"sec-fetch-site": "cross-site"}, {"allowed_origins": ["*"]}, True),
+    ],
+)
+def test_a_page_of_this_server_or_of_an_allowed_site_is_answered(
+    engine, headers, options, is_taken
+):
+    assert (status(engine, ServeConfig(**options), headers=headers) == 200) == is_taken
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"allowed_hosts": "example.org"}, "allowed_hosts must be a list; got 'example.org'"),
+        ({"allowed_hosts": ["http://example.org"]}, "allowed_hosts must be like name without"),
+        ({"allowed_hosts": ["example.org:80"]}, "allowed_hosts must be like name without"),
+        ({"allowed_origins": "*"}, "allowed_origins must be a list"),
+        ({"allowed_origins": ["example.org"]}, r"allowed_origins must be like scheme://name"),
+        ({"allowed_origins": ["https://example.org/"]}, r"allowed_origins must be like scheme"),
+        ({"allowed_origins": ['["*"]']}, r"allowed_origins must be like scheme"),
+    ],
+)
+def test_a_list_that_would_match_nothing_is_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        ServeConfig(**options)
+
+
+# Content types.
+
+
+@pytest.mark.parametrize("options", [{}, {"keys": KEYS}], ids=["keyless", "keys"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/reset_prefix_cache", "/tokenize"])
+@pytest.mark.parametrize(
+    ("kind", "is_taken"),
+    [
+        ("text/plain", False),
+        ("Text/Plain; charset=utf-8", False),
+        ("application/x-www-form-urlencoded", False),
+        ("multipart/form-data; boundary=x", False),
+        ("application/csp-report", False),
+        ("application/reports+json", False),
+        ("application/x-ndjson", False),
+        ("", False),
+        (None, False),
+        ("application/json", True),
+        ("Application/JSON; charset=utf-8", True),
+    ],
+)
+def test_a_body_that_is_not_json_is_refused(engine, path, kind, is_taken, options):
+    headers = {"authorization": "Bearer sk-one"}
+    if kind is not None:
+        headers["content-type"] = kind
+
+    async def ask():
+        async with client_of(engine, ServeConfig(**options)) as client:
+            response = await client.post(path, content=BODY, headers=headers)
+            assert (response.status_code == 200) == is_taken
+            if not is_taken:
+                error = response.json()["error"]
+                assert response.status_code == 415
+                assert error["code"] == "unsupported_media_type"
+                assert "send the header 'Content-Type: application/json'" in error["message"]
+
+    asks(ask())
+
+
+def test_a_post_without_a_body_needs_no_content_type(engine):
+    assert status(engine, path="/reset_prefix_cache", method="POST") == 200
+
+
+def test_a_trace_has_its_own_content_type(engine):
+    trace = {"path": "/mie/trace", "method": "POST", "content": b"{}\n"}
+    assert status(engine, **trace, headers={"content-type": "application/x-ndjson"}) == 400
+    assert status(engine, **trace, headers=JSON) == 415
+
+
+# Wrong keys.
+
+
+class Clock:
+    """A clock that only sleeping moves."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    async def sleep(self, seconds):
+        self.now += seconds
+
+    def limit(self):
+        return WrongKeys(lambda: self.now, self.sleep)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("mie.serve.page.routes.WrongKeys", clock.limit)
+    return clock
+
+
+@pytest.mark.parametrize("way", ["login", "bearer", "x-api-key"])
+def test_wrong_keys_in_a_row_are_slowed_and_the_right_one_is_not(engine, clock, way):
+    async def attempt(client, key):
+        if way == "login":
+            return await client.post("/mie/login", json={"key": key})
+        name, value = (
+            ("x-api-key", key) if way == "x-api-key" else ("authorization", f"bearer {key}")
+        )
+        return await client.get("/load", headers={name: value})
+
+    async def ask():
+        async with client_of(engine, ServeConfig(keys=KEYS)) as client:
+            for number in range(30):
+                assert (await attempt(client, f"sk-{number}")).status_code == 401
+            slept = clock.now
+            right = (await attempt(client, "sk-one")).status_code
+            return slept, right, clock.now - slept
+
+    slept, right, more = asks(ask())
+    assert slept == (30 - NUM_FREE) * SECONDS
+    assert (right, more) == (204 if way == "login" else 200, 0.0)
+
+
+def test_requests_without_a_key_are_no_attempts(engine, clock):
+    async def ask():
+        async with client_of(engine, ServeConfig(keys=KEYS)) as client:
+            for _ in range(30):
+                assert (await client.get("/load")).status_code == 401
+
+    asks(ask())
+    assert clock.now == 0.0
+
+
+def test_wrong_keys_at_once_wait_one_after_another_or_are_refused(engine, monkeypatch):
+    """They neither pile up nor keep the right key out."""
+    may_go = asyncio.Event()
+    monkeypatch.setattr(
+        "mie.serve.page.routes.WrongKeys", lambda: WrongKeys(lambda: 0.0, lambda _: may_go.wait())
+    )
+
+    async def ask():
+        async with client_of(engine, ServeConfig(keys=KEYS)) as client:
+            wrong = {"authorization": "Bearer sk-two"}
+            answers = [asyncio.ensure_future(client.get("/load", headers=wrong)) for _ in range(50)]
+            while sum(each.done() for each in answers) < 47:
+                await asyncio.sleep(0)
+            right = await client.get("/load", headers={"authorization": "Bearer sk-one"})
+            assert right.status_code == 200
+            may_go.set()
+            found = [await each for each in answers]
+            assert [each.status_code for each in found].count(401) == NUM_FREE + 3
+            refused = [each for each in found if each.status_code == 429]
+            assert len(refused) == 50 - NUM_FREE - 3
+            assert all(int(each.headers["retry-after"]) > 0 for each in refused)
+
+    asks(ask())
+
+
+def test_clients_are_told_apart_and_few_are_remembered():
+    clock, refusal = Clock(), object()
+
+    async def wrong(limit, address, times=1):
+        for _ in range(times):
+            await limit.answer_to({"client": (address, 1)}, refusal)
+        return clock.now
+
+    async def ask():
+        limit = clock.limit()
+        assert await wrong(limit, "192.0.2.1", NUM_FREE) == 0
+        assert await wrong(limit, "192.0.2.2", NUM_FREE) == 0
+        assert await wrong(limit, "192.0.2.1") == SECONDS
+        clock.now = 1000.0
+        assert await wrong(limit, "192.0.2.1", NUM_FREE) == 1000.0, "it is forgiven"
+        assert await wrong(limit, "2001:db8::1", NUM_FREE) == 1000.0
+        assert await wrong(limit, "2001:db8::ffff:2") == 1000.0 + SECONDS, "the same network"
+        for number in range(MAX_CLIENTS + 10):
+            await wrong(limit, f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
+        assert len(limit._free_at) == MAX_CLIENTS
+        await limit.answer_to({"client": None}, refusal)
+
+    asks(ask())

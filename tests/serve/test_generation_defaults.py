@@ -1,0 +1,117 @@
+"""Sampling parameters that a request leaves out are those of the model's generation_config.json."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from edge_helpers import asks, client_of, server_of
+
+from mie import AsyncLLM
+from mie.checkpoint.locate import BUNDLED_DIRECTORY
+from mie.cli import _parser
+from mie.cli.serve import engine_settings
+
+RECOMMENDED = {"temperature": 1.7, "top_k": 7, "max_new_tokens": 12, "top_p": None}
+MESSAGES = [{"role": "user", "content": "Who is Mia?"}]
+DIALECTS = {
+    "/v1/completions": {"prompt": "Once upon a time", "max_tokens": 12},
+    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 12},
+    "/v1/responses": {"input": "Who is Mia?", "max_output_tokens": 12},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 12},
+}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """The bundled model, with other recommendations."""
+    folder = tmp_path_factory.mktemp("model") / "model"
+    shutil.copytree(BUNDLED_DIRECTORY, folder)
+    (folder / "generation_config.json").write_text(json.dumps(RECOMMENDED))
+    return folder
+
+
+def engine_of(*words):
+    """The engine of ``mie serve`` with these words on its command line."""
+    args = _parser().parse_args(["serve", *words, "--num-blocks", "64", "--max-num-seqs", "2"])
+    return AsyncLLM(**engine_settings(args))
+
+
+@pytest.fixture(scope="module")
+def engines(directory):
+    """The server's engine with its default, and one that ignores the file."""
+    found = [engine_of(str(directory)), engine_of(str(directory), "--generation-config", "vllm")]
+    yield found
+    for engine in found:
+        engine.shutdown()
+
+
+def text_of(answer):
+    """What an answer of any dialect says."""
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    if "choices" in body:
+        choice = body["choices"][0]
+        return choice["text"] if "text" in choice else choice["message"]["content"]
+    if "output" in body:
+        return body["output"][-1]["content"][0]["text"]
+    return body["content"][0]["text"]
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+def test_a_request_gets_what_the_model_recommends_unless_it_says_otherwise(engines, path):
+    """A seed makes answers comparable: equal parameters draw equal tokens."""
+
+    async def ask(engine, **given):
+        async with client_of(engine) as client:
+            return text_of(await client.post(path, json={**DIALECTS[path], "seed": 5, **given}))
+
+    async def compare():
+        default, neutral = engines
+        left_out = await ask(default)
+        has_top_k = path != "/v1/responses"  # which has no such field
+        spelled_out = {"temperature": 1.7, **({"top_k": 7} if has_top_k else {})}
+        if has_top_k:
+            assert left_out == await ask(neutral, **spelled_out)
+        assert left_out == await ask(default, **spelled_out)
+        assert left_out != await ask(neutral)
+        assert left_out != await ask(default, temperature=0)
+        assert await ask(default, temperature=0) == await ask(neutral, temperature=0)
+
+    asks(compare())
+
+
+def test_a_recommended_length_holds_where_a_request_names_none(engines):
+    async def ask(engine, **given):
+        body = {"messages": MESSAGES, "ignore_eos": True, **given}
+        async with client_of(engine) as client:
+            answer = await client.post("/v1/chat/completions", json=body)
+            return answer.json()["usage"]["completion_tokens"]
+
+    async def compare():
+        default, _ = engines
+        assert await ask(default) == RECOMMENDED["max_new_tokens"]
+        assert await ask(default, max_tokens=20) == 20
+
+    asks(compare())
+
+
+@pytest.mark.parametrize("words", [[], ["--generation-config", "vllm"]], ids=["auto", "vllm"])
+def test_the_server_says_which_values_come_from_the_file(directory, words, capsys):
+    async def start():
+        async with server_of(engine_of(str(directory), *words)):
+            pass
+
+    asks(start())
+    file = directory / "generation_config.json"
+    values = "temperature=1.7, top_k=7, max_tokens=12"
+    note = "--generation-config vllm ignores the file"
+    [said] = [line for line in capsys.readouterr().err.splitlines() if "sampling" in line]
+    defaults = "neutral" if words else f"of {file}: {values} ({note})"
+    assert said == f"[sampling defaults{':' if words else ''} {defaults}]"
+
+
+def test_the_default_is_the_one_of_llm():
+    args = _parser().parse_args(["serve"])
+    assert "generation_config" not in engine_settings(args)
