@@ -22,6 +22,7 @@ from mie.config.request_limits import RequestLimits, limits_of
 from mie.config.settings import BACKENDS, setting, settings_of
 from mie.config.vllm_names import VllmNames, refuse_what_vllm_has
 from mie.errors import ConfigError
+from mie.refusals import refuses_names
 
 P = ParamSpec("P")
 
@@ -136,6 +137,7 @@ class ModelSettings:
     )
 
 
+@refuses_names
 @keyword_checked
 @dataclass(frozen=True, repr=False)
 class EngineArgs(VllmNames, EngineSettings, ModelSettings):
