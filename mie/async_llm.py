@@ -361,4 +361,4 @@ class AsyncLLM:
 
 
 AsyncLLMEngine = AsyncLLM
-"""vLLM's other name of `AsyncLLM`."""
+"""Another name of `AsyncLLM`, as in vLLM."""

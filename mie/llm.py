@@ -44,8 +44,8 @@ class LLM:
 
         The arguments are the fields of `EngineArgs`. They select the model and its tokenizer, the
         backend and the dtype. They include the settings of `EngineConfig`, such as max_num_seqs and
-        num_blocks. vLLM's other arguments are accepted at values without effect. docs/settings.md
-        explains all of them.
+        num_blocks. docs/settings.md explains all of them, and docs/vllm.md those that have no
+        effect.
 
         Raises:
             ConfigError: a setting is unknown, out of range, or refused with the reason.
@@ -340,11 +340,7 @@ class LLM:
         return self.llm_engine.add(prepared)
 
     def step(self) -> list[RequestOutput]:
-        """Run one step and return new outputs of the requests that `add_request` queued.
-
-        Outputs from steps of other callers are returned at once, without a step. Each request gets
-        one output with ``finished``, even if it was aborted or failed.
-        """
+        """Run one step and return new outputs of `add_request`; see `LLMEngine.step`."""
         return self.llm_engine.step()
 
     @property

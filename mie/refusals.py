@@ -65,7 +65,7 @@ REFUSED: Mapping[str, Mapping[str, str]] = {
         **_POOLING_OUTPUTS,
         "PoolingParams": _POOLING,
         "ModelRegistry": "a family is flags in mie.checkpoint.config (docs/howto/model-family.md)",
-        "initialize_ray_cluster": "serve replicas with `mie serve --ray` (docs/scale.md)",
+        "initialize_ray_cluster": "run `mie serve --replicas N --ray-address auto`",
     },
     "vllm.inputs": {
         **_each(_PLAIN_PROMPT, "DataPrompt EmbedsPrompt ExplicitEncoderDecoderPrompt"),
@@ -100,7 +100,7 @@ REFUSED: Mapping[str, Mapping[str, str]] = {
     "vllm.lora.request": {"LoRARequest": _LORA},
     # Classes.
     "LLM": {
-        **_each(_POOLING, "encode embed classify score pooling_io_processors"),
+        **_each(_POOLING, "encode embed classify score pooling_task pooling_io_processors"),
         **_each(_WORKERS, "collective_rpc apply_model"),
         **_UPDATES,
         "get_weight_version": "call weights_digest()",
@@ -109,6 +109,7 @@ REFUSED: Mapping[str, Mapping[str, str]] = {
         "reset_mm_cache": _TEXT_ONLY,
         **_each(_INSIDE, "engine_class input_processor renderer request_counter"),
         "chat_template": "call get_tokenizer().chat_template",
+        "chat_template_config": "call get_tokenizer().chat_template",
         "default_sampling_params": "call get_default_sampling_params()",
     },
     "LLMEngine": {

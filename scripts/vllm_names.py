@@ -65,11 +65,16 @@ class Wheel:
         [info] = unpacked.glob("vllm-*.dist-info")
         self.version = info.name.removeprefix("vllm-").removesuffix(".dist-info")
         self.package = unpacked / "vllm"
-        self._configs = {
-            node.name: node
+        nodes = [
+            node
             for path in sorted((self.package / "config").glob("*.py"))
             for node in ast.parse(path.read_text(encoding="utf-8")).body
-            if isinstance(node, ast.ClassDef)
+        ]
+        self._configs = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+        self._constants = {
+            ast.unparse(node.targets[0]): node.value
+            for node in nodes
+            if isinstance(node, ast.Assign)
         }
 
     def tree(self, path: str) -> ast.Module:
@@ -93,6 +98,8 @@ class Wheel:
         """
         if isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name):
             return self._of_config(value.value.id, value.attr)
+        if isinstance(value, ast.Name) and value.id in self._constants:
+            return self.plain(self._constants[value.id])
         if isinstance(value, ast.Call):
             name = ast.unparse(value.func)
             if name == "get_field":
@@ -106,8 +113,10 @@ class Wheel:
 
     def _of_config(self, config: str, name: str) -> Any:
         for node in self._configs[config].body if config in self._configs else ():
-            if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name and node.value:
-                return self.plain(node.value)
+            if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+                target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+                if ast.unparse(target) == name:
+                    return self.plain(node.value)
         raise ValueError(f"{config}.{name} has no plain default")
 
 

@@ -157,6 +157,8 @@ class EngineArgs(VllmNames, EngineSettings, ModelSettings):
 
     def __post_init__(self) -> None:
         refuse_what_vllm_has(self)
+        if self.reasoning_parser == "":  # vLLM's default
+            object.__setattr__(self, "reasoning_parser", "none")
         for name, _, declared in settings_of(ModelSettings):
             check_setting(name, getattr(self, name), declared)
         for name in ("hf_overrides", "override_generation_config"):

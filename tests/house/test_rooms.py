@@ -36,12 +36,13 @@ ROOMS = {
     "arithmetic": Room(),
     "errors": Room(),
     "reprs": Room(),
+    "refusals": Room(mie={"errors"}),
     "system": Room(mie={"errors"}),
-    "stats": Room(),
+    "stats": Room(mie={"refusals"}),
     "memory": Room(mie={"arithmetic", "stats.memory"}),
     # level 1: arrays, settings, requests, events, text
-    "config": Room(mie={"errors", "reprs"}),
-    "params": Room(mie={"config", "errors"}),
+    "config": Room(mie={"errors", "refusals", "reprs"}),
+    "params": Room(mie={"config", "errors", "refusals"}),
     "events": Room(mie={"errors", "system.files"}),
     "replay": Room(mie={"errors", "events"}),
     # ml_dtypes: NumPy has no 8-bit float, which the KV cache may hold
@@ -109,6 +110,7 @@ ROOMS = {
             "engine",
             "errors",
             "params",
+            "refusals",
             "reprs",
             "sched",
             "stats",
@@ -118,7 +120,7 @@ ROOMS = {
         },
         packages={"tqdm"},
     ),
-    "llm": Room(
+    "llm_engine": Room(
         mie={
             "config.engine_args",
             "engine.metrics",
@@ -126,6 +128,20 @@ ROOMS = {
             "frontend",
             "load.parts",
             "params",
+            "refusals",
+            "text",
+        },
+    ),
+    "llm": Room(
+        mie={
+            "config.engine_args",
+            "engine.metrics",
+            "errors",
+            "frontend",
+            "llm_engine",
+            "load.parts",
+            "params",
+            "refusals",
             "text",
         },
     ),
@@ -142,11 +158,19 @@ ROOMS = {
             "frontend",
             "llm",
             "params",
+            "refusals",
             "sched.waiting",
             "stats.step",
             "text",
         }
     ),
+    # level 4: modules of vLLM under its names
+    "inputs": Room(mie={"frontend.prompts", "refusals"}),
+    "logprobs": Room(mie={"frontend.outputs", "refusals"}),
+    "lora": Room(mie={"refusals"}),
+    "outputs": Room(mie={"frontend.outputs", "refusals"}),
+    "pooling_params": Room(mie={"refusals"}),
+    "sampling_params": Room(mie={"params", "refusals"}),
     "batch": Room(mie={"errors", "frontend.outputs", "llm", "params.sampling"}),
     # level 5: the edges
     "doctor": Room(
@@ -268,9 +292,11 @@ ROOMS = {
             "errors",
             "frontend",
             "llm",
+            "llm_engine",
             "params.beam_search",
             "params.sampling",
             "params.structured",
+            "refusals",
             "system.logs",
             "tools.calls",
             "version",
