@@ -58,7 +58,8 @@ class ModelSettings:
         "auto",
         "text",
         "data type to compute in: float32 or float64 on a CPU; float16, bfloat16 or float32 on a "
-        "GPU",
+        "GPU. On a CPU, bfloat16 and float16 (half) keep weights and KV cache in 16 bits and "
+        "compute in float32",
         "model",
         default_text="auto: float32 on a CPU; on a GPU bfloat16 if the model's is, else float16",
     )

@@ -60,7 +60,7 @@ ROOMS = {
     "ops_gpu": Room(
         mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy", "cupy", "ml_dtypes"}
     ),
-    "model": Room(mie={"checkpoint", "ops.backend"}, packages={"numpy"}),
+    "model": Room(mie={"checkpoint", "errors", "ops.backend"}, packages={"numpy"}),
     "sched": Room(mie={"arithmetic", "config", "errors", "memory", "params", "stats.request"}),
     # level 3: it reads the private state of memory and sched
     "audit": Room(mie={"memory", "sched"}),
