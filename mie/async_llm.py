@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import weakref
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
@@ -16,7 +15,7 @@ from mie.config.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_o
 from mie.engine.look import Look, look_at, tokens_of
 from mie.engine.metrics import Metric, Snapshot
 from mie.engine_thread import EngineThread, OutputStream
-from mie.errors import EngineDeadError, RequestError, RequestFailedError, shown
+from mie.errors import EngineDeadError, RequestError, RequestFailedError, ThreadLimitError, shown
 from mie.frontend.outputs import RequestOutput
 from mie.frontend.prompts import Prompt
 from mie.frontend.request_state import PreparedRequest
@@ -27,6 +26,7 @@ from mie.params.unsupported import refuse_options
 from mie.refusals import refuses_names
 from mie.sched.waiting import Wait, why_waiting
 from mie.stats.step import QueueState
+from mie.system.threads import call_in_thread
 from mie.text.messages import Message
 from mie.text.pretrained import PretrainedTokenizer
 
@@ -152,7 +152,7 @@ class AsyncLLM:
             EngineDeadError: the engine cannot go on.
         """
         self._thread.check_alive()
-        return await asyncio.to_thread(
+        return await call_in_thread(
             self._llm.prepare,
             prompt,
             sampling_params,
@@ -197,7 +197,7 @@ class AsyncLLM:
 
     async def chat_prompt(self, messages: Sequence[Message], **options: Any) -> dict[str, Any]:
         """Render a conversation as a prompt in a worker thread; see `LLM.chat_prompt`."""
-        return await asyncio.to_thread(self._llm.chat_prompt, messages, **options)
+        return await call_in_thread(self._llm.chat_prompt, messages, **options)
 
     async def abort(self, request_id: str | Collection[str], **others: Any) -> None:
         """End requests before the next step; each generator yields a final output."""
@@ -244,7 +244,7 @@ class AsyncLLM:
 
     async def weights_digest(self) -> str:
         """Return what tells the weights from others; see `LLM.weights_digest`."""
-        return await asyncio.to_thread(self._llm.weights_digest)
+        return await call_in_thread(self._llm.weights_digest)
 
     @property
     def generation_config(self) -> GenerationConfig:
@@ -273,7 +273,7 @@ class AsyncLLM:
         if self._loop.dead_error is not None:  # no thread runs steps any more
             return self._llm.get_metrics()
         name = os.fspath(self._llm.engine_args.model)
-        return await asyncio.to_thread((await self.metrics_snapshot()).read, name)
+        return await call_in_thread((await self.metrics_snapshot()).read, name)
 
     async def look(self) -> Look:
         """Return what the engine's log has, and the engine's counts."""
@@ -357,7 +357,10 @@ class AsyncLLM:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await asyncio.to_thread(self.shutdown)
+        try:
+            await call_in_thread(self.shutdown)
+        except ThreadLimitError:
+            self.shutdown()  # it holds the event loop up to the end of a step
 
 
 AsyncLLMEngine = AsyncLLM

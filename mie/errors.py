@@ -11,6 +11,7 @@
     │   ├── RequestFailedError      the request failed while it ran
     │   └── ChatTemplateError       the chat template is missing, raised, or did not end
     ├── EngineDeadError             the engine has failed, and its requests are lost
+    ├── ThreadLimitError            the system refuses another thread
     ├── TraceError                  an event log cannot be read, or is impossible
     ├── MissingExtraError           an optional dependency is not installed
     ├── UnsupportedNameError        an attribute exists in vLLM only
@@ -73,6 +74,10 @@ class ChatTemplateError(RequestError):
 
 class EngineDeadError(MieError, RuntimeError):
     """The engine has failed, and its requests are lost. Load a new one."""
+
+
+class ThreadLimitError(MieError, RuntimeError):
+    """The system refuses another thread. What runs goes on."""
 
 
 class TraceError(MieError):

@@ -145,7 +145,9 @@ ROOMS = {
             "text",
         },
     ),
-    "engine_thread": Room(mie={"errors", "frontend", "sched.sequence", "stats.request"}),
+    "engine_thread": Room(
+        mie={"errors", "frontend", "sched.sequence", "stats.request", "system.threads"}
+    ),
     "async_llm": Room(
         mie={
             "checkpoint.generation",
@@ -161,6 +163,7 @@ ROOMS = {
             "refusals",
             "sched.waiting",
             "stats.step",
+            "system.threads",
             "text",
         }
     ),
@@ -238,6 +241,7 @@ ROOMS = {
             "reprs",
             "sched.waiting",
             "stats",
+            "system.threads",
             "text",
             "tools.calls",
             "version",
