@@ -137,17 +137,18 @@ def _smaller_dtypes(
     backend: str, dtype: str, config: EngineConfig, model: ModelConfig
 ) -> Iterator[str]:
     """Yield the data types with which the model fits, if the backend supports them."""
+    half = model.dtype if model.dtype in HALVES else "float16"
     for changes, changed_dtype in (
         ({"kv_cache_dtype": "int8"}, dtype),
         ({"weight_dtype": model.dtype}, dtype),
-        ({}, "float16"),
+        ({}, half),
     ):
         with suppress(ConfigError):
             changed = replace(config, **changes)  # type: ignore[arg-type]  # these are words
             smaller = load_backend(backend, changed_dtype, changed, checkpoint_dtype=model.dtype)
             if fits(changed, model, smaller):
                 text = ", ".join(f"{name}={value}" for name, value in changes.items())
-                yield text or "dtype=float16"
+                yield text or f"dtype={half}"
 
 
 def _weights(directory: Path, model: ModelConfig, dummy_seed: int | None) -> Checkpoint:
