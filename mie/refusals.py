@@ -27,7 +27,6 @@ _CONFIGS = "llm.engine_args has the arguments and llm.model_config the model"
 _STATS = "call get_metrics()"
 _INSIDE = "read llm.engine, whose scheduler and log are public"
 _ONE_DEVICE = "mie computes on one device"
-_NOT_BOTH = "one engine serves one model; the constructor takes all arguments"
 _CLOSED = "cancel requests with abort(), or stop adding them"
 
 _ENGINE = {

@@ -108,7 +108,9 @@ def load_engine(
     logger = logging.getLogger(__name__)
     logger.info("loaded %s on %s in %.2f s", directory, backend, time.perf_counter() - began)
     if kept is not None:
-        logger.info("weights and KV cache are kept in %s; a CPU computes in float32", dtype)
+        cache = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+        text = "weights are kept in %s and the KV cache in %s; a CPU computes in float32"
+        logger.info(text, dtype, cache)
     logger.info("memory plan:\n%s", plan.table())
     return engine
 
