@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from mie.system.logs import set_up_logging as _set_up_logging
 from mie.version import __version__ as __version__
+from mie.version import __version_tuple__ as __version_tuple__
 
 if TYPE_CHECKING:
     from mie.async_llm import AsyncLLM as AsyncLLM
+    from mie.async_llm import AsyncLLMEngine as AsyncLLMEngine
     from mie.config.engine import EngineConfig as EngineConfig
     from mie.config.engine_args import AsyncEngineArgs as AsyncEngineArgs
     from mie.config.engine_args import EngineArgs as EngineArgs
@@ -23,7 +25,11 @@ if TYPE_CHECKING:
     from mie.frontend.beam_search import BeamSearchSequence as BeamSearchSequence
     from mie.frontend.outputs import CompletionOutput as CompletionOutput
     from mie.frontend.outputs import RequestOutput as RequestOutput
+    from mie.frontend.prompts import PromptType as PromptType
+    from mie.frontend.prompts import TextPrompt as TextPrompt
+    from mie.frontend.prompts import TokensPrompt as TokensPrompt
     from mie.llm import LLM as LLM
+    from mie.llm_engine import LLMEngine as LLMEngine
     from mie.params.beam_search import BeamSearchParams as BeamSearchParams
     from mie.params.sampling import RequestOutputKind as RequestOutputKind
     from mie.params.sampling import SamplingParams as SamplingParams
@@ -33,6 +39,11 @@ if TYPE_CHECKING:
 _HOMES = {
     "LLM": "mie.llm",
     "AsyncLLM": "mie.async_llm",
+    "AsyncLLMEngine": "mie.async_llm",
+    "LLMEngine": "mie.llm_engine",
+    "PromptType": "mie.frontend.prompts",
+    "TextPrompt": "mie.frontend.prompts",
+    "TokensPrompt": "mie.frontend.prompts",
     "SamplingParams": "mie.params.sampling",
     "StructuredOutputsParams": "mie.params.structured",
     "RequestOutputKind": "mie.params.sampling",
@@ -54,6 +65,7 @@ __all__ = [
     "LLM",
     "AsyncEngineArgs",
     "AsyncLLM",
+    "AsyncLLMEngine",
     "BeamSearchOutput",
     "BeamSearchParams",
     "BeamSearchSequence",
@@ -61,12 +73,16 @@ __all__ = [
     "Engine",
     "EngineArgs",
     "EngineConfig",
+    "LLMEngine",
     "MieError",
+    "PromptType",
     "RequestLimits",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
     "ToolCall",
 ]
 
@@ -75,7 +91,9 @@ _set_up_logging()
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
-        raise AttributeError(f"module 'mie' has no attribute {name!r}")
+        from mie.refusals import missing
+
+        raise missing("vllm", name)
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

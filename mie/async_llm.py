@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import weakref
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from mie.checkpoint.generation import GenerationConfig
 from mie.config.engine import EngineConfig
@@ -16,15 +15,18 @@ from mie.config.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_o
 from mie.engine.look import Look, look_at, tokens_of
 from mie.engine.metrics import Metric, Snapshot
 from mie.engine_thread import EngineThread, OutputStream
-from mie.errors import ConfigError, EngineDeadError, RequestError, RequestFailedError, shown
+from mie.errors import EngineDeadError, RequestError, RequestFailedError, ThreadLimitError, shown
 from mie.frontend.outputs import RequestOutput
-from mie.frontend.prepare import Prompt
+from mie.frontend.prompts import Prompt
 from mie.frontend.request_state import PreparedRequest
 from mie.llm import LLM
 from mie.params.checks import check_request_id
 from mie.params.sampling import SamplingParams
+from mie.params.unsupported import refuse_options
+from mie.refusals import refuses_names
 from mie.sched.waiting import Wait, why_waiting
 from mie.stats.step import QueueState
+from mie.system.threads import call_in_thread
 from mie.text.messages import Message
 from mie.text.pretrained import PretrainedTokenizer
 
@@ -60,6 +62,7 @@ class Pulse(NamedTuple):
     num_waiting: int
 
 
+@refuses_names
 class AsyncLLM:
     """A model, its tokenizer, and an engine with its own thread.
 
@@ -88,8 +91,9 @@ class AsyncLLM:
         self._finalizer = weakref.finalize(self, self._thread.stop)
 
     @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
+    def from_engine_args(cls, engine_args: EngineArgs, **others: Any) -> AsyncLLM:
         """Load the model that ``engine_args`` describes."""
+        refuse_options(AsyncLLM.from_engine_args, others)
         return cls(**vars(engine_args))
 
     async def generate(
@@ -100,30 +104,22 @@ class AsyncLLM:
         *,
         priority: int = 0,
         client: str | None = None,
-        lora_request: None = None,
-        tokenization_kwargs: None = None,
-        trace_headers: None = None,
-        data_parallel_rank: None = None,
+        **others: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield a request's outputs as they arrive; the last one has ``finished``.
 
         ``sampling_params.output_kind`` selects what each output contains. Outputs are merged if the
         consumer is slower than the engine. Cancelling the task, or closing the generator, aborts
         the request before the next step. Under the fair policy, each ``client`` gets an equal
-        share of tokens. The last four arguments exist for compatibility with vLLM and must be None.
+        share of tokens. vLLM's other arguments are accepted as None.
 
         Raises:
-            ConfigError: one of the last four is not None.
+            ConfigError: a parameter is unknown, or refused with the reason.
             RequestError: the request could never be served.
             RequestFailedError: the request failed while it ran.
             EngineDeadError: the engine is dead.
         """
-        refuse_unless_none(
-            lora_request=lora_request,
-            tokenization_kwargs=tokenization_kwargs,
-            trace_headers=trace_headers,
-            data_parallel_rank=data_parallel_rank,
-        )
+        refuse_options(AsyncLLM.generate, others)
         prepared = await self.prepare(
             prompt, sampling_params, request_id, priority=priority, client=client
         )
@@ -156,7 +152,7 @@ class AsyncLLM:
             EngineDeadError: the engine cannot go on.
         """
         self._thread.check_alive()
-        return await asyncio.to_thread(
+        return await call_in_thread(
             self._llm.prepare,
             prompt,
             sampling_params,
@@ -201,20 +197,11 @@ class AsyncLLM:
 
     async def chat_prompt(self, messages: Sequence[Message], **options: Any) -> dict[str, Any]:
         """Render a conversation as a prompt in a worker thread; see `LLM.chat_prompt`."""
-        return await asyncio.to_thread(self._llm.chat_prompt, messages, **options)
+        return await call_in_thread(self._llm.chat_prompt, messages, **options)
 
-    def encode(self, *args: Any, **options: Any) -> NoReturn:
-        """Refuse every call: vLLM has this method for embedding models.
-
-        Raises:
-            RequestError: always.
-        """
-        raise RequestError(
-            "AsyncLLM.encode needs an embedding model; mie runs generative models (call generate)"
-        )
-
-    async def abort(self, request_id: str | Collection[str]) -> None:
+    async def abort(self, request_id: str | Collection[str], **others: Any) -> None:
         """End requests before the next step; each generator yields a final output."""
+        refuse_options(AsyncLLM.abort, others)
         request_ids = [request_id] if isinstance(request_id, str) else request_id
         if not isinstance(request_ids, Collection):
             raise RequestError(f"request_id must be a string or a list; got {shown(request_id)}")
@@ -222,13 +209,23 @@ class AsyncLLM:
             check_request_id(each)
         await self._thread.call(lambda: [*map(self._loop.processor.abort, list(request_ids))])
 
-    async def reset_prefix_cache(self) -> bool:
+    async def reset_prefix_cache(self, **others: Any) -> bool:
         """Drop all cached blocks, or return False if a request holds blocks."""
+        refuse_options(AsyncLLM.reset_prefix_cache, others)
         return await self._thread.call(self._loop.engine.reset_prefix_cache)
 
     async def get_tokenizer(self) -> PretrainedTokenizer:
         """Return the model's tokenizer with the interface of transformers."""
         return self._llm.get_tokenizer()
+
+    @property
+    def tokenizer(self) -> PretrainedTokenizer | None:
+        """The tokenizer of `get_tokenizer`, or None if there is none."""
+        return self._llm.llm_engine.tokenizer
+
+    async def get_num_unfinished_requests(self) -> int:
+        """Return the number of unfinished requests."""
+        return len(self._loop.engine.requests)
 
     async def get_model_config(self) -> ModelFacts:
         """Return facts about the model."""
@@ -247,7 +244,7 @@ class AsyncLLM:
 
     async def weights_digest(self) -> str:
         """Return what tells the weights from others; see `LLM.weights_digest`."""
-        return await asyncio.to_thread(self._llm.weights_digest)
+        return await call_in_thread(self._llm.weights_digest)
 
     @property
     def generation_config(self) -> GenerationConfig:
@@ -276,7 +273,7 @@ class AsyncLLM:
         if self._loop.dead_error is not None:  # no thread runs steps any more
             return self._llm.get_metrics()
         name = os.fspath(self._llm.engine_args.model)
-        return await asyncio.to_thread((await self.metrics_snapshot()).read, name)
+        return await call_in_thread((await self.metrics_snapshot()).read, name)
 
     async def look(self) -> Look:
         """Return what the engine's log has, and the engine's counts."""
@@ -351,19 +348,20 @@ class AsyncLLM:
         """Why the engine accepts no requests, or None if it does."""
         return self._loop.dead_error
 
-    def shutdown(self) -> None:
+    def shutdown(self, **others: Any) -> None:
         """Stop the engine and its thread; unfinished requests get `EngineDeadError`."""
+        refuse_options(AsyncLLM.shutdown, others)
         self._finalizer()
 
     async def __aenter__(self) -> AsyncLLM:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await asyncio.to_thread(self.shutdown)
+        try:
+            await call_in_thread(self.shutdown)
+        except ThreadLimitError:
+            self.shutdown()  # it holds the event loop up to the end of a step
 
 
-def refuse_unless_none(**arguments: object) -> None:
-    """Raise `ConfigError` for the first argument that is not None."""
-    for name, value in arguments.items():
-        if value is not None:
-            raise ConfigError(f"{name} is not supported; got {value!r} (leave it out)")
+AsyncLLMEngine = AsyncLLM
+"""Another name of `AsyncLLM`, as in vLLM."""

@@ -17,6 +17,7 @@ from mie.frontend.outputs import RequestOutput
 from mie.frontend.request_state import Collector, CollectorRef
 from mie.sched.sequence import Request
 from mie.stats.request import RequestMetrics
+from mie.system.threads import start_thread
 
 T = TypeVar("T")
 
@@ -138,7 +139,7 @@ class EngineThread:
         loop.processor.when_gone = partial(self._wake.put, None)  # may be called anywhere
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="mie-engine", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     def listen(self, collector: Collector) -> _News:
         """Wake the current task when a collector gets news, until `stop_listening`."""

@@ -11,8 +11,11 @@
     │   ├── RequestFailedError      the request failed while it ran
     │   └── ChatTemplateError       the chat template is missing, raised, or did not end
     ├── EngineDeadError             the engine has failed, and its requests are lost
+    ├── ThreadLimitError            the system refuses another thread
     ├── TraceError                  an event log cannot be read, or is impossible
-    └── MissingExtraError           an optional dependency is not installed
+    ├── MissingExtraError           an optional dependency is not installed
+    ├── UnsupportedNameError        an attribute exists in vLLM only
+    └── UnsupportedImportError      a name of a module exists in vLLM only
 
 A message says what is wrong, what was given, the limit, and the remedy. A bug in mie raises
 ``AssertionError``.
@@ -73,12 +76,24 @@ class EngineDeadError(MieError, RuntimeError):
     """The engine has failed, and its requests are lost. Load a new one."""
 
 
+class ThreadLimitError(MieError, RuntimeError):
+    """The system refuses another thread. What runs goes on."""
+
+
 class TraceError(MieError):
     """An event log cannot be read, lacks a step, or contains impossible records."""
 
 
 class MissingExtraError(MieError, ImportError):
     """An optional dependency is not installed. The message names the extra."""
+
+
+class UnsupportedNameError(MieError, AttributeError):
+    """An attribute exists in vLLM only. The message has the remedy."""
+
+
+class UnsupportedImportError(MieError, ImportError):
+    """A name of a module exists in vLLM only. The message has the remedy."""
 
 
 def shown(value: object) -> str:

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from mie.config.engine_args import EngineArgs, with_arguments_of
 from mie.engine.metrics import Metric
 from mie.errors import ConfigError
+from mie.frontend.batch import Batch, add, finish, one_for_each
 from mie.frontend.beam_search import BeamSearcher, BeamSearchOutput
-from mie.frontend.driver import Driver
-from mie.frontend.loop import EngineLoop
 from mie.frontend.outputs import RequestOutput, raise_failed
-from mie.frontend.prepare import Preparer, Prompt, each_prompt
-from mie.frontend.progress import ProgressBar
-from mie.frontend.request_state import Collector, PreparedRequest
-from mie.load.parts import build, digest_of_weights
+from mie.frontend.prepare import each_prompt
+from mie.frontend.prompts import Prompt
+from mie.frontend.request_state import PreparedRequest
+from mie.llm_engine import LLMEngine
+from mie.load.parts import digest_of_weights
 from mie.params.beam_search import BeamSearchParams
-from mie.params.checks import check_request_id
 from mie.params.sampling import RequestOutputKind, SamplingParams
-from mie.text.chat import refuse_unknown_options
+from mie.params.unsupported import refuse_options
+from mie.refusals import refuses_names
 from mie.text.messages import Message, is_batch
 from mie.text.pretrained import PretrainedTokenizer
-from mie.text.template_files import TemplateFiles
-
-T = TypeVar("T")
 
 
+@refuses_names
 class LLM:
     """A model, its tokenizer and an engine.
 
@@ -47,31 +44,28 @@ class LLM:
 
         The arguments are the fields of `EngineArgs`. They select the model and its tokenizer, the
         backend and the dtype. They include the settings of `EngineConfig`, such as max_num_seqs and
-        num_blocks. vLLM's other arguments are accepted at values without effect. docs/settings.md
-        explains all of them.
+        num_blocks. docs/settings.md explains all of them, and docs/vllm.md those that have no
+        effect.
 
         Raises:
             ConfigError: a setting is unknown, out of range, or refused with the reason.
             ModelError: the model cannot be used.
         """
-        self.engine_args = EngineArgs(*args, **settings)
-        parts = build(self.engine_args)
+        self.llm_engine = LLMEngine(EngineArgs(*args, **settings))
+        """The engine with its step-by-step interface."""
+        self.engine_args = self.llm_engine.engine_args
+        parts = self.llm_engine.parts
         self.directory = parts.directory
         self.model_config = parts.model
         self.tokenizer = parts.tokenizer
         self.engine = parts.engine
         self.text_directory = parts.text_directory
         self.generation_config = parts.generation
-        self._preparer = Preparer(
-            tokenizer=self.tokenizer,
-            limits=self.engine_args.limits,
-            max_model_len=self.engine.max_model_len,
-            constraints=parts.grammars,
-        )
-        self._pretrained: PretrainedTokenizer | None = None
-        self.loop = EngineLoop(self.engine, self.tokenizer)
-        self._driver = Driver(self.loop, survives_fork=self.engine_args.backend != "cupy")
-        self._collector = self._driver.new_collector()  # for the requests that `step` reports
+        self.loop = self.llm_engine.loop
+        self.supported_tasks = self.llm_engine.get_supported_tasks()
+        self.runner_type = "generate"
+        self._driver = self.llm_engine.driver
+        self._enqueued: list[Batch] = []
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
@@ -82,34 +76,82 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         *,
         priority: int | Sequence[int] | None = None,
+        **others: Any,
     ) -> list[RequestOutput]:
         """Return the completions of all prompts in order.
 
         ``sampling_params`` is used for all prompts, or is a list with one for each. ``priority`` is
         a number, or a list with one for each prompt. Under the priority policy the lowest number
-        goes first. Ctrl-C ends all requests and frees their blocks.
+        goes first. Ctrl-C ends all requests and frees their blocks. vLLM's other arguments are
+        accepted as None.
 
         Raises:
+            ConfigError: a parameter is unknown, or refused with the reason.
             RequestError: a prompt could never be served; nothing was run.
         """
-        each = each_prompt(prompts)
-        params = _one_for_each("sampling_params", sampling_params, len(each), None)
-        priorities = _one_for_each("priorities", priority, len(each), 0)
-        prepared = [
-            self.prepare(prompt, own, RequestOutputKind.FINAL_ONLY, priority=rank)
-            for prompt, own, rank in zip(each, params, priorities, strict=True)
-        ]
-        return self._run(prepared, use_tqdm)
+        refuse_options(LLM.generate, others)
+        batch = add(self._driver, self._prepared(prompts, sampling_params, priority))
+        return finish(self._driver, [batch], use_tqdm)
+
+    def enqueue(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int | Sequence[int] | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        **others: Any,
+    ) -> list[str]:
+        """Queue prompts for `wait_for_completion`, and return their request ids.
+
+        The parameters are those of `generate`. Adding takes no time that ``use_tqdm`` could show.
+        """
+        refuse_options(LLM.enqueue, others)
+        batch = add(self._driver, self._prepared(prompts, sampling_params, priority))
+        self._enqueued.append(batch)
+        return batch.request_ids
+
+    def enqueue_chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int | Sequence[int] | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        **options: Any,
+    ) -> list[str]:
+        """Queue conversations for `wait_for_completion`. The options are those of `chat_prompt`."""
+        prompts = self._chat_prompts(messages, options)
+        return self.enqueue(prompts, sampling_params, priority=priority, use_tqdm=use_tqdm)
+
+    def wait_for_completion(
+        self,
+        output_type: Any = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+    ) -> list[RequestOutput]:
+        """Finish what `enqueue` and `enqueue_chat` queued, and return the outputs in order.
+
+        Raises:
+            ConfigError: ``output_type`` is given and is not `RequestOutput`.
+            RequestFailedError: a request failed.
+        """
+        types = output_type if isinstance(output_type, tuple) else (output_type,)
+        if not {None, RequestOutput} & {*types}:
+            raise ConfigError(f"output_type must be RequestOutput; got {output_type!r}")
+        batches, self._enqueued = self._enqueued, []
+        return finish(self._driver, batches, use_tqdm)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         *,
+        priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
@@ -122,25 +164,21 @@ class LLM:
     ) -> list[RequestOutput]:
         """Return the assistant's answers to one conversation or to several.
 
-        `chat_prompt` explains the parameters after ``use_tqdm``.
+        `chat_prompt` explains the parameters after ``priority``.
         """
-        refuse_unknown_options(LLM.chat, others)
-        conversations: list[Any] = list(messages) if is_batch(messages) else [messages]
-        prompts = [
-            self.chat_prompt(
-                each,
-                chat_template=chat_template,
-                chat_template_content_format=chat_template_content_format,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tools=tools,
-                tool_choice=tool_choice,
-                parallel_tool_calls=parallel_tool_calls,
-                chat_template_kwargs=chat_template_kwargs,
-            )
-            for each in conversations
-        ]
-        return self.generate(prompts, sampling_params, use_tqdm)
+        refuse_options(LLM.chat, others)
+        options = {
+            "chat_template": chat_template,
+            "chat_template_content_format": chat_template_content_format,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+            "tool_choice": tool_choice,
+            "parallel_tool_calls": parallel_tool_calls,
+            "chat_template_kwargs": chat_template_kwargs,
+        }
+        prompts = self._chat_prompts(messages, options)
+        return self.generate(prompts, sampling_params, use_tqdm, priority=priority)
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
@@ -171,8 +209,9 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams,
         lora_request: None = None,
-        use_tqdm: bool = False,
+        use_tqdm: bool | Callable[..., Any] = False,
         concurrency_limit: int | None = None,
+        priority: int | Sequence[int] | None = None,
     ) -> list[BeamSearchOutput]:
         """Search for the most likely continuations of each prompt.
 
@@ -184,10 +223,8 @@ class LLM:
             RequestError: a prompt could never be served.
             RequestFailedError: a beam failed.
         """
-        refuse_unknown_options(LLM.generate, {"lora_request": lora_request})
-        each = each_prompt(prompts)
-        kind, neutral = RequestOutputKind.FINAL_ONLY, SamplingParams()
-        prepared = [self.prepare(prompt, neutral, kind) for prompt in each]
+        refuse_options(LLM.beam_search, {"lora_request": lora_request})
+        prepared = self._prepared(prompts, SamplingParams(), priority)
         searcher = BeamSearcher(self.loop, self._driver, self.tokenizer, params)
         return searcher.run_all(prepared, use_tqdm, concurrency_limit)
 
@@ -221,7 +258,7 @@ class LLM:
             ConfigError: a parameter is unknown or wrong.
             RequestError: a message is malformed, or the template rejects it.
         """
-        refuse_unknown_options(LLM.apply_chat_template, others)
+        refuse_options(LLM.apply_chat_template, others)
         return self.get_tokenizer().chat_templates.render(
             messages,
             chat_template=chat_template,
@@ -248,7 +285,7 @@ class LLM:
         conversations = Conversations(
             tokenizer=self.get_tokenizer(),
             render=self.apply_chat_template,
-            encode=partial(self._preparer.encode, add_special_tokens=False),
+            encode=partial(self.llm_engine.preparer.encode, add_special_tokens=False),
             tool_call_parser=self.engine_args.tool_call_parser,
             reasoning_parser=self.engine_args.reasoning_parser,
         )
@@ -256,12 +293,7 @@ class LLM:
 
     def get_tokenizer(self) -> PretrainedTokenizer:
         """Return the model's tokenizer with the interface of transformers."""
-        if self._pretrained is None:
-            tokenizer = self._preparer.required_tokenizer()
-            files = TemplateFiles(self.text_directory)
-            name = str(self.text_directory)
-            self._pretrained = PretrainedTokenizer(tokenizer, files, name)
-        return self._pretrained
+        return self.llm_engine.get_tokenizer()
 
     def weights_digest(self) -> str:
         """Return what tells these weights from others, such as another training of the model.
@@ -277,7 +309,11 @@ class LLM:
         They come from the model's generation_config.json, unless ``generation_config`` or
         ``override_generation_config`` say otherwise.
         """
-        return SamplingParams(**self.generation_config.sampling)
+        return self.llm_engine.get_default_sampling_params()
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """Return 1, the number of devices, with ``include_dp`` or without."""
+        return 1
 
     def __repr__(self) -> str:
         return f"LLM({str(self.directory)!r}, {self.engine!r})"
@@ -301,60 +337,44 @@ class LLM:
             RequestError: the request could never be served; nothing was added.
         """
         prepared = self.prepare(prompt, sampling_params, None, request_id, priority=priority)
-        [added] = self._driver.add([prepared], self._own_collector())
-        return added
+        return self.llm_engine.add(prepared)
 
     def step(self) -> list[RequestOutput]:
-        """Run one step and return new outputs of the requests that `add_request` queued.
-
-        Outputs from steps of other callers are returned at once, without a step. Each request gets
-        one output with ``finished``, even if it was aborted or failed.
-        """
-        return self._driver.step(self._own_collector())
+        """Run one step and return new outputs of `add_request`; see `LLMEngine.step`."""
+        return self.llm_engine.step()
 
     @property
     def has_work(self) -> bool:
         """Whether any request is unfinished, or `step` has outputs to return."""
-        self._driver.settle()
-        return self.engine.has_work or self._own_collector().has_news
+        return self.llm_engine.has_unfinished_requests()
 
     def abort(self, request_id: str) -> None:
         """End a request before the next step and free its blocks; ignore an unknown id."""
-        check_request_id(request_id)
-        self._driver.abort(request_id)
+        self.llm_engine.abort_request([request_id])
 
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(self, **others: Any) -> bool:
         """Drop all cached blocks, or return False if a request holds blocks."""
-        return self._driver.call(self.engine.reset_prefix_cache)
+        return self.llm_engine.reset_prefix_cache(**others)
 
     def get_metrics(self) -> list[Metric]:
         """Return counters, gauges and histograms under vLLM's names."""
-        name = os.fspath(self.engine_args.model)
-        if self.loop.dead_error is not None:  # no thread runs steps any more
-            return self.engine.get_metrics(name)
-        return self._driver.call(lambda: self.engine.get_metrics(name))
+        return self.llm_engine.get_metrics()
 
-    def _own_collector(self) -> Collector:
-        if self._collector.process_id != os.getpid():  # after a fork: the requests are the parent's
-            self._collector = self._driver.new_collector()
-        return self._collector
+    def _prepared(
+        self, prompts: Any, params: Any, priority: int | Sequence[int] | None
+    ) -> list[PreparedRequest]:
+        """Prepare the requests of one call, each with its own parameters and priority."""
+        each = each_prompt(prompts)
+        every = one_for_each("sampling_params", params, len(each), None)
+        priorities = one_for_each("priorities", priority, len(each), 0)
+        return [
+            self.prepare(prompt, own, RequestOutputKind.FINAL_ONLY, priority=rank)
+            for prompt, own, rank in zip(each, every, priorities, strict=True)
+        ]
 
-    def _run(self, prepared: Sequence[PreparedRequest], use_tqdm: bool) -> list[RequestOutput]:
-        finished: dict[str, RequestOutput] = {}
-        collector = self._driver.new_collector()
-        try:
-            with ProgressBar(len(prepared), use_tqdm) as bar:
-                request_ids = self._driver.add([*prepared], collector)
-                while len(finished) < len(prepared):
-                    for output in self._driver.wait(collector):
-                        finished[output.request_id] = output
-                        bar.update(output)
-        finally:
-            self._driver.release(collector)
-            self._driver.settle()
-        outputs = [finished[request_id] for request_id in request_ids]
-        raise_failed(outputs)
-        return outputs
+    def _chat_prompts(self, messages: Any, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+        conversations: list[Any] = list(messages) if is_batch(messages) else [messages]
+        return [self.chat_prompt(each, **options) for each in conversations]
 
     def prepare(
         self,
@@ -372,16 +392,6 @@ class LLM:
             ConfigError: a parameter is not allowed.
             RequestError: the prompt or a label is malformed, or exceeds a limit.
         """
-        given = self.get_default_sampling_params() if params is None else params
-        return self._preparer.prepare(prompt, given, output_kind, request_id, priority, client)
-
-
-def _one_for_each(name: str, given: Any, count: int, default: T) -> list[T]:
-    """Return one value for each prompt, from a list or by repeating one value."""
-    if given is None:
-        return [default] * count
-    if not isinstance(given, Sequence):
-        return [given] * count
-    if len(given) != count:
-        raise ConfigError(f"{count} prompts need {count} {name}; got {len(given)}")
-    return list(given)
+        return self.llm_engine.prepare(
+            prompt, params, output_kind, request_id, priority=priority, client=client
+        )

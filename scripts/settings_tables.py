@@ -3,21 +3,18 @@
     python scripts/settings_tables.py
 
 A table is between ``<!-- settings: SECTION -->`` and ``<!-- end of settings -->``. SECTION is one
-of `mie.config.settings.Setting`, or "vLLM: refused" or "vLLM: ignored". A test checks that the
-pages are up to date.
+of `mie.config.settings.Setting`. A test checks that the pages are up to date.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 from mie.config.engine_args import EngineArgs
 from mie.config.request_limits import RequestLimits
 from mie.config.settings import BACKENDS, Setting, settings_of
-from mie.config.vllm_names import VllmNames
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 ALL = (*settings_of(EngineArgs), *settings_of(RequestLimits))
@@ -32,8 +29,6 @@ def rewritten(page: str) -> str:
 
 def table(section: str) -> str:
     """Return the rows of a section as Markdown."""
-    if section.startswith("vLLM: "):
-        return "".join(_of_vllm(is_ignored=section == "vLLM: ignored"))
     assert section in SECTIONS, f"there is no section {section!r}; there are {SECTIONS}"
     return "".join(_of_mie(section))
 
@@ -62,16 +57,6 @@ def _meaning(name: str, declared: Setting) -> str:
     if declared.kind == "object" or name == "seed":
         notes.append("not on the command line")
     return "; ".join(notes).replace("|", "\\|")
-
-
-def _of_vllm(*, is_ignored: bool) -> Iterator[str]:
-    yield "| argument | accepted | because |\n|---|---|---|\n"
-    for each in fields(VllmNames):
-        declared = each.metadata["neutral"]
-        if (declared.allowed is None) == is_ignored:
-            values = declared.allowed or ("anything",)
-            shown = ", ".join(f"`{value!r}`" if not is_ignored else value for value in values)
-            yield f"| `{each.name}` | {shown} | {declared.why} |\n"
 
 
 def main() -> None:

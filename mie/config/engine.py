@@ -258,7 +258,7 @@ class EngineSettings:
     kv_cache_dtype: str = setting(
         "auto",
         "choice",
-        "data type of the KV cache; auto is the one the model computes in, int8 and fp8 take one "
+        "data type of the KV cache; auto is dtype, int8 and fp8 take one "
         "byte per element and a scale per token and head",
         "KV cache",
         choices=("auto", "int8", "fp8"),

@@ -22,6 +22,7 @@ from mie.config.request_limits import RequestLimits, limits_of
 from mie.config.settings import BACKENDS, setting, settings_of
 from mie.config.vllm_names import VllmNames, refuse_what_vllm_has
 from mie.errors import ConfigError
+from mie.refusals import refuses_names
 
 P = ParamSpec("P")
 
@@ -57,7 +58,8 @@ class ModelSettings:
         "auto",
         "text",
         "data type to compute in: float32 or float64 on a CPU; float16, bfloat16 or float32 on a "
-        "GPU",
+        "GPU. On a CPU, bfloat16 and float16 (half) keep weights and KV cache in 16 bits and "
+        "compute in float32",
         "model",
         default_text="auto: float32 on a CPU; on a GPU bfloat16 if the model's is, else float16",
     )
@@ -136,6 +138,7 @@ class ModelSettings:
     )
 
 
+@refuses_names
 @keyword_checked
 @dataclass(frozen=True, repr=False)
 class EngineArgs(VllmNames, EngineSettings, ModelSettings):
@@ -155,6 +158,8 @@ class EngineArgs(VllmNames, EngineSettings, ModelSettings):
 
     def __post_init__(self) -> None:
         refuse_what_vllm_has(self)
+        if self.reasoning_parser == "":  # vLLM's default
+            object.__setattr__(self, "reasoning_parser", "none")
         for name, _, declared in settings_of(ModelSettings):
             check_setting(name, getattr(self, name), declared)
         for name in ("hf_overrides", "override_generation_config"):

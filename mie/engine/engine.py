@@ -338,6 +338,7 @@ class Engine:
         """Remove those of the requests that have ended, and return their number."""
         finished = {each.request_id: each for each in requests if each.is_finished}
         for request_id, request in finished.items():
+            request.metrics.finished_time = self._clock()
             self.metrics.end(request)
             self._requests.pop(request_id, None)
         return len(finished)

@@ -7,9 +7,10 @@ request that forks the blocks of the beam it continues, so that only its last to
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import Any
 
 from mie.errors import RequestFailedError
 from mie.frontend.driver import Driver
@@ -81,7 +82,7 @@ class BeamSearcher:
     def run_all(
         self,
         prompts: Sequence[PreparedRequest],
-        use_tqdm: bool,
+        use_tqdm: bool | Callable[..., Any],
         concurrency_limit: int | None,
     ) -> list[BeamSearchOutput]:
         """Search over at most ``concurrency_limit`` prompts at a time; see `run`."""
@@ -246,4 +247,5 @@ class BeamSearcher:
             return None
         is_cut = beam.stop_reason is not None and not self._params.include_stop_str_in_output
         token_ids = beam.tokens[:-1] if is_cut else beam.tokens
-        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        skips = self._params.skip_special_tokens
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skips)

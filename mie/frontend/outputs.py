@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from mie.errors import RequestFailedError
 from mie.frontend.outputs_json import as_dict, from_dict
+from mie.refusals import refuses_names
 from mie.reprs import short_repr
 from mie.sched.sequence import FinishReason
 from mie.stats.request import RequestMetrics
@@ -58,6 +59,12 @@ class CompletionOutput:
 
     It is None if no tools were given.
     """
+    # Fields of vLLM for features that mie does not have.
+    lora_request: ClassVar[None] = None
+    routed_experts: ClassVar[None] = None
+    sampling_mask: ClassVar[None] = None
+    spec_decode_metrics: ClassVar[None] = None
+    weight_versions: ClassVar[None] = None
 
     __repr__ = short_repr
 
@@ -66,6 +73,7 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
+@refuses_names
 @dataclass(kw_only=True, slots=True)
 class RequestOutput:
     """The state of a request and its choices at one moment."""
@@ -88,6 +96,13 @@ class RequestOutput:
     """Statistics of the request, which are updated while it runs."""
     error: str | None = None
     """The error message if ``finish_reason`` is "error"."""
+    # Fields of vLLM for features that mie does not have.
+    lora_request: ClassVar[None] = None
+    encoder_prompt: ClassVar[None] = None
+    encoder_prompt_token_ids: ClassVar[None] = None
+    prompt_token_id_logprobs: ClassVar[None] = None
+    kv_transfer_params: ClassVar[None] = None
+    ec_transfer_params: ClassVar[None] = None
 
     __repr__ = short_repr
 

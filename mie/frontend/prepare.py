@@ -12,26 +12,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from mie.config.request_limits import RequestLimits
 from mie.engine.constraint import Constraints, check_constraint
 from mie.errors import ConfigError, RequestError, shown
+from mie.frontend.prompts import Prompt
 from mie.frontend.request_state import PreparedRequest
 from mie.params.checks import check_labels, check_length
 from mie.params.sampling import RequestOutputKind, SamplingParams, truncated
+from mie.refusals import REFUSED
 from mie.text.bad_words import encode_bad_words
 from mie.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from mie.tools.answer import AnswerFormat
-
-Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``.
-
-A mapping may also have a ``"cache_salt"``: only prompts with equal salts share cached blocks. Its
-``"answer"`` says how the answer is read (`LLM.chat_prompt`).
-"""
 
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt", "answer")
 
@@ -215,6 +210,9 @@ def _as_mapping(prompt: Any) -> Mapping[str, Any]:
         raise RequestError(f"a prompt needs 'prompt' or 'prompt_token_ids'; got {got}")
     for key, value in prompt.items():
         if key not in _KEYS and value is not None:
+            if key in REFUSED["TokensPrompt"]:
+                reason = REFUSED["TokensPrompt"][key]
+                raise RequestError(f"{key} is not supported: {reason} (leave it out)")
             raise RequestError(
                 f"a prompt has no key {shown(key)}; it may have {', '.join(map(repr, _KEYS))}"
             )

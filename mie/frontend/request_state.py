@@ -209,6 +209,7 @@ class RequestState:
             if self._is_over:
                 return None
             error = request.error
+            request.metrics.num_generation_tokens = sum(each.num_tokens for each in self._choices)
             output = RequestOutput(
                 request_id=request.request_id,
                 prompt=prepared.prompt,

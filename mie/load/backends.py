@@ -1,5 +1,6 @@
 """Load the backend that a name chooses."""
 
+from dataclasses import replace
 from typing import Any
 
 from mie.config.engine import EngineConfig, EngineSettings
@@ -7,6 +8,7 @@ from mie.config.settings import BACKENDS as BACKENDS
 from mie.config.settings import settings_of
 from mie.errors import ConfigError
 from mie.ops.backend import Backend
+from mie.ops.kv_cache import HALVES
 
 SETTINGS: dict[str, tuple[str, ...]] = {
     backend: tuple(
@@ -27,7 +29,8 @@ def load_backend(
     """Return the backend called ``name``, which computes in ``dtype``.
 
     "numpy" is the CPU. "numpy-plain" is the CPU with the plain operators that define the correct
-    results. "cupy" is an NVIDIA GPU. "cupy-emulated" runs the GPU's kernels on the CPU, slowly, to
+    results. On both, "bfloat16" and "float16" keep weights and KV cache in 16 bits, and compute in
+    float32. "cupy" is an NVIDIA GPU. "cupy-emulated" runs the GPU's kernels on the CPU, slowly, to
     check them. It needs a C++ compiler instead of CuPy. On a GPU, dtype "auto" follows
     ``checkpoint_dtype``, the one that the model's config names.
 
@@ -37,7 +40,10 @@ def load_backend(
     """
     if name not in SETTINGS:
         raise ConfigError(f"backend {name!r} is not available; choose from: {', '.join(BACKENDS)}")
-    settings = _settings(name, config or EngineConfig())
+    config = config or EngineConfig()
+    if name == "numpy" and dtype in HALVES:
+        config = _keeping(dtype, config)
+    settings = _settings(name, config)
     if name == "numpy":
         from mie.ops_cpu.cpu_backend import CpuBackend
 
@@ -51,6 +57,19 @@ def load_backend(
     if name == "cupy":
         return load_cupy_backend(dtype, checkpoint_dtype=checkpoint_dtype, **settings)
     return load_emulated_backend(dtype, **settings)
+
+
+def _keeping(dtype: str, config: EngineConfig) -> EngineConfig:
+    """Return the config of a CPU backend that keeps its matrices in a dtype of 16 bits."""
+    if config.weight_dtype not in ("auto", dtype):
+        raise ConfigError(
+            f"weight_dtype {config.weight_dtype!r} contradicts dtype {dtype!r} (leave one out)"
+        )
+    if config.batch_invariant is True:
+        raise ConfigError(
+            f"batch_invariant=True needs dtype float32 or float64 on a CPU; got {dtype!r}"
+        )
+    return replace(config, weight_dtype=dtype)
 
 
 def _settings(name: str, config: EngineConfig) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from mie.arithmetic import ceil_div
 from mie.checkpoint.config import ModelConfig
@@ -28,8 +28,12 @@ from mie.load.sizing import MemoryPlan, cache_shape, fits, plan_memory, smaller_
 from mie.memory.manager import KVCacheManager
 from mie.model.decoder import Decoder
 from mie.ops.backend import Array, Backend
+from mie.ops.kv_cache import HALVES
 from mie.sched.scheduler import Scheduler
 from mie.system.logs import PreemptionWarnings
+
+CPUS = ("numpy", "numpy-plain")
+"""The backends that compute in float32 with weights and a cache of 16 bits."""
 
 
 def load_engine(
@@ -68,12 +72,13 @@ def load_engine(
     if not plan.fits:
         smaller = smaller_settings(config, model, machine, plan)
         raise plan.refusal([*smaller, *_smaller_dtypes(backend, dtype, config, model)])
+    kept = HALVES.get(dtype) if backend in CPUS else None
     num_positions, num_host_blocks = plan.num_positions, plan.num_host_blocks
     log = EventLog(config.event_log_steps, trace, machine.numerics())
     with plan.guarded():
         scheduler = new_scheduler(config, plan.num_blocks, plan.max_model_len, log, num_host_blocks)
         weights = _weights(directory, model, None if load_format != "dummy" else config.seed)
-        decoder = _load_decoder(weights, model, machine, num_positions, use_tqdm)
+        decoder = _load_decoder(weights, model, machine, num_positions, use_tqdm, kept)
         model_runner = ModelRunner(
             decoder,
             *_new_caches(plan, model, machine),
@@ -102,6 +107,10 @@ def load_engine(
     }
     logger = logging.getLogger(__name__)
     logger.info("loaded %s on %s in %.2f s", directory, backend, time.perf_counter() - began)
+    if kept is not None:
+        cache = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+        text = "weights are kept in %s and the KV cache in %s; a CPU computes in float32"
+        logger.info(text, dtype, cache)
     logger.info("memory plan:\n%s", plan.table())
     return engine
 
@@ -130,17 +139,18 @@ def _smaller_dtypes(
     backend: str, dtype: str, config: EngineConfig, model: ModelConfig
 ) -> Iterator[str]:
     """Yield the data types with which the model fits, if the backend supports them."""
+    half = model.dtype if model.dtype in HALVES else "float16"
     for changes, changed_dtype in (
         ({"kv_cache_dtype": "int8"}, dtype),
         ({"weight_dtype": model.dtype}, dtype),
-        ({}, "float16"),
+        ({}, half),
     ):
         with suppress(ConfigError):
             changed = replace(config, **changes)  # type: ignore[arg-type]  # these are words
             smaller = load_backend(backend, changed_dtype, changed, checkpoint_dtype=model.dtype)
             if fits(changed, model, smaller):
                 text = ", ".join(f"{name}={value}" for name, value in changes.items())
-                yield text or "dtype=float16"
+                yield text or f"dtype={half}"
 
 
 def _weights(directory: Path, model: ModelConfig, dummy_seed: int | None) -> Checkpoint:
@@ -151,13 +161,18 @@ def _weights(directory: Path, model: ModelConfig, dummy_seed: int | None) -> Che
 
 
 def _load_decoder(
-    weights: Checkpoint, model: ModelConfig, machine: Backend, num_positions: int, use_tqdm: bool
+    weights: Checkpoint,
+    model: ModelConfig,
+    machine: Backend,
+    num_positions: int,
+    use_tqdm: bool,
+    kept: Any,  # a dtype of NumPy, or None
 ) -> Decoder:
     with weights as checkpoint:
         if model.tie_word_embeddings:
             check_tied_head(checkpoint)
         with _progress_bar(checkpoint.nbytes, use_tqdm) as progress:
-            return Decoder(model, machine, checkpoint, num_positions, progress)
+            return Decoder(model, machine, checkpoint, num_positions, progress, kept)
 
 
 def _new_caches(plan: MemoryPlan, model: ModelConfig, machine: Backend) -> tuple[Array, Array]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.tensors import Shape, expected_tensors
 from mie.checkpoint.weights import Checkpoint
+from mie.errors import WeightsError
 from mie.model.rope import rope_inv_freq
 from mie.ops.backend import Array, Backend, HeadWeights, StepBatch
 
@@ -39,14 +40,21 @@ class Decoder:
         checkpoint: Checkpoint,
         num_positions: int,
         progress: Callable[[int], object] = lambda num_bytes: None,
+        rounded_to: np.dtype[Any] | None = None,
     ) -> None:
         """Load the weights, with rotations for positions 0 … num_positions - 1.
 
-        ``progress`` is called with the number of checkpoint bytes just converted.
+        ``progress`` is called with the number of checkpoint bytes just converted. Weights are
+        rounded to the dtype ``rounded_to`` if it is given.
+
+        Raises:
+            WeightsError: a weight is NaN or infinite, or too large for ``rounded_to``.
         """
         self.config = config
         self.backend = backend
-        loader = _Loader(config, backend, checkpoint, expected_tensors(config), progress)
+        loader = _Loader(
+            config, backend, checkpoint, expected_tensors(config), progress, rounded_to
+        )
         self._embedding = loader.embedding("model.embed_tokens.weight")
         self._layers = [loader.layer(index) for index in range(config.num_layers)]
         self._norm = loader.vector("model.norm.weight")
@@ -82,6 +90,7 @@ class _Loader:
     checkpoint: Checkpoint
     shapes: Mapping[str, Shape]
     progress: Callable[[int], object]
+    rounded_to: np.dtype[Any] | None
 
     def layer(self, index: int) -> Layer:
         name = f"model.layers.{index}."
@@ -128,5 +137,18 @@ class _Loader:
         for name in names:
             for block in self.checkpoint.blocks(name, BLOCK_BYTES):
                 self.checkpoint.check_finite(name, block)
-                yield block
+                yield self._rounded(name, block)
                 self.progress(block.nbytes)
+
+    def _rounded(self, name: str, block: NDArray[Any]) -> NDArray[Any]:
+        """Return the block in the dtype that weights are rounded to."""
+        if self.rounded_to is None or block.dtype == self.rounded_to:
+            return block
+        with np.errstate(over="ignore"):
+            rounded = block.astype(self.rounded_to)
+        if not np.isfinite(rounded).all():
+            raise WeightsError(
+                f"tensor {name!r} holds values that {self.rounded_to.name} does not have (use "
+                "dtype='bfloat16' or 'float32')"
+            )
+        return rounded

@@ -21,6 +21,9 @@ QUANTIZED = {"int8": np.dtype(np.int8), "fp8": np.dtype(ml_dtypes.float8_e4m3fn)
 LARGEST = {QUANTIZED["int8"]: 127.0, QUANTIZED["fp8"]: 448.0}
 """The element that the largest magnitude of a vector maps to."""
 
+HALVES = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
+"""The element dtypes of a cache of 16-bit floats, which has no scales."""
+
 SCALE_BYTES = 4
 """Bytes of a scale, which is a float32."""
 
@@ -32,16 +35,18 @@ SMALLEST_SCALE = 2.0**-100
 class QuantizedCache:
     """Elements of one byte with a scale for each head of each token. x is element * scale.
 
-    The planes before N are indexed like those of an array: ``cache[layer, 0]``.
+    Or elements of 16 bits, which have no scales: x is element. The planes before N are indexed like
+    those of an array: ``cache[layer, 0]``.
     """
 
-    elements: NDArray[Any]  # [..., N, B, Hkv, Dh], int8 or float8_e4m3fn
-    scales: NDArray[np.float32]  # [..., N, B, Hkv]
+    elements: NDArray[Any]  # [..., N, B, Hkv, Dh], int8, float8_e4m3fn, bfloat16 or float16
+    scales: NDArray[np.float32] | None  # [..., N, B, Hkv], or None for 16 bits
 
     @classmethod
     def zeros(cls, shape: tuple[int, ...], dtype: np.dtype[Any]) -> "QuantizedCache":
         """Return a cache of zeros of ``shape`` [..., N, B, Hkv, Dh]."""
-        return cls(np.zeros(shape, dtype), np.zeros(shape[:-1], np.float32))
+        scales = np.zeros(shape[:-1], np.float32) if dtype in LARGEST else None
+        return cls(np.zeros(shape, dtype), scales)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -49,7 +54,8 @@ class QuantizedCache:
         return self.elements.shape
 
     def __getitem__(self, planes: Any) -> "QuantizedCache":
-        return QuantizedCache(self.elements[planes], self.scales[planes])
+        scales = None if self.scales is None else self.scales[planes]
+        return QuantizedCache(self.elements[planes], scales)
 
 
 Cache: TypeAlias = Floats | QuantizedCache
@@ -60,8 +66,12 @@ def quantize(x: Floats, dtype: np.dtype[Any]) -> QuantizedCache:
 
     scale = max|x| / 127 (448 for float8_e4m3fn), rounded to float32. element = x / scale, rounded
     to nearest, ties to even. Below `SMALLEST_SCALE` both are 0. A vector with an infinity or a NaN
-    gets scale NaN and elements 0, so all of it reads as NaN.
+    gets scale NaN and elements 0, so all of it reads as NaN. Elements of 16 bits are x, rounded to
+    nearest, ties to even, without a scale.
     """
+    if dtype not in LARGEST:
+        with np.errstate(over="ignore"):  # above 65504 float16 has infinity
+            return QuantizedCache(x.astype(dtype), None)
     with np.errstate(over="ignore"):  # float64 overflows to infinity, which becomes NaN
         scales = (np.abs(x).max(axis=-1) / LARGEST[dtype]).astype(np.float32)
     scales = np.where(np.isfinite(scales), scales, np.float32(np.nan))
@@ -75,7 +85,9 @@ def quantize(x: Floats, dtype: np.dtype[Any]) -> QuantizedCache:
 
 def dequantize(cache: QuantizedCache, dtype: DTypeLike) -> Floats:
     """Return the numbers that the elements and scales represent, computed in ``dtype``."""
-    numbers = cache.elements.astype(dtype) * cache.scales.astype(dtype)[..., None]
+    numbers = cache.elements.astype(dtype)
+    if cache.scales is not None:
+        numbers *= cache.scales.astype(dtype)[..., None]
     return cast(Floats, numbers)
 
 
@@ -94,7 +106,8 @@ def write_kv(
         if isinstance(cache, QuantizedCache):
             quantized = quantize(vectors, cache.elements.dtype)
             _slots(cache.elements)[slot_mapping] = quantized.elements
-            _slots(cache.scales)[slot_mapping] = quantized.scales
+            if cache.scales is not None:
+                _slots(cache.scales)[slot_mapping] = quantized.scales
         else:
             _slots(cache)[slot_mapping] = vectors
 
@@ -113,9 +126,11 @@ def take_blocks(
     handles ids out of range, as in `numpy.take`.
     """
     if isinstance(cache, QuantizedCache):
-        planes = (cache.elements, cache.scales)
-        taken = (np.take(plane, block_ids, axis=0, mode=mode) for plane in planes)
-        return dequantize(QuantizedCache(*taken), dtype)
+        elements = np.take(cache.elements, block_ids, axis=0, mode=mode)
+        scales = None
+        if cache.scales is not None:
+            scales = np.take(cache.scales, block_ids, axis=0, mode=mode)
+        return dequantize(QuantizedCache(elements, scales), dtype)
     return np.take(cache, block_ids, axis=0, mode=mode)
 
 
@@ -151,6 +166,7 @@ def move_blocks(source: Cache, target: Cache, src: Ints, dst: Ints) -> None:
     if isinstance(source, QuantizedCache):
         target = cast(QuantizedCache, target)
         move_blocks(source.elements, target.elements, src, dst)
-        target.scales[..., dst, :, :] = source.scales[..., src, :, :]
+        if source.scales is not None and target.scales is not None:
+            target.scales[..., dst, :, :] = source.scales[..., src, :, :]
     else:
         cast(Floats, target)[..., dst, :, :, :] = source[..., src, :, :, :]

@@ -28,6 +28,7 @@ class NumpyLinear(NamedTuple):
 class NumpyBackend(ComposedOperators):
     """Runs on the CPU in ``dtype``: "float32" (also "auto"), or "float64" for the oracle tests.
 
+    "bfloat16" and "float16" keep weights and the KV cache in 16 bits, and compute in float32.
     ``kv_cache_dtype``: "auto" is ``dtype``; "int8" and "fp8" are the formats of `ops.kv_cache`.
     """
 
@@ -35,13 +36,17 @@ class NumpyBackend(ComposedOperators):
     is_asynchronous = False
 
     def __init__(self, dtype: str = "auto", *, kv_cache_dtype: str = "auto") -> None:
-        if dtype not in ("auto", "float32", "float64"):
+        halves = kv_cache.HALVES
+        if dtype not in ("auto", "float32", "float64", *halves):
             raise ConfigError(
                 f"dtype {dtype!r} is not supported by the {self.name} backend; "
-                "choose auto, float32 or float64"
+                f"choose auto, float32, float64, {' or '.join(halves)}"
             )
-        self.dtype: np.dtype[Any] = np.dtype("float32" if dtype == "auto" else dtype)
-        self.kv_dtype: np.dtype[Any] = kv_cache.QUANTIZED.get(kv_cache_dtype, self.dtype)
+        self.dtype: np.dtype[Any] = np.dtype("float64" if dtype == "float64" else "float32")
+        """The dtype of the arithmetic."""
+        self.stored_dtype: np.dtype[Any] = halves.get(dtype, self.dtype)
+        """The dtype in which weights and the KV cache are kept."""
+        self.kv_dtype: np.dtype[Any] = kv_cache.QUANTIZED.get(kv_cache_dtype, self.stored_dtype)
         self.itemsize: int = self.kv_dtype.itemsize
 
     def numerics(self) -> dict[str, str | int]:
@@ -56,7 +61,7 @@ class NumpyBackend(ComposedOperators):
         return Memory(available_bytes=available_bytes(), is_shared=True)
 
     def weight_bytes(self, shape: tuple[int, ...]) -> int:
-        return math.prod(shape) * self.dtype.itemsize
+        return math.prod(shape) * self.stored_dtype.itemsize
 
     def workspace_bytes(
         self, num_seqs: int, max_len: int, num_heads: int, shape: KVCacheShape
@@ -64,14 +69,14 @@ class NumpyBackend(ComposedOperators):
         return 0
 
     def kv_cache_bytes(self, shape: KVCacheShape) -> int:
-        scale_bytes = 0 if self.kv_dtype == self.dtype else kv_cache.SCALE_BYTES
+        scale_bytes = kv_cache.SCALE_BYTES if self.kv_dtype in kv_cache.LARGEST else 0
         return shape.num_elements * self.itemsize + shape.num_scales * scale_bytes
 
     def load_vector(self, vector: NDArray[Any]) -> Floats:
         return vector.astype(self.dtype)
 
     def load_embedding(self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]]) -> Floats:
-        table = np.empty(shape, self.dtype)
+        table = np.empty(shape, self.stored_dtype)
         row = 0
         for block in blocks:
             table[row : row + len(block)] = block
@@ -84,10 +89,10 @@ class NumpyBackend(ComposedOperators):
         blocks: Iterable[NDArray[Any]],
         bias: NDArray[Any] | None = None,
     ) -> NumpyLinear:
-        weight = np.empty(shape[::-1], self.dtype)
+        weight = np.empty(shape[::-1], self.stored_dtype)
         row = 0
         for block in blocks:
-            weight[:, row : row + len(block)] = block.astype(self.dtype).T
+            weight[:, row : row + len(block)] = block.astype(self.stored_dtype).T
             row += len(block)
         return NumpyLinear(weight, None if bias is None else bias.astype(self.dtype))
 
@@ -111,13 +116,14 @@ class NumpyBackend(ComposedOperators):
         return self.new_kv_cache(shape)  # a second arena, because the host is the device
 
     def embed(self, token_ids: Ints, embedding: Floats) -> Floats:
-        return linear.embed(token_ids, embedding)
+        return linear.embed(token_ids, embedding).astype(self.dtype, copy=False)
 
     def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
         return norm.rms_norm(x, weight, eps)
 
     def linear(self, x: Floats, weight: NumpyLinear, residual: Floats | None = None) -> Floats:
-        return linear.linear(x, weight.weight, weight.bias, residual)
+        matrix = weight.weight.astype(self.dtype, copy=False)
+        return linear.linear(x, matrix, weight.bias, residual)
 
     def head_norm(self, qkv: Floats, first: int, last: int, weight: Floats, eps: float) -> None:
         qkv[:, first:last] = norm.rms_norm(qkv[:, first:last], weight, eps)

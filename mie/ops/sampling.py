@@ -130,7 +130,12 @@ GREEDY = RowControls()
 
 
 def sample(logits: Floats, rows: Sequence[RowControls]) -> list[int]:
-    """Sample one token id for each row of ``logits`` [R, V] under its `RowControls`."""
+    """Sample one token id for each row of ``logits`` [R, V] under its `RowControls`.
+
+    Logits of 16 bits are widened to float32 first.
+    """
+    if logits.dtype.itemsize < np.dtype(np.float32).itemsize:
+        logits = logits.astype(np.float32)  # the weights of tokens need its range
     vocab_size = logits.shape[-1]
     token_ids: list[int] = logits.argmax(axis=-1).tolist()
     drawn = []

@@ -5,8 +5,12 @@ from dataclasses import dataclass
 from mie.config.engine import check_switch, keyword_checked
 from mie.config.request_limits import DEFAULT_LIMITS
 from mie.params import values
+from mie.params.unsupported import BEAM_SEARCH, neutral_accepted
+from mie.refusals import refuses_names
 
 
+@refuses_names
+@neutral_accepted(BEAM_SEARCH)
 @keyword_checked
 @dataclass(frozen=True, kw_only=True)
 class BeamSearchParams:
@@ -22,6 +26,7 @@ class BeamSearchParams:
     length_penalty: Divide a beam's log-probability by its length to this power; -10 to 10.
         Values above 1 favour long beams (Wu et al., 2016, arXiv:1609.08144). Default: 1.0.
     include_stop_str_in_output: Keep the end-of-text token in the text. Default: False.
+    skip_special_tokens: Leave special tokens out of the text. Default: True.
     """
 
     beam_width: int
@@ -30,6 +35,7 @@ class BeamSearchParams:
     temperature: float = 0.0
     length_penalty: float = 1.0
     include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         for name, number in (
@@ -39,5 +45,5 @@ class BeamSearchParams:
             ("length_penalty", values.real("length_penalty", self.length_penalty, -10.0, 10.0)),
         ):
             object.__setattr__(self, name, number)
-        for name in ("ignore_eos", "include_stop_str_in_output"):
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             check_switch(name, getattr(self, name))

@@ -11,7 +11,8 @@ from mie.config.request_limits import DEFAULT_LIMITS, RequestLimits
 from mie.errors import ConfigError, RequestError
 from mie.params import values
 from mie.params.structured import StructuredOutputsParams
-from mie.params.unsupported import unsupported_refused
+from mie.params.unsupported import SAMPLING, neutral_accepted
+from mie.refusals import refuses_names
 
 MAX_LOGIT_BIAS = 100.0
 
@@ -46,7 +47,8 @@ LISTS = (
 )
 
 
-@unsupported_refused
+@refuses_names
+@neutral_accepted(SAMPLING)
 @keyword_checked
 @dataclass(kw_only=True, slots=True)
 class SamplingParams:
@@ -159,6 +161,16 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._normalise(DEFAULT_LIMITS)
+
+    @classmethod
+    def from_optional(cls, **given: Any) -> "SamplingParams":
+        """Return parameters where None stands for the default. ``max_tokens`` of None is no limit.
+
+        Raises:
+            ConfigError: a name is unknown, or a value is not allowed.
+        """
+        is_given = {name: each for name, each in given.items() if each is not None}
+        return cls(**{"max_tokens": given.get("max_tokens", 16), **is_given})
 
     def clone(self) -> "SamplingParams":
         """Return a deep copy, which is not checked again."""

@@ -10,6 +10,7 @@ from typing import Any
 from mie.config.engine import check_switch, keyword_checked
 from mie.errors import ConfigError
 from mie.params import values
+from mie.refusals import refuses_names
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _JSON_OPTIONS = {
@@ -20,6 +21,7 @@ _JSON_OPTIONS = {
 _MAX_CHOICES = 2**16
 
 
+@refuses_names
 @keyword_checked
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:

@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from mie.async_llm import AsyncLLM
+from mie.errors import ThreadLimitError
 from mie.serve.access_log import AccessLog
 from mie.serve.asgi import Failures, RootPath
 from mie.serve.auth import Authentication
@@ -22,6 +23,7 @@ from mie.serve.limits import BodyLimit, QueueLimit
 from mie.serve.metrics import ServerMetrics
 from mie.serve.page.routes import PageRoutes
 from mie.serve.tracing import Tracing, new_provider
+from mie.system.threads import call_in_thread, start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -123,8 +125,12 @@ class Edge:
 
         Return whether it ended: it may hang in a step.
         """
-        ending = threading.Thread(target=self._engine.shutdown, daemon=True)
-        ending.start()
+        ending = threading.Thread(target=self._engine.shutdown, name="mie-end", daemon=True)
+        try:
+            start_thread(ending)
+        except ThreadLimitError as error:
+            logger.error("the engine ends with the process: %s", error)
+            return False
         await self._wait(lambda: not ending.is_alive(), STEP_SECONDS)
         await self.flush()
         return not ending.is_alive()
@@ -133,7 +139,7 @@ class Edge:
         """Wait, but not long, until responses have ended and the last spans are sent."""
         await self._wait_idle(FLUSH_SECONDS)
         if self._spans is not None:
-            await asyncio.to_thread(self._spans.shutdown)
+            await call_in_thread(self._spans.shutdown)
 
     async def _wait_idle(self, seconds: float) -> None:
         await self._wait(lambda: not self.health.num_requests, seconds)

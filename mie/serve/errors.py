@@ -22,6 +22,7 @@ from mie.errors import (
     MieError,
     RequestError,
     RequestFailedError,
+    ThreadLimitError,
 )
 from mie.frontend.outputs import CompletionOutput, RequestOutput
 
@@ -173,6 +174,8 @@ def api_error(error: Exception, known_params: Set[str] = frozenset()) -> ApiErro
         return error
     if isinstance(error, EngineDeadError):
         return unavailable(f"the engine is not serving: {error}", MAX_RETRY_AFTER)
+    if isinstance(error, ThreadLimitError):
+        return unavailable(str(error), 1)
     if isinstance(error, RequestFailedError):
         return ApiError(500, str(error), type="server_error", code="request_failed")
     if isinstance(error, ChatTemplateError):

@@ -21,6 +21,7 @@ from starlette.routing import Route
 from mie.async_llm import AsyncLLM
 from mie.engine.metrics import Counter, Gauge, Histogram, Metric, Snapshot, Tally
 from mie.errors import EngineDeadError
+from mie.system.threads import call_in_thread
 
 LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
 SNAPSHOT_SECONDS = 5.0
@@ -106,7 +107,7 @@ class ServerMetrics:
             return generate_latest(registry)
 
         # OpenMetrics, which a client may prefer, would spell "vllm:" as "vllm_".
-        content = await asyncio.to_thread(write)
+        content = await call_in_thread(write)
         return Response(
             content, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"}
         )

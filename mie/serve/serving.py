@@ -29,6 +29,7 @@ from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, invalid, naming_structure, stream_error, too_long
 from mie.serve.limits import QueueLimit
 from mie.serve.pace import Pace
+from mie.system.threads import call_in_thread
 from mie.text.pretrained import PretrainedTokenizer
 from mie.version import __version__
 
@@ -269,7 +270,7 @@ class Serving:
             raise too_long(None, None, max_model_len)
         if is_text and not job.adds_special_tokens:
             encode = self.required_tokenizer().encode
-            ids = await asyncio.to_thread(encode, prompt, False)
+            ids = await call_in_thread(encode, prompt, False)
             prompt = {"prompt": prompt, "prompt_token_ids": ids}
         elif not isinstance(prompt, Mapping):
             prompt = {"prompt" if is_text else "prompt_token_ids": prompt}

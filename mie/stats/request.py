@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mie.refusals import refuses_names
 
+
+@refuses_names
 @dataclass(kw_only=True, slots=True)
 class RequestMetrics:
     """The times and counts of a request, updated while it runs.
@@ -19,6 +22,10 @@ class RequestMetrics:
     first_token_time: float | None = None
     last_token_time: float | None = None
     """When the latest token of any choice was sampled."""
+    finished_time: float | None = None
+    """When the last choice ended."""
+    num_generation_tokens: int = 0
+    """Tokens of all choices so far."""
     num_preemptions: int = 0
     num_swaps: int = 0
     """Preemptions that kept the computed tokens on the host."""
@@ -61,6 +68,43 @@ class RequestMetrics:
     def total_time(self) -> float | None:
         """Time from arrival to its latest token."""
         return _between(self.arrival_time, self.last_token_time)
+
+    # vLLM's names.
+
+    @property
+    def queued_ts(self) -> float:
+        """The `arrival_time`; an arriving request is queued at once."""
+        return self.arrival_time
+
+    @property
+    def scheduled_ts(self) -> float | None:
+        """The `first_step_time`."""
+        return self.first_step_time
+
+    @property
+    def first_token_ts(self) -> float | None:
+        """The `first_token_time`."""
+        return self.first_token_time
+
+    @property
+    def last_token_ts(self) -> float | None:
+        """The `last_token_time`."""
+        return self.last_token_time
+
+    @property
+    def first_token_latency(self) -> float | None:
+        """The `time_to_first_token`."""
+        return self.time_to_first_token
+
+    @property
+    def first_scheduled_time(self) -> float | None:
+        """The `first_step_time`."""
+        return self.first_step_time
+
+    @property
+    def time_in_queue(self) -> float | None:
+        """The `queue_time`."""
+        return self.queue_time
 
     def as_dict(self) -> dict[str, float | None]:
         """Return durations and counts by name."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -238,30 +237,3 @@ def _checked_variables(variables: Mapping[str, Any] | None) -> Mapping[str, Any]
                 f"{name} is a separate parameter; remove it from chat_template_kwargs"
             )
     return variables
-
-
-# Parameters of vLLM's `LLM.chat` that are accepted if they are None.
-IGNORED_AT_NONE = ("lora_request", "mm_processor_kwargs", "tokenization_kwargs")
-
-
-def refuse_unknown_options(function: Any, options: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for the first of ``options`` that is not a vLLM parameter set to None.
-
-    ``function`` is the function whose parameters are known.
-    """
-    known = [
-        parameter.name
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.kind is not parameter.VAR_KEYWORD and parameter.name != "self"
-    ]
-    for name, value in options.items():
-        if name in IGNORED_AT_NONE and value is None:
-            continue
-        if name in IGNORED_AT_NONE:
-            raise ConfigError(f"{name} is not supported; got {value!r} (leave it out)")
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(known)}"
-        raise ConfigError(
-            f"{function.__qualname__} has no parameter {name!r}; {hint}"
-            " (variables of the template go into chat_template_kwargs)"
-        )

@@ -36,12 +36,13 @@ ROOMS = {
     "arithmetic": Room(),
     "errors": Room(),
     "reprs": Room(),
+    "refusals": Room(mie={"errors"}),
     "system": Room(mie={"errors"}),
-    "stats": Room(),
+    "stats": Room(mie={"refusals"}),
     "memory": Room(mie={"arithmetic", "stats.memory"}),
     # level 1: arrays, settings, requests, events, text
-    "config": Room(mie={"errors", "reprs"}),
-    "params": Room(mie={"config", "errors"}),
+    "config": Room(mie={"errors", "refusals", "reprs"}),
+    "params": Room(mie={"config", "errors", "refusals"}),
     "events": Room(mie={"errors", "system.files"}),
     "replay": Room(mie={"errors", "events"}),
     # ml_dtypes: NumPy has no 8-bit float, which the KV cache may hold
@@ -59,7 +60,7 @@ ROOMS = {
     "ops_gpu": Room(
         mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy", "cupy", "ml_dtypes"}
     ),
-    "model": Room(mie={"checkpoint", "ops.backend"}, packages={"numpy"}),
+    "model": Room(mie={"checkpoint", "errors", "ops.backend"}, packages={"numpy"}),
     "sched": Room(mie={"arithmetic", "config", "errors", "memory", "params", "stats.request"}),
     # level 3: it reads the private state of memory and sched
     "audit": Room(mie={"memory", "sched"}),
@@ -109,6 +110,7 @@ ROOMS = {
             "engine",
             "errors",
             "params",
+            "refusals",
             "reprs",
             "sched",
             "stats",
@@ -118,7 +120,7 @@ ROOMS = {
         },
         packages={"tqdm"},
     ),
-    "llm": Room(
+    "llm_engine": Room(
         mie={
             "config.engine_args",
             "engine.metrics",
@@ -126,10 +128,26 @@ ROOMS = {
             "frontend",
             "load.parts",
             "params",
+            "refusals",
             "text",
         },
     ),
-    "engine_thread": Room(mie={"errors", "frontend", "sched.sequence", "stats.request"}),
+    "llm": Room(
+        mie={
+            "config.engine_args",
+            "engine.metrics",
+            "errors",
+            "frontend",
+            "llm_engine",
+            "load.parts",
+            "params",
+            "refusals",
+            "text",
+        },
+    ),
+    "engine_thread": Room(
+        mie={"errors", "frontend", "sched.sequence", "stats.request", "system.threads"}
+    ),
     "async_llm": Room(
         mie={
             "checkpoint.generation",
@@ -142,11 +160,20 @@ ROOMS = {
             "frontend",
             "llm",
             "params",
+            "refusals",
             "sched.waiting",
             "stats.step",
+            "system.threads",
             "text",
         }
     ),
+    # level 4: modules of vLLM under its names
+    "inputs": Room(mie={"frontend.prompts", "refusals"}),
+    "logprobs": Room(mie={"frontend.outputs", "refusals"}),
+    "lora": Room(mie={"refusals"}),
+    "outputs": Room(mie={"frontend.outputs", "refusals"}),
+    "pooling_params": Room(mie={"refusals"}),
+    "sampling_params": Room(mie={"params", "refusals"}),
     "batch": Room(mie={"errors", "frontend.outputs", "llm", "params.sampling"}),
     # level 5: the edges
     "doctor": Room(
@@ -214,6 +241,7 @@ ROOMS = {
             "reprs",
             "sched.waiting",
             "stats",
+            "system.threads",
             "text",
             "tools.calls",
             "tools.json_end",  # whether a call was cut
@@ -269,9 +297,11 @@ ROOMS = {
             "errors",
             "frontend",
             "llm",
+            "llm_engine",
             "params.beam_search",
             "params.sampling",
             "params.structured",
+            "refusals",
             "system.logs",
             "tools.calls",
             "version",

@@ -320,7 +320,7 @@ def test_vllms_arguments_are_accepted_as_none_and_otherwise_refused(llm, alone):
     async def main():
         text = await text_of(llm, PROMPTS[0], **dict.fromkeys(names))
         for name in names:
-            with pytest.raises(ConfigError, match=f"{name} is not supported; got 0"):
+            with pytest.raises(ConfigError, match=f"{name} is not supported: .*; got 0"):
                 await text_of(llm, PROMPTS[0], **{name: 0})
         return text
 
@@ -328,7 +328,7 @@ def test_vllms_arguments_are_accepted_as_none_and_otherwise_refused(llm, alone):
 
 
 def test_pooling_is_refused_by_name(llm):
-    with pytest.raises(RequestError, match=r"AsyncLLM.encode needs an embedding model"):
+    with pytest.raises(AttributeError, match="AsyncLLM has no encode: mie runs generative models"):
         llm.encode("Once", pooling_params=None, request_id="1")
 
 

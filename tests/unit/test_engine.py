@@ -174,7 +174,7 @@ def test_kv_cache_memory_is_spent_on_blocks(tiny):
     ("settings", "message"),
     [
         ({"backend": "tpu"}, "backend 'tpu' is not available; choose from: numpy, numpy-plain,"),
-        ({"dtype": "float16"}, "dtype 'float16' is not supported by the numpy backend"),
+        ({"dtype": "float8"}, "dtype 'float8' is not supported by the numpy backend"),
     ],
 )
 def test_unknown_machines_are_refused(tiny, settings, message):

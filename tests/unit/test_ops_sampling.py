@@ -590,6 +590,31 @@ def test_top_logprobs_are_computed_in_float64():
     assert logprob == pytest.approx(float(logits[17]) - math.log(math.fsum(values)), rel=1e-14)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("size", [40, 50_000])
+@pytest.mark.parametrize(
+    "controls",
+    [{}, {"top_p": 0.5}, {"min_p": 0.1}, {"top_k": 5, "top_p": 0.9}, {"presence_penalty": 0.3}],
+)
+def test_logits_of_16_bits_are_drawn_like_the_same_float32_numbers(
+    controls: dict[str, Any], size: int, dtype: Any
+):
+    logits = frozen(np.random.default_rng(0).normal(0, 4, (8, size)), dtype)
+    seen = {"output_ids": np.arange(9), "output_counts": np.ones(9, int)}
+    rows = [
+        RowControls(temperature=temperature, uniform=uniform, **controls, **seen)
+        for temperature in (0.7, 1.3)
+        for uniform in (0.0, 0.3, 0.6, ALMOST_ONE)
+    ]
+    assert sample(logits, rows) == sample(logits.astype(np.float32), rows)
+
+
+def test_the_nucleus_of_float16_logits():
+    row = frozen([1, 3, 2], np.float16)  # the probability of token 1 is 0.67
+    for uniform in (0.0, 0.5, ALMOST_ONE):
+        assert sample_row(row, RowControls(temperature=1.0, top_p=0.5, uniform=uniform)) == 1
+
+
 def test_a_tiny_temperature_takes_the_most_likely_token():
     row = RowControls(temperature=1e-308, uniform=0.5)
     assert sample(np.array([[11.0, 10.0, 29.0]]), [row]) == [2]

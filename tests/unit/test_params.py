@@ -17,7 +17,7 @@ import pytest
 from mie import BeamSearchParams, RequestLimits, RequestOutputKind, SamplingParams
 from mie.errors import ConfigError, MieError, RequestError
 from mie.params.sampling import truncated
-from mie.params.unsupported import UNSUPPORTED
+from mie.params.unsupported import SAMPLING
 
 
 def refuses(message: str, **params: Any) -> None:
@@ -508,12 +508,15 @@ ASKED = {
     "repetition_detection": {"max_pattern_size": 3},
     "thinking_token_budget": 100,
     "watermarking": True,
+    "prompt_logprob_token_ids": [5],
+    "routed_experts_prompt_start": 4,
+    "skip_clone": None,
 }
 
 
-@pytest.mark.parametrize("name", UNSUPPORTED)
+@pytest.mark.parametrize("name", SAMPLING)
 def test_unsupported_parameters_are_accepted_without_effect(name: str):
-    for neutral in UNSUPPORTED[name][0]:
+    for neutral in SAMPLING[name][0]:
         assert SamplingParams(**{name: neutral}, seed=1) == SamplingParams(seed=1)
     refuses(f"{name} is not supported: ", **{name: ASKED[name]})
 
@@ -602,6 +605,7 @@ def test_the_defaults_of_beam_search_are_those_of_vllm():
         "temperature": 0.0,
         "length_penalty": 1.0,
         "include_stop_str_in_output": False,
+        "skip_special_tokens": True,
     }
 
 

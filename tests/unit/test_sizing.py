@@ -213,8 +213,10 @@ def test_the_plan_of_the_kernels_follows_their_splits(batch_invariant: bool):
     assert long == 2 * 4 * 8 * 8 * 32 * (8 + 1)
 
 
-@pytest.mark.parametrize(("left", "fitting"), [(60, ["kv_cache_dtype=int8"]), (10, [])])
-def test_a_data_type_that_the_backend_lacks_is_not_named(
+@pytest.mark.parametrize(
+    ("left", "fitting"), [(60, ["kv_cache_dtype=int8", "dtype=float16"]), (10, [])]
+)
+def test_a_data_type_that_does_not_suffice_is_not_named(
     tiny: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch, left: int, fitting: list[str]
 ):
     memory = Memory(available_bytes=needs() + left * BLOCK, is_shared=True)

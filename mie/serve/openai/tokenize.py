@@ -6,7 +6,6 @@ answers have the keys of both.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -21,6 +20,7 @@ from mie.serve.openai.params import ignored_fields, parse
 from mie.serve.openai.protocol import Body, ChatMessage, Items, TokenId, ToolChoice, Tools
 from mie.serve.openai.stream import json_response
 from mie.serve.serving import Serving
+from mie.system.threads import call_in_thread
 from mie.text.pretrained import PretrainedTokenizer
 from mie.text.token_bytes import TokenBytes
 
@@ -95,7 +95,7 @@ async def detokenize(request: Request) -> Response:
         if token_id >= vocab_size:
             message = f"tokens has id {token_id}; the vocabulary has ids 0 … {vocab_size - 1}"
             raise invalid(message, "tokens")
-    text = await asyncio.to_thread(tokenizer.decode, body.tokens)
+    text = await call_in_thread(tokenizer.decode, body.tokens)
     return json_response({"prompt": text, "content": text}, headers)
 
 
@@ -152,7 +152,7 @@ async def _tokens(
     assert text is not None
     if len(text) > serving.engine.limits.prompt_chars(serving.facts.max_model_len):
         raise too_long(None, None, serving.facts.max_model_len)
-    return await asyncio.to_thread(tokenizer.encode, text, adds)
+    return await call_in_thread(tokenizer.encode, text, adds)
 
 
 def _piece(data: bytes) -> str | list[int]:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from mie.system.threads import refusal_explained
+
 T = TypeVar("T")
 
 
@@ -14,6 +16,7 @@ class Worker:
     """Calls functions one after the other in its thread."""
 
     def __init__(self, name: str) -> None:
+        self._name = name
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._last: Future[object] | None = None
 
@@ -24,7 +27,8 @@ class Worker:
 
     async def call(self, function: Callable[[], T]) -> T:
         """Return what a function returns. It is dropped if its caller leaves before it begins."""
-        future = self._executor.submit(function)
+        with refusal_explained(self._name):
+            future = self._executor.submit(function)
         self._last = future  # type: ignore[assignment]  # its result is not read from here
         return await asyncio.wrap_future(future)
 

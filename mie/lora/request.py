@@ -1,0 +1,7 @@
+"""Refuse the names of vLLM's module of requests with LoRA adapters."""
+
+from mie.refusals import missing
+
+
+def __getattr__(name: str) -> object:
+    raise missing("vllm.lora.request", name)

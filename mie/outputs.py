@@ -1,0 +1,10 @@
+"""Offer the outputs under the module name that vLLM has."""
+
+from mie.frontend.outputs import CompletionOutput, RequestOutput
+from mie.refusals import missing
+
+__all__ = ["CompletionOutput", "RequestOutput"]
+
+
+def __getattr__(name: str) -> object:
+    raise missing("vllm.outputs", name)

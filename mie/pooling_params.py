@@ -1,0 +1,7 @@
+"""Refuse the names of vLLM's module of parameters for embedding models."""
+
+from mie.refusals import missing
+
+
+def __getattr__(name: str) -> object:
+    raise missing("vllm.pooling_params", name)
