@@ -65,10 +65,6 @@ def _keeping(dtype: str, config: EngineConfig) -> EngineConfig:
         raise ConfigError(
             f"weight_dtype {config.weight_dtype!r} contradicts dtype {dtype!r} (leave one out)"
         )
-    if config.batch_invariant is True:
-        raise ConfigError(
-            f"batch_invariant=True needs dtype float32 or float64 on a CPU; got {dtype!r}"
-        )
     return replace(config, weight_dtype=dtype)
 
 

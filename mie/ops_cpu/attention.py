@@ -24,7 +24,6 @@ from mie.ops.arrays import Bools, Floats, Ints
 from mie.ops.attention import causal_mask
 from mie.ops.backend import StepBatch
 from mie.ops_cpu.kv_cache import head_major
-from mie.ops_cpu.weights import widened
 from mie.ops_cpu.workers import Workers
 
 TILE = 64
@@ -236,7 +235,7 @@ class _Blocks:
         """Return the vectors of a plane [Hkv, N, B, Dh] in ``dtype``, as [heads, positions, Dh]."""
         own = plane[heads]
         blocks = own.take(self._ids, 1) if self._run is None else own[:, self._run]
-        return widened(blocks.reshape(len(blocks), -1, plane.shape[-1]), dtype)
+        return blocks.reshape(len(blocks), -1, plane.shape[-1]).astype(dtype, copy=False)
 
 
 class Tiles:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mie.errors import ConfigError
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import KVCacheShape, StepBatch
-from mie.ops.kv_cache import Cache
+from mie.ops.kv_cache import LARGEST, Cache, QuantizedCache
 from mie.ops.numpy_backend import NumpyBackend
 from mie.ops.sampling import RowControls
 from mie.ops_cpu import elementwise, kv_cache, sampling
@@ -53,7 +53,8 @@ class CpuBackend(NumpyBackend):
         batch_invariant: bool = False,
     ) -> None:
         super().__init__(dtype, kv_cache_dtype=kv_cache_dtype)
-        if batch_invariant and (linear_plan == "plain" or self.kv_dtype != self.dtype):
+        self._has_scales = self.kv_dtype in LARGEST
+        if batch_invariant and (linear_plan == "plain" or self._has_scales):
             raise ConfigError(
                 f"batch_invariant=True needs linear_plan 'tiled' or 'auto' and kv_cache_dtype "
                 f"'auto' on the {self.name} backend; got {linear_plan!r} and {kv_cache_dtype!r}"
@@ -76,6 +77,7 @@ class CpuBackend(NumpyBackend):
         facts = super().numerics() | {
             "kernels": self.blas.core,
             "linear_plan": self.linear_plan,
+            "weight_dtype": self.stored_dtype.name,
             "batch_invariant": self.is_batch_invariant,
         }
         # Without invariance, each thread's columns of a plain product are a product of their own.
@@ -113,9 +115,10 @@ class CpuBackend(NumpyBackend):
         return weight.apply(x, residual)
 
     def new_kv_cache(self, shape: KVCacheShape) -> Cache:
-        if self.kv_dtype != self.dtype:
+        if self._has_scales:
             return super().new_kv_cache(shape)
-        return kv_cache.new_cache(shape, self.dtype)
+        cache = kv_cache.new_cache(shape, self.kv_dtype)
+        return cache if self.kv_dtype == self.dtype else QuantizedCache(cache, None)
 
     def rope_write_kv(
         self, qkv: Floats, rope_table: Floats, cache: Cache, layer: int, batch: StepBatch
@@ -127,9 +130,10 @@ class CpuBackend(NumpyBackend):
     def paged_attention(
         self, q: Floats, cache: Cache, layer: int, batch: StepBatch, window: int | None
     ) -> Floats:
-        if not isinstance(cache, np.ndarray):
+        if self._has_scales:
             return super().paged_attention(q, cache, layer, batch, window)
-        return self._attention(q, cache, layer, batch, window)
+        memory = cache.elements if isinstance(cache, QuantizedCache) else cache
+        return self._attention(q, memory, layer, batch, window)
 
     def silu_mul(self, gate_up: Floats) -> Floats:
         return elementwise.silu_mul(gate_up, self.workers)

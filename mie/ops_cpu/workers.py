@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from mie.errors import ConfigError
 from mie.ops_cpu import spin
 from mie.system.resources import available_cpus
+from mie.system.threads import start_thread
 
 Item = TypeVar("Item")
 
@@ -35,7 +35,7 @@ class Workers:
         """Start the threads.
 
         Raises:
-            ConfigError: the system starts no more threads.
+            ThreadLimitError: the system starts no more threads.
         """
         self.num_threads = num_threads
         # A spinning thread would hold up a working thread on the same CPU.
@@ -93,14 +93,7 @@ class Workers:
         if os.getpid() != self._pid:
             self._pid, self._helpers = os.getpid(), []
         while len(self._helpers) < number:
-            try:
-                self._helpers.append(_Helper(len(self._helpers) + 1, may_spin=self._may_spin))
-            except RuntimeError as error:
-                raise ConfigError(
-                    f"the system refuses to start thread {len(self._helpers) + 2} of "
-                    f"{self.num_threads}: {error} (set num_threads=1, or raise the limit on "
-                    "processes, such as ulimit -u)"
-                ) from error
+            self._helpers.append(_Helper(len(self._helpers) + 1, may_spin=self._may_spin))
         return self._helpers[: max(0, number)]
 
 
@@ -187,7 +180,7 @@ class _Helper:
         self._thread = threading.Thread(
             target=_serve, args=(self._job,), daemon=True, name="mie-worker"
         )
-        self._thread.start()
+        start_thread(self._thread)
 
     def start(self, work: _Work) -> None:
         self.wait()  # an interrupt may have left it busy

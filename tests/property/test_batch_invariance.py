@@ -97,6 +97,7 @@ def loads(draw):
         "preemption_mode": "swap" if swaps else "recompute",
         "swap_space": 1 << 24 if swaps else None,
         "num_threads": draw(st.sampled_from([1, 2, 3])),
+        "dtype": draw(st.sampled_from(["float32", "float32", "bfloat16"])),
     }
     return str(rng.choice(list(MODELS))), requests, config
 
@@ -106,8 +107,9 @@ def outcome(directory, requests, config):
 
     Also return the log-probabilities of the prompts by request.
     """
-    config = EngineConfig(batch_invariant=True, max_model_len=1024, **config)
-    engine = load_engine(directory, config)
+    own = {name: value for name, value in config.items() if name != "dtype"}
+    own = EngineConfig(batch_invariant=True, max_model_len=1024, **own)
+    engine = load_engine(directory, own, dtype=config["dtype"])
     tokens, logprobs, prompts = {}, {}, {}
     waiting, step = dict(requests), 0
     while waiting or engine.has_work:
@@ -142,7 +144,7 @@ def by_id(row):
 def test_a_request_gets_the_same_result_alone_and_in_a_batch(directories, load):
     model, requests, config = load
     in_batch = outcome(directories[model], dict(enumerate(requests)), config)
-    own = {"num_threads": 1, "block_size": config["block_size"]}
+    own = {"num_threads": 1, "block_size": config["block_size"], "dtype": config["dtype"]}
     for number, (prompt, params, _) in enumerate(requests):
         alone = outcome(directories[model], {number: (prompt, params, 0)}, own)
         assert alone[0]

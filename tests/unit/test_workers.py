@@ -14,7 +14,7 @@ import pytest
 from forks import exit_code_of_child
 
 from mie import EngineConfig, SamplingParams
-from mie.errors import ConfigError
+from mie.errors import ThreadLimitError
 from mie.load.engine import load_engine
 from mie.ops_cpu import attention, spin
 from mie.ops_cpu import workers as workers_module
@@ -430,7 +430,7 @@ def test_a_thread_that_the_system_refuses_is_named(monkeypatch: pytest.MonkeyPat
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuse_the_third)
-    with pytest.raises(ConfigError, match=r"refuses to start thread 4 of 5: .*set num_threads=1"):
+    with pytest.raises(ThreadLimitError):
         Workers(5)
     monkeypatch.undo()
     gc.collect()
