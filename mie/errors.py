@@ -11,6 +11,7 @@
     │   ├── RequestFailedError      the request failed while it ran
     │   └── ChatTemplateError       the chat template is missing, raised, or did not end
     ├── EngineDeadError             the engine has failed, and its requests are lost
+    ├── WorkerError                 a worker process cannot be started, ended, or did not answer
     ├── TraceError                  an event log cannot be read, or is impossible
     └── MissingExtraError           an optional dependency is not installed
 
@@ -71,6 +72,13 @@ class ChatTemplateError(RequestError):
 
 class EngineDeadError(MieError, RuntimeError):
     """The engine has failed, and its requests are lost. Load a new one."""
+
+
+class WorkerError(MieError, RuntimeError):
+    """A worker process cannot be started, ended on its own, or did not answer in time.
+
+    The request is not to blame. It may be sent again.
+    """
 
 
 class TraceError(MieError):
