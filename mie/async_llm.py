@@ -18,7 +18,7 @@ from mie.engine.metrics import Metric, Snapshot
 from mie.engine_thread import EngineThread, OutputStream
 from mie.errors import ConfigError, EngineDeadError, RequestError, RequestFailedError, shown
 from mie.frontend.outputs import RequestOutput
-from mie.frontend.prepare import Prompt
+from mie.frontend.prepare import Prompt, naming_tools
 from mie.frontend.request_state import PreparedRequest
 from mie.llm import LLM
 from mie.params.checks import check_request_id
@@ -147,24 +147,33 @@ class AsyncLLM:
         *,
         priority: int = 0,
         client: str | None = None,
+        caller: str | None = None,
     ) -> PreparedRequest:
         """Check and tokenize a request in a worker thread, for `add`.
+
+        What outputs must match is compiled for one ``caller`` after the other. Cancelling the task
+        ends it.
 
         Raises:
             ConfigError: a parameter is not allowed.
             RequestError: the prompt or a label is malformed, or exceeds a limit.
+            WorkerError: the process that compiles what an output must match failed.
             EngineDeadError: the engine cannot go on.
         """
         self._thread.check_alive()
-        return await asyncio.to_thread(
-            self._llm.prepare,
-            prompt,
-            sampling_params,
-            None,
-            request_id,
-            priority=priority,
-            client=client,
+        preparer = self._llm.preparer
+        params = sampling_params
+        if params is None:
+            params = self._llm.get_default_sampling_params()
+        prepared = await asyncio.to_thread(
+            preparer.prepare, prompt, params, None, request_id, priority, client
         )
+        with naming_tools(prepared.answer):
+            compiling = preparer.submit(prepared, caller)
+            if compiling is None:
+                return prepared
+            await asyncio.wrap_future(compiling)  # it holds no thread while it waits
+        return await asyncio.to_thread(preparer.constrained, prepared)
 
     async def add(
         self,
@@ -225,6 +234,14 @@ class AsyncLLM:
     async def reset_prefix_cache(self) -> bool:
         """Drop all cached blocks, or return False if a request holds blocks."""
         return await self._thread.call(self._loop.engine.reset_prefix_cache)
+
+    async def index_vocabulary(self) -> None:
+        """Prepare for structured outputs, so that the first one does not delay other requests.
+
+        For a large vocabulary this takes seconds, in which the event loop stands still.
+        """
+        if self._llm.preparer.constraints is not None:
+            self._llm.preparer.constraints.index()
 
     async def get_tokenizer(self) -> PretrainedTokenizer:
         """Return the model's tokenizer with the interface of transformers."""

@@ -62,7 +62,7 @@ class LLM:
         self.engine = parts.engine
         self.text_directory = parts.text_directory
         self.generation_config = parts.generation
-        self._preparer = Preparer(
+        self.preparer = Preparer(
             tokenizer=self.tokenizer,
             limits=self.engine_args.limits,
             max_model_len=self.engine.max_model_len,
@@ -248,7 +248,7 @@ class LLM:
         conversations = Conversations(
             tokenizer=self.get_tokenizer(),
             render=self.apply_chat_template,
-            encode=partial(self._preparer.encode, add_special_tokens=False),
+            encode=partial(self.preparer.encode, add_special_tokens=False),
             tool_call_parser=self.engine_args.tool_call_parser,
             reasoning_parser=self.engine_args.reasoning_parser,
         )
@@ -257,7 +257,7 @@ class LLM:
     def get_tokenizer(self) -> PretrainedTokenizer:
         """Return the model's tokenizer with the interface of transformers."""
         if self._pretrained is None:
-            tokenizer = self._preparer.required_tokenizer()
+            tokenizer = self.preparer.required_tokenizer()
             files = TemplateFiles(self.text_directory)
             name = str(self.text_directory)
             self._pretrained = PretrainedTokenizer(tokenizer, files, name)
@@ -366,14 +366,16 @@ class LLM:
         priority: int = 0,
         client: str | None = None,
     ) -> PreparedRequest:
-        """Check and tokenize a request in the caller's thread.
+        """Check and tokenize a request in the caller's thread, and compile its constraint.
 
         Raises:
             ConfigError: a parameter is not allowed.
             RequestError: the prompt or a label is malformed, or exceeds a limit.
+            WorkerError: the process that compiles what an output must match failed.
         """
         given = self.get_default_sampling_params() if params is None else params
-        return self._preparer.prepare(prompt, given, output_kind, request_id, priority, client)
+        prepared = self.preparer.prepare(prompt, given, output_kind, request_id, priority, client)
+        return self.preparer.constrained(prepared)
 
 
 def _one_for_each(name: str, given: Any, count: int, default: T) -> list[T]:

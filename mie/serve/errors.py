@@ -131,11 +131,15 @@ def refuse_unfinished(choice: CompletionOutput) -> None:
 
 
 def refuse_failed(outputs: Iterable[RequestOutput]) -> None:
-    """Raise the 500 for a request that failed while it ran, because of its own error."""
+    """Raise the error of a request that failed while it ran.
+
+    It is a 400 if the request itself is the reason, and clients must not send it again.
+    """
     for output in outputs:
         if output.error is not None:
             message = f"request {output.request_id} failed: {output.error}"
-            raise ApiError(500, message, type="server_error", code="request_failed")
+            status, kind = (400, INVALID) if output.is_invalid else (500, "server_error")
+            raise ApiError(status, message, type=kind, code="request_failed")
 
 
 def stream_error(error: Exception) -> ApiError:

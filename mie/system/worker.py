@@ -64,7 +64,7 @@ class Worker:
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     cwd="/",
-                    env={name: os.environ[name] for name in _INHERITED if name in os.environ},
+                    env=_environment(),
                     start_new_session=True,  # Ctrl-C must not reach it.
                 )
             except BaseException as error:
@@ -109,11 +109,13 @@ class Worker:
 
     def wait(self, wake: socket.socket, deadline: float) -> bool:
         """Wait for a message or for ``wake`` to be readable; return whether it is a message."""
-        left = max(deadline - time.monotonic(), 0)
-        readable, _, _ = select.select([self._socket, wake], [], [], left)
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        poll.register(wake, select.POLLIN)
+        readable = poll.poll(1000 * max(deadline - time.monotonic(), 0))
         if not readable:
             raise WorkerSilent
-        return self._socket in readable
+        return self._socket.fileno() in dict(readable)
 
     def is_alive(self) -> bool:
         """Return whether the process is running."""
@@ -164,6 +166,11 @@ def _command(module: str, packages: Sequence[str], arguments: Sequence[object]) 
     directories = list(dict.fromkeys(map(_directory_of, ("mie", *packages))))
     program = [os.path.abspath(sys.executable), "-I", "-S", "-c", _PROGRAM]
     return [*program, json.dumps(directories), module, *map(str, arguments)]
+
+
+def _environment() -> dict[str, str]:
+    inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    return {**inherited, "MALLOC_ARENA_MAX": "1"}  # a thread's arena reserves 64 MiB of addresses
 
 
 def _directory_of(package: str) -> str:

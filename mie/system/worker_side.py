@@ -10,7 +10,7 @@ import os
 import resource
 import signal
 
-_SOCKET = 0
+SOCKET = 0
 
 
 def read_message() -> bytes | None:
@@ -23,7 +23,7 @@ def write_message(data: bytes) -> None:
     """Send a reply."""
     view = memoryview(len(data).to_bytes(8, "big") + data)
     while view:
-        view = view[os.write(_SOCKET, view) :]
+        view = view[os.write(SOCKET, view) :]
 
 
 def limit_cpu_seconds(seconds: float) -> None:
@@ -58,7 +58,7 @@ def _num_pages(column: int) -> int:
 def _read(count: int) -> bytes | None:
     data = bytearray()
     while len(data) < count:
-        more = os.read(_SOCKET, min(count - len(data), 1 << 20))
+        more = os.read(SOCKET, min(count - len(data), 1 << 20))
         if not more:
             return None
         data += more
