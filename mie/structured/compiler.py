@@ -104,7 +104,7 @@ class Compiler:
                     error = failure
                 with self._lock:
                     self._turns.end(job)
-                    futures = list(job.futures)
+                    futures, job.futures = job.futures, set()  # they refer to this object
                 for future in futures:
                     if future.set_running_or_notify_cancel():
                         if error is None:

@@ -29,6 +29,7 @@ class Turns(Generic[K]):
         self._jobs: dict[K, Job[K]] = {}  # that wait or run
         self._queues: OrderedDict[Hashable, deque[Job[K]]] = OrderedDict()
         self._running: Job[K] | None = None
+        self._last: Hashable = None  # the caller who had the last turn
 
     def join(self, key: K, caller: Hashable, future: Future[Any]) -> Job[K]:
         """Queue a job, or wait for the one with the same key, and return it.
@@ -49,13 +50,14 @@ class Turns(Generic[K]):
             self.end(job)
 
     def begin(self) -> Job[K] | None:
-        """Return the next job of the caller whose turn it is. The next turn is another's."""
+        """Return the next job of the caller whose turn it is. The last caller's is the last."""
         self._running = None
+        if self._last in self._queues:
+            self._queues.move_to_end(self._last)
         if self._queues:
-            caller, jobs = self._queues.popitem(last=False)
-            self._queues[caller] = jobs
-            self._running = jobs[0]
-            self._leave_queues(jobs[0])
+            self._last = next(iter(self._queues))
+            self._running = self._queues[self._last][0]
+            self._leave_queues(self._running)
         return self._running
 
     def end(self, job: Job[K]) -> None:
