@@ -21,7 +21,7 @@ from starlette.requests import Request
 from mie.errors import shown
 from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.serve.asgi import route_of
-from mie.serve.errors import ApiError, invalid, not_json, naming_structure, unsupported
+from mie.serve.errors import ApiError, invalid, naming_structure, not_json, unsupported
 from mie.serve.openai.fields import OPENAI, Fields
 from mie.serve.openai.protocol import Body, ChatCompletionRequest, CompletionRequest, GenerationBody
 from mie.serve.serving import Job, Serving
