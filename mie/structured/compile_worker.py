@@ -15,13 +15,18 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
-from mie.structured.limits import CPU_SECONDS, LIBRARY_LIMITS, MEMORY_BYTES, STACK_BYTES
+from mie.structured.limits import (
+    CPU_SECONDS,
+    LIBRARY_LIMITS,
+    MEMORY_BYTES,
+    OUT_OF_MEMORY,
+    STACK_BYTES,
+)
 from mie.system import worker_side
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-OUT_OF_MEMORY = 77
 _LONGEST_REASON = 10_000  # characters
 _PR_SET_PDEATHSIG = 1
 

@@ -150,8 +150,8 @@ class Compiler:
             if reply is None:
                 self._end_worker()
         assert reply is not None
-        returncode = reply.get("returncode")
-        if returncode is not None and (not job.futures or exceeded(returncode) is None):
+        returncode = reply.get("returncode", 0)
+        if not job.futures or (returncode and exceeded(returncode) is None):
             raise WorkerEnded(returncode)
         return reply
 

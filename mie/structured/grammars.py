@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 from mie.errors import RequestError
 from mie.params.structured import StructuredOutputsParams
-from mie.structured.compiler import Compiler, Reply
 from mie.structured.descriptions import grammar_of, kind_of, library
 from mie.structured.kept import Grammar, Kept
 from mie.structured.limits import LIBRARY_LIMITS
@@ -17,6 +16,11 @@ from mie.structured.matcher import Matcher
 from mie.structured.reasons import exceeded, why
 from mie.structured.vocabulary import Vocabulary
 from mie.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from mie.structured.compiler import Compiler, Reply
 
 
 class Grammars:
@@ -27,8 +31,13 @@ class Grammars:
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
         self._vocabulary = Vocabulary(tokenizer, vocab_size, eos_token_ids)
-        self._compiler = Compiler(self._vocabulary.arguments, partial(_compiled, self._vocabulary))
         self._kept = Kept()
+
+    @cached_property
+    def _compiler(self) -> Compiler:  # of two that threads make at once, one is forgotten
+        from mie.structured.compiler import Compiler  # imports subprocess, which few models need
+
+        return Compiler(self._vocabulary.arguments, partial(_compiled, self._vocabulary))
 
     def start(self, params: StructuredOutputsParams) -> Matcher:
         """Return a matcher at the beginning of an output.
@@ -64,6 +73,8 @@ class Grammars:
             raise RequestError(refusal)
         grammar = self._kept.grammar(params)
         if grammar is not None:
+            from concurrent.futures import Future  # as above
+
             done: Future[Grammar] = Future()
             done.set_result(grammar)
             return done

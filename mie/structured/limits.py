@@ -22,6 +22,9 @@ CPU_SECONDS = 1.0
 MEMORY_BYTES = 128 << 20
 """Memory that a description may take in the worker while it is compiled."""
 
+OUT_OF_MEMORY = 77
+"""Exit status of a process that reached this limit in Python."""
+
 STACK_BYTES = 1 << 20
 """Stack of the thread that compiles in the worker. Threads of the server have at least twice that.
 

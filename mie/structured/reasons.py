@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from mie.structured.compile_worker import OUT_OF_MEMORY
-from mie.structured.limits import CPU_SECONDS, MEMORY_BYTES
+from mie.structured.limits import CPU_SECONDS, MEMORY_BYTES, OUT_OF_MEMORY
 from mie.text.printable import printable
 
 MAX_REASON = 400
