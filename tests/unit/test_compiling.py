@@ -37,7 +37,8 @@ def regex(text: str) -> StructuredOutputsParams:
 
 def hostile(number: int) -> StructuredOutputsParams:
     """Return a description that takes all of its CPU time."""
-    return StructuredOutputsParams(json={"multipleOf": 99_999_989 + number})
+    patterns = {f"^[a-z]*{i}[a-z]*$": {} for i in range(number, number + 500)}
+    return StructuredOutputsParams(json={"patternProperties": patterns})
 
 
 def worker_pid(grammars: Grammars) -> int:
@@ -228,7 +229,9 @@ from mie.structured.grammars import Grammars
 grammars = Grammars(small_tokenizers.byte_level(), 512, [1])
 mask = grammars.start(StructuredOutputsParams(regex="x+")).mask()
 pid = grammars._compiler._worker.pid
-waiting = grammars.submit(StructuredOutputsParams(json={"multipleOf": 99999989}))
+waiting = grammars.submit(StructuredOutputsParams(json={
+    "patternProperties": {f"^[a-z]*{i}[a-z]*$": {} for i in range(500)}
+}))
 grammars._compiler._lock.acquire()  # as if another thread held it
 child = os.fork()
 if child == 0:
