@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import weakref
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
@@ -17,6 +18,7 @@ from mie.engine.metrics import Metric, Snapshot
 from mie.engine_thread import EngineThread, OutputStream
 from mie.errors import EngineDeadError, RequestError, RequestFailedError, ThreadLimitError, shown
 from mie.frontend.outputs import RequestOutput
+from mie.frontend.prepare import naming_tools
 from mie.frontend.prompts import Prompt
 from mie.frontend.request_state import PreparedRequest
 from mie.llm import LLM
@@ -143,24 +145,33 @@ class AsyncLLM:
         *,
         priority: int = 0,
         client: str | None = None,
+        caller: str | None = None,
     ) -> PreparedRequest:
         """Check and tokenize a request in a worker thread, for `add`.
+
+        What outputs must match is compiled for one ``caller`` after the other. Cancelling the task
+        ends it.
 
         Raises:
             ConfigError: a parameter is not allowed.
             RequestError: the prompt or a label is malformed, or exceeds a limit.
+            WorkerError: the process that compiles what an output must match failed.
             EngineDeadError: the engine cannot go on.
         """
         self._thread.check_alive()
-        return await call_in_thread(
-            self._llm.prepare,
-            prompt,
-            sampling_params,
-            None,
-            request_id,
-            priority=priority,
-            client=client,
+        preparer = self._llm.llm_engine.preparer
+        params = sampling_params
+        if params is None:
+            params = self._llm.get_default_sampling_params()
+        prepared = await call_in_thread(
+            preparer.prepare, prompt, params, None, request_id, priority, client
         )
+        with naming_tools(prepared.answer):
+            compiling = preparer.submit(prepared, caller)
+            if compiling is None:
+                return prepared
+            await asyncio.wrap_future(compiling)  # it holds no thread while it waits
+        return await call_in_thread(preparer.constrained, prepared)
 
     async def add(
         self,
@@ -213,6 +224,15 @@ class AsyncLLM:
         """Drop all cached blocks, or return False if a request holds blocks."""
         refuse_options(AsyncLLM.reset_prefix_cache, others)
         return await self._thread.call(self._loop.engine.reset_prefix_cache)
+
+    async def index_vocabulary(self) -> None:
+        """Prepare for structured outputs, so that the first one does not delay other requests.
+
+        For a large vocabulary this takes seconds, in which the event loop stands still.
+        """
+        constraints = self._llm.llm_engine.preparer.constraints
+        if constraints is not None:
+            constraints.index()
 
     async def get_tokenizer(self) -> PretrainedTokenizer:
         """Return the model's tokenizer with the interface of transformers."""

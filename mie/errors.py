@@ -12,6 +12,7 @@
     │   └── ChatTemplateError       the chat template is missing, raised, or did not end
     ├── EngineDeadError             the engine has failed, and its requests are lost
     ├── ThreadLimitError            the system refuses another thread
+    ├── WorkerError                 a worker process cannot be started, ended, or did not answer
     ├── TraceError                  an event log cannot be read, or is impossible
     ├── MissingExtraError           an optional dependency is not installed
     ├── UnsupportedNameError        an attribute exists in vLLM only
@@ -78,6 +79,13 @@ class EngineDeadError(MieError, RuntimeError):
 
 class ThreadLimitError(MieError, RuntimeError):
     """The system refuses another thread. What runs goes on."""
+
+
+class WorkerError(MieError, RuntimeError):
+    """A worker process cannot be started, ended on its own, or did not answer in time.
+
+    The request is not to blame. It may be sent again.
+    """
 
 
 class TraceError(MieError):

@@ -386,11 +386,12 @@ class LLM:
         priority: int = 0,
         client: str | None = None,
     ) -> PreparedRequest:
-        """Check and tokenize a request in the caller's thread.
+        """Check and tokenize a request in the caller's thread, and compile its constraint.
 
         Raises:
             ConfigError: a parameter is not allowed.
             RequestError: the prompt or a label is malformed, or exceeds a limit.
+            WorkerError: the process that compiles what an output must match failed.
         """
         return self.llm_engine.prepare(
             prompt, params, output_kind, request_id, priority=priority, client=client

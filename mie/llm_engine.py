@@ -165,14 +165,16 @@ class LLMEngine:
         priority: int = 0,
         client: str | None = None,
     ) -> PreparedRequest:
-        """Check and tokenize a request in the caller's thread.
+        """Check and tokenize a request in the caller's thread, and compile its constraint.
 
         Raises:
             ConfigError: a parameter is not allowed.
             RequestError: the prompt or a label is malformed, or exceeds a limit.
+            WorkerError: the process that compiles what an output must match failed.
         """
         given = self.get_default_sampling_params() if params is None else params
-        return self.preparer.prepare(prompt, given, output_kind, request_id, priority, client)
+        prepared = self.preparer.prepare(prompt, given, output_kind, request_id, priority, client)
+        return self.preparer.constrained(prepared)
 
     def _own_collector(self) -> Collector:
         if self._collector.process_id != os.getpid():  # after a fork: the requests are the parent's

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from mie.errors import RequestError
 from mie.ops.sampling import AllowedTokens, TokenMask, Words
 from mie.params.sampling import SamplingParams
 from mie.params.structured import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 
 class TokenConstraint(Protocol):
@@ -65,30 +68,58 @@ class Constraints(Protocol):
     def eos_token_ids(self) -> Sequence[int]:
         """The tokens that end a complete output."""
 
+    def index(self) -> None:
+        """Prepare what all constraints need, which the first one does otherwise.
+
+        For a large vocabulary this takes seconds, in which no other thread runs Python.
+        """
+
     def start(self, params: StructuredOutputsParams) -> TokenConstraint:
         """Return a constraint at the beginning of an output.
 
+        This may wait for a compiler, but not while another constraint of equal parameters exists.
+
         Raises:
             RequestError: the parameters describe nothing that can be generated.
+            WorkerError: the compiler failed.
+        """
+
+    def submit(self, params: StructuredOutputsParams, caller: Hashable = None) -> Future[Any]:
+        """Begin to compile, and return a future. While its result is held, `start` never waits.
+
+        Callers take turns. Cancelling the future ends the work if nothing else waits for it.
+
+        Raises:
+            RequestError: the parameters describe nothing that can be generated.
+            WorkerError: the compiler cannot run.
         """
 
 
-def check_constraint(params: SamplingParams, constraints: Constraints | None) -> None:
-    """Raise `RequestError` unless the engine can constrain the output as ``params`` say."""
+def check_constraint(
+    params: SamplingParams, constraints: Constraints | None
+) -> TokenConstraint | None:
+    """Return the constraint at the beginning of the output, or None for a free one.
+
+    Raises:
+        RequestError: the engine cannot constrain the output as ``params`` say.
+        WorkerError: the compiler failed.
+    """
     if params.structured_outputs is None:
-        return
+        return None
     if constraints is None:
         raise RequestError(
             "structured_outputs needs a tokenizer, and the engine has none (load the model with "
             "its tokenizer)"
         )
     forced = params.trace_decode_token_ids or ()
-    num_valid = constraints.start(_structure(params)).validate(forced)
+    constraint = constraints.start(structure_of(params))
+    num_valid = constraint.validate(forced)
     if num_valid < len(forced):
         raise RequestError(
             f"structured_outputs does not allow trace_decode_token_ids[{num_valid}], token "
             f"{forced[num_valid]} (leave one of them out)"
         )
+    return constraint
 
 
 class RowConstraint:
@@ -113,7 +144,7 @@ class RowConstraint:
         because the matcher's state is still in the CPU's cache. On a GPU it is better computed when
         it is needed, while the device computes the logits.
         """
-        self._matcher = constraints.start(_structure(params))
+        self._matcher = constraints.start(structure_of(params))
         self._num_words = ceil_div(constraints.vocab_size, 32)
         self._token_ids = token_ids
         self._num_prompt = self._num_accepted = num_prompt
@@ -196,7 +227,8 @@ class RowConstraint:
         return words.view(np.int32)
 
 
-def _structure(params: SamplingParams) -> StructuredOutputsParams:
+def structure_of(params: SamplingParams) -> StructuredOutputsParams:
+    """Return what the output of a request must match, after its parameters are verified."""
     structure = params.structured_outputs
     assert isinstance(structure, StructuredOutputsParams), "`verified` converts mappings"
     return structure

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from mie.audit.scheduler import scheduler_snapshot
 from mie.config.engine import EngineConfig
-from mie.engine.constraint import Constraints, check_constraint
+from mie.engine.constraint import Constraints, TokenConstraint, check_constraint
 from mie.engine.meter import StepMeter
 from mie.engine.metrics import EngineMetrics, Metric, Snapshot
 from mie.engine.rows import RowFault
@@ -130,13 +130,16 @@ class Engine:
         cache_salt: str | None = None,
         client: str | None = None,
         beam: Beam | None = None,
+        constraint: TokenConstraint | None = None,
     ) -> str:
         """Queue a prompt of token ids and return its request id.
 
         Under the priority policy a lower ``priority`` goes first. Under the fair policy each
         ``client`` gets an equal share. Only requests with the same ``cache_salt`` share cached
         blocks. Ids such as "auto-7" are reserved for the engine. The
-        blocks of a ``beam`` are kept when it ends, until `release`.
+        blocks of a ``beam`` are kept when it ends, until `release`. ``constraint`` is what
+        `check_constraint` returned for these parameters. Without it, this call compiles what the
+        output must match.
 
         Raises:
             ConfigError: a field of ``params`` has a value that is not allowed.
@@ -164,7 +167,7 @@ class Engine:
             client=client,
             beam=beam,
         )
-        check_constraint(params, self._constraints)
+        request.constraint = constraint or check_constraint(params, self._constraints)
         check_something_allowed(params, request.end_token_ids, self.vocab_size)
         check_fits(request, self.config, self.scheduler.manager, self.max_model_len)
         request.metrics.arrival_time = self._clock()

@@ -96,6 +96,8 @@ class RequestOutput:
     """Statistics of the request, which are updated while it runs."""
     error: str | None = None
     """The error message if ``finish_reason`` is "error"."""
+    is_invalid: bool = False
+    """Whether the request itself is the reason of the error, so that it would fail again."""
     # Fields of vLLM for features that mie does not have.
     lora_request: ClassVar[None] = None
     encoder_prompt: ClassVar[None] = None

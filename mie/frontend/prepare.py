@@ -7,15 +7,15 @@ length, before it is encoded or copied.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from mie.config.request_limits import RequestLimits
-from mie.engine.constraint import Constraints, check_constraint
+from mie.engine.constraint import Constraints, check_constraint, structure_of
 from mie.errors import ConfigError, RequestError, shown
 from mie.frontend.prompts import Prompt
 from mie.frontend.request_state import PreparedRequest
@@ -26,6 +26,8 @@ from mie.text.bad_words import encode_bad_words
 from mie.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from mie.tools.answer import AnswerFormat
 
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt", "answer")
@@ -49,7 +51,9 @@ class Preparer:
         priority: int = 0,
         client: str | None = None,
     ) -> PreparedRequest:
-        """Return the prepared request. If ``output_kind`` is None, that of ``params`` is used.
+        """Return the prepared request, for `constrained`.
+
+        If ``output_kind`` is None, that of ``params`` is used.
 
         Raises:
             ConfigError: a parameter is not allowed.
@@ -59,9 +63,8 @@ class Preparer:
             raise ConfigError(f"sampling_params must be SamplingParams; got {shown(params)}")
         given = _as_mapping(prompt)
         params, answer = _answering(params, given.get("answer"))
-        with _naming_tools(answer):
+        with naming_tools(answer):
             params = without_text(params, self.tokenizer, self.limits)
-            check_constraint(params, self.constraints)
         cache_salt = given.get("cache_salt")
         check_labels(request_id, priority, cache_salt, client, self.limits)
         text, token_ids = self._tokenize(given, params)
@@ -76,6 +79,31 @@ class Preparer:
             output_kind=params.output_kind if output_kind is None else output_kind,
             answer=answer,
         )
+
+    def submit(self, prepared: PreparedRequest, caller: Hashable) -> Future[Any] | None:
+        """Begin to compile what a request's output must match, if it is constrained.
+
+        Wait for the future, and hold it, so that `constrained` need not wait. Callers take turns.
+
+        Raises:
+            RequestError: nothing can be generated.
+            WorkerError: the compiler cannot run.
+        """
+        if prepared.params.structured_outputs is None or self.constraints is None:
+            return None
+        return self.constraints.submit(structure_of(prepared.params), caller)
+
+    def constrained(self, prepared: PreparedRequest) -> PreparedRequest:
+        """Return the request with its constraint, for which this may wait.
+
+        Raises:
+            RequestError: nothing can be generated.
+            WorkerError: the compiler failed.
+        """
+        if prepared.params.structured_outputs is None:
+            return prepared
+        with naming_tools(prepared.answer):
+            return replace(prepared, constraint=check_constraint(prepared.params, self.constraints))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a prompt, or refuse it by its length before it is encoded."""
@@ -138,7 +166,7 @@ def _answering(
 
 
 @contextmanager
-def _naming_tools(answer: AnswerFormat | None) -> Iterator[None]:
+def naming_tools(answer: AnswerFormat | None) -> Iterator[None]:
     """Let refusals of a grammar that the tools made say so."""
     try:
         yield

@@ -80,6 +80,7 @@ class OutputProcessor:
             cache_salt=prepared.cache_salt,
             client=prepared.client,
             beam=prepared.beam,
+            constraint=prepared.constraint,
         )
         request = self._engine.request(request_id)
         assert request is not None

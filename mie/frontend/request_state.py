@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mie.engine.constraint import TokenConstraint
+from mie.errors import RequestError
 from mie.frontend.outputs import CompletionOutput, Logprob, LogprobRow, RequestOutput
 from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.sched.result import TokenLogprobs
@@ -41,6 +43,8 @@ class PreparedRequest:
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     beam: Beam | None = None
     answer: AnswerFormat | None = None
+    constraint: TokenConstraint | None = None
+    """The constraint at the beginning of the output, if the output is constrained."""
 
 
 class CollectorRef(weakref.ref["Collector"]):
@@ -220,6 +224,7 @@ class RequestState:
                 num_cached_tokens=request.metrics.num_cached_tokens,
                 metrics=request.metrics,
                 error=None if error is None else f"{type(error).__name__}: {error}",
+                is_invalid=isinstance(error, RequestError),
             )
             for choice in self._choices:
                 choice.num_taken = choice.num_tokens

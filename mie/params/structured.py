@@ -114,7 +114,9 @@ def _schema_text(schema: object) -> str:
         if not isinstance(found, Mapping):
             raise ConfigError(f"json must be a JSON schema, an object; got {values.shown(found)}")
         return json.dumps(dict(found), allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise ConfigError("json must be a JSON schema: it nests too deep") from error
+    except (TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"json must be a JSON schema: {error}") from error

@@ -42,6 +42,8 @@ class Request:
     client: str | None = None
     """Who sent it. Under the "fair" policy, clients get equal shares of tokens."""
     beam: Beam | None = None
+    constraint: object = field(init=False, default=None)
+    """Something that keeps compiled what its output must match, or None."""
     rank: int = field(init=False, default=0)
     """The first part of its sequences' keys. The scheduler sets it."""
     num_charged: int = field(init=False, default=0)

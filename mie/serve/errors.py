@@ -102,6 +102,14 @@ def unsupported(name: str, why: str) -> ApiError:
     return ApiError(400, message, code="unsupported_parameter", param=name)
 
 
+def not_json(error: ValueError) -> ApiError:
+    """The 400 for a body that cannot be read as JSON."""
+    what = f"the body is not valid JSON: {error}"
+    if "recursion limit" in str(error):
+        what = "the body nests more than 200 levels of objects and lists, which is the limit"
+    return invalid(what, code="invalid_json")
+
+
 @contextmanager
 def naming_structure(name: str) -> Iterator[None]:
     """Let refusals of what an answer must be name the field that the client sent."""
@@ -132,11 +140,15 @@ def refuse_unfinished(choice: CompletionOutput) -> None:
 
 
 def refuse_failed(outputs: Iterable[RequestOutput]) -> None:
-    """Raise the 500 for a request that failed while it ran, because of its own error."""
+    """Raise the error of a request that failed while it ran.
+
+    It is a 400 if the request itself is the reason, and clients must not send it again.
+    """
     for output in outputs:
         if output.error is not None:
             message = f"request {output.request_id} failed: {output.error}"
-            raise ApiError(500, message, type="server_error", code="request_failed")
+            status, kind = (400, INVALID) if output.is_invalid else (500, "server_error")
+            raise ApiError(status, message, type=kind, code="request_failed")
 
 
 def stream_error(error: Exception) -> ApiError:

@@ -196,6 +196,7 @@ class Serving:
         tokenizer = await engine.get_tokenizer() if engine.has_tokenizer else None
         defaults = await engine.get_default_sampling_params()
         facts = await engine.get_model_config()
+        await engine.index_vocabulary()
         fingerprint = _fingerprint(facts, engine.engine_config, await engine.weights_digest())
         return cls(engine, config, facts, tokenizer, defaults, queue_limit, fingerprint)
 
@@ -284,6 +285,7 @@ class Serving:
                 job.params,
                 job.response_id if len(job.prompts) == 1 else f"{job.response_id}-{place}",
                 client=self.queue_limit.client_of(request.scope),
+                caller=request.scope.get("mie.client"),
                 priority=self._clamped(job.priority),
             )
         num_prompt, num_new = len(prepared.token_ids), prepared.params.max_tokens or 0

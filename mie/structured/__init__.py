@@ -1,4 +1,5 @@
 """Grammars of texts, as constraints on tokens.
 
-It knows llguidance, grammars and the spelling of tokens. It must not know requests or arrays.
+It knows llguidance, grammars, the spelling of tokens, and the process that compiles grammars first.
+It must not know requests or arrays.
 """

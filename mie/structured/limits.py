@@ -1,83 +1,49 @@
-"""Refuse descriptions on which llguidance would spend more than its own limits allow."""
+"""Limits on what a description of an output may cost."""
 
 from __future__ import annotations
 
-import re
-from math import prod
+from collections.abc import Mapping
+from typing import Any
 
-from mie.errors import RequestError
+LIBRARY_LIMITS: Mapping[str, Any] = {
+    "initial_lexer_fuel": 100_000,
+    "step_lexer_fuel": 20_000,
+    "max_lexer_states": 50_000,
+}
+"""Limits of llguidance's own, a tenth and a fifth of its defaults.
 
-LIMITS = {"initial_lexer_fuel": 100_000, "step_lexer_fuel": 20_000, "max_lexer_states": 50_000}
-"""Limits of llguidance's work and memory, a tenth and a fifth of its own.
-
-With its own, a mask of ``((a{1000}){1000}){1000}`` takes seconds, and an output of
-``[a-z ]*[aeiou][a-z ]{30}`` takes 90 MB.
+They limit a step. With the defaults, a mask of ``((a{1000}){1000}){1000}`` takes seconds, and an
+output of ``[a-z ]*[aeiou][a-z ]{30}`` takes 90 MB.
 """
 
-MAX_RULES = 256
-"""Maximum number of rules and of references in schemas.
+CPU_SECONDS = 1.0
+"""CPU time in which a worker compiles a description. Most take 1 to 10 ms."""
 
-llguidance follows them by recursion, and a chain of 3,000 exhausts the stack of a thread.
+MEMORY_BYTES = 128 << 20
+"""Memory that a description may take in the worker while it is compiled."""
+
+OUT_OF_MEMORY = 77
+"""Exit status of a process that reached this limit in Python."""
+
+STACK_BYTES = 1 << 20
+"""Stack of the thread that compiles in the worker. Threads of the server have at least twice that.
+
+llguidance follows rules and references by recursion.
 """
 
-MAX_INTERSECTIONS = 64
-"""Maximum number of operators ``&`` in a grammar. Each can double the states of a lexeme."""
+WALL_SECONDS = 60.0
+"""Time after which a worker that does not answer is replaced."""
 
-MAX_MULTIPLE = 10_000
-"""Maximum product of the different values of ``multipleOf``.
+START_SECONDS = 300.0
+"""Time in which a new worker must have indexed the vocabulary."""
 
-llguidance makes as many states when it compiles them, and for 1,000,003 this takes 7 seconds.
-"""
+MAX_KEPT = 32
+MAX_KEPT_BYTES = 256 << 20
+"""Descriptions that stay compiled although no request uses them, and their memory together."""
 
-_RULE = re.compile(r"^[ \t]*[?!]?\w[^:\n]*:", re.MULTILINE)
-"""The beginning of a rule. Each has a line of its own."""
+MAX_REFUSALS = 256
+"""Refusals that are remembered."""
 
-_QUOTED = re.compile(r"""(["/])(?:\\[\s\S]|(?!\1)[^\\])*(?:\1|\Z)""")
-"""A string or a regular expression of a grammar, which may lack its end."""
-
-_REFERENCE = re.compile(r'"\$(?:dynamicRef|recursiveRef|ref)"\s*:')
-_MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([0-9.]+)')
-_ASCII_ESCAPE = re.compile(r"\\u00[2-7][0-9a-fA-F]")
-"""In a schema inside a grammar, it could hide the name of a keyword."""
-
-
-def check_schema(text: str) -> None:
-    """Raise `RequestError` for the text of a JSON schema that would cost too much."""
-    _check_count("json schema", "references", len(_REFERENCE.findall(text)), MAX_RULES)
-    _check_multiples("json schema", text)
-
-
-def check_grammar(text: str) -> None:
-    """Raise `RequestError` for a grammar that would cost too much, also by schemas inside it."""
-    rest = _QUOTED.sub("", text)
-    num_rules = len(_RULE.findall(rest)) + len(_REFERENCE.findall(text))
-    _check_count("grammar", "rules or references", num_rules, MAX_RULES)
-    _check_count("grammar", "operators &", rest.count("&"), MAX_INTERSECTIONS)
-    _check_multiples("grammar", text)
-    if "::" in rest:
-        raise RequestError(
-            "structured_outputs has a grammar with rules that have parameters (::), which are not "
-            "supported: their number may have no end (write the rules one by one)"
-        )
-    if "%json" in rest and (escape := _ASCII_ESCAPE.search(text)):
-        raise RequestError(
-            f"structured_outputs has a grammar with a %json schema and the escape {escape[0]}, "
-            "which is not supported there (write the character itself)"
-        )
-
-
-def _check_multiples(kind: str, text: str) -> None:
-    digits = {number.replace(".", "").strip("0")[:9] for number in _MULTIPLE.findall(text)}
-    if prod(int(each or 1) for each in digits) > MAX_MULTIPLE:
-        raise RequestError(
-            f"structured_outputs has a {kind} whose values of multipleOf are too large together "
-            f"(let the product of their digits be at most {MAX_MULTIPLE})"
-        )
-
-
-def _check_count(kind: str, what: str, count: int, most: int) -> None:
-    if count > most:
-        raise RequestError(
-            f"structured_outputs has a {kind} with {count} {what}; at most {most} are supported "
-            "(write it with fewer)"
-        )
+FIRST_SECONDS = 0.5
+SECONDS_PER_TOKEN = 0.01
+"""CPU time for the masks of one output: so much, and so much more for each of its tokens."""

@@ -1,4 +1,4 @@
-"""Ask the operating system: CPUs, memory, files, commands, signals and the log.
+"""Ask the operating system: CPUs, memory, files, commands, signals, workers and the log.
 
 This room knows the standard library and the errors alone.
 """

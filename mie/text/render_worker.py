@@ -1,54 +1,44 @@
 """Render chat templates in a separate process, which `mie.text.renderer` starts.
 
-    python -I -S render_worker.py CPU_SECONDS MEMORY_BYTES DIRECTORY…
-
-The program imports jinja2 from the directories and nothing from mie. Its standard input is a socket
-for requests and replies, which are JSON objects after their length in 8 bytes. The program ends
-when the socket closes. The kernel kills it with SIGPROF when a request exceeds its CPU time. It
-exits with `OUT_OF_MEMORY` when it reaches the memory limit.
+Requests and replies are JSON objects. The kernel kills the process when a request exceeds its CPU
+time. It exits with `OUT_OF_MEMORY` when it reaches the memory limit.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
-import signal
-import sys
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
+
+from mie.system import worker_side
 
 if TYPE_CHECKING:
     from jinja2 import nodes
     from jinja2.parser import Parser
 
 OUT_OF_MEMORY = 77
-_SOCKET = 0
 _CACHED_TEMPLATES = 4
 _LONGEST_MESSAGE = 2000  # characters of an error
 _LONGEST_TEXT = 1 << 23  # Characters of a rendered prompt.
 _SPARE_MEMORY = 1 << 25  # Bytes that a worker may keep after a request.
 
 
-def main() -> None:
+def main(cpu_seconds: str, memory_bytes: str) -> None:
     """Answer requests until the socket closes."""
-    seconds, memory, *directories = sys.argv[1:]
-    sys.path += directories
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
     renderer = Renderer()
-    idle = _address_space()
-    _set_limits(idle + int(memory))
-    while (header := _read(8)) is not None:
-        signal.setitimer(signal.ITIMER_PROF, float(seconds))
+    idle = worker_side.address_space()
+    worker_side.limit_address_space(idle + int(memory_bytes))
+    while (request := worker_side.read_message()) is not None:
+        worker_side.limit_cpu_seconds(float(cpu_seconds))
         try:
-            reply = renderer.answer(_read(int.from_bytes(header, "big")) or b"")
-            reply["is_last"] = _address_space() > idle + _SPARE_MEMORY
+            reply = renderer.answer(request)
+            reply["is_last"] = worker_side.address_space() > idle + _SPARE_MEMORY
             data = json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass")
         except MemoryError:
             os._exit(OUT_OF_MEMORY)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        _write(len(data).to_bytes(8, "big") + data)
+        worker_side.limit_cpu_seconds(0)
+        worker_side.write_message(data)
 
 
 class Renderer:
@@ -190,36 +180,3 @@ def _now(format: str) -> str:
 
 def _failure(kind: str, message: str, **more: Any) -> dict[str, Any]:
     return {"error": kind, "message": message[:_LONGEST_MESSAGE], **more}
-
-
-def _set_limits(memory: int) -> None:
-    """Limit the memory, and forbid files, processes and core dumps."""
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC, resource.RLIMIT_CORE):
-        resource.setrlimit(limit, (0, 0))
-
-
-def _address_space() -> int:
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
-
-
-def _read(count: int) -> bytes | None:
-    """Return the next ``count`` bytes, or None if the socket is closed."""
-    data = bytearray()
-    while len(data) < count:
-        more = os.read(_SOCKET, min(count - len(data), 1 << 20))
-        if not more:
-            return None
-        data += more
-    return bytes(data)
-
-
-def _write(data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(_SOCKET, view) :]
-
-
-if __name__ == "__main__":
-    main()

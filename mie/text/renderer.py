@@ -5,23 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from mie.errors import ChatTemplateError, RequestError
-from mie.text import render_worker
+from mie.errors import ChatTemplateError, RequestError, WorkerError
+from mie.system.worker import Worker, WorkerEnded, WorkerSilent
+from mie.text.render_worker import OUT_OF_MEMORY
 
 CPU_SECONDS = 0.4  # For a request, including compilation.
+WALL_SECONDS = 60.0  # A machine that is busy gives a process little of its time.
 MEMORY_BYTES = 128 << 20  # On top of the idle worker's memory.
 LARGEST_INPUT = 8 << 20  # bytes of the messages and variables as JSON
-
-_INHERITED = ("LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH", "TZ")
 
 
 class TemplateRenderer:
@@ -29,13 +25,14 @@ class TemplateRenderer:
 
     A template is a program that comes with a model or a request. The worker runs it in jinja2's
     sandbox, within `CPU_SECONDS` and `MEMORY_BYTES`. If a template exceeds them, the worker is
-    killed and the caller gets a ChatTemplateError. Any number of threads may call; they take turns.
-    The worker ends with its parent, and a forked child starts its own.
+    killed and the caller gets a ChatTemplateError. A worker that does not answer within
+    `WALL_SECONDS` is killed too. Any number of threads may call; they take turns. The worker ends
+    with its parent, and a forked child starts its own.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._worker: _Worker | None = None
+        self._worker: Worker | None = None
         this = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _forget_worker(this()))
 
@@ -43,14 +40,15 @@ class TemplateRenderer:
         """Start the worker before the first template, without waiting for it."""
         with self._lock:
             if self._worker is None:
-                self._worker = _Worker()
+                self._worker = _new_worker()
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the worker's reply to a request; see `mie.text.render_worker`.
 
         Raises:
             RequestError: the request is not JSON, or too large.
-            ChatTemplateError: a limit stopped the template, or the worker cannot run.
+            ChatTemplateError: a limit stopped the template.
+            WorkerError: the worker cannot run, was killed, or did not answer in time.
         """
         data = _as_json(request)
         with self._lock:
@@ -58,7 +56,7 @@ class TemplateRenderer:
                 self._worker.end()  # Something killed it while it was idle.
                 self._worker = None
             if self._worker is None:
-                self._worker = _Worker()
+                self._worker = _new_worker()
             return self._exchange(self._worker, data)
 
     def close(self) -> None:
@@ -68,113 +66,29 @@ class TemplateRenderer:
             if worker is not None:
                 worker.end()
 
-    def _exchange(self, worker: _Worker, data: bytes) -> dict[str, Any]:
+    def _exchange(self, worker: Worker, data: bytes) -> dict[str, Any]:
         reply: dict[str, Any] | None = None
         try:
-            reply = worker.exchange(data)
+            text = worker.exchange(data, WALL_SECONDS).decode("utf-8", "surrogatepass")
+            reply = json.loads(text)
+        except WorkerEnded as end:
+            raise _why(end) from None
+        except WorkerSilent:
+            raise WorkerError(
+                "the chat template was not rendered: the worker process did not answer for "
+                f"{WALL_SECONDS:g} s and was replaced (send the request again)"
+            ) from None
         finally:
             if reply is None or reply["is_last"]:  # an interrupt may have left a partial message
                 self._worker = None
                 worker.end()
+        assert reply is not None
         return reply
 
 
-class _Worker:
-    """One worker process and the socket to it."""
-
-    def __init__(self) -> None:
-        mine, its = socket.socketpair()
-        with its:
-            try:
-                process = subprocess.Popen(
-                    _command(),
-                    stdin=its.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    cwd="/",
-                    env={name: os.environ[name] for name in _INHERITED if name in os.environ},
-                    start_new_session=True,  # Ctrl-C must not reach it.
-                )
-            except BaseException as error:
-                mine.close()
-                if isinstance(error, OSError):
-                    raise ChatTemplateError(_cannot_start(str(error))) from error
-                raise
-        self._socket, self._process = mine, process
-        self._end = weakref.finalize(self, _end_process, process, mine, os.getpid())
-
-    def exchange(self, data: bytes) -> dict[str, Any]:
-        """Return the reply to the request in ``data``.
-
-        Raises:
-            ChatTemplateError: the worker ended without a reply.
-        """
-        reply = None
-        try:
-            self._socket.sendall(len(data).to_bytes(8, "big") + data, socket.MSG_NOSIGNAL)
-            header = self._receive(8)
-            reply = header and self._receive(int.from_bytes(header, "big"))
-        except OSError:  # It ended before it had read the request.
-            pass
-        if not reply:
-            raise ChatTemplateError(_why(self._process.wait()))
-        answer: dict[str, Any] = json.loads(reply.decode("utf-8", "surrogatepass"))
-        return answer
-
-    def is_alive(self) -> bool:
-        """Return whether the process is running."""
-        return self._process.poll() is None
-
-    def end(self) -> None:
-        """Kill the process and wait for it."""
-        self._end()
-
-    def forget(self) -> None:
-        """Leave the process to this process's parent, from which it was forked."""
-        self._end.detach()
-        self._socket.close()
-        self._process.returncode = 0  # it is not a child of this process
-
-    def _receive(self, count: int) -> bytes | None:
-        data = bytearray(count)
-        view = memoryview(data)
-        while view:
-            received = self._socket.recv_into(view)
-            if not received:
-                return None
-            view = view[received:]
-        return bytes(data)
-
-
-def _command() -> list[str]:
-    if not sys.executable:
-        raise ChatTemplateError(_cannot_start("sys.executable is empty"))
-    directories = [_directory_of(package) for package in ("jinja2", "markupsafe")]
-    return [
-        os.path.abspath(sys.executable),
-        "-I",
-        "-S",
-        str(Path(render_worker.__file__).absolute()),
-        str(CPU_SECONDS),
-        str(MEMORY_BYTES),
-        *dict.fromkeys(directories),
-    ]
-
-
-def _directory_of(package: str) -> str:
-    """Return the directory of ``package``, without a slow import."""
-    for directory in map(Path, sys.path):
-        if (directory / package / "__init__.py").is_file():
-            return str(directory.absolute())
-    raise ChatTemplateError(_cannot_start(f"no directory in sys.path has the package {package}"))
-
-
-def _end_process(process: subprocess.Popen[bytes], connection: socket.socket, owner: int) -> None:
-    if os.getpid() != owner:
-        return
-    connection.close()
-    process.kill()
-    process.wait()
+def _new_worker() -> Worker:
+    packages = ("jinja2", "markupsafe")
+    return Worker("mie.text.render_worker", packages, CPU_SECONDS, MEMORY_BYTES)
 
 
 def _forget_worker(renderer: TemplateRenderer | None) -> None:
@@ -211,20 +125,18 @@ def _plain(value: object) -> Any:
     raise TypeError(f"got a value of type {type(value).__name__}")
 
 
-def _why(returncode: int) -> str:
-    if returncode == -signal.SIGPROF:
-        return (
+def _why(end: WorkerEnded) -> ChatTemplateError | WorkerError:
+    if end.returncode == -signal.SIGPROF:
+        return ChatTemplateError(
             f"did not end: it was stopped after {CPU_SECONDS:g} s of CPU time;"
             " does it loop, or build huge values?"
         )
-    if returncode == render_worker.OUT_OF_MEMORY:
-        return (
+    if end.returncode == OUT_OF_MEMORY:
+        return ChatTemplateError(
             f"was stopped: it needed more than {MEMORY_BYTES >> 20} MiB of memory;"
             " does it build huge values?"
         )
-    how = f"signal {-returncode}" if returncode < 0 else f"exit status {returncode}"
-    return f"could not be rendered: the worker process that renders templates ended ({how})"
-
-
-def _cannot_start(reason: str) -> str:
-    return f"could not be rendered: the worker process cannot be started: {reason}"
+    return WorkerError(
+        f"the chat template was not rendered: the worker process ended ({end}); send the request "
+        "again"
+    )

@@ -54,7 +54,9 @@ ROOMS = {
     "routing": Room(mie={"config.engine"}),
     "page": Room(mie={"arithmetic", "errors", "events", "replay"}),
     # level 2
-    "structured": Room(mie={"arithmetic", "errors", "params", "text"}, packages={"llguidance"}),
+    "structured": Room(
+        mie={"arithmetic", "errors", "params", "system", "text"}, packages={"llguidance"}
+    ),
     "tools": Room(mie={"errors", "params.structured", "structured.schemas"}),
     "ops_cpu": Room(mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy"}),
     "ops_gpu": Room(

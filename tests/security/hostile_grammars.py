@@ -17,7 +17,6 @@ from hostile_requests import llm
 
 from mie import SamplingParams, StructuredOutputsParams
 from mie.errors import RequestFailedError
-from mie.structured.grammars import MAX_COMPILED
 
 LIMIT = 2**16
 """Maximum number of characters of a description (`RequestLimits.max_grammar_chars`)."""
@@ -202,6 +201,12 @@ SCHEMAS: dict[str, Any] = {
     "patterns of properties": {
         "patternProperties": {f"^[a-z]*{word}[a-z]*$": {} for word in words(100, 2)}
     },
+    "disjoint patterns of properties": {
+        "patternProperties": {f"^[a-z]*{i}[a-z]*$": {} for i in range(300)}
+    },
+    "a conjunction of 40 patterns": {
+        "allOf": [{"pattern": f".*{a}.{{9}}"} for a in string.ascii_letters[:40]]
+    },
     "patterns of properties that overlap": {
         "patternProperties": {f"{a}.*{b}": {"minimum": i} for i, (a, b) in
                               enumerate(zip(words(60, 1), words(61, 1), strict=False))}
@@ -257,6 +262,7 @@ def run(name: str) -> str:
     except RequestFailedError as error:
         failed, outputs = error, error.outputs
     finally:
+        end_worker()  # so that its cost counts
         assert not llm().engine.has_work
         assert llm().engine.scheduler.manager.num_used == 0
     assert outputs[0].outputs[0].text == alone()
@@ -265,15 +271,20 @@ def run(name: str) -> str:
     return f"{outputs[1].outputs[0].text!r:.60}"
 
 
-def kept_bytes(number: int = 6) -> int:
-    """Compile the largest descriptions, and return the bytes that `MAX_COMPILED` of them take."""
+def end_worker() -> None:
+    """End the process that compiles descriptions, and wait for it."""
+    llm().llm_engine.preparer.constraints._compiler._end_worker()  # type: ignore[union-attr]
+
+
+def kept_bytes(number: int = 12) -> int:
+    """Compile the largest descriptions, and return how many bytes they take afterwards."""
     before = _resident_bytes()
     for seed in range(number):
-        structured = StructuredOutputsParams(choice=[f"{seed}" + "a" * (LIMIT - 1)])
+        structured = StructuredOutputsParams(choice=[f"{seed}" + "a" * (LIMIT - 2)])
         with contextlib.suppress(RequestFailedError):
             llm().generate("Once", SamplingParams(structured_outputs=structured), use_tqdm=False)
     gc.collect()
-    return (_resident_bytes() - before) // number * MAX_COMPILED
+    return _resident_bytes() - before
 
 
 def _resident_bytes() -> int:

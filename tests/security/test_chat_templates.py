@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 from measured import Zygote
 
-from mie.errors import ChatTemplateError
+from mie.errors import ChatTemplateError, WorkerError
+from mie.system import worker
+from mie.system.worker import Worker
 from mie.text import renderer
 from mie.text.chat import ChatTemplate
 from mie.text.renderer import TemplateRenderer
@@ -156,7 +158,7 @@ def hello(own: TemplateRenderer, template: str = "{{ messages[0].content }}") ->
 
 def worker_pid(own: TemplateRenderer) -> int:
     assert own._worker is not None
-    return own._worker._process.pid
+    return own._worker.pid
 
 
 def test_the_worker_is_replaced_only_after_a_limit(own: TemplateRenderer) -> None:
@@ -176,6 +178,21 @@ def test_a_worker_that_was_killed_is_replaced(own: TemplateRenderer) -> None:
     hello(own)
     os.kill(worker_pid(own), signal.SIGKILL)
     os.waitid(os.P_PID, worker_pid(own), os.WEXITED | os.WNOWAIT)
+    assert hello(own) == "hello"
+
+
+def test_a_worker_that_hangs_is_replaced(
+    own: TemplateRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hello(own)
+    stopped = worker_pid(own)
+    os.kill(stopped, signal.SIGSTOP)
+    with monkeypatch.context() as patch:
+        patch.setattr(renderer, "WALL_SECONDS", 0.2)
+        with pytest.raises(WorkerError, match=r"did not answer for 0\.2 s and was replaced"):
+            hello(own)
+    with pytest.raises(ProcessLookupError):
+        os.kill(stopped, 0)
     assert hello(own) == "hello"
 
 
@@ -203,7 +220,7 @@ own = TemplateRenderer()
 def hello():
     template = ChatTemplate("{{ messages[0].content }}", renderer=own)
     assert template.render([{"role": "user", "content": "hello"}]) == "hello"
-    return own._worker._process.pid
+    return own._worker.pid
 
 parents = hello()
 own._lock.acquire()  # as if another thread were rendering
@@ -229,9 +246,10 @@ def test_an_interrupt_at_any_line_leaves_the_renderer_usable(own: TemplateRender
 
         def trace(frame: Any, event: str, _: Any) -> Any:
             nonlocal lines
-            if frame.f_code.co_filename != renderer.__file__:
+            name = frame.f_code.co_filename
+            if name not in (renderer.__file__, worker.__file__):
                 return None
-            line = linecache.getline(renderer.__file__, frame.f_lineno)
+            line = linecache.getline(name, frame.f_lineno)
             # A signal cannot arrive between the body of a with and its end, but a tracer can.
             if event == "line" and not line.lstrip().startswith("with "):
                 lines += 1
@@ -260,15 +278,15 @@ def test_an_interrupt_leaves_no_partial_message(
     own: TemplateRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hello(own)
-    receive = renderer._Worker._receive
+    receive = Worker._receive
 
-    def interrupted(worker: renderer._Worker, count: int) -> bytes | None:
+    def interrupted(worker: Worker, count: int, deadline: float) -> bytes:
         if count != 8:
             raise KeyboardInterrupt
-        return receive(worker, count)
+        return receive(worker, count, deadline)
 
     with monkeypatch.context() as patch:
-        patch.setattr(renderer._Worker, "_receive", interrupted)
+        patch.setattr(Worker, "_receive", interrupted)
         with pytest.raises(KeyboardInterrupt):
             hello(own)
     assert hello(own, "{{ 1 }}") == "1"
@@ -279,7 +297,7 @@ import os, sys
 from mie.text.chat import ChatTemplate
 template = ChatTemplate("{{ messages[0].content }}")
 print(template.render([{"role": "user", "content": "hello"}]))
-print(template._renderer._worker._process.pid, flush=True)
+print(template._renderer._worker.pid, flush=True)
 """
 
 
@@ -353,13 +371,13 @@ def test_a_missing_interpreter_is_reported(
     own: TemplateRenderer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "executable", "")
-    with pytest.raises(ChatTemplateError, match=r"sys\.executable is empty"):
+    with pytest.raises(WorkerError, match=r"sys\.executable is empty"):
         hello(own)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(ChatTemplateError, match=r"cannot be started: .*No such file"):
+    with pytest.raises(WorkerError, match=r"cannot be started: .*No such file"):
         hello(own)
     monkeypatch.setattr(sys, "executable", "/bin/true")
-    with pytest.raises(ChatTemplateError, match=r"worker process .* ended"):
+    with pytest.raises(WorkerError, match=r"worker process ended"):
         hello(own)
 
 

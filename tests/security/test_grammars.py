@@ -20,7 +20,7 @@ def test_a_costly_description_is_refused_or_followed_cheaply(zygote: Zygote, nam
 
 
 def test_descriptions_that_stay_compiled_take_bounded_memory(zygote: Zygote) -> None:
-    """Each is as long as a description may be, and its request fails."""
+    """Each is as long as a description may be, and together they would take 500 MB."""
     result = zygote.run("call", "hostile_grammars:kept_bytes")
-    result.check_cost()
-    assert 10_000_000 < int(result.stdout) < 800_000_000
+    assert result.error is None, result
+    assert 100_000_000 < int(result.stdout) < 400_000_000

@@ -5,27 +5,35 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mie import LLM, AsyncLLM, StructuredOutputsParams
+from mie.frontend.prepare import Preparer
+from mie.frontend.request_state import PreparedRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scripted(Preparer):
+    """Prepares requests whose grammar allows one text only."""
+
+    text: str
+
+    def prepare(self, *args: Any, **options: Any) -> PreparedRequest:
+        prepared = super().prepare(*args, **options)
+        params = copy.copy(prepared.params)
+        params.structured_outputs = StructuredOutputsParams(choice=[self.text])
+        params.max_tokens = 400
+        return replace(prepared, params=params)
 
 
 @contextmanager
 def answering(engine: AsyncLLM | LLM, text: str) -> Iterator[None]:
-    """Make every answer this text: a grammar allows no other one."""
+    """Make every answer this text."""
     llm = engine if isinstance(engine, LLM) else engine._llm
-    original = llm.prepare
-
-    def prepare(*args: Any, **options: Any) -> Any:
-        prepared = original(*args, **options)
-        params = copy.copy(prepared.params)
-        params.structured_outputs = StructuredOutputsParams(choice=[text])
-        params.max_tokens = 400
-        return replace(prepared, params=params)
-
-    llm.prepare = prepare  # type: ignore[method-assign]
+    original = llm.llm_engine.preparer
+    llm.llm_engine.preparer = Scripted(**vars(original), text=text)
     try:
         yield
     finally:
-        llm.prepare = original  # type: ignore[method-assign]
+        llm.llm_engine.preparer = original

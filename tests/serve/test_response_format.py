@@ -249,3 +249,19 @@ def test_the_log_probabilities_are_still_the_models(server, path):
     found = server.ask(path, **asked)["choices"][0]["logprobs"]
     rows = found.get("token_logprobs") or [each["logprob"] for each in found["content"]]
     assert rows[0] < -1
+
+
+@pytest.mark.parametrize(
+    ("depth", "message"),
+    [
+        (150, "it nests more than 124 levels deep, which is the limit"),
+        (5000, "the body nests more than 200 levels of objects and lists, which is the limit"),
+    ],
+)
+def test_a_deep_schema_is_refused_by_its_depth(server, depth, message):
+    schema = '{"items":' * depth + "{}" + "}" * depth
+    body = f'{{"prompt": "a", "structured_outputs": {{"json": {schema}}}}}'
+    headers = {"content-type": "application/json"}
+    answer = server.client.post(COMPLETIONS, content=body, headers=headers)
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]

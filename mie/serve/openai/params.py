@@ -21,7 +21,7 @@ from starlette.requests import Request
 from mie.errors import shown
 from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.serve.asgi import route_of
-from mie.serve.errors import ApiError, invalid, naming_structure, unsupported
+from mie.serve.errors import ApiError, invalid, naming_structure, not_json, unsupported
 from mie.serve.openai.fields import OPENAI, Fields
 from mie.serve.openai.protocol import Body, ChatCompletionRequest, CompletionRequest, GenerationBody
 from mie.serve.serving import Job, Serving
@@ -68,7 +68,7 @@ def parse(body: bytes, cls: type[B]) -> B:
     try:
         values = from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        raise invalid(f"the body is not valid JSON: {error}", code="invalid_json") from error
+        raise not_json(error) from error
     if not isinstance(values, dict):
         kind = type(values).__name__
         raise invalid(f"the body must be a JSON object; got {kind}", code="invalid_json")

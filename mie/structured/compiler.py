@@ -1,0 +1,187 @@
+"""Compile descriptions one at a time: first in a worker under limits, then in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from mie.errors import WorkerError
+from mie.params.structured import StructuredOutputsParams
+from mie.structured.limits import START_SECONDS, WALL_SECONDS
+from mie.structured.reasons import exceeded
+from mie.structured.turns import Job, Turns
+from mie.system.worker import Worker, WorkerEnded, WorkerSilent
+
+Reply = dict[str, Any]
+"""A worker's reply: ``num_bytes``, an ``error`` of the library, or a ``returncode``."""
+
+Work = Callable[[StructuredOutputsParams, Callable[[str], Reply]], Any]
+"""Compiles a description. It calls what it is given to let the worker compile a grammar first."""
+
+
+class Compiler:
+    """Compiles descriptions in a thread, which lives while there are any.
+
+    Equal descriptions are compiled once, and callers take turns. A description that is not waited
+    for any more is not compiled, and is stopped if it is being compiled.
+    """
+
+    def __init__(self, vocabulary: Callable[[], Mapping[str, Any]], work: Work) -> None:
+        """``vocabulary`` returns the arguments of the worker's LLTokenizer."""
+        self._vocabulary = vocabulary
+        self._work = work
+        self._begin()
+        this = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _start_over(this()))
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._turns: Turns[StructuredOutputsParams] = Turns()
+        self._thread: threading.Thread | None = None
+        self._worker: Worker | None = None
+        self._waker: socket.socket | None = None  # what the thread listens to
+
+    def submit(self, params: StructuredOutputsParams, caller: Hashable) -> Future[Any]:
+        """Return what will have the result of the work, or its error. It may be cancelled.
+
+        Raises:
+            WorkerError: the system refuses a thread.
+        """
+        future: Future[Any] = Future()
+        with self._lock:
+            job = self._turns.join(params, caller, future)
+            if self._thread is None:
+                try:
+                    self._start_thread()
+                except (RuntimeError, OSError) as error:
+                    self._turns.leave(job, future)
+                    raise WorkerError(
+                        _not_compiled(f"no thread can be started: {error}")
+                    ) from error
+        future.add_done_callback(lambda future: self._leave_if_cancelled(job, future))
+        return future
+
+    def _start_thread(self) -> None:
+        wake, waker = socket.socketpair()
+        waker.setblocking(False)
+        thread = threading.Thread(
+            target=self._run, args=(wake, waker), name="mie-grammars", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError:
+            wake.close()
+            waker.close()
+            raise
+        self._thread, self._waker = thread, waker
+
+    def _leave_if_cancelled(self, job: Job[StructuredOutputsParams], future: Future[Any]) -> None:
+        if future.cancelled():
+            with self._lock:
+                self._turns.leave(job, future)
+                if self._waker is not None:
+                    with suppress(BlockingIOError):  # it is full of earlier news
+                        self._waker.send(b"!")
+
+    def _run(self, wake: socket.socket, waker: socket.socket) -> None:
+        """Compile what waits, and end."""
+        with wake, waker:
+            while (job := self._next_job()) is not None:
+                outcome: Any = None
+                error: BaseException | None = None
+                try:
+                    outcome = self._work(job.key, partial(self._reply, job, wake))
+                except BaseException as failure:
+                    error = failure
+                with self._lock:
+                    self._turns.end(job)
+                    futures, job.futures = job.futures, set()  # they refer to this object
+                for future in futures:
+                    if future.set_running_or_notify_cancel():
+                        if error is None:
+                            future.set_result(outcome)
+                        else:
+                            future.set_exception(error)
+
+    def _next_job(self) -> Job[StructuredOutputsParams] | None:
+        with self._lock:
+            job = self._turns.begin()
+            if job is None:
+                self._thread = self._waker = None
+            return job
+
+    def _reply(self, job: Job[StructuredOutputsParams], wake: socket.socket, grammar: str) -> Reply:
+        """Let the worker compile a grammar, and return its reply.
+
+        Raises:
+            WorkerError: there is no reply, for which the grammar is not to blame.
+        """
+        try:
+            worker = self._running_worker()
+            return self._exchange(worker, job, wake, grammar.encode())
+        except WorkerEnded as end:
+            raise WorkerError(_not_compiled(f"the worker process ended ({end})")) from None
+        except WorkerSilent:
+            raise WorkerError(_not_compiled("the worker process did not answer in time")) from None
+
+    def _exchange(
+        self, worker: Worker, job: Job[StructuredOutputsParams], wake: socket.socket, data: bytes
+    ) -> Reply:
+        reply: Reply | None = None
+        try:
+            deadline = time.monotonic() + WALL_SECONDS
+            worker.send(data, deadline)
+            while not worker.wait(wake, deadline):
+                wake.recv(1 << 12)
+                if not job.futures:
+                    worker.send(b"", deadline)
+                    break
+            reply = json.loads(worker.receive(deadline))
+        finally:
+            if reply is None:
+                self._end_worker()
+        assert reply is not None
+        returncode = reply.get("returncode", 0)
+        if not job.futures or (returncode and exceeded(returncode) is None):
+            raise WorkerEnded(returncode)
+        return reply
+
+    def _running_worker(self) -> Worker:
+        if self._worker is not None and not self._worker.is_alive():
+            self._end_worker()  # something killed it while it was idle
+        if self._worker is None:
+            vocabulary = json.dumps(self._vocabulary()).encode()
+            self._worker = Worker("mie.structured.compile_worker", ["llguidance"])
+            try:
+                self._worker.exchange(vocabulary, START_SECONDS)
+            except BaseException:
+                self._end_worker()
+                raise
+        return self._worker
+
+    def _end_worker(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.end()
+
+
+def _not_compiled(why: str) -> str:
+    return f"structured_outputs was not compiled: {why} (send the request again)"
+
+
+def _start_over(compiler: Compiler | None) -> None:
+    """Leave the thread, its jobs and the worker to the parent, in a forked child."""
+    if compiler is not None:
+        worker = compiler._worker
+        if worker is not None:
+            worker.forget()
+        compiler._begin()

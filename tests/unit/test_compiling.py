@@ -1,0 +1,260 @@
+"""Check that descriptions are compiled in turn, once, and in a worker that can be killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import CancelledError, Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_tokenizers
+
+from mie import StructuredOutputsParams
+from mie.errors import RequestError, WorkerError
+from mie.structured import compiler
+from mie.structured.grammars import Grammars
+from mie.structured.turns import Turns
+
+pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
+
+EOS = 1
+
+
+@pytest.fixture
+def grammars() -> Grammars:
+    return Grammars(small_tokenizers.byte_level(), 512, [EOS])
+
+
+def regex(text: str) -> StructuredOutputsParams:
+    return StructuredOutputsParams(regex=text)
+
+
+def hostile(number: int) -> StructuredOutputsParams:
+    """Return a description that takes all of its CPU time."""
+    patterns = {f"^[a-z]*{i}[a-z]*$": {} for i in range(number, number + 500)}
+    return StructuredOutputsParams(json={"patternProperties": patterns})
+
+
+def worker_pid(grammars: Grammars) -> int:
+    worker = grammars._compiler._worker
+    assert worker is not None
+    return worker.pid
+
+
+def compiled_seconds(grammars: Grammars) -> float:
+    """Return the CPU time of everything that the worker has compiled."""
+    fields = Path(f"/proc/{worker_pid(grammars)}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
+
+
+def begun(grammars: Grammars) -> None:
+    """Wait until a child of the worker compiles."""
+    children = Path(f"/proc/{worker_pid(grammars)}/task/{worker_pid(grammars)}/children")
+    for _ in range(6000):
+        if children.read_text().split():
+            return
+        time.sleep(0.01)
+    raise AssertionError("nothing is compiled")
+
+
+# The turns.
+
+
+def order_of(*jobs: tuple[str, str]) -> list[str]:
+    turns: Turns[str] = Turns()
+    for key, caller in jobs:
+        turns.join(key, caller, Future())
+    order = []
+    while (job := turns.begin()) is not None:
+        order.append(job.key)
+        turns.end(job)
+    return order
+
+
+def test_callers_take_turns():
+    many = [(f"a{i}", "A") for i in range(4)]
+    assert order_of(*many, ("b0", "B"), ("c0", "C"), ("b1", "B")) == [
+        *("a0", "b0", "c0", "a1", "b1", "a2", "a3")
+    ]
+
+
+def test_equal_jobs_are_one_and_have_the_best_of_their_places():
+    many = [(f"a{i}", "A") for i in range(4)]
+    assert order_of(*many, ("a3", "B"), ("a3", "A")) == ["a0", "a3", "a1", "a2"]
+
+
+def test_a_job_that_nothing_waits_for_is_forgotten():
+    turns: Turns[str] = Turns()
+    first, second, other = Future[Any](), Future[Any](), Future[Any]()
+    job = turns.join("a", "A", first)
+    assert turns.join("a", "B", second) is job
+    turns.join("b", "A", other)
+    turns.leave(job, first)
+    assert job.futures == {second}
+    turns.leave(job, second)
+    assert turns.join("a", "A", Future()) is not job
+    assert [turns.begin().key for _ in range(2)] == ["b", "a"]  # type: ignore[union-attr]
+    assert turns.begin() is None
+
+
+# The worker.
+
+
+def test_equal_descriptions_are_compiled_once(grammars: Grammars):
+    grammars.start(regex("x"))
+    before = compiled_seconds(grammars)
+    waiting = [grammars.submit(hostile(0), caller) for caller in "ABCDEFGH"]
+    for future in waiting:
+        with pytest.raises(RequestError, match="takes more than 1 s of CPU time to compile"):
+            future.result()
+    with pytest.raises(RequestError, match="takes more than 1 s of CPU time to compile"):
+        grammars.submit(hostile(0))
+    assert compiled_seconds(grammars) - before < 2
+
+
+def test_a_description_whose_callers_left_is_stopped_and_others_are_never_begun(
+    grammars: Grammars,
+):
+    grammars.start(regex("x"))
+    waiting = [grammars.submit(hostile(i)) for i in range(40)]
+    begun(grammars)
+    for future in waiting:
+        assert future.cancel()
+    assert grammars.start(regex("y")).mask()
+    assert compiled_seconds(grammars) < 5  # they would take 40 s
+    with pytest.raises(CancelledError):
+        waiting[0].result()
+
+
+def test_a_description_that_some_caller_still_waits_for_goes_on(grammars: Grammars):
+    grammars.start(regex("x"))
+    first, second = grammars.submit(hostile(1)), grammars.submit(hostile(1))
+    begun(grammars)
+    first.cancel()
+    with pytest.raises(RequestError, match="more than 1 s of CPU time"):
+        second.result()
+
+
+def test_another_callers_description_waits_for_one_at_most(grammars: Grammars):
+    grammars.start(regex("x"))
+    done: list[str] = []
+    waiting = [grammars.submit(hostile(i), "A") for i in range(4)]
+    begun(grammars)
+    innocent = grammars.submit(regex("y"), "B")
+    for future in waiting:
+        future.add_done_callback(lambda _: done.append("A"))
+    innocent.add_done_callback(lambda _: done.append("B"))
+    innocent.result()
+    for future in waiting:
+        future.cancel()
+    assert done.index("B") <= 1
+
+
+def test_a_worker_that_is_killed_is_replaced(grammars: Grammars):
+    grammars.start(regex("x"))
+    first = worker_pid(grammars)
+    waiting = grammars.submit(hostile(2))
+    begun(grammars)
+    [child] = Path(f"/proc/{first}/task/{first}/children").read_text().split()
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(WorkerError, match=r"not compiled: the worker process ended \(signal 9\)"):
+        waiting.result()
+    assert grammars.start(regex("y")).mask()
+    assert worker_pid(grammars) != first
+    for pid in (first, int(child)):  # the child ends with the worker
+        assert_gone(pid)
+
+
+def test_a_worker_that_hangs_is_replaced(grammars: Grammars, monkeypatch: pytest.MonkeyPatch):
+    grammars.start(regex("x"))
+    first = worker_pid(grammars)
+    os.kill(first, signal.SIGSTOP)
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler, "WALL_SECONDS", 0.2)
+        with pytest.raises(WorkerError, match="the worker process did not answer in time"):
+            grammars.start(regex("y"))
+    assert_gone(first)
+    assert grammars.start(regex("y")).mask()
+
+
+def assert_gone(pid: int) -> None:
+    for _ in range(6000):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{pid} still runs")
+
+
+def test_a_worker_that_cannot_start_is_the_servers_fault(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/bin/true")
+        with pytest.raises(WorkerError, match="the worker process ended"):
+            grammars.start(regex("x"))
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(WorkerError, match="no thread can be started"):
+            grammars.start(regex("x"))
+    assert grammars.start(regex("x")).mask()
+
+
+def no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_grammars_that_are_dropped_end_their_worker(grammars: Grammars):
+    own = Grammars(small_tokenizers.byte_level(), 512, [EOS])
+    own.start(regex("x"))
+    pid = worker_pid(own)
+    thread = own._compiler._thread
+    if thread is not None:
+        thread.join()
+    del own, thread
+    assert_gone(pid)
+
+
+FORK = """
+import os, small_tokenizers
+from mie import StructuredOutputsParams
+from mie.structured.grammars import Grammars
+grammars = Grammars(small_tokenizers.byte_level(), 512, [1])
+mask = grammars.start(StructuredOutputsParams(regex="x+")).mask()
+pid = grammars._compiler._worker.pid
+waiting = grammars.submit(StructuredOutputsParams(json={
+    "patternProperties": {f"^[a-z]*{i}[a-z]*$": {} for i in range(500)}
+}))
+grammars._compiler._lock.acquire()  # as if another thread held it
+child = os.fork()
+if child == 0:
+    assert grammars.start(StructuredOutputsParams(regex="x+")).mask() == mask
+    assert grammars._compiler._worker.pid != pid
+    raise SystemExit(0)
+grammars._compiler._lock.release()
+assert os.waitpid(child, 0)[1] == 0
+try:
+    waiting.result()
+except Exception as error:
+    print(error)
+assert grammars._compiler._worker.pid == pid
+"""
+
+
+def test_a_forked_child_compiles_anew():
+    process = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=Path(small_tokenizers.__file__).parent,
+    )
+    assert process.stderr == ""
+    assert "takes more than 1 s of CPU time" in process.stdout
