@@ -5,15 +5,16 @@ import tracemalloc
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from mie import EngineConfig, SamplingParams
+from mie import LLM, EngineConfig, SamplingParams
 from mie.load.engine import load_engine
 
 
-def resident_kib() -> int:
-    """Return VmRSS of this process in bytes."""
+def resident_kib(kind="VmRSS") -> int:
+    """Return the resident memory of this process in KiB."""
     status = Path("/proc/self/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0])
+    return int(status.split(f"{kind}:")[1].split()[0])
 
 
 def decode(engine, num_steps, rng):
@@ -53,3 +54,24 @@ def test_memory_stays_flat_over_10000_steps(tiny):
     assert engine._runner._kv_cache is cache
     assert cache.ctypes.data == address
     assert logged.stats.num_steps + engine.stats.num_steps == 10_000
+
+
+@pytest.mark.slow
+def test_a_thousand_steps_of_full_batches_take_a_few_mebibytes_at_most():
+    """Every request differs. Only the event log grows, until it has its number of steps."""
+    llm = LLM("bundled", num_blocks=512, num_threads=1, use_tqdm_on_load=False)
+    rng = np.random.default_rng(0)
+    params = SamplingParams(temperature=0.7, seed=1, max_tokens=16)
+
+    def answer(num_requests):
+        for _ in range(num_requests // 500):
+            prompts = [
+                {"prompt_token_ids": rng.integers(10, 1000, rng.integers(5, 80)).tolist()}
+                for _ in range(500)
+            ]
+            llm.generate(prompts, params, use_tqdm=False)
+        gc.collect()
+        return resident_kib("RssAnon")
+
+    warm = answer(4000)  # a thousand steps
+    assert answer(4000) - warm < 16 * 1024, "anonymous memory grew"
