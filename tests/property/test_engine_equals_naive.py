@@ -19,7 +19,7 @@ from mie.audit.scheduler import check_scheduler
 from mie.load.engine import load_engine
 
 VOCAB, EOS = 40, 3
-NUM_SCENARIOS = 250
+NUM_SCENARIOS = 100
 
 seen: Counter[str] = Counter()
 

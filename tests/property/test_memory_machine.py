@@ -484,7 +484,7 @@ COMMON = (
 def test_memory_machine():
     """Run 20,000 operations. `test_scheduler_machine` runs as many."""
     seen.clear()
-    chosen = settings(max_examples=max(400, settings().max_examples), stateful_step_count=60)
+    chosen = settings(max_examples=max(120, settings().max_examples), stateful_step_count=60)
     run_state_machine_as_test(Memory, settings=chosen)
     assert seen["operations"] >= 20_000, seen
     # The operations would prove little if these cases were rare.
