@@ -33,8 +33,8 @@ MEMORY_LIMIT = 8 << 30
 A mutant that never stops also never stops allocating.
 """
 
-# This runs in the copy. It does not shrink counterexamples. The examples are those of
-# tests/conftest.py.
+# This runs in the copy. It does not shrink counterexamples, and tries more examples than
+# `make test`.
 RUN_TESTS = f"""
 import pathlib, resource, sys
 import hypothesis, pytest
@@ -43,7 +43,9 @@ resource.setrlimit(resource.RLIMIT_AS, ({MEMORY_LIMIT}, {MEMORY_LIMIT}))
 if not pathlib.Path(mie.__file__).is_relative_to(pathlib.Path.cwd()):
     sys.exit("mie was not imported from the copy, but from " + mie.__file__)
 phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
-hypothesis.settings.register_profile("mutate", derandomize=True, deadline=None, phases=phases)
+hypothesis.settings.register_profile(
+    "mutate", max_examples=400, derandomize=True, deadline=None, phases=phases
+)
 sys.exit(pytest.main(sys.argv[1:]))
 """
 

@@ -40,6 +40,7 @@ from mie.cli.serve import with_server_defaults
 from mie.ray.server import APP, connected
 
 NUM_SEEDED = 200
+NUM_STREAMS = 12
 WRONG_KEY = {"Authorization": "Bearer wrong-key"}
 
 
@@ -85,15 +86,21 @@ async def disconnect(checks: Checks, site: Site) -> None:
 
 
 async def kill(checks: Checks, site: Site) -> None:
-    """Kill a replica while it serves streams."""
+    """Kill a replica while it serves streams, which are as long as the context allows."""
     async with client_of(site) as client:
-        bodies = (
-            {"prompt": f"Stream {number}", "max_tokens": 300, "ignore_eos": True}
-            for number in range(32)
-        )
-        streams = [asyncio.ensure_future(end_of_stream(client, body)) for body in bodies]
+
+        def start() -> list[asyncio.Future[str]]:
+            bodies = (
+                {"prompt": f"Stream {number}", "max_tokens": 900, "ignore_eos": True}
+                for number in range(NUM_STREAMS)
+            )
+            return [asyncio.ensure_future(end_of_stream(client, body)) for body in bodies]
+
+        streams = start()
 
         async def all_serve() -> bool:
+            if all(stream.done() for stream in streams):  # they ended before a look
+                streams[:] = start()
             running = await labelled(site, "vllm:num_requests_running")
             return len(running) == 3 and all(running.values())
 
@@ -103,7 +110,9 @@ async def kill(checks: Checks, site: Site) -> None:
         ray.kill(ray.get_actor(victim, namespace="serve"))
         ends = Counter(await asyncio.gather(*streams))
     is_told = ends.keys() <= {"complete", "error", "503"}
-    checks.expect(is_told and ends["complete"] < 32, "the requests of a killed replica are told")
+    checks.expect(
+        is_told and ends["complete"] < NUM_STREAMS, "the requests of a killed replica are told"
+    )
     checks.expect(ends["complete"] > 0, "the others go on", dict(ends))
     checks.expect(await eventually(lambda: has_replicas(site, 3)), "it is replaced")
 
@@ -113,7 +122,7 @@ def latencies(site: Site) -> dict[str, float]:
     command = [sys.executable, "-m", "mie", "bench", "serve", "--base-url", site.url, "--json"]
     command += ["--api-key", site.key, "--num-prompts", "64", "--input-len", "32"]
     done = subprocess.run(
-        [*command, "--output-len", "48"], capture_output=True, text=True, check=True, timeout=300
+        [*command, "--output-len", "48"], capture_output=True, text=True, check=True, timeout=1200
     )
     results = json.loads(done.stdout)
     names = ("p99_itl_ms", "mean_tpot_ms", "p99_ttft_ms", "output_throughput")
@@ -211,7 +220,7 @@ def check_batch(checks: Checks, directory: Path) -> None:
     for name, more in (("here", ()), ("on Ray", on_ray(2))):
         answered = directory / name
         command = [sys.executable, "-m", "mie", "batch", str(asked), str(answered)]
-        subprocess.run([*command, *OPTIONS, *more], check=True, timeout=300)
+        subprocess.run([*command, *OPTIONS, *more], check=True, timeout=1200)
         records = [json.loads(line) for line in answered.read_text().splitlines()]
         found.append({each["custom_id"]: each["response"]["body"]["choices"] for each in records})
     here, there = found

@@ -30,6 +30,7 @@ settings.load_profile(os.environ.get("MIE_HYPOTHESIS", "default"))
 sleep_soon()
 
 
+@pytest.hookimpl(optionalhook=True)  # `pytest -p no:xdist` has no such hook
 def pytest_xdist_auto_num_workers() -> int:
     """Start one worker more than there are CPUs, because tests that start a program wait for it."""
     return (os.cpu_count() or 1) + 1

@@ -23,9 +23,6 @@ MAX_SHARDS = 1024
 MAX_NAME_BYTES = 255
 """Bytes of a file name, as Linux allows it."""
 
-MAX_DIMENSIONS = 8
-"""Dimensions of a tensor. A model's tensors have one or two."""
-
 MAX_LAYERS = 1024
 """Number of layers. Llama 3.1 405B has 126. Each has a dozen names before weights are opened."""
 

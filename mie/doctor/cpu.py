@@ -94,7 +94,10 @@ def _memory(survey: Survey) -> list[Finding]:
     value = f"{format_size(sizes['MemAvailable'])} available of {format_size(sizes['MemTotal'])}"
     if limit is not None and limit < sizes["MemTotal"]:
         value += f"; the control group may hold {format_size(limit)}"
-    if available_bytes(survey.machine.read) >= LITTLE_MEMORY:
+    available = available_bytes(survey.machine.read)
+    if limit is None and available < sizes["MemAvailable"]:
+        value += f"; a limit of the process (ulimit -v or -d) leaves {format_size(available)}"
+    if available >= LITTLE_MEMORY:
         return ok(value)
     return note(value, "end other programs, or set a small --kv-cache-memory-bytes, such as 64MiB")
 

@@ -13,7 +13,7 @@ from mie.checkpoint.generation import GenerationConfig
 from mie.checkpoint.locate import locate_model
 from mie.config.engine_args import EngineArgs
 from mie.engine.engine import Engine
-from mie.errors import ConfigError, ModelError
+from mie.errors import ConfigError, ModelError, TooLittleMemoryError
 from mie.load.engine import load_engine
 from mie.params.sampling import SamplingParams
 from mie.structured.grammars import Grammars
@@ -47,6 +47,18 @@ def build(args: EngineArgs) -> Parts:
         ConfigError: a setting does not fit the model or the machine.
         ModelError: the model cannot be used; nothing stays loaded.
     """
+    try:
+        return _build(args)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "start new thread" not in str(error):
+            raise
+        raise TooLittleMemoryError(
+            f"not enough memory to load {args.model}: {error or 'an allocation failed'} (end other "
+            "programs, or raise the limits of this process: ulimit -v, ulimit -d, ulimit -u)"
+        ) from error
+
+
+def _build(args: EngineArgs) -> Parts:
     directory, text_directory = _locate(args)
     model = ModelConfig.load(directory, args.hf_overrides)
     tokenizer = None

@@ -32,14 +32,15 @@ def read_json_object(path: Path, max_bytes: int, error_type: type[MieError]) -> 
     return value
 
 
-def parse_json(data: bytes, *, allow_repeats: bool = True) -> Any:
+def parse_json(data: bytes) -> Any:
     """Parse the JSON text ``data``.
 
-    An object that repeats a name is refused, because programs differ in which value they take.
-    ``allow_repeats`` accepts it if both values are equal.
+    An object that gives a name two different values is refused, because programs differ in which
+    one they take.
 
     Raises:
-        ValueError: it is not JSON in UTF-8, repeats a name, or has an integer of too many digits.
+        ValueError: it is not JSON in UTF-8, gives a name two values, or has an integer of too many
+            digits.
         RecursionError: it is nested too deeply.
     """
 
@@ -49,7 +50,7 @@ def parse_json(data: bytes, *, allow_repeats: bool = True) -> Any:
             return values
         seen: dict[str, Any] = {}
         for name, value in pairs:
-            if name in seen and not (allow_repeats and seen[name] == value):
+            if name in seen and seen[name] != value:
                 raise ValueError(f"{shown(name)} is given twice")
             seen[name] = value
         return values

@@ -1,6 +1,7 @@
 """Count the CPUs and the bytes of memory that are available to this process.
 
-A control group, such as a container, may allow less than the machine has. A limit of any group
+A control group, such as a container, may allow less than the machine has, and so may a limit of the
+process itself (``ulimit -v`` and ``-d``). A limit of any group
 applies, from the process's own group up to the root. Version 2 has one tree of groups, and version
 1 has one tree for each controller.
 """
@@ -23,6 +24,16 @@ _MEMORY_FILES = (
 """The limit, the use, and the entry of memory.stat that counts the page cache, by version 2 and 1.
 
 The kernel reclaims the page cache when a process needs the memory.
+"""
+
+_PROCESS_LIMITS = (("Max address space", "VmSize"), ("Max data size", "VmData"))
+"""The limits in /proc/self/limits, and the amounts in /proc/self/status that count towards them."""
+
+LIBRARY_BYTES, THREAD_BYTES = 160 << 20, 16 << 20
+"""Bytes that a limit of the process must leave beside the arrays of an engine, in all and per CPU.
+
+BLAS reserves a buffer of 66 MiB at its first product, and malloc keeps what the steps of each
+thread have freed. Both count towards a limit even where no page is touched.
 """
 
 
@@ -65,13 +76,14 @@ def cpu_quota(read: Read = read_text) -> float | None:
 def available_bytes(read: Read = read_text) -> int:
     """Return how many bytes a program can allocate without swapping out others.
 
-    This is Linux's MemAvailable, or what the control group has left if that is less. Other systems
-    tell only the machine's memory.
+    This is Linux's MemAvailable, or the least that a control group or a limit of the process leaves
+    if that is less. Other systems tell only the machine's memory.
     """
     available = memory_info(read).get("MemAvailable")
     if available is None:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(0, min([available, *(left for _, left in _memory_groups(read))]))
+    groups = (left for _, left in _memory_groups(read))
+    return max(0, min([available, *groups, *_left_by_process_limits(read)]))
 
 
 def memory_limit(read: Read = read_text) -> int | None:
@@ -95,6 +107,17 @@ def _memory_groups(read: Read) -> Iterator[tuple[int, int]]:
                 stat = read(f"{group}/memory.stat") or ""
                 cached = re.search(rf"^{cache} (\d+)$", stat, re.MULTILINE)
                 yield limit, limit - use + int(cached[1] if cached else 0)
+
+
+def _left_by_process_limits(read: Read) -> Iterator[int]:
+    """Yield the bytes that each limit of the process leaves to arrays, or a negative number."""
+    limits, status = read("/proc/self/limits") or "", read("/proc/self/status") or ""
+    reserve = LIBRARY_BYTES + THREAD_BYTES * usable_cpus()
+    for limit_name, use_name in _PROCESS_LIMITS:
+        limit = re.search(rf"^{limit_name} +(\d+) ", limits, re.MULTILINE)
+        use = re.search(rf"^{use_name}:\s+(\d+) kB$", status, re.MULTILINE)
+        if limit and use:
+            yield int(limit[1]) - (int(use[1]) << 10) - reserve
 
 
 def _groups(read: Read, controller: str) -> Iterator[PurePosixPath]:

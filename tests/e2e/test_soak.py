@@ -92,20 +92,21 @@ MODES = {
 }
 
 
+@pytest.mark.parametrize("num_requests", [1000, pytest.param(3000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", MODES)
-def test_3000_requests_through_96_blocks(mode):
+def test_requests_through_96_blocks(mode, num_requests):
     config, num_host_blocks = MODES[mode]
     engine, happened = soak(
         {**config, "max_cached_blocks": 48},
-        num_requests=3000,
+        num_requests=num_requests,
         max_tokens=(1, 5, 10, 20, 40),
         num_blocks=96,
         num_host_blocks=num_host_blocks,
     )
-    assert happened["preemptions"] > 500, happened
-    assert engine.stats.memory.num_hit_tokens > 5000
-    assert engine.stats.memory.num_partial_hit_tokens > 300
-    assert (happened["blocks swapped in"] > 2000) == (mode == "swap"), happened
+    assert happened["preemptions"] > num_requests // 6, happened
+    assert engine.stats.memory.num_hit_tokens > 5 * num_requests // 3
+    assert engine.stats.memory.num_partial_hit_tokens > num_requests // 10
+    assert (happened["blocks swapped in"] > num_requests // 2) == (mode == "swap"), happened
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -49,7 +49,8 @@ ROOMS = {
     "ops": Room(mie={"arithmetic", "errors", "system.resources"}, packages={"numpy", "ml_dtypes"}),
     "text": Room(mie={"errors", "system"}, packages={"tokenizers", "jinja2"}),
     "checkpoint": Room(
-        mie={"errors", "system"}, packages={"numpy", "ml_dtypes", "huggingface_hub"}
+        mie={"errors", "system"},
+        packages={"numpy", "ml_dtypes", "safetensors", "huggingface_hub"},
     ),
     "routing": Room(mie={"config.engine"}),
     "page": Room(mie={"arithmetic", "errors", "events", "replay"}),

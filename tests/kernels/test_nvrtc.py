@@ -42,11 +42,12 @@ def first_instances(entry: Entry) -> Entry:
 
 @pytest.mark.parametrize(("version", "arch"), QUICK)
 def test_an_instance_of_each_kernel_keeps_to_the_ledgers(compilers, version: str, arch: int):
-    """The slow test below compiles the others."""
-    entries = [first_instances(entry) for entry in ENTRIES]
+    """Each compiler takes half of the files. The slow test below compiles everything."""
+    half = ENTRIES[QUICK.index((version, arch)) :: len(QUICK)]
+    entries = [first_instances(entry) for entry in half]
     report = nvrtc_check.compile_all(compiler(compilers, version), arch, entries)
     assert wrong(report, version, arch, whole=False) == []
-    templates = {(entry.file, name.partition("<")[0]) for entry in ENTRIES for name in entry.names}
+    templates = {(entry.file, name.partition("<")[0]) for entry in half for name in entry.names}
     assert len(report.usages) == len(templates)
 
 

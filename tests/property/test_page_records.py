@@ -148,7 +148,7 @@ def check_follower(segment, text, splits):
     steps_per_record=st.sampled_from([1, 1, 2, 5]),
     splits=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 4)), min_size=1, max_size=3),
 )
-@settings(max_examples=max(150, settings().max_examples))
+@settings(max_examples=max(60, settings().max_examples))
 def check_run(
     path, config, arrivals, spare, num_host_blocks, tokens, aborted, broken, beams, releases,
     steps_per_record, splits,

@@ -21,7 +21,7 @@ from mie.errors import RequestFailedError
 pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
 
-NUM_SCHEMAS = min(max(150, settings().max_examples), 2000)
+NUM_SCHEMAS = min(max(60, settings().max_examples), 2000)
 BATCHES = (64, *[8] * 4, *[1] * 4)
 """Sizes of batches, in turn."""
 NUM_MIXES = 16

@@ -31,26 +31,29 @@ HEADERS: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: safetensors(
             f'{{"a": {entry(str([2**64 - 1] * 99_000).replace(" ", ""))}}}', bytes(4)
         ),
-        "bad shape",
+        "overflow",
     ),
     "20 factors of 2**63": (
         lambda: safetensors(f'{{"a": {entry(str([2**63] * 20))}}}', bytes(4)),
-        "bad shape",
+        "overflow",
     ),
     "8 factors of 2**64 - 1": (
         lambda: safetensors(f'{{"a": {entry(str([2**64 - 1] * 8))}}}', bytes(4)),
-        "data_offsets span 4",
+        "overflow",
     ),
-    "a factor of 401 digits": (lambda: safetensors(f'{{"a": {entry(f"[{HUGE}]")}}}'), "bad shape"),
+    "a factor of 401 digits": (
+        lambda: safetensors(f'{{"a": {entry(f"[{HUGE}]")}}}'),
+        "out of range",
+    ),
     "a factor of 5,000 digits": (
         lambda: safetensors(f'{{"a": {entry("[" + "9" * 5000 + "]")}}}'),
-        "digits",
+        "out of range",
     ),
-    "a nested shape": (lambda: safetensors(f'{{"a": {entry(nested(900))}}}'), "bad shape"),
-    "NaN in a shape": (lambda: safetensors(f'{{"a": {entry("[NaN]")}}}'), "bad shape"),
+    "a nested shape": (lambda: safetensors(f'{{"a": {entry(nested(900))}}}'), "recursion limit"),
+    "NaN in a shape": (lambda: safetensors(f'{{"a": {entry("[NaN]")}}}'), "invalid JSON"),
     "offsets of 401 digits": (
         lambda: safetensors(f'{{"a": {entry(offsets=f"[0, {HUGE}]")}}}'),
-        "bad data_offsets",
+        "out of range",
     ),
     "offsets beyond the file": (
         lambda: safetensors(f'{{"a": {entry(f"[{2**61}]", offsets=f"[0, {2**63}]")}}}'),
@@ -58,50 +61,50 @@ HEADERS: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "infinite offsets": (
         lambda: safetensors(f'{{"a": {entry(offsets="[0, Infinity]")}}}'),
-        "bad data_offsets",
+        "invalid JSON",
     ),
     "a dtype that is a list": (
         lambda: safetensors(f'{{"a": {entry(dtype="[]")}}}'),
-        "unknown dtype []",
+        "invalid type",
     ),
     "a dtype that is an object": (
         lambda: safetensors(f'{{"a": {entry(dtype="{}")}}}'),
-        "unknown dtype",
+        "invalid value",
     ),
     "a dtype that is nested": (
         lambda: safetensors(f'{{"a": {entry(dtype=nested(900))}}}'),
-        "unknown dtype",
+        "recursion limit",
     ),
     "a dtype of a megabyte": (
         lambda: safetensors(f'{{"a": {entry(dtype=chr(34) + "F" * 10**6 + chr(34))}}}'),
-        "unknown dtype",
+        "unknown variant",
     ),
     "20,000 names and one of them again": (
         lambda: safetensors(many(20_000, EMPTY, f',"19999":{EMPTY}')),
-        "'19999' is given twice",
+        "20000 unexpected",
     ),
     "60,000 names and the first again": (
         lambda: safetensors(many(60_000, "0", ',"0":0')),
-        "'0' is given twice",
+        "invalid type",
     ),
     "a key of a tensor twice": (
         lambda: safetensors(
             '{"a": {"dtype": "F32", "dtype": "F16", "shape": [1], "data_offsets": [0, 4]}}'
         ),
-        "'dtype' is given twice",
+        "duplicate field",
     ),
     "96 MB of []": (
         lambda: safetensors("[" + "[]," * 32_000_000 + "1]"),
         "header of 96000003 bytes",
     ),
-    "2 MB of []": (lambda: safetensors("[" + "[]," * 690_000 + "1]"), "JSON object"),
+    "2 MB of []": (lambda: safetensors("[" + "[]," * 690_000 + "1]"), "invalid type"),
     "2 MB of nested lists": (
         lambda: safetensors('{"a": [' + (nested(10) + ",") * 95_000 + "1]}"),
-        "must have dtype, shape and data_offsets",
+        "invalid type",
     ),
     "2 MB of objects": (
         lambda: safetensors('{"a": [' + '{"":{}},' * 250_000 + "1]}"),
-        "must have dtype, shape and data_offsets",
+        "unknown variant",
     ),
     "1.5 million tensors of size zero": (
         lambda: safetensors(many(1_500_000, '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}')),
@@ -121,7 +124,7 @@ HEADERS: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "an unpaired surrogate in a name": (
         lambda: safetensors(f'{{"\\ud800": {entry()}}}', bytes(4)),
-        "\\ud800",
+        "unexpected end of hex",
     ),
     "metadata of 2 MB": (
         lambda: safetensors(f'{{"__metadata__": {{"a": "{"x" * 2_000_000}"}}}}'),
@@ -129,11 +132,11 @@ HEADERS: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "nested metadata": (
         lambda: safetensors(f'{{"__metadata__": {{"a": {nested(900)}}}}}'),
-        "__metadata__",
+        "expected a string",
     ),
-    "deep nesting": (lambda: safetensors(nested(1_000_000)), "not valid JSON"),
-    "an entry that is nested": (lambda: safetensors(f'{{"a": {nested(900)}}}'), "'a'"),
-    "a header of 2**63 bytes": (lambda: struct.pack("<Q", 2**63) + b"{}", "claims a header of"),
+    "deep nesting": (lambda: safetensors(nested(1_000_000)), "invalid type"),
+    "an entry that is nested": (lambda: safetensors(f'{{"a": {nested(900)}}}'), "recursion limit"),
+    "a header of 2**63 bytes": (lambda: struct.pack("<Q", 2**63) + b"{}", "truncated"),
     "a header of 2 MiB and a byte": (
         lambda: safetensors(b"{" + b" " * (2 << 20) + b"}"),
         "may have 2097152 bytes",

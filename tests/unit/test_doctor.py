@@ -22,7 +22,13 @@ from mie.doctor.survey import Check
 from mie.load import backends
 from mie.ops_cpu.environment import numpy_facts
 from mie.system.commands import CommandError
-from mie.system.resources import cpu_quota, memory_limit
+from mie.system.resources import (
+    LIBRARY_BYTES,
+    THREAD_BYTES,
+    cpu_quota,
+    memory_limit,
+    usable_cpus,
+)
 
 GIB = 1 << 30
 ORIN = {"name": "Orin", "capability": "8.7", "memory": 8 * GIB, "integrated": True}
@@ -293,6 +299,15 @@ def test_the_memory_of_a_control_group(root: Path) -> None:
     assert cpu(machine)["memory"].status == "note"
     write(root, {**GROUP_1, "/sys/fs/cgroup/memory/box/memory.limit_in_bytes": f"{2**63 - 4096}"})
     assert cpu(machine)["memory"].value == "8.0 GiB available of 16.0 GiB"
+
+
+def test_a_limit_of_the_process_on_memory(root: Path) -> None:
+    reserve = LIBRARY_BYTES + THREAD_BYTES * usable_cpus()
+    limits = f"Max address space         {3 * GIB + reserve}           unlimited    bytes\n"
+    write(root, {"/proc/self/limits": limits, "/proc/self/status": f"VmSize:\t{GIB >> 10} kB\n"})
+    check = cpu(FakeMachine(root=root))["memory"]
+    assert check.value.endswith("; a limit of the process (ulimit -v or -d) leaves 2.0 GiB")
+    assert check.status == "ok"
 
 
 def test_little_memory_and_unknown_memory_are_notes(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import re
+import tracemalloc
 import weakref
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def test_a_step_is_a_tuple_of_its_records_and_the_summary() -> None:
     step = (*STORY[0], ("step", numbers))
     assert segment == Segment(after=0, snapshot=EMPTY, steps=(step,))
     assert segment.last == 1
-    assert summary_of(segment.steps[0]) is numbers
+    assert summary_of(segment.steps[0]) == numbers
 
 
 def test_emit_is_one_function_for_life() -> None:
@@ -123,6 +124,25 @@ def test_the_ring_drops_whole_old_segments(num_steps: int) -> None:
         for segment in segments:
             assert segment.after % SNAPSHOT_EVERY == 0
             assert segment.snapshot == snapshots[segment.after]
+
+
+def test_a_step_in_memory_takes_little_more_than_its_numbers() -> None:
+    """Eight full blocks and a decode of 64 sequences are 210 numbers, of up to 5 bytes each."""
+    log = EventLog(SNAPSHOT_EVERY)
+    log.start(lambda: EMPTY)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for step in range(1, SNAPSHOT_EVERY):
+            for block in range(8):
+                log.emit(("seal", block, None, None, tuple(range(step, step + 16))))
+            log.emit(("decode", tuple(range(step, step + 64))))
+            log.end_step(summary(step))
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(log.segments()[0].steps) == SNAPSHOT_EVERY - 1
+    assert after - before < 2500 * SNAPSHOT_EVERY
 
 
 # In a file.

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from mie.system import resources
 from mie.system.resources import (
+    LIBRARY_BYTES,
+    THREAD_BYTES,
     Read,
     available_bytes,
     available_cpus,
@@ -19,6 +21,7 @@ from mie.system.resources import (
     memory_info,
     memory_limit,
     read_text,
+    usable_cpus,
     whole_cpus,
 )
 
@@ -81,6 +84,33 @@ def test_the_tightest_group_of_the_path_limits_the_memory(
     assert available_bytes(of(texts)) == max(0, min([8 << 30, *left]))
     known = [limit for limit in limits if limit is not None]
     assert memory_limit(of(texts)) == (min(known) if known else None)
+
+
+LIMITS = """\
+Limit                     Soft Limit           Hard Limit           Units
+Max data size             {data:<20} unlimited            bytes
+Max address space         {address:<20} unlimited            bytes
+"""
+
+
+@given(
+    address=st.just("unlimited") | st.integers(0, 1 << 40),
+    data=st.just("unlimited") | st.integers(0, 1 << 40),
+    size=st.integers(0, 1 << 30),
+    written=st.integers(0, 1 << 30),
+)
+def test_the_limits_of_the_process_count_less_what_it_uses_already(
+    address: int | str, data: int | str, size: int, written: int
+) -> None:
+    texts = {
+        "/proc/meminfo": MEMINFO,
+        "/proc/self/limits": LIMITS.format(address=address, data=data),
+        "/proc/self/status": f"Name:\tx\nVmSize:\t {size} kB\nVmData:\t {written} kB\n",
+    }
+    uses = ((address, size << 10), (data, written << 10))
+    reserve = LIBRARY_BYTES + THREAD_BYTES * usable_cpus()
+    left = [limit - use - reserve for limit, use in uses if isinstance(limit, int)]
+    assert available_bytes(of(texts)) == max(0, min([8 << 30, *left]))
 
 
 def test_a_sibling_group_does_not_count() -> None:
