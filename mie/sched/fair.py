@@ -41,12 +41,11 @@ MOST_ACCOUNTS = 1024
 def cost(request: Request) -> int:
     """Return the weighted number of tokens that a request was served so far.
 
-    Prompt tokens from the prefix cache cost nothing, and neither does what a preemption lost. So a
-    request that was preempted before its first token has cost nothing.
+    Prompt tokens from the prefix cache cost nothing, and neither does what a preemption lost.
     """
-    num_generated = sum(seq.num_generated for seq in request.sequences)
-    if not num_generated and not any(seq.table for seq in request.sequences):
+    if request.rank == NOT_RANKED:
         return 0
+    num_generated = sum(seq.num_generated for seq in request.sequences)
     num_computed = request.num_prompt - request.metrics.num_cached_tokens
     return PROMPT_WEIGHT * num_computed + OUTPUT_WEIGHT * num_generated
 
@@ -141,15 +140,25 @@ class FairPolicy(Policy):
         Of clients that were served alike, the one that holds the fewest seats is next.
         """
         held = seats.held
-        heads = [
-            queue[0] for client, queue in self._queues.items() if self._has_right(client, held)
-        ]
+        heads = [each[0] for name, each in self._queues.items() if self._has_right(name, held)]
 
         def order(seq: Sequence) -> tuple[object, ...]:
             client = seq.request.client
-            return self.served[client], held[client] / self._quota(client).weight, seq.key
+            return self._level(seq), held[client] / self._quota(client).weight, seq.key
 
         return min(heads, key=order, default=None)
+
+    def _level(self, seq: Sequence) -> float:
+        """Return the counter of a waiting sequence's client.
+
+        A prompt that was computed in vain, because it was preempted before its first token, does
+        not count against it.
+        """
+        served = self.served[seq.request.client]
+        if any(each.num_generated for each in seq.request.sequences):
+            return served
+        own = seq.request.num_charged / self._quota(seq.request.client).weight
+        return max(served - own, self._floor())
 
     def _has_right(self, client: str | None, held: Mapping[str | None, int]) -> bool:
         most = self._quota(client).max_num_seqs
@@ -204,6 +213,7 @@ class FairPolicy(Policy):
         own = queues.pop(client, [])
         num_blocks = sum(map(_blocks_of, own)) + -(-head.num_tokens // self._config.block_size)
         wanted = self._share(client, len(own) + 1, num_blocks) if own else 0.0
+        level = self._level(head)
         victims: list[Sequence] = []
         while queues:
             shares = {each: self._share_of(each, queue) for each, queue in queues.items()}
@@ -211,7 +221,7 @@ class FairPolicy(Policy):
             queue = queues[richest]
             victim = queue.pop()
             if (
-                self.served[richest] >= self.served[client]
+                self.served[richest] >= level
                 and self._had_turn(victim, step, is_first=not queue)
                 and wanted <= self._share_of(richest, queue)
             ):

@@ -360,7 +360,6 @@ class Scheduler:
             seq.num_lost = 0
         self.manager.close_table(table)
         self._enqueue(seq)
-        self._policy.charge(seq.request)
         self._preempted.append(seq)
         rule = self._policy.victim_rule if by else "all: the step was abandoned"
         self._emit(("preempt", seq.seq_id, by and by.seq_id, mode, rule, seq.num_lost))

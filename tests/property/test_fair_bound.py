@@ -5,6 +5,7 @@ they like, at any time. docs/scheduling.md states K.
 """
 
 import math
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -85,12 +86,8 @@ class Stream:
                 self.engine.add_request(prompt, params, client=name)
 
 
-@given(engines(), hostile, st.integers(0, 40), st.integers(1, CONTEXT - 1))
-@settings(max_examples=max(300, settings().max_examples))
-def test_the_first_token_of_an_only_request_comes_within_k_steps(
-    drawn, requests, arrival, num_prompt
-):
-    config, num_others, num_host_blocks = drawn
+def steps_to_first_token(config, num_others, num_host_blocks, requests, arrival, num_prompt):
+    """Return the number of steps until a new client's only request has its first token."""
     engine = scripted_engine(config, config.num_blocks, CONTEXT, num_host_blocks)
     stream = Stream(engine, requests, num_others)
     for step in range(arrival):
@@ -98,10 +95,35 @@ def test_the_first_token_of_an_only_request_comes_within_k_steps(
         if engine.has_work:
             engine.step()
     only = engine.add_request([5] * num_prompt, SamplingParams(max_tokens=1), client="only")
-    most = bound(config, num_others + 1, num_prompt, config.num_blocks)
-    steps = 0
-    while engine.request(only) is not None:
-        steps += 1
+    for steps in range(1, 2000):
         stream.send(arrival + steps)
         engine.step()
-        assert steps <= most
+        if engine.request(only) is None:
+            return steps
+    return math.inf
+
+
+@given(engines(), hostile, st.integers(0, 40), st.integers(1, CONTEXT - 1))
+@settings(max_examples=max(300, settings().max_examples))
+def test_the_first_token_of_an_only_request_comes_within_k_steps(
+    drawn, requests, arrival, num_prompt
+):
+    config, num_others, num_host_blocks = drawn
+    steps = steps_to_first_token(config, num_others, num_host_blocks, requests, arrival, num_prompt)
+    assert steps <= bound(config, num_others + 1, num_prompt, config.num_blocks)
+
+
+@given(engines(), hostile, st.integers(0, 40), st.integers(1, CONTEXT - 1))
+def test_it_comes_sooner_if_only_seats_are_short(drawn, requests, arrival, num_prompt):
+    """With blocks for all, a client waits for one turn, and then its prompt gets its part."""
+    config, num_others, num_host_blocks = drawn
+    num_others = min(num_others, max(1, config.max_num_seqs - 1))
+    num_blocks = 2 * config.max_num_seqs * -(-CONTEXT // config.block_size)
+    config = replace(config, num_blocks=num_blocks)
+    if config.max_num_seqs > num_others and config.enable_chunked_prefill:
+        steps = steps_to_first_token(
+            config, num_others, num_host_blocks, requests, arrival, num_prompt
+        )
+        part = config.max_num_batched_tokens // (num_others + 1)
+        own = min(part, config.max_prefill_chunk or part)
+        assert steps <= config.fair_turn + num_others + 2 + math.ceil(num_prompt / own)

@@ -268,6 +268,7 @@ class Run:
                     assert (seq.stop_reason == "text") == (seq.finish_reason == "stop")
                 else:
                     assert (got, seq.finish_reason) == (tokens, reason)
+                    assert len(seq.logprobs) == len(got), "a token has no log-probability"
             scored = [round(-row.logprobs[0]) for row in request.prompt_logprobs]
             assert scored == list(range(len(scored)))
             is_scored = len(scored) == request.num_prompt_to_score
