@@ -74,6 +74,8 @@ RUNGS = (
     Rung(
         "machines",
         (
+            "tests/property/test_fair.py",
+            "tests/property/test_fair_bound.py",
             "tests/property/test_rebuild.py",
             "tests/property/test_memory_machine.py",
             "tests/property/test_scheduler_machine.py",
