@@ -127,3 +127,21 @@ def test_it_comes_sooner_if_only_seats_are_short(drawn, requests, arrival, num_p
         part = config.max_num_batched_tokens // (num_others + 1)
         own = min(part, config.max_prefill_chunk or part)
         assert steps <= config.fair_turn + num_others + 2 + math.ceil(num_prompt / own)
+
+
+def test_a_short_request_beside_two_long_ones_on_two_seats():
+    config = EngineConfig(max_num_seqs=2, block_size=16, scheduling_policy="fair")
+    engine = scripted_engine(config, 200, 1000)
+    long = SamplingParams(max_tokens=900, ignore_eos=True)
+    for _ in range(2):
+        engine.add_request([5] * 20, long, client="a")
+    for _ in range(40):
+        engine.step()
+    short = engine.add_request([6] * 8, SamplingParams(max_tokens=4, ignore_eos=True), client="b")
+    num_steps = 0
+    while engine.request(short) is not None:
+        engine.step()
+        num_steps += 1
+    assert num_steps <= 4
+    while engine.has_work:
+        engine.step()
