@@ -63,6 +63,7 @@ RUNGS = (
         "unit",
         (
             "tests/unit/test_allocator_rules.py",
+            "tests/unit/test_budget.py",
             "tests/unit/test_choices.py",
             "tests/unit/test_kept_beams.py",
             "tests/unit/test_scheduler_rules.py",

@@ -204,27 +204,22 @@ class FairPolicy(Policy):
     def victims(self, head: Sequence, running: list[Sequence], step: int) -> list[Sequence]:
         """Return the sequences that may be preempted for ``head``, in this order.
 
-        The client that holds the largest share loses its last sequence. It must have been served as
-        much as the client of ``head``, and the sequence must have had its turn. If the client of
-        ``head`` holds any seats, it may not come to hold more than the other one keeps.
+        The client that holds the largest share loses its last sequence, if that had its turn. If
+        the client of ``head`` holds any seats, it may not come to hold more than the other keeps.
         """
         queues = _by_client(running)
         client = head.request.client
         own = queues.pop(client, [])
         num_blocks = sum(map(_blocks_of, own)) + -(-head.num_tokens // self._config.block_size)
         wanted = self._share(client, len(own) + 1, num_blocks) if own else 0.0
-        level = self._level(head)
         victims: list[Sequence] = []
         while queues:
             shares = {each: self._share_of(each, queue) for each, queue in queues.items()}
             richest = max(shares, key=lambda each: (shares[each], self.served[each]))
             queue = queues[richest]
             victim = queue.pop()
-            if (
-                self.served[richest] >= level
-                and self._had_turn(victim, step, is_first=not queue)
-                and wanted <= self._share_of(richest, queue)
-            ):
+            has_had_turn = self._had_turn(victim, step, is_first=not queue)
+            if has_had_turn and wanted <= self._share_of(richest, queue):
                 victims.append(victim)
                 if queue:
                     continue

@@ -138,7 +138,7 @@ class Scheduler:
             if seq.is_prefilling:
                 continue
             most, table = budget.most(seq.request), seq.table
-            if table is None or not budget.left:
+            if table is None:
                 break
             if not most:
                 continue

@@ -582,8 +582,8 @@ STEPS = (
     Mutant(
         "decodes-beyond-the-budget",
         SCHEDULER,
-        "            if table is None or not budget.left:",
-        "            if table is None:",
+        "            if not most:\n                continue\n",
+        "",
         "more sequences decode than a step may compute tokens",
     ),
     Mutant(
@@ -727,16 +727,9 @@ SHARES = (
     Mutant(
         "seats-change-hands-for-ever",
         FAIR,
-        "                and wanted <= self._share_of(richest, queue)\n",
-        "",
+        "if has_had_turn and wanted <= self._share_of(richest, queue):",
+        "if has_had_turn:",
         "clients with equal shares take seats from each other",
-    ),
-    Mutant(
-        "served-more-takes-from-served-less",
-        FAIR,
-        "                self.served[richest] >= level\n                and ",
-        "                ",
-        "a client with long prompts is served more than its share",
     ),
     Mutant(
         "parts-ignored",

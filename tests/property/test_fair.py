@@ -86,6 +86,7 @@ class Server:
     def finish(self):
         while has_work(self.scheduler):
             self.step()
+            assert len(self.history) < 20_000, "it never ends"
 
     def widest_gap(self):
         """Return the largest |W_f - W_g| of any two clients that wait throughout."""
@@ -315,15 +316,51 @@ def test_a_client_runs_no_more_than_its_max_num_seqs(most, num_requests, n):
 
 
 def test_no_sequence_is_preempted_in_vain():
-    """The next client needs all blocks, but one sequence has not had its turn."""
-    server = Server(num_seqs=4, num_blocks=20, longest=40, budget=64, fair_turn=12)
-    for _ in range(2):
-        server.add("a", 2, 30)
-    for _ in range(8):
+    """The next client needs all blocks, but a long prompt has not had its turn."""
+    server = Server(num_seqs=4, num_blocks=20, longest=40, fair_turn=8, max_prefill_chunk=2)
+    server.add("a", 20, 20)
+    server.add("a", 2, 30)
+    for _ in range(12):
         server.step()
     server.add("b", 38, 1)
-    for _ in range(3):
+    for _ in range(2):
         server.step()
     assert preempted(server) == []
     server.finish()
     assert preempted(server)
+
+
+def test_the_client_with_most_seats_makes_way():
+    server = long_server(num_seqs=5)
+    server.add("b", 2, 300)
+    for _ in range(4):
+        server.add("a", 2, 300)
+    for _ in range(6):
+        server.step()
+    server.add("c", 2, 300)
+    server.step()
+    assert seats(server) == {"a": 3, "b": 1, "c": 1}
+
+
+def test_a_client_that_was_served_more_takes_no_seat():
+    """While both wait, a long prompt counts as much as twenty tokens of the other's answer."""
+    server = Server(num_seqs=1, longest=80, num_blocks=100, budget=64, fair_turn=1)
+    long, short = server.add("a", 40, 20), server.add("b", 1, 60)
+    server.add("b", 1, 60)
+    server.step()
+    server.step()
+    assert preempted(server) == [(long.sequences[0].seq_id, short.sequences[0].seq_id)]
+    while len(preempted(server)) == 1:
+        server.step()
+    assert short.sequences[0].num_generated >= 20
+
+
+def test_choices_do_not_take_the_seat_of_the_next_client():
+    server = long_server(num_seqs=3, max_prefill_chunk=4)
+    server.add("a", 8, 30, n=3)
+    server.step()
+    server.add("b", 2, 30)
+    server.step()
+    assert seats(server) == {"a": 1, "b": 1}
+    server.step()
+    assert seats(server) == {"a": 2, "b": 1}
