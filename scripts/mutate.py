@@ -65,6 +65,7 @@ RUNGS = (
         "unit",
         (
             "tests/unit/test_allocator_rules.py",
+            "tests/unit/test_budget.py",
             "tests/unit/test_choices.py",
             "tests/unit/test_kept_beams.py",
             "tests/unit/test_scheduler_rules.py",
@@ -76,6 +77,8 @@ RUNGS = (
     Rung(
         "machines",
         (
+            "tests/property/test_fair.py",
+            "tests/property/test_fair_bound.py",
             "tests/property/test_rebuild.py",
             "tests/property/test_memory_machine.py",
             "tests/property/test_scheduler_machine.py",

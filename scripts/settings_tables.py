@@ -22,6 +22,13 @@ SECTIONS = tuple(dict.fromkeys(declared.section for _, _, declared in ALL))
 TABLE = re.compile(r"(<!-- settings: (.+?) -->\n).*?(<!-- end of settings -->)", re.DOTALL)
 
 
+_ON_THE_COMMAND_LINE = {
+    "seed": ["`--seed` of `mie generate` and `mie chat` is each request's own"],
+    "trace": ["`--trace` takes the name of the file"],
+}
+"""What options mean that are not the setting of the same name."""
+
+
 def rewritten(page: str) -> str:
     """Return the page with its tables as declared."""
     return TABLE.sub(lambda match: f"{match[1]}{table(match[2])}{match[3]}", page)
@@ -54,8 +61,7 @@ def _meaning(name: str, declared: Setting) -> str:
         notes.append("one of " + ", ".join(f"`{choice}`" for choice in declared.choices))
     if declared.backends and set(declared.backends) != set(BACKENDS):
         notes.append("backends: " + ", ".join(declared.backends))
-    if declared.kind == "object" or name == "seed":
-        notes.append("not on the command line")
+    notes += _ON_THE_COMMAND_LINE.get(name, ())
     return "; ".join(notes).replace("|", "\\|")
 
 

@@ -188,11 +188,11 @@ class ScriptedRunner:
         for row, index, block_ids in moves.updates:
             if row in self._rows:
                 self._rows[row].update(index, block_ids)
+        for block_id, host_id in moves.exports:
+            self._host[host_id] = self._device[block_id][:]
         for host_id, block_id in moves.imports:
             self._device[block_id] = self._host[host_id]
             self._host[host_id] = [POISON] * self._block_size  # The host's block is free.
-        for block_id, host_id in moves.exports:
-            self._host[host_id] = self._device[block_id][:]
         sources = [self._device[source][:] for source, _ in moves.copies]
         for (_, target), content in zip(moves.copies, sources, strict=True):
             self._device[target] = content

@@ -91,7 +91,8 @@ def add_parser(
     parser.add_argument(
         "--api-key-file",
         metavar="FILE",
-        help="file with a key on each line: NAME KEY, or NAME sha256:HEX",
+        help="file with a key on each line: NAME KEY, or NAME sha256:HEX; weight=X and "
+        "max_num_seqs=N may follow",
     )
     parser.add_argument(
         "--admin-api-key",
@@ -149,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
         keys=keys_of(args),
         admin_keys=admin_keys_of(args),
     )
-    settings = engine_settings(args)
+    settings = with_quotas(engine_settings(args), config.keys)
     EngineArgs(**settings)  # refuses bad values before anything is opened
     if is_on_ray(args):
         return serve_on_ray(args, config, settings)
@@ -180,6 +181,19 @@ def with_server_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     if settings.get("backend", "numpy") != "numpy" or is_plain:
         del defaults["batch_invariant"]
     return {**defaults, **settings}
+
+
+def with_quotas(settings: Mapping[str, Any], keys: Keys | None) -> dict[str, Any]:
+    """Return settings of the engine with the quotas of the keys' file.
+
+    Raises:
+        ConfigError: a key has a quota in the file and in ``client_quotas``.
+    """
+    declared = settings.get("client_quotas") or {}
+    quotas = {} if keys is None else keys.quotas
+    for name in declared.keys() & quotas.keys():
+        raise ConfigError(f"key {name!r} has a quota in --api-key-file and in --client-quotas")
+    return {**settings, "client_quotas": {**declared, **quotas}} if quotas else dict(settings)
 
 
 def _omitted(config: type[ServeConfig]) -> tuple[str, ...]:

@@ -173,4 +173,4 @@ def _cause(by: Seq | None, rule: str, state: State) -> str:
     if by is None:
         return "a step was abandoned"
     values = state.sequences[by]
-    return f"{title(values.request_id, by[1], values.n)} needed a block; victim: {rule}"
+    return f"{title(values.request_id, by[1], values.n)} needed room; victim: {rule}"

@@ -3,11 +3,12 @@
 import difflib
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
+from mie.config.quotas import quotas_of
 from mie.config.settings import BACKENDS, Setting, setting, settings_of
 from mie.errors import ConfigError
 from mie.reprs import changed_repr
@@ -98,6 +99,7 @@ def check_setting(name: str, value: Any, declared: Setting) -> None:
 
 
 POLICIES = ("fcfs", "priority", "sjf", "fair")
+_OF_A_POLICY = (("sjf_ageing", "sjf"), ("fair_turn", "fair"), ("client_quotas", "fair"))
 _GPU = ("cupy", "cupy-emulated")
 
 
@@ -183,6 +185,20 @@ class EngineSettings:
         low=1,
         default_text="1",
     )
+    fair_turn: int | None = setting(
+        None,
+        "integer",
+        "number of steps before a sequence may be preempted for another client under fair",
+        "scheduling",
+        low=1,
+        default_text="16",
+    )
+    client_quotas: Mapping[str, Any] | None = setting(
+        None,
+        "mapping",
+        'weights and seats of clients under fair: {"jobs": {"weight": 0.5, "max_num_seqs": 4}}',
+        "scheduling",
+    )
     batching: str = setting(
         "continuous",
         "choice",
@@ -201,8 +217,7 @@ class EngineSettings:
     admit_after_preemption: bool = setting(
         False,
         "switch",
-        "admit requests even in a step that preempts, for comparison; only with recompute "
-        "and continuous batching",
+        "admit requests even in a step that preempts, for comparison",
         "scheduling",
     )
     preemption_mode: str = setting(
@@ -216,8 +231,7 @@ class EngineSettings:
     swap_space: int | None = setting(
         None,
         "size",
-        "size of the swap pool in host memory, in bytes where vLLM counts GiB; used with "
-        "preemption_mode swap only",
+        "size of the swap pool in host memory, in bytes where vLLM counts GiB; for swap only",
         "scheduling",
         low=1,
         default_text="4 GiB, at most a quarter of the free memory",
@@ -342,12 +356,11 @@ class EngineConfig(EngineSettings):
 
     def __post_init__(self) -> None:
         check_settings(self)
+        quotas_of(self.client_quotas)
         self._refuse_contradictions()
 
     def _refuse_contradictions(self) -> None:
         """Refuse settings that have no effect because of another setting."""
-        swaps = self.preemption_mode == "swap"
-        caches = self.enable_prefix_caching
         for is_refused, message in (
             (
                 self.num_blocks is not None and self.kv_cache_memory_bytes is not None,
@@ -359,24 +372,22 @@ class EngineConfig(EngineSettings):
                 "'plain'",
             ),
             (
-                self.swap_space is not None and not swaps,
+                self.swap_space is not None and self.preemption_mode != "swap",
                 "swap_space needs preemption_mode='swap'; got preemption_mode='recompute'",
             ),
-            (
-                self.sjf_ageing is not None and self.scheduling_policy != "sjf",
-                f"sjf_ageing needs scheduling_policy='sjf'; got {self.scheduling_policy!r}",
-            ),
-            (
-                self.admit_after_preemption and swaps,
-                "admit_after_preemption needs preemption_mode='recompute': a step that swaps out"
-                " cannot also swap in",
+            *(
+                (
+                    getattr(self, name) is not None and self.scheduling_policy != policy,
+                    f"{name} needs scheduling_policy={policy!r}; got {self.scheduling_policy!r}",
+                )
+                for name, policy in _OF_A_POLICY
             ),
             (
                 self.admit_after_preemption and self.batching == "static",
                 "admit_after_preemption needs batching='continuous'; got 'static'",
             ),
             (
-                self.max_cached_blocks is not None and not caches,
+                self.max_cached_blocks is not None and not self.enable_prefix_caching,
                 "max_cached_blocks needs enable_prefix_caching=True; got False",
             ),
             (

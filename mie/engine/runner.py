@@ -158,12 +158,12 @@ class ModelRunner:
                 self._block_tables[row, index] = block_ids[0]
             else:
                 self._block_tables[row, index : index + len(block_ids)] = block_ids
-        if moves.imports:
-            host_ids, block_ids = zip(*moves.imports, strict=True)
-            self.backend.import_blocks(self._host_cache, self._kv_cache, host_ids, block_ids)
         if moves.exports:
             block_ids, host_ids = zip(*moves.exports, strict=True)
             self.backend.export_blocks(self._kv_cache, self._host_cache, block_ids, host_ids)
+        if moves.imports:
+            host_ids, block_ids = zip(*moves.imports, strict=True)
+            self.backend.import_blocks(self._host_cache, self._kv_cache, host_ids, block_ids)
         if moves.copies:
             self.backend.copy_blocks(self._kv_cache, *zip(*moves.copies, strict=True))
 

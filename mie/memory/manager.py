@@ -299,12 +299,13 @@ class KVCacheManager:
     def _import(self, host: HostTable, table: BlockTable, index: int) -> None:
         """Swap in the blocks from ``index`` on.
 
-        The host blocks are free at once, because a step imports before it exports.
+        The blocks may be those of a table that this step swaps out, because it exports first. Their
+        host blocks are free at once, but no later table of this step is swapped out to them.
         """
         host_ids = host.block_ids[index:]
         block_ids = tuple(table.block_ids[index : index + len(host_ids)])
-        being_read = {block_id for block_id, _ in [*self._moves.copies, *self._moves.exports]}
-        assert being_read.isdisjoint(block_ids), "imports come first"
+        being_read = {block_id for block_id, _ in self._moves.copies}
+        assert being_read.isdisjoint(block_ids), "imports come before copies"
         self._moves.imports.extend(zip(host_ids, block_ids, strict=True))
         self._host_pool.decref(*host.block_ids)
         self.stats.num_imported += len(host_ids)

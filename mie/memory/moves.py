@@ -37,9 +37,9 @@ class Moves:
 
     updates: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
     """(row, index, block ids): entries index, index + 1, … of a row's table."""
-    imports: list[tuple[int, int]] = field(default_factory=list)
-    """(host block, device block)."""
     exports: list[tuple[int, int]] = field(default_factory=list)
     """(device block, host block)."""
+    imports: list[tuple[int, int]] = field(default_factory=list)
+    """(host block, device block)."""
     copies: list[tuple[int, int]] = field(default_factory=list)
     """(source, target), both on the device."""

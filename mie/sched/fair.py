@@ -1,24 +1,28 @@
-"""Share the engine fairly between clients: each backlogged client is served as many tokens.
+"""Share the engine fairly between clients: seats, blocks, and the tokens of a step.
 
-This is the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models"
-(OSDI 2024). Each client has a counter of the tokens that it was served, and the client with the
-smallest counter is admitted next. A client that begins to wait is lifted to the smallest counter
-among those that wait, so that it cannot save up service while it is idle. No length of an answer
-has to be known in advance.
+Who is admitted next follows the virtual token counter of Sheng et al., "Fairness in Serving Large
+Language Models" (OSDI 2024). Each client has a counter of the tokens that it was served, and the
+client with the smallest counter is next. A client saves nothing up while it does not wait. No
+length of an answer has to be known in advance.
 
-A request is ranked when it is admitted, behind all that were admitted before it. From then on its
-key is fixed, as under every policy: the request that was admitted last is preempted first, and
-preempted sequences come back before new requests.
+If the next client finds no seat or too few blocks, it takes them from the client that holds the
+largest share. A client's share is the larger one of its shares of seats and blocks (dominant
+resource fairness, Ghodsi et al., NSDI 2011). `FairPolicy.victims` says who may be preempted, and
+docs/scheduling.md says within how many steps a client is served.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
 from mie.config.engine import EngineConfig
+from mie.config.quotas import ClientQuota, quotas_of
 from mie.memory.moves import Emit
+from mie.sched.budget import Budget, split
 from mie.sched.policy import Policy
+from mie.sched.queues import dequeue, enqueue
+from mie.sched.seats import Seats
 from mie.sched.sequence import Request, Sequence
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2
@@ -26,6 +30,9 @@ PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2
 
 NOT_RANKED = 2**53
 """The rank of requests that were never admitted: behind all that were."""
+
+TURN = 16
+"""The default of ``fair_turn``."""
 
 MOST_ACCOUNTS = 1024
 """Counters that are kept before superfluous ones are dropped."""
@@ -38,94 +45,228 @@ def cost(request: Request) -> int:
     """
     if request.rank == NOT_RANKED:
         return 0
-    num_computed = request.num_prompt - request.metrics.num_cached_tokens
     num_generated = sum(seq.num_generated for seq in request.sequences)
+    num_computed = request.num_prompt - request.metrics.num_cached_tokens
     return PROMPT_WEIGHT * num_computed + OUTPUT_WEIGHT * num_generated
 
 
 class FairPolicy(Policy):
-    """Admits the client that was served least. Counters outlast a rebuild of the queues."""
+    """Admits the client that was served least, and takes places from those that hold most.
 
-    def __init__(self, config: EngineConfig, emit: Emit) -> None:
-        super().__init__(config, emit)
-        self.served: Counter[str | None] = Counter()
-        """The weighted tokens that each client was served."""
-        self._last: str | None = None
-        """The client whose request was admitted last."""
+    Counters outlast a rebuild of the queues.
+    """
+
+    is_shared = True
+
+    def __init__(self, config: EngineConfig, emit: Emit, num_blocks: int) -> None:
+        super().__init__(config, emit, num_blocks)
+        self.served: defaultdict[str | None, float] = defaultdict(float)
+        """The weighted tokens that each client was served, divided by the client's weight."""
+        self._quotas = quotas_of(config.client_quotas)
+        self._turn = config.fair_turn or TURN
         self._num_admitted = 0
         self._most_accounts = MOST_ACCOUNTS
-        # Requests that were never admitted, by client. Those that have left are dropped lazily.
-        self._new: defaultdict[str | None, deque[Request]] = defaultdict(deque)
+        self._queues: dict[str | None, list[Sequence]] = {}
+        """The waiting sequences of each client."""
+
+    def _quota(self, client: str | None) -> ClientQuota:
+        return self._quotas.get(client or "", _NO_QUOTA)
+
+    # Counters.
 
     def rank(self, request: Request, step: int, running: Iterable[Sequence]) -> int:
         """Lift the counter of a client that begins to wait. Its request is ranked later."""
-        client, heads = request.client, self._heads()
-        if client not in heads:
-            self._charge(running)
-            others = heads.keys() or (self._last,)
-            floor = min(self.served[other] for other in others)
-            self.served[client] = max(self.served[client], floor)
-            if len(self.served) > self._most_accounts:
-                self._drop_superfluous(floor)
-        self._new[client].append(request)
+        client = request.client
+        if client not in self._queues:
+            self._charge_all(running)
+            if not self._queues:
+                self.served.clear()  # no client was kept waiting, so none was served too much
+            else:
+                floor = self._floor()
+                self.served[client] = max(self.served[client], floor)
+                if len(self.served) > self._most_accounts:
+                    self._drop_superfluous(floor)
         return NOT_RANKED
 
-    def first(self, waiting: list[Sequence]) -> Sequence:
-        """Return the first sequence that comes back, or the head of the client served least."""
-        if waiting[0].request.rank != NOT_RANKED:
-            return waiting[0]
-        heads = self._heads()
-        client = min(heads, key=lambda client: (self.served[client], heads[client].number))
-        leader = heads[client].leader
-        assert leader is not None, "a request that waits has a leader"
-        return leader
-
-    def _heads(self) -> dict[str | None, Request]:
-        """Return the first request of each client that was never admitted."""
-        for client in list(self._new):
-            requests = self._new[client]
-            while requests and (requests[0].rank != NOT_RANKED or requests[0].is_finished):
-                requests.popleft()
-            if not requests:
-                del self._new[client]
-        return {client: requests[0] for client, requests in self._new.items()}
-
-    def restart(self, requests: Iterable[Request]) -> None:
-        """Note the requests anew. `_heads` drops those that are not new."""
-        self._new.clear()
-        for request in requests:
-            self._new[request.client].append(request)
+    def _floor(self) -> float:
+        return min(self.served[client] for client in self._queues)
 
     def settle(self, running: Iterable[Sequence]) -> None:
-        """Charge what the running requests were served since they were last charged."""
-        if self._new:
-            self._charge(running)
+        """Charge the running sequences. Clients that do not wait save nothing up."""
+        if self._queues:
+            self._charge_all(running)
+            floor = self._floor()
+            for client in {seq.request.client for seq in running} - self._queues.keys():
+                self.served[client] = max(self.served[client], floor)
 
-    def _charge(self, running: Iterable[Sequence]) -> None:
+    def _charge_all(self, running: Iterable[Sequence]) -> None:
         for request in dict.fromkeys(seq.request for seq in running):
-            self.leave(request)
+            self.charge(request)
 
-    def admit(self, seq: Sequence) -> None:
-        """Rank a request that is admitted for the first time, and charge its prompt."""
-        request = seq.request
-        if request.rank == NOT_RANKED:
-            self._num_admitted += 1
-            request.set_rank(self._num_admitted)
-            self._emit(("rank", seq.seq_id, request.rank))
-            self._last = request.client
-            self.leave(request)
-
-    def leave(self, request: Request) -> None:
+    def charge(self, request: Request) -> None:
         """Charge what a request was served since it was last charged."""
         due = cost(request) - request.num_charged
         if due:
             request.num_charged += due
-            self.served[request.client] += due
+            self.served[request.client] += due / self._quota(request.client).weight
 
-    def _drop_superfluous(self, floor: int) -> None:
+    def _drop_superfluous(self, floor: float) -> None:
         """Forget counters that do not exceed ``floor``: their clients would be lifted to it."""
-        kept = {*self._new, self._last}
         for client, served in [*self.served.items()]:
-            if served <= floor and client not in kept:
+            if served <= floor and client not in self._queues:
                 del self.served[client]
         self._most_accounts = max(MOST_ACCOUNTS, 2 * len(self.served))
+
+    # The queue.
+
+    def enter(self, seq: Sequence) -> None:
+        """Note that a sequence waits."""
+        enqueue(self._queues.setdefault(seq.request.client, []), seq)
+
+    def exit(self, seq: Sequence) -> None:
+        """Note that a sequence no longer waits."""
+        queue = self._queues[seq.request.client]
+        dequeue(queue, seq)
+        if not queue:
+            del self._queues[seq.request.client]
+
+    def restart(self) -> None:
+        """Note that all queues are empty."""
+        self._queues.clear()
+
+    def first(self, waiting: list[Sequence], seats: Seats) -> Sequence | None:
+        """Return the first sequence of the client served least, of those that may have a seat.
+
+        Of clients that were served alike, the one that holds the fewest seats is next.
+        """
+        held = seats.held
+        heads = [each[0] for name, each in self._queues.items() if self._has_right(name, held)]
+
+        def order(seq: Sequence) -> tuple[object, ...]:
+            client = seq.request.client
+            return self._level(seq), held[client] / self._quota(client).weight, seq.key
+
+        return min(heads, key=order, default=None)
+
+    def _level(self, seq: Sequence) -> float:
+        """Return the counter of a waiting sequence's client.
+
+        A prompt that was computed in vain, because it was preempted before its first token, does
+        not count against it.
+        """
+        served = self.served[seq.request.client]
+        if any(each.num_generated for each in seq.request.sequences):
+            return served
+        own = seq.request.num_charged / self._quota(seq.request.client).weight
+        return max(served - own, self._floor())
+
+    def _has_right(self, client: str | None, held: Mapping[str | None, int]) -> bool:
+        most = self._quota(client).max_num_seqs
+        return most is None or held[client] < most
+
+    def num_forks(self, seq: Sequence, waiting: list[Sequence], seats: Seats) -> int:
+        """Return the number of seats for choices that fork: none if another client is next."""
+        client, first = seq.request.client, self.first(waiting, seats)
+        if first is not None and (first.request.client != client or first.key < seq.key):
+            return 0
+        most = self._quota(client).max_num_seqs
+        return seats.num_free if most is None else min(seats.num_free, most - seats.held[client])
+
+    def admit(self, seq: Sequence) -> None:
+        """Rank a request that is admitted for the first time."""
+        if seq.request.rank == NOT_RANKED:
+            self._num_admitted += 1
+            seq.request.set_rank(self._num_admitted)
+            self._emit(("rank", seq.seq_id, seq.request.rank))
+
+    # Shares.
+
+    def order(self, running: list[Sequence], step: int) -> list[Sequence]:
+        """Return the running sequences; those at the end are preempted if blocks run out.
+
+        Each client's first sequence is safe until it had its turn. The others follow by the share
+        that their client holds with them, so that the largest one ends the list.
+        """
+        queues = _by_client(running)
+        if len(queues) < 2:
+            return running[:]
+        keys: dict[tuple[int, int], tuple[float, ...]] = {}
+        for client, queue in queues.items():
+            num_blocks = 0
+            for index, seq in enumerate(queue):
+                num_blocks += _blocks_of(seq)
+                if index == 0 and not self._had_turn(seq, step, is_first=True):
+                    keys[seq.seq_id] = (0, seq.turn[0])
+                else:
+                    keys[seq.seq_id] = (1, self._share(client, index + 1, num_blocks))
+        return sorted(running, key=lambda seq: (keys[seq.seq_id], seq.key))
+
+    def victims(self, head: Sequence, running: list[Sequence], step: int) -> list[Sequence]:
+        """Return the sequences that may be preempted for ``head``, in this order.
+
+        The client that holds the largest share loses its last sequence, if that had its turn. If
+        the client of ``head`` holds any seats, it may not come to hold more than the other keeps.
+        """
+        queues = _by_client(running)
+        client = head.request.client
+        own = queues.pop(client, [])
+        num_blocks = sum(map(_blocks_of, own)) + -(-head.num_tokens // self._config.block_size)
+        wanted = self._share(client, len(own) + 1, num_blocks) if own else 0.0
+        victims: list[Sequence] = []
+        while queues:
+            shares = {each: self._share_of(each, queue) for each, queue in queues.items()}
+            richest = max(shares, key=lambda each: (shares[each], self.served[each]))
+            queue = queues[richest]
+            victim = queue.pop()
+            has_had_turn = self._had_turn(victim, step, is_first=not queue)
+            if has_had_turn and wanted <= self._share_of(richest, queue):
+                victims.append(victim)
+                if queue:
+                    continue
+            del queues[richest]
+        return victims
+
+    def _had_turn(self, seq: Sequence, step: int, *, is_first: bool) -> bool:
+        """Whether it had its seat for long enough; a client's first one, whether it progressed."""
+        first_step, num_tokens = seq.turn
+        gone = seq.num_tokens - num_tokens if is_first else step - first_step
+        return gone >= self._turn
+
+    def _share_of(self, client: str | None, seqs: list[Sequence]) -> float:
+        return self._share(client, len(seqs), sum(map(_blocks_of, seqs)))
+
+    def _share(self, client: str | None, num_seats: int, num_blocks: int) -> float:
+        """Return the larger share of seats and blocks, divided by the client's weight."""
+        share = max(num_seats / self._config.max_num_seqs, num_blocks / self._num_blocks)
+        return share / self._quota(client).weight
+
+    def budget(self, head: Sequence | None, running: list[Sequence]) -> Budget:
+        """Divide a step's tokens between clients if they want more than there are.
+
+        ``head`` is the sequence that will be admitted, if any.
+        """
+        budget = super().budget(head, running)
+        wanted: defaultdict[str | None, int] = defaultdict(int)
+        for seq in (*running, *([head] if head else ())):
+            count = seq.num_missing
+            wanted[seq.request.client] += min(count, self._max_chunk)
+        if not self._config.enable_chunked_prefill or sum(wanted.values()) <= budget.left:
+            return budget
+        in_order = sorted(wanted, key=lambda client: -self.served[client])
+        weights = {client: self._quota(client).weight for client in in_order}
+        budget.parts = split(budget.left, {each: wanted[each] for each in in_order}, weights)
+        return budget
+
+
+_NO_QUOTA = ClientQuota()
+
+
+def _by_client(seqs: Iterable[Sequence]) -> dict[str | None, list[Sequence]]:
+    queues: dict[str | None, list[Sequence]] = {}
+    for seq in seqs:
+        queues.setdefault(seq.request.client, []).append(seq)
+    return queues
+
+
+def _blocks_of(seq: Sequence) -> int:
+    return 0 if seq.table is None else len(seq.table.block_ids)

@@ -1,27 +1,26 @@
 """Order the queues.
 
 Every sequence has one key that orders both queues. The smallest key is admitted first and the
-largest is preempted first. The key is fixed when its request arrives, and under the fair policy
-(`mie.sched.fair`) when it is admitted.
+largest is preempted first. The key is fixed when its request arrives. The fair policy
+(`mie.sched.fair`) fixes it when the request is admitted, and orders the sequences of each client by
+it.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Iterable
-from operator import attrgetter
 
 from mie.config.engine import EngineConfig
 from mie.memory.moves import Emit
+from mie.sched.budget import Budget
+from mie.sched.seats import Seats
 from mie.sched.sequence import Request, Sequence
-
-_KEY = attrgetter("key")
 
 VICTIM_RULES = {
     "fcfs": "last arrived",
     "priority": "lowest priority, then last arrived",
     "sjf": "longest job",
-    "fair": "last admitted",
+    "fair": "last of the client with the largest share",
 }
 """Which sequence each policy preempts, in words."""
 
@@ -29,10 +28,15 @@ VICTIM_RULES = {
 class Policy:
     """The order of requests whose rank is fixed when they arrive."""
 
-    def __init__(self, config: EngineConfig, emit: Emit) -> None:
+    is_shared = False
+    """Whether clients have shares, so that sequences are preempted to admit others."""
+
+    def __init__(self, config: EngineConfig, emit: Emit, num_blocks: int) -> None:
         self.victim_rule = VICTIM_RULES[config.scheduling_policy]
         self._config = config
         self._emit = emit
+        self._num_blocks = num_blocks
+        self._max_chunk = config.max_prefill_chunk or config.max_num_batched_tokens
 
     def rank(self, request: Request, step: int, running: Iterable[Sequence]) -> int:
         """Return the rank of a request that arrives now, and will wait: the first part of its key.
@@ -48,32 +52,46 @@ class Policy:
             return request.sequences[0].max_tokens + (self._config.sjf_ageing or 1) * step
         return 0
 
-    def first(self, waiting: list[Sequence]) -> Sequence:
-        """Return the sequence that is admitted next. The queue must not be empty."""
-        return waiting[0]
+    # The queue.
 
-    def settle(self, running: Iterable[Sequence]) -> None:
-        """Charge the running sequences for what they got, before sequences are admitted."""
+    def enter(self, seq: Sequence) -> None:
+        """Note that a sequence waits."""
+
+    def exit(self, seq: Sequence) -> None:
+        """Note that a sequence no longer waits."""
+
+    def restart(self) -> None:
+        """Note that all queues are empty."""
+
+    def first(self, waiting: list[Sequence], seats: Seats) -> Sequence | None:
+        """Return the sequence that is admitted next, or None if none may be."""
+        return waiting[0] if waiting else None
+
+    def num_forks(self, seq: Sequence, waiting: list[Sequence], seats: Seats) -> int:
+        """Return the number of seats for choices that fork from ``seq``, overtaking none."""
+        return 0 if waiting and waiting[0].key < seq.key else seats.num_free
 
     def admit(self, seq: Sequence) -> None:
         """Note that a sequence's blocks were opened. It is in no queue."""
 
-    def leave(self, request: Request) -> None:
-        """Note that a choice of a request has ended."""
+    # Accounts.
 
-    def restart(self, requests: Iterable[Request]) -> None:
-        """Note which requests there are, in order of arrival, because the queues are rebuilt."""
+    def settle(self, running: Iterable[Sequence]) -> None:
+        """Charge the running sequences for what they got, before sequences are admitted."""
 
+    def charge(self, request: Request) -> None:
+        """Charge a request for what it got, because one of its sequences got or lost its seat."""
 
-def enqueue(queue: list[Sequence], seq: Sequence) -> None:
-    """Insert a sequence into a queue, which is ordered by the keys."""
-    insort(queue, seq, key=_KEY)
+    # The step.
 
+    def order(self, running: list[Sequence], step: int) -> list[Sequence]:
+        """Return the running sequences; those at the end are preempted if blocks run out."""
+        return running[:]
 
-def dequeue(queue: list[Sequence], seq: Sequence) -> bool:
-    """Remove a sequence from a queue. Return False if it is not there."""
-    index = bisect_left(queue, seq.key, key=_KEY)
-    is_there = index < len(queue) and queue[index] is seq
-    if is_there:
-        del queue[index]
-    return is_there
+    def victims(self, head: Sequence, running: list[Sequence], step: int) -> list[Sequence]:
+        """Return the sequences that may be preempted to admit ``head``, in this order."""
+        return []
+
+    def budget(self, head: Sequence | None, running: list[Sequence]) -> Budget:
+        """Return a step's budget. ``head`` is the sequence that will be admitted, if any."""
+        return Budget(self._config.max_num_batched_tokens)

@@ -4,7 +4,8 @@ A step takes the decodes of the running sequences first, then their unfinished p
 admits from the head of the queue, all under one token budget. Both queues are ordered by the
 policy's key, and no sequence overtakes another. When a decode needs a block and none is left, the
 last running sequence is preempted. It keeps its tokens, waits again, and is recomputed or swapped
-back in. docs/scheduling.md states the rules and their reasons.
+back in. Under the fair policy, a client that holds too much also makes way for others, before the
+step. docs/scheduling.md states the rules and their reasons.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from mie.memory.manager import KVCacheManager
 from mie.memory.moves import Emit
 from mie.sched.admission import check_budget, check_fits
 from mie.sched.ahead import reserve_ahead, rows_ahead
+from mie.sched.budget import Budget
 from mie.sched.fair import FairPolicy
 from mie.sched.opening import Opener
+from mie.sched.places import Places
 from mie.sched.plan import Chunk, StepPlan
-from mie.sched.policy import Policy, dequeue, enqueue
+from mie.sched.policy import Policy
+from mie.sched.queues import dequeue, enqueue
 from mie.sched.result import ChunkResult, StepResult
 from mie.sched.seats import Seats
 from mie.sched.sequence import FinishReason, Request, Sequence
@@ -47,16 +51,18 @@ class Scheduler:
         self.longest = min(max_model_len, manager.num_blocks * manager.block_size + 1)
         """Maximum number of tokens of a sequence, the prompt's included."""
         policy = FairPolicy if config.scheduling_policy == "fair" else Policy
-        self._policy = policy(config, emit)
+        self._policy = policy(config, emit, manager.num_blocks)
         self._num_spare = math.ceil(config.watermark * manager.num_blocks)
         self._step = 0
         self._clear()
 
     def _clear(self) -> None:
         self.waiting: list[Sequence] = []
+        self._policy.restart()
         self._seats = Seats(self._config.max_num_seqs)
         self.running = self._seats.running
         self._opener = Opener(self.manager, self._emit)
+        self._places = Places(self._config, self._policy, self.manager, self._opener, self._seats)
         self._preempted: list[Sequence] = []  # in this step
 
     def add(self, request: Request) -> None:
@@ -67,25 +73,37 @@ class Scheduler:
         request.set_rank(rank)
         event = (request.request_id, request.number, rank, request.num_prompt)
         self._emit(("add", *event, request.params.n, request.params.max_tokens))
-        enqueue(self.waiting, request.sequences[0])
+        self._enqueue(request.sequences[0])
+
+    def _enqueue(self, seq: Sequence) -> None:
+        enqueue(self.waiting, seq)
+        self._policy.enter(seq)
+
+    def _dequeue(self, seq: Sequence) -> bool:
+        """Remove a waiting sequence. Return False if it does not wait."""
+        is_there = dequeue(self.waiting, seq)
+        if is_there:
+            self._policy.exit(seq)
+        return is_there
 
     # One step.
 
     def schedule(self, *, may_admit: bool = True) -> StepPlan:
         """Plan the next step and reserve its blocks. Without ``may_admit``, follow `ahead`."""
         self._step += 1
-        self._seats.num_promised = 0
+        self._seats.promised.clear()
         self._preempted = []
-        budget = self._config.max_num_batched_tokens
+        head, victims = self._places.next(self.waiting, self._step) if may_admit else (None, [])
+        for victim in victims:
+            self.preempt(victim, by=head)
+        budget = self._policy.budget(head, self.running)
         chunks: list[Chunk] = []
-        decodes = self._take_decodes(budget, chunks)
-        budget -= len(decodes) + sum(len(chunk.token_ids) for chunk in chunks)
-        if self._config.async_scheduling:
-            reserve_ahead(self.manager, self.running)
-        if self._seats.num_prefilling:
-            budget = self._take_prefills(budget, chunks)
-        if may_admit and self._may_admit():
-            self._admit(budget, chunks)
+        decodes = self._take_running(budget, chunks)
+        if may_admit and self._may_admit(len(victims)):
+            self._admit(budget, chunks, head if victims else None)
+        if budget.parts and not decodes and not chunks:  # ``head`` lost its place to a decode
+            budget.parts = None
+            decodes = self._take_running(budget, chunks)
         return StepPlan(
             step=self._step,
             new_rows=self._seats.take_new(),
@@ -97,48 +115,61 @@ class Scheduler:
 
     def ahead(self, plan: StepPlan) -> tuple[int, ...]:
         """Return the rows that decode after ``plan``, or none if more than decodes may follow."""
-        may_admit = self.waiting and self._seats.num_free
+        head, victims = self._places.next(self.waiting, self._step)
+        may_admit = victims or (head and self._seats.num_free)
         if len(plan.decodes) < len(self.running) or may_admit:
             return ()
         return rows_ahead(self.running)
 
-    def _take_decodes(self, budget: int, chunks: list[Chunk]) -> list[int]:
+    def _take_running(self, budget: Budget, chunks: list[Chunk]) -> list[int]:
+        """Take the tokens of the running sequences. Return the rows that decode."""
+        decodes = self._take_decodes(budget, chunks)
+        if self._config.async_scheduling:
+            reserve_ahead(self.manager, self.running)
+        if self._seats.num_prefilling:
+            self._take_prefills(budget, chunks)
+        return decodes
+
+    def _take_decodes(self, budget: Budget, chunks: list[Chunk]) -> list[int]:
         """Return the rows that decode. Those with forced tokens compute them too, in chunks."""
         rows: list[int] = []
-        for seq in self.running[:]:
+        order = self._policy.order(self.running, self._step)
+        for seq in order:  # those that are preempted leave it at its end
             if seq.is_prefilling:
                 continue
-            table = seq.table
-            if table is None or not budget:
-                break  # it was just preempted, and so were all after it
-            if len(seq.token_ids) > table.num_writable and not self._grow(seq):
+            most, table = budget.most(seq.request), seq.table
+            if table is None:
+                break
+            if not most:
+                continue
+            if len(seq.token_ids) > table.num_writable and not self._grow(seq, order):
                 break
             count = len(seq.token_ids) - table.num_tokens
             if count == 1:
                 rows.append(table.row)
             else:
-                chunks.append(self._chunk(seq, count := min(count, budget)))
-            budget -= count
+                chunks.append(self._chunk(seq, count := min(count, most)))
+            budget.take(seq.request, count)
         rows.sort()
         return rows
 
-    def _grow(self, seq: Sequence) -> bool:
+    def _grow(self, seq: Sequence, order: list[Sequence]) -> bool:
         """Make room for the next token, or preempt the sequence itself and return False."""
         while seq.table is not None and not self.manager.grow(seq.table, seq.num_tokens):
             if not self._opener.drop_oldest():
-                self.preempt(self.running[-1], by=seq)
+                self.preempt(order.pop(), by=seq)
         return seq.table is not None
 
-    def _take_prefills(self, budget: int, chunks: list[Chunk]) -> int:
-        """Add chunks of the running prompts, which have their blocks. Return the budget left."""
+    def _take_prefills(self, budget: Budget, chunks: list[Chunk]) -> None:
+        """Add chunks of the running prompts, which have their blocks."""
         for seq in self.running:
             if seq.is_prefilling:
-                count = self._chunk_size(seq.num_missing, budget)
-                if not count:
+                count = self._chunk_size(seq.num_missing, budget.most(seq.request))
+                if count:
+                    chunks.append(self._chunk(seq, count))
+                    budget.take(seq.request, count)
+                elif budget.parts is None:
                     break
-                chunks.append(self._chunk(seq, count))
-                budget -= count
-        return budget
 
     def _chunk(self, seq: Sequence, count: int) -> Chunk:
         """Return the next tokens as a chunk. At a prompt's end, forked choices sample."""
@@ -148,35 +179,35 @@ class Scheduler:
         if seq is seq.request.leader:
             live = [each.index for each in seq.request.sequences if each.finish_reason is None]
             choices = live[: 1 + self._num_forks_for(seq)]
-            self._seats.num_promised += len(choices) - 1
+            self._seats.promised[seq.request.client] += len(choices) - 1
         return seq.chunk(count, tuple(choices))
 
     def _num_forks_for(self, seq: Sequence) -> int:
         """Return the number of choices that can get a seat and a block without overtaking."""
-        if self.waiting and self.waiting[0].key < seq.key:
-            return 0
+        num_seats = self._policy.num_forks(seq, self.waiting, self._seats)
         num_blocks = self.manager.num_available - self._num_spare - self._seats.num_promised
-        return max(0, min(self._seats.num_free, num_blocks))
+        return max(0, min(num_seats, num_blocks))
 
     def _chunk_size(self, num_missing: int, budget: int) -> int:
         if not self._config.enable_chunked_prefill:
             return num_missing if num_missing <= budget else 0
         return min(num_missing, budget, self._max_chunk)
 
-    def _may_admit(self) -> bool:
+    def _may_admit(self, num_made_way: int) -> bool:
         if self._config.batching == "static":
             return not self.running
-        return not self._preempted or self._config.admit_after_preemption
+        return len(self._preempted) == num_made_way or self._config.admit_after_preemption
 
-    def _admit(self, budget: int, chunks: list[Chunk]) -> None:
-        """Admit sequences from the head of the queue while there are seats, blocks and budget.
+    def _admit(self, budget: Budget, chunks: list[Chunk], only: Sequence | None) -> None:
+        """Admit sequences from the head of the queue, or ``only`` one for which others made way.
 
         A static batch is filled regardless of the budget, and its prompts take turns.
         """
         is_static = self._config.batching == "static"
-        self._policy.settle(self.running)
-        while self.waiting and self._seats.num_free and (budget or is_static):
-            seq = self._policy.first(self.waiting)
+        while self._seats.num_free and (budget.left or is_static):
+            seq = only or self._policy.first(self.waiting, self._seats)
+            if seq is None:
+                return
             # A sequence that runs alone may take every block, or it could wait forever.
             num_spare = self._num_spare + self._seats.num_promised if self.running else 0
             room = self._opener.find_room(seq, num_spare)
@@ -184,16 +215,20 @@ class Scheduler:
                 if not self.running and self._opener.drop_oldest():
                     continue
                 return
-            count = self._chunk_size(seq.num_tokens - room.num_computed, budget)
+            num_missing = seq.num_tokens - room.num_computed
+            count = self._chunk_size(num_missing, budget.most(seq.request))
             if not count and not is_static:
                 return
-            dequeue(self.waiting, seq)
+            self._dequeue(seq)
             table = self._opener.open(seq, room, self._seats.next_row)
             self._policy.admit(seq)
-            self._seats.take(seq, table, is_prefilling=True)
+            self._seats.take(seq, table, self._step, is_prefilling=True)
+            self._policy.charge(seq.request)
             if count:
                 chunks.append(self._chunk(seq, count))
-            budget = budget - count if count else 0  # later prompts do not overtake
+                budget.take(seq.request, count)
+            if only or not count:
+                budget.left = 0  # later prompts do not overtake
 
     def update(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
         """Apply a step's result: first the blocks, then one token after another.
@@ -263,12 +298,12 @@ class Scheduler:
             row = self._seats.next_row
             self._emit(("fork", sibling.seq_id, first.seq_id, row))
             table = self.manager.fork(first.table, sibling.seq_id, row, sibling.token_ids)
-            self._seats.take(sibling, table, is_prefilling=False)
+            self._seats.take(sibling, table, self._step, is_prefilling=False)
 
     def _wait(self, seq: Sequence, parent: Sequence) -> None:
         """Queue a choice that computes the prompt itself, like its sibling."""
         self._emit(("wait", seq.seq_id, parent.seq_id))
-        enqueue(self.waiting, seq)
+        self._enqueue(seq)
 
     # Leaving, which is legal in every state.
 
@@ -280,13 +315,13 @@ class Scheduler:
             return
         seq.stop_reason = stop_reason
         seq.finish_reason = reason
-        self._policy.leave(seq.request)
+        self._policy.charge(seq.request)
         if seq.table is not None and seq.request.beam and reason in ("stop", "length"):
             self._opener.keep(seq, self._seats.leave(seq))
             return
         if seq.table is not None:
             self.manager.close_table(self._seats.leave(seq))
-        elif dequeue(self.waiting, seq):
+        elif self._dequeue(seq):
             self._drop_host(seq)
         else:
             return  # another choice computes its prompt
@@ -310,7 +345,7 @@ class Scheduler:
         return None if seq is None else seq.request
 
     def preempt(self, seq: Sequence, by: Sequence | None) -> None:
-        """Preempt a running sequence to free blocks for ``by``. It keeps its tokens and waits.
+        """Preempt a running sequence to make room for ``by``. It keeps its tokens and waits.
 
         Without ``by`` the step was abandoned, so the blocks are not worth swapping out.
         """
@@ -324,7 +359,7 @@ class Scheduler:
             metrics.num_swaps += 1
             seq.num_lost = 0
         self.manager.close_table(table)
-        enqueue(self.waiting, seq)
+        self._enqueue(seq)
         self._preempted.append(seq)
         rule = self._policy.victim_rule if by else "all: the step was abandoned"
         self._emit(("preempt", seq.seq_id, by and by.seq_id, mode, rule, seq.num_lost))
@@ -360,5 +395,4 @@ class Scheduler:
         self._clear()
         for request in requests:
             for seq in request.restore():
-                enqueue(self.waiting, seq)
-        self._policy.restart(requests)
+                self._enqueue(seq)

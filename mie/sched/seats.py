@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 
 from mie.memory.table import BlockTable
 from mie.sched.plan import NewRow
-from mie.sched.policy import dequeue, enqueue
+from mie.sched.queues import dequeue, enqueue
 from mie.sched.sequence import Sequence
 
 
@@ -19,10 +20,20 @@ class Seats:
         """The sequence in each row that is taken."""
         self.num_prefilling = 0
         """The number of running sequences with more to compute than the last sampled token."""
-        self.num_promised = 0
-        """The number of free seats that choices take when this step is done."""
+        self.promised: Counter[str | None] = Counter()
+        """The number of free seats that each client's choices take when this step is done."""
         self._free = list(range(count))  # a heap, so that low rows are taken first
         self._new: dict[int, Sequence] = {}  # not yet announced to the runner
+
+    @property
+    def num_promised(self) -> int:
+        """The number of free seats that choices take when this step is done."""
+        return self.promised.total() if self.promised else 0
+
+    @property
+    def held(self) -> Counter[str | None]:
+        """The number of seats that each client has, or that its choices take after this step."""
+        return self.promised + Counter([seq.request.client for seq in self.running])
 
     @property
     def num_free(self) -> int:
@@ -34,11 +45,11 @@ class Seats:
         """The row that is taken next. There must be one."""
         return self._free[0]
 
-    def take(self, seq: Sequence, table: BlockTable, *, is_prefilling: bool) -> None:
+    def take(self, seq: Sequence, table: BlockTable, step: int, *, is_prefilling: bool) -> None:
         """Start a sequence over the blocks of a table that was made for `next_row`."""
         row = heapq.heappop(self._free)
         assert row == table.row, "the table is for another row"
-        seq.table = table
+        seq.table, seq.turn = table, (step, seq.num_tokens)
         seq.was_admitted, seq.is_prefilling = True, is_prefilling
         self.num_prefilling += is_prefilling
         self.rows[row] = self._new[row] = seq

@@ -40,7 +40,7 @@ class Request:
     cache_salt: str | None = None
     """Only requests with the same salt share cached blocks."""
     client: str | None = None
-    """Who sent it. Under the "fair" policy, clients get equal shares of tokens."""
+    """Who sent it. Under the "fair" policy, each client gets its share."""
     beam: Beam | None = None
     constraint: object = field(init=False, default=None)
     """Something that keeps compiled what its output must match, or None."""
@@ -141,6 +141,8 @@ class Sequence:
     is_prefilling: bool = False
     """Whether it is running with more to compute than the last sampled token."""
     was_admitted: bool = False
+    turn: tuple[int, int] = (0, 0)
+    """The step in which it got its seat, and the number of tokens that it had then."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_given: int = 0

@@ -10,7 +10,7 @@ from mie.config.engine import EngineConfig
 from mie.sched.plan import SeqId
 from mie.sched.scheduler import Scheduler
 
-Because = Literal["queue", "seats", "blocks", "budget", "nothing"]
+Because = Literal["queue", "quota", "seats", "blocks", "budget", "nothing"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +64,11 @@ def why_waiting(scheduler: Scheduler, config: EngineConfig, seq_id: SeqId) -> Wa
     num_needed = manager.num_taken(room)
     left = budget - num_decodes - num_prefills
     num_missing = seq.num_tokens - room.num_computed
-    is_first = scheduler._policy.first(scheduler.waiting) is seq
+    first = scheduler._policy.first(scheduler.waiting, scheduler._seats)
     because: Because = "nothing"
-    if not is_first:
+    if first is None:
+        because = "quota"
+    elif first is not seq:
         because = "queue"
     elif seats_free < 1:
         because = "seats"

@@ -8,6 +8,10 @@ POOL = "mie/memory/pool.py"
 PREFIX = "mie/memory/prefix.py"
 MANAGER = "mie/memory/manager.py"
 POLICY = "mie/sched/policy.py"
+QUEUES = "mie/sched/queues.py"
+FAIR = "mie/sched/fair.py"
+BUDGET = "mie/sched/budget.py"
+PLACES = "mie/sched/places.py"
 ADMISSION = "mie/sched/admission.py"
 SCHEDULER = "mie/sched/scheduler.py"
 SEQUENCE = "mie/sched/sequence.py"
@@ -474,21 +478,21 @@ ROOM = (
     Mutant(
         "forks-without-blocks",
         SCHEDULER,
-        "return max(0, min(self._seats.num_free, num_blocks))",
-        "return max(0, self._seats.num_free)",
+        "return max(0, min(num_seats, num_blocks))",
+        "return max(0, num_seats)",
         "the choices of a request preempt each other right after its prompt",
     ),
     Mutant(
         "forks-counted-once-too-often",
         SCHEDULER,
-        "            self._seats.num_promised += len(choices) - 1\n",
-        "            self._seats.num_promised += len(choices)\n",
+        "            self._seats.promised[seq.request.client] += len(choices) - 1\n",
+        "            self._seats.promised[seq.request.client] += len(choices)\n",
         "a seat stays empty for a step beside those who wait for it",
     ),
     Mutant(
         "forks-reserved-after-the-fork",
         SCHEDULER,
-        "        self._step += 1\n        self._seats.num_promised = 0\n",
+        "        self._step += 1\n        self._seats.promised.clear()\n",
         "        self._step += 1\n",
         "with every forked request some more seats are never used again",
     ),
@@ -522,9 +526,9 @@ ROOM = (
     ),
     Mutant(
         "choices-overtake",
-        SCHEDULER,
-        "        if self.waiting and self.waiting[0].key < seq.key:\n            return 0\n",
-        "",
+        POLICY,
+        "return 0 if waiting and waiting[0].key < seq.key else seats.num_free",
+        "return seats.num_free",
         "choices of a request pass one that is more urgent",
     ),
     Mutant(
@@ -570,22 +574,23 @@ STEPS = (
     Mutant(
         "decodes-not-in-the-budget",
         SCHEDULER,
-        "        budget -= len(decodes) + sum(len(chunk.token_ids) for chunk in chunks)\n",
-        "",
+        "                chunks.append(self._chunk(seq, count := min(count, most)))\n"
+        "            budget.take(seq.request, count)\n",
+        "                chunks.append(self._chunk(seq, count := min(count, most)))\n",
         "a step computes more than max_num_batched_tokens",
     ),
     Mutant(
         "decodes-beyond-the-budget",
         SCHEDULER,
-        "            if table is None or not budget:",
-        "            if table is None:",
+        "            if not most:\n                continue\n",
+        "",
         "more sequences decode than a step may compute tokens",
     ),
     Mutant(
         "running-prompts-not-in-the-budget",
         SCHEDULER,
-        "                budget -= count\n        return budget",
-        "        return budget",
+        "                    budget.take(seq.request, count)\n                elif",
+        "                elif",
         "each running prompt takes the whole budget",
     ),
     Mutant(
@@ -619,8 +624,8 @@ STEPS = (
     Mutant(
         "running-prompt-overtaken",
         SCHEDULER,
-        "                if not count:\n                    break",
-        "                if not count:\n                    continue",
+        "                elif budget.parts is None:\n                    break\n",
+        "",
         "without chunking a running prompt that is too long for what is left starves",
     ),
     Mutant(
@@ -633,15 +638,15 @@ STEPS = (
     Mutant(
         "admits-after-preemption",
         SCHEDULER,
-        "return not self._preempted or self._config.admit_after_preemption",
+        "return len(self._preempted) == num_made_way or self._config.admit_after_preemption",
         "return True",
         "blocks that were taken from one sequence go to a newcomer",
     ),
     Mutant(
         "first-is-the-victim",
         SCHEDULER,
-        "self.preempt(self.running[-1], by=seq)",
-        "self.preempt(self.running[0], by=seq)",
+        "self.preempt(order.pop(), by=seq)",
+        "self.preempt(order.pop(0), by=seq)",
         "the sequence that came first is thrown out for those behind it",
     ),
     Mutant(
@@ -674,17 +679,121 @@ STEPS = (
     ),
     Mutant(
         "queue-in-order-of-return",
-        POLICY,
+        QUEUES,
         "    insort(queue, seq, key=_KEY)",
         "    queue.append(seq)",
         "a preempted sequence waits behind later arrivals",
     ),
     Mutant(
         "neighbour-dequeued",
-        POLICY,
+        QUEUES,
         "    is_there = index < len(queue) and queue[index] is seq",
         "    is_there = index < len(queue)",
         "a choice that ends before the fork removes another request from the queue",
+    ),
+)
+
+# Shares of clients.
+
+SHARES = (
+    Mutant(
+        "turns-never-end",
+        FAIR,
+        "        return gone >= self._turn",
+        "        return False",
+        "a client waits until another one's answers end",
+    ),
+    Mutant(
+        "turns-without-progress",
+        FAIR,
+        "gone = seq.num_tokens - num_tokens if is_first else step - first_step",
+        "gone = step - first_step",
+        "two clients whose prompts do not fit together preempt each other for ever",
+    ),
+    Mutant(
+        "no-turns",
+        FAIR,
+        "        return gone >= self._turn",
+        "        return True",
+        "sequences are preempted again right after they return",
+    ),
+    Mutant(
+        "poorest-makes-way",
+        FAIR,
+        "richest = max(shares,",
+        "richest = min(shares,",
+        "a client loses its only seat beside one that has many",
+    ),
+    Mutant(
+        "seats-change-hands-for-ever",
+        FAIR,
+        "if has_had_turn and wanted <= self._share_of(richest, queue):",
+        "if has_had_turn:",
+        "clients with equal shares take seats from each other",
+    ),
+    Mutant(
+        "parts-ignored",
+        BUDGET,
+        "        return min(self.left, self.parts.get(request.client, 0))",
+        "        return self.left",
+        "one client's prompts take every step's tokens",
+    ),
+    Mutant(
+        "part-not-passed-on",
+        BUDGET,
+        "        total -= parts[key]\n        weight -= weights[key]\n",
+        "",
+        "tokens of a step are unused, or given out twice",
+    ),
+    Mutant(
+        "choices-take-freed-seats",
+        FAIR,
+        "(first.request.client != client or first.key < seq.key)",
+        "first.key < seq.key",
+        "the seat for which a sequence was preempted goes to its sibling",
+    ),
+    Mutant(
+        "quota-without-forks",
+        FAIR,
+        "min(seats.num_free, most - seats.held[client])",
+        "seats.num_free",
+        "a request of many choices passes its client's max_num_seqs",
+    ),
+    Mutant(
+        "quota-off-by-one",
+        FAIR,
+        "return most is None or held[client] < most",
+        "return most is None or held[client] <= most",
+        "a client runs one sequence more than its max_num_seqs",
+    ),
+    Mutant(
+        "weightless",
+        FAIR,
+        "due / self._quota(request.client).weight",
+        "due",
+        "a client's weight does not change how much it is served",
+    ),
+    Mutant(
+        "idle-clients-save-up",
+        FAIR,
+        "                self.served[client] = max(self.served[client], floor)\n"
+        "                if len(",
+        "                if len(",
+        "a client that was idle keeps all others waiting",
+    ),
+    Mutant(
+        "preempts-in-vain",
+        PLACES,
+        "                return victims[:count]\n        return []\n",
+        "                return victims[:count]\n        return victims\n",
+        "sequences are preempted for one that does not fit even so",
+    ),
+    Mutant(
+        "launches-over-a-turn",
+        SCHEDULER,
+        "        may_admit = victims or (head and self._seats.num_free)",
+        "        may_admit = head and self._seats.num_free",
+        "on a GPU a client waits until another one's answers end",
     ),
 )
 
@@ -776,8 +885,8 @@ SWAPPING = (
     Mutant(
         "old-exports-mistrusted",
         SCHEDULER,
-        "        self._preempted = []\n        budget",
-        "        budget",
+        "        self._preempted = []\n        head",
+        "        head",
         "a broken step throws away what earlier steps swapped out",
     ),
     Mutant(
@@ -887,7 +996,7 @@ ENDINGS = (
     Mutant(
         "aborted-but-still-waiting",
         SCHEDULER,
-        "        elif dequeue(self.waiting, seq):",
+        "        elif self._dequeue(seq):",
         "        elif seq in self.waiting:",
         "an aborted request is served",
     ),
@@ -1031,8 +1140,8 @@ AHEAD_OF_STEPS = (
     Mutant(
         "admitted-to-a-launched-step",
         SCHEDULER,
-        "if may_admit and self._may_admit():",
-        "if self._may_admit():",
+        "if may_admit and self._may_admit(len(victims)):",
+        "if self._may_admit(len(victims)):",
         "a prompt is planned into a step that is on its way without it",
     ),
     Mutant(
@@ -1129,6 +1238,7 @@ MUTANTS = (
     *EVICTION,
     *ROOM,
     *STEPS,
+    *SHARES,
     *ROWS,
     *SWAPPING,
     *ENDINGS,

@@ -176,11 +176,10 @@ def test_the_events_of_a_request_have_causes(story: Path) -> None:
         "step 1  admitted to row 1: 5 of 5 tokens to compute",
         "step 1  computed 3 tokens from position 0",
         "step 2  computed 2 tokens from position 3, and sampled 1 token",
-        "step 3  preempted: swap, 0 computed tokens lost (a [1] needed a block; "
-        "victim: last arrived)",
+        "step 3  preempted: swap, 0 computed tokens lost (a [1] needed room; victim: last arrived)",
         "step 4  swapped in to row 0: 1 of 6 tokens to compute",
         "step 4  computed 1 token from position 5, and sampled 1 token",
-        "step 5  preempted: swap, 0 computed tokens lost (c needed a block; victim: last arrived)",
+        "step 5  preempted: swap, 0 computed tokens lost (c needed room; victim: last arrived)",
     ]
 
 

@@ -37,3 +37,24 @@ def test_pre_commit_runs_the_checks_of_make_check():
     checks = [line.strip().replace("$(BIN)", ".venv/bin") for line in recipe.splitlines()]
     config = (ROOT / ".pre-commit-config.yaml").read_text()
     assert re.findall(r"^ *entry: (.*)$", config, re.MULTILINE) == checks
+
+
+def test_the_log_is_newest_first() -> None:
+    text = (ROOT / "docs/LOG.md").read_text(encoding="utf-8")
+    dates = re.findall(r"^## (\d{4}-\d\d-\d\d): ", text, re.MULTILINE)
+    assert len(dates) == text.count("\n## ") > 1
+    assert dates == sorted(dates, reverse=True)
+
+
+def test_names_in_links_of_the_docs_are_in_the_linked_files() -> None:
+    """A link such as [`Pool.take`](pool.py) names a class, function or constant of that file."""
+    missing = []
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        links = re.findall(r"\[`([\w.]+)`\]\(([^)#]+\.py)\)", page.read_text(encoding="utf-8"))
+        for name, link in links:
+            last = re.escape(name.rpartition(".")[2])
+            defined = re.compile(rf"(?:def|class) {last}\b|^(?: {{4}})?{last}\b", re.MULTILINE)
+            file = page.parent / link
+            if not file.is_file() or not defined.search(file.read_text(encoding="utf-8")):
+                missing.append(f"{page.name}: {name} in {link}")
+    assert missing == []

@@ -164,10 +164,11 @@ def engines(draw, longest):
         "max_cached_blocks": draw(st.sampled_from([None, None, 0, 2])) if caching else None,
         "scheduling_policy": policy,
         "sjf_ageing": draw(st.sampled_from([None, 10])) if policy == "sjf" else None,
+        "fair_turn": draw(st.sampled_from([1, 3])) if policy == "fair" else None,
         "batching": "static" if is_static else "continuous",
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.01, 0.3])),
         "preemption_mode": "swap" if swaps else "recompute",
-        "admit_after_preemption": not swaps and not is_static and draw(st.booleans()),
+        "admit_after_preemption": not is_static and draw(st.booleans()),
         "async_scheduling": draw(st.booleans()),
         "max_forced_run": draw(st.sampled_from([32, 32, 2, 1, 0])),
     }

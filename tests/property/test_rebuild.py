@@ -77,6 +77,7 @@ class Injector:
 def config_of(rng):
     is_chunked, caching = rng.random() < 0.75, rng.random() < 0.7
     swaps = rng.random() < 0.5
+    policy = rng.choice(["fcfs", "priority", "sjf", "fair", "fair"])
     return EngineConfig(
         block_size=rng.choice([1, 2, 3, 4]),
         max_num_seqs=rng.randint(1, 5),
@@ -85,7 +86,8 @@ def config_of(rng):
         enable_chunked_prefill=is_chunked,
         enable_prefix_caching=caching,
         max_cached_blocks=rng.choice([None, 2]) if caching else None,
-        scheduling_policy=rng.choice(["fcfs", "priority", "sjf", "fair"]),
+        scheduling_policy=policy,
+        fair_turn=rng.choice([1, 3]) if policy == "fair" else None,
         batching=rng.choice(["continuous", "continuous", "static"]),
         watermark=rng.choice([0.0, 0.1]),
         preemption_mode="swap" if swaps else "recompute",
@@ -158,7 +160,8 @@ class Run:
         prompt = [4 + rng.randrange(2) * (i % 3 == 2) for i in range(length - 1)]
         prompt.append(rng.choice([4, EOS]))
         while number not in self.requests:
-            client = salt if self.config.scheduling_policy == "fair" else None
+            is_fair = self.config.scheduling_policy == "fair"
+            client = (salt, "a", "b")[number % 3] if is_fair else None
             labels = {"priority": priority, "cache_salt": salt, "client": client}
             request = Request(str(number), number, prompt, params, [EOS], **labels)
             self.attempt("add", partial(self.add_now, request))
@@ -265,6 +268,7 @@ class Run:
                     assert (seq.stop_reason == "text") == (seq.finish_reason == "stop")
                 else:
                     assert (got, seq.finish_reason) == (tokens, reason)
+                    assert len(seq.logprobs) == len(got), "a token has no log-probability"
             scored = [round(-row.logprobs[0]) for row in request.prompt_logprobs]
             assert scored == list(range(len(scored)))
             is_scored = len(scored) == request.num_prompt_to_score

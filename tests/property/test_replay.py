@@ -30,6 +30,7 @@ def configs(draw):
     swaps = draw(st.sampled_from([True, True, False]))
     chunked = draw(st.booleans())
     caches = draw(st.booleans())
+    policy = draw(st.sampled_from(["fcfs", "priority", "sjf", "fair", "fair"]))
     return EngineConfig(
         block_size=draw(st.integers(1, 4)),
         max_num_seqs=draw(st.sampled_from([3, 4, 5, 2, 1])),
@@ -39,7 +40,8 @@ def configs(draw):
         enable_prefix_caching=caches,
         partial_block_sharing=draw(st.booleans()),
         max_cached_blocks=draw(st.sampled_from([None, 1, 4])) if caches else None,
-        scheduling_policy=draw(st.sampled_from(["fcfs", "priority", "sjf", "fair"])),
+        scheduling_policy=policy,
+        fair_turn=draw(st.sampled_from([1, 3])) if policy == "fair" else None,
         batching=draw(st.sampled_from(["continuous", "continuous", "static"])),
         watermark=draw(st.sampled_from([0.0, 0.1])),
         preemption_mode="swap" if swaps else "recompute",
@@ -81,7 +83,8 @@ class Run:
         params = SamplingParams(max_tokens=max_tokens, n=n)
         if self.config.scheduling_policy != "priority":
             priority = 0
-        client = salt if self.config.scheduling_policy == "fair" else None
+        is_fair = self.config.scheduling_policy == "fair"
+        client = (salt, "a", "b")[number % 3] if is_fair else None
         labels = {"priority": priority, "cache_salt": salt, "client": client}
         self.requests.append(Request(str(number), number, prompt, params, [EOS], **labels))
         self.scheduler.add(self.requests[-1])

@@ -34,6 +34,8 @@ MAX_REQUESTS = 8
 VOCAB_SIZE = 8
 """Size of the vocabulary. It is small so that answers match too, and many end by EOS."""
 
+QUOTAS = {"a": {"weight": 2, "max_num_seqs": 1}}
+
 seen: Counter[str] = Counter()
 
 numbers = st.integers(0, 11)
@@ -67,9 +69,12 @@ def settings_of_engines(draw):
         "batching": "static" if is_static else "continuous",
         "preemption_mode": "swap" if swaps else "recompute",
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.0, 0.01, 0.2, 0.5])),
-        "admit_after_preemption": not swaps and not is_static and draw(st.booleans()),
+        "admit_after_preemption": not is_static and draw(st.booleans()),
         "async_scheduling": draw(st.booleans()),
     }
+    if config["scheduling_policy"] == "fair":
+        config["fair_turn"] = draw(st.sampled_from([1, 2, 5]))
+        config["client_quotas"] = draw(st.sampled_from([None, QUOTAS]))
     if is_chunked:
         config["max_prefill_chunk"] = draw(st.sampled_from([None, None, 1, 3]))
     return {
@@ -84,6 +89,7 @@ class Scheduling(RuleBasedStateMachine):
     @initialize(drawn=settings_of_engines())
     def begin(self, drawn):
         self.config = config = EngineConfig(**drawn["config"])
+        self.is_fair = config.scheduling_policy == "fair"
         self.records = []
         self.manager = KVCacheManager(
             drawn["num_blocks"],
@@ -143,7 +149,7 @@ class Scheduling(RuleBasedStateMachine):
             prompt_logprobs=0 if (pick * number + rank) % 6 == 5 else None,
         )
         priority = number % 4 - 1 if self.config.scheduling_policy == "priority" else 0
-        client = salt if self.config.scheduling_policy == "fair" else None
+        client = (salt, "a", "b")[rank % 3] if self.is_fair else None
         labels = {"priority": priority, "cache_salt": salt, "client": client}
         request = Request(str(rank), rank, prompt, params, [EOS], **labels)
         fits = len(prompt) < self.limit or (
@@ -264,13 +270,13 @@ class Scheduling(RuleBasedStateMachine):
             assert len(chunk.token_ids) <= (config.max_prefill_chunk or math.inf)
             assert chunk.choices or config.enable_chunked_prefill
             if len(chunk.choices) > 1:
-                assert all(seq.key < other.key for other in self.scheduler.waiting), "overtaken"
+                self.check_order(seq, self.scheduler.waiting)
 
     def check_victims(self, plan, kept, preempted, admitted):
         """Assert that the last sequences are preempted first, in favour of those before them."""
         assert len(preempted) == len(plan.preempted), "preempted twice"
         for victim in preempted:
-            assert all(seq.key < victim.key for seq in kept)
+            self.check_order(victim, kept, is_last=True)
             if victim not in admitted:
                 assert victim in self.scheduler.waiting
                 assert victim.seq_id not in {chunk.seq_id for chunk in plan.chunks}
@@ -279,11 +285,16 @@ class Scheduling(RuleBasedStateMachine):
         config, waiting = self.config, list(self.scheduler.waiting)
         assert {*admitted} <= {*waited, *preempted}
         if preempted and not config.admit_after_preemption:
-            assert not admitted
+            made_way = {record[2] for record in self.records if record[0] == "preempt"}
+            assert {seq.seq_id for seq in admitted} <= made_way if self.is_fair else not admitted
+            seen["made way"] += bool(admitted)
+        if self.is_fair and config.client_quotas:
+            seats = [seq for seq in self.scheduler.running if seq.request.client == "a"]
+            assert len(seats) <= 1, "more than its max_num_seqs"
         if config.batching == "static" and ran:
             assert not admitted
         for seq in admitted:
-            assert all(seq.key < other.key for other in waiting), "overtaken"
+            self.check_order(seq, waiting)
         if admitted and len(self.scheduler.running) > 1:
             num_spare = math.ceil(config.watermark * self.manager.num_blocks)
             assert self.manager.num_available >= num_spare, "the watermark was passed"
@@ -294,6 +305,12 @@ class Scheduling(RuleBasedStateMachine):
                 if is_new and seq.request.metrics.num_preemptions == 0:
                     assert seq.request.number > self.last_admitted, "admitted out of order"
                     self.last_admitted = seq.request.number
+
+    def check_order(self, seq, others, *, is_last=False):
+        """Assert that the key is before those of others, or the last. Clients have own orders."""
+        for other in others:
+            if not self.is_fair or seq.request.client == other.request.client:
+                assert (other.key < seq.key) == is_last, "overtaken"
 
     def partial_blocks(self, seqs):
         """Return {partly filled block that several tables hold: their number}."""
@@ -429,6 +446,7 @@ OFTEN = (
     "finished",
     "foretold",
     "refused",
+    "made way",
 )
 SOMETIMES = (
     "partial hits, running",

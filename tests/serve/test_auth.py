@@ -9,6 +9,8 @@ import pytest
 from edge_helpers import asks, client_of, held, load, server_of
 from starlette.routing import Route
 
+from mie.config.engine import EngineConfig
+from mie.config.quotas import ClientQuota
 from mie.errors import ConfigError
 from mie.serve import keys as keys_module
 from mie.serve.asgi import OPEN_ROUTES, SHELL_ROUTES, is_open
@@ -258,7 +260,11 @@ def test_keys_come_from_a_file(tmp_path):
     ("text", "message"),
     [
         ("alice", "keys:1 must be NAME KEY; it has 1 words"),
-        ("alice sk-one x", "keys:1 must be NAME KEY; it has 3 words"),
+        ("alice sk-one sk-x", "keys:1: after NAME KEY there may be weight=X and max_num_seqs=N"),
+        ("alice sk-one weight=1 weight=2", "there may be weight=X and max_num_seqs=N, once each"),
+        ("alice sk-one weight=two", "keys:1: weight must be a number; got 'two'"),
+        ("alice sk-one weight=0", "keys:1: weight must be a number above 0; got 0.0"),
+        ("alice sk-one max_num_seqs=0", "max_num_seqs must be an integer at least 1; got 0"),
         ("alice sk-one\nalice sk-two", "has the name 'alice' twice"),
         ("a/b sk-one", "a key's name has 1"),
         ("alice schlüssel", "a key must be printable ASCII"),
@@ -270,6 +276,27 @@ def test_a_bad_file_is_refused_without_showing_a_key(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message) as caught:
         Keys.of([], str(file))
     assert "sk-" not in str(caught.value)
+
+
+def test_a_keys_quota_reaches_the_engine(tmp_path):
+    from mie.cli.serve import with_quotas
+
+    file = tmp_path / "keys"
+    file.write_text("alice sk-one weight=2\nbob sk-two\njobs sk-three weight=0.5 max_num_seqs=8\n")
+    keys = Keys.of([], str(file))
+    settings = with_quotas({"scheduling_policy": "fair"}, keys)
+    quotas = {
+        "alice": ClientQuota(weight=2),
+        "jobs": ClientQuota(weight=0.5, max_num_seqs=8),
+    }
+    assert EngineConfig(**settings).client_quotas == quotas
+    assert with_quotas({}, None) == with_quotas({}, Keys.of(["sk-one"])) == {}
+    declared = {"client_quotas": {"carol": {"weight": 3}}}
+    assert with_quotas(declared, keys)["client_quotas"].keys() == {"alice", "jobs", "carol"}
+    with pytest.raises(ConfigError, match="key 'alice' has a quota in --api-key-file and in"):
+        with_quotas({"client_quotas": {"alice": {}}}, keys)
+    with pytest.raises(ConfigError, match="client_quotas needs scheduling_policy='fair'"):
+        EngineConfig(**with_quotas({}, keys))
 
 
 @pytest.mark.parametrize("key", ["", " sk", "sk\n", "schlüssel"])

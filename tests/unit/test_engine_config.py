@@ -38,6 +38,8 @@ def test_the_defaults():
         "enable_chunked_prefill": True,
         "scheduling_policy": "fcfs",
         "sjf_ageing": None,
+        "fair_turn": None,
+        "client_quotas": None,
         "batching": "continuous",
         "watermark": 0.01,
         "admit_after_preemption": False,
@@ -80,10 +82,8 @@ def test_the_defaults():
         ({"swap_space": 1 << 20}, "swap_space needs preemption_mode='swap'"),
         ({"sjf_ageing": 2}, "sjf_ageing needs scheduling_policy='sjf'; got 'fcfs'"),
         ({"sjf_ageing": 0, "scheduling_policy": "sjf"}, "sjf_ageing must be an integer at least 1"),
-        (
-            {"admit_after_preemption": True, "preemption_mode": "swap"},
-            "admit_after_preemption needs preemption_mode='recompute'",
-        ),
+        ({"fair_turn": 4}, "fair_turn needs scheduling_policy='fair'; got 'fcfs'"),
+        ({"client_quotas": {}}, "client_quotas needs scheduling_policy='fair'; got 'fcfs'"),
         (
             {"admit_after_preemption": True, "batching": "static"},
             "admit_after_preemption needs batching='continuous'; got 'static'",
@@ -170,3 +170,21 @@ def test_nothing_can_be_changed_afterwards():
     assert dataclasses.replace(config, seed=1).seed == 1
     with pytest.raises(ConfigError, match="seed must be an integer"):
         dataclasses.replace(config, seed="1")
+
+
+@pytest.mark.parametrize(
+    ("quotas", "message"),
+    [
+        ({"a": {"weight": 0}}, "client_quotas of 'a': weight must be a number above 0; got 0"),
+        ({"a": {"weight": float("inf")}}, "weight must be a number above 0; got inf"),
+        ({"a": {"weight": True}}, "weight must be a number above 0; got True"),
+        ({"a": {"max_num_seqs": 0}}, "max_num_seqs must be an integer at least 1; got 0"),
+        ({"a": {"max_num_seqs": 1.5}}, "max_num_seqs must be an integer at least 1; got 1.5"),
+        ({"a": {"wieght": 2}}, "client_quotas of 'a' has no 'wieght'; it may have weight and max"),
+        ({"a": 2}, "client_quotas of 'a' must be an object of weight and max_num_seqs; got 2"),
+        ({1: {}}, "client_quotas has the client 1; a client is a string"),
+        ([], "client_quotas must map clients to quotas; got []"),
+    ],
+)
+def test_a_bad_quota_is_refused_by_name(quotas: Any, message: str) -> None:
+    refuses(message, scheduling_policy="fair", client_quotas=quotas)

@@ -97,3 +97,14 @@ def test_asking_changes_nothing():
     assert driver.records == before
     assert (driver.manager.num_available, driver.manager.num_cached) == state
     driver.run()
+
+
+def test_a_client_runs_as_many_sequences_as_it_may():
+    quotas = {"a": {"max_num_seqs": 1}}
+    driver = Driver(scheduling_policy="fair", client_quotas=quotas)
+    driver.add(4, client="a")
+    driver.step()
+    driver.add(4, client="a")
+    assert why(driver, 1).because == "quota"
+    driver.add(4, client="b")
+    assert why(driver, 2).because == "nothing"

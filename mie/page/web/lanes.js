@@ -161,7 +161,7 @@ export function describe({ kind, event }, name) {
     case "hit": return `prefix hit: ${event.num_full + event.num_partial} of ${event.num_queried} tokens${event.num_partial ? ` (${event.num_partial} by a copy)` : ""}`;
     case "fork": return `forked from ${name(event.parent)} and shares its blocks`;
     case "copy": return `copy-on-write: block ${event.source} → ${event.target} (${event.cause})`;
-    case "preempt": return `preempted ${event.by ? `because ${name(event.by)} needed a block` : "because a step was abandoned"}; victim: ${event.rule}; ${event.mode}${event.num_lost ? `, ${event.num_lost} tokens lost` : ""}`;
+    case "preempt": return `preempted ${event.by ? `because ${name(event.by)} needed room` : "because a step was abandoned"}; victim: ${event.rule}; ${event.mode}${event.num_lost ? `, ${event.num_lost} tokens lost` : ""}`;
     case "export": return `swapped out: ${event.host.length} blocks to the host`;
     case "import": return `swapped in: ${event.blocks.length} blocks from the host`;
     case "drop": return "its host blocks were freed";

@@ -20,6 +20,7 @@ def sentence(wait: Wait | None) -> str:
     left = wait.budget - wait.budget_decodes - wait.budget_prefills
     return {
         "queue": f"{count(wait.position, 'sequence')} wait before it, and none overtakes another.",
+        "quota": "Its client runs as many sequences as its max_num_seqs allows.",
         "seats": f"All {wait.seats} seats are taken by {count(running, 'sequence')} that run.",
         "blocks": f"{blocks}.",
         "budget": (
