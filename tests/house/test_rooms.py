@@ -216,6 +216,7 @@ ROOMS = {
             "stats",
             "text",
             "tools.calls",
+            "tools.definitions",
             "version",
         },
         packages={
@@ -224,6 +225,7 @@ ROOMS = {
             "pydantic",
             "pydantic_core",
             "starlette",
+            "typing_extensions",  # pydantic's; its TypedDict is in Python from 3.12
             "uvicorn",
             "yaml",
         },
