@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -11,6 +13,12 @@ from typing_extensions import NotRequired, TypedDict
 def _shape(name: str, /, **fields: Any) -> Any:
     """Return the type of an object that has all of these fields, and maybe others."""
     return TypedDict(name, fields)  # type: ignore[operator]
+
+
+def _list(*kinds: Any) -> Any:
+    """Return the type of a list of objects, each of one of these types."""
+    kind = reduce(or_, kinds)
+    return list[kind]  # type: ignore[valid-type]
 
 
 _Count = Annotated[int, Field(ge=0)]
@@ -38,19 +46,20 @@ _CHOICE: Any = {
     "logprobs": dict[str, Any] | None,
     "finish_reason": Literal["stop", "length", "tool_calls", "abort", None],
 }
-_Texts = list[_shape("CompletionChoice", text=str, **_CHOICE)]  # type: ignore[misc]
+_Texts = _list(_shape("CompletionChoice", text=str, **_CHOICE))
 Completion = _shape("Completion", object=Literal["text_completion"], choices=_Texts, **_GENERATED)
 _Function = _shape("WrittenFunction", name=str, arguments=str)
 _Call = _shape("WrittenCall", id=str, type=Literal["function"], function=_Function)
+_Calls: Any = _list(_Call)
 _Message = _shape(
     "AssistantMessage",
     role=Literal["assistant"],
     content=str | None,
     refusal=str | None,
     reasoning=NotRequired[str | None],
-    tool_calls=NotRequired[list[_Call]],
+    tool_calls=NotRequired[_Calls],
 )
-_Chats = list[_shape("ChatChoice", message=_Message, **_CHOICE)]  # type: ignore[misc]
+_Chats = _list(_shape("ChatChoice", message=_Message, **_CHOICE))
 ChatCompletion = _shape(
     "ChatCompletion", object=Literal["chat.completion"], choices=_Chats, **_GENERATED
 )
@@ -67,7 +76,7 @@ _OutputMessage = _shape(
     status=_Status,
     type=Literal["message"],
     role=Literal["assistant"],
-    content=list[_OutputText],
+    content=_list(_OutputText),
 )
 _Thought = _shape("OutputReasoningText", type=Literal["reasoning_text"], text=str)
 _OutputReasoning = _shape(
@@ -76,7 +85,7 @@ _OutputReasoning = _shape(
     status=_Status,
     type=Literal["reasoning"],
     summary=list[Any],
-    content=list[_Thought],
+    content=_list(_Thought),
 )
 _OutputCall = _shape(
     "OutputCall",
@@ -102,7 +111,7 @@ Response = _shape(
     created_at=_Count,
     status=_Status,
     model=str,
-    output=list[_OutputMessage | _OutputReasoning | _OutputCall],
+    output=_list(_OutputMessage, _OutputReasoning, _OutputCall),
     incomplete_details=dict[str, Any] | None,
     store=Literal[False],
     usage=_ResponseUsage,
@@ -116,7 +125,7 @@ Model = _shape(
     max_model_len=_Count,
     default_sampling_params=dict[str, Any],
 )
-Models = _shape("Models", object=Literal["list"], data=list[Model])
+Models = _shape("Models", object=Literal["list"], data=_list(Model))
 _Error = _shape("ErrorDetails", message=str, type=str, param=str | None, code=str | None)
 Error = _shape("Error", error=_Error)
 
@@ -138,7 +147,7 @@ Message = _shape(
     type=Literal["message"],
     role=Literal["assistant"],
     model=str,
-    content=list[_Text | _Thinking | _ToolUse],
+    content=_list(_Text, _Thinking, _ToolUse),
     stop_reason=Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"],
     stop_sequence=str | None,
     usage=_MessageUsage,
@@ -154,7 +163,7 @@ Tokens = _shape(
     "Tokens",
     count=_Count,
     max_model_len=_Count,
-    tokens=list[_Count] | list[_Piece],
+    tokens=_list(_Count) | _list(_Piece),
     token_strs=list[str] | None,
 )
 Text = _shape("Text", prompt=str, content=str)
