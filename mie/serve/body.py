@@ -10,11 +10,11 @@ A field is one of four kinds, at every depth:
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Annotated, Any, TypeVar
 
 from pydantic import (
@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 MAX_FIELDS = 1000
 """Maximum number of fields of an object that a schema describes. Clients know about a hundred."""
+MAX_OBJECTS = 2**16
+"""Maximum number of such objects in a body: messages, parts, calls and so on."""
 MAX_NAMED = 20
 """Maximum number of unknown fields that the header names."""
 
@@ -76,9 +78,11 @@ class Body(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _keep(cls, value: Any, handler: ModelWrapValidatorHandler[B]) -> B:
+    def _keep(cls, value: Any, handler: ModelWrapValidatorHandler[B], info: ValidationInfo) -> B:
         if isinstance(value, dict) and len(value) > MAX_FIELDS:
             raise refused(f"has {len(value)} fields; the limit is {MAX_FIELDS}")
+        if info.context is not None and next(info.context["objects"]) >= MAX_OBJECTS:
+            raise refused(f"is one of more than {MAX_OBJECTS} objects; that is the limit of a body")
         body = handler(value)
         body._given = value
         return body
@@ -147,12 +151,13 @@ def limit(info: ValidationInfo, name: str) -> int:
     return int((info.context or {}).get(name, sys.maxsize))
 
 
-def limits_of(serving: Serving) -> Mapping[str, int]:
-    """Return the limits of bodies that depend on the model, by name."""
+def limits_of(serving: Serving) -> dict[str, Any]:
+    """Return what one body is checked with: limits by their names, and a counter of objects."""
     facts = serving.facts
     return {
         "vocabulary": facts.vocab_size,
         "prompt": serving.engine.limits.prompt_chars(facts.max_model_len),
+        "objects": itertools.count(),
     }
 
 
@@ -208,7 +213,7 @@ def _report(body: Body, serving: Serving, path: str) -> dict[str, str]:
     Raises:
         ApiError: there is one, and the server runs with ``--strict``.
     """
-    unknown = list(islice(unknown_fields(body), MAX_NAMED))
+    unknown = list(itertools.islice(unknown_fields(body), MAX_NAMED))
     if not unknown:
         return {}
     names = ",".join(unknown)

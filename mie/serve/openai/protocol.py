@@ -22,6 +22,8 @@ MAX_PROMPTS = 4096
 MAX_BIASES = 1024
 """Maximum number of entries of ``logit_bias``, as in vLLM."""
 MAX_CHOICES = 2**16
+MAX_VARIABLES = 256
+"""Maximum number of variables of a chat template."""
 
 Text = Annotated[str, Field(min_length=1)]
 Salt = Annotated[str, Field(min_length=1, max_length=DEFAULT_LIMITS.max_cache_salt_chars)]
@@ -231,7 +233,7 @@ class CalledFunction(Body):
     """The function of a call, and its arguments as JSON text or as an object."""
 
     name: str
-    arguments: str | dict[str, Any] | None = None
+    arguments: Annotated[str | dict[str, Any] | None, AtMost("prompt")] = None
 
 
 class Call(Body):
@@ -361,7 +363,7 @@ class TemplateFields(Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], AtMost(MAX_VARIABLES)] | None = None
     chat_template_content_format: Literal["auto", "string", "openai"] | None = None
 
 

@@ -141,7 +141,7 @@ class ResponsesRequest(Body):
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], AtMost(16)] | None = None
     text: TextOptions | None = None
     tools: Annotated[Items[FunctionTool], AtMost(MOST_TOOLS)] | None = None
     tool_choice: Choice | NamedFunction | None = None
