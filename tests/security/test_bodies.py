@@ -36,7 +36,7 @@ def children() -> Iterator[Any]:
             yield pytest.param(path, first, marks=marks, id=f"{path}-{first}")
 
 
-@pytest.mark.parametrize(("path", "first"), children())
+@pytest.mark.parametrize(("path", "first"), [*children()])
 def test_a_body_of_the_largest_size_takes_bounded_work(
     zygote: Zygote, path: str, first: int
 ) -> None:
