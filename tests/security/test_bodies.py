@@ -18,12 +18,12 @@ AT_ONCE = 3
 QUICK = (("/v1/completions", 6), ("/v1/chat/completions", 0), ("/detokenize", 0))
 """The children of `make test`; the others run with the slow tests."""
 REFUSED = {
-    '"logit_bias"': r"logit_bias may have at most 1024 entries; got \d{6} ",
-    '"stop_token_ids": [5': r"stop_token_ids may have at most 4096 entries; got \d{7} ",
-    '"allowed_token_ids"': r"allowed_token_ids may have at most 2048 entries; got \d{7} ",
-    '"tokens"': r"tokens may have at most 65536 entries; got \d{7} ",
+    '"logit_bias"': r"logit_bias may have at most 1024 entries; got \d{6,7}\b",
+    '"stop_token_ids": [5': r"stop_token_ids may have at most 4096 entries; got \d{7}\b",
+    '"allowed_token_ids"': r"allowed_token_ids may have at most 2048 entries; got \d{7}\b",
+    '"tokens"': r"tokens may have at most 65536 entries; got \d{7}\b",
     '"content": [{"type":"text"': r"content\.\d+\S* is one of more than 65536 objects",
-    '"choice"': r"structured_outputs\.choice may have at most 65536 entries; got \d{6} ",
+    '"choice"': r"structured_outputs\.choice may have at most 65536 entries; got \d{6,7}\b",
 }
 """What the refusals of some fields say: the field, its limit and the size that was sent."""
 
@@ -48,7 +48,7 @@ def test_a_body_of_the_largest_size_takes_bounded_work(
         assert case["status"] in (200, 400), case
         for field, message in REFUSED.items():
             if field in case["case"]:
-                assert re.search(message, json.loads(case["text"])["error"]["message"] + " "), case
+                assert re.search(message, case["text"]), case
 
 
 def test_every_route_that_takes_a_body_is_measured() -> None:
