@@ -121,9 +121,11 @@ OPERATIONS = (
     Operation("get", "/metrics", "Metrics in Prometheus' format", str),
     Operation("get", "/openapi.json", "This description", Description),
 )
-_EVENTS = {
-    "description": "Events, whose data are JSON, or [DONE] at the end.",
-    "type": "string",
+_EVENT = {
+    "description": "One event of the stream; its data are JSON, or [DONE] at the end.",
+    "type": "object",
+    "required": ["data"],
+    "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
 }
 _IGNORED = {
     "description": "The paths of the request's unknown fields, which had no effect.",
@@ -216,7 +218,7 @@ def _success(operation: Operation, refs: dict[Any, Any]) -> dict[str, Any]:
     is_text = operation.answer is str
     content = {"text/plain" if is_text else "application/json": {"schema": refs[operation.answer]}}
     if operation.streams:
-        content["text/event-stream"] = {"schema": _EVENTS}
+        content["text/event-stream"] = {"schema": _EVENT}
     headers = {} if operation.body is None else {"headers": {"x-mie-ignored": _IGNORED}}
     return {"description": operation.summary, "content": content, **headers}
 

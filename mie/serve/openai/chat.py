@@ -13,11 +13,11 @@ from starlette.responses import Response
 from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
 from mie.serve.body import Body, read
 from mie.serve.errors import invalid, unsupported
-from mie.serve.openai.params import job_of, sampling_params
+from mie.serve.openai.params import sampling_params
 from mie.serve.openai.protocol import ChatCompletionRequest, TemplateFields
 from mie.serve.openai.stream import Choice, ChunkWriter, reason, respond
 from mie.serve.openai.structure import structure_of
-from mie.serve.serving import Generation, Serving, new_id
+from mie.serve.serving import Generation, Job, Serving, new_id
 from mie.serve.sse import json_string
 from mie.tools.calls import ToolCall
 
@@ -43,14 +43,13 @@ async def chat_completions(request: Request) -> Response:
         params.max_tokens = None  # the rest of the context
     parallel = body.parallel_tool_calls
     prompt = await chat_prompt(body, serving, parallel_tool_calls=parallel)
-    is_given = max_tokens is not None
-    response_id = new_id("chatcmpl")
-    job = job_of(
-        body,
-        response_id,
-        [prompt],
-        params,
-        is_max_tokens_given=is_given,
+    job = Job(
+        response_id=new_id("chatcmpl"),
+        prompts=[prompt],
+        params=params,
+        cache_salt=body.cache_salt,
+        priority=body.priority or 0,
+        is_max_tokens_given=max_tokens is not None,
         structure_name=structure_name,
         logprobs_name="top_logprobs",
     )

@@ -10,11 +10,11 @@ from starlette.responses import Response
 
 from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
 from mie.serve.body import read
-from mie.serve.openai.params import job_of, sampling_params
+from mie.serve.openai.params import sampling_params
 from mie.serve.openai.protocol import CompletionRequest
 from mie.serve.openai.stream import Choice, ChunkWriter, reason, respond
 from mie.serve.openai.structure import structure_of
-from mie.serve.serving import Generation, Serving, new_id
+from mie.serve.serving import Generation, Job, Serving, new_id
 from mie.serve.sse import json_string
 
 
@@ -33,11 +33,12 @@ async def completions(request: Request) -> Response:
         prompt_logprobs=_prompt_logprobs(body),
         structured_outputs=structure,
     )
-    job = job_of(
-        body,
-        new_id("cmpl"),
-        body.prompt,
-        params,
+    job = Job(
+        response_id=new_id("cmpl"),
+        prompts=body.prompt,
+        params=params,
+        cache_salt=body.cache_salt,
+        priority=body.priority or 0,
         is_max_tokens_given=bool(body.max_tokens),
         adds_special_tokens=body.add_special_tokens is not False,
         structure_name=structure_name,

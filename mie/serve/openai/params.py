@@ -7,7 +7,7 @@ from typing import Any
 from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.serve.errors import invalid, naming_structure
 from mie.serve.openai.protocol import GenerationBody
-from mie.serve.serving import Job, Serving
+from mie.serve.serving import Serving
 
 ENGINE_PARAMS = (
     "n",
@@ -63,31 +63,6 @@ def sampling_params(
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     with naming_structure(structure_name):
         return SamplingParams(**values, output_kind=kind)
-
-
-def job_of(
-    body: GenerationBody,
-    response_id: str,
-    prompts: list[Any],
-    params: SamplingParams,
-    *,
-    is_max_tokens_given: bool,
-    adds_special_tokens: bool = True,
-    structure_name: str = "structured_outputs",
-    logprobs_name: str = "logprobs",
-) -> Job:
-    """Return what the engine is asked for."""
-    return Job(
-        response_id=response_id,
-        prompts=prompts,
-        params=params,
-        cache_salt=body.cache_salt,
-        priority=body.priority or 0,
-        is_max_tokens_given=is_max_tokens_given,
-        adds_special_tokens=adds_special_tokens,
-        structure_name=structure_name,
-        logprobs_name=logprobs_name,
-    )
 
 
 def wants_usage(body: GenerationBody) -> tuple[bool, bool]:
