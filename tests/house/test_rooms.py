@@ -247,6 +247,7 @@ ROOMS = {
             "system.threads",
             "text",
             "tools.calls",
+            "tools.definitions",
             "tools.json_end",  # whether a call was cut
             "version",
         },
@@ -256,6 +257,7 @@ ROOMS = {
             "pydantic",
             "pydantic_core",
             "starlette",
+            "typing_extensions",  # pydantic's; its TypedDict is in Python from 3.12
             "uvicorn",
             "yaml",
         },

@@ -216,14 +216,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "max_tokens 0": ({"max_tokens": 0}, "max_tokens"),
     "no messages": ({"messages": []}, "messages"),
     "a role": ({"messages": [{"role": "tool", "content": "x"}]}, "role"),
-    "an image": ({"messages": [{"role": "user", "content": [IMAGE]}]}, "'tool_result' only"),
+    "an image": (
+        {"messages": [{"role": "user", "content": [IMAGE]}]},
+        "messages.0.content.0.type must be 'text' or 'tool_result'; got 'image'",
+    ),
     "a block without text": (
         {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
         "messages.0.content.0",
     ),
     "a tool of Anthropic's": (
         {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-        "tools.0 is not supported",
+        "tools.0.type is not supported",
     ),
     "thinking": ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking is not"),
     "a temperature": ({"temperature": -1}, "temperature"),

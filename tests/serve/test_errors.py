@@ -14,8 +14,8 @@ import pytest
 from stepped import eventually
 
 from mie.errors import EngineDeadError, RequestError
+from mie.serve import body as bodies
 from mie.serve.errors import MAX_RETRY_AFTER, ApiError, api_error, unavailable
-from mie.serve.openai import params
 from mie.serve.openai.stream import ChunkWriter
 from mie.serve.openapi import OPERATIONS
 from mie.serve.serving import Generation
@@ -55,17 +55,17 @@ def test_a_body_full_of_errors_is_checked_up_to_the_first(monkeypatch, cls):
     """An error of pydantic takes a thousand times the bytes that cause it."""
     counts = []
 
-    def count(error):
+    def count(error, values):
         counts.append(error.error_count())
-        return answer_of(error)
+        return answer_of(error, values)
 
-    answer_of = params._validation_error
-    monkeypatch.setattr(params, "_validation_error", count)
+    answer_of = bodies._validation_error
+    monkeypatch.setattr(bodies, "_validation_error", count)
     for wrong in ([None] * 1000, {str(i): None for i in range(1000)}):
         for name in cls.model_fields:
             for value in (wrong, [{"role": "user", "content": wrong}]):
                 with suppress(ApiError):
-                    params.parse(json.dumps({name: value}).encode(), cls)
+                    bodies.parse(json.dumps({name: value}).encode(), cls)
     assert 0 < max(counts) < 10
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Iterator
 
 import pytest
 from live_server import live
 
+from mie.serve import body as bodies
+from mie.serve.body import Unsupported, parse
 from mie.serve.config import ServeConfig
-from mie.serve.openai import params
-from mie.serve.openai.fields import OPENAI
-from mie.serve.openai.params import parse
+from mie.serve.openai.fields import OtherFields
 from mie.serve.openai.protocol import ChatCompletionRequest, CompletionRequest
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -19,15 +21,19 @@ BODY = {
     CHAT: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
 }
 INSIDE = (
-    *("echo", "add_special_tokens", "include_obfuscation"),
+    *("echo", "add_special_tokens"),
     *("tools", "tool_choice", "include_reasoning"),
 )
-"""Fields of one route only, or inside another field."""
+"""Fields of one route only."""
+MARKS = {
+    name: [mark for mark in field.metadata if isinstance(mark, Unsupported)]
+    for name, field in OtherFields.model_fields.items()
+}
 BOTH = pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 
 
 @BOTH
-@pytest.mark.parametrize("name", [n for n in OPENAI.unsupported if n not in INSIDE])
+@pytest.mark.parametrize("name", [n for n, marks in MARKS.items() if marks and n not in INSIDE])
 def test_an_unsupported_field_is_refused_by_name(server, path, name):
     error = server.refused(path, **BODY[path], **{name: "something else"})
     assert (error["param"], error["code"]) == (name, "unsupported_parameter")
@@ -36,11 +42,14 @@ def test_an_unsupported_field_is_refused_by_name(server, path, name):
 
 @BOTH
 def test_an_unsupported_field_is_accepted_where_it_changes_nothing(server, path):
-    neutral = {name: values[-1] for name, (values, _) in OPENAI.unsupported.items()}
-    del neutral["include_obfuscation"]  # which is inside stream_options
-    answer = server.post(path, **BODY[path], **neutral)
-    assert answer.status_code == 200, answer.text
-    assert "x-mie-ignored" not in answer.headers
+    marks = {name: mark for name, (mark,) in ((n, m) for n, m in MARKS.items() if m)}
+    for neutral in (
+        {name: mark.neutral[-1] if mark.neutral else None for name, mark in marks.items()},
+        dict.fromkeys(marks),
+    ):
+        answer = server.post(path, **BODY[path], **neutral)
+        assert answer.status_code == 200, answer.text
+        assert "x-mie-ignored" not in answer.headers
 
 
 def test_a_number_is_no_switch(server):
@@ -196,19 +205,19 @@ def test_every_declared_field_is_read(server, monkeypatch, path, stream):
             read.add(name)
             return super().__getattribute__(name)
 
-    monkeypatch.setattr(params, "parse", lambda body, _: parse(body, Recorded))
+    monkeypatch.setattr(bodies, "parse", lambda data, _, serving: parse(data, Recorded, serving))
     body = {**BODY[path], "stream": stream, "logprobs": 1 if path == COMPLETIONS else True}
     server.post(path, **body).raise_for_status()
-    unread = cls.model_fields.keys() - read
+    unread = cls.model_fields.keys() - OtherFields.model_fields.keys() - read
     assert unread <= (set() if stream else {"stream_options"})
 
 
 def test_fields_inside_stream_options_are_judged(server):
     body = {**BODY[COMPLETIONS], "stream": True}
     answer = server.post(COMPLETIONS, **body, stream_options={"include_usge": True})
-    assert answer.headers["x-mie-ignored"] == "include_usge"
+    assert answer.headers["x-mie-ignored"] == "stream_options.include_usge"
     error = server.refused(COMPLETIONS, **body, stream_options={"include_obfuscation": True})
-    assert error["param"] == "include_obfuscation"
+    assert error["param"] == "stream_options.include_obfuscation"
 
 
 def test_fields_of_the_other_route_are_refused(server):
@@ -225,15 +234,159 @@ def test_too_many_stop_strings_are_refused_by_their_number(server):
     assert "at most 16" in error["message"]
 
 
-def test_keys_of_messages_that_nothing_reads_are_refused(server):
-    message = {"role": "user", "content": "hi", "tool": "saw"}
-    error = server.refused("/v1/responses", input=[message])
-    assert error["param"] == "input.0.tool"
-    answer = server.post("/v1/messages", messages=[message], max_tokens=1)
-    assert answer.status_code == 400
-    assert "messages.0.tool is not supported" in answer.json()["error"]["message"]
-    answered = {**message, "id": "msg_0", "status": "completed", "tool": None}
-    assert server.post("/v1/responses", input=[answered], max_output_tokens=1).status_code == 200
+MESSAGE = {"role": "user", "content": "hi"}
+SCHEMA = {"type": "object", "additionalProperties": False}
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+PART = {"type": "text", "text": "hi"}
+FUNCTION = {"name": "f", "parameters": {}}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL_USE = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+NESTED: dict[str, tuple[str, dict[str, object]]] = {
+    "a schema": (CHAT, {"response_format": {**JSON_SCHEMA, "json_schema": {"schema": SCHEMA}}}),
+    "any object": (CHAT, {"response_format": {"type": "json_object"}}),
+    "vllm's structure": (COMPLETIONS, {"structured_outputs": {"choice": ["a"]}}),
+    "options": (COMPLETIONS, {"stream": True, "stream_options": {"include_usage": True}}),
+    "a chat": (CHAT, {"messages": [{"role": "user", "content": [PART]}]}),
+    "a tool's message": (
+        CHAT,
+        {
+            "messages": [
+                MESSAGE,
+                {"role": "assistant", "tool_calls": [CALL]},
+                {"role": "tool", "content": [{"any": "value"}], "tool_call_id": "1"},
+            ]
+        },
+    ),
+    "tools": (
+        CHAT,
+        {
+            "tools": [{"type": "function", "function": FUNCTION}],
+            "tool_choice": {"type": "function", "function": {"name": "f"}},
+        },
+    ),
+    "tokens": ("/tokenize", {"messages": [MESSAGE]}),
+    "a template": ("/apply-template", {"messages": [MESSAGE]}),
+    "text": ("/detokenize", {"tokens": [5]}),
+    "a response": (
+        "/v1/responses",
+        {
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+                {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]},
+                {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "1", "output": "x"},
+            ],
+            "max_output_tokens": 1,
+            "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}},
+        },
+    ),
+    "a response with tools": (
+        "/v1/responses",
+        {
+            "input": "hi",
+            "max_output_tokens": 1,
+            "tools": [{"type": "function", "name": "f", "parameters": {}}],
+            "tool_choice": {"type": "function", "name": "f"},
+        },
+    ),
+    "a message": (
+        "/v1/messages",
+        {
+            "system": [PART],
+            "messages": [
+                {"role": "user", "content": [PART]},
+                {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}]},
+                {"role": "assistant", "content": [TOOL_USE]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1"}]},
+            ],
+            "max_tokens": 1,
+            "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
+        },
+    ),
+    "a message with tools": (
+        "/v1/messages/count_tokens",
+        {
+            "messages": [MESSAGE],
+            "tools": [{"name": "f", "input_schema": {}}],
+            "tool_choice": {"type": "tool", "name": "f"},
+        },
+    ),
+}
+FREE = ("schema", "parameters", "input_schema", "input", "any", "metadata", "arguments")
+"""Objects whose keys are the client's own."""
+
+
+def objects(value: object, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The places of all objects in a body whose fields a schema declares."""
+    if isinstance(value, dict) and not (value.keys() & {"any"}):
+        yield place
+        for name, each in value.items():
+            if name not in FREE or isinstance(each, list):
+                yield from objects(each, (*place, name))
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from objects(each, (*place, index))
+
+
+PLACES = [
+    (name, place)
+    for name, (path, body) in NESTED.items()
+    for place in objects({**BODY.get(path, {}), **body})
+]
+
+
+@pytest.mark.parametrize(("name", "place"), PLACES, ids=str)
+def test_an_unknown_field_is_named_at_every_depth(server, name, place):
+    path, change = NESTED[name]
+    body = json.loads(json.dumps({**BODY.get(path, {}), **change}))
+    assert "x-mie-ignored" not in (answer := server.post(path, **body)).headers, answer.headers
+    found = body
+    for part in place:
+        found = found[part]
+    found["sparkle"] = 1
+    answer = server.post(path, **body)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-mie-ignored"] == ".".join(map(str, [*place, "sparkle"]))
+
+
+def test_there_are_objects_at_many_depths():
+    assert len(PLACES) > 35
+    assert max(len(place) for _, place in PLACES) >= 5
+
+
+def test_unknown_fields_inside_others_are_refused_by_a_strict_server(server):
+    message = {**MESSAGE, "tool": "saw"}
+    with live(server.engine, ServeConfig(strict=True)) as url:
+        body = {"messages": [message], "max_tokens": 1}
+        error = server.client.post(f"{url}{CHAT}", json=body).json()["error"]
+    assert (error["param"], error["code"]) == ("messages.0.tool", "unknown_parameter")
+
+
+def test_an_unknown_field_of_a_message_still_reaches_the_template(server):
+    template = "{% for m in messages %}{{ m.content }}{{ m.mood }}{% endfor %}"
+    with live(server.engine, ServeConfig(chat_template=template)) as url:
+        body = {"messages": [{**MESSAGE, "mood": "!"}]}
+        answer = server.client.post(f"{url}/apply-template", json=body)
+    assert answer.json()["prompt"] == "hi!"
+    assert answer.headers["x-mie-ignored"] == "messages.0.mood"
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "param"),
+    [
+        (CHAT, {"messages": [{**MESSAGE, "audio": {"id": "1"}}]}, "messages.0.audio"),
+        ("/v1/responses", {"input": "x", "text": {"verbosity": "high"}}, "text.verbosity"),
+        (
+            COMPLETIONS,
+            {"structured_outputs": {"structural_tag": "x"}},
+            "structured_outputs.structural_tag",
+        ),
+    ],
+)
+def test_a_field_inside_another_is_refused_by_name(server, path, change, param):
+    error = server.refused(path, **{**BODY.get(path, {}), **change})
+    assert error["param"] == param
+    assert error["code"] == "unsupported_parameter"
 
 
 def test_too_many_log_probabilities_are_refused_under_the_name_that_the_client_used(server):

@@ -298,10 +298,7 @@ RESPONSES_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}},
         "text",
     ),
-    "a call": (
-        {"input": [{"type": "web_search_call", "id": "1"}]},
-        "input.0",
-    ),
+    "a call": ({"input": [{"type": "web_search_call", "id": "1"}]}, "input"),
     "an image": (
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
         None,

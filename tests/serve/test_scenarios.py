@@ -213,7 +213,7 @@ REFUSED: dict[str, Refused] = {
     "v: a guided choice": (
         CHAT,
         {"structured_outputs": {"choice": []}},
-        "at least one text",
+        "must not be empty",
         "structured_outputs",
     ),
     "l: an unknown response format": (

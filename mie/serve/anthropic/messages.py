@@ -11,11 +11,10 @@ from starlette.routing import Route
 from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.params.structured import StructuredOutputsParams
 from mie.serve.anthropic.conversation import conversation, structure_of, tools_of
-from mie.serve.anthropic.protocol import FIELDS, CountTokensRequest, MessagesRequest
+from mie.serve.anthropic.protocol import CountTokensRequest, MessagesRequest
 from mie.serve.anthropic.stream import MessageWriter
-from mie.serve.asgi import route_of
+from mie.serve.body import read
 from mie.serve.errors import invalid, naming_structure
-from mie.serve.openai.params import ignored_fields, parse
 from mie.serve.openai.stream import json_response, respond
 from mie.serve.serving import Job, Serving, new_id
 
@@ -23,9 +22,7 @@ from mie.serve.serving import Job, Serving, new_id
 async def messages(request: Request) -> Response:
     """Answer a conversation in Anthropic's shape."""
     serving: Serving = request.app.state.serving
-    body = parse(await request.body(), MessagesRequest)
-    model = serving.check_model(body.model)
-    headers = ignored_fields(body, serving, route_of(request.scope), FIELDS)
+    body, model, headers = await read(request, MessagesRequest)
     structure = structure_of(body)
     prompt = await _prompt(body, serving)
     if structure is not None and "answer" in prompt and prompt["answer"].calls is not None:
@@ -46,9 +43,7 @@ async def messages(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     """Count the tokens that a conversation has as a prompt."""
     serving: Serving = request.app.state.serving
-    body = parse(await request.body(), CountTokensRequest)
-    serving.check_model(body.model)
-    headers = ignored_fields(body, serving, route_of(request.scope), FIELDS)
+    body, _, headers = await read(request, CountTokensRequest)
     prompt = await _prompt(body, serving)
     return json_response({"input_tokens": len(prompt["prompt_token_ids"])}, headers)
 

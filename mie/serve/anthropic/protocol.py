@@ -1,111 +1,167 @@
-"""The bodies of Anthropic's Messages API, and what they say in the engine's terms."""
+"""The bodies of Anthropic's Messages API."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field
 
-from mie.serve.openai.fields import OFF, Fields
-from mie.serve.openai.protocol import Body, Items, Stop
+from mie.config.request_limits import DEFAULT_LIMITS
+from mie.serve.body import AtMost, Body, Items, Unsupported, WithoutEffect
+from mie.serve.openai.fields import EMPTY, NO_STORE, OFF
+from mie.serve.openai.protocol import (
+    Integer64,
+    Salt,
+    Schema,
+    Stop,
+    Temperature,
+    ToolName,
+    TopP,
+)
+from mie.text.messages import MOST_MESSAGES
+from mie.tools.definitions import MOST_TOOLS
 
 _NO_BUDGET = "the chat template decides whether a model reasons, and it has no budget"
-
-FIELDS = Fields(
-    unsupported={
-        "thinking": ((None, {"type": "disabled"}), _NO_BUDGET),
-        "output_format": ((None,), "send output_config.format"),
-        "mcp_servers": ((None, []), "the server calls no other servers"),
-        "container": ((None,), "the server runs no code"),
-        "context_management": ((None, {}), "the server does not shorten conversations"),
-        "inference_geo": ((None,), "there is one place"),
-        "speed": ((None, "standard"), "there is one speed"),
-        "diagnostics": ((None,), "usage and the response's metrics tell what there is"),
-        "fallbacks": ((None, []), "there is one model"),
-        "store": (OFF, "nothing is stored between requests"),
-        "service_tier": ((None, "auto", "standard_only"), "there is one tier"),
-    },
-    without_effect=frozenset(
-        {
-            "cache_control",  # equal prefixes are cached anyway
-            "metadata",
-            "user_profile_id",
-            "workspace_id",
-        }
-    ),
-)
-"""The fields of Anthropic's API that have no effect here."""
-
-_TOOLS = {
-    "type": "object",
-    "required": ["name", "input_schema"],
-    "properties": {
-        "name": {"type": "string", "minLength": 1},
-        "input_schema": {"type": "object"},
-    },
-}
-Tools = Annotated[
-    Any,  # checked by hand, as is what follows
-    WithJsonSchema({"anyOf": [{"type": "null"}, {"type": "array", "items": _TOOLS}]}),
-]
-ToolChoice = Annotated[
-    Any,
-    WithJsonSchema(
-        {
-            "type": ["object", "null"],
-            "required": ["type"],
-            "properties": {"type": {"enum": ["auto", "any", "tool", "none"]}},
-        }
-    ),
-]
-OutputConfig = Annotated[
-    Any,
-    WithJsonSchema(
-        {
-            "type": ["object", "null"],
-            "properties": {
-                "format": {
-                    "type": ["object", "null"],
-                    "required": ["type", "schema"],
-                    "properties": {
-                        "type": {"const": "json_schema"},
-                        "schema": {"type": "object"},
-                    },
-                }
-            },
-        }
-    ),
-]
-Content = str | Items[dict[str, Any]]
+_NO_CUTS = "the server does not shorten conversations"
 
 
-class InputMessage(Body):
-    """A turn of a conversation."""
+class Block(Body):
+    """What all blocks may have."""
 
-    role: Literal["user", "assistant"]
-    content: Content
+    cache_control: WithoutEffect = None  # equal prefixes are cached anyway
+
+
+class TextBlock(Block):
+    """A text."""
+
+    type: Literal["text"]
+    text: str
+    citations: Annotated[Any, Unsupported("the model reads no sources", EMPTY)] = None
+
+
+class ToolResultBlock(Block):
+    """The result of a call."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | Items[TextBlock] | None = None
+    is_error: WithoutEffect = None  # the text says so
+
+
+class ToolUseBlock(Block):
+    """A call of a tool that the model wrote."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: WithoutEffect = None
+
+
+class ThinkingBlock(Block):
+    """What the model wrote before an answer."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: WithoutEffect = None
+
+
+UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
+AssistantBlock = Annotated[TextBlock | ToolUseBlock | ThinkingBlock, Field(discriminator="type")]
+
+
+class UserTurn(Body):
+    """A turn of the user."""
+
+    role: Literal["user"]
+    content: str | Items[UserBlock]
+
+
+class AssistantTurn(Body):
+    """A turn of the assistant. An answer continues the last one."""
+
+    role: Literal["assistant"]
+    content: str | Items[AssistantBlock]
+
+
+Turn = Annotated[UserTurn | AssistantTurn, Field(discriminator="role")]
+
+
+class ClientTool(Body):
+    """A tool of the client's own."""
+
+    type: Annotated[Any, Unsupported("tools have a name and an input_schema", ("custom",))] = None
+    name: ToolName
+    description: str | None = None
+    input_schema: Schema
+    strict: bool | None = None
+    cache_control: WithoutEffect = None
+
+
+class ClientToolChoice(Body):
+    """Which tools the model may call."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class SchemaFormat(Body):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    schema_: Annotated[Schema, Field(alias="schema")]
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class OutputConfig(Body):
+    """What an answer must be."""
+
+    format: SchemaFormat | None = None
+    effort: Annotated[Any, Unsupported(_NO_BUDGET)] = None
 
 
 class CountTokensRequest(Body):
     """The body of ``POST /v1/messages/count_tokens``."""
 
     model: str | None = None
-    messages: Annotated[Items[InputMessage], Field(min_length=1)]
-    system: Content | None = None
-    tools: Tools = None
-    tool_choice: ToolChoice = None
+    messages: Annotated[Items[Turn], Field(min_length=1), AtMost(MOST_MESSAGES)]
+    system: str | Items[TextBlock] | None = None
+    tools: Annotated[Items[ClientTool], AtMost(MOST_TOOLS)] | None = None
+    tool_choice: ClientToolChoice | None = None
+
+    thinking: Annotated[Any, Unsupported(_NO_BUDGET, ({"type": "disabled"},))] = None
+    output_format: Annotated[Any, Unsupported("send output_config.format")] = None
+    mcp_servers: Annotated[Any, Unsupported("the server calls no other servers", ([],))] = None
+    container: Annotated[Any, Unsupported("the server runs no code")] = None
+    context_management: Annotated[Any, Unsupported(_NO_CUTS, ({},))] = None
+    inference_geo: Annotated[Any, Unsupported("there is one place")] = None
+    speed: Annotated[Any, Unsupported("there is one speed", ("standard",))] = None
+    diagnostics: Annotated[
+        Any, Unsupported("usage and the response's metrics tell what there is")
+    ] = None
+    fallbacks: Annotated[Any, Unsupported("there is one model", ([],))] = None
+    store: Annotated[Any, Unsupported(NO_STORE, OFF)] = None
+    service_tier: Annotated[Any, Unsupported("there is one tier", ("auto", "standard_only"))] = None
+    cache_control: WithoutEffect = None  # equal prefixes are cached anyway
+    metadata: WithoutEffect = None
+    user_profile_id: WithoutEffect = None
+    workspace_id: WithoutEffect = None
 
 
 class MessagesRequest(CountTokensRequest):
-    """The body of ``POST /v1/messages``; the last three fields are mie's."""
+    """The body of ``POST /v1/messages``."""
 
     max_tokens: Annotated[int, Field(ge=1)]
-    stop_sequences: Annotated[Items[Stop], Field(max_length=256)] | None = None
-    output_config: OutputConfig = None
+    stop_sequences: Annotated[Items[Stop], AtMost(DEFAULT_LIMITS.max_stop_strings)] | None = None
+    output_config: OutputConfig | None = None
     stream: bool | None = None
-    temperature: Annotated[float, Field(ge=0, le=1000)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    priority: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    # mie's own
+    seed: Integer64 | None = None
+    cache_salt: Salt | None = None
+    priority: Integer64 | None = None

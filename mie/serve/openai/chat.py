@@ -11,12 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
+from mie.serve.body import Body, read
 from mie.serve.errors import invalid, unsupported
-from mie.serve.openai.params import job_of, read, sampling_params
-from mie.serve.openai.protocol import ChatCompletionRequest
+from mie.serve.openai.params import sampling_params
+from mie.serve.openai.protocol import ChatCompletionRequest, TemplateFields
 from mie.serve.openai.stream import Choice, ChunkWriter, reason, respond
 from mie.serve.openai.structure import structure_of
-from mie.serve.serving import Generation, Serving, new_id
+from mie.serve.serving import Generation, Job, Serving, new_id
 from mie.serve.sse import json_string
 from mie.tools.calls import ToolCall
 from mie.tools.json_end import JsonEnd
@@ -25,10 +26,10 @@ from mie.tools.json_end import JsonEnd
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
     serving: Serving = request.app.state.serving
-    body, model, headers = await read(request, serving, ChatCompletionRequest)
+    body, model, headers = await read(request, ChatCompletionRequest)
     max_tokens = _max_tokens(body)
     structure, structure_name = structure_of(body)
-    if structure is not None and body.tools is not None and body.tool_choice != "none":
+    if structure is not None and body.tools and body.tool_choice != "none":
         message = f"{structure_name} and tools exclude each other, unless tool_choice is 'none'"
         raise invalid(message, structure_name)
     params = sampling_params(
@@ -43,14 +44,13 @@ async def chat_completions(request: Request) -> Response:
         params.max_tokens = None  # the rest of the context
     parallel = body.parallel_tool_calls
     prompt = await chat_prompt(body, serving, parallel_tool_calls=parallel)
-    is_given = max_tokens is not None
-    response_id = new_id("chatcmpl")
-    job = job_of(
-        body,
-        response_id,
-        [prompt],
-        params,
-        is_max_tokens_given=is_given,
+    job = Job(
+        response_id=new_id("chatcmpl"),
+        prompts=[prompt],
+        params=params,
+        cache_salt=body.cache_salt,
+        priority=body.priority or 0,
+        is_max_tokens_given=max_tokens is not None,
         structure_name=structure_name,
         logprobs_name="top_logprobs",
     )
@@ -60,7 +60,7 @@ async def chat_completions(request: Request) -> Response:
 
 
 async def chat_prompt(
-    body: Any, serving: Serving, *, parallel_tool_calls: bool | None = None
+    body: TemplateFields, serving: Serving, *, parallel_tool_calls: bool | None = None
 ) -> dict[str, Any]:
     """Return a conversation as a prompt, as text and in tokens.
 
@@ -82,16 +82,16 @@ async def chat_prompt(
             "add_generation_prompt and continue_final_message exclude each other",
             "continue_final_message",
         )
-    adds = body.add_generation_prompt
+    adds, choice = body.add_generation_prompt, body.tool_choice
     return await serving.engine.chat_prompt(
-        [message.model_dump(exclude_unset=True) for message in body.messages],
+        [message.given for message in body.messages],
         chat_template=template,
         chat_template_content_format=body.chat_template_content_format or "auto",
         add_generation_prompt=not body.continue_final_message if adds is None else adds,
         continue_final_message=bool(body.continue_final_message),
         chat_template_kwargs=body.chat_template_kwargs,
-        tools=body.tools,
-        tool_choice=body.tool_choice,
+        tools=None if body.tools is None else [tool.given for tool in body.tools],
+        tool_choice=choice.given if isinstance(choice, Body) else choice,
         parallel_tool_calls=parallel_tool_calls,
     )
 

@@ -8,24 +8,20 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mie.errors import shown
 from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
-from mie.serve.errors import ApiError, invalid
-from mie.serve.openai.params import job_of, read, sampling_params
+from mie.serve.body import read
+from mie.serve.openai.params import sampling_params
 from mie.serve.openai.protocol import CompletionRequest
 from mie.serve.openai.stream import Choice, ChunkWriter, reason, respond
 from mie.serve.openai.structure import structure_of
-from mie.serve.serving import Generation, Serving, new_id
+from mie.serve.serving import Generation, Job, Serving, new_id
 from mie.serve.sse import json_string
-
-MAX_PROMPTS = 4096
 
 
 async def completions(request: Request) -> Response:
     """Complete one prompt or several."""
     serving: Serving = request.app.state.serving
-    body, model, headers = await read(request, serving, CompletionRequest)
-    prompts = prompts_of(body.prompt)
+    body, model, headers = await read(request, CompletionRequest)
     structure, structure_name = structure_of(body)
     params = sampling_params(
         body,
@@ -37,51 +33,18 @@ async def completions(request: Request) -> Response:
         prompt_logprobs=_prompt_logprobs(body),
         structured_outputs=structure,
     )
-    job = job_of(
-        body,
-        new_id("cmpl"),
-        prompts,
-        params,
+    job = Job(
+        response_id=new_id("cmpl"),
+        prompts=body.prompt,
+        params=params,
+        cache_salt=body.cache_salt,
+        priority=body.priority or 0,
         is_max_tokens_given=bool(body.max_tokens),
         adds_special_tokens=body.add_special_tokens is not False,
         structure_name=structure_name,
     )
     return await respond(
         request, job, headers, lambda generation: CompletionWriter(generation, body, model, serving)
-    )
-
-
-def prompts_of(prompt: Any) -> list[Any]:
-    """Return the prompts of a request, each a text or a list of token ids.
-
-    Raises:
-        ApiError: it is none of the four forms that OpenAI has.
-    """
-    if isinstance(prompt, str):
-        prompts: list[Any] = [prompt]
-    elif not isinstance(prompt, list):
-        raise _bad_prompt(prompt)
-    elif prompt and all(type(each) is int for each in prompt):
-        prompts = [prompt]
-    else:
-        prompts = prompt
-    if not prompts or not all(prompts):
-        raise invalid("prompt is empty; it needs at least one token", "prompt")
-    if len(prompts) > MAX_PROMPTS:
-        message = f"prompt has {len(prompts)} entries; the limit is {MAX_PROMPTS}"
-        raise invalid(message, "prompt")
-    if all(isinstance(each, str) for each in prompts):
-        return prompts
-    if all(isinstance(each, list) and set(map(type, each)) == {int} for each in prompts):
-        return prompts
-    raise _bad_prompt(prompt)
-
-
-def _bad_prompt(prompt: object) -> ApiError:
-    return invalid(
-        "prompt must be a string, a list of strings, a list of token ids, or a list of lists of "
-        f"token ids; got {shown(prompt)}",
-        "prompt",
     )
 
 

@@ -1,100 +1,107 @@
-"""Fields of requests that have no effect: which are accepted, and why others are refused."""
+"""Fields of OpenAI's, vLLM's and llama.cpp's requests that have no effect here, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-OFF: tuple[Any, ...] = (None, False)
-EMPTY: tuple[Any, ...] = (None, [], {}, "")
+from mie.serve.body import Body, Unsupported, WithoutEffect
 
-_STRUCTURED = "send structured_outputs or response_format"
+OFF = (False,)
+EMPTY: tuple[Any, ...] = ([], {}, "")
+
 _OF_CHATS = "it belongs to /v1/chat/completions"
 _NO_EFFORT = "the chat template decides (chat_template_kwargs)"
-_NO_STORE = "nothing is stored between requests"
+NO_STORE = "nothing is stored between requests"
+TEXT_ONLY = "the model reads and writes text only"
 
-Unsupported = Mapping[str, tuple[tuple[Any, ...], str]]
-"""Maps names to the values that change nothing and the reason for refusing any other."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fields:
-    """What a dialect does with the fields that its protocol does not declare."""
-
-    unsupported: Unsupported
-    without_effect: frozenset[str]
-    """Fields that may have any value, since none could change an answer."""
+Structured = Annotated[Any, Unsupported("send structured_outputs or response_format", EMPTY)]
+NotStored = Annotated[Any, Unsupported(NO_STORE)]
 
 
-_UNSUPPORTED: Unsupported = {
-    "echo": (OFF, "it belongs to /v1/completions"),
-    "add_special_tokens": (OFF, "the chat template writes them"),
-    "include_obfuscation": (OFF, "chunks are not padded"),
-    "suffix": (EMPTY, "text is generated after the prompt only"),
-    "best_of": ((None, 1), "ask for n choices and choose among them"),
-    "use_beam_search": (OFF, "beam search runs offline only (LLM.beam_search)"),
-    "length_penalty": ((None, 1, 1.0), "it belongs to beam search"),
-    "early_stopping": (OFF, "it belongs to beam search"),
-    "guided_json": (EMPTY, _STRUCTURED),
-    "guided_regex": (EMPTY, _STRUCTURED),
-    "guided_choice": (EMPTY, _STRUCTURED),
-    "guided_grammar": (EMPTY, _STRUCTURED),
-    "guided_decoding_backend": (EMPTY, "llguidance computes masks"),
-    "guided_whitespace_pattern": (EMPTY, _STRUCTURED),
-    "grammar": (EMPTY, _STRUCTURED),
-    "json_schema": (EMPTY, _STRUCTURED),
-    "structural_tag": (EMPTY, _STRUCTURED),
-    "tools": ((None,), _OF_CHATS),
-    "tool_choice": ((None, "none"), _OF_CHATS),
-    "functions": ((None,), "send tools"),
-    "function_call": ((None, "none"), "send tool_choice"),
-    "web_search_options": ((None,), "the server does not search the web"),
-    "modalities": ((None, ["text"]), "the model reads and writes text only"),
-    "audio": ((None,), "the model reads and writes text only"),
-    "prediction": ((None,), "predicted outputs are not used"),
-    "reasoning_effort": ((None, "none"), _NO_EFFORT),
-    "include_reasoning": ((None, True), _OF_CHATS),
-    "thinking_token_budget": ((None,), "reasoning has no limit of its own; use max_tokens"),
-    "verbosity": ((None, "medium"), "the model has no such setting"),
-    "moderation": (EMPTY, "nothing is moderated"),
-    "store": (OFF, _NO_STORE),
-    "previous_response_id": ((None,), _NO_STORE),
-    "documents": (EMPTY, "put them into a message"),
-    "mm_processor_kwargs": (EMPTY, "the model reads text only"),
-    "logits_processors": (EMPTY, "callbacks in a step are not supported"),
-    "logprob_token_ids": (EMPTY, "logprobs names the most likely tokens only"),
-    "prompt_logprob_token_ids": (EMPTY, "prompt_logprobs names the most likely tokens only"),
-    "prompt_logprob_start": ((None, 0), "prompt_logprobs covers the whole prompt"),
-    "truncation_side": ((None, "left"), "prompts keep their last tokens"),
-    "repetition_detection": (EMPTY, "loops are not detected; use repetition_penalty"),
-    "watermarking": (EMPTY, "tokens are not watermarked"),
-    "kv_transfer_params": (EMPTY, "the KV cache is not shared between servers"),
-    "vllm_xargs": (EMPTY, "there are no plug-ins"),
-    "prompt_embeds": (EMPTY, "prompts are text or token ids"),
-    "request_id": ((None,), "the server chooses ids; it logs the header x-request-id"),
-    "timings_per_token": (OFF, "ask for stream_options.include_usage"),
-    "mirostat": ((None, 0), "use top_p or min_p"),
-    "typical_p": ((None, 1, 1.0), "use top_p or min_p"),
-    "xtc_probability": ((None, 0, 0.0), "use top_p or min_p"),
-    "dry_multiplier": ((None, 0, 0.0), "use repetition_penalty"),
-    "dynatemp_range": ((None, 0, 0.0), "use temperature"),
-    "cache_prompt": ((None, True), "send skip_reading_prefix_cache instead"),
-    "n_probs": ((None, 0), "ask for logprobs"),
-    "lora": (EMPTY, "there are no adapters"),
-    "service_tier": ((None, "auto", "default"), "there is one tier"),
-}
+class OtherFields(Body):
+    """The fields that mie knows and does not implement, and those that change no answer."""
 
-_WITHOUT_EFFECT = frozenset(
-    {
-        "user",
-        "metadata",
-        "safety_identifier",
-        "prompt_cache_key",  # equal prefixes are cached anyway
-        "prompt_cache_retention",
-        "prompt_cache_options",
-        "parallel_tool_calls",  # says nothing without tools
-    }
-)
+    echo: Annotated[Any, Unsupported("it belongs to /v1/completions", OFF)] = None
+    add_special_tokens: Annotated[Any, Unsupported("the chat template writes them", OFF)] = None
+    suffix: Annotated[Any, Unsupported("text is generated after the prompt only", EMPTY)] = None
+    best_of: Annotated[Any, Unsupported("ask for n choices and choose among them", (1,))] = None
+    use_beam_search: Annotated[
+        Any, Unsupported("beam search runs offline only (LLM.beam_search)", OFF)
+    ] = None
+    length_penalty: Annotated[Any, Unsupported("it belongs to beam search", (1,))] = None
+    early_stopping: Annotated[Any, Unsupported("it belongs to beam search", OFF)] = None
+    guided_json: Structured = None
+    guided_regex: Structured = None
+    guided_choice: Structured = None
+    guided_grammar: Structured = None
+    guided_decoding_backend: Annotated[Any, Unsupported("llguidance computes masks", EMPTY)] = None
+    guided_whitespace_pattern: Structured = None
+    grammar: Structured = None
+    json_schema: Structured = None
+    structural_tag: Structured = None
+    tools: Annotated[Any, Unsupported(_OF_CHATS)] = None
+    tool_choice: Annotated[Any, Unsupported(_OF_CHATS, ("none",))] = None
+    functions: Annotated[Any, Unsupported("send tools")] = None
+    function_call: Annotated[Any, Unsupported("send tool_choice", ("none",))] = None
+    web_search_options: Annotated[Any, Unsupported("the server does not search the web")] = None
+    modalities: Annotated[Any, Unsupported(TEXT_ONLY, (["text"],))] = None
+    audio: Annotated[Any, Unsupported(TEXT_ONLY)] = None
+    prediction: Annotated[Any, Unsupported("predicted outputs are not used")] = None
+    reasoning_effort: Annotated[Any, Unsupported(_NO_EFFORT, ("none",))] = None
+    include_reasoning: Annotated[Any, Unsupported(_OF_CHATS, (True,))] = None
+    thinking_token_budget: Annotated[
+        Any, Unsupported("reasoning has no limit of its own; use max_tokens")
+    ] = None
+    verbosity: Annotated[Any, Unsupported("the model has no such setting", ("medium",))] = None
+    moderation: Annotated[Any, Unsupported("nothing is moderated", EMPTY)] = None
+    store: Annotated[Any, Unsupported(NO_STORE, OFF)] = None
+    previous_response_id: NotStored = None
+    documents: Annotated[Any, Unsupported("put them into a message", EMPTY)] = None
+    mm_processor_kwargs: Annotated[Any, Unsupported("the model reads text only", EMPTY)] = None
+    logits_processors: Annotated[
+        Any, Unsupported("callbacks in a step are not supported", EMPTY)
+    ] = None
+    logprob_token_ids: Annotated[
+        Any, Unsupported("logprobs names the most likely tokens only", EMPTY)
+    ] = None
+    prompt_logprob_token_ids: Annotated[
+        Any, Unsupported("prompt_logprobs names the most likely tokens only", EMPTY)
+    ] = None
+    prompt_logprob_start: Annotated[
+        Any, Unsupported("prompt_logprobs covers the whole prompt", (0,))
+    ] = None
+    truncation_side: Annotated[Any, Unsupported("prompts keep their last tokens", ("left",))] = None
+    repetition_detection: Annotated[
+        Any, Unsupported("loops are not detected; use repetition_penalty", EMPTY)
+    ] = None
+    watermarking: Annotated[Any, Unsupported("tokens are not watermarked", EMPTY)] = None
+    kv_transfer_params: Annotated[
+        Any, Unsupported("the KV cache is not shared between servers", EMPTY)
+    ] = None
+    vllm_xargs: Annotated[Any, Unsupported("there are no plug-ins", EMPTY)] = None
+    prompt_embeds: Annotated[Any, Unsupported("prompts are text or token ids", EMPTY)] = None
+    request_id: Annotated[
+        Any, Unsupported("the server chooses ids; it logs the header x-request-id")
+    ] = None
+    timings_per_token: Annotated[Any, Unsupported("ask for stream_options.include_usage", OFF)] = (
+        None
+    )
+    mirostat: Annotated[Any, Unsupported("use top_p or min_p", (0,))] = None
+    typical_p: Annotated[Any, Unsupported("use top_p or min_p", (1,))] = None
+    xtc_probability: Annotated[Any, Unsupported("use top_p or min_p", (0,))] = None
+    dry_multiplier: Annotated[Any, Unsupported("use repetition_penalty", (0,))] = None
+    dynatemp_range: Annotated[Any, Unsupported("use temperature", (0,))] = None
+    cache_prompt: Annotated[Any, Unsupported("send skip_reading_prefix_cache instead", (True,))] = (
+        None
+    )
+    n_probs: Annotated[Any, Unsupported("ask for logprobs", (0,))] = None
+    lora: Annotated[Any, Unsupported("there are no adapters", EMPTY)] = None
+    service_tier: Annotated[Any, Unsupported("there is one tier", ("auto", "default"))] = None
 
-OPENAI = Fields(unsupported=_UNSUPPORTED, without_effect=_WITHOUT_EFFECT)
+    user: WithoutEffect = None
+    metadata: WithoutEffect = None
+    safety_identifier: WithoutEffect = None
+    prompt_cache_key: WithoutEffect = None  # equal prefixes are cached anyway
+    prompt_cache_retention: WithoutEffect = None
+    prompt_cache_options: WithoutEffect = None
+    parallel_tool_calls: WithoutEffect = None  # says nothing without tools

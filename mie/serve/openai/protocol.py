@@ -1,112 +1,295 @@
 """The bodies of OpenAI's generation requests, with vLLM's additions.
 
-Types are checked strictly, and null stands for the default. Fields that are not declared here are
-judged by `mie.serve.openai.params`.
+Types are checked strictly, and null stands for the default.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import Discriminator, Field, PlainValidator, Tag, ValidationInfo, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from mie.config.request_limits import DEFAULT_LIMITS
+from mie.errors import shown
+from mie.serve.body import AtMost, Body, Items, Unsupported, WithoutEffect, limit, refused
+from mie.serve.openai.fields import OFF, TEXT_ONLY, OtherFields
+from mie.text.messages import MOST_MESSAGES
+from mie.tools.definitions import MOST_TOOLS, NAME
 
 MAX_STOP_STRINGS = 16
+MAX_PROMPTS = 4096
+MAX_BIASES = 1024
+"""Maximum number of entries of ``logit_bias``, as in vLLM."""
+MAX_CHOICES = 2**16
+MAX_VARIABLES = 256
+"""Maximum number of variables of a chat template."""
 
-T = TypeVar("T")
-
-Items = Annotated[list[T], Field(fail_fast=True)]
-"""A list that is checked up to its first wrong item.
-
-Pydantic would make an error of each, and a body may hold millions."""
-Stop = Annotated[str, Field(min_length=1, max_length=1024)]
+Text = Annotated[str, Field(min_length=1)]
+Salt = Annotated[str, Field(min_length=1, max_length=DEFAULT_LIMITS.max_cache_salt_chars)]
+Stop = Annotated[str, Field(min_length=1, max_length=DEFAULT_LIMITS.max_stop_chars)]
+BadWord = Annotated[str, Field(min_length=1, max_length=DEFAULT_LIMITS.max_bad_word_length)]
 TokenId = Annotated[int, Field(ge=0)]
+Integer64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Temperature = Annotated[float, Field(ge=0, le=1000)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Schema = dict[str, Any]
+"""A JSON schema."""
+
+
+def _prompts(prompt: Any, info: ValidationInfo) -> Any:
+    """Return the prompts of a request, each a text or a list of token ids.
+
+    Raises:
+        PydanticCustomError: it is none of the four forms that OpenAI has, or too long.
+    """
+    if isinstance(prompt, str):
+        prompt = [prompt]
+    elif not isinstance(prompt, list):
+        raise _bad_prompt(prompt)
+    elif prompt and type(prompt[0]) is int:
+        prompt = [prompt]
+    if not prompt or not all(prompt):
+        raise refused("is empty; it needs at least one token")
+    if len(prompt) > MAX_PROMPTS:
+        raise refused(f"has {len(prompt)} entries; the limit is {MAX_PROMPTS}")
+    if all(isinstance(each, str) for each in prompt):
+        return prompt
+    most = limit(info, "prompt")
+    for each in prompt:
+        if not isinstance(each, list):
+            raise _bad_prompt(prompt)
+        if len(each) > most:
+            raise refused(f"may have at most {most} token ids; got {len(each)}")
+        if set(map(type, each)) != {int}:
+            raise _bad_prompt(prompt)
+    return prompt
+
+
+def _bad_prompt(prompt: object) -> PydanticCustomError:
+    return refused(
+        "must be a string, a list of strings, a list of token ids, or a list of lists of token "
+        f"ids; got {shown(prompt)}"
+    )
+
+
+def _biases(given: object) -> dict[int, float]:
+    """Return ``logit_bias`` with token ids as keys, checked up to the first wrong one."""
+    if not isinstance(given, dict):
+        raise refused(f"must be an object; got {shown(given)}")
+    for key, value in given.items():
+        if not key.isascii() or not key.isdigit() or len(key) > 18:
+            raise refused(f"must have token ids as keys; got {shown(key)}")
+        if type(value) not in (int, float) or not -100 <= value <= 100:
+            raise refused(f"must be -100 … 100; got {shown(value)} for token {key}")
+    return {int(key): value for key, value in given.items()}
+
+
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_STRING = {"type": "string", "minLength": 1}
+Prompt = Annotated[
+    list[Any],  # Checked by hand: a union would report every alternative's errors.
+    PlainValidator(_prompts),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _STRING,
+                {"type": "array", "items": _STRING, "minItems": 1},
+                _IDS,
+                {"type": "array", "items": _IDS, "minItems": 1},
+            ]
+        }
+    ),
+]
 Biases = Annotated[
-    Any,  # checked by hand, up to the first wrong one
+    dict[int, float],
+    PlainValidator(_biases),
     WithJsonSchema(
         {
             "type": "object",
+            "propertyNames": {"pattern": "^[0-9]{1,18}$"},
             "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
         }
     ),
-]
-Prompt = Annotated[
-    Any,  # Checked by hand: a union would report every alternative's errors.
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "minLength": 1},
-                {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
-                {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
-                {
-                    "type": "array",
-                    "minItems": 1,
-                    "items": {
-                        "type": "array",
-                        "items": {"type": "integer", "minimum": 0},
-                        "minItems": 1,
-                    },
-                },
-            ]
-        }
-    ),
+    AtMost(MAX_BIASES),
 ]
 
-_OBJECT = {"type": "object"}
-_NAMED = {
-    "type": "object",
-    "required": ["type", "function"],
-    "properties": {
-        "type": {"const": "function"},
-        "function": {
-            "type": "object",
-            "required": ["name"],
-            "properties": {"name": {"type": "string", "minLength": 1}},
-        },
-    },
-}
+
+# What an answer must be.
+
+
+class TextFormat(Body):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Body):
+    """A JSON object, of a schema if there is one (llama.cpp)."""
+
+    type: Literal["json_object"]
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None
+
+
+class NamedSchema(Body):
+    """A JSON schema. It always holds, whether it is ``strict``."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[Schema, Field(alias="schema")]
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(Body):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
 ResponseFormat = Annotated[
-    Any,  # checked by hand, with messages that name the part that is wrong
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "null"},
-                {
-                    "type": "object",
-                    "required": ["type"],
-                    "properties": {"type": {"enum": ["text", "json_object"]}},
-                },
-                {
-                    "type": "object",
-                    "required": ["type", "json_schema"],
-                    "properties": {
-                        "type": {"const": "json_schema"},
-                        "json_schema": {
-                            "type": "object",
-                            "required": ["schema"],
-                            "properties": {"schema": _OBJECT},
-                        },
-                    },
-                },
-            ]
-        }
-    ),
-]
-Tools = Annotated[
-    Any,  # checked by hand, as it is offline
-    WithJsonSchema(
-        {"anyOf": [{"type": "null"}, {"type": "array", "minItems": 1, "items": _NAMED}]}
-    ),
-]
-ToolChoice = Annotated[
-    Any,
-    WithJsonSchema({"anyOf": [{"enum": [None, "none", "auto", "required"]}, _NAMED]}),
+    TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
 ]
 
 
-class Body(BaseModel):
-    """A JSON object whose unknown fields are kept in ``model_extra``."""
+class StructuredOutputs(Body):
+    """What an answer must be, as in `StructuredOutputsParams` (vLLM)."""
 
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+    json_: Annotated[str | Schema | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: Annotated[Items[str], Field(min_length=1), AtMost(MAX_CHOICES)] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
+    structural_tag: Annotated[Any, Unsupported("write a grammar")] = None
+
+
+# Tools.
+
+ToolName = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
+
+
+class FunctionName(Body):
+    """The name of a function."""
+
+    name: ToolName
+
+
+class Function(FunctionName):
+    """A function that the model may call."""
+
+    description: str | None = None
+    parameters: Schema | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """A tool of a chat."""
+
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class NamedTool(Body):
+    """The choice of one tool."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+Tools = Annotated[Items[Tool], Field(min_length=1), AtMost(MOST_TOOLS)]
+Choice = Literal["none", "auto", "required"]
+ToolChoice = Choice | NamedTool
+
+
+# Messages.
+
+
+class TextPart(Body):
+    """A part of a content that is text."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+    annotations: WithoutEffect = None
+    cache_control: WithoutEffect = None  # equal prefixes are cached anyway
+    logprobs: WithoutEffect = None
+
+
+class RefusalPart(Body):
+    """A part of an assistant's content that says no."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+Content = str | Items[Part]
+
+
+class CalledFunction(Body):
+    """The function of a call, and its arguments as JSON text or as an object."""
+
+    name: str
+    arguments: Annotated[str | dict[str, Any] | None, AtMost("prompt")] = None
+
+
+class Call(Body):
+    """A call of a tool in an assistant's message."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: WithoutEffect = None
+
+
+_PEOPLE = ("system", "developer", "user", "assistant")
+
+
+class ChatMessage(Body):
+    """A message of a conversation. Its unknown fields reach the chat template too."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content | None = None
+    name: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: Annotated[Items[Call], AtMost(MOST_TOOLS)] | None = None
+    tool_call_id: str | None = None
+    function_call: Annotated[Any, Unsupported("send tool_calls")] = None
+    audio: Annotated[Any, Unsupported(TEXT_ONLY)] = None
+    refusal: WithoutEffect = None
+    annotations: WithoutEffect = None
+
+
+class ToolMessage(Body):
+    """The result of a tool, which may be any JSON value."""
+
+    role: Annotated[
+        str,
+        Field(min_length=1),
+        WithJsonSchema({"type": "string", "minLength": 1, "not": {"enum": _PEOPLE}}),
+    ]
+    content: Any
+    name: str | None = None
+    tool_call_id: str | None = None
+
+
+def _kind(message: Any) -> str:
+    role = message.get("role") if isinstance(message, dict) else None
+    return "tool" if isinstance(role, str) and role not in _PEOPLE else "chat"
+
+
+Message = Annotated[
+    Annotated[ChatMessage, Tag("chat")] | Annotated[ToolMessage, Tag("tool")],
+    Discriminator(_kind),
+]
+Messages = Annotated[Items[Message], Field(min_length=1), AtMost(MOST_MESSAGES)]
+
+
+# Requests.
 
 
 class StreamOptions(Body):
@@ -116,33 +299,37 @@ class StreamOptions(Body):
     """Send one more chunk, without choices, that has the usage."""
     continuous_usage_stats: bool | None = None
     """Send the usage so far in every chunk (vLLM)."""
+    include_obfuscation: Annotated[Any, Unsupported("chunks are not padded", OFF)] = None
 
 
-class GenerationBody(Body):
+class GenerationBody(OtherFields):
     """What both generation routes take."""
 
     model: str | None = None
     n: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=1000)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    seed: Integer64 | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(ge=0.001, le=1000)] | None = None
-    stop: Stop | Annotated[Items[Stop], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    stop_token_ids: Items[TokenId] | None = None
+    stop: Stop | Annotated[Items[Stop], AtMost(MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: Annotated[Items[TokenId], AtMost(DEFAULT_LIMITS.max_stop_token_ids)] | None = (
+        None
+    )
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
-    bad_words: Items[str] | None = None
-    allowed_token_ids: Annotated[Items[TokenId], Field(min_length=1)] | None = None
+    bad_words: Annotated[Items[BadWord], AtMost(DEFAULT_LIMITS.max_bad_words)] | None = None
+    allowed_token_ids: (
+        Annotated[Items[TokenId], Field(min_length=1), AtMost("vocabulary")] | None
+    ) = None
     logit_bias: Biases | None = None
     prompt_logprobs: Annotated[int, Field(ge=-1)] | None = None
-    response_format: ResponseFormat = None
-    structured_outputs: dict[str, Any] | None = None
-    """What the answer must be, as in `StructuredOutputsParams` (vLLM)."""
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
@@ -153,8 +340,8 @@ class GenerationBody(Body):
     """Send token ids beside the text (vLLM)."""
     return_tokens_as_token_ids: bool | None = None
     """Spell tokens of log-probabilities as ``token_id:7`` (vLLM)."""
-    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    priority: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    cache_salt: Salt | None = None
+    priority: Integer64 | None = None
 
 
 class CompletionRequest(GenerationBody):
@@ -167,28 +354,26 @@ class CompletionRequest(GenerationBody):
     add_special_tokens: bool | None = None
 
 
-class ChatMessage(Body):
-    """A message of a conversation."""
+class TemplateFields(Body):
+    """A conversation, and how the chat template writes it."""
 
-    role: Annotated[str, Field(min_length=1)]
-    content: str | Items[dict[str, Any]] | None = None
+    messages: Messages
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], AtMost(MAX_VARIABLES)] | None = None
+    chat_template_content_format: Literal["auto", "string", "openai"] | None = None
 
 
-class ChatCompletionRequest(GenerationBody):
+class ChatCompletionRequest(TemplateFields, GenerationBody):
     """The body of ``POST /v1/chat/completions``."""
 
-    messages: Annotated[Items[ChatMessage], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    tools: Tools = None
-    tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
     """Whether the answer has the model's reasoning (vLLM)."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=-1)] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    chat_template_content_format: Literal["auto", "string", "openai"] | None = None

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from mie.frontend.outputs import CompletionOutput, RequestOutput
 from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.params.structured import StructuredOutputsParams
-from mie.serve.asgi import route_of
+from mie.serve.body import read
 from mie.serve.errors import (
     invalid,
     naming_structure,
@@ -23,10 +23,9 @@ from mie.serve.errors import (
     refuse_unfinished,
 )
 from mie.serve.openai.logprobs import LogprobWriter
-from mie.serve.openai.params import ignored_fields, parse
 from mie.serve.openai.responses_input import conversation, format_of, tool_choice_of, tools_of
 from mie.serve.openai.responses_items import Event, OutputItems
-from mie.serve.openai.responses_protocol import FIELDS, ResponsesRequest
+from mie.serve.openai.responses_protocol import ResponsesRequest
 from mie.serve.openai.stream import respond
 from mie.serve.serving import Generation, Job, Serving, new_id
 
@@ -34,9 +33,7 @@ from mie.serve.serving import Generation, Job, Serving, new_id
 async def responses(request: Request) -> Response:
     """Answer a conversation in the shape of OpenAI's Responses API."""
     serving: Serving = request.app.state.serving
-    body = parse(await request.body(), ResponsesRequest)
-    model = serving.check_model(body.model)
-    headers = ignored_fields(body, serving, route_of(request.scope), FIELDS)
+    body, model, headers = await read(request, ResponsesRequest)
     structure = format_of(body)
     if structure is not None and body.tools and body.tool_choice != "none":
         message = "text and tools exclude each other, unless tool_choice is 'none'"
@@ -127,9 +124,9 @@ class ResponseWriter:
             "service_tier": "default",
             "store": False,
             "temperature": params.temperature,
-            "text": {"format": {"type": "text"}, **(body.text or {})},
-            "tool_choice": body.tool_choice or "auto",
-            "tools": body.tools or [],
+            "text": {"format": {"type": "text"}, **(body.given.get("text") or {})},
+            "tool_choice": body.given.get("tool_choice") or "auto",
+            "tools": body.given.get("tools") or [],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": params.top_p,
             "truncation": "disabled",

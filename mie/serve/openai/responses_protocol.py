@@ -1,120 +1,179 @@
-"""The body of ``POST /v1/responses``, and what it says in the engine's terms."""
+"""The body of ``POST /v1/responses``."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Discriminator, Field, Tag
 
-from mie.serve.openai.fields import EMPTY, OFF, Fields
-from mie.serve.openai.protocol import Body, Items
+from mie.serve.body import AtMost, Body, Items, Unsupported, WithoutEffect
+from mie.serve.openai.fields import EMPTY, NO_STORE, OFF, TEXT_ONLY
+from mie.serve.openai.protocol import (
+    Choice,
+    Content,
+    Function,
+    FunctionName,
+    Integer64,
+    JsonObjectFormat,
+    NamedSchema,
+    Salt,
+    Temperature,
+    Text,
+    TextFormat,
+    TopP,
+)
+from mie.text.messages import MOST_MESSAGES
+from mie.tools.definitions import MOST_TOOLS
 
 LOGPROBS = "message.output_text.logprobs"
 
-_NO_STORE = "nothing is stored between requests"
 _NO_EFFORT = "the chat template decides how much a model reasons"
-
-FIELDS = Fields(
-    unsupported={
-        "store": (OFF, _NO_STORE),
-        "previous_response_id": ((None,), f"{_NO_STORE}; send the whole conversation as input"),
-        "conversation": ((None,), f"{_NO_STORE}; send the whole conversation as input"),
-        "background": (OFF, _NO_STORE),
-        "background_options": (EMPTY, _NO_STORE),
-        "prompt": ((None,), _NO_STORE),
-        "access_programs": (EMPTY, "there are none"),
-        "image": (EMPTY, "the model reads and writes text only"),
-        "max_tool_calls": ((None,), "send parallel_tool_calls=false for at most one"),
-        "reasoning": ((None, {}, {"effort": None}, {"effort": "none"}), _NO_EFFORT),
-        "truncation": ((None, "disabled"), "the server does not shorten conversations"),
-        "context_management": (EMPTY, "the server does not shorten conversations"),
-        "moderation": (EMPTY, "nothing is moderated"),
-        "service_tier": ((None, "auto", "default"), "there is one tier"),
-    },
-    without_effect=frozenset(
-        {
-            "prompt_cache_key",  # equal prefixes are cached anyway
-            "prompt_cache_options",
-            "prompt_cache_retention",
-            "safety_identifier",
-            "user",
-        }
-    ),
-)
-"""The fields of the Responses API that have no effect here."""
+_NO_CUTS = "the server does not shorten conversations"
+_NO_PARTS = f"{NO_STORE}; send the whole conversation as input"
 
 
-_NAMED = {
-    "type": "object",
-    "required": ["type", "name"],
-    "properties": {"type": {"const": "function"}, "name": {"type": "string", "minLength": 1}},
-}
-TextFormat = Annotated[
-    Any,  # checked by hand, as is what follows
-    WithJsonSchema(
-        {
-            "type": ["object", "null"],
-            "properties": {
-                "format": {
-                    "anyOf": [
-                        {"type": "null"},
-                        {
-                            "type": "object",
-                            "required": ["type"],
-                            "properties": {"type": {"enum": ["text", "json_object"]}},
-                        },
-                        {
-                            "type": "object",
-                            "required": ["type", "schema"],
-                            "properties": {
-                                "type": {"const": "json_schema"},
-                                "schema": {"type": "object"},
-                            },
-                        },
-                    ]
-                },
-                "verbosity": {"enum": [None, "medium"]},
-            },
-        }
-    ),
+class FlatSchemaFormat(NamedSchema):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+
+
+class TextOptions(Body):
+    """What the text of an answer must be."""
+
+    format: (
+        Annotated[TextFormat | JsonObjectFormat | FlatSchemaFormat, Field(discriminator="type")]
+        | None
+    ) = None
+    verbosity: Annotated[Any, Unsupported("the model has no such setting", ("medium",))] = None
+
+
+class FunctionTool(Function):
+    """A tool of a response."""
+
+    type: Literal["function"]
+
+
+class NamedFunction(FunctionName):
+    """The choice of one tool."""
+
+    type: Literal["function"]
+
+
+class Item(Body):
+    """What all items of the input may have, since answers have it."""
+
+    id: WithoutEffect = None
+    status: WithoutEffect = None
+
+
+class MessageItem(Item):
+    """A message of the conversation."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+    phase: WithoutEffect = None
+
+
+class CallItem(Item):
+    """A call of a tool that the model wrote."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class OutputItem(Item):
+    """The result of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Content
+
+
+class ReasoningText(Body):
+    """A part of the model's reasoning."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(Item):
+    """What the model wrote before an answer."""
+
+    type: Literal["reasoning"]
+    content: Items[ReasoningText] | None = None
+    summary: WithoutEffect = None
+    encrypted_content: Annotated[Any, Unsupported("reasoning is sent as text")] = None
+
+
+def _kind(item: Any) -> str:
+    return str(item.get("type", "message")) if isinstance(item, dict) else "message"
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[OutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(_kind),
 ]
-ResponseTools = Annotated[
-    Any, WithJsonSchema({"anyOf": [{"type": "null"}, {"type": "array", "items": _NAMED}]})
-]
-ResponseToolChoice = Annotated[
-    Any, WithJsonSchema({"anyOf": [{"enum": [None, "none", "auto", "required"]}, _NAMED]})
-]
 
 
-class StreamOptions(Body):
+class ResponseStreamOptions(Body):
     """What a stream adds to its events."""
 
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: Annotated[Any, Unsupported("chunks are not padded", OFF)] = None
 
 
 class ResponsesRequest(Body):
-    """The body of ``POST /v1/responses``; the last fields, from ``seed``, are mie's."""
+    """The body of ``POST /v1/responses``."""
 
     model: str | None = None
-    input: (
-        Annotated[str, Field(min_length=1)] | Annotated[Items[dict[str, Any]], Field(min_length=1)]
-    )
+    input: Text | Annotated[Items[InputItem], Field(min_length=1), AtMost(MOST_MESSAGES)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=1000)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    include: Items[Literal["message.output_text.logprobs"]] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    include: Annotated[Items[Literal["message.output_text.logprobs"]], AtMost(16)] | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    metadata: dict[str, Any] | None = None
-    text: TextFormat = None
-    tools: ResponseTools = None
-    tool_choice: ResponseToolChoice = None
+    stream_options: ResponseStreamOptions | None = None
+    metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], AtMost(16)] | None = None
+    text: TextOptions | None = None
+    tools: Annotated[Items[FunctionTool], AtMost(MOST_TOOLS)] | None = None
+    tool_choice: Choice | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    priority: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    # mie's own
+    seed: Integer64 | None = None
+    cache_salt: Salt | None = None
+    priority: Integer64 | None = None
+
+    store: Annotated[Any, Unsupported(NO_STORE, OFF)] = None
+    previous_response_id: Annotated[Any, Unsupported(_NO_PARTS)] = None
+    conversation: Annotated[Any, Unsupported(_NO_PARTS)] = None
+    background: Annotated[Any, Unsupported(NO_STORE, OFF)] = None
+    background_options: Annotated[Any, Unsupported(NO_STORE, EMPTY)] = None
+    prompt: Annotated[Any, Unsupported(NO_STORE)] = None
+    access_programs: Annotated[Any, Unsupported("there are none", EMPTY)] = None
+    image: Annotated[Any, Unsupported(TEXT_ONLY, EMPTY)] = None
+    max_tool_calls: Annotated[
+        Any, Unsupported("send parallel_tool_calls=false for at most one")
+    ] = None
+    reasoning: Annotated[
+        Any, Unsupported(_NO_EFFORT, ({}, {"effort": None}, {"effort": "none"}))
+    ] = None
+    truncation: Annotated[Any, Unsupported(_NO_CUTS, ("disabled",))] = None
+    context_management: Annotated[Any, Unsupported(_NO_CUTS, EMPTY)] = None
+    moderation: Annotated[Any, Unsupported("nothing is moderated", EMPTY)] = None
+    service_tier: Annotated[Any, Unsupported("there is one tier", ("auto", "default"))] = None
+    prompt_cache_key: WithoutEffect = None  # equal prefixes are cached anyway
+    prompt_cache_options: WithoutEffect = None
+    prompt_cache_retention: WithoutEffect = None
+    safety_identifier: WithoutEffect = None
+    user: WithoutEffect = None
 
     @property
     def has_logprobs(self) -> bool:

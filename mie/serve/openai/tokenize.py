@@ -6,71 +6,55 @@ answers have the keys of both.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mie.serve.asgi import route_of
+from mie.serve.body import AtMost, Items, Unsupported, read
 from mie.serve.errors import invalid, too_long, unsupported
 from mie.serve.openai.chat import chat_prompt
-from mie.serve.openai.fields import OPENAI, Fields
-from mie.serve.openai.params import ignored_fields, parse
-from mie.serve.openai.protocol import Body, ChatMessage, Items, TokenId, ToolChoice, Tools
+from mie.serve.openai.fields import OtherFields
+from mie.serve.openai.protocol import Messages, TemplateFields, TokenId
 from mie.serve.openai.stream import json_response
 from mie.serve.serving import Serving
 from mie.system.threads import call_in_thread
 from mie.text.pretrained import PretrainedTokenizer
 from mie.text.token_bytes import TokenBytes
 
-FIELDS = Fields(
-    unsupported={
-        **OPENAI.unsupported,
-        "parse_special": ((None, True), "special tokens in a text are always parsed"),
-    },
-    without_effect=OPENAI.without_effect,
-)
+_PARSED = "special tokens in a text are always parsed"
 
 
-class TemplateRequest(Body):
+class TemplateRequest(TemplateFields, OtherFields):
     """The body of ``POST /apply-template``."""
 
     model: str | None = None
-    messages: Annotated[Items[ChatMessage], Field(min_length=1)]
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    chat_template_content_format: Literal["auto", "string", "openai"] | None = None
-    tools: Tools = None
-    tool_choice: ToolChoice = None
 
 
 class TokenizeRequest(TemplateRequest):
     """The body of ``POST /tokenize``: a text under one of two names, or messages."""
 
-    messages: Annotated[Items[ChatMessage], Field(min_length=1)] | None = None  # type: ignore[assignment]
+    messages: Messages | None = None  # type: ignore[assignment]
     prompt: str | None = None
     content: str | None = None
     add_special_tokens: bool | None = None
     add_special: bool | None = None
+    parse_special: Annotated[Any, Unsupported(_PARSED, (True,))] = None
     return_token_strs: bool | None = None
     with_pieces: bool | None = None
 
 
-class DetokenizeRequest(Body):
+class DetokenizeRequest(OtherFields):
     """The body of ``POST /detokenize``."""
 
     model: str | None = None
-    tokens: Items[TokenId]
+    tokens: Annotated[Items[TokenId], AtMost("prompt")]
 
 
 async def tokenize(request: Request) -> Response:
     """Return the tokens of a text or of a conversation."""
     serving: Serving = request.app.state.serving
-    body = parse(await request.body(), TokenizeRequest)
-    headers = _check(request, serving, body)
+    body, _, headers = await read(request, TokenizeRequest)
     tokenizer = serving.required_tokenizer()
     tokens = await _tokens(body, serving, tokenizer)
     answer: dict[str, Any] = {
@@ -88,13 +72,12 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """Return the text of tokens, special ones included."""
     serving: Serving = request.app.state.serving
-    body = parse(await request.body(), DetokenizeRequest)
-    headers = _check(request, serving, body)
+    body, _, headers = await read(request, DetokenizeRequest)
     tokenizer, vocab_size = serving.required_tokenizer(), serving.facts.vocab_size
-    for token_id in body.tokens:
-        if token_id >= vocab_size:
-            message = f"tokens has id {token_id}; the vocabulary has ids 0 … {vocab_size - 1}"
-            raise invalid(message, "tokens")
+    highest = max(body.tokens, default=0)
+    if highest >= vocab_size:
+        message = f"tokens has id {highest}; the vocabulary has ids 0 … {vocab_size - 1}"
+        raise invalid(message, "tokens")
     text = await call_in_thread(tokenizer.decode, body.tokens)
     return json_response({"prompt": text, "content": text}, headers)
 
@@ -121,15 +104,9 @@ async def tokenizer_info(request: Request) -> Response:
 async def apply_template(request: Request) -> Response:
     """Return a conversation as the prompt that the model gets."""
     serving: Serving = request.app.state.serving
-    body = parse(await request.body(), TemplateRequest)
-    headers = _check(request, serving, body)
+    body, _, headers = await read(request, TemplateRequest)
     prompt = await chat_prompt(body, serving)
     return json_response({"prompt": prompt["prompt"]}, headers)
-
-
-def _check(request: Request, serving: Serving, body: Any) -> dict[str, str]:
-    serving.check_model(body.model or serving.names[0])
-    return ignored_fields(body, serving, route_of(request.scope), FIELDS)
 
 
 async def _tokens(

@@ -1,0 +1,296 @@
+"""A request's body: one schema, which is checked, reported on and published.
+
+A field is one of four kinds, at every depth:
+
+* Declared: it has an effect, or is refused by name where it cannot have one.
+* `Unsupported`: a value that changes nothing is accepted, and any other is refused by name.
+* `WithoutEffect`: clients send it for their own or their provider's records.
+* Unknown: named in the header ``x-mie-ignored`` and once in the log, or refused with ``--strict``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError, core_schema, from_json
+from starlette.requests import Request
+
+from mie.errors import shown
+from mie.serve.asgi import route_of
+from mie.serve.errors import ApiError, invalid, not_json, unsupported
+from mie.serve.serving import Serving
+
+logger = logging.getLogger(__name__)
+
+MAX_FIELDS = 1000
+"""Maximum number of fields of an object that a schema describes. Clients know about a hundred."""
+MAX_OBJECTS = 2**16
+"""Maximum number of such objects in a body: messages, parts, calls and so on."""
+MAX_NAMED = 20
+"""Maximum number of unknown fields that the header names."""
+
+T = TypeVar("T")
+B = TypeVar("B", bound="Body")
+
+Items = Annotated[list[T], Field(fail_fast=True)]
+"""A list that is checked up to its first wrong item.
+
+Pydantic would make an error of each, and a body may hold millions."""
+WithoutEffect = Annotated[Any, WithJsonSchema({"description": "It has no effect."})]
+"""A field that may have any value, since none could change an answer."""
+
+
+class Body(BaseModel):
+    """A JSON object. It keeps unknown fields, and ``given`` is the object as it was sent."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    _given: dict[str, Any] = PrivateAttr()
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The object as the client sent it, with its fields in their order."""
+        return self._given
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """The declared fields of the object as the client sent it, without nulls."""
+        extra = self.model_extra or {}
+        return {n: v for n, v in self._given.items() if n not in extra and v is not None}
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep(cls, value: Any, handler: ModelWrapValidatorHandler[B], info: ValidationInfo) -> B:
+        if isinstance(value, dict) and len(value) > MAX_FIELDS:
+            raise refused(f"has {len(value)} fields; the limit is {MAX_FIELDS}")
+        if info.context is not None and next(info.context["objects"]) >= MAX_OBJECTS:
+            raise refused(f"is one of more than {MAX_OBJECTS} objects; that is the limit of a body")
+        body = handler(value)
+        body._given = value
+        return body
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """Marks a field that mie knows and does not implement."""
+
+    why: str
+    neutral: tuple[Any, ...] = ()
+    """Values that change nothing, beside null."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"enum": [None, *self.neutral], "description": self.why}
+
+    def _check(self, value: object) -> object:
+        if value is None or any(_is_same(value, each) for each in self.neutral):
+            return value
+        raise PydanticCustomError("unsupported", "{why}", {"why": self.why})
+
+
+def _is_same(value: object, other: object) -> bool:
+    """Return whether two values are equal in JSON, where 1 is 1.0 and false is not 0."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """Limits the length of a list, an object or a text before anything in it is looked at."""
+
+    most: int | str
+    """A number, or the name of one of the server's: see `limits_of`."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.with_info_before_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        found = handler(schema)
+        if isinstance(self.most, int):
+            kinds = {"array": "maxItems", "object": "maxProperties", "string": "maxLength"}
+            found[kinds[found["type"]]] = self.most
+        return found
+
+    def _check(self, value: Any, info: ValidationInfo) -> Any:
+        most = self.most if isinstance(self.most, int) else limit(info, self.most)
+        if isinstance(value, list | dict | str) and len(value) > most:
+            unit = "characters" if isinstance(value, str) else "entries"
+            raise refused(f"may have at most {most} {unit}; got {len(value)}")
+        return value
+
+
+def limit(info: ValidationInfo, name: str) -> int:
+    """Return a limit of the server's; bodies that no server reads have none."""
+    return int((info.context or {}).get(name, sys.maxsize))
+
+
+def limits_of(serving: Serving) -> dict[str, Any]:
+    """Return what one body is checked with: limits by their names, and a counter of objects."""
+    facts = serving.facts
+    return {
+        "vocabulary": facts.vocab_size,
+        "prompt": serving.engine.limits.prompt_chars(facts.max_model_len),
+        "objects": itertools.count(),
+    }
+
+
+def refused(message: str) -> PydanticCustomError:
+    """Return what a validator raises. ``message`` continues the name of the field."""
+    return PydanticCustomError("refused", "{message}", {"message": message})
+
+
+def parse(data: bytes, cls: type[B], serving: Serving | None = None) -> B:
+    """Return the body of a request, checked. Without a server there are no limits of its own.
+
+    Raises:
+        ApiError: it is not a JSON object, there is no such model, or a field is missing, wrong or
+            not supported.
+    """
+    try:
+        values = from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        raise not_json(error) from error
+    if not isinstance(values, dict):
+        kind = type(values).__name__
+        raise invalid(f"the body must be a JSON object; got {kind}", code="invalid_json")
+    if serving is not None and isinstance(values.get("model"), str):
+        serving.check_model(values["model"])  # the dialects of other models may differ
+    try:
+        return cls.model_validate(values, context=serving and limits_of(serving))
+    except ValidationError as error:
+        raise _validation_error(error, values) from error
+
+
+async def read(request: Request, cls: type[B]) -> tuple[B, str, dict[str, str]]:
+    """Return a request's body, the name of the model that it asks, and headers for the answer."""
+    serving: Serving = request.app.state.serving
+    body = parse(await request.body(), cls, serving)
+    model = serving.check_model(getattr(body, "model", None))
+    return body, model, _report(body, serving, route_of(request.scope))
+
+
+def unknown_fields(value: object, place: str = "") -> Iterator[str]:
+    """Yield the paths of the fields that the schema of a body does not declare."""
+    if isinstance(value, Body):
+        yield from (f"{place}{_header_safe(name)}" for name in value.model_extra or ())
+        for name, inner in vars(value).items():
+            yield from unknown_fields(inner, f"{place}{name}.")
+    elif isinstance(value, list) and value and isinstance(value[0], Body):
+        for index, each in enumerate(value):
+            yield from unknown_fields(each, f"{place}{index}.")
+
+
+def _report(body: Body, serving: Serving, path: str) -> dict[str, str]:
+    """Return the header that names the unknown fields.
+
+    Raises:
+        ApiError: there is one, and the server runs with ``--strict``.
+    """
+    unknown = list(itertools.islice(unknown_fields(body), MAX_NAMED))
+    if not unknown:
+        return {}
+    names = ",".join(unknown)
+    if serving.config.strict:
+        message = f"unknown fields: {names} (the server runs with --strict)"
+        raise ApiError(400, message, code="unknown_parameter", param=unknown[0])
+    if serving.is_first_report(names):
+        logger.warning("POST %s: ignored unknown fields: %s", path, names)
+    return {"x-mie-ignored": names}
+
+
+def _header_safe(name: str) -> str:
+    plain = name if name.isascii() and name.isprintable() else ascii(name)
+    return plain.replace(",", "_")[:64]
+
+
+def _validation_error(error: ValidationError, values: dict[str, Any]) -> ApiError:
+    """Return the 400 for one wrong field; of a union, the alternative that came furthest."""
+    all_errors = error.errors(include_url=False)
+    of_field = [each for each in all_errors if each["loc"][:1] == all_errors[0]["loc"][:1]]
+    first = max(of_field, key=_rank)
+    kind, place, got = first["type"], first["loc"], first["input"]
+    if kind == "missing" or (kind == "union_tag_not_found" and isinstance(got, dict)):
+        name = place[-1] if kind == "missing" else _tag_name(first)
+        keys = _keys(place[:-1] if kind == "missing" else place, values)
+        keys.append(str(name))
+        message = f"{'.'.join(keys)} is missing"
+        return invalid(message, keys[0], code="missing_required_parameter")
+    keys = _keys(place, values)
+    path = ".".join(keys) or "the body"
+    if kind == "unsupported":
+        return unsupported(path, f"{first['msg']} (leave it out); got {shown(got)}")
+    return invalid(f"{path}{_what_is_wrong(first)}", keys[0] if keys else None)
+
+
+def _rank(error: ErrorDetails) -> tuple[int, bool, bool]:
+    """Return how much an error says of a field; the first of the highest rank is told."""
+    kind = error["type"]
+    return len(error["loc"]), not kind.endswith("_type"), kind != "missing"
+
+
+def _what_is_wrong(error: ErrorDetails) -> str:
+    """Return the message of an error without the path that it begins with."""
+    kind, context, got = error["type"], error.get("ctx", {}), shown(error["input"])
+    if kind == "refused":
+        return f" {error['msg']}"
+    if kind == "literal_error":
+        return f" must be {context['expected']}; got {got}"
+    if kind == "union_tag_invalid":
+        kinds = " or ".join(context["expected_tags"].rsplit(", ", 1))
+        return f".{_tag_name(error)} must be {kinds}; got {shown(context['tag'])}"
+    if kind in ("model_type", "model_attributes_type", "dict_type", "union_tag_not_found"):
+        return f" must be an object; got {got}"
+    if kind == "list_type":
+        return f" must be a list; got {got}"
+    if kind.endswith("too_short"):
+        return " must not be empty"
+    if kind == "string_too_long":
+        length = len(error["input"])
+        return f" may have at most {context['max_length']} characters; got {length}"
+    return f": {error['msg']}; got {got}"
+
+
+def _tag_name(error: ErrorDetails) -> str:
+    """Return the name of the field that says which of several objects one is."""
+    name = str(error["ctx"]["discriminator"])
+    return name.strip("'") if name.startswith("'") else "type"
+
+
+def _keys(place: tuple[int | str, ...], value: Any) -> list[str]:
+    """Return the keys in a place of pydantic's, which has names of types between them."""
+    if not place:
+        return []
+    first, rest = place[0], place[1:]
+    skipping = _keys(rest, value)
+    is_key = isinstance(value, dict) and first in value
+    is_index = isinstance(value, list) and isinstance(first, int) and first < len(value)
+    if not is_key and not is_index:
+        return skipping
+    return max([str(first), *_keys(rest, value[first])], skipping, key=len)

@@ -1,0 +1,39 @@
+"""schemathesis sends what /openapi.json allows and forbids, and checks every answer against it."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from live_server import live_bundled
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("schemathesis") is None,
+    reason="schemathesis is not installed, which needs Python 3.11",
+)
+CONFIG = Path(__file__).parents[2] / "scripts" / "serve_checks" / "schemathesis.toml"
+"""All of its checks, with one remark: a 400 may answer data that fit the schema."""
+SECONDS = 1500
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(["--phases", "fuzzing", "--max-examples", "4"], id="some"),
+        pytest.param([], id="by-default", marks=pytest.mark.slow),
+    ],
+)
+def test_schemathesis_finds_nothing(tmp_path: Path, options: list[str]):
+    with live_bundled() as url:
+        command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIG), "run"]
+        command += [f"{url}/openapi.json", "--no-color", "--seed", "1"]
+        command += ["--generation-database", "none", "--request-timeout", "600", *options]
+        result = subprocess.run(  # it writes where it runs
+            command, capture_output=True, text=True, timeout=SECONDS, cwd=tmp_path
+        )
+    assert result.returncode == 0, result.stdout[-20_000:] + result.stderr[-2000:]
+    assert "Selected: 20/20" in result.stdout
+    assert "Tested: 20" in result.stdout
