@@ -29,6 +29,7 @@ from mie import LLM, SamplingParams
 from mie.events.file import read_log
 from mie.events.vocabulary import summary_of
 from mie.ops_cpu import linear
+from mie.params.structured import StructuredOutputsParams
 
 # Python 3.12 warns of a fork beside threads.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -185,6 +186,25 @@ def test_the_workers_of_a_data_loader(alone: dict[str, str]) -> None:
         for each in procs:
             each.join(PATIENCE)
         assert [got[index] for index in range(len(PROMPTS))] == list(alone.values())
+
+
+def structured(number: int) -> str:
+    """Return an output of a description that no other process has compiled."""
+    constraint = StructuredOutputsParams(regex=f"[a-c]{{{number}}}")
+    params = SamplingParams(temperature=0, max_tokens=24, structured_outputs=constraint)
+    return _shared[0].generate("a", params, use_tqdm=False)[0].outputs[0].text
+
+
+def test_forked_workers_compile_structured_outputs_of_their_own(shared: LLM) -> None:
+    assert len(structured(3)) == 3  # the parent's process that compiles is running
+    with FORK.Pool(2) as pool:
+        texts = pool.map(structured, range(4, 10), chunksize=1)
+        pool.close()
+        pool.join()
+    assert [len(text) for text in texts] == [4, 5, 6, 7, 8, 9]
+    assert len(structured(10)) == 10
+    constraints = shared.llm_engine.preparer.constraints
+    constraints._compiler._end_worker()  # type: ignore[union-attr]
 
 
 @pytest.mark.usefixtures("shared")
