@@ -13,7 +13,7 @@ Blocks that are adjacent in memory are read in place. Others are gathered.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -117,32 +117,23 @@ class _Planner:
         chosen = chosen[np.argsort(self._lengths[chosen], kind="stable")]
         positions = self._lengths[chosen] - 1
         firsts, lasts = self._tiles_of(positions)
-        # Every thread gets some of them.
-        total = int((lasts - firsts).sum()) * self._num_heads * self._tile * self._head_dim
-        most = min(CACHED, ceil_div(total, self._num_threads))
-        begin = 0
-        while begin < len(chosen):
-            tile, end, size = self._tile, begin, 0
-            while end < len(chosen):
-                size += int(lasts[end] - firsts[end]) * tile * self._head_dim * self._num_heads
-                if end > begin and size > most:
-                    break
-                end += 1
-            own = slice(begin, end)
-            if may_narrow and positions[end - 1] < tile:
-                tile = ceil_div(int(positions[end - 1]) + 1, self._block_size) * self._block_size
+        per_tile = self._num_heads * self._tile * self._head_dim
+        total = int((lasts - firsts).sum()) * per_tile
+        most = min(CACHED, ceil_div(total, self._num_threads))  # every thread gets some of them
+        for own in _runs(((lasts - firsts) * per_tile).tolist(), most):
+            width, longest = self._tile, int(positions[own.stop - 1]) + 1
+            if may_narrow and longest <= width:
+                width = ceil_div(longest, self._block_size) * self._block_size
             counts = lasts[own] - firsts[own]
-            query_of = np.repeat(np.arange(end - begin), counts)
-            # The index of each tile in its sequence.
+            query_of = np.repeat(np.arange(len(counts)), counts)
             starts = np.cumsum(counts) - counts
             tiles = np.arange(len(query_of)) - (starts - firsts[own])[query_of]
             rows = np.array([self._starts[s] for s in chosen[own].tolist()])
-            hidden, empty = self._hidden(positions[own][query_of], tiles, tile)
-            blocks = self._blocks(chosen[own][query_of], tiles, tile)
-            for heads in self._heads(len(query_of) * tile * self._head_dim, most):
+            hidden, empty = self._hidden(positions[own][query_of], tiles, width)
+            blocks = self._blocks(chosen[own][query_of], tiles, width)
+            for heads in self._heads(len(query_of) * width * self._head_dim, most):
                 work = (heads.stop - heads.start) * hidden.size * self._group * self._head_dim
                 yield Tiles(rows, query_of, starts, blocks, hidden, empty, heads, work)
-            begin = end
 
     def tiles(self, s: int) -> Iterator[Tiles]:
         """Yield items for the queries of a sequence that see the same tiles."""
@@ -221,6 +212,18 @@ class _Planner:
         number = max(1, min(self._num_heads, most // size))
         for head in range(0, self._num_heads, number):
             yield slice(head, min(head + number, self._num_heads))
+
+
+def _runs(sizes: Sequence[int], most: int) -> Iterator[slice]:
+    """Cut into runs whose sizes sum to at most ``most``, or of one that is larger."""
+    begin, total = 0, 0
+    for at, size in enumerate(sizes):
+        if at > begin and total + size > most:
+            yield slice(begin, at)
+            begin, total = at, 0
+        total += size
+    if sizes:
+        yield slice(begin, len(sizes))
 
 
 class _Blocks:
