@@ -49,7 +49,7 @@ class Item(Protocol):
 
 
 class Attention:
-    """Computes attention with the threads of ``workers``. It keeps the plan of the last step."""
+    """Computes attention with the threads of ``workers``. It plans a step at its first layer."""
 
     def __init__(self, workers: Workers, *, is_batch_invariant: bool) -> None:
         self._workers = workers
@@ -81,6 +81,10 @@ class Attention:
         num_threads = max(1, sum(item.work for item in items) // WORTH_SHARING)
         self._workers.share(work, items, num_threads)
         return out
+
+    def forget(self) -> None:
+        """Free the plan of the last step."""
+        self._batch, self._plans = None, {}
 
     def _plan(self, q: Floats, cache: Floats, batch: StepBatch, window: int | None) -> list[Item]:
         """Return the items of all layers with this window, the largest first."""

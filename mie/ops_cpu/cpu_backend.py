@@ -144,4 +144,7 @@ class CpuBackend(NumpyBackend):
     def run_step(self, forward: Callable[[StepBatch], Floats], batch: StepBatch) -> Floats:
         """Run a step with a single-threaded BLAS, because the threads of mie share the work."""
         with self.blas.threads(1):
-            return super().run_step(forward, batch)
+            try:
+                return super().run_step(forward, batch)
+            finally:
+                self._attention.forget()

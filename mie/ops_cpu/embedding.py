@@ -12,7 +12,7 @@ from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
 from mie.ops_cpu.linear import columns_of
 from mie.ops_cpu.products import WIDTH
-from mie.ops_cpu.weights import aligned_empty, stored, widened
+from mie.ops_cpu.weights import aligned_empty, stored_dtype, widened
 
 
 class Embedding:
@@ -32,10 +32,10 @@ class Embedding:
         num_rows, num_columns = shape
         row = 0
         for block in blocks:
-            block = stored(block, weight_dtype, dtype)
+            stored = stored_dtype(block, weight_dtype, dtype)
             if row == 0:
                 padded = ceil_div(num_rows, WIDTH) * WIDTH, num_columns
-                self.memory = aligned_empty(padded, block.dtype)
+                self.memory = aligned_empty(padded, stored)
                 self.memory[num_rows:] = 0
             self.memory[row : row + len(block)] = block
             row += len(block)

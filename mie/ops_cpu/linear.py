@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
 from mie.ops_cpu.products import WIDTH, Groups, parts_of
-from mie.ops_cpu.weights import aligned_empty, stored, widened
+from mie.ops_cpu.weights import aligned_empty, stored_dtype, widened
 from mie.ops_cpu.workers import Workers
 
 BYTES_PER_THREAD = 1 << 20
@@ -60,7 +60,7 @@ class PlainMatrix:
         weight: Floats = aligned_empty(shape[::-1], dtype)
         column = 0
         for block in blocks:
-            weight[:, column : column + len(block)] = block.astype(dtype, copy=False).T
+            weight[:, column : column + len(block)] = block.T
             column += len(block)
         return cls(weight, None if bias is None else bias.astype(dtype), workers)
 
@@ -111,11 +111,9 @@ class TiledMatrix:
         tiles: NDArray[Any] = np.empty(0)
         column = 0
         for block in blocks:
-            block = stored(block, weight_dtype, groups.dtype)
+            stored = stored_dtype(block, weight_dtype, groups.dtype)
             if column == 0:
-                tiles = aligned_empty(
-                    (ceil_div(num_outputs, WIDTH), num_inputs, WIDTH), block.dtype
-                )
+                tiles = aligned_empty((ceil_div(num_outputs, WIDTH), num_inputs, WIDTH), stored)
                 tiles[-1] = 0
             _fill(tiles, block, column)
             column += len(block)

@@ -27,14 +27,14 @@ def aligned_empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     return memory[start : start + num_bytes].view(dtype).reshape(shape)
 
 
-def stored(block: NDArray[Any], weight_dtype: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return a block of a checkpoint as it is stored: in ``dtype`` under "auto", else unchanged.
+def stored_dtype(block: NDArray[Any], weight_dtype: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype that a block of a checkpoint is stored in: ``dtype`` under "auto".
 
     Raises:
         ConfigError: the checkpoint has another dtype than ``weight_dtype``.
     """
     if weight_dtype == "auto":
-        return block.astype(dtype, copy=False)
+        return dtype
     if block.dtype.name != weight_dtype:
         raise ConfigError(
             f"weight_dtype is {weight_dtype!r}; the checkpoint has weights in {block.dtype.name}, "
@@ -45,7 +45,7 @@ def stored(block: NDArray[Any], weight_dtype: str, dtype: np.dtype[Any]) -> NDAr
             "weight_dtype is 'float16'; the checkpoint has weights that are infinite or NaN "
             "(use 'auto')"
         )
-    return block
+    return block.dtype
 
 
 def widened(x: NDArray[Any], dtype: np.dtype[Any]) -> Floats:

@@ -122,7 +122,9 @@ async def _run(path: str, first: int, last: int) -> list[dict[str, Any]]:
         app = create_app(engine)
         async with app.router.lifespan_context(app):
             transport = httpx2.ASGITransport(app)
-            async with httpx2.AsyncClient(transport=transport, base_url="http://a") as client:
+            async with httpx2.AsyncClient(
+                transport=transport, base_url="http://localhost"
+            ) as client:
                 for head, unit, tail in CASES[path][first:last]:
                     body = body_of(head, unit, tail)
                     before = time.process_time()

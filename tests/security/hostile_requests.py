@@ -191,8 +191,9 @@ PROMPTS: dict[str, tuple[Callable[[], object], str]] = {
     "an empty mapping": (prompted(dict), "needs 'prompt' or 'prompt_token_ids'"),
     "a mapping with other keys": (prompted(lambda: {"text": "a"}), "got 'text'"),
     "a mapping with many keys": (prompted(lambda: dict.fromkeys(range(10**6))), "needs 'prompt'"),
-    "an unknown key": (prompted(lambda: {"prompt": "a", "multi_modal_data": {}}),
-                       "no key 'multi_modal_data'"),
+    "an unknown key": (prompted(lambda: {"prompt": "a", "sparkle": {}}), "no key 'sparkle'"),
+    "a key of vLLM": (prompted(lambda: {"prompt": "a", "multi_modal_data": {}}),
+                      "multi_modal_data is not supported"),
     "10 MB of text": (prompted(lambda: "a " * 5_000_000),
                       "prompt has 10000000 characters; the limit is 65536 (shorten it, or raise "
                       "max_prompt_chars in request_limits)"),

@@ -477,7 +477,7 @@ def test_b_is_forced_to_the_tokens_of_a(tiny: dict[str, TinyModel]):
 
 def test_problems_with_b_are_reported_before_a_runs(tiny: dict[str, TinyModel]):
     sides: list[str] = []
-    for side in (Side(backend="nix", dtype="float32"), Side(backend="numpy", dtype="float16")):
+    for side in (Side(backend="nix", dtype="float32"), Side(backend="numpy", dtype="float8")):
         with pytest.raises(ConfigError):
             compare(workload(tiny["llama"]), F64, side, on_side=lambda name, _: sides.append(name))
     assert sides == []

@@ -18,7 +18,7 @@ from mie.ops_cpu.cpu_backend import CpuBackend
 from mie.ops_cpu.embedding import Embedding
 from mie.ops_cpu.linear import Matrix, PlainMatrix, TiledMatrix, columns_of
 from mie.ops_cpu.products import REFERENCE, SMALLER, WIDTH, Groups, parts_of
-from mie.ops_cpu.weights import CACHE_LINE, stored, widened
+from mie.ops_cpu.weights import CACHE_LINE, stored_dtype, widened
 from mie.ops_cpu.workers import Workers
 
 RNG = np.random.default_rng(0)
@@ -172,9 +172,9 @@ def test_widening_is_exact_for_every_finite_float16():
 def test_weights_that_cannot_stay_in_16_bits_are_refused():
     single = np.dtype("float32")
     with pytest.raises(ConfigError, match="'bfloat16'; the checkpoint has weights in float32"):
-        stored(np.ones((2, 2), "float32"), "bfloat16", single)
+        stored_dtype(np.ones((2, 2), "float32"), "bfloat16", single)
     with pytest.raises(ConfigError, match="infinite"):
-        stored(np.array([[np.inf]], "float16"), "float16", single)
+        stored_dtype(np.array([[np.inf]], "float16"), "float16", single)
 
 
 @pytest.mark.parametrize(
