@@ -293,7 +293,7 @@ class EngineSettings:
         "computation",
         low=1,
         default_text="one for each CPU that the process may use",
-        backends=("numpy",),
+        backends=("jit", "numpy"),
     )
     batch_invariant: bool = setting(
         False,
@@ -302,7 +302,7 @@ class EngineSettings:
         "number of threads, at the cost of slower products; on a GPU not if generated tokens are "
         "computed again",
         "computation",
-        backends=("numpy", *_GPU),
+        backends=("jit", "numpy", *_GPU),
     )
     linear_plan: str = setting(
         "auto",
@@ -320,14 +320,14 @@ class EngineSettings:
         "and float16 keep a checkpoint's 16-bit matrices and widen them at use",
         "computation",
         choices=("auto", "bfloat16", "float16"),
-        backends=("numpy",),
+        backends=("jit", "numpy"),
     )
     enforce_eager: bool = setting(
         False,
         "switch",
         "launch every GPU kernel individually, without CUDA graphs",
         "computation",
-        backends=_GPU,
+        backends=("jit", *_GPU),
         is_ignorable=True,
     )
     gpu_memory_utilization: float = setting(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 Kind = Literal["integer", "size", "number", "switch", "choice", "text", "mapping", "object"]
 """The kind of value. A size is an integer of bytes, and an object has no command-line option."""
 
-BACKENDS = ("numpy", "numpy-plain", "cupy", "cupy-emulated")
+BACKENDS = ("jit", "numpy", "numpy-plain", "cupy", "cupy-emulated")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,13 +41,17 @@ def load_backend(
     if name not in SETTINGS:
         raise ConfigError(f"backend {name!r} is not available; choose from: {', '.join(BACKENDS)}")
     config = config or EngineConfig()
-    if name == "numpy" and dtype in HALVES:
+    if name in ("jit", "numpy") and dtype in HALVES:
         config = _keeping(dtype, config)
     settings = _settings(name, config)
     if name == "numpy":
         from mie.ops_cpu.cpu_backend import CpuBackend
 
         return CpuBackend(dtype, **settings)
+    if name == "jit":
+        from mie.ops_jit.jit_backend import JitBackend
+
+        return JitBackend(dtype, **settings)
     if name == "numpy-plain":
         from mie.ops.numpy_backend import NumpyBackend
 

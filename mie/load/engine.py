@@ -32,7 +32,7 @@ from mie.ops.kv_cache import HALVES
 from mie.sched.scheduler import Scheduler
 from mie.system.logs import PreemptionWarnings
 
-CPUS = ("numpy", "numpy-plain")
+CPUS = ("jit", "numpy", "numpy-plain")
 """The backends that compute in float32 with weights and a cache of 16 bits."""
 
 

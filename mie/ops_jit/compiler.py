@@ -1,0 +1,119 @@
+"""Compile kernels to machine code with Numba and LLVM, and load it.
+
+Numba turns a kernel into LLVM's intermediate code. LLVM turns that into an object file for a CPU,
+which may be another one than this machine's. An object file loads without Numba, in a millisecond.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import llvmlite.binding as llvm
+
+NUM_ARGUMENTS = {"run": 7, "work": 3}
+"""Integers that a kernel takes, if not those of an operator: args, step, tile, scratch."""
+
+
+class Cpu(NamedTuple):
+    """A CPU as LLVM describes it."""
+
+    triple: str
+    name: str
+    features: str
+
+    @property
+    def registers(self) -> int:
+        """How many vectors of sums a product keeps in registers, and has others left."""
+        return 24 if "+avx512f" in self.features else 6
+
+    @property
+    def has_fma(self) -> bool:
+        """Whether it multiplies and adds with one rounding, and widens float16."""
+        if self.triple.startswith("x86_64"):
+            return all(f"+{each}" in self.features.split(",") for each in ("fma", "avx2", "f16c"))
+        return self.triple.startswith("aarch64")
+
+
+def host_cpu() -> Cpu:
+    """Return this machine's CPU."""
+    return Cpu(
+        llvm.get_default_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    )
+
+
+def kernel_named(name: str, cpu: Cpu) -> Callable[..., None]:
+    """Return a kernel's Numba function, such as "linear[bfloat16]". This imports Numba."""
+    from mie.ops_jit.kernels import attention, elementwise, linear, team
+    from mie.ops_jit.kernels.formats import FORMATS
+
+    base, _, rest = name.partition("[")
+    if not rest:
+        modules = (elementwise, attention, team)
+        return next(vars(module)[base] for module in modules if base in vars(module))
+    fmt = FORMATS[rest.rstrip("]")]
+    if base in ("embed", "rope_write"):
+        return getattr(elementwise, base)(fmt)
+    makers = {"linear": linear.linear, "gate_up": linear.gate_up, "attend": attention.attend}
+    return makers[base](fmt, cpu.registers)
+
+
+def compile_kernel(name: str, cpu: Cpu) -> bytes:
+    """Compile a kernel to an object file whose function is called "kernel"."""
+    module, target = _module(name, cpu)
+    return target.emit_object(module)
+
+
+def assembly(name: str, cpu: Cpu) -> str:
+    """Compile a kernel to assembly, to be read."""
+    module, target = _module(name, cpu)
+    return target.emit_assembly(module)
+
+
+def _module(name: str, cpu: Cpu) -> tuple[Any, Any]:
+    from numba import types
+
+    function: Any = kernel_named(name, cpu)
+    function.compile((types.int64,) * NUM_ARGUMENTS.get(name, 4))
+    (code,) = function.inspect_llvm().values()
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    module = llvm.parse_assembly(code)
+    module.triple = cpu.triple
+    target = llvm.Target.from_triple(cpu.triple).create_target_machine(
+        cpu=cpu.name, features=cpu.features, opt=3, jit=True
+    )
+    module.data_layout = str(target.target_data)
+    _keep_only(module, code)
+    return module, target
+
+
+def _keep_only(module: Any, code: str) -> None:
+    """Drop Numba's wrappers for Python, so that nothing but the kernel is left."""
+    wrappers = ("_ZN7cpython", "cfunc.")
+    defined = [each for each in module.functions if not each.is_declaration]
+    native = [each for each in defined if not each.name.startswith(wrappers)]
+    (own,) = (each for each in native if f"cfunc.{each.name}" in code)
+    for each in defined:
+        if each.name != own.name:
+            each.linkage = "internal"
+    own.name = "kernel"
+
+
+class Library:
+    """Loaded kernels. Their code stays in memory as long as this object."""
+
+    def __init__(self) -> None:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        self._engines: list[Any] = []
+
+    def load(self, code: bytes) -> int:
+        """Load an object file and return the address of its kernel."""
+        target = llvm.Target.from_default_triple().create_target_machine(jit=True)
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        engine.finalize_object()
+        self._engines.append(engine)
+        return int(engine.get_function_address("kernel"))

@@ -1,0 +1,230 @@
+"""Implement the Backend contract with compiled kernels, and replay forward passes as programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mie.errors import ConfigError
+from mie.ops.arrays import Floats, Ints
+from mie.ops.backend import HeadWeights, KVCacheShape, StepBatch
+from mie.ops.composed import rotate_heads
+from mie.ops.kv_cache import LARGEST, SCALE_BYTES
+from mie.ops.numpy_backend import NumpyBackend
+from mie.ops_jit import layout, operators
+from mie.ops_jit.compiler import host_cpu
+from mie.ops_jit.kernel_cache import Kernels
+from mie.ops_jit.kv_cache import JitCache, move_blocks, padded
+from mie.ops_jit.panels import Panels
+from mie.ops_jit.program import Program, Value
+from mie.ops_jit.step import StepHeader
+from mie.ops_jit.team import Team
+from mie.system.resources import available_cpus
+
+Forward = Callable[[StepBatch], Any]
+SEGMENT = 16
+"""Instructions of a large step between two moments in which an interrupt can arrive."""
+LARGE_STEP = 64
+"""Tokens from which a step is large."""
+SCRATCH_BYTES = 1 << 20
+
+
+class JitBackend(NumpyBackend):
+    """Computes in float32 with compiled kernels.
+
+    The first step is recorded: each operator appends instructions to a program. Later steps replay
+    it. Outside a step, an operator runs at once.
+
+    Results do not depend on the rest of the batch, on the chunks of a prompt, on the number of
+    threads, or on the process, bit for bit.
+    """
+
+    name = "jit"
+
+    def __init__(
+        self,
+        dtype: str = "auto",
+        *,
+        num_threads: int | None = None,
+        kv_cache_dtype: str = "auto",
+        weight_dtype: str = "auto",
+        batch_invariant: bool = False,
+        enforce_eager: bool = False,
+    ) -> None:
+        if dtype == "float64":
+            raise ConfigError("the jit backend computes in float32 (use backend numpy for float64)")
+        super().__init__(dtype, kv_cache_dtype=kv_cache_dtype)
+        self._kept_dtype = None if weight_dtype == "auto" else np.dtype(weight_dtype)
+        self._enforce_eager = enforce_eager
+        self._kernels = Kernels()
+        self._header = StepHeader()
+        self._recording: Program | None = None
+        self._programs: dict[Forward, tuple[Program, Value]] = {}
+        self._heads = (1, 1, 16)
+        self.num_threads = num_threads or available_cpus()
+        self._team = Team(self._kernels["run"], self._kernels["work"], self.num_threads, SCRATCH_BYTES)
+
+    # Sizes.
+
+    def numerics(self) -> dict[str, str | int]:
+        cpu = host_cpu()
+        return super().numerics() | {"cpu": cpu.name}
+
+    def kv_cache_bytes(self, shape: KVCacheShape) -> int:
+        scale_bytes = SCALE_BYTES if self.kv_dtype in LARGEST else 0
+        elements = shape.num_elements // shape.head_dim * padded(shape.head_dim)
+        return elements * self.itemsize + shape.num_scales * scale_bytes
+
+    # Weights and caches.
+
+    def load_embedding(self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]]) -> Panels:  # type: ignore[override]  # an opaque weight is a backend's own
+        return Panels(shape, blocks, self._kept_dtype)
+
+    def load_linear(  # type: ignore[override]  # as above
+        self,
+        shape: tuple[int, int],
+        blocks: Iterable[NDArray[Any]],
+        bias: NDArray[Any] | None = None,
+    ) -> Panels:
+        return Panels(shape, blocks, self._kept_dtype, bias)
+
+    def tie_linear(self, embedding: Panels) -> Panels:  # type: ignore[override]  # as above
+        return embedding
+
+    def new_kv_cache(self, shape: KVCacheShape) -> JitCache:  # type: ignore[override]  # as above
+        return JitCache.new(shape, self.kv_dtype)
+
+    # Operators.
+
+    def _do(
+        self,
+        record: Callable[..., Value | None],
+        *arrays: Any,
+        batch: StepBatch | None = None,
+        rows: Ints | None = None,
+    ) -> Any:
+        """Append an operator to the program that is being recorded, or run it now."""
+        if self._recording is not None:
+            return record(self._recording, *arrays)
+        num_tokens = len(arrays[0])
+        num_rows = num_tokens if rows is None else len(rows)
+        program = Program(self._kernels.__getitem__, num_tokens, num_rows)
+        values = [None if each is None else program.given(each, layout.NUM_TOKENS) for each in arrays]
+        result = record(program, *values)
+        program.finish(result)
+        header = self._header
+        if batch is not None:
+            header.set_batch(batch, *self._heads)
+        header.words[[layout.NUM_TOKENS, layout.NUM_ROWS]] = num_tokens, num_rows
+        if rows is not None:
+            header.point(layout.LOGITS_ROWS, rows)
+        program.bind(num_tokens, num_rows)
+        self._team.run(program.words, header.words, self.num_threads)
+        return None if result is None else program.array(result)
+
+    def embed(self, token_ids: Any, embedding: Panels) -> Any:  # type: ignore[override]  # as above
+        if self._recording is None:
+            self._header.point(layout.TOKEN_IDS, token_ids)
+        return self._do(lambda program, _: operators.embed(program, embedding), token_ids)
+
+    def rms_norm(self, x: Any, weight: Floats, eps: float) -> Any:
+        return self._do(lambda program, x: operators.rms_norm(program, x, weight, eps), x)
+
+    def linear(self, x: Any, weight: Panels, residual: Any = None) -> Any:  # type: ignore[override]  # as above
+        return self._do(
+            lambda program, x, residual: operators.linear(program, x, weight, residual), x, residual
+        )
+
+    def head_norm(self, qkv: Any, first: int, last: int, weight: Floats, eps: float) -> None:
+        assert not isinstance(qkv, np.ndarray) or qkv.flags.c_contiguous
+        self._do(
+            lambda program, qkv: operators.head_norm(program, qkv, first, last, weight, eps), qkv
+        )
+
+    def rope_write_kv(
+        self, qkv: Any, rope_table: Floats, cache: JitCache, layer: int, batch: StepBatch  # type: ignore[override]  # as above
+    ) -> Any:
+        self._note_heads(qkv.shape[1] - 2 * cache.shape.num_kv_heads, cache)
+        return self._do(
+            lambda program, qkv: operators.rope_write_kv(program, qkv, rope_table, cache, layer),
+            qkv,
+            batch=batch,
+        )
+
+    def paged_attention(
+        self, q: Any, cache: JitCache, layer: int, batch: StepBatch, window: int | None  # type: ignore[override]  # as above
+    ) -> Any:
+        self._note_heads(q.shape[1], cache)
+        return self._do(
+            lambda program, q: operators.paged_attention(program, q, cache, layer, window),
+            q,
+            batch=batch,
+        )
+
+    def _note_heads(self, num_heads: int, cache: JitCache) -> None:
+        self._heads = num_heads, cache.shape.num_kv_heads, cache.shape.head_dim
+
+    def silu_mul(self, gate_up: Any) -> Any:
+        return self._do(operators.silu_mul, gate_up)
+
+    def take_rows(self, x: Any, rows: Ints) -> Any:
+        return self._do(operators.take_rows, x, rows=rows)
+
+    def norm_gate_up(self, x: Any, norm: Floats, eps: float, weight: Panels) -> Any:
+        x = self.rms_norm(x, norm, eps)
+        return self._do(lambda program, x: operators.gate_up(program, x, weight), x)
+
+    # Blocks.
+
+    def copy_blocks(self, cache: JitCache, src: Sequence[int], dst: Sequence[int]) -> None:  # type: ignore[override]  # as above
+        move_blocks(cache, cache, src, dst)
+
+    def export_blocks(
+        self, cache: JitCache, host_cache: JitCache, src: Sequence[int], dst: Sequence[int]  # type: ignore[override]  # as above
+    ) -> None:
+        move_blocks(cache, host_cache, src, dst)
+
+    def import_blocks(
+        self, host_cache: JitCache, cache: JitCache, src: Sequence[int], dst: Sequence[int]  # type: ignore[override]  # as above
+    ) -> None:
+        move_blocks(host_cache, cache, src, dst)
+
+    # Steps.
+
+    def run_step(self, forward: Forward, batch: StepBatch) -> Floats:
+        if batch.drawn_rows is not None:
+            token_ids = np.asarray(batch.drawn, np.int64)[batch.drawn_rows]
+            batch = replace(batch, token_ids=token_ids, drawn=None, drawn_rows=None)
+        if self._enforce_eager:
+            logits: Floats = forward(batch)
+            return logits
+        num_tokens, num_rows = len(batch.token_ids), len(batch.logits_rows)
+        if forward not in self._programs:
+            self._programs[forward] = self._record(forward, batch)
+        program, logits_value = self._programs[forward]
+        program.lengths = {layout.NUM_TOKENS: num_tokens, layout.NUM_ROWS: num_rows}
+        program.bind(num_tokens, num_rows)
+        self._header.set_batch(batch, *self._heads)
+        step = len(program) if num_tokens < LARGE_STEP else SEGMENT
+        for start in range(0, len(program), step):
+            self._team.run(
+                program.words[start : start + step], self._header.words, self.num_threads
+            )
+        return program.array(logits_value)
+
+    def _record(self, forward: Forward, batch: StepBatch) -> tuple[Program, Value]:
+        program = Program(
+            self._kernels.__getitem__, len(batch.token_ids), len(batch.logits_rows)
+        )
+        self._recording = program
+        try:
+            logits = forward(batch)
+        finally:
+            self._recording = None
+        program.finish(logits)
+        return program, logits

@@ -1,0 +1,1 @@
+"""The kernels, as Python that Numba compiles. Each file is one idea."""

@@ -1,0 +1,279 @@
+"""Attend to the paged cache, with the same product as matrices.
+
+Keys are scored in groups of 16 positions, which are panels [Dh, 16], and values are panels of 16
+dimensions. The softmax is online (Milakov and Gimelshein, 2018, arXiv:1805.02867): it advances by
+64 positions, and `PART` positions at a time are merged into the result. All of these begin at
+multiples of their size. So what a query computes depends on its position only, not on how its
+prompt was cut or which thread computed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from mie.ops_jit.kernels.formats import FORMATS, Format
+from mie.ops_jit.kernels.products import multiplier
+from mie.ops_jit.kernels.vectors import (
+    everywhere,
+    exp,
+    first_of,
+    fma,
+    fma1,
+    kernel_function,
+    larger,
+    largest_of,
+    load,
+    load_first,
+    number,
+    set_number,
+    store,
+    store_first,
+    sum_of,
+    within,
+    word,
+)
+from mie.ops_jit.layout import (
+    ITEM_WORDS,
+    ITEMS,
+    KEY_TILE,
+    LENGTHS,
+    MERGES,
+    PART,
+    PARTIALS,
+    STARTS,
+    TABLE_WIDTH,
+    TABLES,
+)
+
+LOWEST = np.float32(-3e38)
+"""The largest score so far where there is none. It is finite, so that differences are numbers."""
+HIDDEN = np.float32(-np.inf)
+ZERO = np.float32(0)
+
+
+@kernel_function
+def exp1(x):  # type: ignore[no-untyped-def]
+    return exp(everywhere(x))
+
+
+@kernel_function
+def merge_part(whole, part, dim):  # type: ignore[no-untyped-def]
+    """Merge the state of a part into the state of the parts before it.
+
+    A state is the largest score, the sum of weights, and after 64 bytes the weighted sum of values
+    [dim].
+    """
+    before, after = number(whole, 0), number(part, 0)
+    top = max(before, after)
+    old, new = exp1(before - top), exp1(after - top)
+    set_number(whole, 0, top)
+    set_number(whole, 1, fma1(number(whole, 1), first_of(old), number(part, 1) * first_of(new)))
+    for i in range(64, 64 + 4 * dim, 64):
+        store(whole + i, fma(load(whole + i), old, load(part + i) * new))
+
+
+@kernel_function
+def clear(state, dim):  # type: ignore[no-untyped-def]
+    set_number(state, 0, LOWEST)
+    set_number(state, 1, ZERO)
+    for i in range(64, 64 + 4 * dim, 64):
+        store(state + i, everywhere(ZERO))
+
+
+@kernel_function
+def finish(state, out, dim):  # type: ignore[no-untyped-def]
+    """Write the average of the values [dim]."""
+    total = everywhere(number(state, 1))
+    for i in range(0, dim, 16):
+        store_first(out + 4 * i, load(state + 64 + 4 * i) / total, dim - i)
+
+
+def attend(fmt: Format, registers: int) -> Callable[..., None]:
+    """Return the kernel that attends to a cache of this format."""
+    multiply, itemsize = multiplier(fmt, registers), fmt.itemsize
+    multiply_wide = multiply if itemsize == 4 else multiplier(FORMATS["float32"], registers)
+    widened = fmt.loader()
+    has_scales = fmt.largest is not None
+
+    @kernel_function
+    def score(args, table, head, q, dim, rows, start, end, scores, packed):  # type: ignore[no-untyped-def]
+        """Write the products of queries and the keys start … end - 1 [rows, 64], not yet scaled."""
+        padded, block_size = (dim + 15) // 16 * 16, word(args, 10)
+        kv_heads, keys, key_scales = word(args, 8), word(args, 1), word(args, 3)
+        for group in range(start, end, 16):
+            out = scores + (group - start) * 4
+            offset = group % block_size
+            head_base = (word(table, group // block_size) * kv_heads + head) * block_size
+            if block_size % 16 == 0:
+                panel = keys + (head_base * padded + offset * padded) * itemsize
+                multiply(q, dim * 4, panel, 0, dim, out, 256, rows, 1, 0)
+            else:  # gather the group's keys into a panel
+                for i in range(min(16, end - group)):
+                    position = group + i
+                    base = word(table, position // block_size) * kv_heads + head
+                    at = base * block_size + position % block_size
+                    for d in range(0, padded, 16):
+                        store(packed, widened(keys + (at * padded + d) * itemsize))
+                        for j in range(min(16, dim - d)):
+                            set_number(packed + 64, (d + j) * 16 + i, number(packed, j))
+                multiply_wide(q, dim * 4, packed + 64, 0, dim, out, 256, rows, 1, 0)
+            if has_scales:
+                for i in range(min(16, end - group)):
+                    position = group + i
+                    base = word(table, position // block_size) * kv_heads + head
+                    at = base * block_size + position % block_size
+                    set_number(packed, i, number(key_scales + 4 * at, 0))
+                scale = load_first(packed, end - group)
+                for row in range(rows):
+                    at = out + row * 256
+                    store(at, load(at) * scale)
+
+    @kernel_function
+    def weigh(args, table, head, scores, states, state_bytes, dim, row, start, end, first, last, scale):  # type: ignore[no-untyped-def]
+        """Turn a row's scores of the keys start … end - 1 into weights, and advance its state.
+
+        It sees the positions first … last - 1.
+        """
+        own, state = scores + row * 256, states + row * state_bytes
+        top = everywhere(LOWEST)
+        factor = everywhere(scale)
+        for group in range(start, end, 16):
+            at = own + (group - start) * 4
+            v = within(load(at) * factor, first - group, last - group, HIDDEN)
+            store(at, v)
+            top = larger(v, top)
+        before = number(state, 0)
+        highest = max(before, largest_of(top))
+        total, shift = everywhere(ZERO), everywhere(highest)
+        for group in range(start, end, 16):
+            at = own + (group - start) * 4
+            v = exp(load(at) - shift)
+            store(at, v)
+            total = total + v
+        old = exp1(before - highest)
+        set_number(state, 0, highest)
+        set_number(state, 1, fma1(number(state, 1), first_of(old), sum_of(total)))
+        if before != highest:
+            for i in range(64, 64 + 4 * dim, 64):
+                store(state + i, load(state + i) * old)
+
+    @kernel_function
+    def add_values(args, table, head, rows, start, begin, end, scores, states, state_bytes, padded):  # type: ignore[no-untyped-def]
+        """Add the weighted values begin … end - 1 to the states."""
+        kv_heads, block_size, values = word(args, 8), word(args, 10), word(args, 2)
+        position = begin
+        while position < end:
+            offset = position % block_size
+            count = min(block_size - offset, end - position)
+            base = (word(table, position // block_size) * kv_heads + head) * block_size
+            if has_scales:
+                scales = word(args, 4) + (base + offset) * 4
+                for row in range(rows):
+                    at = scores + row * 256 + (position - start) * 4
+                    for i in range(0, count, 16):
+                        v = load_first(at + 4 * i, count - i)
+                        v = v * load_first(scales + 4 * i, count - i)
+                        store_first(at + 4 * i, v, count - i)
+            multiply(
+                scores + (position - start) * 4, 256, values + (base * padded + offset * 16) * itemsize,
+                block_size * 16 * itemsize, count, states + 64, state_bytes, rows, padded // 16, 1,
+            )  # fmt: skip
+            position += count
+
+    @kernel_function
+    def attend_part(args, table, head, q, dim, group, count, position, part, memory, states, state_bytes):  # type: ignore[no-untyped-def]
+        """Attend from ``count`` queries, the first at ``position``, to one part of the context.
+
+        The states of its count x group rows are overwritten.
+        """
+        padded, window, scale = (dim + 15) // 16 * 16, word(args, 11), number(args + 8 * 12, 0)
+        rows = count * group
+        scores, packed = memory, memory + rows * 256
+        for row in range(rows):
+            clear(states + row * state_bytes, padded)
+        end = min((part + 1) * PART, position + count)
+        seen = max(0, position - window + 1) if window > 0 else 0
+        for start in range(part * PART, end, KEY_TILE):
+            stop = min(start + KEY_TILE, end)
+            if stop <= seen:
+                continue
+            score(args, table, head, q, dim, rows, start, stop, scores, packed)
+            for row in range(rows):
+                last = position + row // group + 1
+                first = max(0, last - window) if window > 0 else 0
+                weigh(
+                    args, table, head, scores, states, state_bytes, padded, row, start, stop,
+                    first, last, scale,
+                )  # fmt: skip
+            begin = max(start, seen)
+            add_values(
+                args, table, head, rows, start, begin, stop, scores, states, state_bytes, padded
+            )
+
+    @kernel_function
+    def kernel(args, step, tile, scratch):  # type: ignore[no-untyped-def]
+        """Attend from the queries of an item to one KV head.
+
+        Arguments: q, keys, values, their scales, out, -, Hq, Hkv, Dh, B, the window or 0, the scale.
+        """
+        q, out, heads, kv_heads, dim = (
+            word(args, 0), word(args, 5), word(args, 7), word(args, 8), word(args, 9),
+        )  # fmt: skip
+        padded, group = (dim + 15) // 16 * 16, heads // kv_heads
+        state_bytes = 64 + 4 * padded
+        item, head = word(step, ITEMS) + tile // kv_heads * ITEM_WORDS * 8, tile % kv_heads
+        sequence, query, count = word(item, 0), word(item, 1), word(item, 2)
+        part, slot = word(item, 3), word(item, 4)
+        begin, end = word(word(step, STARTS), sequence), word(word(step, STARTS), sequence + 1)
+        position = word(word(step, LENGTHS), sequence) - (end - begin) + query
+        table = word(step, TABLES) + sequence * word(step, TABLE_WIDTH) * 8
+        rows = count * group
+        queries, states = scratch, scratch + rows * dim * 4 + 64
+        wholes = states + rows * state_bytes
+        memory = wholes + rows * state_bytes
+        for i in range(count):
+            source = q + ((begin + query + i) * heads + head * group) * dim * 4
+            target = queries + i * group * dim * 4
+            for j in range(0, group * dim, 16):
+                store_first(target + 4 * j, load_first(source + 4 * j, group * dim - j), group * dim - j)
+        if slot >= 0:
+            partials = word(step, PARTIALS) + (slot * heads + head * group) * state_bytes
+            attend_part(
+                args, table, head, queries, dim, group, count, position, part, memory, partials,
+                state_bytes,
+            )  # fmt: skip
+            return
+        for row in range(rows):
+            clear(wholes + row * state_bytes, padded)
+        window = word(args, 11)
+        seen = max(0, position - window + 1) if window > 0 else 0
+        for part in range(seen // PART, (position + count - 1) // PART + 1):
+            attend_part(
+                args, table, head, queries, dim, group, count, position, part, memory, states,
+                state_bytes,
+            )  # fmt: skip
+            for row in range(rows):
+                merge_part(wholes + row * state_bytes, states + row * state_bytes, padded)
+        for row in range(rows):
+            token = begin + query + row // group
+            at = out + (token * heads + head * group + row % group) * dim * 4
+            finish(wholes + row * state_bytes, at, dim)
+
+    return kernel
+
+
+@kernel_function
+def merge(args, step, tile, scratch):  # type: ignore[no-untyped-def]
+    """Merge the parts of a query. Arguments: out, Hq, Dh."""
+    out, heads, dim = word(args, 0), word(args, 1), word(args, 2)
+    padded = (dim + 15) // 16 * 16
+    state_bytes = 64 + 4 * padded
+    entry = word(step, MERGES) + tile * 3 * 8
+    token, first, count = word(entry, 0), word(entry, 1), word(entry, 2)
+    for head in range(heads):
+        clear(scratch, padded)
+        for part in range(first, first + count):
+            merge_part(scratch, word(step, PARTIALS) + (part * heads + head) * state_bytes, padded)
+        finish(scratch, out + (token * heads + head) * dim * 4, dim)

@@ -1,0 +1,242 @@
+"""Kernels that pass over rows: embeddings, norms, rotations and the gated activation.
+
+Every kernel is called as kernel(args, step, tile, scratch): the address of its arguments, the step's
+header, the index of the tile of work to do, and memory of the calling thread. `mie.ops_jit.program`
+names the words of both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from mie.ops_jit.kernels.formats import Format
+from mie.ops_jit.kernels.vectors import (
+    I64,
+    Emitted,
+    absolute,
+    exp,
+    everywhere,
+    fma,
+    fma1,
+    int64,
+    kernel_function,
+    larger,
+    largest_of,
+    load,
+    load_first,
+    number,
+    plain,
+    pointer,
+    set_number,
+    store,
+    store_first,
+    sum_of,
+    word,
+)
+from mie.ops_jit.layout import POSITIONS, ROW_TILE, SLOTS, TOKEN_IDS, LOGITS_ROWS
+
+ONE = np.float32(1)
+
+
+@kernel_function
+def normalise(x, weight, out, dim, eps):  # type: ignore[no-untyped-def]
+    """Write x / sqrt(mean(x²) + eps) * weight, of ``dim`` numbers. ``out`` may be ``x``."""
+    total = everywhere(np.float32(0))
+    whole = dim - dim % 16
+    for i in range(0, whole, 16):
+        v = load(x + 4 * i)
+        total = fma(v, v, total)
+    v = load_first(x + 4 * whole, dim - whole)
+    mean = sum_of(fma(v, v, total)) / np.float32(dim)
+    scale = everywhere(ONE / np.float32(math.sqrt(mean + eps)))
+    for i in range(0, whole, 16):
+        store(out + 4 * i, load(x + 4 * i) * scale * load(weight + 4 * i))
+    v = v * scale * load_first(weight + 4 * whole, dim - whole)
+    store_first(out + 4 * whole, v, dim - whole)
+
+
+@kernel_function
+def rms_norm(args, step, tile, scratch):  # type: ignore[no-untyped-def]
+    """Normalise the rows of x [T, D]. Arguments: x, weight, out, D, eps, the word with T."""
+    x, weight, out, dim = word(args, 0), word(args, 1), word(args, 2), word(args, 3)
+    eps = number(args + 8 * 4, 0)
+    end = min(word(step, word(args, 5)), (tile + 1) * ROW_TILE)
+    for row in range(tile * ROW_TILE, end):
+        normalise(x + row * dim * 4, weight, out + row * dim * 4, dim, eps)
+
+
+@kernel_function
+def head_norm(args, step, tile, scratch):  # type: ignore[no-untyped-def]
+    """Normalise heads in place. Arguments: x, weight, heads of a row, Dh, eps, T, first, last."""
+    x, weight, heads, dim = word(args, 0), word(args, 1), word(args, 2), word(args, 3)
+    eps = number(args + 8 * 4, 0)
+    end = min(word(step, word(args, 5)), (tile + 1) * ROW_TILE)
+    for row in range(tile * ROW_TILE, end):
+        for head in range(word(args, 6), word(args, 7)):
+            at = x + (row * heads + head) * dim * 4
+            normalise(at, weight, at, dim, eps)
+
+
+@kernel_function
+def silu(gate, up):  # type: ignore[no-untyped-def]
+    """Return gate / (1 + e**-gate) * up."""
+    one = everywhere(ONE)
+    return gate / (one + exp(everywhere(np.float32(0)) - gate)) * up
+
+
+@kernel_function
+def silu_mul(args, step, tile, scratch):  # type: ignore[no-untyped-def]
+    """Activate gate_up [T, 2 F] to out [T, F]. Arguments: gate_up, out, F, the word with T."""
+    gate_up, out, dim = word(args, 0), word(args, 1), word(args, 2)
+    end = min(word(step, word(args, 3)), (tile + 1) * ROW_TILE)
+    for row in range(tile * ROW_TILE, end):
+        gate = gate_up + row * dim * 8
+        for i in range(0, dim, 16):
+            count = dim - i
+            v = silu(load_first(gate + 4 * i, count), load_first(gate + 4 * (dim + i), count))
+            store_first(out + (row * dim + i) * 4, v, count)
+
+
+@kernel_function
+def take_rows(args, step, tile, scratch):  # type: ignore[no-untyped-def]
+    """Copy the rows whose logits are wanted. Arguments: x, out, D, the word with R."""
+    x, out, dim, rows = word(args, 0), word(args, 1), word(args, 2), word(step, LOGITS_ROWS)
+    end = min(word(step, word(args, 3)), (tile + 1) * ROW_TILE)
+    for row in range(tile * ROW_TILE, end):
+        source = x + word(rows, row) * dim * 4
+        for i in range(0, dim, 16):
+            store_first(out + (row * dim + i) * 4, load_first(source + 4 * i, dim - i), dim - i)
+
+
+def item_copier(fmt: Format) -> Any:
+    """Return a function that copies one element from an address to another."""
+    element = ir.IntType(8 * fmt.itemsize)
+
+    def emit(b: ir.IRBuilder, source: ir.Value, target: ir.Value) -> None:
+        item = b.load(pointer(b, source, element), align=fmt.itemsize)
+        b.store(item, pointer(b, target, element), align=fmt.itemsize)
+
+    @intrinsic
+    def copy_item(_: Any, source: Any, target: Any) -> Emitted:
+        return plain(types.void, [int64, int64], emit)
+
+    return copy_item
+
+
+def embed(fmt: Format) -> Callable[..., None]:
+    """Return the kernel that looks up tokens in a table of this format."""
+    widened, copy_item = fmt.loader(), item_copier(fmt)
+    itemsize = fmt.itemsize
+
+    @kernel_function
+    def kernel(args, step, tile, scratch):  # type: ignore[no-untyped-def]
+        """Take columns of the panels. Arguments: panels, out, D, the word with T."""
+        table, out, dim, ids = word(args, 0), word(args, 1), word(args, 2), word(step, TOKEN_IDS)
+        end = min(word(step, word(args, 3)), (tile + 1) * ROW_TILE)
+        for row in range(tile * ROW_TILE, end):
+            token = word(ids, row)
+            column = table + (token // 16 * dim * 16 + token % 16) * itemsize
+            for i in range(dim):
+                copy_item(column + i * 16 * itemsize, scratch + i * itemsize)
+            for i in range(0, dim, 16):
+                v = widened(scratch + i * itemsize)
+                store_first(out + (row * dim + i) * 4, v, dim - i)
+
+    return kernel
+
+
+def rope_write(fmt: Format) -> Callable[..., None]:
+    """Return the kernel that rotates queries and keys, and writes a cache of this format.
+
+    `mie.ops_jit.kv_cache` describes where an element is.
+    """
+    narrow, copy_item = fmt.storer(), item_copier(fmt)
+    itemsize = fmt.itemsize
+    largest = np.float32(0 if fmt.largest is None else fmt.largest)
+    smallest = np.float32(2.0**-100)
+
+    @kernel_function
+    def rotate(x, cos_sin, out, half):  # type: ignore[no-untyped-def]
+        for i in range(half):
+            first, second = number(x, i), number(x, half + i)
+            cos, sin = number(cos_sin, i), number(cos_sin, half + i)
+            set_number(out, i, fma1(first, cos, -(second * sin)))
+            set_number(out, half + i, fma1(second, cos, first * sin))
+
+    @kernel_function
+    def quantise(x, dim, scale_at):  # type: ignore[no-untyped-def]
+        """Divide a vector by its scale, and write the scale."""
+        top = everywhere(np.float32(0))
+        check = top  # stays 0 without an infinity or a NaN
+        for i in range(0, dim, 16):
+            size = absolute(load(x + 4 * i))
+            top, check = larger(size, top), check + (size - size)
+        scale = largest_of(top) / largest
+        if sum_of(check) != 0:
+            scale = np.float32(np.nan)
+        elif scale < smallest:
+            scale = np.float32(0)
+        set_number(scale_at, 0, scale)
+        for i in range(0, dim, 16):
+            if scale > 0:
+                store(x + 4 * i, load(x + 4 * i) / everywhere(scale))
+            else:
+                store(x + 4 * i, everywhere(np.float32(0)))
+
+    @kernel_function
+    def kernel(args, step, tile, scratch):  # type: ignore[no-untyped-def]
+        qkv, table, q = word(args, 0), word(args, 1), word(args, 2)
+        keys, values, key_scales, value_scales = (
+            word(args, 3), word(args, 4), word(args, 5), word(args, 6),
+        )  # fmt: skip
+        heads, kv_heads, dim, block_size = (
+            word(args, 7), word(args, 8), word(args, 9), word(args, 10),
+        )  # fmt: skip
+        padded = (dim + 15) // 16 * 16
+        positions, slots = word(step, POSITIONS), word(step, SLOTS)
+        end = min(word(step, word(args, 11)), (tile + 1) * ROW_TILE)
+        for i in range(0, padded, 16):
+            store(scratch + 4 * i, everywhere(np.float32(0)))
+        narrowed = scratch + 4 * padded
+        for row in range(tile * ROW_TILE, end):
+            own = qkv + row * (heads + 2 * kv_heads) * dim * 4
+            cos_sin = table + word(positions, row) * dim * 4
+            for head in range(heads):
+                rotate(
+                    own + head * dim * 4, cos_sin, q + (row * heads + head) * dim * 4, dim // 2
+                )
+            slot = word(slots, row)
+            block, offset = slot // block_size, slot % block_size
+            for head in range(kv_heads):
+                base = (block * kv_heads + head) * block_size
+                at = base * padded * itemsize
+                rotate(own + (heads + head) * dim * 4, cos_sin, scratch, dim // 2)
+                if largest > 0:
+                    quantise(scratch, padded, key_scales + (base + offset) * 4)
+                for i in range(0, padded, 16):
+                    narrow(load(scratch + 4 * i), narrowed + i * itemsize)
+                if block_size % 16 == 0:
+                    first, stride = offset // 16 * 16 * padded + offset % 16, 16
+                else:
+                    first, stride = offset * padded, 1
+                for i in range(dim):
+                    copy_item(
+                        narrowed + i * itemsize, keys + at + (first + i * stride) * itemsize
+                    )
+                value = own + (heads + kv_heads + head) * dim * 4
+                for i in range(0, dim, 16):
+                    store(scratch + 4 * i, load_first(value + 4 * i, dim - i))
+                if largest > 0:
+                    quantise(scratch, padded, value_scales + (base + offset) * 4)
+                for i in range(0, padded, 16):
+                    target = values + at + (i * block_size + offset * 16) * itemsize
+                    narrow(load(scratch + 4 * i), target)
+
+    return kernel

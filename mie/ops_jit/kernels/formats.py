@@ -1,0 +1,148 @@
+"""Load and store the element formats of weights and caches, widened to float32 in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from mie.ops_jit.kernels.vectors import (
+    F32,
+    I8,
+    I16,
+    I32,
+    VECTOR,
+    Emitted,
+    call,
+    int64,
+    lanes,
+    load_lanes,
+    pointer,
+    splat,
+    vector,
+    plain,
+)
+
+Widen = Callable[[ir.IRBuilder, ir.Value], ir.Value]
+
+
+def _bfloat16(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    bits = b.zext(load_lanes(b, address, I16), lanes(I32))
+    return b.bitcast(b.shl(bits, splat(I32, 16)), VECTOR)
+
+
+def _float16(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    return b.fpext(load_lanes(b, address, ir.HalfType()), VECTOR)
+
+
+def _int8(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    return b.sitofp(b.sext(load_lanes(b, address, I8), lanes(I32)), VECTOR)
+
+
+def _fp8(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    """Move an E4M3 number's bits to their places in float32, whose bias is 120 larger.
+
+    A cache holds no NaN.
+    """
+    bits = b.zext(load_lanes(b, address, I8), lanes(I32))
+    sign = b.shl(b.and_(bits, splat(I32, 0x80)), splat(I32, 24))
+    rest = b.shl(b.and_(bits, splat(I32, 0x7F)), splat(I32, 20))
+    return b.fmul(b.bitcast(b.or_(sign, rest), VECTOR), splat(F32, 2.0**120))
+
+
+def _narrow_bfloat16(b: ir.IRBuilder, x: ir.Value, address: ir.Value) -> None:
+    """Round to nearest, ties to even. A NaN stays one."""
+    bits = b.bitcast(x, lanes(I32))
+    odd = b.and_(b.lshr(bits, splat(I32, 16)), splat(I32, 1))
+    rounded = b.add(bits, b.add(odd, splat(I32, 0x7FFF)))
+    quiet = b.or_(bits, splat(I32, 0x400000))
+    chosen = b.select(b.fcmp_unordered("uno", x, x), quiet, rounded)
+    short = b.trunc(b.lshr(chosen, splat(I32, 16)), lanes(I16))
+    b.store(short, pointer(b, address, lanes(I16)), align=1)
+
+
+def _narrow_float16(b: ir.IRBuilder, x: ir.Value, address: ir.Value) -> None:
+    half = lanes(ir.HalfType())
+    b.store(b.fptrunc(x, half), pointer(b, address, half), align=1)
+
+
+def _narrow_int8(b: ir.IRBuilder, x: ir.Value, address: ir.Value) -> None:
+    whole = b.fptosi(call(b, "llvm.rint.v16f32", VECTOR, (x,)), lanes(I32))
+    b.store(b.trunc(whole, lanes(I8)), pointer(b, address, lanes(I8)), align=1)
+
+
+def _narrow_fp8(b: ir.IRBuilder, x: ir.Value, address: ir.Value) -> None:
+    """Round to E4M3, ties to even. |x| is at most 448.
+
+    Normal numbers round like bfloat16 does, at bit 20. Subnormal ones are multiples of 2**-9, and
+    adding 2**14 leaves exactly those bits.
+    """
+    bits = b.bitcast(x, lanes(I32))
+    sign = b.and_(b.lshr(bits, splat(I32, 24)), splat(I32, 0x80))
+    size = b.and_(bits, splat(I32, 0x7FFFFFFF))
+    odd = b.and_(b.lshr(size, splat(I32, 20)), splat(I32, 1))
+    rounded = b.add(size, b.add(odd, splat(I32, 0x7FFFF)))
+    normal = b.sub(b.lshr(rounded, splat(I32, 20)), splat(I32, 120 << 3))
+    moved = b.fadd(b.bitcast(size, VECTOR), splat(F32, 2.0**14))
+    tiny = b.sub(b.bitcast(moved, lanes(I32)), splat(I32, 141 << 23))
+    small = b.icmp_signed("<", size, splat(I32, 121 << 23))
+    result = b.or_(b.select(small, tiny, normal), sign)
+    b.store(b.trunc(result, lanes(I8)), pointer(b, address, lanes(I8)), align=1)
+
+
+def _float32(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    return load_lanes(b, address, F32)
+
+
+def _narrow_float32(b: ir.IRBuilder, x: ir.Value, address: ir.Value) -> None:
+    b.store(x, pointer(b, address, VECTOR), align=1)
+
+
+@dataclass(frozen=True)
+class Format:
+    """How 16 elements are stored."""
+
+    name: str
+    itemsize: int
+    widen: Widen
+    """Load 16 elements as float32, which is exact."""
+    narrow: Callable[[ir.IRBuilder, ir.Value, ir.Value], None]
+    """Store 16 numbers, rounded to nearest, ties to even."""
+    largest: float | None = None
+    """The element that the largest magnitude of a vector maps to, if vectors have scales."""
+
+    def loader(self) -> Any:
+        """Return a function for kernels: an address to 16 numbers."""
+        widen = self.widen
+
+        @intrinsic
+        def load_widened(_: Any, address: Any) -> Emitted:
+            return plain(vector, [int64], widen)
+
+        return load_widened
+
+    def storer(self) -> Any:
+        """Return a function for kernels that stores 16 numbers at an address."""
+        narrow = self.narrow
+
+        @intrinsic
+        def store_narrowed(_: Any, x: Any, address: Any) -> Emitted:
+            return plain(types.void, [vector, int64], narrow)
+
+        return store_narrowed
+
+
+FORMATS = {
+    each.name: each
+    for each in (
+        Format("float32", 4, _float32, _narrow_float32),
+        Format("bfloat16", 2, _bfloat16, _narrow_bfloat16),
+        Format("float16", 2, _float16, _narrow_float16),
+        Format("int8", 1, _int8, _narrow_int8, 127.0),
+        Format("float8_e4m3fn", 1, _fp8, _narrow_fp8, 448.0),
+    )
+}

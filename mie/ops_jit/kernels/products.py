@@ -1,0 +1,180 @@
+"""Multiply rows by panels of weights: the one product that matrices and attention use.
+
+A panel holds K inputs of 16 outputs, as [K, 16]. An output is one chain of fused multiply-adds over
+k = 0 … K - 1, kept in one lane of a register. So its bits depend on its row and its weights only:
+not on the other rows, on the number of threads, or on the shape of the tile that computed it.
+
+A tile of R rows by C panels keeps R x C vectors of sums in registers. For each k it loads C vectors
+of weights, broadcasts R numbers of x, and does R x C fused multiply-adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from mie.ops_jit.kernels.formats import Format
+from mie.ops_jit.kernels.vectors import (
+    F32,
+    I64,
+    VECTOR,
+    Emitted,
+    broadcast,
+    fused,
+    int64,
+    kernel_function,
+    plain,
+    pointer,
+    splat,
+)
+
+PANELS = 4
+"""Panels of a group, which is the widest tile."""
+MAX_ROWS = 6
+"""Rows of the tallest tile."""
+UNROLLED = 4
+"""Inputs of one pass of the inner loop."""
+
+
+def widest(rows: int, registers: int) -> int:
+    """Return how many panels a tile of ``rows`` has if ``registers`` hold vectors of sums."""
+    return next(panels for panels in (4, 2, 1) if rows * panels <= registers)
+
+
+class _Tile:
+    """Emits the code of one tile."""
+
+    def __init__(self, b: ir.IRBuilder, rows: int, panels: int, fmt: Format, *values: Any) -> None:
+        self.b, self.fmt = b, fmt
+        x, x_stride, w, w_stride, self.count, out, out_stride, self.resume = values
+        self.xs = [b.add(x, b.mul(x_stride, I64(r))) for r in range(rows)]
+        self.ws = [b.add(w, b.mul(w_stride, I64(c))) for c in range(panels)]
+        outs = [b.add(out, b.mul(out_stride, I64(r))) for r in range(rows)]
+        self.outs = [
+            pointer(b, b.add(each, I64(64 * c)), VECTOR) for each in outs for c in range(panels)
+        ]
+
+    def emit(self) -> None:
+        """Emit everything: the first sums, both loops, and the stores."""
+        sums = self._first_sums()
+        k, sums = self._loop(I64(0), UNROLLED, sums)
+        _, sums = self._loop(k, 1, sums)
+        for total, out in zip(sums, self.outs, strict=True):
+            self.b.store(total, out, align=4)
+
+    def _first_sums(self) -> list[ir.Value]:
+        """Return the numbers in ``out``, or zeros."""
+        b = self.b
+        fresh, resumed, begin = (b.append_basic_block(name) for name in ("fresh", "resumed", "begin"))
+        b.cbranch(b.icmp_signed("==", self.resume, I64(0)), fresh, resumed)
+        b.position_at_end(resumed)
+        old = [b.load(out, align=4) for out in self.outs]
+        b.branch(begin)
+        b.position_at_end(fresh)
+        b.branch(begin)
+        b.position_at_end(begin)
+        sums = []
+        for number in old:
+            total = b.phi(VECTOR)
+            total.add_incoming(number, resumed)
+            total.add_incoming(splat(F32, 0.0), fresh)
+            sums.append(total)
+        return sums
+
+    def _loop(self, start: ir.Value, by: int, sums: Sequence[ir.Value]) -> tuple[Any, list[Any]]:
+        """Add ``by`` inputs at a time while so many are left. Return where it stopped, and sums."""
+        b, before = self.b, self.b.block
+        head, body, after = (b.append_basic_block(name) for name in ("head", "body", "after"))
+        b.branch(head)
+        b.position_at_end(head)
+        k = b.phi(I64)
+        k.add_incoming(start, before)
+        kept = [b.phi(VECTOR) for _ in sums]
+        for phi, total in zip(kept, sums, strict=True):
+            phi.add_incoming(total, before)
+        next_k = b.add(k, I64(by))
+        b.cbranch(b.icmp_signed("<=", next_k, self.count), body, after)
+        b.position_at_end(body)
+        moved = list(kept)
+        for ahead in range(by):
+            moved = self._step(k, ahead, moved)
+        k.add_incoming(next_k, b.block)
+        for phi, total in zip(kept, moved, strict=True):
+            phi.add_incoming(total, b.block)
+        b.branch(head)
+        b.position_at_end(after)
+        return k, kept
+
+    def _step(self, k: ir.Value, ahead: int, sums: Sequence[ir.Value]) -> list[ir.Value]:
+        """Add the products of input k + ahead."""
+        b, size = self.b, 16 * self.fmt.itemsize
+        w_offset, x_offset = b.mul(k, I64(size)), b.shl(k, I64(2))
+        weights = [
+            self.fmt.widen(b, b.add(b.add(w, w_offset), I64(ahead * size))) for w in self.ws
+        ]
+        totals = []
+        for r, x in enumerate(self.xs):
+            at = pointer(b, b.add(b.add(x, x_offset), I64(ahead * 4)), F32)
+            number = broadcast(b, b.load(at, align=4))
+            totals += [
+                fused(b, number, weight, sums[r * len(weights) + c])
+                for c, weight in enumerate(weights)
+            ]
+        return totals
+
+
+def multiplier(fmt: Format, registers: int) -> Callable[..., None]:
+    """Return a kernel function that multiplies any number of rows by any number of panels.
+
+    It is called as f(x, x_stride, w, w_stride, K, out, out_stride, rows, panels, resume), with
+    strides in bytes from row to row and from panel to panel. ``out`` is [rows, 16 panels]. With
+    ``resume`` 1, its chains go on from the numbers in ``out``, and with 0 they begin at zero.
+    ``registers`` is how many vectors of sums the CPU's registers hold.
+    """
+    widths = (0, *(widest(rows, registers) for rows in range(1, MAX_ROWS + 1)))
+    shapes = {(rows, panels) for rows in range(1, MAX_ROWS + 1) for panels in (widths[rows], 1)}
+
+    def emit(b: ir.IRBuilder, rows: ir.Value, panels: ir.Value, *values: ir.Value) -> None:
+        """Branch to the code of the tile's shape."""
+        b.function.attributes.add("noinline")  # one copy, with registers of its own
+        after, other = b.append_basic_block("done"), b.append_basic_block("other")
+        key = b.add(b.mul(rows, I64(8)), panels)
+        switch = b.switch(key, other)
+        b.position_at_end(other)
+        b.unreachable()
+        for height, width in sorted(shapes):
+            block = b.append_basic_block(f"tile_{height}_{width}")
+            switch.add_case(I64(height * 8 + width), block)
+            b.position_at_end(block)
+            _Tile(b, height, width, fmt, *values).emit()
+            b.branch(after)
+        b.position_at_end(after)
+
+    @intrinsic
+    def tile(_, rows, panels, x, x_stride, w, w_stride, k, out, out_stride, resume) -> Emitted:  # type: ignore[no-untyped-def]
+        return plain(types.void, [int64] * 10, emit)
+
+    @kernel_function
+    def multiply(x, x_stride, w, w_stride, k, out, out_stride, rows, panels, resume):  # type: ignore[no-untyped-def]
+        p = 0
+        while p < panels:
+            group = min(panels - p, PANELS)
+            r = 0
+            while r < rows:  # the group's panels stay in the cache while the rows pass
+                height = min(rows - r, MAX_ROWS)
+                q = 0
+                while q < group:
+                    width = widths[height] if q + widths[height] <= group else 1
+                    tile(
+                        height, width, x + r * x_stride, x_stride, w + (p + q) * w_stride,
+                        w_stride, k, out + r * out_stride + (p + q) * 64, out_stride, resume,
+                    )  # fmt: skip
+                    q += width
+                r += height
+            p += group
+
+    return multiply

@@ -1,0 +1,226 @@
+"""Run a program with several threads that share every instruction's tiles.
+
+One word, the ticket, says which run it is, which instruction, and how many of its tiles are left. A
+thread takes a tile by lowering the ticket with compare-and-swap. The thread that finishes an instruction's
+last tile sets the ticket to the next instruction. So there is no barrier where all threads must
+arrive: a thread that the system has not scheduled holds up nobody unless it is inside a tile. A
+thread that comes late, with a ticket of an earlier run, cannot take a tile, because the
+compare-and-swap fails.
+
+Between runs a worker spins for a while and then sleeps on its semaphore (sem_wait, POSIX).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from mie.ops_jit.kernels.vectors import (
+    I32,
+    I64,
+    Emitted,
+    int64,
+    kernel_function,
+    plain,
+    pointer,
+    set_word,
+    word,
+)
+from mie.ops_jit.layout import (
+    ARGUMENTS,
+    DONE,
+    END,
+    HEADER,
+    INSTRUCTION_SHIFT,
+    INSTRUCTION_WORDS,
+    KERNEL,
+    PROGRAM,
+    RUN_SHIFT,
+    SLEEPERS,
+    STOP,
+    TICKET,
+    TILE_COUNT,
+    TILE_FACTOR,
+    TILE_SIZE,
+    TILES,
+    WORKER_WORDS,
+)
+
+LAST_RUN = (1 << 23) - 1
+"""The number of a run after which they begin again at 0."""
+SPINS = 5_000
+"""Turns that a worker spins for the next run before it sleeps, about 100 us to 1 ms."""
+TURNS_BEFORE_YIELD = 1024
+"""Turns after which a waiting thread offers its CPU to others."""
+
+
+@intrinsic
+def acquire(_: Any, address: Any) -> Emitted:
+    """Load a word, before everything that follows."""
+    return plain(
+        int64, [int64], lambda b, at: b.load_atomic(pointer(b, at, I64), "acquire", 8)
+    )
+
+
+@intrinsic
+def release(_: Any, address: Any, value: Any) -> Emitted:
+    """Store a word, after everything that precedes."""
+
+    def emit(b: ir.IRBuilder, at: ir.Value, value: ir.Value) -> None:
+        b.store_atomic(value, pointer(b, at, I64), "seq_cst", 8)
+
+    return plain(types.void, [int64, int64], emit)
+
+
+@intrinsic
+def swap_if(_: Any, address: Any, old: Any, new: Any) -> Emitted:
+    """Replace a word if it is ``old``. Return whether it was."""
+
+    def emit(b: ir.IRBuilder, at: ir.Value, old: ir.Value, new: ir.Value) -> ir.Value:
+        pair = b.cmpxchg(pointer(b, at, I64), old, new, "seq_cst", "seq_cst")
+        return b.zext(b.extract_value(pair, 1), I64)
+
+    return plain(int64, [int64, int64, int64], emit)
+
+
+@intrinsic
+def exchange(_: Any, address: Any, value: Any) -> Emitted:
+    """Replace a word and return the old one."""
+    return plain(
+        int64,
+        [int64, int64],
+        lambda b, at, value: b.atomic_rmw("xchg", pointer(b, at, I64), value, "seq_cst"),
+    )
+
+
+@intrinsic
+def fetch_add(_: Any, address: Any, value: Any) -> Emitted:
+    """Add to a word and return the old one."""
+    return plain(
+        int64,
+        [int64, int64],
+        lambda b, at, value: b.atomic_rmw("add", pointer(b, at, I64), value, "seq_cst"),
+    )
+
+
+@intrinsic
+def pause(_: Any) -> Emitted:
+    """Tell the CPU that this is a spin-wait."""
+
+    def emit(b: ir.IRBuilder) -> None:
+        arm = b.module.triple.startswith("aarch64")
+        name, values = ("llvm.aarch64.hint", [I32(1)]) if arm else ("llvm.x86.sse2.pause", [])
+        signature = ir.FunctionType(ir.VoidType(), [value.type for value in values])
+        b.call(cgutils.get_or_insert_function(b.module, signature, name), values)
+
+    return plain(types.void, [], emit)
+
+
+@intrinsic
+def call_kernel(_: Any, kernel: Any, args: Any, step: Any, tile: Any, scratch: Any) -> Emitted:
+    """Call a compiled kernel at an address, as Numba compiles it: with its result's address first.
+
+    The second argument is for exceptions, which kernels do not raise.
+    """
+
+    def emit(b: ir.IRBuilder, kernel: ir.Value, *values: ir.Value) -> None:
+        byte = ir.IntType(8).as_pointer()
+        signature = ir.FunctionType(I32, [byte.as_pointer(), byte.as_pointer(), *[I64] * 4])
+        result = cgutils.alloca_once(b, byte)
+        nothing = ir.Constant(byte.as_pointer(), None)
+        b.call(b.inttoptr(kernel, signature.as_pointer()), [result, nothing, *values])
+
+    return plain(types.void, [int64] * 5, emit)
+
+
+sched_yield = types.ExternalFunction("sched_yield", types.int32())
+sem_wait = types.ExternalFunction("sem_wait", types.int32(types.int64))
+sem_post = types.ExternalFunction("sem_post", types.int32(types.int64))
+
+
+@kernel_function
+def next_ticket(team, run, instruction):  # type: ignore[no-untyped-def]
+    """Return the ticket of the first instruction from this one on that has tiles, or of the end.
+
+    Store its number of tiles, which the ticket counts down.
+    """
+    tiles = 0
+    program, header, end = word(team, PROGRAM), word(team, HEADER), word(team, END)
+    while instruction < end:
+        row = program + instruction * INSTRUCTION_WORDS * 8
+        size = word(row, TILE_SIZE)
+        tiles = (word(header, word(row, TILE_COUNT)) + size - 1) // size * word(row, TILE_FACTOR)
+        if tiles > 0:
+            set_word(team, TILES, tiles)
+            break
+        instruction += 1
+    return (run << RUN_SHIFT) | (instruction << INSTRUCTION_SHIFT) | tiles
+
+
+@kernel_function
+def take_part(team, run, scratch):  # type: ignore[no-untyped-def]
+    """Do tiles of this run until it ends. Return at once if it is over."""
+    ticket_at, done_at = team + TICKET * 8, team + DONE * 8
+    turns = 0
+    while True:
+        ticket = acquire(ticket_at)
+        instruction = (ticket >> INSTRUCTION_SHIFT) & ((1 << (RUN_SHIFT - INSTRUCTION_SHIFT)) - 1)
+        if ticket >> RUN_SHIFT != run or instruction >= word(team, END):
+            return
+        left = ticket & ((1 << INSTRUCTION_SHIFT) - 1)
+        if left > 0:
+            if swap_if(ticket_at, ticket, ticket - 1) == 0:
+                continue
+            # The instruction cannot end before this tile, so its words no longer change.
+            row = word(team, PROGRAM) + instruction * INSTRUCTION_WORDS * 8
+            args = row + ARGUMENTS * 8
+            call_kernel(word(row, KERNEL), args, word(team, HEADER), left - 1, scratch)
+            if fetch_add(done_at, 1) + 1 == word(team, TILES):
+                set_word(team, DONE, 0)
+                release(ticket_at, next_ticket(team, run, instruction + 1))
+            turns = 0
+        else:
+            pause()
+            turns += 1
+            if turns % TURNS_BEFORE_YIELD == 0:
+                sched_yield()
+
+
+@kernel_function
+def run(team, program, header, first, end, workers, scratch):  # type: ignore[no-untyped-def]
+    """Run the instructions first … end - 1 with the caller and ``workers`` other threads."""
+    run = ((acquire(team + TICKET * 8) >> RUN_SHIFT) + 1) & LAST_RUN
+    set_word(team, PROGRAM, program)
+    set_word(team, HEADER, header)
+    set_word(team, END, end)
+    release(team + TICKET * 8, next_ticket(team, run, first))
+    for worker in range(workers):
+        at = team + (SLEEPERS + worker * WORKER_WORDS) * 8
+        if exchange(at, 0) == 1:
+            sem_post(at + 64)
+    take_part(team, run, scratch)
+
+
+@kernel_function
+def work(team, worker, scratch):  # type: ignore[no-untyped-def]
+    """Take part in every run until the team stops."""
+    ticket_at, at = team + TICKET * 8, team + (SLEEPERS + worker * WORKER_WORDS) * 8
+    run = 0
+    while acquire(team + STOP * 8) == 0:
+        turns = 0
+        while acquire(ticket_at) >> RUN_SHIFT == run and acquire(team + STOP * 8) == 0:
+            pause()
+            turns += 1
+            if turns == SPINS:
+                exchange(at, 1)
+                # Whoever clears the flag first decides: a run that began meanwhile, or its caller.
+                if acquire(ticket_at) >> RUN_SHIFT == run or exchange(at, 0) == 0:
+                    while sem_wait(at + 64) != 0:
+                        pass
+                turns = 0
+        run = acquire(ticket_at) >> RUN_SHIFT
+        take_part(team, run, scratch)

@@ -1,0 +1,40 @@
+"""Number the words of a step's header and the sizes that kernels and programs agree on."""
+
+# Words of the header, which describes a step to every kernel.
+NUM_TOKENS, NUM_ROWS, NUM_SEQS, TABLE_WIDTH, NUM_ITEMS, NUM_MERGES = range(6)
+TOKEN_IDS, POSITIONS, SLOTS, STARTS, LENGTHS, TABLES, LOGITS_ROWS = range(6, 13)
+ITEMS, MERGES, PARTIALS = range(13, 16)
+HEADER_WORDS = 16
+
+ROW_TILE = 8
+"""Rows of a tile of elementwise work."""
+BLOCK_ROWS = 96
+"""Rows of a tile of a product."""
+K_BLOCK = 512
+"""Inputs of a pass over the rows of a tile. The weights of a group then fit into an L2 cache."""
+WIDENED_ROWS = 12
+"""Rows from which a group's weights are widened once for all rows, instead of for each tile."""
+
+QUERY_ROWS = 48
+"""Rows of attention that one tile scores: queries times the heads of a group."""
+KEY_TILE = 64
+"""Positions of one step of the online softmax."""
+PART = 512
+"""Positions of a part. Long contexts are attended part by part and merged in order."""
+ITEM_WORDS = 8
+
+# Words of an instruction. Its arguments follow.
+KERNEL, TILE_COUNT, TILE_SIZE, TILE_FACTOR = range(4)
+"""The kernel's address, and its number of tiles: ceil(header[count] / size) * factor."""
+ARGUMENTS = 4
+INSTRUCTION_WORDS = 20
+
+# Words of a team's memory, each in a cache line of its own.
+TICKET, DONE, STOP = 0, 8, 16
+TILES, PROGRAM, HEADER, END = 24, 25, 26, 27
+SLEEPERS = 32
+"""Two cache lines for each worker: whether it sleeps, and its semaphore."""
+WORKER_WORDS = 16
+
+# A ticket's bits: the number of the run, of the instruction, and of the tiles that are left.
+RUN_SHIFT, INSTRUCTION_SHIFT = 40, 24

@@ -1,0 +1,72 @@
+"""Lay out a matrix as panels, which the products read in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mie.arithmetic import ceil_div
+from mie.ops.arrays import Floats
+from mie.ops_jit.memory import zeros
+
+LANES = 16
+GROUP = 4
+"""Panels of a group (`kernels.products.PANELS`)."""
+
+
+class Panels:
+    """A matrix [N, K] as panels [N / 16, K, 16] of one dtype, and its bias [N] in float32.
+
+    N is padded with zeros to whole groups of four panels. An embedding table is kept like this too,
+    so that the output head can share its memory.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        blocks: Iterable[NDArray[Any]],
+        dtype: np.dtype[Any] | None,
+        bias: NDArray[Any] | None = None,
+    ) -> None:
+        """Convert blocks of whole rows, one at a time. ``dtype`` None keeps the blocks' own."""
+        self.shape = shape
+        self.bias: Floats | None = None if bias is None else bias.astype(np.float32)
+        num_rows, num_columns = shape
+        num_panels = ceil_div(num_rows, LANES * GROUP) * GROUP
+        memory: NDArray[Any] | None = None
+        row = 0
+        for block in blocks:
+            if memory is None:
+                kept = dtype or block.dtype
+                memory = zeros((num_panels, num_columns, LANES), kept, huge=True)
+            elif dtype is None and block.dtype != memory.dtype:
+                memory = memory.astype(np.float32)  # parts of different dtypes
+            _put(memory, row, block)
+            row += len(block)
+        assert memory is not None, "a matrix has rows"
+        self.memory = memory
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the elements."""
+        return self.memory.dtype
+
+    @property
+    def num_groups(self) -> int:
+        """The number of groups of four panels."""
+        return len(self.memory) // GROUP
+
+
+def _put(panels: NDArray[Any], row: int, block: NDArray[Any]) -> None:
+    """Write rows [n, K] of the matrix, from number ``row`` on."""
+    end = row + len(block)
+    first, last = ceil_div(row, LANES), end // LANES
+    if first < last:
+        whole = block[first * LANES - row : last * LANES - row]
+        panels[first:last] = whole.reshape(last - first, LANES, -1).swapaxes(1, 2)
+    edges = [*range(row, min(first * LANES, end)), *range(max(last * LANES, row), end)]
+    for each in dict.fromkeys(edges):
+        panels[each // LANES, :, each % LANES] = block[each - row]

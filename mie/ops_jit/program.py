@@ -1,0 +1,178 @@
+"""Record the operators of a forward pass as a program, and bind it to memory.
+
+A program is an array of instructions: the address of a kernel, how many tiles of work it has, and
+its arguments. The number of tiles follows from the step, so one program serves every batch.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mie.ops.arrays import Floats
+from mie.ops_jit.layout import (
+    ARGUMENTS,
+    INSTRUCTION_WORDS,
+    KERNEL,
+    NUM_ROWS,
+    NUM_TOKENS,
+    TILE_COUNT,
+    TILE_FACTOR,
+    TILE_SIZE,
+)
+from mie.ops_jit.memory import zeros
+
+ROOM = 64
+"""The number of rows of buffers is a multiple of this."""
+
+
+@dataclass(eq=False)
+class Storage:
+    """Where a result is: rows of ``width`` float32 numbers."""
+
+    rows: int
+    """The header's word with the number of rows, which is `NUM_TOKENS` or `NUM_ROWS`."""
+    width: int
+    array: Floats | None = None
+    """The numbers, if they exist before the program runs."""
+    last_use: int = -1
+    """The last instruction that uses it."""
+    buffer: int = -1
+    """The buffer that it shares with others."""
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A result in a program that is being recorded, which stands for an array."""
+
+    program: Program
+    storage: Storage
+    tail: tuple[int, ...]
+    """The shape of a row."""
+
+    def __len__(self) -> int:
+        return self.program.lengths[self.storage.rows]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape in the step that is being recorded."""
+        return (len(self), *self.tail)
+
+    def reshape(self, *shape: int) -> Value:
+        """Return the same rows, each with another shape."""
+        tail = (self.storage.width,) if shape[1:] == (-1,) else shape[1:]
+        assert shape[0] == len(self) and math.prod(tail) == self.storage.width
+        return Value(self.program, self.storage, tail)
+
+
+Argument = Value | NDArray[Any] | int | float | None
+
+
+class Program:
+    """Instructions, and the buffers of their results.
+
+    Results whose uses do not overlap share a buffer.
+    """
+
+    def __init__(self, address_of: Callable[[str], int], num_tokens: int, num_rows: int) -> None:
+        """Begin to record a step of this size. ``address_of`` returns the address of a kernel."""
+        self.lengths = {NUM_TOKENS: num_tokens, NUM_ROWS: num_rows}
+        self._address_of = address_of
+        self._rows: list[list[int]] = []
+        self._uses: list[tuple[int, int, Storage]] = []  # instruction, word, storage
+        self._storages: list[Storage] = []
+        self._kept: list[NDArray[Any]] = []  # arrays whose addresses are arguments
+        self._buffers: list[tuple[int, int]] = []  # the word of the number of rows, the width
+        self._memory: list[Floats] = []
+        self._capacity = {NUM_TOKENS: 0, NUM_ROWS: 0}
+        self.words: NDArray[np.int64] = np.empty(0, np.int64)
+        """The instructions [I, INSTRUCTION_WORDS], once `finish` was called."""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def value(self, rows: int, *tail: int) -> Value:
+        """Return a new result with as many rows as this word of the header says."""
+        self._storages.append(storage := Storage(rows, math.prod(tail)))
+        return Value(self, storage, tail)
+
+    def given(self, array: Floats, rows: int) -> Value:
+        """Return an existing array as a value."""
+        array = np.ascontiguousarray(array, np.float32)
+        storage = Storage(rows, math.prod(array.shape[1:]), array)
+        return Value(self, storage, array.shape[1:])
+
+    def emit(
+        self, kernel: str, count: int, size: int, factor: int, *arguments: Argument
+    ) -> None:
+        """Append an instruction with ceil(header[count] / size) * factor tiles."""
+        row = [0] * INSTRUCTION_WORDS
+        row[KERNEL] = self._address_of(kernel)
+        row[TILE_COUNT], row[TILE_SIZE], row[TILE_FACTOR] = count, size, factor
+        for word, argument in enumerate(arguments, ARGUMENTS):
+            row[word] = self._word(argument, word)
+        self._rows.append(row)
+
+    def _word(self, argument: Argument, word: int) -> int:
+        """Return an argument as 64 bits."""
+        if argument is None:
+            return 0
+        if isinstance(argument, Value):
+            storage = argument.storage
+            storage.last_use = len(self._rows)
+            if storage.array is None:
+                self._uses.append((len(self._rows), word, storage))
+                return 0
+            argument = storage.array
+        if isinstance(argument, np.ndarray):
+            assert argument.flags.c_contiguous
+            self._kept.append(argument)
+            return argument.ctypes.data
+        if isinstance(argument, float):
+            return int.from_bytes(struct.pack("<f", argument), "little")
+        return argument
+
+    def finish(self, result: Value | None = None) -> None:
+        """End the recording. ``result`` is read after the program, and no other is."""
+        self.words = np.array(self._rows, np.int64).reshape(-1, INSTRUCTION_WORDS)
+        if result is not None:
+            result.storage.last_use = len(self._rows)
+        first: dict[int, int] = {}
+        for instruction, _, storage in self._uses:
+            first.setdefault(id(storage), instruction)
+        free_from: list[int] = []  # by buffer: the first instruction that may use it again
+        for storage in sorted(self._storages, key=lambda each: first[id(each)]):
+            begin, key = first[id(storage)], (storage.rows, storage.width)
+            for buffer, own in enumerate(self._buffers):
+                if own == key and free_from[buffer] <= begin:
+                    break
+            else:
+                buffer = len(self._buffers)
+                self._buffers.append(key)
+                free_from.append(0)
+            storage.buffer, free_from[buffer] = buffer, storage.last_use + 1
+
+    def bind(self, num_tokens: int, num_rows: int) -> None:
+        """Provide memory for a step of this size."""
+        needed = {NUM_TOKENS: num_tokens, NUM_ROWS: num_rows}
+        if all(needed[rows] <= self._capacity[rows] for rows in needed):
+            return
+        for rows, number in needed.items():
+            self._capacity[rows] = max(self._capacity[rows], -(-number // ROOM) * ROOM)
+        self._memory = []  # freed before the larger ones are allocated
+        self._memory = [zeros((self._capacity[rows], width), np.float32) for rows, width in self._buffers]
+        for instruction, word, storage in self._uses:
+            self.words[instruction, word] = self._memory[storage.buffer].ctypes.data
+
+    def array(self, value: Value) -> Floats:
+        """Return a result of the last run, which lasts until the next."""
+        if value.storage.array is not None:
+            return value.storage.array.reshape(value.shape)
+        rows: Floats = self._memory[value.storage.buffer][: len(value)]
+        return rows.reshape(value.shape)

@@ -1,0 +1,78 @@
+"""Describe a step to the kernels: its header, and the items of its attention."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mie.ops.arrays import Floats, Ints
+from mie.ops.backend import StepBatch
+from mie.ops_jit import layout
+from mie.ops_jit.kv_cache import padded
+from mie.ops_jit.memory import zeros
+
+
+class StepHeader:
+    """The words that `mie.ops_jit.layout` numbers, and the arrays that they point to."""
+
+    def __init__(self) -> None:
+        self.words: NDArray[np.int64] = np.zeros(layout.HEADER_WORDS, np.int64)
+        self._arrays: dict[int, NDArray[np.int64]] = {}
+        self._partials: Floats = np.empty(0, np.float32)
+
+    def point(self, word: int, array: Ints) -> None:
+        """Let a word be the address of an array of integers, which is kept."""
+        array = np.ascontiguousarray(array, np.int64)
+        self._arrays[word] = array
+        self.words[word] = array.ctypes.data
+
+    def set_batch(self, batch: StepBatch, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+        """Describe a step's batch."""
+        counts = len(batch.token_ids), len(batch.logits_rows), *batch.block_tables.shape
+        self.words[: layout.TABLE_WIDTH + 1] = counts
+        for word, array in (
+            (layout.TOKEN_IDS, batch.token_ids),
+            (layout.POSITIONS, batch.positions),
+            (layout.SLOTS, batch.slot_mapping),
+            (layout.STARTS, batch.cu_seqlens_q),
+            (layout.LENGTHS, batch.seq_lens),
+            (layout.TABLES, batch.block_tables),
+            (layout.LOGITS_ROWS, batch.logits_rows),
+        ):
+            self.point(word, array)
+        items, merges, num_partials = attention_items(batch, num_heads // num_kv_heads)
+        self.words[layout.NUM_ITEMS], self.words[layout.NUM_MERGES] = len(items), len(merges)
+        self.point(layout.ITEMS, items)
+        self.point(layout.MERGES, merges)
+        size = num_partials * num_heads * (16 + padded(head_dim))
+        if size > self._partials.size:
+            self._partials = zeros((size,), np.float32)
+        self.words[layout.PARTIALS] = self._partials.ctypes.data
+
+
+def attention_items(batch: StepBatch, group: int) -> tuple[Ints, Ints, int]:
+    """Return the items of a step's attention, its merges, and its number of partial results.
+
+    A row of items [I, ITEM_WORDS] is: sequence, first query, number of queries, part, partial
+    result. A decode with a long context has an item for each part, whose partial results are
+    merged. Other items have -1 there, and attend to their whole context. A row of merges [_, 3] is:
+    token, first partial result, number of them.
+    """
+    starts, lengths = batch.cu_seqlens_q, batch.seq_lens
+    counts = np.diff(starts)
+    num_queries = max(1, layout.QUERY_ROWS // group)
+    parts = np.where(counts == 1, (lengths - 1) // layout.PART + 1, 1)
+    numbers = np.where(parts > 1, parts, -(-counts // num_queries))
+    sequence = np.repeat(np.arange(len(counts)), numbers)
+    index = np.arange(len(sequence)) - np.repeat(np.cumsum(numbers) - numbers, numbers)
+    is_part = parts[sequence] > 1
+    items = np.full((len(sequence), layout.ITEM_WORDS), -1, np.int64)
+    items[:, 0] = sequence
+    items[:, 1] = np.where(is_part, 0, index * num_queries)
+    items[:, 2] = np.minimum(num_queries, counts[sequence] - items[:, 1])
+    items[:, 3] = index
+    items[is_part, 4] = np.arange(np.count_nonzero(is_part))
+    long = np.flatnonzero(parts > 1)
+    ends = np.cumsum(parts[long])
+    merges = np.stack([starts[long], ends - parts[long], parts[long]], axis=1)
+    return items, merges, int(ends[-1]) if len(long) else 0
