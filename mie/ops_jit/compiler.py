@@ -6,13 +6,11 @@ which may be another one than this machine's. An object file loads without Numba
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 
-NUM_ARGUMENTS = {"run": 7, "work": 3}
+NUM_ARGUMENTS = {"run": 7, "work": 3, "multiply": 10}
 """Integers that a kernel takes, if not those of an operator: args, step, tile, scratch."""
 
 
@@ -43,9 +41,9 @@ def host_cpu() -> Cpu:
     )
 
 
-def kernel_named(name: str, cpu: Cpu) -> Callable[..., None]:
+def kernel_named(name: str, cpu: Cpu) -> Any:
     """Return a kernel's Numba function, such as "linear[bfloat16]". This imports Numba."""
-    from mie.ops_jit.kernels import attention, elementwise, linear, team
+    from mie.ops_jit.kernels import attention, elementwise, linear, products, team
     from mie.ops_jit.kernels.formats import FORMATS
 
     base, _, rest = name.partition("[")
@@ -53,29 +51,31 @@ def kernel_named(name: str, cpu: Cpu) -> Callable[..., None]:
         modules = (elementwise, attention, team)
         return next(vars(module)[base] for module in modules if base in vars(module))
     fmt = FORMATS[rest.rstrip("]")]
-    if base in ("embed", "rope_write"):
-        return getattr(elementwise, base)(fmt)
-    makers = {"linear": linear.linear, "gate_up": linear.gate_up, "attend": attention.attend}
-    return makers[base](fmt, cpu.registers)
+    if base == "multiply":
+        return products.multiply(fmt, cpu.registers)
+    modules = (elementwise, linear, attention)
+    return next(vars(module)[base] for module in modules if base in vars(module))(fmt)
 
 
 def compile_kernel(name: str, cpu: Cpu) -> bytes:
     """Compile a kernel to an object file whose function is called "kernel"."""
     module, target = _module(name, cpu)
-    return target.emit_object(module)
+    code: bytes = target.emit_object(module)
+    return code
 
 
 def assembly(name: str, cpu: Cpu) -> str:
     """Compile a kernel to assembly, to be read."""
     module, target = _module(name, cpu)
-    return target.emit_assembly(module)
+    code: str = target.emit_assembly(module)
+    return code
 
 
 def _module(name: str, cpu: Cpu) -> tuple[Any, Any]:
     from numba import types
 
-    function: Any = kernel_named(name, cpu)
-    function.compile((types.int64,) * NUM_ARGUMENTS.get(name, 4))
+    function = kernel_named(name, cpu)
+    function.compile((types.int64,) * NUM_ARGUMENTS.get(name.partition("[")[0], 4))
     (code,) = function.inspect_llvm().values()
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()

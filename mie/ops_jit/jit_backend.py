@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from mie.errors import ConfigError
 from mie.ops.arrays import Floats, Ints
-from mie.ops.backend import HeadWeights, KVCacheShape, StepBatch
-from mie.ops.composed import rotate_heads
+from mie.ops.backend import KVCacheShape, StepBatch
 from mie.ops.kv_cache import LARGEST, SCALE_BYTES
 from mie.ops.numpy_backend import NumpyBackend
 from mie.ops_jit import layout, operators
@@ -64,10 +63,12 @@ class JitBackend(NumpyBackend):
         self._kernels = Kernels()
         self._header = StepHeader()
         self._recording: Program | None = None
-        self._programs: dict[Forward, tuple[Program, Value]] = {}
+        self._recorded: tuple[weakref.WeakMethod[Any], tuple[Program, Value]] | None = None
         self._heads = (1, 1, 16)
         self.num_threads = num_threads or available_cpus()
-        self._team = Team(self._kernels["run"], self._kernels["work"], self.num_threads, SCRATCH_BYTES)
+        self._team = Team(
+            self._kernels["run"], self._kernels["work"], self.num_threads, SCRATCH_BYTES
+        )
 
     # Sizes.
 
@@ -114,7 +115,9 @@ class JitBackend(NumpyBackend):
         num_tokens = len(arrays[0])
         num_rows = num_tokens if rows is None else len(rows)
         program = Program(self._kernels.__getitem__, num_tokens, num_rows)
-        values = [None if each is None else program.given(each, layout.NUM_TOKENS) for each in arrays]
+        values = [
+            None if each is None else program.given(each, layout.NUM_TOKENS) for each in arrays
+        ]
         result = record(program, *values)
         program.finish(result)
         header = self._header
@@ -147,7 +150,12 @@ class JitBackend(NumpyBackend):
         )
 
     def rope_write_kv(
-        self, qkv: Any, rope_table: Floats, cache: JitCache, layer: int, batch: StepBatch  # type: ignore[override]  # as above
+        self,
+        qkv: Any,
+        rope_table: Floats,
+        cache: Any,
+        layer: int,
+        batch: StepBatch,
     ) -> Any:
         self._note_heads(qkv.shape[1] - 2 * cache.shape.num_kv_heads, cache)
         return self._do(
@@ -157,7 +165,12 @@ class JitBackend(NumpyBackend):
         )
 
     def paged_attention(
-        self, q: Any, cache: JitCache, layer: int, batch: StepBatch, window: int | None  # type: ignore[override]  # as above
+        self,
+        q: Any,
+        cache: Any,
+        layer: int,
+        batch: StepBatch,
+        window: int | None,
     ) -> Any:
         self._note_heads(q.shape[1], cache)
         return self._do(
@@ -166,7 +179,7 @@ class JitBackend(NumpyBackend):
             batch=batch,
         )
 
-    def _note_heads(self, num_heads: int, cache: JitCache) -> None:
+    def _note_heads(self, num_heads: int, cache: Any) -> None:
         self._heads = num_heads, cache.shape.num_kv_heads, cache.shape.head_dim
 
     def silu_mul(self, gate_up: Any) -> Any:
@@ -181,16 +194,24 @@ class JitBackend(NumpyBackend):
 
     # Blocks.
 
-    def copy_blocks(self, cache: JitCache, src: Sequence[int], dst: Sequence[int]) -> None:  # type: ignore[override]  # as above
+    def copy_blocks(self, cache: Any, src: Sequence[int], dst: Sequence[int]) -> None:
         move_blocks(cache, cache, src, dst)
 
     def export_blocks(
-        self, cache: JitCache, host_cache: JitCache, src: Sequence[int], dst: Sequence[int]  # type: ignore[override]  # as above
+        self,
+        cache: Any,
+        host_cache: Any,
+        src: Sequence[int],
+        dst: Sequence[int],
     ) -> None:
         move_blocks(cache, host_cache, src, dst)
 
     def import_blocks(
-        self, host_cache: JitCache, cache: JitCache, src: Sequence[int], dst: Sequence[int]  # type: ignore[override]  # as above
+        self,
+        host_cache: Any,
+        cache: Any,
+        src: Sequence[int],
+        dst: Sequence[int],
     ) -> None:
         move_blocks(host_cache, cache, src, dst)
 
@@ -204,9 +225,7 @@ class JitBackend(NumpyBackend):
             logits: Floats = forward(batch)
             return logits
         num_tokens, num_rows = len(batch.token_ids), len(batch.logits_rows)
-        if forward not in self._programs:
-            self._programs[forward] = self._record(forward, batch)
-        program, logits_value = self._programs[forward]
+        program, logits_value = self._program_of(forward, batch)
         program.lengths = {layout.NUM_TOKENS: num_tokens, layout.NUM_ROWS: num_rows}
         program.bind(num_tokens, num_rows)
         self._header.set_batch(batch, *self._heads)
@@ -217,10 +236,17 @@ class JitBackend(NumpyBackend):
             )
         return program.array(logits_value)
 
+    def _program_of(self, forward: Forward, batch: StepBatch) -> tuple[Program, Value]:
+        """Return the program of the last step, or a new one if that step ran another function."""
+        if self._recorded is None or self._recorded[0]() != forward:
+            recorded = self._record(forward, batch)
+            if not hasattr(forward, "__self__"):
+                return recorded  # a function of its own for each step
+            self._recorded = weakref.WeakMethod(forward), recorded
+        return self._recorded[1]
+
     def _record(self, forward: Forward, batch: StepBatch) -> tuple[Program, Value]:
-        program = Program(
-            self._kernels.__getitem__, len(batch.token_ids), len(batch.logits_rows)
-        )
+        program = Program(self._kernels.__getitem__, len(batch.token_ids), len(batch.logits_rows))
         self._recording = program
         try:
             logits = forward(batch)

@@ -73,6 +73,8 @@ def _key(cpu: Cpu) -> str:
     """Return a digest of all that decides a kernel's code: the sources, the compiler, the CPU."""
     digest = hashlib.sha256(repr((cpu, version("numba"), version("llvmlite"))).encode())
     folder = Path(__file__).parent
-    for source in sorted([folder / "layout.py", folder / "compiler.py", *folder.glob("kernels/*.py")]):
+    for source in sorted(
+        [folder / "layout.py", folder / "compiler.py", *folder.glob("kernels/*.py")]
+    ):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:24]

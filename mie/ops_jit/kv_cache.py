@@ -1,8 +1,9 @@
 """Lay out the paged KV cache so that a block of a head is a panel of the products.
 
 The keys and the values of a block's head are B x Dh elements each, with Dh padded to a multiple of
-16. Keys are [B / 16, Dh, 16], so that 16 positions are the lanes of a vector. If B is not a multiple
-of 16 they are [B, Dh], and attention gathers them into panels. Values are [Dh / 16, B, 16].
+16. Keys are [B / 16, Dh, 16], so that 16 positions are the lanes of a vector. If B is not a
+multiple of 16 they are [B, Dh], and attention gathers them into panels. Values are [Dh / 16, B,
+16].
 """
 
 from __future__ import annotations
@@ -45,9 +46,7 @@ class JitCache:
         return cls(shape, elements, scales)
 
 
-def move_blocks(
-    source: JitCache, target: JitCache, src: Sequence[int], dst: Sequence[int]
-) -> None:
+def move_blocks(source: JitCache, target: JitCache, src: Sequence[int], dst: Sequence[int]) -> None:
     """Copy whole blocks, in every plane. All are read before any is written."""
     for own, other in ((source.elements, target.elements), (source.scales, target.scales)):
         if own is not None and other is not None:

@@ -32,6 +32,8 @@ INSTRUCTION_WORDS = 20
 # Words of a team's memory, each in a cache line of its own.
 TICKET, DONE, STOP = 0, 8, 16
 TILES, PROGRAM, HEADER, END = 24, 25, 26, 27
+WAIT, POST, YIELD = 28, 29, 30
+"""Addresses of sem_wait, sem_post and sched_yield."""
 SLEEPERS = 32
 """Two cache lines for each worker: whether it sleeps, and its semaphore."""
 WORKER_WORDS = 16

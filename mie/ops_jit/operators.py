@@ -56,6 +56,7 @@ def linear(program: Program, x: Value, weight: Panels, residual: Value | None) -
     program.emit(
         f"linear[{weight.dtype.name}]", rows, BLOCK_ROWS, weight.num_groups,
         x, weight.memory, out, num_inputs, num_outputs, weight.bias, residual, rows,
+        *_multiply(program, weight.dtype.name),
     )  # fmt: skip
     return out
 
@@ -77,6 +78,7 @@ def gate_up(program: Program, x: Value, weight: Panels) -> Value:
     program.emit(
         f"gate_up[{weight.dtype.name}]", rows, BLOCK_ROWS, ceil_div(width, 64),
         x, weight.memory, out, weight.shape[1], width, weight.bias, rows,
+        *_multiply(program, weight.dtype.name),
     )  # fmt: skip
     return out
 
@@ -88,9 +90,7 @@ def take_rows(program: Program, x: Value) -> Value:
     return out
 
 
-def rope_write_kv(
-    program: Program, qkv: Value, rope: Floats, cache: JitCache, layer: int
-) -> Value:
+def rope_write_kv(program: Program, qkv: Value, rope: Floats, cache: JitCache, layer: int) -> Value:
     """Rotate queries and keys, and write keys and values: `ops.rope.rope`, `ops.kv_cache`."""
     shape = cache.shape
     num_heads = qkv.tail[0] - 2 * shape.num_kv_heads
@@ -115,7 +115,12 @@ def paged_attention(
         f"attend[{cache.elements.dtype.name}]", NUM_ITEMS, 1, shape.num_kv_heads,
         q, *cache.elements[layer], *scales, out, 0,
         num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, window or 0,
-        1 / math.sqrt(shape.head_dim),
+        1 / math.sqrt(shape.head_dim), *_multiply(program, cache.elements.dtype.name),
     )  # fmt: skip
     program.emit("merge", NUM_MERGES, 1, 1, out, num_heads, shape.head_dim)
     return out
+
+
+def _multiply(program: Program, dtype: str) -> tuple[int, int]:
+    """Return the addresses of the kernels that multiply by a dtype and by float32."""
+    return program.address_of(f"multiply[{dtype}]"), program.address_of("multiply[float32]")

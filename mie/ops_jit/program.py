@@ -67,7 +67,7 @@ class Value:
     def reshape(self, *shape: int) -> Value:
         """Return the same rows, each with another shape."""
         tail = (self.storage.width,) if shape[1:] == (-1,) else shape[1:]
-        assert shape[0] == len(self) and math.prod(tail) == self.storage.width
+        assert (shape[0], math.prod(tail)) == (len(self), self.storage.width)
         return Value(self.program, self.storage, tail)
 
 
@@ -83,7 +83,7 @@ class Program:
     def __init__(self, address_of: Callable[[str], int], num_tokens: int, num_rows: int) -> None:
         """Begin to record a step of this size. ``address_of`` returns the address of a kernel."""
         self.lengths = {NUM_TOKENS: num_tokens, NUM_ROWS: num_rows}
-        self._address_of = address_of
+        self.address_of = address_of
         self._rows: list[list[int]] = []
         self._uses: list[tuple[int, int, Storage]] = []  # instruction, word, storage
         self._storages: list[Storage] = []
@@ -108,12 +108,10 @@ class Program:
         storage = Storage(rows, math.prod(array.shape[1:]), array)
         return Value(self, storage, array.shape[1:])
 
-    def emit(
-        self, kernel: str, count: int, size: int, factor: int, *arguments: Argument
-    ) -> None:
+    def emit(self, kernel: str, count: int, size: int, factor: int, *arguments: Argument) -> None:
         """Append an instruction with ceil(header[count] / size) * factor tiles."""
         row = [0] * INSTRUCTION_WORDS
-        row[KERNEL] = self._address_of(kernel)
+        row[KERNEL] = self.address_of(kernel)
         row[TILE_COUNT], row[TILE_SIZE], row[TILE_FACTOR] = count, size, factor
         for word, argument in enumerate(arguments, ARGUMENTS):
             row[word] = self._word(argument, word)
@@ -166,7 +164,9 @@ class Program:
         for rows, number in needed.items():
             self._capacity[rows] = max(self._capacity[rows], -(-number // ROOM) * ROOM)
         self._memory = []  # freed before the larger ones are allocated
-        self._memory = [zeros((self._capacity[rows], width), np.float32) for rows, width in self._buffers]
+        self._memory = [
+            zeros((self._capacity[rows], width), np.float32) for rows, width in self._buffers
+        ]
         for instruction, word, storage in self._uses:
             self.words[instruction, word] = self._memory[storage.buffer].ctypes.data
 

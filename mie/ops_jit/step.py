@@ -22,9 +22,8 @@ class StepHeader:
 
     def point(self, word: int, array: Ints) -> None:
         """Let a word be the address of an array of integers, which is kept."""
-        array = np.ascontiguousarray(array, np.int64)
-        self._arrays[word] = array
-        self.words[word] = array.ctypes.data
+        self._arrays[word] = kept = np.ascontiguousarray(array, np.int64)
+        self.words[word] = kept.ctypes.data
 
     def set_batch(self, batch: StepBatch, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         """Describe a step's batch."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.ops_jit.layout import SLEEPERS, STOP, WORKER_WORDS
+from mie.ops_jit.layout import POST, SLEEPERS, STOP, WAIT, WORKER_WORDS, YIELD
 from mie.ops_jit.memory import zeros
 from mie.system.threads import start_thread
 
@@ -53,6 +53,8 @@ class Team:
         self._nothing = ctypes.c_void_p()
         self._result = ctypes.addressof(self._nothing)
         library = ctypes.CDLL(None)
+        for word, name in ((WAIT, "sem_wait"), (POST, "sem_post"), (YIELD, "sched_yield")):
+            self._words[word] = ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
         for worker in range(num_workers):
             at = SLEEPERS + worker * WORKER_WORDS + SEMAPHORE_WORD
             if library.sem_init(ctypes.c_void_p(self._words[at:].ctypes.data), 0, 0):

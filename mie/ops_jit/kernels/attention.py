@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mie.ops_jit.kernels.formats import FORMATS, Format
-from mie.ops_jit.kernels.products import multiplier
+from mie.ops_jit.kernels.calls import call_multiply
+from mie.ops_jit.kernels.formats import Format
 from mie.ops_jit.kernels.vectors import (
     everywhere,
     exp,
@@ -54,12 +54,12 @@ ZERO = np.float32(0)
 
 
 @kernel_function
-def exp1(x):  # type: ignore[no-untyped-def]
+def exp1(x):
     return exp(everywhere(x))
 
 
 @kernel_function
-def merge_part(whole, part, dim):  # type: ignore[no-untyped-def]
+def merge_part(whole, part, dim):
     """Merge the state of a part into the state of the parts before it.
 
     A state is the largest score, the sum of weights, and after 64 bytes the weighted sum of values
@@ -75,7 +75,7 @@ def merge_part(whole, part, dim):  # type: ignore[no-untyped-def]
 
 
 @kernel_function
-def clear(state, dim):  # type: ignore[no-untyped-def]
+def clear(state, dim):
     set_number(state, 0, LOWEST)
     set_number(state, 1, ZERO)
     for i in range(64, 64 + 4 * dim, 64):
@@ -83,32 +83,31 @@ def clear(state, dim):  # type: ignore[no-untyped-def]
 
 
 @kernel_function
-def finish(state, out, dim):  # type: ignore[no-untyped-def]
+def finish(state, out, dim):
     """Write the average of the values [dim]."""
     total = everywhere(number(state, 1))
     for i in range(0, dim, 16):
         store_first(out + 4 * i, load(state + 64 + 4 * i) / total, dim - i)
 
 
-def attend(fmt: Format, registers: int) -> Callable[..., None]:
+def attend(fmt: Format) -> Callable[..., None]:
     """Return the kernel that attends to a cache of this format."""
-    multiply, itemsize = multiplier(fmt, registers), fmt.itemsize
-    multiply_wide = multiply if itemsize == 4 else multiplier(FORMATS["float32"], registers)
-    widened = fmt.loader()
+    itemsize, widened = fmt.itemsize, fmt.loader()
     has_scales = fmt.largest is not None
 
     @kernel_function
-    def score(args, table, head, q, dim, rows, start, end, scores, packed):  # type: ignore[no-untyped-def]
+    def score(args, table, head, q, dim, rows, start, end, scores, packed):
         """Write the products of queries and the keys start … end - 1 [rows, 64], not yet scaled."""
         padded, block_size = (dim + 15) // 16 * 16, word(args, 10)
         kv_heads, keys, key_scales = word(args, 8), word(args, 1), word(args, 3)
+        multiply = word(args, 13)
         for group in range(start, end, 16):
             out = scores + (group - start) * 4
             offset = group % block_size
             head_base = (word(table, group // block_size) * kv_heads + head) * block_size
             if block_size % 16 == 0:
                 panel = keys + (head_base * padded + offset * padded) * itemsize
-                multiply(q, dim * 4, panel, 0, dim, out, 256, rows, 1, 0)
+                call_multiply(multiply, q, dim * 4, panel, 0, dim, out, 256, rows, 1, 0)
             else:  # gather the group's keys into a panel
                 for i in range(min(16, end - group)):
                     position = group + i
@@ -118,7 +117,8 @@ def attend(fmt: Format, registers: int) -> Callable[..., None]:
                         store(packed, widened(keys + (at * padded + d) * itemsize))
                         for j in range(min(16, dim - d)):
                             set_number(packed + 64, (d + j) * 16 + i, number(packed, j))
-                multiply_wide(q, dim * 4, packed + 64, 0, dim, out, 256, rows, 1, 0)
+                panel, wide = packed + 64, word(args, 14)
+                call_multiply(wide, q, dim * 4, panel, 0, dim, out, 256, rows, 1, 0)
             if has_scales:
                 for i in range(min(16, end - group)):
                     position = group + i
@@ -131,7 +131,9 @@ def attend(fmt: Format, registers: int) -> Callable[..., None]:
                     store(at, load(at) * scale)
 
     @kernel_function
-    def weigh(args, table, head, scores, states, state_bytes, dim, row, start, end, first, last, scale):  # type: ignore[no-untyped-def]
+    def weigh(
+        args, table, head, scores, states, state_bytes, dim, row, start, end, first, last, scale
+    ):
         """Turn a row's scores of the keys start … end - 1 into weights, and advance its state.
 
         It sees the positions first … last - 1.
@@ -160,7 +162,7 @@ def attend(fmt: Format, registers: int) -> Callable[..., None]:
                 store(state + i, load(state + i) * old)
 
     @kernel_function
-    def add_values(args, table, head, rows, start, begin, end, scores, states, state_bytes, padded):  # type: ignore[no-untyped-def]
+    def add_values(args, table, head, rows, start, begin, end, scores, states, state_bytes, padded):
         """Add the weighted values begin … end - 1 to the states."""
         kv_heads, block_size, values = word(args, 8), word(args, 10), word(args, 2)
         position = begin
@@ -176,14 +178,17 @@ def attend(fmt: Format, registers: int) -> Callable[..., None]:
                         v = load_first(at + 4 * i, count - i)
                         v = v * load_first(scales + 4 * i, count - i)
                         store_first(at + 4 * i, v, count - i)
-            multiply(
-                scores + (position - start) * 4, 256, values + (base * padded + offset * 16) * itemsize,
+            panels = values + (base * padded + offset * 16) * itemsize
+            call_multiply(
+                word(args, 13), scores + (position - start) * 4, 256, panels,
                 block_size * 16 * itemsize, count, states + 64, state_bytes, rows, padded // 16, 1,
             )  # fmt: skip
             position += count
 
     @kernel_function
-    def attend_part(args, table, head, q, dim, group, count, position, part, memory, states, state_bytes):  # type: ignore[no-untyped-def]
+    def attend_part(
+        args, table, head, q, dim, group, count, position, part, memory, states, state_bytes
+    ):
         """Attend from ``count`` queries, the first at ``position``, to one part of the context.
 
         The states of its count x group rows are overwritten.
@@ -213,10 +218,11 @@ def attend(fmt: Format, registers: int) -> Callable[..., None]:
             )
 
     @kernel_function
-    def kernel(args, step, tile, scratch):  # type: ignore[no-untyped-def]
+    def kernel(args, step, tile, scratch):
         """Attend from the queries of an item to one KV head.
 
-        Arguments: q, keys, values, their scales, out, -, Hq, Hkv, Dh, B, the window or 0, the scale.
+        Arguments: q, keys, values, their scales, out, 0, Hq, Hkv, Dh, B, the window or 0,
+        the scale, and the kernels that multiply by the format and by float32.
         """
         q, out, heads, kv_heads, dim = (
             word(args, 0), word(args, 5), word(args, 7), word(args, 8), word(args, 9),
@@ -237,25 +243,27 @@ def attend(fmt: Format, registers: int) -> Callable[..., None]:
             source = q + ((begin + query + i) * heads + head * group) * dim * 4
             target = queries + i * group * dim * 4
             for j in range(0, group * dim, 16):
-                store_first(target + 4 * j, load_first(source + 4 * j, group * dim - j), group * dim - j)
-        if slot >= 0:
-            partials = word(step, PARTIALS) + (slot * heads + head * group) * state_bytes
-            attend_part(
-                args, table, head, queries, dim, group, count, position, part, memory, partials,
-                state_bytes,
-            )  # fmt: skip
-            return
-        for row in range(rows):
-            clear(wholes + row * state_bytes, padded)
-        window = word(args, 11)
-        seen = max(0, position - window + 1) if window > 0 else 0
-        for part in range(seen // PART, (position + count - 1) // PART + 1):
-            attend_part(
-                args, table, head, queries, dim, group, count, position, part, memory, states,
-                state_bytes,
-            )  # fmt: skip
+                store_first(
+                    target + 4 * j, load_first(source + 4 * j, group * dim - j), group * dim - j
+                )
+        window, first, last = word(args, 11), part, part
+        if slot < 0:
             for row in range(rows):
-                merge_part(wholes + row * state_bytes, states + row * state_bytes, padded)
+                clear(wholes + row * state_bytes, padded)
+            seen = max(0, position - window + 1) if window > 0 else 0
+            first, last = seen // PART, (position + count - 1) // PART
+        else:
+            states = word(step, PARTIALS) + (slot * heads + head * group) * state_bytes
+        for each in range(first, last + 1):
+            attend_part(
+                args, table, head, queries, dim, group, count, position, each, memory, states,
+                state_bytes,
+            )  # fmt: skip
+            if slot < 0:
+                for row in range(rows):
+                    merge_part(wholes + row * state_bytes, states + row * state_bytes, padded)
+        if slot >= 0:
+            return
         for row in range(rows):
             token = begin + query + row // group
             at = out + (token * heads + head * group + row % group) * dim * 4
@@ -265,7 +273,7 @@ def attend(fmt: Format, registers: int) -> Callable[..., None]:
 
 
 @kernel_function
-def merge(args, step, tile, scratch):  # type: ignore[no-untyped-def]
+def merge(args, step, tile, scratch):
     """Merge the parts of a query. Arguments: out, Hq, Dh."""
     out, heads, dim = word(args, 0), word(args, 1), word(args, 2)
     padded = (dim + 15) // 16 * 16

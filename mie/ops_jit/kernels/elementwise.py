@@ -1,8 +1,8 @@
 """Kernels that pass over rows: embeddings, norms, rotations and the gated activation.
 
-Every kernel is called as kernel(args, step, tile, scratch): the address of its arguments, the step's
-header, the index of the tile of work to do, and memory of the calling thread. `mie.ops_jit.program`
-names the words of both.
+Every kernel is called as kernel(args, step, tile, scratch): the addresses of its arguments and of
+the step's header, the index of the tile of work to do, and memory of the calling thread.
+`mie.ops_jit.layout` numbers the header's words.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from numba.extending import intrinsic
 
 from mie.ops_jit.kernels.formats import Format
 from mie.ops_jit.kernels.vectors import (
-    I64,
     Emitted,
     absolute,
-    exp,
     everywhere,
+    exp,
     fma,
     fma1,
     int64,
@@ -40,13 +39,13 @@ from mie.ops_jit.kernels.vectors import (
     sum_of,
     word,
 )
-from mie.ops_jit.layout import POSITIONS, ROW_TILE, SLOTS, TOKEN_IDS, LOGITS_ROWS
+from mie.ops_jit.layout import LOGITS_ROWS, POSITIONS, ROW_TILE, SLOTS, TOKEN_IDS
 
 ONE = np.float32(1)
 
 
 @kernel_function
-def normalise(x, weight, out, dim, eps):  # type: ignore[no-untyped-def]
+def normalise(x, weight, out, dim, eps):
     """Write x / sqrt(mean(x²) + eps) * weight, of ``dim`` numbers. ``out`` may be ``x``."""
     total = everywhere(np.float32(0))
     whole = dim - dim % 16
@@ -63,7 +62,7 @@ def normalise(x, weight, out, dim, eps):  # type: ignore[no-untyped-def]
 
 
 @kernel_function
-def rms_norm(args, step, tile, scratch):  # type: ignore[no-untyped-def]
+def rms_norm(args, step, tile, scratch):
     """Normalise the rows of x [T, D]. Arguments: x, weight, out, D, eps, the word with T."""
     x, weight, out, dim = word(args, 0), word(args, 1), word(args, 2), word(args, 3)
     eps = number(args + 8 * 4, 0)
@@ -73,7 +72,7 @@ def rms_norm(args, step, tile, scratch):  # type: ignore[no-untyped-def]
 
 
 @kernel_function
-def head_norm(args, step, tile, scratch):  # type: ignore[no-untyped-def]
+def head_norm(args, step, tile, scratch):
     """Normalise heads in place. Arguments: x, weight, heads of a row, Dh, eps, T, first, last."""
     x, weight, heads, dim = word(args, 0), word(args, 1), word(args, 2), word(args, 3)
     eps = number(args + 8 * 4, 0)
@@ -85,14 +84,14 @@ def head_norm(args, step, tile, scratch):  # type: ignore[no-untyped-def]
 
 
 @kernel_function
-def silu(gate, up):  # type: ignore[no-untyped-def]
+def silu(gate, up):
     """Return gate / (1 + e**-gate) * up."""
     one = everywhere(ONE)
     return gate / (one + exp(everywhere(np.float32(0)) - gate)) * up
 
 
 @kernel_function
-def silu_mul(args, step, tile, scratch):  # type: ignore[no-untyped-def]
+def silu_mul(args, step, tile, scratch):
     """Activate gate_up [T, 2 F] to out [T, F]. Arguments: gate_up, out, F, the word with T."""
     gate_up, out, dim = word(args, 0), word(args, 1), word(args, 2)
     end = min(word(step, word(args, 3)), (tile + 1) * ROW_TILE)
@@ -105,7 +104,7 @@ def silu_mul(args, step, tile, scratch):  # type: ignore[no-untyped-def]
 
 
 @kernel_function
-def take_rows(args, step, tile, scratch):  # type: ignore[no-untyped-def]
+def take_rows(args, step, tile, scratch):
     """Copy the rows whose logits are wanted. Arguments: x, out, D, the word with R."""
     x, out, dim, rows = word(args, 0), word(args, 1), word(args, 2), word(step, LOGITS_ROWS)
     end = min(word(step, word(args, 3)), (tile + 1) * ROW_TILE)
@@ -136,7 +135,7 @@ def embed(fmt: Format) -> Callable[..., None]:
     itemsize = fmt.itemsize
 
     @kernel_function
-    def kernel(args, step, tile, scratch):  # type: ignore[no-untyped-def]
+    def kernel(args, step, tile, scratch):
         """Take columns of the panels. Arguments: panels, out, D, the word with T."""
         table, out, dim, ids = word(args, 0), word(args, 1), word(args, 2), word(step, TOKEN_IDS)
         end = min(word(step, word(args, 3)), (tile + 1) * ROW_TILE)
@@ -163,7 +162,7 @@ def rope_write(fmt: Format) -> Callable[..., None]:
     smallest = np.float32(2.0**-100)
 
     @kernel_function
-    def rotate(x, cos_sin, out, half):  # type: ignore[no-untyped-def]
+    def rotate(x, cos_sin, out, half):
         for i in range(half):
             first, second = number(x, i), number(x, half + i)
             cos, sin = number(cos_sin, i), number(cos_sin, half + i)
@@ -171,7 +170,7 @@ def rope_write(fmt: Format) -> Callable[..., None]:
             set_number(out, half + i, fma1(second, cos, first * sin))
 
     @kernel_function
-    def quantise(x, dim, scale_at):  # type: ignore[no-untyped-def]
+    def quantise(x, dim, scale_at):
         """Divide a vector by its scale, and write the scale."""
         top = everywhere(np.float32(0))
         check = top  # stays 0 without an infinity or a NaN
@@ -191,7 +190,7 @@ def rope_write(fmt: Format) -> Callable[..., None]:
                 store(x + 4 * i, everywhere(np.float32(0)))
 
     @kernel_function
-    def kernel(args, step, tile, scratch):  # type: ignore[no-untyped-def]
+    def kernel(args, step, tile, scratch):
         qkv, table, q = word(args, 0), word(args, 1), word(args, 2)
         keys, values, key_scales, value_scales = (
             word(args, 3), word(args, 4), word(args, 5), word(args, 6),
@@ -209,9 +208,7 @@ def rope_write(fmt: Format) -> Callable[..., None]:
             own = qkv + row * (heads + 2 * kv_heads) * dim * 4
             cos_sin = table + word(positions, row) * dim * 4
             for head in range(heads):
-                rotate(
-                    own + head * dim * 4, cos_sin, q + (row * heads + head) * dim * 4, dim // 2
-                )
+                rotate(own + head * dim * 4, cos_sin, q + (row * heads + head) * dim * 4, dim // 2)
             slot = word(slots, row)
             block, offset = slot // block_size, slot % block_size
             for head in range(kv_heads):
@@ -227,9 +224,7 @@ def rope_write(fmt: Format) -> Callable[..., None]:
                 else:
                     first, stride = offset * padded, 1
                 for i in range(dim):
-                    copy_item(
-                        narrowed + i * itemsize, keys + at + (first + i * stride) * itemsize
-                    )
+                    copy_item(narrowed + i * itemsize, keys + at + (first + i * stride) * itemsize)
                 value = own + (heads + kv_heads + head) * dim * 4
                 for i in range(0, dim, 16):
                     store(scratch + 4 * i, load_first(value + 4 * i, dim - i))

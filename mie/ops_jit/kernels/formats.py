@@ -21,10 +21,10 @@ from mie.ops_jit.kernels.vectors import (
     int64,
     lanes,
     load_lanes,
+    plain,
     pointer,
     splat,
     vector,
-    plain,
 )
 
 Widen = Callable[[ir.IRBuilder, ir.Value], ir.Value]

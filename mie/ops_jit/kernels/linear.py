@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mie.ops_jit.kernels.calls import call_multiply
 from mie.ops_jit.kernels.elementwise import silu
-from mie.ops_jit.kernels.formats import FORMATS, Format
-from mie.ops_jit.kernels.products import PANELS, multiplier
+from mie.ops_jit.kernels.formats import Format
+from mie.ops_jit.kernels.products import PANELS
 from mie.ops_jit.kernels.vectors import (
     kernel_function,
     load,
@@ -23,45 +24,52 @@ from mie.ops_jit.layout import BLOCK_ROWS, K_BLOCK, WIDENED_ROWS
 SUMS_BYTES = BLOCK_ROWS * PANELS * 64
 
 
-def group_product(fmt: Format, registers: int) -> Callable[..., None]:
-    """Return a function that multiplies rows by a group of panels: f(x, w, K, rows, panels, …).
+def group_product(fmt: Format) -> Callable[..., None]:
+    """Return a function that multiplies rows by a group of panels.
 
-    The sums [rows, 64] are written to the address ``sums``. ``wide`` is memory for widened weights.
+    ``multiply`` is the address of the kernel `products.multiply` for the format, and
+    ``multiply_wide`` that for float32. The sums [rows, 64] are written to the address ``sums``.
+    ``wide`` is memory for widened weights.
     """
-    multiply, itemsize = multiplier(fmt, registers), fmt.itemsize
+    itemsize = fmt.itemsize
     is_wide = itemsize == 4
-    multiply_wide = multiply if is_wide else multiplier(FORMATS["float32"], registers)
     widened = fmt.loader()
 
     @kernel_function
-    def product(x, w, k, rows, panels, sums, wide):  # type: ignore[no-untyped-def]
+    def product(multiply, multiply_wide, x, w, k, rows, panels, sums, wide):
         panel_bytes = k * 16 * itemsize
         for first in range(0, k, K_BLOCK):
             count = min(K_BLOCK, k - first)
             at, resume = w + first * 16 * itemsize, min(first, 1)
             if is_wide or rows < WIDENED_ROWS:
-                multiply(
-                    x + first * 4, k * 4, at, panel_bytes, count, sums, 256, rows, panels, resume
-                )
+                call_multiply(
+                    multiply, x + first * 4, k * 4, at, panel_bytes, count, sums, 256, rows,
+                    panels, resume,
+                )  # fmt: skip
                 continue
             for panel in range(panels):
                 for i in range(count):
                     v = widened(at + panel * panel_bytes + i * 16 * itemsize)
                     store(wide + (panel * count + i) * 64, v)
-            multiply_wide(
-                x + first * 4, k * 4, wide, count * 64, count, sums, 256, rows, panels, resume
-            )
+            call_multiply(
+                multiply_wide, x + first * 4, k * 4, wide, count * 64, count, sums, 256, rows,
+                panels, resume,
+            )  # fmt: skip
 
     return product
 
 
-def linear(fmt: Format, registers: int) -> Callable[..., None]:
+def linear(fmt: Format) -> Callable[..., None]:
     """Return the kernel that multiplies by a matrix of this format."""
-    product, itemsize = group_product(fmt, registers), fmt.itemsize
+    product, itemsize = group_product(fmt), fmt.itemsize
 
     @kernel_function
-    def kernel(args, step, tile, scratch):  # type: ignore[no-untyped-def]
-        """Write x W + bias + residual. Arguments: x, W, out, K, N, bias, residual, T's word."""
+    def kernel(args, step, tile, scratch):
+        """Write x W + bias + residual.
+
+        Arguments: x, W, out, K, N, bias, residual, the word with T, and the kernels that
+        multiply by the format and by float32.
+        """
         x, w, out, k, n = (
             word(args, 0), word(args, 1), word(args, 2), word(args, 3), word(args, 4),
         )  # fmt: skip
@@ -72,8 +80,8 @@ def linear(fmt: Format, registers: int) -> Callable[..., None]:
         column = group * 16 * PANELS
         panels = min(PANELS, (n - column + 15) // 16)
         product(
-            x + first * k * 4, w + column * k * itemsize, k, rows, panels, scratch,
-            scratch + SUMS_BYTES,
+            word(args, 8), word(args, 9), x + first * k * 4, w + column * k * itemsize, k, rows,
+            panels, scratch, scratch + SUMS_BYTES,
         )  # fmt: skip
         for row in range(rows):
             for panel in range(panels):
@@ -93,15 +101,15 @@ def linear(fmt: Format, registers: int) -> Callable[..., None]:
     return kernel
 
 
-def gate_up(fmt: Format, registers: int) -> Callable[..., None]:
+def gate_up(fmt: Format) -> Callable[..., None]:
     """Return the kernel that multiplies by the gate's and the other half, and activates."""
-    product, itemsize = group_product(fmt, registers), fmt.itemsize
+    product, itemsize = group_product(fmt), fmt.itemsize
 
     @kernel_function
-    def kernel(args, step, tile, scratch):  # type: ignore[no-untyped-def]
-        """Write silu(x gate) * (x up) [T, F]. Arguments: x, W, out, K, F, bias, T's word.
+    def kernel(args, step, tile, scratch):
+        """Write silu(x gate) * (x up) [T, F], with F a multiple of 16.
 
-        F is a multiple of 16.
+        Arguments: x, W, out, K, F, bias, the word with T, and the kernels that multiply.
         """
         x, w, out, k, dim = (
             word(args, 0), word(args, 1), word(args, 2), word(args, 3), word(args, 4),
@@ -113,9 +121,10 @@ def gate_up(fmt: Format, registers: int) -> Callable[..., None]:
         column = group * 16 * PANELS
         panels = min(PANELS, (dim - column) // 16)
         at, wide = x + first * k * 4, scratch + 2 * SUMS_BYTES
-        product(at, w + column * k * itemsize, k, rows, panels, scratch, wide)
-        up = scratch + SUMS_BYTES
-        product(at, w + (dim + column) * k * itemsize, k, rows, panels, up, wide)
+        own, float32 = word(args, 7), word(args, 8)
+        product(own, float32, at, w + column * k * itemsize, k, rows, panels, scratch, wide)
+        up, at_up = scratch + SUMS_BYTES, w + (dim + column) * k * itemsize
+        product(own, float32, at, at_up, k, rows, panels, up, wide)
         for row in range(rows):
             for panel in range(panels):
                 here, i = row * 256 + panel * 64, column + 16 * panel

@@ -69,7 +69,9 @@ class _Tile:
     def _first_sums(self) -> list[ir.Value]:
         """Return the numbers in ``out``, or zeros."""
         b = self.b
-        fresh, resumed, begin = (b.append_basic_block(name) for name in ("fresh", "resumed", "begin"))
+        fresh, resumed, begin = (
+            b.append_basic_block(name) for name in ("fresh", "resumed", "begin")
+        )
         b.cbranch(b.icmp_signed("==", self.resume, I64(0)), fresh, resumed)
         b.position_at_end(resumed)
         old = [b.load(out, align=4) for out in self.outs]
@@ -113,9 +115,7 @@ class _Tile:
         """Add the products of input k + ahead."""
         b, size = self.b, 16 * self.fmt.itemsize
         w_offset, x_offset = b.mul(k, I64(size)), b.shl(k, I64(2))
-        weights = [
-            self.fmt.widen(b, b.add(b.add(w, w_offset), I64(ahead * size))) for w in self.ws
-        ]
+        weights = [self.fmt.widen(b, b.add(b.add(w, w_offset), I64(ahead * size))) for w in self.ws]
         totals = []
         for r, x in enumerate(self.xs):
             at = pointer(b, b.add(b.add(x, x_offset), I64(ahead * 4)), F32)
@@ -127,10 +127,10 @@ class _Tile:
         return totals
 
 
-def multiplier(fmt: Format, registers: int) -> Callable[..., None]:
-    """Return a kernel function that multiplies any number of rows by any number of panels.
+def multiply(fmt: Format, registers: int) -> Callable[..., None]:
+    """Return the kernel that multiplies any number of rows by any number of panels.
 
-    It is called as f(x, x_stride, w, w_stride, K, out, out_stride, rows, panels, resume), with
+    It is called as kernel(x, x_stride, w, w_stride, K, out, out_stride, rows, panels, resume), with
     strides in bytes from row to row and from panel to panel. ``out`` is [rows, 16 panels]. With
     ``resume`` 1, its chains go on from the numbers in ``out``, and with 0 they begin at zero.
     ``registers`` is how many vectors of sums the CPU's registers hold.
@@ -140,7 +140,6 @@ def multiplier(fmt: Format, registers: int) -> Callable[..., None]:
 
     def emit(b: ir.IRBuilder, rows: ir.Value, panels: ir.Value, *values: ir.Value) -> None:
         """Branch to the code of the tile's shape."""
-        b.function.attributes.add("noinline")  # one copy, with registers of its own
         after, other = b.append_basic_block("done"), b.append_basic_block("other")
         key = b.add(b.mul(rows, I64(8)), panels)
         switch = b.switch(key, other)
@@ -155,11 +154,11 @@ def multiplier(fmt: Format, registers: int) -> Callable[..., None]:
         b.position_at_end(after)
 
     @intrinsic
-    def tile(_, rows, panels, x, x_stride, w, w_stride, k, out, out_stride, resume) -> Emitted:  # type: ignore[no-untyped-def]
+    def tile(_, rows, panels, x, x_stride, w, w_stride, k, out, out_stride, resume) -> Emitted:
         return plain(types.void, [int64] * 10, emit)
 
     @kernel_function
-    def multiply(x, x_stride, w, w_stride, k, out, out_stride, rows, panels, resume):  # type: ignore[no-untyped-def]
+    def kernel(x, x_stride, w, w_stride, k, out, out_stride, rows, panels, resume):
         p = 0
         while p < panels:
             group = min(panels - p, PANELS)
@@ -177,4 +176,4 @@ def multiplier(fmt: Format, registers: int) -> Callable[..., None]:
                 r += height
             p += group
 
-    return multiply
+    return kernel

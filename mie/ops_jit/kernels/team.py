@@ -1,13 +1,14 @@
 """Run a program with several threads that share every instruction's tiles.
 
 One word, the ticket, says which run it is, which instruction, and how many of its tiles are left. A
-thread takes a tile by lowering the ticket with compare-and-swap. The thread that finishes an instruction's
-last tile sets the ticket to the next instruction. So there is no barrier where all threads must
-arrive: a thread that the system has not scheduled holds up nobody unless it is inside a tile. A
-thread that comes late, with a ticket of an earlier run, cannot take a tile, because the
+thread takes a tile by lowering the ticket with compare-and-swap. The thread that finishes the last
+tile of an instruction sets the ticket to the next one. So there is no barrier where all threads
+must arrive: a thread that the system has not scheduled holds up nobody unless it is inside a tile.
+A thread that comes late, with a ticket of an earlier run, cannot take a tile, because the
 compare-and-swap fails.
 
-Between runs a worker spins for a while and then sleeps on its semaphore (sem_wait, POSIX).
+Between runs a worker spins for a while and then sleeps on its semaphore. The team's memory has the
+addresses of POSIX's sem_wait and sem_post.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from mie.ops_jit.kernels.calls import call_kernel
 from mie.ops_jit.kernels.vectors import (
     I32,
     I64,
@@ -38,6 +40,7 @@ from mie.ops_jit.layout import (
     INSTRUCTION_SHIFT,
     INSTRUCTION_WORDS,
     KERNEL,
+    POST,
     PROGRAM,
     RUN_SHIFT,
     SLEEPERS,
@@ -47,7 +50,9 @@ from mie.ops_jit.layout import (
     TILE_FACTOR,
     TILE_SIZE,
     TILES,
+    WAIT,
     WORKER_WORDS,
+    YIELD,
 )
 
 LAST_RUN = (1 << 23) - 1
@@ -61,9 +66,7 @@ TURNS_BEFORE_YIELD = 1024
 @intrinsic
 def acquire(_: Any, address: Any) -> Emitted:
     """Load a word, before everything that follows."""
-    return plain(
-        int64, [int64], lambda b, at: b.load_atomic(pointer(b, at, I64), "acquire", 8)
-    )
+    return plain(int64, [int64], lambda b, at: b.load_atomic(pointer(b, at, I64), "acquire", 8))
 
 
 @intrinsic
@@ -121,29 +124,19 @@ def pause(_: Any) -> Emitted:
 
 
 @intrinsic
-def call_kernel(_: Any, kernel: Any, args: Any, step: Any, tile: Any, scratch: Any) -> Emitted:
-    """Call a compiled kernel at an address, as Numba compiles it: with its result's address first.
+def call_c(_: Any, function: Any, argument: Any) -> Emitted:
+    """Call a C function at an address with a pointer, and return its int."""
 
-    The second argument is for exceptions, which kernels do not raise.
-    """
+    def emit(b: ir.IRBuilder, function: ir.Value, argument: ir.Value) -> ir.Value:
+        signature = ir.FunctionType(I32, [I64])
+        result = b.call(b.inttoptr(function, signature.as_pointer()), [argument])
+        return b.sext(result, I64)
 
-    def emit(b: ir.IRBuilder, kernel: ir.Value, *values: ir.Value) -> None:
-        byte = ir.IntType(8).as_pointer()
-        signature = ir.FunctionType(I32, [byte.as_pointer(), byte.as_pointer(), *[I64] * 4])
-        result = cgutils.alloca_once(b, byte)
-        nothing = ir.Constant(byte.as_pointer(), None)
-        b.call(b.inttoptr(kernel, signature.as_pointer()), [result, nothing, *values])
-
-    return plain(types.void, [int64] * 5, emit)
-
-
-sched_yield = types.ExternalFunction("sched_yield", types.int32())
-sem_wait = types.ExternalFunction("sem_wait", types.int32(types.int64))
-sem_post = types.ExternalFunction("sem_post", types.int32(types.int64))
+    return plain(int64, [int64, int64], emit)
 
 
 @kernel_function
-def next_ticket(team, run, instruction):  # type: ignore[no-untyped-def]
+def next_ticket(team, run, instruction):
     """Return the ticket of the first instruction from this one on that has tiles, or of the end.
 
     Store its number of tiles, which the ticket counts down.
@@ -162,7 +155,7 @@ def next_ticket(team, run, instruction):  # type: ignore[no-untyped-def]
 
 
 @kernel_function
-def take_part(team, run, scratch):  # type: ignore[no-untyped-def]
+def take_part(team, run, scratch):
     """Do tiles of this run until it ends. Return at once if it is over."""
     ticket_at, done_at = team + TICKET * 8, team + DONE * 8
     turns = 0
@@ -187,11 +180,11 @@ def take_part(team, run, scratch):  # type: ignore[no-untyped-def]
             pause()
             turns += 1
             if turns % TURNS_BEFORE_YIELD == 0:
-                sched_yield()
+                call_c(word(team, YIELD), 0)
 
 
 @kernel_function
-def run(team, program, header, first, end, workers, scratch):  # type: ignore[no-untyped-def]
+def run(team, program, header, first, end, workers, scratch):
     """Run the instructions first … end - 1 with the caller and ``workers`` other threads."""
     run = ((acquire(team + TICKET * 8) >> RUN_SHIFT) + 1) & LAST_RUN
     set_word(team, PROGRAM, program)
@@ -201,12 +194,12 @@ def run(team, program, header, first, end, workers, scratch):  # type: ignore[no
     for worker in range(workers):
         at = team + (SLEEPERS + worker * WORKER_WORDS) * 8
         if exchange(at, 0) == 1:
-            sem_post(at + 64)
+            call_c(word(team, POST), at + 64)
     take_part(team, run, scratch)
 
 
 @kernel_function
-def work(team, worker, scratch):  # type: ignore[no-untyped-def]
+def work(team, worker, scratch):
     """Take part in every run until the team stops."""
     ticket_at, at = team + TICKET * 8, team + (SLEEPERS + worker * WORKER_WORDS) * 8
     run = 0
@@ -219,7 +212,7 @@ def work(team, worker, scratch):  # type: ignore[no-untyped-def]
                 exchange(at, 1)
                 # Whoever clears the flag first decides: a run that began meanwhile, or its caller.
                 if acquire(ticket_at) >> RUN_SHIFT == run or exchange(at, 0) == 0:
-                    while sem_wait(at + 64) != 0:
+                    while call_c(word(team, WAIT), at + 64) != 0:
                         pass
                 turns = 0
         run = acquire(ticket_at) >> RUN_SHIFT

@@ -31,7 +31,7 @@ def lanes(element: ir.Type) -> ir.VectorType:
 VECTOR = lanes(F32)
 
 
-class Vector(types.Type):  # type: ignore[misc]  # numba has no types
+class Vector(types.Type):
     """The type of a vector in Numba."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ vector = Vector()
 
 
 @register_model(Vector)
-class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]  # as above
+class _VectorModel(models.PrimitiveModel):
     def __init__(self, manager: Any, fe_type: Vector) -> None:
         super().__init__(manager, fe_type, VECTOR)
 
@@ -157,9 +157,7 @@ def fma(_: Any, x: Any, y: Any, z: Any) -> Emitted:
 @intrinsic
 def fma1(_: Any, x: Any, y: Any, z: Any) -> Emitted:
     """Return x * y + z of single numbers, rounded once."""
-    return plain(
-        float32, [float32] * 3, lambda b, *values: call(b, "llvm.fma.f32", F32, values)
-    )
+    return plain(float32, [float32] * 3, lambda b, *values: call(b, "llvm.fma.f32", F32, values))
 
 
 @intrinsic
@@ -184,7 +182,7 @@ def divide(_: Any, x: Any, y: Any) -> Emitted:
 
 def _operator(function: Callable[..., Any], own: Callable[..., Any]) -> None:
     @overload(function)
-    def typed(x, y):  # type: ignore[no-untyped-def]  # numba compares this signature with the next
+    def typed(x, y):
         if isinstance(x, Vector) and isinstance(y, Vector):
             return lambda x, y: own(x, y)
         return None
@@ -254,7 +252,15 @@ def absolute(_: Any, x: Any) -> Emitted:
 
 
 LOG2_E = 1.4426950408889634
-EXP_COEFFICIENTS = (1.5353362e-4, 1.3398874e-3, 9.6184370e-3, 5.5503324e-2, 2.4022648e-1, 6.9314720e-1, 1.0)
+EXP_COEFFICIENTS = (
+    1.5353362e-4,
+    1.3398874e-3,
+    9.6184370e-3,
+    5.5503324e-2,
+    2.4022648e-1,
+    6.9314720e-1,
+    1.0,
+)
 
 
 @intrinsic
