@@ -66,9 +66,7 @@ class JitBackend(NumpyBackend):
         self._recorded: tuple[weakref.WeakMethod[Any], tuple[Program, Value]] | None = None
         self._heads = (1, 1, 16)
         self.num_threads = num_threads or available_cpus()
-        self._team = Team(
-            self._kernels["run"], self._kernels["work"], self.num_threads, SCRATCH_BYTES
-        )
+        self._team = Team(self._kernels, self.num_threads, SCRATCH_BYTES)
 
     # Sizes.
 
@@ -127,7 +125,7 @@ class JitBackend(NumpyBackend):
         if rows is not None:
             header.point(layout.LOGITS_ROWS, rows)
         program.bind(num_tokens, num_rows)
-        self._team.run(program.words, header.words, self.num_threads)
+        self._team.run(program.words, header.words, 0, len(program))
         return None if result is None else program.array(result)
 
     def embed(self, token_ids: Any, embedding: Panels) -> Any:  # type: ignore[override]  # as above
@@ -230,10 +228,9 @@ class JitBackend(NumpyBackend):
         program.bind(num_tokens, num_rows)
         self._header.set_batch(batch, *self._heads)
         step = len(program) if num_tokens < LARGE_STEP else SEGMENT
-        for start in range(0, len(program), step):
-            self._team.run(
-                program.words[start : start + step], self._header.words, self.num_threads
-            )
+        for first in range(0, len(program), step):
+            end = min(first + step, len(program))
+            self._team.run(program.words, self._header.words, first, end)
         return program.array(logits_value)
 
     def _program_of(self, forward: Forward, batch: StepBatch) -> tuple[Program, Value]:

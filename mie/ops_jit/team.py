@@ -6,13 +6,14 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.ops_jit.kernel_cache import Kernels
 from mie.ops_jit.layout import POST, SLEEPERS, STOP, WAIT, WORKER_WORDS, YIELD
-from mie.ops_jit.memory import zeros
+from mie.ops_jit.memory import address, zeros
 from mie.system.threads import start_thread
 
 _Function = Callable[..., int]
@@ -33,14 +34,15 @@ class Team:
     The workers end when the object is deleted. A forked child starts its own.
     """
 
-    def __init__(self, run: int, work: int, num_threads: int, scratch_bytes: int) -> None:
-        """Take the addresses of the kernels `run` and `work`.
+    def __init__(self, kernels: Kernels, num_threads: int, scratch_bytes: int) -> None:
+        """Start the workers, which run the kernels `run` and `work`.
 
         Raises:
             ThreadLimitError: the system starts no more threads.
         """
         self.num_threads = num_threads
-        self._run, self._work = function_at(run, 7), function_at(work, 3)
+        self._kernels = kernels
+        self._run = function_at(kernels["run"], 7)
         self._scratch_bytes = scratch_bytes
         self._lock = threading.Lock()
         self._start()
@@ -50,6 +52,7 @@ class Team:
         num_workers = self.num_threads - 1
         self._words: NDArray[np.int64] = zeros((SLEEPERS + num_workers * WORKER_WORDS,), np.int64)
         self._scratch = zeros((self.num_threads, self._scratch_bytes), np.uint8)
+        self._team, self._own_scratch = address(self._words), address(self._scratch)
         self._nothing = ctypes.c_void_p()
         self._result = ctypes.addressof(self._nothing)
         library = ctypes.CDLL(None)
@@ -59,37 +62,48 @@ class Team:
             at = SLEEPERS + worker * WORKER_WORDS + SEMAPHORE_WORD
             if library.sem_init(ctypes.c_void_p(self._words[at:].ctypes.data), 0, 0):
                 raise MemoryError("sem_init failed")
-        words, scratch, work = self._words, self._scratch, self._work
-
-        def serve(worker: int) -> None:
-            nothing = ctypes.c_void_p()
-            own = scratch[worker + 1].ctypes.data
-            work(ctypes.addressof(nothing), None, words.ctypes.data, worker, own)
-
-        weakref.finalize(self, _stop, words, num_workers, self._pid)
-        for worker in range(num_workers):
-            thread = threading.Thread(
-                target=serve, args=(worker,), name=f"mie-jit-{worker + 1}", daemon=True
+        arguments = self._kernels, self._words, self._scratch
+        threads = [
+            threading.Thread(
+                target=_serve, args=(*arguments, worker), name=f"mie-jit-{worker + 1}", daemon=True
             )
+            for worker in range(num_workers)
+        ]
+        # At the program's end too, while the workers' code is still in memory.
+        weakref.finalize(self, _stop, self._words, threads, self._pid)
+        for thread in threads:
             start_thread(thread)
 
-    def run(self, program: NDArray[np.int64], header: NDArray[np.int64], num_threads: int) -> None:
-        """Run a program's instructions with at most this many threads."""
+    def run(
+        self, program: NDArray[np.int64], header: NDArray[np.int64], first: int, end: int
+    ) -> None:
+        """Run the instructions first … end - 1 of a program [I, INSTRUCTION_WORDS]."""
         with self._lock:
             if os.getpid() != self._pid:
                 self._start()
             self._run(
-                self._result, None, self._words.ctypes.data, program.ctypes.data,
-                header.ctypes.data, 0, len(program), num_threads - 1, self._scratch.ctypes.data,
+                self._result, None, self._team, address(program), address(header), first, end,
+                self.num_threads - 1, self._own_scratch,
             )  # fmt: skip
 
 
-def _stop(words: NDArray[np.int64], num_workers: int, pid: int) -> None:
-    """Tell the workers to end. Those of a parent process do not exist in its forked child."""
+def _serve(
+    kernels: Kernels, words: NDArray[np.int64], scratch: NDArray[np.uint8], worker: int
+) -> None:
+    """Work until the team stops. All of its memory and code is kept until then."""
+    nothing = ctypes.c_void_p()
+    work = function_at(kernels["work"], 3)
+    work(ctypes.addressof(nothing), None, address(words), worker, address(scratch[worker + 1]))
+
+
+def _stop(words: NDArray[np.int64], threads: Sequence[threading.Thread], pid: int) -> None:
+    """End the workers. Those of a parent process do not exist in its forked child."""
     if os.getpid() != pid:
         return
     words[STOP] = 1
     post = ctypes.CDLL(None).sem_post
-    for worker in range(num_workers):
+    for worker, thread in enumerate(threads):
         at = SLEEPERS + worker * WORKER_WORDS + SEMAPHORE_WORD
         post(ctypes.c_void_p(words[at:].ctypes.data))
+        if thread.ident is not None:  # it was started
+            thread.join()
