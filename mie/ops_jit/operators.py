@@ -56,7 +56,7 @@ def linear(program: Program, x: Value, weight: Panels, residual: Value | None) -
     program.emit(
         f"linear[{weight.dtype.name}]", rows, BLOCK_ROWS, weight.num_groups,
         x, weight.memory, out, num_inputs, num_outputs, weight.bias, residual, rows,
-        *_multiply(program, weight.dtype.name),
+        program.address_of(f"multiply[{weight.dtype.name}]"),
     )  # fmt: skip
     return out
 
@@ -78,7 +78,7 @@ def gate_up(program: Program, x: Value, weight: Panels) -> Value:
     program.emit(
         f"gate_up[{weight.dtype.name}]", rows, BLOCK_ROWS, ceil_div(width, 64),
         x, weight.memory, out, weight.shape[1], width, weight.bias, rows,
-        *_multiply(program, weight.dtype.name),
+        program.address_of(f"multiply[{weight.dtype.name}]"),
     )  # fmt: skip
     return out
 
@@ -115,12 +115,13 @@ def paged_attention(
         f"attend[{cache.elements.dtype.name}]", NUM_ITEMS, 1, shape.num_kv_heads,
         q, *cache.elements[layer], *scales, out, 0,
         num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, window or 0,
-        1 / math.sqrt(shape.head_dim), *_multiply(program, cache.elements.dtype.name),
+        1 / math.sqrt(shape.head_dim), *_multiply(program, cache),
     )  # fmt: skip
     program.emit("merge", NUM_MERGES, 1, 1, out, num_heads, shape.head_dim)
     return out
 
 
-def _multiply(program: Program, dtype: str) -> tuple[int, int]:
-    """Return the addresses of the kernels that multiply by a dtype and by float32."""
+def _multiply(program: Program, cache: JitCache) -> tuple[int, int]:
+    """Return the addresses of the kernels that multiply by the cache and by gathered keys."""
+    dtype = cache.elements.dtype.name
     return program.address_of(f"multiply[{dtype}]"), program.address_of("multiply[float32]")
