@@ -2,8 +2,7 @@
 
 The keys and the values of a block's head are B x Dh elements each, with Dh padded to a multiple of
 16. Keys are [B / 16, Dh, 16], so that 16 positions are the lanes of a vector. If B is not a
-multiple of 16 they are [B, Dh], and attention gathers them into panels. Values are [Dh / 16, B,
-16].
+multiple of 16 they are [B, Dh], and attention gathers them into panels. Values are [B, Dh].
 """
 
 from __future__ import annotations

@@ -141,9 +141,9 @@ def embed(fmt: Format) -> Callable[..., None]:
         end = min(word(step, word(args, 3)), (tile + 1) * ROW_TILE)
         for row in range(tile * ROW_TILE, end):
             token = word(ids, row)
-            column = table + (token // 16 * dim * 16 + token % 16) * itemsize
+            column = table + (token // 64 * dim * 64 + token % 64) * itemsize
             for i in range(dim):
-                copy_item(column + i * 16 * itemsize, scratch + i * itemsize)
+                copy_item(column + i * 64 * itemsize, scratch + i * itemsize)
             for i in range(0, dim, 16):
                 v = widened(scratch + i * itemsize)
                 store_first(out + (row * dim + i) * 4, v, dim - i)
@@ -231,7 +231,7 @@ def rope_write(fmt: Format) -> Callable[..., None]:
                 if largest > 0:
                     quantise(scratch, padded, value_scales + (base + offset) * 4)
                 for i in range(0, padded, 16):
-                    target = values + at + (i * block_size + offset * 16) * itemsize
+                    target = values + at + (offset * padded + i) * itemsize
                     narrow(load(scratch + 4 * i), target)
 
     return kernel

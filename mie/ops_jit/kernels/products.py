@@ -50,7 +50,8 @@ class _Tile:
 
     def __init__(self, b: ir.IRBuilder, rows: int, panels: int, fmt: Format, *values: Any) -> None:
         self.b, self.fmt = b, fmt
-        x, x_stride, w, w_stride, self.count, out, out_stride, self.resume = values
+        x, x_stride, w, w_stride, k_stride, self.count, out, out_stride, self.resume = values
+        self.k_stride = k_stride
         self.xs = [b.add(x, b.mul(x_stride, I64(r))) for r in range(rows)]
         self.ws = [b.add(w, b.mul(w_stride, I64(c))) for c in range(panels)]
         outs = [b.add(out, b.mul(out_stride, I64(r))) for r in range(rows)]
@@ -154,11 +155,13 @@ def multiply(fmt: Format, registers: int) -> Callable[..., None]:
         b.position_at_end(after)
 
     @intrinsic
-    def tile(_, rows, panels, x, x_stride, w, w_stride, k, out, out_stride, resume) -> Emitted:
-        return plain(types.void, [int64] * 10, emit)
+    def tile(
+        _, rows, panels, x, x_stride, w, w_stride, k_stride, k, out, out_stride, resume
+    ) -> Emitted:
+        return plain(types.void, [int64] * 11, emit)
 
     @kernel_function
-    def kernel(x, x_stride, w, w_stride, k, out, out_stride, rows, panels, resume):
+    def kernel(x, x_stride, w, w_stride, k_stride, k, out, out_stride, rows, panels, resume):
         p = 0
         while p < panels:
             group = min(panels - p, PANELS)
@@ -170,7 +173,8 @@ def multiply(fmt: Format, registers: int) -> Callable[..., None]:
                     width = widths[height] if q + widths[height] <= group else 1
                     tile(
                         height, width, x + r * x_stride, x_stride, w + (p + q) * w_stride,
-                        w_stride, k, out + r * out_stride + (p + q) * 64, out_stride, resume,
+                        w_stride, k_stride, k, out + r * out_stride + (p + q) * 64, out_stride,
+                        resume,
                     )  # fmt: skip
                     q += width
                 r += height
