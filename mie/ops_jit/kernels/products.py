@@ -114,9 +114,9 @@ class _Tile:
 
     def _step(self, k: ir.Value, ahead: int, sums: Sequence[ir.Value]) -> list[ir.Value]:
         """Add the products of input k + ahead."""
-        b, size = self.b, 16 * self.fmt.itemsize
-        w_offset, x_offset = b.mul(k, I64(size)), b.shl(k, I64(2))
-        weights = [self.fmt.widen(b, b.add(b.add(w, w_offset), I64(ahead * size))) for w in self.ws]
+        b = self.b
+        w_offset, x_offset = b.mul(b.add(k, I64(ahead)), self.k_stride), b.shl(k, I64(2))
+        weights = [self.fmt.widen(b, b.add(w, w_offset)) for w in self.ws]
         totals = []
         for r, x in enumerate(self.xs):
             at = pointer(b, b.add(b.add(x, x_offset), I64(ahead * 4)), F32)
@@ -131,10 +131,11 @@ class _Tile:
 def multiply(fmt: Format, registers: int) -> Callable[..., None]:
     """Return the kernel that multiplies any number of rows by any number of panels.
 
-    It is called as kernel(x, x_stride, w, w_stride, K, out, out_stride, rows, panels, resume), with
-    strides in bytes from row to row and from panel to panel. ``out`` is [rows, 16 panels]. With
-    ``resume`` 1, its chains go on from the numbers in ``out``, and with 0 they begin at zero.
-    ``registers`` is how many vectors of sums the CPU's registers hold.
+    It is called as kernel(x, x_stride, w, w_stride, k_stride, K, out, out_stride, rows, panels,
+    resume), with strides in bytes from row to row, from panel to panel and from input to input.
+    ``out`` is [rows, 16 panels]. With ``resume`` 1, its chains go on from the numbers in ``out``,
+    and with 0 they begin at zero. ``registers`` is how many vectors of sums the CPU's registers
+    hold.
     """
     widths = (0, *(widest(rows, registers) for rows in range(1, MAX_ROWS + 1)))
     shapes = {(rows, panels) for rows in range(1, MAX_ROWS + 1) for panels in (widths[rows], 1)}
