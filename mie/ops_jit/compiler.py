@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 
-NUM_ARGUMENTS = {"run": 7, "work": 3, "multiply": 11}
+NUM_ARGUMENTS = {"run": 7, "work": 3, "multiply": 12}
 """Integers that a kernel takes, if not those of an operator: args, step, tile, scratch."""
 
 

@@ -1,4 +1,4 @@
-"""Lay out a matrix in groups of four panels, which the products read in order."""
+"""Lay out a matrix as panels, which the products read in order."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats
 from mie.ops_jit.memory import zeros
 
-WIDTH = 64
-"""Outputs of a group, which are four panels of 16."""
+LANES = 16
+GROUP = 4
+"""Panels of a group (`kernels.products.PANELS`)."""
 
 
 class Panels:
-    """A matrix [N, K] as groups [N / 64, K, 64] of one dtype, and its bias [N] in float32.
+    """A matrix [N, K] as panels [N / 16, K, 16] of one dtype, and its bias [N] in float32.
 
-    N is padded with zeros to whole groups. An embedding table is kept like this too, so that the
-    output head can share its memory.
+    N is padded with zeros to whole groups of four panels. An embedding table is kept like this too,
+    so that the output head can share its memory.
     """
 
     def __init__(
@@ -34,12 +35,13 @@ class Panels:
         self.shape = shape
         self.bias: Floats | None = None if bias is None else bias.astype(np.float32)
         num_rows, num_columns = shape
+        num_panels = ceil_div(num_rows, LANES * GROUP) * GROUP
         memory: NDArray[Any] | None = None
         row = 0
         for block in blocks:
             if memory is None:
-                dims = ceil_div(num_rows, WIDTH), num_columns, WIDTH
-                memory = zeros(dims, dtype or block.dtype, huge=True)
+                kept = dtype or block.dtype
+                memory = zeros((num_panels, num_columns, LANES), kept, huge=True)
             elif dtype is None and block.dtype != memory.dtype:
                 memory = memory.astype(np.float32)  # parts of different dtypes
             _put(memory, row, block)
@@ -54,15 +56,17 @@ class Panels:
 
     @property
     def num_groups(self) -> int:
-        """The number of groups."""
-        return len(self.memory)
+        """The number of groups of four panels."""
+        return len(self.memory) // GROUP
 
 
-def _put(groups: NDArray[Any], row: int, block: NDArray[Any]) -> None:
-    """Write rows [n, K] of the matrix, from number ``row`` on, as columns of groups."""
-    done = 0
-    while done < len(block):
-        group, column = divmod(row + done, WIDTH)
-        some = block[done : done + WIDTH - column]
-        groups[group, :, column : column + len(some)] = some.T
-        done += len(some)
+def _put(panels: NDArray[Any], row: int, block: NDArray[Any]) -> None:
+    """Write rows [n, K] of the matrix, from number ``row`` on."""
+    end = row + len(block)
+    first, last = ceil_div(row, LANES), end // LANES
+    if first < last:
+        whole = block[first * LANES - row : last * LANES - row]
+        panels[first:last] = whole.reshape(last - first, LANES, -1).swapaxes(1, 2)
+    edges = [*range(row, min(first * LANES, end)), *range(max(last * LANES, row), end)]
+    for each in dict.fromkeys(edges):
+        panels[each // LANES, :, each % LANES] = block[each - row]

@@ -108,7 +108,7 @@ def attend(fmt: Format) -> Callable[..., None]:
             if block_size % 16 == 0:
                 panel = keys + (head_base * padded + offset * padded) * itemsize
                 call_multiply(
-                    multiply, q, dim * 4, panel, 0, 16 * itemsize, dim, out, 256, rows, 1, 0
+                    multiply, q, dim * 4, panel, 0, 16 * itemsize, 0, dim, out, 256, rows, 1, 0
                 )
             else:  # gather the group's keys into a panel
                 for i in range(min(16, end - group)):
@@ -120,7 +120,7 @@ def attend(fmt: Format) -> Callable[..., None]:
                         for j in range(min(16, dim - d)):
                             set_number(packed + 64, (d + j) * 16 + i, number(packed, j))
                 panel, wide = packed + 64, word(args, 14)
-                call_multiply(wide, q, dim * 4, panel, 0, 64, dim, out, 256, rows, 1, 0)
+                call_multiply(wide, q, dim * 4, panel, 0, 64, 0, dim, out, 256, rows, 1, 0)
             if has_scales:
                 for i in range(min(16, end - group)):
                     position = group + i
@@ -183,7 +183,7 @@ def attend(fmt: Format) -> Callable[..., None]:
             panels = values + (base + offset) * padded * itemsize
             call_multiply(
                 word(args, 13), scores + (position - start) * 4, 256, panels,
-                16 * itemsize, padded * itemsize, count, states + 64, state_bytes, rows,
+                16 * itemsize, padded * itemsize, 0, count, states + 64, state_bytes, rows,
                 padded // 16, 1,
             )  # fmt: skip
             position += count

@@ -141,9 +141,9 @@ def embed(fmt: Format) -> Callable[..., None]:
         end = min(word(step, word(args, 3)), (tile + 1) * ROW_TILE)
         for row in range(tile * ROW_TILE, end):
             token = word(ids, row)
-            column = table + (token // 64 * dim * 64 + token % 64) * itemsize
+            column = table + (token // 16 * dim * 16 + token % 16) * itemsize
             for i in range(dim):
-                copy_item(column + i * 64 * itemsize, scratch + i * itemsize)
+                copy_item(column + i * 16 * itemsize, scratch + i * itemsize)
             for i in range(0, dim, 16):
                 v = widened(scratch + i * itemsize)
                 store_first(out + (row * dim + i) * 4, v, dim - i)

@@ -21,11 +21,13 @@ from mie.ops_jit.kernels.vectors import (
 )
 from mie.ops_jit.layout import BLOCK_ROWS, K_BLOCK
 
+AHEAD = 4096
+"""Bytes from the weights in use to those that are prefetched."""
 SUMS_BYTES = BLOCK_ROWS * PANELS * 64
 
 
-def panel_product(fmt: Format) -> Callable[..., None]:
-    """Return a function that multiplies rows by up to four panels of a matrix, from any panel on.
+def group_product(fmt: Format) -> Callable[..., None]:
+    """Return a function that multiplies rows by a group of panels.
 
     ``multiply`` is the address of the kernel `products.multiply`. The sums [rows, 64] are written
     to the address ``sums``.
@@ -33,26 +35,20 @@ def panel_product(fmt: Format) -> Callable[..., None]:
     itemsize = fmt.itemsize
 
     @kernel_function
-    def product(multiply, x, w, k, rows, first, panels, sums):
-        done = 0
-        while done < panels:  # once, unless they lie in two groups
-            panel = first + done
-            some = min(panels - done, PANELS - panel % PANELS)
-            base = w + (panel // PANELS * k * PANELS + panel % PANELS) * 16 * itemsize
-            for start in range(0, k, K_BLOCK):
-                call_multiply(
-                    multiply, x + start * 4, k * 4, base + start * 64 * itemsize, 16 * itemsize,
-                    64 * itemsize, min(K_BLOCK, k - start), sums + done * 64, 256, rows, some,
-                    min(start, 1),
-                )  # fmt: skip
-            done += some
+    def product(multiply, x, w, k, rows, panels, sums):
+        for first in range(0, k, K_BLOCK):
+            count = min(K_BLOCK, k - first)
+            call_multiply(
+                multiply, x + first * 4, k * 4, w + first * 16 * itemsize, k * 16 * itemsize,
+                16 * itemsize, AHEAD, count, sums, 256, rows, panels, min(first, 1),
+            )  # fmt: skip
 
     return product
 
 
 def linear(fmt: Format) -> Callable[..., None]:
     """Return the kernel that multiplies by a matrix of this format."""
-    product = panel_product(fmt)
+    product, itemsize = group_product(fmt), fmt.itemsize
 
     @kernel_function
     def kernel(args, step, tile, scratch):
@@ -70,7 +66,9 @@ def linear(fmt: Format) -> Callable[..., None]:
         rows = min(BLOCK_ROWS, total - first)
         column = group * 16 * PANELS
         panels = min(PANELS, (n - column + 15) // 16)
-        product(word(args, 8), x + first * k * 4, w, k, rows, group * PANELS, panels, scratch)
+        product(
+            word(args, 8), x + first * k * 4, w + column * k * itemsize, k, rows, panels, scratch
+        )
         for row in range(rows):
             for panel in range(panels):
                 at = column + 16 * panel
@@ -91,7 +89,7 @@ def linear(fmt: Format) -> Callable[..., None]:
 
 def gate_up(fmt: Format) -> Callable[..., None]:
     """Return the kernel that multiplies by the gate's and the other half, and activates."""
-    product = panel_product(fmt)
+    product, itemsize = group_product(fmt), fmt.itemsize
 
     @kernel_function
     def kernel(args, step, tile, scratch):
@@ -109,9 +107,9 @@ def gate_up(fmt: Format) -> Callable[..., None]:
         column = group * 16 * PANELS
         panels = min(PANELS, (dim - column) // 16)
         multiply, at = word(args, 7), x + first * k * 4
-        up = scratch + SUMS_BYTES
-        product(multiply, at, w, k, rows, group * PANELS, panels, scratch)
-        product(multiply, at, w, k, rows, dim // 16 + group * PANELS, panels, up)
+        up, at_up = scratch + SUMS_BYTES, w + (dim + column) * k * itemsize
+        product(multiply, at, w + column * k * itemsize, k, rows, panels, scratch)
+        product(multiply, at, at_up, k, rows, panels, up)
         for row in range(rows):
             for panel in range(panels):
                 here, i = row * 256 + panel * 64, column + 16 * panel

@@ -20,10 +20,13 @@ from numba.extending import intrinsic
 from mie.ops_jit.kernels.formats import Format
 from mie.ops_jit.kernels.vectors import (
     F32,
+    I8,
+    I32,
     I64,
     VECTOR,
     Emitted,
     broadcast,
+    call,
     fused,
     int64,
     kernel_function,
@@ -50,8 +53,8 @@ class _Tile:
 
     def __init__(self, b: ir.IRBuilder, rows: int, panels: int, fmt: Format, *values: Any) -> None:
         self.b, self.fmt = b, fmt
-        x, x_stride, w, w_stride, k_stride, self.count, out, out_stride, self.resume = values
-        self.k_stride = k_stride
+        x, x_stride, w, w_stride, self.k_stride, self.ahead, self.count = values[:7]
+        out, out_stride, self.resume = values[7:]
         self.xs = [b.add(x, b.mul(x_stride, I64(r))) for r in range(rows)]
         self.ws = [b.add(w, b.mul(w_stride, I64(c))) for c in range(panels)]
         outs = [b.add(out, b.mul(out_stride, I64(r))) for r in range(rows)]
@@ -117,6 +120,9 @@ class _Tile:
         b = self.b
         w_offset, x_offset = b.mul(b.add(k, I64(ahead)), self.k_stride), b.shl(k, I64(2))
         weights = [self.fmt.widen(b, b.add(w, w_offset)) for w in self.ws]
+        if len(self.ws) == 1:
+            far = b.inttoptr(b.add(b.add(self.ws[0], w_offset), self.ahead), I8.as_pointer())
+            call(b, "llvm.prefetch.p0", ir.VoidType(), (far, I32(0), I32(3), I32(1)))
         totals = []
         for r, x in enumerate(self.xs):
             at = pointer(b, b.add(b.add(x, x_offset), I64(ahead * 4)), F32)
@@ -131,8 +137,10 @@ class _Tile:
 def multiply(fmt: Format, registers: int) -> Callable[..., None]:
     """Return the kernel that multiplies any number of rows by any number of panels.
 
-    It is called as kernel(x, x_stride, w, w_stride, k_stride, K, out, out_stride, rows, panels,
-    resume), with strides in bytes from row to row, from panel to panel and from input to input.
+    It is called as kernel(x, x_stride, w, w_stride, k_stride, ahead, K, out, out_stride, rows,
+    panels, resume), with strides in bytes from row to row, from panel to panel and from input to
+    input. Tiles of one panel prefetch the weights ``ahead`` bytes on, because one stream of loads
+    does not keep memory busy. 0 is for weights that are not contiguous.
     ``out`` is [rows, 16 panels]. With ``resume`` 1, its chains go on from the numbers in ``out``,
     and with 0 they begin at zero. ``registers`` is how many vectors of sums the CPU's registers
     hold.
@@ -157,12 +165,12 @@ def multiply(fmt: Format, registers: int) -> Callable[..., None]:
 
     @intrinsic
     def tile(
-        _, rows, panels, x, x_stride, w, w_stride, k_stride, k, out, out_stride, resume
+        _, rows, panels, x, x_stride, w, w_stride, k_stride, ahead, k, out, out_stride, resume
     ) -> Emitted:
-        return plain(types.void, [int64] * 11, emit)
+        return plain(types.void, [int64] * 12, emit)
 
     @kernel_function
-    def kernel(x, x_stride, w, w_stride, k_stride, k, out, out_stride, rows, panels, resume):
+    def kernel(x, x_stride, w, w_stride, k_stride, ahead, k, out, out_stride, rows, panels, resume):
         p = 0
         while p < panels:
             group = min(panels - p, PANELS)
@@ -174,8 +182,8 @@ def multiply(fmt: Format, registers: int) -> Callable[..., None]:
                     width = widths[height] if q + widths[height] <= group else 1
                     tile(
                         height, width, x + r * x_stride, x_stride, w + (p + q) * w_stride,
-                        w_stride, k_stride, k, out + r * out_stride + (p + q) * 64, out_stride,
-                        resume,
+                        w_stride, k_stride, ahead, k, out + r * out_stride + (p + q) * 64,
+                        out_stride, resume,
                     )  # fmt: skip
                     q += width
                 r += height
