@@ -100,6 +100,7 @@ def rope_write_kv(program: Program, qkv: Value, rope: Floats, cache: JitCache, l
         f"rope_write[{cache.elements.dtype.name}]", NUM_TOKENS, ROW_TILE, 1,
         qkv, rope, out, *cache.elements[layer], *scales,
         num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, NUM_TOKENS,
+        shape.num_blocks,
     )  # fmt: skip
     return out
 
@@ -113,7 +114,7 @@ def paged_attention(
     scales = (None, None) if cache.scales is None else cache.scales[layer]
     program.emit(
         f"attend[{cache.elements.dtype.name}]", NUM_ITEMS, 1, shape.num_kv_heads,
-        q, *cache.elements[layer], *scales, out, 0,
+        q, *cache.elements[layer], *scales, out, shape.num_blocks,
         num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, window or 0,
         1 / math.sqrt(shape.head_dim), *_multiply(program, cache),
     )  # fmt: skip

@@ -99,12 +99,13 @@ def attend(fmt: Format) -> Callable[..., None]:
     def score(args, table, head, q, dim, rows, start, end, scores, packed):
         """Write the products of queries and the keys start … end - 1 [rows, 64], not yet scaled."""
         padded, block_size = (dim + 15) // 16 * 16, word(args, 10)
-        kv_heads, keys, key_scales = word(args, 8), word(args, 1), word(args, 3)
+        keys, key_scales = word(args, 1), word(args, 3)
+        first_block = head * word(args, 6)
         multiply = word(args, 13)
         for group in range(start, end, 16):
             out = scores + (group - start) * 4
             offset = group % block_size
-            head_base = (word(table, group // block_size) * kv_heads + head) * block_size
+            head_base = (first_block + word(table, group // block_size)) * block_size
             if block_size % 16 == 0:
                 panel = keys + (head_base * padded + offset * padded) * itemsize
                 call_multiply(
@@ -113,8 +114,8 @@ def attend(fmt: Format) -> Callable[..., None]:
             else:  # gather the group's keys into a panel
                 for i in range(min(16, end - group)):
                     position = group + i
-                    base = word(table, position // block_size) * kv_heads + head
-                    at = base * block_size + position % block_size
+                    base = (first_block + word(table, position // block_size)) * block_size
+                    at = base + position % block_size
                     for d in range(0, padded, 16):
                         store(packed, widened(keys + (at * padded + d) * itemsize))
                         for j in range(min(16, dim - d)):
@@ -124,8 +125,8 @@ def attend(fmt: Format) -> Callable[..., None]:
             if has_scales:
                 for i in range(min(16, end - group)):
                     position = group + i
-                    base = word(table, position // block_size) * kv_heads + head
-                    at = base * block_size + position % block_size
+                    base = (first_block + word(table, position // block_size)) * block_size
+                    at = base + position % block_size
                     set_number(packed, i, number(key_scales + 4 * at, 0))
                 scale = load_first(packed, end - group)
                 for row in range(rows):
@@ -166,12 +167,12 @@ def attend(fmt: Format) -> Callable[..., None]:
     @kernel_function
     def add_values(args, table, head, rows, start, begin, end, scores, states, state_bytes, padded):
         """Add the weighted values begin … end - 1 to the states."""
-        kv_heads, block_size, values = word(args, 8), word(args, 10), word(args, 2)
+        first_block, block_size, values = head * word(args, 6), word(args, 10), word(args, 2)
         position = begin
         while position < end:
             offset = position % block_size
             count = min(block_size - offset, end - position)
-            base = (word(table, position // block_size) * kv_heads + head) * block_size
+            base = (first_block + word(table, position // block_size)) * block_size
             if has_scales:
                 scales = word(args, 4) + (base + offset) * 4
                 for row in range(rows):
@@ -224,7 +225,7 @@ def attend(fmt: Format) -> Callable[..., None]:
     def kernel(args, step, tile, scratch):
         """Attend from the queries of an item to one KV head.
 
-        Arguments: q, keys, values, their scales, out, 0, Hq, Hkv, Dh, B, the window or 0,
+        Arguments: q, keys, values, their scales, out, N, Hq, Hkv, Dh, B, the window or 0,
         the scale, and the kernels that multiply by the format and by float32.
         """
         q, out, heads, kv_heads, dim = (

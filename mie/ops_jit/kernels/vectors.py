@@ -291,6 +291,17 @@ def exp(_: Any, x: Any) -> Emitted:
 
 
 @intrinsic
+def prefetch(_: Any, address: Any) -> Emitted:
+    """Begin to load a cache line. Any address will do."""
+
+    def emit(b: ir.IRBuilder, at: ir.Value) -> None:
+        values = (b.inttoptr(at, I8.as_pointer()), I32(0), I32(3), I32(1))
+        call(b, "llvm.prefetch.p0", ir.VoidType(), values)
+
+    return plain(types.void, [int64], emit)
+
+
+@intrinsic
 def word(_: Any, address: Any, index: Any) -> Emitted:
     """Load a 64-bit integer of an array."""
 
