@@ -20,13 +20,11 @@ from numba.extending import intrinsic
 from mie.ops_jit.kernels.formats import Format
 from mie.ops_jit.kernels.vectors import (
     F32,
-    I8,
-    I32,
     I64,
     VECTOR,
     Emitted,
     broadcast,
-    call,
+    emit_prefetch,
     fused,
     int64,
     kernel_function,
@@ -39,8 +37,6 @@ PANELS = 4
 """Panels of a group, which is the widest tile."""
 MAX_ROWS = 6
 """Rows of the tallest tile."""
-UNROLLED = 4
-"""Inputs of one pass of the inner loop."""
 
 
 def widest(rows: int, registers: int) -> int:
@@ -63,11 +59,8 @@ class _Tile:
         ]
 
     def emit(self) -> None:
-        """Emit everything: the first sums, both loops, and the stores."""
-        sums = self._first_sums()
-        k, sums = self._loop(I64(0), UNROLLED, sums)
-        _, sums = self._loop(k, 1, sums)
-        for total, out in zip(sums, self.outs, strict=True):
+        """Emit everything: the first sums, the loop over inputs, and the stores."""
+        for total, out in zip(self._loop(self._first_sums()), self.outs, strict=True):
             self.b.store(total, out, align=4)
 
     def _first_sums(self) -> list[ir.Value]:
@@ -91,42 +84,36 @@ class _Tile:
             sums.append(total)
         return sums
 
-    def _loop(self, start: ir.Value, by: int, sums: Sequence[ir.Value]) -> tuple[Any, list[Any]]:
-        """Add ``by`` inputs at a time while so many are left. Return where it stopped, and sums."""
+    def _loop(self, sums: Sequence[ir.Value]) -> list[ir.Value]:
+        """Add the products of all inputs."""
         b, before = self.b, self.b.block
         head, body, after = (b.append_basic_block(name) for name in ("head", "body", "after"))
         b.branch(head)
         b.position_at_end(head)
         k = b.phi(I64)
-        k.add_incoming(start, before)
+        k.add_incoming(I64(0), before)
         kept = [b.phi(VECTOR) for _ in sums]
         for phi, total in zip(kept, sums, strict=True):
             phi.add_incoming(total, before)
-        next_k = b.add(k, I64(by))
-        b.cbranch(b.icmp_signed("<=", next_k, self.count), body, after)
+        b.cbranch(b.icmp_signed("<", k, self.count), body, after)
         b.position_at_end(body)
-        moved = list(kept)
-        for ahead in range(by):
-            moved = self._step(k, ahead, moved)
-        k.add_incoming(next_k, b.block)
+        moved = self._step(k, kept)
+        k.add_incoming(b.add(k, I64(1)), b.block)
         for phi, total in zip(kept, moved, strict=True):
             phi.add_incoming(total, b.block)
         b.branch(head)
         b.position_at_end(after)
-        return k, kept
+        return kept
 
-    def _step(self, k: ir.Value, ahead: int, sums: Sequence[ir.Value]) -> list[ir.Value]:
-        """Add the products of input k + ahead."""
-        b = self.b
-        w_offset, x_offset = b.mul(b.add(k, I64(ahead)), self.k_stride), b.shl(k, I64(2))
+    def _step(self, k: ir.Value, sums: Sequence[ir.Value]) -> list[ir.Value]:
+        """Add the products of input k."""
+        b, w_offset, x_offset = self.b, self.b.mul(k, self.k_stride), self.b.shl(k, I64(2))
         weights = [self.fmt.widen(b, b.add(w, w_offset)) for w in self.ws]
         if len(self.ws) == 1:
-            far = b.inttoptr(b.add(b.add(self.ws[0], w_offset), self.ahead), I8.as_pointer())
-            call(b, "llvm.prefetch.p0", ir.VoidType(), (far, I32(0), I32(3), I32(1)))
+            emit_prefetch(b, b.add(b.add(self.ws[0], w_offset), self.ahead))
         totals = []
         for r, x in enumerate(self.xs):
-            at = pointer(b, b.add(b.add(x, x_offset), I64(ahead * 4)), F32)
-            number = broadcast(b, b.load(at, align=4))
+            number = broadcast(b, b.load(pointer(b, b.add(x, x_offset), F32), align=4))
             totals += [
                 fused(b, number, weight, sums[r * len(weights) + c])
                 for c, weight in enumerate(weights)
