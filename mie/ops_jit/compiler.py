@@ -24,8 +24,13 @@ class Cpu(NamedTuple):
 
     @property
     def registers(self) -> int:
-        """How many vectors of sums a product keeps in registers, and has others left."""
-        return 24 if "+avx512f" in self.features else 6
+        """How many vectors of sums a product keeps in registers, with others left for x and w.
+
+        AVX-512 has 32 registers of a vector each, AVX2 16 of a half, and NEON 32 of a quarter.
+        """
+        if "+avx512f" in self.features:
+            return 24
+        return 6 if self.triple.startswith("x86_64") else 5
 
     @property
     def has_fma(self) -> bool:

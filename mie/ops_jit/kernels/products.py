@@ -36,12 +36,16 @@ from mie.ops_jit.kernels.vectors import (
 PANELS = 4
 """Panels of a group, which is the widest tile."""
 MAX_ROWS = 6
-"""Rows of the tallest tile."""
+"""Rows of the tallest tile, where there are registers for so many."""
 
 
 def widest(rows: int, registers: int) -> int:
-    """Return how many panels a tile of ``rows`` has if ``registers`` hold vectors of sums."""
-    return next(panels for panels in (4, 2, 1) if rows * panels <= registers)
+    """Return how many panels a tile of ``rows`` has if ``registers`` hold vectors of sums.
+
+    NEON, which has the fewest, also needs registers for the weights of each panel.
+    """
+    panels = (2, 1) if registers < MAX_ROWS else (4, 2, 1)
+    return next(each for each in panels if rows * each <= registers)
 
 
 class _Tile:
@@ -101,7 +105,7 @@ class _Tile:
         k.add_incoming(b.add(k, I64(1)), b.block)
         for phi, total in zip(kept, moved, strict=True):
             phi.add_incoming(total, b.block)
-        b.branch(head)
+        b.branch(head).set_metadata("llvm.loop", _not_unrolled(b.module))
         b.position_at_end(after)
         return kept
 
@@ -121,6 +125,18 @@ class _Tile:
         return totals
 
 
+def _not_unrolled(module: ir.Module) -> ir.MDValue:
+    """Return the metadata of a loop that LLVM must leave as it is.
+
+    It would unroll, and then keep more numbers than there are registers. The first operand of such
+    a node is the node itself (LLVM's language reference, "llvm.loop").
+    """
+    disable = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
+    node = ir.MDValue(module, (), name=str(len(module.metadata)))
+    node.operands = (node, disable)
+    return node
+
+
 def multiply(fmt: Format, registers: int) -> Callable[..., None]:
     """Return the kernel that multiplies any number of rows by any number of panels.
 
@@ -132,8 +148,9 @@ def multiply(fmt: Format, registers: int) -> Callable[..., None]:
     and with 0 they begin at zero. ``registers`` is how many vectors of sums the CPU's registers
     hold.
     """
-    widths = (0, *(widest(rows, registers) for rows in range(1, MAX_ROWS + 1)))
-    shapes = {(rows, panels) for rows in range(1, MAX_ROWS + 1) for panels in (widths[rows], 1)}
+    most = min(MAX_ROWS, registers)
+    widths = (0, *(widest(rows, registers) for rows in range(1, most + 1)))
+    shapes = {(rows, panels) for rows in range(1, most + 1) for panels in (widths[rows], 1)}
 
     def emit(b: ir.IRBuilder, rows: ir.Value, panels: ir.Value, *values: ir.Value) -> None:
         """Branch to the code of the tile's shape."""
@@ -163,7 +180,7 @@ def multiply(fmt: Format, registers: int) -> Callable[..., None]:
             group = min(panels - p, PANELS)
             r = 0
             while r < rows:  # the group's panels stay in the cache while the rows pass
-                height = min(rows - r, MAX_ROWS)
+                height = min(rows - r, most)
                 q = 0
                 while q < group:
                     width = widths[height] if q + widths[height] <= group else 1
