@@ -23,16 +23,6 @@ class Cpu(NamedTuple):
     features: str
 
     @property
-    def registers(self) -> int:
-        """How many vectors of sums a product keeps in registers, with others left for x and w.
-
-        AVX-512 has 32 registers of a vector each, AVX2 16 of a half, and NEON 32 of a quarter.
-        """
-        if "+avx512f" in self.features:
-            return 24
-        return 6 if self.triple.startswith("x86_64") else 5
-
-    @property
     def has_fma(self) -> bool:
         """Whether it multiplies and adds with one rounding, and widens float16."""
         if self.triple.startswith("x86_64"):
@@ -58,7 +48,9 @@ def kernel_named(name: str, cpu: Cpu) -> Any:
         return next(vars(module)[base] for module in modules if base in vars(module))
     fmt = FORMATS[rest.rstrip("]")]
     if base == "multiply":
-        return products.multiply(fmt, cpu.registers)
+        x86 = products.AVX512 if "+avx512f" in cpu.features else products.AVX2
+        is_x86 = cpu.triple.startswith("x86_64")
+        return products.multiply(fmt, x86 if is_x86 else products.NEON)
     modules = (elementwise, linear, attention)
     return next(vars(module)[base] for module in modules if base in vars(module))(fmt)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 
@@ -22,24 +23,35 @@ CPUS = {
     "cortex-a78": Cpu(ARM, "cortex-a78", ""),
     "neoverse-v2": Cpu(ARM, "neoverse-v2", ""),
 }
-LIKE = {5: CPUS["cortex-a78"], 6: CPUS["haswell"], 24: CPUS["znver4"]}
-"""The CPU for which Numba chooses tiles, by the number of vectors in registers."""
+
+
+class Registers(NamedTuple):
+    """The vector registers of a kind of CPU."""
+
+    like: Cpu
+    """The CPU for which Numba makes the code."""
+    name: re.Pattern[str]
+    sums: int
+    """How many of them the largest tile fills with sums."""
+
 
 FMA = re.compile(r"\s(vfn?madd\d+ps\s|fmla\s)")
-REGISTERS = {
-    5: re.compile(r"\bv\d+\.4s"),
-    6: re.compile(r"%ymm"),
-    24: re.compile(r"%zmm"),
-}
-PER_VECTOR = {5: 4, 6: 2, 24: 1}
-"""How many registers hold a vector of 16 numbers."""
+AVX512 = Registers(CPUS["znver4"], re.compile(r"%zmm"), 24)
+AVX2 = Registers(CPUS["haswell"], re.compile(r"%ymm"), 10)
+NEON = Registers(CPUS["cortex-a78"], re.compile(r"\bv\d+\.4s"), 20)
 STACK = re.compile(r"\(%rsp\)|\[sp")
 VECTOR = re.compile(r"%[xyz]mm|\b[qv]\d+")
 NAMED_CALL = re.compile(r"^\s+(?:callq?|bl|jmp)\s+([A-Za-z_]\w*)", re.MULTILINE)
 
 
+def registers_of(cpu: Cpu) -> Registers:
+    if cpu.triple == ARM:
+        return NEON
+    return AVX512 if "avx512" in cpu.features else AVX2
+
+
 def code_for(kernel: str, cpu: Cpu) -> str:
-    return assembly(intermediate_code(kernel, LIKE[cpu.registers]), cpu)
+    return assembly(intermediate_code(kernel, registers_of(cpu).like), cpu)
 
 
 def inner_loops(code: str) -> Iterator[list[str]]:
@@ -66,14 +78,14 @@ def test_products_are_vector_multiply_adds_without_spills(cpu: Cpu, dtype: str):
     ]
     # Every shape of a tile is a loop, but those whose code is equal may share one.
     assert len(loops) >= 5
-    most = 0
+    registers, most = registers_of(cpu), 0
     for loop in loops:
         sums = [line for line in loop if FMA.search(line)]
-        assert all(REGISTERS[cpu.registers].search(line) for line in sums), loop
+        assert all(registers.name.search(line) for line in sums), loop
         most = max(most, len(sums))
         spills = [line for line in loop if STACK.search(line) and VECTOR.search(line)]
         assert not spills, (len(sums), spills)
-    assert most == cpu.registers * PER_VECTOR[cpu.registers]
+    assert most == registers.sums
 
 
 @pytest.mark.parametrize("cpu", CPUS.values(), ids=CPUS)

@@ -11,7 +11,7 @@ of weights, broadcasts R numbers of x, and does R x C fused multiply-adds.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
@@ -35,17 +35,28 @@ from mie.ops_jit.kernels.vectors import (
 
 PANELS = 4
 """Panels of a group, which is the widest tile."""
-MAX_ROWS = 6
-"""Rows of the tallest tile, where there are registers for so many."""
 
 
-def widest(rows: int, registers: int) -> int:
-    """Return how many panels a tile of ``rows`` has if ``registers`` hold vectors of sums.
+class Tiles(NamedTuple):
+    """The largest tiles that a CPU's registers hold, with others left for weights and x."""
 
-    NEON, which has the fewest, also needs registers for the weights of each panel.
-    """
-    panels = (2, 1) if registers < MAX_ROWS else (4, 2, 1)
-    return next(each for each in panels if rows * each <= registers)
+    sums: int
+    """Vectors of sums."""
+    rows: int
+    panels: int
+
+    def width(self, rows: int) -> int:
+        """Return how many panels a tile of ``rows`` has."""
+        fitting = (each for each in (4, 2, 1) if each <= self.panels and rows * each <= self.sums)
+        return next(fitting)
+
+
+AVX512 = Tiles(24, 6, 4)
+"""32 registers of one vector."""
+AVX2 = Tiles(5, 5, 4)
+"""16 registers of half a vector."""
+NEON = Tiles(5, 5, 2)
+"""32 registers of a quarter. Multiply-adds take weights from registers only."""
 
 
 class _Tile:
@@ -137,7 +148,7 @@ def _not_unrolled(module: ir.Module) -> ir.MDValue:
     return node
 
 
-def multiply(fmt: Format, registers: int) -> Callable[..., None]:
+def multiply(fmt: Format, tiles: Tiles) -> Callable[..., None]:
     """Return the kernel that multiplies any number of rows by any number of panels.
 
     It is called as kernel(x, x_stride, w, w_stride, k_stride, ahead, K, out, out_stride, rows,
@@ -145,11 +156,10 @@ def multiply(fmt: Format, registers: int) -> Callable[..., None]:
     input. Tiles of one panel prefetch the weights ``ahead`` bytes on, because one stream of loads
     does not keep memory busy. 0 is for weights that are not contiguous.
     ``out`` is [rows, 16 panels]. With ``resume`` 1, its chains go on from the numbers in ``out``,
-    and with 0 they begin at zero. ``registers`` is how many vectors of sums the CPU's registers
-    hold.
+    and with 0 they begin at zero.
     """
-    most = min(MAX_ROWS, registers)
-    widths = (0, *(widest(rows, registers) for rows in range(1, most + 1)))
+    most = tiles.rows
+    widths = (0, *(tiles.width(rows) for rows in range(1, most + 1)))
     shapes = {(rows, panels) for rows in range(1, most + 1) for panels in (widths[rows], 1)}
 
     def emit(b: ir.IRBuilder, rows: ir.Value, panels: ir.Value, *values: ir.Value) -> None:
