@@ -90,7 +90,7 @@ class Program:
         self._kept: list[NDArray[Any]] = []  # arrays whose addresses are arguments
         self._buffers: list[tuple[int, int]] = []  # the word of the number of rows, the width
         self._memory: list[Floats] = []
-        self._capacity = {NUM_TOKENS: 0, NUM_ROWS: 0}
+        self._capacity = {NUM_TOKENS: -1, NUM_ROWS: -1}  # no memory, not even for no rows
         self.words: NDArray[np.int64] = np.empty(0, np.int64)
         """The instructions [I, INSTRUCTION_WORDS], once `finish` was called."""
 
