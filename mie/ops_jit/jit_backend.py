@@ -64,7 +64,6 @@ class JitBackend(NumpyBackend):
         self._header = StepHeader()
         self._recording: Program | None = None
         self._recorded: tuple[weakref.WeakMethod[Any], tuple[Program, Value]] | None = None
-        self._heads = (1, 1, 16)
         self.num_threads = num_threads or available_cpus()
         self._team = Team(
             self._kernels["run"], self._kernels["work"], self.num_threads, SCRATCH_BYTES
@@ -122,7 +121,7 @@ class JitBackend(NumpyBackend):
         program.finish(result)
         header = self._header
         if batch is not None:
-            header.set_batch(batch, *self._heads)
+            header.set_batch(batch, *program.heads)
         header.words[[layout.NUM_TOKENS, layout.NUM_ROWS]] = num_tokens, num_rows
         if rows is not None:
             header.point(layout.LOGITS_ROWS, rows)
@@ -157,7 +156,6 @@ class JitBackend(NumpyBackend):
         layer: int,
         batch: StepBatch,
     ) -> Any:
-        self._note_heads(qkv.shape[1] - 2 * cache.shape.num_kv_heads, cache)
         return self._do(
             lambda program, qkv: operators.rope_write_kv(program, qkv, rope_table, cache, layer),
             qkv,
@@ -172,15 +170,11 @@ class JitBackend(NumpyBackend):
         batch: StepBatch,
         window: int | None,
     ) -> Any:
-        self._note_heads(q.shape[1], cache)
         return self._do(
             lambda program, q: operators.paged_attention(program, q, cache, layer, window),
             q,
             batch=batch,
         )
-
-    def _note_heads(self, num_heads: int, cache: Any) -> None:
-        self._heads = num_heads, cache.shape.num_kv_heads, cache.shape.head_dim
 
     def silu_mul(self, gate_up: Any) -> Any:
         return self._do(operators.silu_mul, gate_up)
@@ -228,7 +222,7 @@ class JitBackend(NumpyBackend):
         program, logits_value = self._program_of(forward, batch)
         program.lengths = {layout.NUM_TOKENS: num_tokens, layout.NUM_ROWS: num_rows}
         program.bind(num_tokens, num_rows)
-        self._header.set_batch(batch, *self._heads)
+        self._header.set_batch(batch, *program.heads)
         step = len(program) if num_tokens < LARGE_STEP else SEGMENT
         for start in range(0, len(program), step):
             self._team.run(

@@ -109,6 +109,7 @@ def paged_attention(
 ) -> Value:
     """Attend with scale 1 / sqrt(Dh): `ops.attention.paged_attention`."""
     shape, num_heads = cache.shape, q.tail[0]
+    program.heads = num_heads, shape.num_kv_heads, shape.head_dim
     out = program.value(NUM_TOKENS, *q.tail)
     scales = (None, None) if cache.scales is None else cache.scales[layer]
     program.emit(

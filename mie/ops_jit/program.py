@@ -83,6 +83,8 @@ class Program:
     def __init__(self, address_of: Callable[[str], int], num_tokens: int, num_rows: int) -> None:
         """Begin to record a step of this size. ``address_of`` returns the address of a kernel."""
         self.lengths = {NUM_TOKENS: num_tokens, NUM_ROWS: num_rows}
+        self.heads = (1, 1, 16)
+        """Hq, Hkv and Dh of its attention, which decide how `StepHeader` cuts it into items."""
         self.address_of = address_of
         self._rows: list[list[int]] = []
         self._uses: list[tuple[int, int, Storage]] = []  # instruction, word, storage
