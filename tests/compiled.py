@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mie.config.engine import EngineConfig
+from mie.load.backends import load_backend
+
 if TYPE_CHECKING:
+    from mie.ops_jit.jit_backend import JitBackend
     from mie.ops_jit.kv_cache import JitCache
 
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
@@ -19,6 +24,14 @@ needs_numba = pytest.mark.skipif(
 )
 
 LANES = 16
+
+
+@functools.cache  # each keeps threads
+def jit_backend(num_threads: int = 2, enforce_eager: bool = False) -> JitBackend:
+    """Return a backend that a process shares. Matrices and caches bring their own dtypes."""
+    config = EngineConfig(num_threads=num_threads, enforce_eager=enforce_eager)
+    backend: Any = load_backend("jit", "auto", config)
+    return backend
 
 
 def planes_of(cache: JitCache) -> NDArray[Any]:
