@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mie.config.engine import EngineConfig
 from mie.load.backends import load_backend
+from mie.ops.kv_cache import HALVES, QUANTIZED
 
 if TYPE_CHECKING:
     from mie.ops_jit.jit_backend import JitBackend
@@ -24,6 +25,8 @@ needs_numba = pytest.mark.skipif(
 )
 
 LANES = 16
+CACHES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), **HALVES, **QUANTIZED}
+"""The dtypes of caches' elements."""
 
 
 @functools.cache  # each keeps threads

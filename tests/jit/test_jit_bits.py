@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_models
-from compiled import jit_backend, needs_numba
+from compiled import CACHES, jit_backend, needs_numba
 from numpy.typing import NDArray
 
 from mie.checkpoint.config import ModelConfig
@@ -26,7 +26,7 @@ from mie.checkpoint.weights import Checkpoint, expected_tensors
 from mie.load.sizing import cache_shape
 from mie.model.decoder import Decoder
 from mie.ops.backend import StepBatch
-from mie.ops.kv_cache import HALVES, QUANTIZED
+from mie.ops.kv_cache import HALVES
 
 pytestmark = needs_numba
 
@@ -47,7 +47,6 @@ CONFIGS = {
     "wide group": tiny_models.LLAMA | ODD | {"num_attention_heads": 32, "num_key_value_heads": 1},
 }
 WEIGHTS = {"float32": None, **HALVES}
-CACHES = {"float32": np.dtype(np.float32), **HALVES, **QUANTIZED}
 BLOCK_SIZES = (1, 3, 4, 8, 16, 24, 32)
 
 seen: Counter[str] = Counter()

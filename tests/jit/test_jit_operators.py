@@ -10,23 +10,21 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
-from compiled import fill_cache, jit_backend, needs_numba, planes_of, scales_of
+from compiled import CACHES, fill_cache, jit_backend, needs_numba, planes_of, scales_of
 from numpy.typing import NDArray
 
 from mie.ops import activation, attention, norm, rope
 from mie.ops.backend import KVCacheShape, StepBatch
-from mie.ops.kv_cache import LARGEST, dequantize, quantize
+from mie.ops.kv_cache import HALVES, LARGEST, dequantize, quantize
 
 pytestmark = needs_numba
 
 Array = NDArray[Any]
 
-BFLOAT16, FP8 = np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn)
-WEIGHTS = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": BFLOAT16}
-CACHES = WEIGHTS | {"int8": np.dtype(np.int8), "fp8": FP8}
+WEIGHTS = {"float32": np.dtype(np.float32), **HALVES}
+BFLOAT16 = HALVES["bfloat16"]
 ROUNDING = 2.0**-24
 
 
