@@ -31,6 +31,7 @@ SEGMENT = 16
 LARGE_STEP = 64
 """Tokens from which a step is large."""
 SCRATCH_BYTES = 1 << 20
+"""Memory of a thread, which is enough for the usual models."""
 
 
 class JitBackend(NumpyBackend):
@@ -65,9 +66,17 @@ class JitBackend(NumpyBackend):
         self._recording: Program | None = None
         self._recorded: tuple[weakref.WeakMethod[Any], tuple[Program, Value]] | None = None
         self.num_threads = num_threads or available_cpus()
-        self._team = Team(
-            self._kernels["run"], self._kernels["work"], self.num_threads, SCRATCH_BYTES
-        )
+        self._team = self._new_team(SCRATCH_BYTES)
+
+    def _new_team(self, scratch_bytes: int) -> Team:
+        run, work = self._kernels["run"], self._kernels["work"]
+        return Team(run, work, self.num_threads, scratch_bytes)
+
+    def _team_for(self, program: Program) -> Team:
+        """Return a team whose threads have enough memory for a program."""
+        if program.scratch_bytes > self._team.scratch_bytes:
+            self._team = self._new_team(program.scratch_bytes)
+        return self._team
 
     # Sizes.
 
@@ -126,7 +135,7 @@ class JitBackend(NumpyBackend):
         if rows is not None:
             header.point(layout.LOGITS_ROWS, rows)
         program.bind(num_tokens, num_rows)
-        self._team.run(program.words, header.words, self.num_threads)
+        self._team_for(program).run(program.words, header.words, self.num_threads)
         return None if result is None else program.array(result)
 
     def embed(self, token_ids: Any, embedding: Panels) -> Any:  # type: ignore[override]  # as above
@@ -224,10 +233,9 @@ class JitBackend(NumpyBackend):
         program.bind(num_tokens, num_rows)
         self._header.set_batch(batch, *program.heads)
         step = len(program) if num_tokens < LARGE_STEP else SEGMENT
+        team = self._team_for(program)
         for start in range(0, len(program), step):
-            self._team.run(
-                program.words[start : start + step], self._header.words, self.num_threads
-            )
+            team.run(program.words[start : start + step], self._header.words, self.num_threads)
         return program.array(logits_value)
 
     def _program_of(self, forward: Forward, batch: StepBatch) -> tuple[Program, Value]:

@@ -85,6 +85,8 @@ class Program:
         self.lengths = {NUM_TOKENS: num_tokens, NUM_ROWS: num_rows}
         self.heads = (1, 1, 16)
         """Hq, Hkv and Dh of its attention, which decide how `StepHeader` cuts it into items."""
+        self.scratch_bytes = 0
+        """The most memory that one of its kernels needs for a thread."""
         self.address_of = address_of
         self._rows: list[list[int]] = []
         self._uses: list[tuple[int, int, Storage]] = []  # instruction, word, storage
@@ -118,6 +120,10 @@ class Program:
         for word, argument in enumerate(arguments, ARGUMENTS):
             row[word] = self._word(argument, word)
         self._rows.append(row)
+
+    def need_scratch(self, num_bytes: int) -> None:
+        """Note that a kernel needs this much memory for a thread."""
+        self.scratch_bytes = max(self.scratch_bytes, num_bytes)
 
     def _word(self, argument: Argument, word: int) -> int:
         """Return an argument as 64 bits."""
