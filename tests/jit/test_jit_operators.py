@@ -515,3 +515,29 @@ def test_a_cache_has_the_bytes_that_it_announces():
         cache = backend.new_kv_cache(shape)
         scale_bytes = 0 if cache.scales is None else cache.scales.nbytes
         assert cache.elements.nbytes + scale_bytes == backend.kv_cache_bytes(shape)
+
+
+# Sizes that no model has, but a file can name.
+
+
+def test_huge_sizes_get_the_memory_that_they_need():
+    backend = jit_backend()
+    attend([(1, 9), (20, 20)], head_dim=4096, group=1, num_kv_heads=1)
+    attend([(1, 9), (2, 20)], head_dim=2, group=4000, num_kv_heads=1)
+    width = 270_000
+    rows = [normal(1, width, seed=seed) for seed in range(3)]
+    table = backend.load_embedding((3, width), rows)
+    got = backend.embed(np.array([2, 0, 1, 1]), table)
+    np.testing.assert_array_equal(got, np.concatenate([rows[2], rows[0], rows[1], rows[1]]))
+
+
+def test_a_huge_vocabulary():
+    backend = jit_backend()
+    num_tokens, width = (1 << 18) + 5, 6
+    matrix = normal(num_tokens, width)
+    table = backend.load_embedding((num_tokens, width), [matrix])
+    chosen = np.array([num_tokens - 1, 0, 1 << 18])
+    np.testing.assert_array_equal(backend.embed(chosen, table), matrix[chosen])
+    x = normal(3, width, seed=1)
+    got = backend.linear(x, backend.tie_linear(table))
+    np.testing.assert_allclose(got, wide(x) @ wide(matrix).T, atol=2e-5)
