@@ -70,7 +70,7 @@ class JitBackend(NumpyBackend):
 
     def _new_team(self, scratch_bytes: int) -> Team:
         run, work = self._kernels["run"], self._kernels["work"]
-        return Team(run, work, self.num_threads, scratch_bytes)
+        return Team(self._kernels, run, work, self.num_threads, scratch_bytes)
 
     def _team_for(self, program: Program) -> Team:
         """Return a team whose threads have enough memory for a program."""

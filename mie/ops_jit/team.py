@@ -34,13 +34,18 @@ class Team:
     The workers end when the object is deleted. A forked child starts its own.
     """
 
-    def __init__(self, run: int, work: int, num_threads: int, scratch_bytes: int) -> None:
-        """Take the addresses of the kernels `run` and `work`.
+    def __init__(
+        self, code: object, run: int, work: int, num_threads: int, scratch_bytes: int
+    ) -> None:
+        """Take the addresses of the kernels `run` and `work`, and the object that keeps their code.
+
+        A worker that is told to end may still run the code when everything else is deleted.
 
         Raises:
             ThreadLimitError: the system starts no more threads.
         """
         self.num_threads = num_threads
+        self._code = code
         self._run, self._work = function_at(run, 7), function_at(work, 3)
         self.scratch_bytes = ceil_div(scratch_bytes, 64) * 64
         self._lock = threading.Lock()
@@ -60,12 +65,12 @@ class Team:
             at = SLEEPERS + worker * WORKER_WORDS + SEMAPHORE_WORD
             if library.sem_init(ctypes.c_void_p(self._words[at:].ctypes.data), 0, 0):
                 raise MemoryError("sem_init failed")
-        words, scratch, work = self._words, self._scratch, self._work
+        words, scratch, work, code = self._words, self._scratch, self._work, self._code
 
         def serve(worker: int) -> None:
-            nothing = ctypes.c_void_p()
+            kept = ctypes.c_void_p(), code
             own = scratch[worker + 1].ctypes.data
-            work(ctypes.addressof(nothing), None, words.ctypes.data, worker, own)
+            work(ctypes.addressof(kept[0]), None, words.ctypes.data, worker, own)
 
         weakref.finalize(self, _stop, words, num_workers, self._pid)
         for worker in range(num_workers):
