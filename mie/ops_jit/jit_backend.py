@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.arithmetic import ceil_div
 from mie.errors import ConfigError
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import KVCacheShape, StepBatch
@@ -88,6 +89,13 @@ class JitBackend(NumpyBackend):
         scale_bytes = SCALE_BYTES if self.kv_dtype in LARGEST else 0
         elements = shape.num_elements // shape.head_dim * padded(shape.head_dim)
         return elements * self.itemsize + shape.num_scales * scale_bytes
+
+    def workspace_bytes(
+        self, num_seqs: int, max_len: int, num_heads: int, shape: KVCacheShape
+    ) -> int:
+        num_parts = ceil_div(max_len, layout.PART)
+        num_partials = num_seqs * num_parts if num_parts > 1 else 0
+        return 4 * num_partials * num_heads * (16 + padded(shape.head_dim))
 
     # Weights and caches.
 
