@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.arithmetic import ceil_div
 from mie.errors import ConfigError
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import KVCacheShape, StepBatch
@@ -31,6 +32,7 @@ SEGMENT = 16
 LARGE_STEP = 64
 """Tokens from which a step is large."""
 SCRATCH_BYTES = 1 << 20
+"""Memory of a thread, which is enough for the usual models."""
 
 
 class JitBackend(NumpyBackend):
@@ -64,9 +66,17 @@ class JitBackend(NumpyBackend):
         self._header = StepHeader()
         self._recording: Program | None = None
         self._recorded: tuple[weakref.WeakMethod[Any], tuple[Program, Value]] | None = None
-        self._heads = (1, 1, 16)
         self.num_threads = num_threads or available_cpus()
-        self._team = Team(self._kernels, self.num_threads, SCRATCH_BYTES)
+        self._team = self._new_team(SCRATCH_BYTES)
+
+    def _new_team(self, scratch_bytes: int) -> Team:
+        return Team(self._kernels, self.num_threads, scratch_bytes)
+
+    def _team_for(self, program: Program) -> Team:
+        """Return a team whose threads have enough memory for a program."""
+        if program.scratch_bytes > self._team.scratch_bytes:
+            self._team = self._new_team(program.scratch_bytes)
+        return self._team
 
     # Sizes.
 
@@ -78,6 +88,13 @@ class JitBackend(NumpyBackend):
         scale_bytes = SCALE_BYTES if self.kv_dtype in LARGEST else 0
         elements = shape.num_elements // shape.head_dim * padded(shape.head_dim)
         return elements * self.itemsize + shape.num_scales * scale_bytes
+
+    def workspace_bytes(
+        self, num_seqs: int, max_len: int, num_heads: int, shape: KVCacheShape
+    ) -> int:
+        num_parts = ceil_div(max_len, layout.PART)
+        num_partials = num_seqs * num_parts if num_parts > 1 else 0
+        return 4 * num_partials * num_heads * (16 + padded(shape.head_dim))
 
     # Weights and caches.
 
@@ -120,12 +137,12 @@ class JitBackend(NumpyBackend):
         program.finish(result)
         header = self._header
         if batch is not None:
-            header.set_batch(batch, *self._heads)
+            header.set_batch(batch, *program.heads)
         header.words[[layout.NUM_TOKENS, layout.NUM_ROWS]] = num_tokens, num_rows
         if rows is not None:
             header.point(layout.LOGITS_ROWS, rows)
         program.bind(num_tokens, num_rows)
-        self._team.run(program.words, header.words, 0, len(program))
+        self._team_for(program).run(program.words, header.words, 0, len(program))
         return None if result is None else program.array(result)
 
     def embed(self, token_ids: Any, embedding: Panels) -> Any:  # type: ignore[override]  # as above
@@ -155,7 +172,6 @@ class JitBackend(NumpyBackend):
         layer: int,
         batch: StepBatch,
     ) -> Any:
-        self._note_heads(qkv.shape[1] - 2 * cache.shape.num_kv_heads, cache)
         return self._do(
             lambda program, qkv: operators.rope_write_kv(program, qkv, rope_table, cache, layer),
             qkv,
@@ -170,15 +186,11 @@ class JitBackend(NumpyBackend):
         batch: StepBatch,
         window: int | None,
     ) -> Any:
-        self._note_heads(q.shape[1], cache)
         return self._do(
             lambda program, q: operators.paged_attention(program, q, cache, layer, window),
             q,
             batch=batch,
         )
-
-    def _note_heads(self, num_heads: int, cache: Any) -> None:
-        self._heads = num_heads, cache.shape.num_kv_heads, cache.shape.head_dim
 
     def silu_mul(self, gate_up: Any) -> Any:
         return self._do(operators.silu_mul, gate_up)
@@ -226,11 +238,12 @@ class JitBackend(NumpyBackend):
         program, logits_value = self._program_of(forward, batch)
         program.lengths = {layout.NUM_TOKENS: num_tokens, layout.NUM_ROWS: num_rows}
         program.bind(num_tokens, num_rows)
-        self._header.set_batch(batch, *self._heads)
+        self._header.set_batch(batch, *program.heads)
         step = len(program) if num_tokens < LARGE_STEP else SEGMENT
+        team = self._team_for(program)
         for first in range(0, len(program), step):
             end = min(first + step, len(program))
-            self._team.run(program.words, self._header.words, first, end)
+            team.run(program.words, self._header.words, first, end)
         return program.array(logits_value)
 
     def _program_of(self, forward: Forward, batch: StepBatch) -> tuple[Program, Value]:

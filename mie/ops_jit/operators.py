@@ -10,17 +10,22 @@ import math
 
 from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats
-from mie.ops_jit.kv_cache import JitCache
+from mie.ops_jit.kv_cache import JitCache, padded
 from mie.ops_jit.layout import (
     BLOCK_ROWS,
+    KEY_TILE,
     NUM_ITEMS,
     NUM_MERGES,
     NUM_ROWS,
     NUM_TOKENS,
+    QUERY_ROWS,
     ROW_TILE,
 )
-from mie.ops_jit.panels import Panels
+from mie.ops_jit.panels import GROUP, Panels
 from mie.ops_jit.program import Program, Value
+
+SUMS_BYTES = BLOCK_ROWS * GROUP * 64
+"""The sums of a tile of a product (`kernels.linear.SUMS_BYTES`)."""
 
 
 def embed(program: Program, table: Panels) -> Value:
@@ -28,6 +33,7 @@ def embed(program: Program, table: Panels) -> Value:
     out = program.value(NUM_TOKENS, table.shape[1])
     kernel = f"embed[{table.dtype.name}]"
     arguments = table.memory, out, table.shape[1], NUM_TOKENS
+    program.need_scratch(padded(table.shape[1]) * table.dtype.itemsize)
     program.emit(kernel, NUM_TOKENS, ROW_TILE, 1, *arguments)
     return out
 
@@ -53,6 +59,7 @@ def linear(program: Program, x: Value, weight: Panels, residual: Value | None) -
     """Multiply rows by a matrix: `ops.linear.linear`."""
     rows, (num_outputs, num_inputs) = x.storage.rows, weight.shape
     out = program.value(rows, num_outputs)
+    program.need_scratch(SUMS_BYTES)
     program.emit(
         f"linear[{weight.dtype.name}]", rows, BLOCK_ROWS, weight.num_groups,
         x, weight.memory, out, num_inputs, num_outputs, weight.bias, residual, rows,
@@ -75,6 +82,7 @@ def gate_up(program: Program, x: Value, weight: Panels) -> Value:
     if width % 16:  # the second half does not begin with a panel
         return silu_mul(program, linear(program, x, weight, None))
     out = program.value(rows, width)
+    program.need_scratch(2 * SUMS_BYTES)
     program.emit(
         f"gate_up[{weight.dtype.name}]", rows, BLOCK_ROWS, ceil_div(width, 64),
         x, weight.memory, out, weight.shape[1], width, weight.bias, rows,
@@ -95,6 +103,7 @@ def rope_write_kv(program: Program, qkv: Value, rope: Floats, cache: JitCache, l
     shape = cache.shape
     num_heads = qkv.tail[0] - 2 * shape.num_kv_heads
     out = program.value(NUM_TOKENS, num_heads, shape.head_dim)
+    program.need_scratch(8 * padded(shape.head_dim))  # a head in float32, and narrowed
     scales = (None, None) if cache.scales is None else cache.scales[layer]
     program.emit(
         f"rope_write[{cache.elements.dtype.name}]", NUM_TOKENS, ROW_TILE, 1,
@@ -110,6 +119,8 @@ def paged_attention(
 ) -> Value:
     """Attend with scale 1 / sqrt(Dh): `ops.attention.paged_attention`."""
     shape, num_heads = cache.shape, q.tail[0]
+    program.heads = num_heads, shape.num_kv_heads, shape.head_dim
+    program.need_scratch(_attention_scratch(num_heads // shape.num_kv_heads, shape.head_dim))
     out = program.value(NUM_TOKENS, *q.tail)
     scales = (None, None) if cache.scales is None else cache.scales[layer]
     program.emit(
@@ -120,6 +131,13 @@ def paged_attention(
     )  # fmt: skip
     program.emit("merge", NUM_MERGES, 1, 1, out, num_heads, shape.head_dim)
     return out
+
+
+def _attention_scratch(group: int, head_dim: int) -> int:
+    """Return the bytes that attention needs: a tile's queries, scores and states, and a panel."""
+    rows, width = max(1, QUERY_ROWS // group) * group, padded(head_dim)
+    row_bytes = 4 * head_dim + 4 * KEY_TILE + 2 * (64 + 4 * width)
+    return rows * row_bytes + 64 + 64 + 64 * width
 
 
 def _multiply(program: Program, cache: JitCache) -> tuple[int, int]:

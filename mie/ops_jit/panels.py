@@ -31,7 +31,10 @@ class Panels:
         dtype: np.dtype[Any] | None,
         bias: NDArray[Any] | None = None,
     ) -> None:
-        """Convert blocks of whole rows, one at a time. ``dtype`` None keeps the blocks' own."""
+        """Convert blocks of whole rows, one at a time.
+
+        With ``dtype`` None the blocks keep their own if it has 16 bits, and become float32 else.
+        """
         self.shape = shape
         self.bias: Floats | None = None if bias is None else bias.astype(np.float32)
         num_rows, num_columns = shape
@@ -39,11 +42,12 @@ class Panels:
         memory: NDArray[Any] | None = None
         row = 0
         for block in blocks:
+            kept = dtype or (block.dtype if block.dtype.itemsize == 2 else np.dtype(np.float32))
             if memory is None:
-                kept = dtype or block.dtype
                 memory = zeros((num_panels, num_columns, LANES), kept, huge=True)
-            elif dtype is None and block.dtype != memory.dtype:
-                memory = memory.astype(np.float32)  # parts of different dtypes
+            elif kept != memory.dtype and memory.dtype != np.float32:  # parts of different dtypes
+                narrow, memory = memory, zeros(memory.shape, np.float32, huge=True)
+                memory[...] = narrow
             _put(memory, row, block)
             row += len(block)
         assert memory is not None, "a matrix has rows"

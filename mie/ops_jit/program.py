@@ -83,6 +83,10 @@ class Program:
     def __init__(self, address_of: Callable[[str], int], num_tokens: int, num_rows: int) -> None:
         """Begin to record a step of this size. ``address_of`` returns the address of a kernel."""
         self.lengths = {NUM_TOKENS: num_tokens, NUM_ROWS: num_rows}
+        self.heads = (1, 1, 16)
+        """Hq, Hkv and Dh of its attention, which decide how `StepHeader` cuts it into items."""
+        self.scratch_bytes = 0
+        """The most memory that one of its kernels needs for a thread."""
         self.address_of = address_of
         self._rows: list[list[int]] = []
         self._uses: list[tuple[int, int, Storage]] = []  # instruction, word, storage
@@ -90,7 +94,7 @@ class Program:
         self._kept: list[NDArray[Any]] = []  # arrays whose addresses are arguments
         self._buffers: list[tuple[int, int]] = []  # the word of the number of rows, the width
         self._memory: list[Floats] = []
-        self._capacity = {NUM_TOKENS: 0, NUM_ROWS: 0}
+        self._capacity = {NUM_TOKENS: -1, NUM_ROWS: -1}  # no memory, not even for no rows
         self.words: NDArray[np.int64] = np.empty(0, np.int64)
         """The instructions [I, INSTRUCTION_WORDS], once `finish` was called."""
 
@@ -116,6 +120,10 @@ class Program:
         for word, argument in enumerate(arguments, ARGUMENTS):
             row[word] = self._word(argument, word)
         self._rows.append(row)
+
+    def need_scratch(self, num_bytes: int) -> None:
+        """Note that a kernel needs this much memory for a thread."""
+        self.scratch_bytes = max(self.scratch_bytes, num_bytes)
 
     def _word(self, argument: Argument, word: int) -> int:
         """Return an argument as 64 bits."""

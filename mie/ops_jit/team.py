@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.arithmetic import ceil_div
 from mie.ops_jit.kernel_cache import Kernels
 from mie.ops_jit.layout import POST, SLEEPERS, STOP, WAIT, WORKER_WORDS, YIELD
 from mie.ops_jit.memory import address, zeros
@@ -43,7 +44,7 @@ class Team:
         self.num_threads = num_threads
         self._kernels = kernels
         self._run = function_at(kernels["run"], 7)
-        self._scratch_bytes = scratch_bytes
+        self.scratch_bytes = ceil_div(scratch_bytes, 64) * 64
         self._lock = threading.Lock()
         self._start()
 
@@ -51,7 +52,7 @@ class Team:
         self._pid = os.getpid()
         num_workers = self.num_threads - 1
         self._words: NDArray[np.int64] = zeros((SLEEPERS + num_workers * WORKER_WORDS,), np.int64)
-        self._scratch = zeros((self.num_threads, self._scratch_bytes), np.uint8)
+        self._scratch = zeros((self.num_threads, self.scratch_bytes), np.uint8)
         self._team, self._own_scratch = address(self._words), address(self._scratch)
         self._nothing = ctypes.c_void_p()
         self._result = ctypes.addressof(self._nothing)

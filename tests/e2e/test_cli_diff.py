@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from command_line import error_line, mie
+from compiled import needs_numba
 from emulated import needs_compiler
 
 NUMPY = ("--dtype-a", "float64", "--b", "numpy-plain")
@@ -56,6 +57,14 @@ def test_a_side_takes_settings_and_operators_can_be_isolated():
     assert "B numpy float32 num_threads=1 kv_cache_dtype=int8\n" in out
     assert "Each operator alone" in out
     assert max(map(len, out.splitlines())) <= 80
+
+
+@needs_numba
+def test_the_compiled_backend_runs_operator_by_operator():
+    process = mie("diff", "--b", "jit", "--max-tokens", "4")
+    assert process.returncode == 0, process.stdout.decode()
+    assert b"B jit float32 " in process.stdout
+    assert b"Tokens: both choose the same 8." in process.stdout
 
 
 def test_mistakes_give_one_line_and_exit_code_2(tmp_path: Path):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from compiled import needs_numba
 from numpy.typing import NDArray
 
 from mie import LLM, SamplingParams
@@ -27,17 +28,22 @@ MODELS = Path(__file__).parent / "models"
 NAMES = sorted(path.name for path in MODELS.iterdir())
 TOLERANCE = 3e-5  # transformers' own rounding moves none of these models by more than 1e-5
 BLOCK_SIZE = 8
-DTYPES = ("float32", "float64")
+SIDES = [
+    ("numpy", "float32"),
+    ("numpy", "float64"),
+    pytest.param("jit", "float32", marks=needs_numba),
+]
+"""Backends and their dtypes."""
 
 Floats = NDArray[np.floating]
 
 
-def load_decoder(name: str, dtype: str, **changes: object) -> Decoder:
+def load_decoder(name: str, dtype: str, *, backend: str = "numpy", **changes: object) -> Decoder:
     """Return the model's decoder, with some fields of its configuration changed after loading."""
     config = ModelConfig.load(MODELS / name)
     with Checkpoint.open(MODELS / name, expected_tensors(config)) as checkpoint:
         changed = dataclasses.replace(config, **changes)  # type: ignore[arg-type]
-        return Decoder(changed, load_backend("numpy", dtype), checkpoint, num_positions=256)
+        return Decoder(changed, load_backend(backend, dtype), checkpoint, num_positions=256)
 
 
 def all_logits(decoder: Decoder, token_ids: list[int], chunk_size: int) -> Floats:
@@ -70,24 +76,27 @@ def difference(decoder: Decoder, name: str, prompt: str, chunk_size: int = 1000)
     return float(np.abs(logits - wanted).max() / np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("backend", "dtype"), SIDES)
 @pytest.mark.parametrize("prompt", ["short", "long"])
 @pytest.mark.parametrize("name", NAMES)
-def test_logits_equal_those_of_transformers(name: str, prompt: str, dtype: str) -> None:
-    decoder = load_decoder(name, dtype)
+def test_logits_equal_those_of_transformers(
+    name: str, prompt: str, backend: str, dtype: str
+) -> None:
+    decoder = load_decoder(name, dtype, backend=backend)
     assert difference(decoder, name, prompt) < TOLERANCE
     assert difference(decoder, name, prompt, chunk_size=13) < TOLERANCE
     assert difference(decoder, name, prompt, chunk_size=1) < TOLERANCE
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("backend", "dtype"), SIDES)
 @pytest.mark.parametrize("name", NAMES)
-def test_greedy_tokens_equal_those_of_transformers(name: str, dtype: str) -> None:
+def test_greedy_tokens_equal_those_of_transformers(name: str, backend: str, dtype: str) -> None:
     """Both prompts at once, in chunks of at most 24 tokens a step."""
     golden = np.load(MODELS / name / "golden.npz")
     llm = LLM(
         str(MODELS / name),
         skip_tokenizer_init=True,
+        backend=backend,
         dtype=dtype,
         max_num_batched_tokens=24,
         max_num_seqs=2,

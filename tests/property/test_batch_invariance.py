@@ -4,7 +4,8 @@ Random loads go through the real engine. Requests run with others, in chunks, wi
 prefix cache, preempted by recompute and by swap, forked, and with a window. Each request's logits
 (of every position of its prompt and of every sampled token) must equal those it gets alone bit for
 bit, computed in one piece. So must its tokens. The dtype is float32, because in float64 the
-differences would rarely be large enough to change a bit.
+differences would rarely be large enough to change a bit. The jit backend is always invariant: alone
+it runs operator by operator, and in the batch it replays programs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from compiled import needs_numba
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import LLAMA, MISTRAL_WINDOW, QWEN2, QWEN3_TIED, random_weights, write_model
@@ -40,8 +42,11 @@ MODELS = {
     "wide group": LLAMA | ODD | {"num_attention_heads": 9, "num_key_value_heads": 1},
 }
 NUM_EXAMPLES = 20
+NUMERICS = ("block_size", "dtype", "kv_cache_dtype")
+"""Settings that may change a bit, and are the same alone."""
+BACKENDS = ["numpy", pytest.param("jit", marks=needs_numba)]
 
-seen: Counter[str] = Counter()
+seen: Counter[tuple[str, str]] = Counter()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -102,14 +107,14 @@ def loads(draw):
     return str(rng.choice(list(MODELS))), requests, config
 
 
-def outcome(directory, requests, config):
+def outcome(directory, requests, config, backend):
     """Return the tokens and all their log-probabilities by request and choice.
 
     Also return the log-probabilities of the prompts by request.
     """
     own = {name: value for name, value in config.items() if name != "dtype"}
     own = EngineConfig(batch_invariant=True, max_model_len=1024, **own)
-    engine = load_engine(directory, own, dtype=config["dtype"])
+    engine = load_engine(directory, own, backend=backend, dtype=config["dtype"])
     tokens, logprobs, prompts = {}, {}, {}
     waiting, step = dict(requests), 0
     while waiting or engine.has_work:
@@ -124,11 +129,11 @@ def outcome(directory, requests, config):
             tokens.setdefault(key, []).extend(new.token_ids)
             logprobs.setdefault(key, []).extend(map(by_id, new.logprobs))
             if new.finish_reason is not None:
-                seen["prefix hits"] += new.metrics.num_cached_tokens > 0
+                seen[backend, "prefix hits"] += new.metrics.num_cached_tokens > 0
         step += 1
     for segment in engine.log.segments():
         for records in segment.steps:
-            seen.update(record[0] for record in records)
+            seen.update((backend, record[0]) for record in records)
     return tokens, logprobs, prompts
 
 
@@ -139,24 +144,29 @@ def by_id(row):
     return values
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=NUM_EXAMPLES, deadline=None)
 @given(load=loads())
-def test_a_request_gets_the_same_result_alone_and_in_a_batch(directories, load):
+def test_a_request_gets_the_same_result_alone_and_in_a_batch(directories, backend, load):
     model, requests, config = load
-    in_batch = outcome(directories[model], dict(enumerate(requests)), config)
-    own = {"num_threads": 1, "block_size": config["block_size"], "dtype": config["dtype"]}
+    if backend == "jit":
+        config = config | {"kv_cache_dtype": ("auto", "int8", "fp8")[len(requests) % 3]}
+    in_batch = outcome(directories[model], dict(enumerate(requests)), config, backend)
+    own = {name: config[name] for name in NUMERICS if name in config}
+    own |= {"num_threads": 1} | ({"enforce_eager": True} if backend == "jit" else {})
     for number, (prompt, params, _) in enumerate(requests):
-        alone = outcome(directories[model], {number: (prompt, params, 0)}, own)
+        alone = outcome(directories[model], {number: (prompt, params, 0)}, own, backend)
         assert alone[0]
         for mine, theirs in zip(alone, in_batch, strict=True):
             for key, value in mine.items():
                 np.testing.assert_array_equal(theirs[key], value)
 
 
-def test_the_loads_include_every_case_that_changes_sums():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_loads_include_every_case_that_changes_sums(backend):
     """The loads contained every case that makes sums differ."""
     for kind in ("prefix hits", "preempt", "import", "fork", "copy"):
-        assert seen[kind], f"{kind} never happened: {seen}"
+        assert seen[backend, kind], f"{kind} never happened: {seen}"
 
 
 @pytest.mark.skipif("MIE_OTHER_KERNELS" in os.environ, reason="this is the run that it starts")
@@ -171,6 +181,7 @@ def test_batch_invariance_holds_under_other_kernels(core):
     environment["MIE_OTHER_KERNELS"] = "1"
     if core:
         environment["OPENBLAS_CORETYPE"] = core
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    command += ["-k", "not jit", __file__]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout[-3000:]

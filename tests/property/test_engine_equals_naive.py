@@ -10,6 +10,7 @@ from itertools import chain
 import naive
 import numpy as np
 import pytest
+from compiled import needs_numba
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -207,19 +208,26 @@ def scenarios(draw):
     }
 
 
-def new_engine(model, config, num_host_blocks):
-    """Return an engine whose caches hold NaN until something is written."""
+def new_engine(model, config, num_host_blocks, backend):
+    """Return an engine whose caches hold NaN until something is written.
+
+    NumPy computes in float64, so that nothing but a mistake changes a token. The jit backend has
+    float32 only.
+    """
     if num_host_blocks:
         numbers = model.config["num_key_value_heads"] * model.config["head_dim"]
         bytes_per_token = 2 * model.config["num_hidden_layers"] * numbers * 8
         swap_space = num_host_blocks * config["block_size"] * bytes_per_token
         config = {**config, "swap_space": swap_space}
     settings = EngineConfig(**config)
-    engine = load_engine(model.directory, settings, dtype="float64", constraints=Rules())
+    dtype = "float64" if backend == "numpy" else "float32"
+    engine = load_engine(
+        model.directory, settings, backend=backend, dtype=dtype, constraints=Rules()
+    )
     runner = engine._runner._runner if config["async_scheduling"] else engine._runner
-    runner._kv_cache.fill(np.nan)
-    if num_host_blocks:
-        runner._host_cache.fill(np.nan)
+    for cache in (runner._kv_cache, runner._host_cache):
+        if cache is not None:
+            (cache if backend == "numpy" else cache.elements).fill(np.nan)
     return engine
 
 
@@ -303,9 +311,10 @@ class Run:
 
 @given(scenario=scenarios())
 @settings(max_examples=max(NUM_SCENARIOS, settings().max_examples))
-def check_scenario(tiny, scenario):
+def check_scenario(tiny, backend, scenario):
     model, config = tiny[scenario["model"]], scenario["config"]
-    got = Run(new_engine(model, config, scenario["num_host_blocks"]), scenario)
+    got = Run(new_engine(model, config, scenario["num_host_blocks"], backend), scenario)
+    atol = 1e-9 if backend == "numpy" else 1e-4
     limit = min(config["max_model_len"], config["num_blocks"] * config["block_size"] + 1)
     seen["scenarios"] += 1
     for index, (prompt, params, _, _) in enumerate(scenario["requests"]):
@@ -333,7 +342,7 @@ def check_scenario(tiny, scenario):
                 np.testing.assert_allclose(
                     got.logprobs.get((index, choice), []),
                     expected_logprobs[: len(tokens)],
-                    atol=1e-9,
+                    atol=atol,
                 )
         seen["constrained by two choices"] += "rule" in params and params["n"] > 1
         seen["failed by the constraint"] += index in got.failed
@@ -341,23 +350,24 @@ def check_scenario(tiny, scenario):
         assert (index in got.failed) <= ("error" in ends)
         assert was_aborted or "error" not in ends
         if "prompt_logprobs" in params:
-            check_prompt_logprobs(model, prompt, got.scored.get(index, []), was_aborted)
+            check_prompt_logprobs(model, prompt, got.scored.get(index, []), was_aborted, atol)
 
 
-def check_prompt_logprobs(model, prompt, got, was_aborted):
+def check_prompt_logprobs(model, prompt, got, was_aborted, atol):
     rows = naive.logits(model.config, model.weights, prompt)
     expected = [
         row[token] - np.log(np.exp(row - row.max()).sum()) - row.max()
         for row, token in zip(rows[:-1], prompt[1:], strict=True)
     ]
     assert was_aborted or len(got) == len(expected)
-    np.testing.assert_allclose(got, expected[: len(got)], atol=1e-9)
+    np.testing.assert_allclose(got, expected[: len(got)], atol=atol)
 
 
 @pytest.mark.timeout(0)
-def test_engine_equals_naive(tiny):
+@pytest.mark.parametrize("backend", ["numpy", pytest.param("jit", marks=needs_numba)])
+def test_engine_equals_naive(tiny, backend):
     seen.clear()
-    check_scenario(tiny)
+    check_scenario(tiny, backend)
     assert seen["scenarios"] >= NUM_SCENARIOS, seen
     # The scenarios would prove little if these cases were rare.
     for what in OFTEN:

@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tiny_models
+from compiled import needs_numba
 from emulated import needs_compiler
 from tiny_models import TINY, TinyModel
 
@@ -37,6 +38,7 @@ from mie.params.sampling import SamplingParams
 
 F64 = Side(backend="numpy-plain", dtype="float64")
 F32 = Side(backend="numpy-plain", dtype="float32")
+JIT = Side(backend="jit", dtype="float32")
 
 
 def emulated(dtype: str) -> Side:
@@ -645,6 +647,30 @@ def test_json_has_every_number_even_infinities(faulty: DiffReport):
 
 
 # The GPU's kernels.
+
+
+@needs_numba
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "fp8"])
+@pytest.mark.parametrize("family", TINY)
+def test_the_compiled_backend_is_within_tolerance(
+    tiny: dict[str, TinyModel], family: str, kv_cache_dtype: str
+):
+    settings = {"kv_cache_dtype": kv_cache_dtype}
+    a, b = (replace(side, settings=settings) for side in (F32, JIT))
+    report = compare(workload(tiny[family]), a, b)
+    assert report.is_within
+    assert report.tokens == ()
+    alone = compare(workload(tiny[family]), a, b, isolate=True)
+    assert alone.is_within
+
+
+@needs_numba
+@pytest.mark.parametrize("operator", ["embed", "qkv", "k_norm", "silu_mul", "down", "logits"])
+def test_a_fault_in_the_compiled_backend_is_found(tiny: dict[str, TinyModel], operator: str):
+    inject = Injection(operator=operator, layer=None)
+    report = compare(workload(tiny["qwen3_tied"]), F32, JIT, inject=inject)
+    assert report.first is not None
+    assert report.first.operator == operator
 
 
 @needs_compiler

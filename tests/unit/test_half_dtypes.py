@@ -10,13 +10,15 @@ import naive
 import numpy as np
 import pytest
 import tiny_models
+from compiled import HAS_NUMBA, needs_numba
 
 from mie import LLM, EngineConfig, SamplingParams
 from mie.errors import ConfigError, WeightsError
 from mie.load.backends import load_backend
 from mie.ops.kv_cache import HALVES, QuantizedCache, copy_blocks, gather_kv, write_kv
 
-CPUS = ("numpy", "numpy-plain")
+CPUS = ("numpy", "numpy-plain", pytest.param("jit", marks=needs_numba))
+NAMES = ("numpy", "numpy-plain", *(["jit"] if HAS_NUMBA else []))
 PROMPT = [5, 9, 2, 7, 11, 3, 8, 6, 4, 10, 12, 5, 9]
 SEEN = SamplingParams(max_tokens=1, temperature=0, logprobs=-1)
 
@@ -61,9 +63,10 @@ def test_a_checkpoint_of_floats_is_rounded(
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_the_backends_agree(dtype: str, tiny: Any):
-    one, two = (load(tiny["llama"].directory, dtype, backend=backend) for backend in CPUS)
-    assert tokens(one) == tokens(two)
-    np.testing.assert_allclose(logprobs(one), logprobs(two), atol=1e-4)
+    one, *others = (load(tiny["llama"].directory, dtype, backend=backend) for backend in NAMES)
+    for two in others:
+        assert tokens(one) == tokens(two)
+        np.testing.assert_allclose(logprobs(one), logprobs(two), atol=1e-4)
 
 
 @pytest.mark.parametrize("backend", CPUS)
@@ -84,14 +87,15 @@ def test_sizes_halve_and_one_log_line_says_so(
     assert 0.5 <= half["mie:weights_bytes"] / whole["mie:weights_bytes"] < 0.55
 
 
+@pytest.mark.parametrize("backend", ["numpy-plain", pytest.param("jit", marks=needs_numba)])
 @pytest.mark.parametrize("preemption_mode", ["recompute", "swap"])
-def test_blocks_are_copied_swapped_and_shared(preemption_mode: str, tiny: Any):
+def test_blocks_are_copied_swapped_and_shared(preemption_mode: str, backend: str, tiny: Any):
     given = {"max_num_batched_tokens": 8, "max_num_seqs": 3, "max_model_len": 40}
-    roomy = load(tiny["llama"].directory, "bfloat16", backend="numpy-plain")
+    roomy = load(tiny["llama"].directory, "bfloat16", backend=backend)
     tight = load(
         tiny["llama"].directory,
         "bfloat16",
-        backend="numpy-plain",
+        backend=backend,
         **{**given, "num_blocks": 12, "preemption_mode": preemption_mode},
     )
     assert tokens(tight) == tokens(roomy)
@@ -106,7 +110,7 @@ def test_a_weight_that_float16_does_not_have_is_refused(tiny: Any, tmp_path: Pat
     weights = {each: array.astype(np.float32) for each, array in model.weights.items()}
     weights[name][3, 4] = 1e5
     directory = tiny_models.write_model(tmp_path, model.config, weights)
-    for backend in CPUS:
+    for backend in NAMES:
         with pytest.raises(WeightsError, match=f"{name}.*float16 does not have.*bfloat16"):
             load(directory, "half", backend=backend)
     assert load(directory, "bfloat16").generate([PROMPT], SEEN, use_tqdm=False)[0].finished

@@ -1,0 +1,81 @@
+"""Provide what the tests of the compiled backend share: the reason to skip them, and its cache."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mie.config.engine import EngineConfig
+from mie.load.backends import load_backend
+from mie.ops.kv_cache import HALVES, QUANTIZED
+
+if TYPE_CHECKING:
+    from mie.ops_jit.jit_backend import JitBackend
+    from mie.ops_jit.kv_cache import JitCache
+
+HAS_NUMBA = importlib.util.find_spec("numba") is not None
+
+needs_numba = pytest.mark.skipif(
+    not HAS_NUMBA, reason="no Numba: the jit backend compiles its kernels with it"
+)
+
+LANES = 16
+CACHES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), **HALVES, **QUANTIZED}
+"""The dtypes of caches' elements."""
+
+
+@functools.cache  # each keeps threads
+def jit_backend(num_threads: int = 2, enforce_eager: bool = False) -> JitBackend:
+    """Return a backend that a process shares. Matrices and caches bring their own dtypes."""
+    config = EngineConfig(num_threads=num_threads, enforce_eager=enforce_eager)
+    backend: Any = load_backend("jit", "auto", config)
+    return backend
+
+
+def planes_of(cache: JitCache) -> NDArray[Any]:
+    """Return a copy of the elements of a cache as [L, 2, N, B, Hkv, Dh]."""
+    size, dim = cache.shape.block_size, _padded(cache.shape.head_dim)
+    keys, values = cache.elements[:, 0], cache.elements[:, 1]
+    heads = keys.shape[:3]
+    if size % LANES == 0:
+        keys = keys.reshape(*heads, -1, dim, LANES).swapaxes(-1, -2)
+    values = values.reshape(*heads, -1, size, LANES).swapaxes(-3, -2)
+    both = [each.reshape(*heads, size, dim) for each in (keys, values)]
+    return np.stack(both, axis=1).swapaxes(3, 4)[..., : cache.shape.head_dim].copy()
+
+
+def scales_of(cache: JitCache) -> NDArray[np.float32]:
+    """Return a copy of the scales of a cache as [L, 2, N, B, Hkv]."""
+    assert cache.scales is not None
+    return cache.scales.swapaxes(3, 4).copy()
+
+
+def fill_cache(
+    cache: JitCache, planes: NDArray[Any], scales: NDArray[np.float32] | None = None
+) -> None:
+    """Overwrite the elements with planes [L, 2, N, B, Hkv, Dh], and the scales [L, 2, N, B, Hkv].
+
+    The elements that pad a head become zero.
+    """
+    size, dim = cache.shape.block_size, _padded(cache.shape.head_dim)
+    both = planes.astype(cache.elements.dtype).swapaxes(3, 4)
+    padding = [(0, 0)] * (both.ndim - 1) + [(0, dim - both.shape[-1])]
+    keys, values = np.pad(both, padding).swapaxes(0, 1)
+    heads = keys.shape[:3]
+    if size % LANES == 0:
+        keys = keys.reshape(*heads, -1, LANES, dim).swapaxes(-1, -2)
+    values = values.reshape(*heads, size, -1, LANES).swapaxes(-3, -2)
+    for number, each in enumerate((keys, values)):
+        cache.elements[:, number] = each.reshape(*heads, -1)
+    if scales is not None:
+        assert cache.scales is not None
+        cache.scales[...] = scales.swapaxes(3, 4)
+
+
+def _padded(head_dim: int) -> int:
+    return -(-head_dim // LANES) * LANES

@@ -1,0 +1,152 @@
+"""Run the compiled kernels with a forbidden page before and after every array that they address.
+
+A child of `test_jit_guard_pages.py` runs this. A kernel that reads or writes past an array's end
+(layout "end") or before its begin (layout "start") ends the process with SIGSEGV.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import itertools
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import test_jit_bits as bits
+import test_jit_operators as operators
+import tiny_models
+from compiled import CACHES, jit_backend
+from guarded_memory import LAYOUT, GuardedNumpy, guarded
+from numpy.typing import NDArray
+
+from mie.ops.backend import KVCacheShape
+from mie.ops_jit import jit_backend as backend_module
+from mie.ops_jit import program, step
+from mie.ops_jit.kv_cache import JitCache
+from mie.ops_jit.panels import Panels
+
+program.ROOM = 1  # buffers have no rows to spare
+step.np = GuardedNumpy()
+
+
+class GuardedProgram(program.Program):
+    """A program whose instructions are guarded too."""
+
+    def finish(self, result: Any = None) -> None:
+        super().finish(result)
+        self.words = guarded(self.words)
+
+
+backend_module.Program = GuardedProgram
+backend_module.SCRATCH_BYTES = 0
+
+
+def exact_team(self: Any, program: Any) -> Any:
+    """Give each thread no more memory than the program announces, up to 63 bytes."""
+    if not 0 <= self._team.scratch_bytes - program.scratch_bytes < 64:
+        self._team = self._new_team(program.scratch_bytes)
+    return self._team
+
+
+backend_module.JitBackend._team_for = exact_team
+
+
+def guarded_bias(self: Panels, *arguments: Any) -> None:
+    plain_panels(self, *arguments)
+    if self.bias is not None:
+        self.bias = guarded(self.bias)
+
+
+plain_panels, Panels.__init__ = Panels.__init__, guarded_bias
+for name in ("load_vector", "load_rope"):
+    plain = getattr(backend_module.JitBackend, name)
+
+    def load(self: Any, *arguments: Any, plain: Any = plain) -> NDArray[Any]:
+        return guarded(plain(self, *arguments))
+
+    setattr(backend_module.JitBackend, name, load)
+
+
+def products() -> None:
+    """Every shape of a tile, at the sizes that are no multiples of anything."""
+    backend = jit_backend(1)
+    kinds = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+    sizes = [(1, 1), (6, 20), (20, 6), (80, 96), (100, 130), (1, 65), (515, 64), (1024, 49)]
+    for kind, (num_inputs, num_outputs) in itertools.product(kinds, sizes):
+        matrix = operators.normal(num_outputs, num_inputs).astype(kind)
+        for bias in (None, operators.normal(num_outputs)):
+            weight = backend.load_linear(matrix.shape, [matrix], bias)
+            gates = backend.load_linear((2 * num_outputs, num_inputs), [matrix, matrix])
+            table = backend.load_embedding(matrix.shape, [matrix])
+            norm = backend.load_vector(operators.normal(num_inputs))
+            for num_rows in (0, 1, 2, 3, 5, 6, 7, 11, 12, 13, 97):
+                x = guarded(operators.normal(num_rows, num_inputs))
+                y = guarded(operators.normal(num_rows, num_outputs))
+                backend.linear(x, weight)
+                backend.linear(x, weight, y)
+                backend.norm_gate_up(x, norm, 1e-5, gates)
+                backend.silu_mul(guarded(operators.normal(num_rows, 2 * num_inputs)))
+                backend.take_rows(x, np.arange(num_rows)[::-1])
+                backend.embed(np.full(num_rows, num_outputs - 1), table)
+                heads = guarded(operators.normal(num_rows, 3, num_inputs))
+                backend.head_norm(heads, 0, 3, norm, 1e-5)
+
+
+def caches() -> None:
+    """Writes and attention, where the sequences' blocks are the cache's first and last."""
+    backend = jit_backend(1)
+    sequences = [(1, 9), (5, 5), (1, 1), (7, 70), (1, 65), (50, 60), (1, 530)]
+    settings = itertools.product(CACHES, operators.BLOCK_SIZES, (2, 6, 20, 64, 80))
+    for stored, block_size, head_dim in settings:
+        num_blocks = sum(-(-length // block_size) for _, length in sequences)
+        batch = operators.step_batch(sequences, block_size, num_blocks)
+        shape = KVCacheShape(
+            num_layers=1, num_blocks=num_blocks, block_size=block_size, num_kv_heads=2,
+            head_dim=head_dim,
+        )  # fmt: skip
+        cache = JitCache.new(shape, CACHES[stored])
+        table = backend.load_rope(1 / 10.0 ** np.arange(head_dim // 2), 1.0, 530)
+        qkv = guarded(operators.normal(len(batch.positions), 10, head_dim))
+        q = backend.rope_write_kv(qkv, table, cache, 0, batch)
+        for window in (None, 3, 65):
+            backend.paged_attention(guarded(q), cache, 0, batch, window)
+
+
+def steps(folder: Path) -> None:
+    """Recorded steps of growing and shrinking size, of one token and of many."""
+    for name, config in bits.CONFIGS.items():
+        directory = tiny_models.write_model(
+            folder / name, config, tiny_models.random_weights(config)
+        )
+        rounded_to = ml_dtypes.bfloat16 if name == "odd sizes" else None
+        model = bits.Model(directory, rounded_to, {})
+        for seed, stored in enumerate(("float32", "int8")):
+            rng = np.random.default_rng(seed)
+            lengths = [1, 3, 40, 97, 130]
+            scenario = bits.Scenario(
+                rng, [rng.integers(0, 39, length) for length in lengths], model, stored, 3, 60
+            )
+            bits.in_steps(scenario, 3, False)
+
+
+def fault() -> None:
+    """Read one row past the end, or before the begin, of an embedding table."""
+    backend = jit_backend(1)
+    table = backend.load_embedding((64, 8), [operators.normal(64, 8)])
+    backend.embed(np.array([64 if LAYOUT == "end" else -1]), table)
+
+
+if __name__ == "__main__":
+    faulthandler.enable()
+    if sys.argv[2:] == ["fault"]:
+        fault()
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            for part in (products, caches):
+                part()
+                print(part.__name__, flush=True)
+            steps(Path(folder))
+            print("steps", flush=True)

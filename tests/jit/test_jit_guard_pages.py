@@ -1,0 +1,33 @@
+"""Check with forbidden pages that no kernel reads or writes beside its arrays (`guarded.py`)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from compiled import needs_numba
+
+pytestmark = needs_numba
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    script = Path(__file__).with_name("guarded.py")
+    command = [sys.executable, str(script), *arguments]
+    environment = os.environ | {"PYTHONPATH": str(script.parent.parent)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("layout", ["start", "end"])
+def test_no_kernel_touches_what_is_beside_an_array(layout: str):
+    process = run(layout)
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert process.stdout.split() == ["products", "caches", "steps"]
+
+
+@pytest.mark.parametrize("layout", ["start", "end"])
+def test_a_read_beside_an_array_would_be_noticed(layout: str):
+    assert run(layout, "fault").returncode == -signal.SIGSEGV
