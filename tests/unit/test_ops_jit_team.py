@@ -127,10 +127,6 @@ MISTAKES = {
         "                if acquire(ticket_at) >> RUN_SHIFT == run or exchange(at, 0) == 1:\n",
     ),
     "the caller forgets to post": (WAKE, "        exchange(at, 0)\n"),
-    "the caller looks at the flag but does not clear it": (
-        WAKE,
-        WAKE.replace("exchange(at, 0)", "acquire(at)"),
-    ),
     "the caller wakes before it sets the ticket": (START + WORKERS + WAKE, WORKERS + WAKE + START),
     "the last worker is not woken": (
         "for worker in range(workers):",
