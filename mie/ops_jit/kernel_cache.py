@@ -60,7 +60,8 @@ def write(name: str, cpu: Cpu, code: bytes) -> None:
                 file.write(hashlib.sha256(code).digest() + code)
             os.replace(temporary, path)
         except BaseException:
-            os.unlink(temporary)
+            with suppress(FileNotFoundError):  # An interrupt can come after it was moved.
+                os.unlink(temporary)
             raise
 
 

@@ -45,33 +45,36 @@ class Team:
         self._kernels = kernels
         self._run = function_at(kernels["run"], 7)
         self.scratch_bytes = ceil_div(scratch_bytes, 64) * 64
-        self._lock = threading.Lock()
+        self._nothing = ctypes.c_void_p()
+        self._result = ctypes.addressof(self._nothing)
+        self._locks: dict[int, threading.Lock] = {}
+        """By process, because a fork copies the lock that another thread holds."""
         self._start()
 
     def _start(self) -> None:
-        self._pid = os.getpid()
         num_workers = self.num_threads - 1
-        self._words: NDArray[np.int64] = zeros((SLEEPERS + num_workers * WORKER_WORDS,), np.int64)
-        self._scratch = zeros((self.num_threads, self.scratch_bytes), np.uint8)
-        self._team, self._own_scratch = address(self._words), address(self._scratch)
-        self._nothing = ctypes.c_void_p()
-        self._result = ctypes.addressof(self._nothing)
+        words: NDArray[np.int64] = zeros((SLEEPERS + num_workers * WORKER_WORDS,), np.int64)
+        scratch: NDArray[np.uint8] = zeros((self.num_threads, self.scratch_bytes), np.uint8)
         library = ctypes.CDLL(None)
         for word, name in ((WAIT, "sem_wait"), (POST, "sem_post"), (YIELD, "sched_yield")):
-            self._words[word] = ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+            words[word] = ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
         for worker in range(num_workers):
             at = SLEEPERS + worker * WORKER_WORDS + SEMAPHORE_WORD
-            if library.sem_init(ctypes.c_void_p(self._words[at:].ctypes.data), 0, 0):
+            if library.sem_init(ctypes.c_void_p(words[at:].ctypes.data), 0, 0):
                 raise MemoryError("sem_init failed")
-        arguments = self._kernels, self._words, self._scratch
+        arguments = self._kernels, words, scratch
         threads = [
             threading.Thread(
                 target=_serve, args=(*arguments, worker), name=f"mie-jit-{worker + 1}", daemon=True
             )
             for worker in range(num_workers)
         ]
+        # From here on the team runs programs, whether all workers start or not.
+        self._words, self._scratch = words, scratch
+        self._team, self._own_scratch = address(words), address(scratch)
+        self._pid = os.getpid()
         # At the program's end too, while the workers' code is still in memory.
-        weakref.finalize(self, _stop, self._words, threads, self._pid)
+        weakref.finalize(self, _stop, words, threads, self._pid)
         for thread in threads:
             start_thread(thread)
 
@@ -79,7 +82,7 @@ class Team:
         self, program: NDArray[np.int64], header: NDArray[np.int64], first: int, end: int
     ) -> None:
         """Run the instructions first … end - 1 of a program [I, INSTRUCTION_WORDS]."""
-        with self._lock:
+        with self._locks.setdefault(os.getpid(), threading.Lock()):
             if os.getpid() != self._pid:
                 self._start()
             self._run(
@@ -103,8 +106,10 @@ def _stop(words: NDArray[np.int64], threads: Sequence[threading.Thread], pid: in
         return
     words[STOP] = 1
     post = ctypes.CDLL(None).sem_post
-    for worker, thread in enumerate(threads):
+    for worker in range(len(threads)):
         at = SLEEPERS + worker * WORKER_WORDS + SEMAPHORE_WORD
         post(ctypes.c_void_p(words[at:].ctypes.data))
-        if thread.ident is not None:  # it was started
+    for thread in threads:
+        # One may not have started, and one may be collecting the garbage that the team was in.
+        if thread.ident is not None and thread is not threading.current_thread():
             thread.join()

@@ -171,10 +171,10 @@ def take_part(team, run, scratch):
         if left > 0:
             if swap_if(ticket_at, ticket, ticket - 1) == 0:
                 continue
-            # The instruction cannot end before this tile, so its words do not change until then.
+            # The instruction cannot end before this tile is counted, so its words do not change
+            # until then.
             row = word(team, PROGRAM) + instruction * INSTRUCTION_WORDS * 8
-            tiles = word(team, TILES)
-            args = row + ARGUMENTS * 8
+            args, tiles = row + ARGUMENTS * 8, word(team, TILES)
             call_kernel(word(row, KERNEL), args, word(team, HEADER), left - 1, scratch)
             if fetch_add(done_at, 1) + 1 == tiles:
                 set_word(team, DONE, 0)
