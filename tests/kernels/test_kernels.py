@@ -388,6 +388,19 @@ def test_tensor_cores_widen_every_element_exactly(
 INVARIANT = [("float32", "auto"), ("float16", "auto"), ("float16", "int8")]
 
 
+def in_turn(shapes: list[Shape]) -> list[Any]:
+    """Return every shape with both kinds of decode, of which `make test` takes one, in turn."""
+    return [
+        pytest.param(
+            *(shape, is_deterministic),
+            marks=[pytest.mark.slow] if (number + is_deterministic) % 2 else [],
+            id=f"{shape}-{is_deterministic}",
+        )
+        for number, shape in enumerate(shapes)
+        for is_deterministic in (False, True)
+    ]
+
+
 def make_batch(sequences: list[tuple[int, int]], block_size: int) -> tuple[StepBatch, int]:
     """Return sequences of (number of queries, length) with scattered blocks, and the number of
     blocks."""
@@ -473,8 +486,7 @@ def attend(
     check(got, wanted, shape.dtype)
 
 
-@pytest.mark.parametrize("is_deterministic", [False, True])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "is_deterministic"), in_turn(SHAPES))
 def test_paged_decode(mode: str, shape: Shape, is_deterministic: bool):
     """The lengths are around the end of a block, and around the tokens that four warps process at
     once."""
@@ -483,8 +495,7 @@ def test_paged_decode(mode: str, shape: Shape, is_deterministic: bool):
     attend(mode, shape, [(1, length) for length in lengths], is_deterministic)
 
 
-@pytest.mark.parametrize("is_deterministic", [False, True])
-@pytest.mark.parametrize("shape", LONG_SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "is_deterministic"), in_turn(LONG_SHAPES))
 def test_decode_of_long_sequences(mode: str, shape: Shape, is_deterministic: bool):
     """There are more tiles than a ring has stages, cuts inside sequences, and short sequences
     beside them."""
@@ -492,8 +503,7 @@ def test_decode_of_long_sequences(mode: str, shape: Shape, is_deterministic: boo
     attend(mode, shape, [(1, length) for length in lengths], is_deterministic)
 
 
-@pytest.mark.parametrize("is_deterministic", [False, True])
-@pytest.mark.parametrize("shape", LONG_SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "is_deterministic"), in_turn(LONG_SHAPES))
 def test_decode_of_large_scores(mode: str, shape: Shape, is_deterministic: bool):
     """Two to the power of a score exceeds a float, so every sum needs its maximum subtracted."""
     lengths = [3 * SPLIT_TOKENS + 5, 40]
