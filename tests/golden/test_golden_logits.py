@@ -70,8 +70,16 @@ def difference(decoder: Decoder, name: str, prompt: str, chunk_size: int = 1000)
     return float(np.abs(logits - wanted).max() / np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("prompt", ["short", "long"])
+@pytest.mark.parametrize(
+    ("prompt", "dtype"),
+    [
+        *(("short", "float64"), ("long", "float32")),
+        *(
+            pytest.param(prompt, dtype, marks=pytest.mark.slow)
+            for prompt, dtype in (("short", "float32"), ("long", "float64"))
+        ),
+    ],
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_equal_those_of_transformers(name: str, prompt: str, dtype: str) -> None:
     decoder = load_decoder(name, dtype)

@@ -263,7 +263,8 @@ def test_longer_contexts_need_no_more_graphs(
 
 @needs_compiler
 @pytest.mark.parametrize(
-    "name", ["biases", pytest.param("stream", marks=pytest.mark.slow), "streamed window"]
+    "name",
+    ["streamed window", *(pytest.param(n, marks=pytest.mark.slow) for n in ("biases", "stream"))],
 )
 def test_padded_steps_access_only_their_own_memory(tmp_path: Path, name: str):
     """The checked build checks every access."""

@@ -227,7 +227,7 @@ def test_rope_write_kv_quantises(mode: str, dtype: str, stored: str, head_dim: i
     assert ((error <= least + 1e-5 * largest) | ~np.isfinite(largest)).all()
 
 
-@pytest.mark.parametrize("head_dim", [8, 256])
+@pytest.mark.parametrize("head_dim", [8, pytest.param(256, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stored", ["auto", *QUANTIZED])
 def test_blocks_are_copied_exported_and_imported_bit_for_bit(
     mode: str, dtype: str, stored: str, head_dim: int
@@ -388,16 +388,27 @@ def test_tensor_cores_widen_every_element_exactly(
 INVARIANT = [("float32", "auto"), ("float16", "auto"), ("float16", "int8")]
 
 
-def in_turn(shapes: list[Shape]) -> list[Any]:
-    """Return every shape with both kinds of decode, of which `make test` takes one, in turn."""
+def every_second(shapes: list[Shape], first: int = 0) -> list[Any]:
+    """Return the shapes, of which `make test` takes every second one."""
+    return [
+        pytest.param(shape, marks=[] if number % 2 == first else [pytest.mark.slow], id=str(shape))
+        for number, shape in enumerate(shapes)
+    ]
+
+
+def in_turn(shapes: list[Shape], step: int = 1) -> list[Any]:
+    """Return every shape with both kinds of decode.
+
+    `make test` takes every ``step``-th shape with one of them, in turn.
+    """
     return [
         pytest.param(
             *(shape, is_deterministic),
-            marks=[pytest.mark.slow] if (number + is_deterministic) % 2 else [],
+            marks=[pytest.mark.slow] if number % step or number // step % 2 != kind else [],
             id=f"{shape}-{is_deterministic}",
         )
         for number, shape in enumerate(shapes)
-        for is_deterministic in (False, True)
+        for kind, is_deterministic in enumerate((False, True))
     ]
 
 
@@ -486,7 +497,7 @@ def attend(
     check(got, wanted, shape.dtype)
 
 
-@pytest.mark.parametrize(("shape", "is_deterministic"), in_turn(SHAPES))
+@pytest.mark.parametrize(("shape", "is_deterministic"), in_turn(SHAPES, step=2))
 def test_paged_decode(mode: str, shape: Shape, is_deterministic: bool):
     """The lengths are around the end of a block, and around the tokens that four warps process at
     once."""
@@ -517,7 +528,7 @@ def test_a_decode_of_more_tiles_than_a_warp_has_lanes(mode: str):
     attend(mode, shape, [(1, 33 * TILE_TOKENS), (1, 20)], chip=lone)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", every_second(SHAPES, first=1))
 def test_paged_prefill(mode: str, shape: Shape):
     """The batch has prompts, chunks and decodes. Tiles of keys begin and end inside them."""
     attend(mode, shape, [(6, 6), (1, 5), (3, 140), (17, 33), (2, 32), (1, 64), (33, 65)])

@@ -8,7 +8,6 @@ NaN, while NumPy gives these tokens the weight 0.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from test_kernels import (
     ERRORS,
     SPLIT_TOKENS,
     Shape,
+    every_second,
     in_turn,
     make_backend,
     make_batch,
@@ -44,15 +44,6 @@ BFLOAT16_FP8 = Shape(
     dtype="bfloat16", head_dim=64, group=3, num_kv_heads=1, block_size=16, stored="fp8"
 )
 SHAPES = [PLAIN, PLAIN_INT8, FLOAT16, BFLOAT16, INT8, BFLOAT16_FP8]
-
-
-def some(shapes: list[Shape]) -> list[Any]:
-    """Return the shapes, of which `make test` takes every second one."""
-    return [
-        pytest.param(shape, marks=[pytest.mark.slow] if number % 2 else [], id=str(shape))
-        for number, shape in enumerate(shapes)
-    ]
-
 
 FEW_BLOCKS = Chip(num_multiprocessors=3, shared_bytes=0)
 LONG = SPLIT_TOKENS + 69
@@ -126,12 +117,14 @@ def test_decode_hides_no_nan(mode: str, shape: Shape, is_deterministic: bool):
     compare(mode, shape, 1, is_deterministic)
 
 
-@pytest.mark.parametrize("shape", some([PLAIN, PLAIN_INT8, BFLOAT16_FP8, FLOAT16, INT8, BFLOAT16]))
+@pytest.mark.parametrize(
+    "shape", every_second([PLAIN, PLAIN_INT8, BFLOAT16_FP8, FLOAT16, INT8, BFLOAT16])
+)
 def test_prefill_hides_no_nan(mode: str, shape: Shape):
     compare(mode, shape, 3, is_deterministic=False)
 
 
-@pytest.mark.parametrize("shape", some([FLOAT16, BFLOAT16, INT8]))
+@pytest.mark.parametrize("shape", every_second([FLOAT16, BFLOAT16, INT8]))
 def test_split_prefill_hides_no_nan(mode: str, shape: Shape):
     """The second sequence has a split for every tile of 64 keys, the first and last have one."""
     with splits(6, 1):

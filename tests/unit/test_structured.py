@@ -518,7 +518,7 @@ def alone() -> list[list[list[int]]]:
     return [tokens_of(llm.generate(PROMPT, each, use_tqdm=False))[0] for each in mixed()]
 
 
-@pytest.mark.parametrize("when", [1, 5, 20])
+@pytest.mark.parametrize("when", [1, pytest.param(5, marks=pytest.mark.slow), 20])
 @pytest.mark.parametrize("where", ["accept", "mask"])
 def test_an_exception_in_a_step_changes_no_token(where: str, when: int, monkeypatch):
     """Once a matcher raises what is not the request's fault, its state is made from the tokens."""
