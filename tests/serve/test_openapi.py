@@ -125,6 +125,7 @@ def test_a_body_that_is_served_and_its_answer_fit_their_schemas(
         ("/v1/chat/completions", {"messages": [{"role": "user"}]}),
         ("/v1/chat/completions", {"tool_choice": "required"}),
         ("/v1/completions", {"structured_outputs": {}}),
+        ("/v1/completions", {"structured_outputs": {"grammar": ""}}),
         ("/v1/completions", {"structured_outputs": {"regex": "a", "json": {}}}),
         ("/v1/completions", {"structured_outputs": {"choice": ["a", ""]}}),
         ("/v1/completions", {"stream_options": {}}),

@@ -97,6 +97,7 @@ def test_bad_fields_are_refused_by_name():
     refuses("json must be a JSON schema: it nests too deep", json="[" * 10**5)
     refuses("regex must be a string; got 3", regex=3)
     refuses("grammar must be a string; got b''", grammar=b"")
+    refuses("grammar is empty; it needs a rule named start", grammar="")
     refuses("whitespace_pattern must be a string; got 1", json={}, whitespace_pattern=1)
     refuses("choice must be a list of strings; got 'yes'", choice="yes")
     refuses("choice must have at least one text", choice=[])

@@ -89,7 +89,7 @@ class StructuredOutputs(Body):
     json_: Annotated[str | Schema | None, Field(alias="json")] = None
     regex: str | None = None
     choice: Annotated[Items[Text], Field(min_length=1), AtMost(MAX_CHOICES)] | None = None
-    grammar: str | None = None
+    grammar: Text | None = None
     json_object: bool | None = None
     disable_any_whitespace: bool | None = None
     disable_additional_properties: bool | None = None
