@@ -6,11 +6,12 @@ which may be another one than this machine's. An object file loads without Numba
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 
-NUM_ARGUMENTS = {"run": 7, "work": 3, "multiply": 10}
+NUM_ARGUMENTS = {"run": 7, "work": 3, "multiply": 12}
 """Integers that a kernel takes, if not those of an operator: args, step, tile, scratch."""
 
 
@@ -20,11 +21,6 @@ class Cpu(NamedTuple):
     triple: str
     name: str
     features: str
-
-    @property
-    def registers(self) -> int:
-        """How many vectors of sums a product keeps in registers, and has others left."""
-        return 24 if "+avx512f" in self.features else 6
 
     @property
     def has_fma(self) -> bool:
@@ -52,46 +48,49 @@ def kernel_named(name: str, cpu: Cpu) -> Any:
         return next(vars(module)[base] for module in modules if base in vars(module))
     fmt = FORMATS[rest.rstrip("]")]
     if base == "multiply":
-        return products.multiply(fmt, cpu.registers)
+        x86 = products.AVX512 if "+avx512f" in cpu.features else products.AVX2
+        is_x86 = cpu.triple.startswith("x86_64")
+        return products.multiply(fmt, x86 if is_x86 else products.NEON)
     modules = (elementwise, linear, attention)
     return next(vars(module)[base] for module in modules if base in vars(module))(fmt)
 
 
-def compile_kernel(name: str, cpu: Cpu) -> bytes:
-    """Compile a kernel to an object file whose function is called "kernel"."""
-    module, target = _module(name, cpu)
-    code: bytes = target.emit_object(module)
-    return code
-
-
-def assembly(name: str, cpu: Cpu) -> str:
-    """Compile a kernel to assembly, to be read."""
-    module, target = _module(name, cpu)
-    code: str = target.emit_assembly(module)
-    return code
-
-
-def _module(name: str, cpu: Cpu) -> tuple[Any, Any]:
+@cache
+def intermediate_code(name: str, cpu: Cpu) -> str:
+    """Return LLVM's intermediate code of a kernel, as Numba makes it. ``cpu`` chooses its tiles."""
     from numba import types
 
     function = kernel_named(name, cpu)
     function.compile((types.int64,) * NUM_ARGUMENTS.get(name.partition("[")[0], 4))
+    code: str
     (code,) = function.inspect_llvm().values()
+    return code
+
+
+def object_file(code: str, cpu: Cpu) -> bytes:
+    """Return the object file of intermediate code, whose function is called "kernel"."""
+    module, target = _module(code, cpu)
+    compiled: bytes = target.emit_object(module)
+    return compiled
+
+
+def assembly(code: str, cpu: Cpu) -> str:
+    """Return the assembly of intermediate code, to be read."""
+    module, target = _module(code, cpu)
+    compiled: str = target.emit_assembly(module)
+    return compiled
+
+
+def _module(code: str, cpu: Cpu) -> tuple[Any, Any]:
+    """Return a module with the kernel alone, and the target that compiles it."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     module = llvm.parse_assembly(code)
-    module.triple = cpu.triple
     target = llvm.Target.from_triple(cpu.triple).create_target_machine(
         cpu=cpu.name, features=cpu.features, opt=3, jit=True
     )
-    module.data_layout = str(target.target_data)
-    _keep_only(module, code)
-    return module, target
-
-
-def _keep_only(module: Any, code: str) -> None:
-    """Drop Numba's wrappers for Python, so that nothing but the kernel is left."""
-    wrappers = ("_ZN7cpython", "cfunc.")
+    module.triple, module.data_layout = cpu.triple, str(target.target_data)
+    wrappers = ("_ZN7cpython", "cfunc.")  # Numba's own, for callers in Python and in C
     defined = [each for each in module.functions if not each.is_declaration]
     native = [each for each in defined if not each.name.startswith(wrappers)]
     (own,) = (each for each in native if f"cfunc.{each.name}" in code)
@@ -99,6 +98,10 @@ def _keep_only(module: Any, code: str) -> None:
         if each.name != own.name:
             each.linkage = "internal"
     own.name = "kernel"
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_global_dead_code_eliminate_pass()
+    passes.run(module, llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options()))
+    return module, target
 
 
 class Library:

@@ -71,8 +71,7 @@ class JitBackend(NumpyBackend):
         self._team = self._new_team(SCRATCH_BYTES)
 
     def _new_team(self, scratch_bytes: int) -> Team:
-        run, work = self._kernels["run"], self._kernels["work"]
-        return Team(self._kernels, run, work, self.num_threads, scratch_bytes)
+        return Team(self._kernels, self.num_threads, scratch_bytes)
 
     def _team_for(self, program: Program) -> Team:
         """Return a team whose threads have enough memory for a program."""
@@ -148,7 +147,7 @@ class JitBackend(NumpyBackend):
         if rows is not None:
             header.point(layout.LOGITS_ROWS, rows)
         program.bind(num_tokens, num_rows)
-        self._team_for(program).run(program.words, header.words, self.num_threads)
+        self._team_for(program).run(program.words, header.words, 0, len(program))
         return None if result is None else program.array(result)
 
     def embed(self, token_ids: Any, embedding: Panels) -> Any:  # type: ignore[override]  # as above
@@ -247,8 +246,9 @@ class JitBackend(NumpyBackend):
         self._header.set_batch(batch, *program.heads)
         step = len(program) if num_tokens < LARGE_STEP else SEGMENT
         team = self._team_for(program)
-        for start in range(0, len(program), step):
-            team.run(program.words[start : start + step], self._header.words, self.num_threads)
+        for first in range(0, len(program), step):
+            end = min(first + step, len(program))
+            team.run(program.words, self._header.words, first, end)
         return program.array(logits_value)
 
     def _program_of(self, forward: Forward, batch: StepBatch) -> tuple[Program, Value]:

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from mie.ops_jit.compiler import Cpu, Library, compile_kernel, host_cpu
+from mie.ops_jit.compiler import Cpu, Library, host_cpu, intermediate_code, object_file
 from mie.system.cache_dir import CacheError, is_private_file, open_cache
 
 DIGEST_BYTES = 32
@@ -31,7 +31,7 @@ class Kernels:
         if name not in self._addresses:
             code = read(name, self._cpu)
             if code is None:
-                code = compile_kernel(name, self._cpu)
+                code = object_file(intermediate_code(name, self._cpu), self._cpu)
                 self.num_compiled += 1
                 write(name, self._cpu, code)
             self._addresses[name] = self._library.load(code)
@@ -60,7 +60,8 @@ def write(name: str, cpu: Cpu, code: bytes) -> None:
                 file.write(hashlib.sha256(code).digest() + code)
             os.replace(temporary, path)
         except BaseException:
-            os.unlink(temporary)
+            with suppress(FileNotFoundError):  # An interrupt can come after it was moved.
+                os.unlink(temporary)
             raise
 
 

@@ -12,8 +12,6 @@ BLOCK_ROWS = 96
 """Rows of a tile of a product."""
 K_BLOCK = 512
 """Inputs of a pass over the rows of a tile. The weights of a group then fit into an L2 cache."""
-WIDENED_ROWS = 12
-"""Rows from which a group's weights are widened once for all rows, instead of for each tile."""
 
 QUERY_ROWS = 48
 """Rows of attention that one tile scores: queries times the heads of a group."""

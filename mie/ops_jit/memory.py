@@ -37,3 +37,9 @@ def zeros(shape: tuple[int, ...], dtype: DTypeLike, *, huge: bool = False) -> ND
     elif hasattr(mmap, "MADV_NOHUGEPAGE"):
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, dtype, size, start).reshape(shape)
+
+
+def address(array: NDArray[Any]) -> int:
+    """Return the address of an array's first element, in a third of the time of ``ctypes.data``."""
+    first: int = array.__array_interface__["data"][0]
+    return first

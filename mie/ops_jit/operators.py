@@ -13,7 +13,6 @@ from mie.ops.arrays import Floats
 from mie.ops_jit.kv_cache import JitCache, padded
 from mie.ops_jit.layout import (
     BLOCK_ROWS,
-    K_BLOCK,
     KEY_TILE,
     NUM_ITEMS,
     NUM_MERGES,
@@ -27,8 +26,6 @@ from mie.ops_jit.program import Program, Value
 
 SUMS_BYTES = BLOCK_ROWS * GROUP * 64
 """The sums of a tile of a product (`kernels.linear.SUMS_BYTES`)."""
-WIDE_BYTES = K_BLOCK * GROUP * 64
-"""The widened weights of a pass over a tile."""
 
 
 def embed(program: Program, table: Panels) -> Value:
@@ -62,11 +59,11 @@ def linear(program: Program, x: Value, weight: Panels, residual: Value | None) -
     """Multiply rows by a matrix: `ops.linear.linear`."""
     rows, (num_outputs, num_inputs) = x.storage.rows, weight.shape
     out = program.value(rows, num_outputs)
-    program.need_scratch(SUMS_BYTES + WIDE_BYTES)
+    program.need_scratch(SUMS_BYTES)
     program.emit(
         f"linear[{weight.dtype.name}]", rows, BLOCK_ROWS, weight.num_groups,
         x, weight.memory, out, num_inputs, num_outputs, weight.bias, residual, rows,
-        *_multiply(program, weight.dtype.name),
+        program.address_of(f"multiply[{weight.dtype.name}]"),
     )  # fmt: skip
     return out
 
@@ -85,11 +82,11 @@ def gate_up(program: Program, x: Value, weight: Panels) -> Value:
     if width % 16:  # the second half does not begin with a panel
         return silu_mul(program, linear(program, x, weight, None))
     out = program.value(rows, width)
-    program.need_scratch(2 * SUMS_BYTES + WIDE_BYTES)
+    program.need_scratch(2 * SUMS_BYTES)
     program.emit(
         f"gate_up[{weight.dtype.name}]", rows, BLOCK_ROWS, ceil_div(width, 64),
         x, weight.memory, out, weight.shape[1], width, weight.bias, rows,
-        *_multiply(program, weight.dtype.name),
+        program.address_of(f"multiply[{weight.dtype.name}]"),
     )  # fmt: skip
     return out
 
@@ -112,6 +109,7 @@ def rope_write_kv(program: Program, qkv: Value, rope: Floats, cache: JitCache, l
         f"rope_write[{cache.elements.dtype.name}]", NUM_TOKENS, ROW_TILE, 1,
         qkv, rope, out, *cache.elements[layer], *scales,
         num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, NUM_TOKENS,
+        shape.num_blocks,
     )  # fmt: skip
     return out
 
@@ -127,9 +125,9 @@ def paged_attention(
     scales = (None, None) if cache.scales is None else cache.scales[layer]
     program.emit(
         f"attend[{cache.elements.dtype.name}]", NUM_ITEMS, 1, shape.num_kv_heads,
-        q, *cache.elements[layer], *scales, out, 0,
+        q, *cache.elements[layer], *scales, out, shape.num_blocks,
         num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, window or 0,
-        1 / math.sqrt(shape.head_dim), *_multiply(program, cache.elements.dtype.name),
+        1 / math.sqrt(shape.head_dim), *_multiply(program, cache),
     )  # fmt: skip
     program.emit("merge", NUM_MERGES, 1, 1, out, num_heads, shape.head_dim)
     return out
@@ -142,6 +140,7 @@ def _attention_scratch(group: int, head_dim: int) -> int:
     return rows * row_bytes + 64 + 64 + 64 * width
 
 
-def _multiply(program: Program, dtype: str) -> tuple[int, int]:
-    """Return the addresses of the kernels that multiply by a dtype and by float32."""
+def _multiply(program: Program, cache: JitCache) -> tuple[int, int]:
+    """Return the addresses of the kernels that multiply by the cache and by gathered keys."""
+    dtype = cache.elements.dtype.name
     return program.address_of(f"multiply[{dtype}]"), program.address_of("multiply[float32]")

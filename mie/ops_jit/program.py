@@ -165,18 +165,24 @@ class Program:
             storage.buffer, free_from[buffer] = buffer, storage.last_use + 1
 
     def bind(self, num_tokens: int, num_rows: int) -> None:
-        """Provide memory for a step of this size."""
-        needed = {NUM_TOKENS: num_tokens, NUM_ROWS: num_rows}
-        if all(needed[rows] <= self._capacity[rows] for rows in needed):
+        """Provide memory for a step of this size.
+
+        Raises:
+            MemoryError: there is not enough. The next call tries again.
+        """
+        needed, capacity = {NUM_TOKENS: num_tokens, NUM_ROWS: num_rows}, self._capacity
+        if all(needed[rows] <= capacity[rows] for rows in needed):
             return
-        for rows, number in needed.items():
-            self._capacity[rows] = max(self._capacity[rows], -(-number // ROOM) * ROOM)
+        # An interrupt or a fork can come at any line, so there is no room until all is in place.
+        self._capacity = dict.fromkeys(needed, 0)
         self._memory = []  # freed before the larger ones are allocated
-        self._memory = [
-            zeros((self._capacity[rows], width), np.float32) for rows, width in self._buffers
-        ]
+        larger = {
+            rows: max(capacity[rows], -(-number // ROOM) * ROOM) for rows, number in needed.items()
+        }
+        self._memory = [zeros((larger[rows], width), np.float32) for rows, width in self._buffers]
         for instruction, word, storage in self._uses:
             self.words[instruction, word] = self._memory[storage.buffer].ctypes.data
+        self._capacity = larger
 
     def array(self, value: Value) -> Floats:
         """Return a result of the last run, which lasts until the next."""

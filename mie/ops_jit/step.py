@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,7 +11,7 @@ from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import StepBatch
 from mie.ops_jit import layout
 from mie.ops_jit.kv_cache import padded
-from mie.ops_jit.memory import zeros
+from mie.ops_jit.memory import address, zeros
 
 
 class StepHeader:
@@ -23,7 +25,7 @@ class StepHeader:
     def point(self, word: int, array: Ints) -> None:
         """Let a word be the address of an array of integers, which is kept."""
         self._arrays[word] = kept = np.ascontiguousarray(array, np.int64)
-        self.words[word] = kept.ctypes.data
+        self.words[word] = address(kept)
 
     def set_batch(self, batch: StepBatch, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         """Describe a step's batch."""
@@ -46,7 +48,7 @@ class StepHeader:
         size = num_partials * num_heads * (16 + padded(head_dim))
         if size > self._partials.size:
             self._partials = zeros((size,), np.float32)
-        self.words[layout.PARTIALS] = self._partials.ctypes.data
+        self.words[layout.PARTIALS] = address(self._partials)
 
 
 def attention_items(batch: StepBatch, group: int) -> tuple[Ints, Ints, int]:
@@ -58,6 +60,8 @@ def attention_items(batch: StepBatch, group: int) -> tuple[Ints, Ints, int]:
     token, first partial result, number of them.
     """
     starts, lengths = batch.cu_seqlens_q, batch.seq_lens
+    if len(batch.token_ids) == len(lengths) and lengths.max() <= layout.PART:
+        return _short_decodes(len(lengths)), _NO_MERGES, 0
     counts = np.diff(starts)
     num_queries = max(1, layout.QUERY_ROWS // group)
     parts = np.where(counts == 1, (lengths - 1) // layout.PART + 1, 1)
@@ -75,3 +79,14 @@ def attention_items(batch: StepBatch, group: int) -> tuple[Ints, Ints, int]:
     ends = np.cumsum(parts[long])
     merges = np.stack([starts[long], ends - parts[long], parts[long]], axis=1)
     return items, merges, int(ends[-1]) if len(long) else 0
+
+
+_NO_MERGES: Ints = np.empty((0, 3), np.int64)
+
+
+@lru_cache(maxsize=256)
+def _short_decodes(number: int) -> Ints:
+    """Return the items of sequences with one query each and a context of one part."""
+    items = np.full((number, layout.ITEM_WORDS), -1, np.int64)
+    items[:, 0], items[:, 1:4] = np.arange(number), (0, 1, 0)
+    return items

@@ -6,14 +6,15 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mie.arithmetic import ceil_div
+from mie.ops_jit.kernel_cache import Kernels
 from mie.ops_jit.layout import POST, SLEEPERS, STOP, WAIT, WORKER_WORDS, YIELD
-from mie.ops_jit.memory import zeros
+from mie.ops_jit.memory import address, zeros
 from mie.system.threads import start_thread
 
 _Function = Callable[..., int]
@@ -34,68 +35,81 @@ class Team:
     The workers end when the object is deleted. A forked child starts its own.
     """
 
-    def __init__(
-        self, code: object, run: int, work: int, num_threads: int, scratch_bytes: int
-    ) -> None:
-        """Take the addresses of the kernels `run` and `work`, and the object that keeps their code.
-
-        A worker that is told to end may still run the code when everything else is deleted.
+    def __init__(self, kernels: Kernels, num_threads: int, scratch_bytes: int) -> None:
+        """Start the workers, which run the kernels `run` and `work`.
 
         Raises:
             ThreadLimitError: the system starts no more threads.
         """
         self.num_threads = num_threads
-        self._code = code
-        self._run, self._work = function_at(run, 7), function_at(work, 3)
+        self._kernels = kernels
+        self._run = function_at(kernels["run"], 7)
         self.scratch_bytes = ceil_div(scratch_bytes, 64) * 64
-        self._lock = threading.Lock()
+        self._nothing = ctypes.c_void_p()
+        self._result = ctypes.addressof(self._nothing)
+        self._locks: dict[int, threading.Lock] = {}
+        """By process, because a fork copies the lock that another thread holds."""
         self._start()
 
     def _start(self) -> None:
-        self._pid = os.getpid()
         num_workers = self.num_threads - 1
-        self._words: NDArray[np.int64] = zeros((SLEEPERS + num_workers * WORKER_WORDS,), np.int64)
-        self._scratch = zeros((self.num_threads, self.scratch_bytes), np.uint8)
-        self._nothing = ctypes.c_void_p()
-        self._result = ctypes.addressof(self._nothing)
+        words: NDArray[np.int64] = zeros((SLEEPERS + num_workers * WORKER_WORDS,), np.int64)
+        scratch: NDArray[np.uint8] = zeros((self.num_threads, self.scratch_bytes), np.uint8)
         library = ctypes.CDLL(None)
         for word, name in ((WAIT, "sem_wait"), (POST, "sem_post"), (YIELD, "sched_yield")):
-            self._words[word] = ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+            words[word] = ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
         for worker in range(num_workers):
             at = SLEEPERS + worker * WORKER_WORDS + SEMAPHORE_WORD
-            if library.sem_init(ctypes.c_void_p(self._words[at:].ctypes.data), 0, 0):
+            if library.sem_init(ctypes.c_void_p(words[at:].ctypes.data), 0, 0):
                 raise MemoryError("sem_init failed")
-        words, scratch, work, code = self._words, self._scratch, self._work, self._code
-
-        def serve(worker: int) -> None:
-            kept = ctypes.c_void_p(), code
-            own = scratch[worker + 1].ctypes.data
-            work(ctypes.addressof(kept[0]), None, words.ctypes.data, worker, own)
-
-        weakref.finalize(self, _stop, words, num_workers, self._pid)
-        for worker in range(num_workers):
-            thread = threading.Thread(
-                target=serve, args=(worker,), name=f"mie-jit-{worker + 1}", daemon=True
+        arguments = self._kernels, words, scratch
+        threads = [
+            threading.Thread(
+                target=_serve, args=(*arguments, worker), name=f"mie-jit-{worker + 1}", daemon=True
             )
+            for worker in range(num_workers)
+        ]
+        # From here on the team runs programs, whether all workers start or not.
+        self._words, self._scratch = words, scratch
+        self._team, self._own_scratch = address(words), address(scratch)
+        self._pid = os.getpid()
+        # At the program's end too, while the workers' code is still in memory.
+        weakref.finalize(self, _stop, words, threads, self._pid)
+        for thread in threads:
             start_thread(thread)
 
-    def run(self, program: NDArray[np.int64], header: NDArray[np.int64], num_threads: int) -> None:
-        """Run a program's instructions with at most this many threads."""
-        with self._lock:
+    def run(
+        self, program: NDArray[np.int64], header: NDArray[np.int64], first: int, end: int
+    ) -> None:
+        """Run the instructions first … end - 1 of a program [I, INSTRUCTION_WORDS]."""
+        with self._locks.setdefault(os.getpid(), threading.Lock()):
             if os.getpid() != self._pid:
                 self._start()
             self._run(
-                self._result, None, self._words.ctypes.data, program.ctypes.data,
-                header.ctypes.data, 0, len(program), num_threads - 1, self._scratch.ctypes.data,
+                self._result, None, self._team, address(program), address(header), first, end,
+                self.num_threads - 1, self._own_scratch,
             )  # fmt: skip
 
 
-def _stop(words: NDArray[np.int64], num_workers: int, pid: int) -> None:
-    """Tell the workers to end. Those of a parent process do not exist in its forked child."""
+def _serve(
+    kernels: Kernels, words: NDArray[np.int64], scratch: NDArray[np.uint8], worker: int
+) -> None:
+    """Work until the team stops. All of its memory and code is kept until then."""
+    nothing = ctypes.c_void_p()
+    work = function_at(kernels["work"], 3)
+    work(ctypes.addressof(nothing), None, address(words), worker, address(scratch[worker + 1]))
+
+
+def _stop(words: NDArray[np.int64], threads: Sequence[threading.Thread], pid: int) -> None:
+    """End the workers. Those of a parent process do not exist in its forked child."""
     if os.getpid() != pid:
         return
     words[STOP] = 1
     post = ctypes.CDLL(None).sem_post
-    for worker in range(num_workers):
+    for worker in range(len(threads)):
         at = SLEEPERS + worker * WORKER_WORDS + SEMAPHORE_WORD
         post(ctypes.c_void_p(words[at:].ctypes.data))
+    for thread in threads:
+        # One may not have started, and one may be collecting the garbage that the team was in.
+        if thread.ident is not None and thread is not threading.current_thread():
+            thread.join()

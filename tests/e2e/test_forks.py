@@ -44,12 +44,20 @@ PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 FORK: ForkContext = multiprocessing.get_context("fork")
 
 
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
+@pytest.fixture(scope="module", params=["numpy", "jit"])
+def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
     """Load a model whose products threads share, however small they are."""
+    if request.param == "jit":
+        pytest.importorskip("numba")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linear, "BYTES_PER_THREAD", 1)
-        yield LLM("bundled", num_blocks=400, num_threads=2, batch_invariant=True)
+        yield LLM(
+            "bundled", backend=request.param, num_blocks=400, num_threads=2, batch_invariant=True
+        )
+
+
+with_numpy = pytest.mark.parametrize("llm", ["numpy"], indirect=True)
+"""Marks tests of programs that load a model of their own, or in which its threads do not matter."""
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +203,7 @@ def structured(number: int) -> str:
     return _shared[0].generate("a", params, use_tqdm=False)[0].outputs[0].text
 
 
+@with_numpy
 def test_forked_workers_compile_structured_outputs_of_their_own(shared: LLM) -> None:
     assert len(structured(3)) == 3  # the parent's process that compiles is running
     with FORK.Pool(2) as pool:
@@ -240,6 +249,7 @@ def run(command: list[str], **options: str) -> str:
     return done.stdout
 
 
+@with_numpy
 def test_spawned_workers_load_their_own_model(tmp_path: Path, alone: dict[str, str]) -> None:
     path = program(
         tmp_path,
@@ -254,6 +264,7 @@ def test_spawned_workers_load_their_own_model(tmp_path: Path, alone: dict[str, s
     assert json.loads(run([sys.executable, str(path), json.dumps(PROMPTS)])) == list(alone.values())
 
 
+@with_numpy
 def test_gunicorn_preloads_a_model_for_its_workers(tmp_path: Path, alone: dict[str, str]) -> None:
     pytest.importorskip("gunicorn")
     program(
@@ -325,6 +336,7 @@ def asked(path: Path, prompt: str) -> tuple[str, str]:
     return text, worker
 
 
+@with_numpy
 def test_the_workers_of_pytest_xdist(tmp_path: Path, alone: dict[str, str]) -> None:
     program(tmp_path, "", "loads.py")
     (tmp_path / "expected.json").write_text(json.dumps(list(alone.items())))
@@ -346,6 +358,7 @@ def test_the_workers_of_pytest_xdist(tmp_path: Path, alone: dict[str, str]) -> N
     assert "8 passed" in run([*command, "test_inner.py"], cwd=str(tmp_path))
 
 
+@with_numpy
 def test_a_jupyter_kernel_and_the_pool_of_a_cell(tmp_path: Path, alone: dict[str, str]) -> None:
     pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
@@ -368,6 +381,7 @@ def test_a_jupyter_kernel_and_the_pool_of_a_cell(tmp_path: Path, alone: dict[str
     assert json.loads(run([sys.executable, "-W", "ignore", str(path)])) == list(alone.values())
 
 
+@with_numpy
 def test_a_childs_steps_are_not_written_to_the_parents_trace(
     tmp_path: Path, alone: dict[str, str]
 ) -> None:

@@ -99,31 +99,34 @@ def attend(fmt: Format) -> Callable[..., None]:
     def score(args, table, head, q, dim, rows, start, end, scores, packed):
         """Write the products of queries and the keys start … end - 1 [rows, 64], not yet scaled."""
         padded, block_size = (dim + 15) // 16 * 16, word(args, 10)
-        kv_heads, keys, key_scales = word(args, 8), word(args, 1), word(args, 3)
+        keys, key_scales = word(args, 1), word(args, 3)
+        first_block = head * word(args, 6)
         multiply = word(args, 13)
         for group in range(start, end, 16):
             out = scores + (group - start) * 4
             offset = group % block_size
-            head_base = (word(table, group // block_size) * kv_heads + head) * block_size
+            head_base = (first_block + word(table, group // block_size)) * block_size
             if block_size % 16 == 0:
                 panel = keys + (head_base * padded + offset * padded) * itemsize
-                call_multiply(multiply, q, dim * 4, panel, 0, dim, out, 256, rows, 1, 0)
+                call_multiply(
+                    multiply, q, dim * 4, panel, 0, 16 * itemsize, 0, dim, out, 256, rows, 1, 0
+                )
             else:  # gather the group's keys into a panel
                 for i in range(min(16, end - group)):
                     position = group + i
-                    base = word(table, position // block_size) * kv_heads + head
-                    at = base * block_size + position % block_size
+                    base = (first_block + word(table, position // block_size)) * block_size
+                    at = base + position % block_size
                     for d in range(0, padded, 16):
                         store(packed, widened(keys + (at * padded + d) * itemsize))
                         for j in range(min(16, dim - d)):
                             set_number(packed + 64, (d + j) * 16 + i, number(packed, j))
                 panel, wide = packed + 64, word(args, 14)
-                call_multiply(wide, q, dim * 4, panel, 0, dim, out, 256, rows, 1, 0)
+                call_multiply(wide, q, dim * 4, panel, 0, 64, 0, dim, out, 256, rows, 1, 0)
             if has_scales:
                 for i in range(min(16, end - group)):
                     position = group + i
-                    base = word(table, position // block_size) * kv_heads + head
-                    at = base * block_size + position % block_size
+                    base = (first_block + word(table, position // block_size)) * block_size
+                    at = base + position % block_size
                     set_number(packed, i, number(key_scales + 4 * at, 0))
                 scale = load_first(packed, end - group)
                 for row in range(rows):
@@ -164,12 +167,12 @@ def attend(fmt: Format) -> Callable[..., None]:
     @kernel_function
     def add_values(args, table, head, rows, start, begin, end, scores, states, state_bytes, padded):
         """Add the weighted values begin … end - 1 to the states."""
-        kv_heads, block_size, values = word(args, 8), word(args, 10), word(args, 2)
+        first_block, block_size, values = head * word(args, 6), word(args, 10), word(args, 2)
         position = begin
         while position < end:
             offset = position % block_size
             count = min(block_size - offset, end - position)
-            base = (word(table, position // block_size) * kv_heads + head) * block_size
+            base = (first_block + word(table, position // block_size)) * block_size
             if has_scales:
                 scales = word(args, 4) + (base + offset) * 4
                 for row in range(rows):
@@ -178,10 +181,11 @@ def attend(fmt: Format) -> Callable[..., None]:
                         v = load_first(at + 4 * i, count - i)
                         v = v * load_first(scales + 4 * i, count - i)
                         store_first(at + 4 * i, v, count - i)
-            panels = values + (base * padded + offset * 16) * itemsize
+            panels = values + (base + offset) * padded * itemsize
             call_multiply(
                 word(args, 13), scores + (position - start) * 4, 256, panels,
-                block_size * 16 * itemsize, count, states + 64, state_bytes, rows, padded // 16, 1,
+                16 * itemsize, padded * itemsize, 0, count, states + 64, state_bytes, rows,
+                padded // 16, 1,
             )  # fmt: skip
             position += count
 
@@ -221,7 +225,7 @@ def attend(fmt: Format) -> Callable[..., None]:
     def kernel(args, step, tile, scratch):
         """Attend from the queries of an item to one KV head.
 
-        Arguments: q, keys, values, their scales, out, 0, Hq, Hkv, Dh, B, the window or 0,
+        Arguments: q, keys, values, their scales, out, N, Hq, Hkv, Dh, B, the window or 0,
         the scale, and the kernels that multiply by the format and by float32.
         """
         q, out, heads, kv_heads, dim = (

@@ -33,7 +33,20 @@ def call_kernel(_: Any, kernel, args, step, tile, scratch) -> Emitted:
 
 @intrinsic
 def call_multiply(
-    _: Any, kernel, x, x_stride, w, w_stride, k, out, out_stride, rows, panels, resume
+    _: Any,
+    kernel,
+    x,
+    x_stride,
+    w,
+    w_stride,
+    k_stride,
+    ahead,
+    k,
+    out,
+    out_stride,
+    rows,
+    panels,
+    resume,
 ) -> Emitted:
     """Call a kernel of `products.multiply`."""
-    return plain(types.void, [int64] * 11, _emit)
+    return plain(types.void, [int64] * 13, _emit)

@@ -199,7 +199,7 @@ def rope_write(fmt: Format) -> Callable[..., None]:
             word(args, 7), word(args, 8), word(args, 9), word(args, 10),
         )  # fmt: skip
         padded = (dim + 15) // 16 * 16
-        positions, slots = word(step, POSITIONS), word(step, SLOTS)
+        positions, slots, num_blocks = word(step, POSITIONS), word(step, SLOTS), word(args, 12)
         end = min(word(step, word(args, 11)), (tile + 1) * ROW_TILE)
         for i in range(0, padded, 16):
             store(scratch + 4 * i, everywhere(np.float32(0)))
@@ -212,7 +212,7 @@ def rope_write(fmt: Format) -> Callable[..., None]:
             slot = word(slots, row)
             block, offset = slot // block_size, slot % block_size
             for head in range(kv_heads):
-                base = (block * kv_heads + head) * block_size
+                base = (head * num_blocks + block) * block_size
                 at = base * padded * itemsize
                 rotate(own + (heads + head) * dim * 4, cos_sin, scratch, dim // 2)
                 if largest > 0:
@@ -231,7 +231,7 @@ def rope_write(fmt: Format) -> Callable[..., None]:
                 if largest > 0:
                     quantise(scratch, padded, value_scales + (base + offset) * 4)
                 for i in range(0, padded, 16):
-                    target = values + at + (i * block_size + offset * 16) * itemsize
+                    target = values + at + (offset * padded + i) * itemsize
                     narrow(load(scratch + 4 * i), target)
 
     return kernel

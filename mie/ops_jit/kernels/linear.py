@@ -19,41 +19,28 @@ from mie.ops_jit.kernels.vectors import (
     store_first,
     word,
 )
-from mie.ops_jit.layout import BLOCK_ROWS, K_BLOCK, WIDENED_ROWS
+from mie.ops_jit.layout import BLOCK_ROWS, K_BLOCK
 
+AHEAD = 4096
+"""Bytes from the weights in use to those that are prefetched."""
 SUMS_BYTES = BLOCK_ROWS * PANELS * 64
 
 
 def group_product(fmt: Format) -> Callable[..., None]:
     """Return a function that multiplies rows by a group of panels.
 
-    ``multiply`` is the address of the kernel `products.multiply` for the format, and
-    ``multiply_wide`` that for float32. The sums [rows, 64] are written to the address ``sums``.
-    ``wide`` is memory for widened weights.
+    ``multiply`` is the address of the kernel `products.multiply`. The sums [rows, 64] are written
+    to the address ``sums``.
     """
     itemsize = fmt.itemsize
-    is_wide = itemsize == 4
-    widened = fmt.loader()
 
     @kernel_function
-    def product(multiply, multiply_wide, x, w, k, rows, panels, sums, wide):
-        panel_bytes = k * 16 * itemsize
+    def product(multiply, x, w, k, rows, panels, sums):
         for first in range(0, k, K_BLOCK):
             count = min(K_BLOCK, k - first)
-            at, resume = w + first * 16 * itemsize, min(first, 1)
-            if is_wide or rows < WIDENED_ROWS:
-                call_multiply(
-                    multiply, x + first * 4, k * 4, at, panel_bytes, count, sums, 256, rows,
-                    panels, resume,
-                )  # fmt: skip
-                continue
-            for panel in range(panels):
-                for i in range(count):
-                    v = widened(at + panel * panel_bytes + i * 16 * itemsize)
-                    store(wide + (panel * count + i) * 64, v)
             call_multiply(
-                multiply_wide, x + first * 4, k * 4, wide, count * 64, count, sums, 256, rows,
-                panels, resume,
+                multiply, x + first * 4, k * 4, w + first * 16 * itemsize, k * 16 * itemsize,
+                16 * itemsize, AHEAD, count, sums, 256, rows, panels, min(first, 1),
             )  # fmt: skip
 
     return product
@@ -67,8 +54,8 @@ def linear(fmt: Format) -> Callable[..., None]:
     def kernel(args, step, tile, scratch):
         """Write x W + bias + residual.
 
-        Arguments: x, W, out, K, N, bias, residual, the word with T, and the kernels that
-        multiply by the format and by float32.
+        Arguments: x, W, out, K, N, bias, residual, the word with T, and the kernel that
+        multiplies.
         """
         x, w, out, k, n = (
             word(args, 0), word(args, 1), word(args, 2), word(args, 3), word(args, 4),
@@ -80,9 +67,8 @@ def linear(fmt: Format) -> Callable[..., None]:
         column = group * 16 * PANELS
         panels = min(PANELS, (n - column + 15) // 16)
         product(
-            word(args, 8), word(args, 9), x + first * k * 4, w + column * k * itemsize, k, rows,
-            panels, scratch, scratch + SUMS_BYTES,
-        )  # fmt: skip
+            word(args, 8), x + first * k * 4, w + column * k * itemsize, k, rows, panels, scratch
+        )
         for row in range(rows):
             for panel in range(panels):
                 at = column + 16 * panel
@@ -109,7 +95,7 @@ def gate_up(fmt: Format) -> Callable[..., None]:
     def kernel(args, step, tile, scratch):
         """Write silu(x gate) * (x up) [T, F], with F a multiple of 16.
 
-        Arguments: x, W, out, K, F, bias, the word with T, and the kernels that multiply.
+        Arguments: x, W, out, K, F, bias, the word with T, and the kernel that multiplies.
         """
         x, w, out, k, dim = (
             word(args, 0), word(args, 1), word(args, 2), word(args, 3), word(args, 4),
@@ -120,11 +106,10 @@ def gate_up(fmt: Format) -> Callable[..., None]:
         rows = min(BLOCK_ROWS, total - first)
         column = group * 16 * PANELS
         panels = min(PANELS, (dim - column) // 16)
-        at, wide = x + first * k * 4, scratch + 2 * SUMS_BYTES
-        own, float32 = word(args, 7), word(args, 8)
-        product(own, float32, at, w + column * k * itemsize, k, rows, panels, scratch, wide)
+        multiply, at = word(args, 7), x + first * k * 4
         up, at_up = scratch + SUMS_BYTES, w + (dim + column) * k * itemsize
-        product(own, float32, at, at_up, k, rows, panels, up, wide)
+        product(multiply, at, w + column * k * itemsize, k, rows, panels, scratch)
+        product(multiply, at, at_up, k, rows, panels, up)
         for row in range(rows):
             for panel in range(panels):
                 here, i = row * 256 + panel * 64, column + 16 * panel

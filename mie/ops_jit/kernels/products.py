@@ -11,7 +11,7 @@ of weights, broadcasts R numbers of x, and does R x C fused multiply-adds.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
@@ -24,6 +24,7 @@ from mie.ops_jit.kernels.vectors import (
     VECTOR,
     Emitted,
     broadcast,
+    emit_prefetch,
     fused,
     int64,
     kernel_function,
@@ -34,15 +35,28 @@ from mie.ops_jit.kernels.vectors import (
 
 PANELS = 4
 """Panels of a group, which is the widest tile."""
-MAX_ROWS = 6
-"""Rows of the tallest tile."""
-UNROLLED = 4
-"""Inputs of one pass of the inner loop."""
 
 
-def widest(rows: int, registers: int) -> int:
-    """Return how many panels a tile of ``rows`` has if ``registers`` hold vectors of sums."""
-    return next(panels for panels in (4, 2, 1) if rows * panels <= registers)
+class Tiles(NamedTuple):
+    """The largest tiles that a CPU's registers hold, with others left for weights and x."""
+
+    sums: int
+    """Vectors of sums."""
+    rows: int
+    panels: int
+
+    def width(self, rows: int) -> int:
+        """Return how many panels a tile of ``rows`` has."""
+        fitting = (each for each in (4, 2, 1) if each <= self.panels and rows * each <= self.sums)
+        return next(fitting)
+
+
+AVX512 = Tiles(24, 6, 4)
+"""32 registers of one vector."""
+AVX2 = Tiles(5, 5, 4)
+"""16 registers of half a vector."""
+NEON = Tiles(5, 5, 2)
+"""32 registers of a quarter. Multiply-adds take weights from registers only."""
 
 
 class _Tile:
@@ -50,7 +64,8 @@ class _Tile:
 
     def __init__(self, b: ir.IRBuilder, rows: int, panels: int, fmt: Format, *values: Any) -> None:
         self.b, self.fmt = b, fmt
-        x, x_stride, w, w_stride, self.count, out, out_stride, self.resume = values
+        x, x_stride, w, w_stride, self.k_stride, self.ahead, self.count = values[:7]
+        out, out_stride, self.resume = values[7:]
         self.xs = [b.add(x, b.mul(x_stride, I64(r))) for r in range(rows)]
         self.ws = [b.add(w, b.mul(w_stride, I64(c))) for c in range(panels)]
         outs = [b.add(out, b.mul(out_stride, I64(r))) for r in range(rows)]
@@ -59,11 +74,8 @@ class _Tile:
         ]
 
     def emit(self) -> None:
-        """Emit everything: the first sums, both loops, and the stores."""
-        sums = self._first_sums()
-        k, sums = self._loop(I64(0), UNROLLED, sums)
-        _, sums = self._loop(k, 1, sums)
-        for total, out in zip(sums, self.outs, strict=True):
+        """Emit everything: the first sums, the loop over inputs, and the stores."""
+        for total, out in zip(self._loop(self._first_sums()), self.outs, strict=True):
             self.b.store(total, out, align=4)
 
     def _first_sums(self) -> list[ir.Value]:
@@ -87,39 +99,36 @@ class _Tile:
             sums.append(total)
         return sums
 
-    def _loop(self, start: ir.Value, by: int, sums: Sequence[ir.Value]) -> tuple[Any, list[Any]]:
-        """Add ``by`` inputs at a time while so many are left. Return where it stopped, and sums."""
+    def _loop(self, sums: Sequence[ir.Value]) -> list[ir.Value]:
+        """Add the products of all inputs."""
         b, before = self.b, self.b.block
         head, body, after = (b.append_basic_block(name) for name in ("head", "body", "after"))
         b.branch(head)
         b.position_at_end(head)
         k = b.phi(I64)
-        k.add_incoming(start, before)
+        k.add_incoming(I64(0), before)
         kept = [b.phi(VECTOR) for _ in sums]
         for phi, total in zip(kept, sums, strict=True):
             phi.add_incoming(total, before)
-        next_k = b.add(k, I64(by))
-        b.cbranch(b.icmp_signed("<=", next_k, self.count), body, after)
+        b.cbranch(b.icmp_signed("<", k, self.count), body, after)
         b.position_at_end(body)
-        moved = list(kept)
-        for ahead in range(by):
-            moved = self._step(k, ahead, moved)
-        k.add_incoming(next_k, b.block)
+        moved = self._step(k, kept)
+        k.add_incoming(b.add(k, I64(1)), b.block)
         for phi, total in zip(kept, moved, strict=True):
             phi.add_incoming(total, b.block)
-        b.branch(head)
+        b.branch(head).set_metadata("llvm.loop", _not_unrolled(b.module))
         b.position_at_end(after)
-        return k, kept
+        return kept
 
-    def _step(self, k: ir.Value, ahead: int, sums: Sequence[ir.Value]) -> list[ir.Value]:
-        """Add the products of input k + ahead."""
-        b, size = self.b, 16 * self.fmt.itemsize
-        w_offset, x_offset = b.mul(k, I64(size)), b.shl(k, I64(2))
-        weights = [self.fmt.widen(b, b.add(b.add(w, w_offset), I64(ahead * size))) for w in self.ws]
+    def _step(self, k: ir.Value, sums: Sequence[ir.Value]) -> list[ir.Value]:
+        """Add the products of input k."""
+        b, w_offset, x_offset = self.b, self.b.mul(k, self.k_stride), self.b.shl(k, I64(2))
+        weights = [self.fmt.widen(b, b.add(w, w_offset)) for w in self.ws]
+        if len(self.ws) == 1:
+            emit_prefetch(b, b.add(b.add(self.ws[0], w_offset), self.ahead))
         totals = []
         for r, x in enumerate(self.xs):
-            at = pointer(b, b.add(b.add(x, x_offset), I64(ahead * 4)), F32)
-            number = broadcast(b, b.load(at, align=4))
+            number = broadcast(b, b.load(pointer(b, b.add(x, x_offset), F32), align=4))
             totals += [
                 fused(b, number, weight, sums[r * len(weights) + c])
                 for c, weight in enumerate(weights)
@@ -127,16 +136,31 @@ class _Tile:
         return totals
 
 
-def multiply(fmt: Format, registers: int) -> Callable[..., None]:
+def _not_unrolled(module: ir.Module) -> ir.MDValue:
+    """Return the metadata of a loop that LLVM must leave as it is.
+
+    It would unroll, and then keep more numbers than there are registers. The first operand of such
+    a node is the node itself (LLVM's language reference, "llvm.loop").
+    """
+    disable = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
+    node = ir.MDValue(module, (), name=str(len(module.metadata)))
+    node.operands = (node, disable)
+    return node
+
+
+def multiply(fmt: Format, tiles: Tiles) -> Callable[..., None]:
     """Return the kernel that multiplies any number of rows by any number of panels.
 
-    It is called as kernel(x, x_stride, w, w_stride, K, out, out_stride, rows, panels, resume), with
-    strides in bytes from row to row and from panel to panel. ``out`` is [rows, 16 panels]. With
-    ``resume`` 1, its chains go on from the numbers in ``out``, and with 0 they begin at zero.
-    ``registers`` is how many vectors of sums the CPU's registers hold.
+    It is called as kernel(x, x_stride, w, w_stride, k_stride, ahead, K, out, out_stride, rows,
+    panels, resume), with strides in bytes from row to row, from panel to panel and from input to
+    input. Tiles of one panel prefetch the weights ``ahead`` bytes on, because one stream of loads
+    does not keep memory busy. 0 is for weights that are not contiguous.
+    ``out`` is [rows, 16 panels]. With ``resume`` 1, its chains go on from the numbers in ``out``,
+    and with 0 they begin at zero.
     """
-    widths = (0, *(widest(rows, registers) for rows in range(1, MAX_ROWS + 1)))
-    shapes = {(rows, panels) for rows in range(1, MAX_ROWS + 1) for panels in (widths[rows], 1)}
+    most = tiles.rows
+    widths = (0, *(tiles.width(rows) for rows in range(1, most + 1)))
+    shapes = {(rows, panels) for rows in range(1, most + 1) for panels in (widths[rows], 1)}
 
     def emit(b: ir.IRBuilder, rows: ir.Value, panels: ir.Value, *values: ir.Value) -> None:
         """Branch to the code of the tile's shape."""
@@ -154,23 +178,26 @@ def multiply(fmt: Format, registers: int) -> Callable[..., None]:
         b.position_at_end(after)
 
     @intrinsic
-    def tile(_, rows, panels, x, x_stride, w, w_stride, k, out, out_stride, resume) -> Emitted:
-        return plain(types.void, [int64] * 10, emit)
+    def tile(
+        _, rows, panels, x, x_stride, w, w_stride, k_stride, ahead, k, out, out_stride, resume
+    ) -> Emitted:
+        return plain(types.void, [int64] * 12, emit)
 
     @kernel_function
-    def kernel(x, x_stride, w, w_stride, k, out, out_stride, rows, panels, resume):
+    def kernel(x, x_stride, w, w_stride, k_stride, ahead, k, out, out_stride, rows, panels, resume):
         p = 0
         while p < panels:
             group = min(panels - p, PANELS)
             r = 0
             while r < rows:  # the group's panels stay in the cache while the rows pass
-                height = min(rows - r, MAX_ROWS)
+                height = min(rows - r, most)
                 q = 0
                 while q < group:
                     width = widths[height] if q + widths[height] <= group else 1
                     tile(
                         height, width, x + r * x_stride, x_stride, w + (p + q) * w_stride,
-                        w_stride, k, out + r * out_stride + (p + q) * 64, out_stride, resume,
+                        w_stride, k_stride, ahead, k, out + r * out_stride + (p + q) * 64,
+                        out_stride, resume,
                     )  # fmt: skip
                     q += width
                 r += height

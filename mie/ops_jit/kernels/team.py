@@ -57,8 +57,11 @@ from mie.ops_jit.layout import (
 
 LAST_RUN = (1 << 23) - 1
 """The number of a run after which they begin again at 0."""
-SPINS = 5_000
-"""Turns that a worker spins for the next run before it sleeps, about 100 us to 1 ms."""
+SPINS = 20_000
+"""Turns that a worker spins for the next run before it sleeps: 0.2 to 1 ms, by the CPU's pause.
+
+The host needs about 0.2 ms between two steps, and waking a worker would take a tenth of that.
+"""
 TURNS_BEFORE_YIELD = 1024
 """Turns after which a waiting thread offers its CPU to others."""
 
@@ -168,10 +171,10 @@ def take_part(team, run, scratch):
         if left > 0:
             if swap_if(ticket_at, ticket, ticket - 1) == 0:
                 continue
-            # The instruction cannot end before this tile, so its words do not change until then.
+            # The instruction cannot end before this tile is counted, so its words do not change
+            # until then.
             row = word(team, PROGRAM) + instruction * INSTRUCTION_WORDS * 8
-            tiles = word(team, TILES)
-            args = row + ARGUMENTS * 8
+            args, tiles = row + ARGUMENTS * 8, word(team, TILES)
             call_kernel(word(row, KERNEL), args, word(team, HEADER), left - 1, scratch)
             if fetch_add(done_at, 1) + 1 == tiles:
                 set_word(team, DONE, 0)
@@ -216,5 +219,7 @@ def work(team, worker, scratch):
                     while call_c(word(team, WAIT), at + 64) != 0:
                         pass
                 turns = 0
+            elif turns % TURNS_BEFORE_YIELD == 0:
+                call_c(word(team, YIELD), 0)
         run = acquire(ticket_at) >> RUN_SHIFT
         take_part(team, run, scratch)

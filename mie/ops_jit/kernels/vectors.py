@@ -84,6 +84,12 @@ def fused(b: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
     return call(b, "llvm.fma.v16f32", VECTOR, (x, y, z))
 
 
+def emit_prefetch(b: ir.IRBuilder, address: ir.Value) -> None:
+    """Begin to load a cache line. Any address will do."""
+    values = (b.inttoptr(address, I8.as_pointer()), I32(0), I32(3), I32(1))
+    call(b, "llvm.prefetch.p0", ir.VoidType(), values)
+
+
 def _before(b: ir.IRBuilder, count: ir.Value) -> ir.Value:
     """Return a mask of the lanes before ``count``."""
     numbers = ir.Constant(lanes(I32), [I32(index) for index in range(LANES)])
@@ -288,6 +294,17 @@ def exp(_: Any, x: Any) -> Emitted:
         return b.select(high, power, b.fadd(b.fmul(x, splat(F32, 0.0)), splat(F32, float("inf"))))
 
     return plain(vector, [vector], emit)
+
+
+@intrinsic
+def prefetch(_: Any, address: Any) -> Emitted:
+    """Begin to load a cache line. Any address will do."""
+
+    def emit(b: ir.IRBuilder, at: ir.Value) -> None:
+        values = (b.inttoptr(at, I8.as_pointer()), I32(0), I32(3), I32(1))
+        call(b, "llvm.prefetch.p0", ir.VoidType(), values)
+
+    return plain(types.void, [int64], emit)
 
 
 @intrinsic

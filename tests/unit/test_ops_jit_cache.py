@@ -1,0 +1,341 @@
+"""Check the cache of compiled kernels: damaged, missing, shared, or not private.
+
+A kernel that cannot be read from it is compiled, and computes the same.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+
+from mie.ops_jit import compiler, kernel_cache
+from mie.ops_jit.compiler import host_cpu
+from mie.ops_jit.jit_backend import JitBackend
+from mie.ops_jit.kernel_cache import DIGEST_BYTES, Kernels
+
+CPU = host_cpu()
+KERNEL = "silu_mul"
+USED = (KERNEL, "run", "work")
+X = np.linspace(-4, 4, 96, dtype=np.float32).reshape(3, 32)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with the kernels of these tests."""
+    folder = tmp_path_factory.mktemp("compiled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        assert result() == 3
+    return folder
+
+
+@pytest.fixture
+def cache(compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of that cache, which is used."""
+    shutil.copytree(compiled, tmp_path / "cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/mie/jit"
+
+
+def result() -> int:
+    """Use a new backend, check what it computes, and return how many kernels it compiled."""
+    backend = JitBackend(num_threads=2)
+    gate, up = X[:, :16].astype(np.float64), X[:, 16:]
+    np.testing.assert_allclose(backend.silu_mul(X), gate / (1 + np.exp(-gate)) * up, rtol=1e-5)
+    return backend._kernels.num_compiled
+
+
+def file_of(cache: Path, kernel: str = KERNEL) -> Path:
+    (path,) = cache.glob(f"{kernel}-*")
+    return path
+
+
+def test_the_files_are_private_and_used_again(cache: Path) -> None:
+    assert result() == 0
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    assert stat.S_IMODE(cache.parent.stat().st_mode) == 0o700
+    for path in cache.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def cut_in_the_digest(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: DIGEST_BYTES - 1])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def flip_the_digest(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[3] ^= 0x80
+    path.write_bytes(content)
+
+
+def replace_by_link(path: Path) -> None:
+    other = path.with_name("elsewhere")
+    path.rename(other)
+    path.symlink_to(other)
+
+
+def replace_by_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def let_others_write(path: Path) -> None:
+    path.chmod(0o666)
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        truncate,
+        empty,
+        cut_in_the_digest,
+        flip,
+        flip_the_digest,
+        replace_by_link,
+        replace_by_pipe,
+        let_others_write,
+        remove,
+    ],
+)
+def test_a_file_that_cannot_be_trusted_is_compiled_anew(
+    cache: Path, damage: Callable[[Path], None]
+) -> None:
+    path = file_of(cache)
+    whole = path.read_bytes()
+    damage(path)
+    assert result() == 1
+    assert file_of(cache).read_bytes()[:DIGEST_BYTES] != b""
+    assert stat.S_ISREG(os.lstat(path).st_mode)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert len(path.read_bytes()) == len(whole)
+    assert result() == 0
+
+
+def test_a_folder_in_the_files_place_stays_and_nothing_is_left_beside_it(cache: Path) -> None:
+    path = file_of(cache)
+    path.unlink()
+    path.mkdir()
+    before = {*cache.iterdir()}
+    assert result() == 1
+    assert {*cache.iterdir()} == before
+
+
+@pytest.mark.parametrize("folder", ["mie", "mie/jit"])
+def test_a_folder_that_others_may_write_to_is_neither_read_nor_written(
+    cache: Path, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cache.parent.parent / folder).chmod(0o777)
+    file_of(cache).unlink()
+    asked = forbid_compilation(monkeypatch)
+    with pytest.raises(Compiled):
+        result()
+    assert asked
+    assert not [*cache.glob(f"{KERNEL}-*")]
+
+
+class Compiled(Exception):
+    """A kernel would be compiled."""
+
+
+def forbid_compilation(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    asked: list[str] = []
+
+    def refuse(name: str, cpu: object) -> str:
+        asked.append(name)
+        raise Compiled
+
+    monkeypatch.setattr(kernel_cache, "intermediate_code", refuse)
+    return asked
+
+
+def no_home(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    def nobody() -> Path:
+        raise RuntimeError("no home")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", nobody)
+
+
+def file_in_the_way(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    path.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(path))
+
+
+def read_only(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    path.mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(path))
+    monkeypatch.setattr(Path, "mkdir", refuse)
+
+
+def cannot_write(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(path))
+    monkeypatch.setattr(kernel_cache.tempfile, "mkstemp", refuse)
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    def refuse(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(path))
+    monkeypatch.setattr(kernel_cache.os, "replace", refuse)
+
+
+@pytest.mark.parametrize("lack", [no_home, file_in_the_way, read_only, cannot_write, full_disk])
+def test_without_a_cache_kernels_are_compiled_each_time(
+    lack: Callable[[pytest.MonkeyPatch, Path], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lack(monkeypatch, tmp_path / "place")
+    kernels = Kernels()
+    assert kernels["take_rows"] != 0
+    assert kernels["take_rows"] != 0
+    assert kernels.num_compiled == 1
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size]
+
+
+@pytest.mark.parametrize("field", ["triple", "name", "features"])
+def test_a_kernel_of_another_cpu_is_not_used(cache: Path, field: str) -> None:
+    other = CPU._replace(**{field: "other"})
+    assert kernel_cache.read(KERNEL, CPU) is not None
+    assert kernel_cache.read(KERNEL, other) is None
+
+
+@pytest.mark.parametrize("package", ["numba", "llvmlite"])
+def test_a_kernel_of_another_compiler_is_not_used(
+    cache: Path, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = kernel_cache.version
+    monkeypatch.setattr(
+        kernel_cache, "version", lambda name: "0.1" if name == package else real(name)
+    )
+    kernel_cache._key.cache_clear()
+    assert kernel_cache.read(KERNEL, CPU) is None
+    kernel_cache._key.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["layout.py", "compiler.py"]
+    + [f"kernels/{path.name}" for path in Path(compiler.__file__).parent.glob("kernels/[!_]*.py")],
+)
+def test_a_kernel_of_other_sources_is_not_used(
+    cache: Path, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Path(kernel_cache.__file__).parent
+    shutil.copytree(own, tmp_path / "room", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(kernel_cache, "__file__", str(tmp_path / "room/kernel_cache.py"))
+    kernel_cache._key.cache_clear()
+    assert kernel_cache.read(KERNEL, CPU) is not None
+    path = tmp_path / "room" / source
+    path.write_text(path.read_text() + "# changed\n")
+    kernel_cache._key.cache_clear()
+    assert kernel_cache.read(KERNEL, CPU) is None
+    monkeypatch.undo()
+    kernel_cache._key.cache_clear()
+
+
+def test_an_interrupt_while_a_file_is_written_leaves_nothing(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {*cache.iterdir()}
+    monkeypatch.setattr(kernel_cache.os, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        kernel_cache.write("new", CPU, b"code")
+    assert {*cache.iterdir()} == before
+
+
+def test_an_interrupt_after_a_file_was_written_is_not_lost(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.replace
+
+    def interrupt(source: str, target: str) -> None:
+        real(source, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kernel_cache.os, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        kernel_cache.write("new", CPU, b"code")
+    assert kernel_cache.read("new", CPU) == b"code"
+
+
+PROGRAM = """
+    import sys
+    import numpy as np
+    from mie.ops_jit.jit_backend import JitBackend
+
+    backend = JitBackend(num_threads=2)
+    x = np.linspace(-4, 4, 96, dtype=np.float32).reshape(3, 32)
+    print(backend.silu_mul(x).tobytes().hex())
+    print("numba" in sys.modules)
+"""
+
+
+def start() -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_warm_start_does_not_import_numba(cache: Path) -> None:
+    with start() as process:
+        assert process.communicate()[0].split()[1] == "False"
+
+
+def test_two_processes_that_compile_at_once_leave_one_whole_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with start() as one, start() as other:
+        first, second = one.communicate()[0].split(), other.communicate()[0].split()
+    assert first[0] == second[0]
+    assert len([*(tmp_path / "mie/jit").iterdir()]) == len(USED)
+    assert result() == 0
+
+
+def test_a_process_that_is_killed_while_it_writes_harms_nothing(cache: Path) -> None:
+    """It leaves a part of the file under another name."""
+    path = file_of(cache)
+    part = path.read_bytes()[:1000]
+    path.unlink()
+    (cache / "tmpabcdefgh").write_bytes(part)
+    assert result() == 1
+    assert result() == 0

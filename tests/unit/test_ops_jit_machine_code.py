@@ -1,0 +1,102 @@
+"""Kernels compiled for CPUs that are not at hand: their inner loops are read."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+if importlib.util.find_spec("numba") is None:
+    pytest.skip("numba is not installed", allow_module_level=True)
+
+from mie.ops_jit.compiler import Cpu, assembly, intermediate_code
+
+X86, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
+CPUS = {
+    "haswell": Cpu(X86, "haswell", "+avx2,+fma,+f16c"),
+    "znver3": Cpu(X86, "znver3", "+avx2,+fma,+f16c"),
+    "znver4": Cpu(X86, "znver4", "+avx2,+fma,+f16c,+avx512f"),
+    "sapphirerapids": Cpu(X86, "sapphirerapids", "+avx2,+fma,+f16c,+avx512f"),
+    "cortex-a78": Cpu(ARM, "cortex-a78", ""),
+    "neoverse-v2": Cpu(ARM, "neoverse-v2", ""),
+}
+
+
+class Registers(NamedTuple):
+    """The vector registers of a kind of CPU."""
+
+    like: Cpu
+    """The CPU for which Numba makes the code."""
+    name: re.Pattern[str]
+    sums: int
+    """How many of them the largest tile fills with sums."""
+
+
+FMA = re.compile(r"\s(vfn?madd\d+ps\s|fmla\s)")
+AVX512 = Registers(CPUS["znver4"], re.compile(r"%zmm"), 24)
+AVX2 = Registers(CPUS["haswell"], re.compile(r"%ymm"), 10)
+NEON = Registers(CPUS["cortex-a78"], re.compile(r"\bv\d+\.4s"), 20)
+STACK = re.compile(r"\(%rsp\)|\[sp")
+VECTOR = re.compile(r"%[xyz]mm|\b[qv]\d+")
+NAMED_CALL = re.compile(r"^\s+(?:callq?|bl|jmp)\s+([A-Za-z_]\w*)", re.MULTILINE)
+
+
+def registers_of(cpu: Cpu) -> Registers:
+    if cpu.triple == ARM:
+        return NEON
+    return AVX512 if "avx512" in cpu.features else AVX2
+
+
+def code_for(kernel: str, cpu: Cpu) -> str:
+    return assembly(intermediate_code(kernel, registers_of(cpu).like), cpu)
+
+
+def inner_loops(code: str) -> Iterator[list[str]]:
+    """Yield the instructions of loops that contain no label, and so no other loop."""
+    lines = [re.split(r"\s+[#;]|//", line)[0].rstrip() for line in code.splitlines()]
+    labels = {line[:-1]: i for i, line in enumerate(lines) if line.endswith(":")}
+    for i, line in enumerate(lines):
+        jump = re.match(r"\s+(?:j\w+|b\.\w+|cbn?z|tbn?z)\s+(?:.*\s)?(\.L\w+)$", line)
+        start = labels.get(jump[1], i) if jump else i
+        if start < i and not any(label.endswith(":") for label in lines[start + 1 : i]):
+            yield lines[start + 1 : i + 1]
+
+
+@pytest.mark.parametrize("cpu", CPUS.values(), ids=CPUS)
+@pytest.mark.parametrize(
+    "dtype",
+    ["float32", "bfloat16", *(pytest.param(each, marks=pytest.mark.slow) for each in ("float16",))],
+)
+def test_products_are_vector_multiply_adds_without_spills(cpu: Cpu, dtype: str):
+    loops = [
+        loop
+        for loop in inner_loops(code_for(f"multiply[{dtype}]", cpu))
+        if any(FMA.search(line) for line in loop)
+    ]
+    # Every shape of a tile is a loop, but those whose code is equal may share one.
+    assert len(loops) >= 5
+    registers, most = registers_of(cpu), 0
+    for loop in loops:
+        sums = [line for line in loop if FMA.search(line)]
+        assert all(registers.name.search(line) for line in sums), loop
+        most = max(most, len(sums))
+        spills = [line for line in loop if STACK.search(line) and VECTOR.search(line)]
+        assert not spills, (len(sums), spills)
+    assert most == registers.sums
+
+
+@pytest.mark.parametrize("cpu", CPUS.values(), ids=CPUS)
+@pytest.mark.parametrize("kernel", ["rms_norm", "silu_mul", "rope_write[float16]"])
+def test_kernels_call_no_library(cpu: Cpu, kernel: str):
+    code = code_for(kernel, cpu)
+    own = set(re.findall(r"^(\w+):", code, re.MULTILINE))
+    assert set(NAMED_CALL.findall(code)) <= own
+
+
+def test_a_spill_would_be_noticed():
+    code = ".L1:\n\tvfmadd231ps\t%ymm1, %ymm2, %ymm3\n\tvmovups\t%ymm3, 32(%rsp)\n\tjne\t.L1\n"
+    (loop,) = inner_loops(code)
+    assert any(STACK.search(line) and VECTOR.search(line) for line in loop)
