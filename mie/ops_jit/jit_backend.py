@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -83,6 +84,10 @@ class JitBackend(NumpyBackend):
     def numerics(self) -> dict[str, str | int]:
         cpu = host_cpu()
         return super().numerics() | {"cpu": cpu.name}
+
+    def weight_bytes(self, shape: tuple[int, ...]) -> int:
+        is_kept = len(shape) > 1 and self._kept_dtype is not None
+        return math.prod(shape) * (2 if is_kept else self.dtype.itemsize)
 
     def kv_cache_bytes(self, shape: KVCacheShape) -> int:
         scale_bytes = SCALE_BYTES if self.kv_dtype in LARGEST else 0
