@@ -66,9 +66,8 @@ class JitBackend(NumpyBackend):
         self._recorded: tuple[weakref.WeakMethod[Any], tuple[Program, Value]] | None = None
         self._heads = (1, 1, 16)
         self.num_threads = num_threads or available_cpus()
-        self._team = Team(
-            self._kernels["run"], self._kernels["work"], self.num_threads, SCRATCH_BYTES
-        )
+        run, work = self._kernels["run"], self._kernels["work"]
+        self._team = Team(run, work, self.num_threads, SCRATCH_BYTES, self._kernels)
 
     # Sizes.
 

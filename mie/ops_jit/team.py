@@ -6,7 +6,7 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,10 @@ class Team:
     The workers end when the object is deleted. A forked child starts its own.
     """
 
-    def __init__(self, run: int, work: int, num_threads: int, scratch_bytes: int) -> None:
-        """Take the addresses of the kernels `run` and `work`.
+    def __init__(
+        self, run: int, work: int, num_threads: int, scratch_bytes: int, code: object = None
+    ) -> None:
+        """Take the addresses of the kernels `run` and `work`, and ``code``, which holds them.
 
         Raises:
             ThreadLimitError: the system starts no more threads.
@@ -42,6 +44,7 @@ class Team:
         self.num_threads = num_threads
         self._run, self._work = function_at(run, 7), function_at(work, 3)
         self._scratch_bytes = scratch_bytes
+        self._code = code
         self._lock = threading.Lock()
         self._start()
 
@@ -60,18 +63,24 @@ class Team:
             if library.sem_init(ctypes.c_void_p(self._words[at:].ctypes.data), 0, 0):
                 raise MemoryError("sem_init failed")
         words, scratch, work = self._words, self._scratch, self._work
+        at_work: list[threading.Lock] = []
 
-        def serve(worker: int) -> None:
-            nothing = ctypes.c_void_p()
-            own = scratch[worker + 1].ctypes.data
-            work(ctypes.addressof(nothing), None, words.ctypes.data, worker, own)
+        def serve(worker: int, has_left: threading.Lock) -> None:
+            try:
+                nothing = ctypes.c_void_p()
+                own = scratch[worker + 1].ctypes.data
+                work(ctypes.addressof(nothing), None, words.ctypes.data, worker, own)
+            finally:
+                has_left.release()
 
-        weakref.finalize(self, _stop, words, num_workers, self._pid)
+        weakref.finalize(self, _stop, words, at_work, self._pid, self._code)
         for worker in range(num_workers):
+            (has_left := threading.Lock()).acquire()
             thread = threading.Thread(
-                target=serve, args=(worker,), name=f"mie-jit-{worker + 1}", daemon=True
+                target=serve, args=(worker, has_left), name=f"mie-jit-{worker + 1}", daemon=True
             )
             start_thread(thread)
+            at_work.append(has_left)
 
     def run(self, program: NDArray[np.int64], header: NDArray[np.int64], num_threads: int) -> None:
         """Run a program's instructions with at most this many threads."""
@@ -84,12 +93,19 @@ class Team:
             )  # fmt: skip
 
 
-def _stop(words: NDArray[np.int64], num_workers: int, pid: int) -> None:
-    """Tell the workers to end. Those of a parent process do not exist in its forked child."""
+def _stop(
+    words: NDArray[np.int64], at_work: Sequence[threading.Lock], pid: int, code: object
+) -> None:
+    """Let the workers leave the compiled ``code``, which is kept until then.
+
+    Those of a parent process do not exist in its forked child.
+    """
     if os.getpid() != pid:
         return
     words[STOP] = 1
     post = ctypes.CDLL(None).sem_post
-    for worker in range(num_workers):
+    for worker in range(len(at_work)):
         at = SLEEPERS + worker * WORKER_WORDS + SEMAPHORE_WORD
         post(ctypes.c_void_p(words[at:].ctypes.data))
+    for has_left in at_work:
+        has_left.acquire()
