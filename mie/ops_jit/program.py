@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats
 from mie.ops_jit.layout import (
     ARGUMENTS,
@@ -72,6 +73,11 @@ class Value:
 
 
 Argument = Value | NDArray[Any] | int | float | None
+
+
+def room_for(num_rows: int) -> int:
+    """Return the number of rows of buffers that hold ``num_rows``."""
+    return ceil_div(num_rows, ROOM) * ROOM
 
 
 class Program:
@@ -162,13 +168,18 @@ class Program:
         if all(needed[rows] <= self._capacity[rows] for rows in needed):
             return
         for rows, number in needed.items():
-            self._capacity[rows] = max(self._capacity[rows], -(-number // ROOM) * ROOM)
+            self._capacity[rows] = max(self._capacity[rows], room_for(number))
         self._memory = []  # freed before the larger ones are allocated
         self._memory = [
             zeros((self._capacity[rows], width), np.float32) for rows, width in self._buffers
         ]
         for instruction, word, storage in self._uses:
             self.words[instruction, word] = self._memory[storage.buffer].ctypes.data
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the buffers."""
+        return sum(each.nbytes for each in self._memory)
 
     def array(self, value: Value) -> Floats:
         """Return a result of the last run, which lasts until the next."""

@@ -5,11 +5,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import StepBatch
 from mie.ops_jit import layout
 from mie.ops_jit.kv_cache import padded
 from mie.ops_jit.memory import zeros
+from mie.ops_jit.panels import GROUP, LANES
+
+PAGE = 4096
+"""Scratch memory of a thread begins at a multiple of this."""
 
 
 class StepHeader:
@@ -49,6 +54,32 @@ class StepHeader:
         self.words[layout.PARTIALS] = self._partials.ctypes.data
 
 
+def scratch_bytes(num_heads: int, num_kv_heads: int, head_dim: int) -> int:
+    """Return how much memory of a thread the kernels of products and attention write.
+
+    `kernels.linear` keeps the sums of two groups of panels and a group's widened weights.
+    `kernels.attention` keeps queries, two states, scores and a panel of keys.
+    """
+    product = (2 * layout.BLOCK_ROWS + layout.K_BLOCK) * GROUP * LANES * 4
+    group, dim = num_heads // num_kv_heads, padded(head_dim)
+    rows = queries_of_item(group) * group
+    states = 2 * rows * (64 + 4 * dim)
+    attention = rows * (4 * head_dim + 4 * layout.KEY_TILE) + states + 64 * (2 + dim)
+    return ceil_div(max(product, attention), PAGE) * PAGE
+
+
+def partial_bytes(num_seqs: int, max_len: int, num_heads: int, head_dim: int) -> int:
+    """Return the maximum size of the partial results of decodes of at most ``max_len`` tokens."""
+    num_parts = ceil_div(max_len, layout.PART)
+    num_partials = num_seqs * num_parts if num_parts > 1 else 0
+    return num_partials * num_heads * (16 + padded(head_dim)) * 4
+
+
+def queries_of_item(group: int) -> int:
+    """Return how many queries of a sequence an item has, with ``group`` heads for a KV head."""
+    return max(1, layout.QUERY_ROWS // group)
+
+
 def attention_items(batch: StepBatch, group: int) -> tuple[Ints, Ints, int]:
     """Return the items of a step's attention, its merges, and its number of partial results.
 
@@ -59,7 +90,7 @@ def attention_items(batch: StepBatch, group: int) -> tuple[Ints, Ints, int]:
     """
     starts, lengths = batch.cu_seqlens_q, batch.seq_lens
     counts = np.diff(starts)
-    num_queries = max(1, layout.QUERY_ROWS // group)
+    num_queries = queries_of_item(group)
     parts = np.where(counts == 1, (lengths - 1) // layout.PART + 1, 1)
     numbers = np.where(parts > 1, parts, -(-counts // num_queries))
     sequence = np.repeat(np.arange(len(counts)), numbers)

@@ -43,7 +43,8 @@ class Team:
         """
         self.num_threads = num_threads
         self._run, self._work = function_at(run, 7), function_at(work, 3)
-        self._scratch_bytes = scratch_bytes
+        self.scratch_bytes = scratch_bytes
+        """The memory of each thread, which its kernels may overwrite."""
         self._code = code
         self._lock = threading.Lock()
         self._start()
@@ -52,7 +53,7 @@ class Team:
         self._pid = os.getpid()
         num_workers = self.num_threads - 1
         self._words: NDArray[np.int64] = zeros((SLEEPERS + num_workers * WORKER_WORDS,), np.int64)
-        self._scratch = zeros((self.num_threads, self._scratch_bytes), np.uint8)
+        self._scratch = zeros((self.num_threads, self.scratch_bytes), np.uint8)
         self._nothing = ctypes.c_void_p()
         self._result = ctypes.addressof(self._nothing)
         library = ctypes.CDLL(None)
