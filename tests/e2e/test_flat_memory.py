@@ -27,18 +27,21 @@ def decode(engine, num_steps, rng):
         engine.step()
 
 
-def test_memory_stays_flat_over_6000_steps(tiny):
+@pytest.mark.parametrize("backend", ["jit", "numpy"])
+def test_memory_stays_flat_over_6000_steps(tiny, backend):
     rng = np.random.default_rng(0)
-    logged = load_engine(tiny["llama"].directory, EngineConfig(num_blocks=64, event_log_steps=500))
+    config = EngineConfig(num_blocks=64, event_log_steps=500)
+    logged = load_engine(tiny["llama"].directory, config, backend=backend)
     decode(logged, 2000, rng)  # the event log fills
     rss = resident_kib()
     decode(logged, 2000, rng)
     assert resident_kib() - rss < 1024, "RSS grew"
     # Steps are slow under tracemalloc. Fewer steps show the same exactly.
     config = EngineConfig(num_blocks=64, event_log_steps=0)
-    engine = load_engine(tiny["llama"].directory, config)
+    engine = load_engine(tiny["llama"].directory, config, backend=backend)
     cache = engine._runner._kv_cache
-    address = cache.ctypes.data
+    elements = cache.elements if backend == "jit" else cache
+    address = elements.ctypes.data
     decode(engine, 1000, rng)
     tracemalloc.start()
     try:
@@ -54,7 +57,7 @@ def test_memory_stays_flat_over_6000_steps(tiny):
         tracemalloc.stop()
     assert abs(after - before) < 32 * 1024, "Python objects grew"
     assert engine._runner._kv_cache is cache
-    assert cache.ctypes.data == address
+    assert elements.ctypes.data == address
     assert logged.stats.num_steps + engine.stats.num_steps == 6_000
 
 

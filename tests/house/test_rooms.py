@@ -782,14 +782,18 @@ assert output.outputs[0].token_ids
 
 def test_generating_with_compiled_kernels_does_not_import_the_compiler():
     """Numba takes a second. It is needed only when a kernel was never compiled."""
-    compiled = (
-        "import mie.cli; assert mie.cli.main(['doctor', '--compile', '--model', 'bundled']) == 0"
-    )
-    packages_after(compiled)
+    command = ["doctor", "--compile", "--model", "bundled"]
+    packages_after(f"import mie.cli\nassert mie.cli.main({command}) == 0")
     command = ["generate", "--backend", "jit", "--temperature", "0", "--max-tokens", "1", "Once"]
-    packages = packages_after(f"import mie.cli\nassert mie.cli.main({command}) == 0")
+    packages = packages_after(
+        f"""
+import mie.cli
+assert mie.cli.main({command}) == 0
+assert "numba" not in sys.modules, "it is looked for and not imported"
+"""
+    )
     assert "llvmlite" in packages
-    assert not packages & (LAZY - {"llvmlite", "tokenizers", "tqdm"})
+    assert not packages & (LAZY - {"llvmlite", "numba", "tokenizers", "tqdm"})
 
 
 def test_the_compiled_backend_is_imported_without_the_compiler():
