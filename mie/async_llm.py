@@ -257,7 +257,7 @@ class AsyncLLM:
             num_blocks=engine.scheduler.manager.num_blocks,
             block_size=engine.scheduler.manager.block_size,
             vocab_size=engine.vocab_size,
-            backend=args.backend,
+            backend=engine.backend,
             dtype=args.dtype_name,
             directories=(self._llm.directory, self._llm.text_directory),
         )

@@ -55,7 +55,7 @@ class LLMEngine:
             constraints=parts.grammars,
         )
         self.loop = EngineLoop(parts.engine, parts.tokenizer)
-        self.driver = Driver(self.loop, survives_fork=engine_args.backend != "cupy")
+        self.driver = Driver(self.loop, survives_fork=parts.engine.backend != "cupy")
         self._collector = self.driver.new_collector()
         self._tokenizer: PretrainedTokenizer | None = None
 

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -76,14 +77,26 @@ def _one_blas_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _own_cache(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[None]:
     """Keep builds out of the user's cache; the workers of pytest-xdist share them."""
     own = tmp_path_factory.getbasetemp()
     cache = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
     cache.mkdir(mode=0o700, exist_ok=True)
+    _keep_kernels(pytestconfig, cache)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))
         yield
+
+
+def _keep_kernels(config: pytest.Config, cache: Path) -> None:
+    """Let the kernels that backend jit compiles stay for the next run of the tests."""
+    kept = config.rootpath / ".pytest_cache" / "d" / "mie-jit"
+    with suppress(OSError):  # another worker was faster, or the folder cannot be written
+        kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (cache / "mie").mkdir(mode=0o700, exist_ok=True)
+        (cache / "mie" / "jit").symlink_to(kept)
 
 
 @pytest.fixture(scope="session")

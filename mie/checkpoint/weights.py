@@ -84,6 +84,12 @@ class Checkpoint:
             _check_tensor(name, found[name], shape)
         return cls({name: found[name] for name in (*expected, *ignored)}, ignored)
 
+    @property
+    def matrix_dtypes(self) -> set[str]:
+        """The dtypes of its matrices: "float32", "float16", "bfloat16"."""
+        found = {self.dtypes[name] for name in self if len(self._entries[name].shape) > 1}
+        return {np.dtype(_DTYPES[each]).name for each in found}
+
     def read(self, name: str) -> NDArray[Any]:
         """Return the tensor ``name`` as a read-only view of its file, in the file's dtype.
 

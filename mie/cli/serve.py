@@ -11,6 +11,7 @@ from mie.cli.options import DEFAULT_MODEL, add_trace_option, closing_quietly, op
 from mie.cli.ray_options import add_serving_options, is_on_ray, serve_on_ray
 from mie.config.arguments import add_settings, given
 from mie.config.engine_args import EngineArgs
+from mie.config.settings import ON_CPU_THREADS
 from mie.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _DEFAULTS: dict[str, tuple[Any, str]] = {
     # Equal seeds give equal answers under any load.
     "batch_invariant": (
         True,
-        "on where the backend keeps it: numpy, not plain, KV cache as computed",
+        "on where the backend keeps it: jit, or numpy, not plain, KV cache as computed",
     ),
 }
 """Settings of the engine whose defaults are the server's own, and how the help says them."""
@@ -178,7 +179,8 @@ def with_server_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings of the engine, completed by the server's own defaults."""
     defaults = {name: value for name, (value, _) in _DEFAULTS.items()}
     is_plain = settings.get("linear_plan") == "plain" or "kv_cache_dtype" in settings
-    if settings.get("backend", "numpy") != "numpy" or is_plain:
+    backend = settings.get("backend", "auto")
+    if backend not in ON_CPU_THREADS or (is_plain and backend != "jit"):
         del defaults["batch_invariant"]
     return {**defaults, **settings}
 

@@ -299,16 +299,17 @@ class EngineSettings:
         False,
         "switch",
         "give a request the same bits in any batch, with any chunks, prefix hits, preemptions or "
-        "number of threads, at the cost of slower products; on a GPU not if generated tokens are "
-        "computed again",
+        "number of threads, at the cost of slower products; jit always does, at no cost; on a GPU "
+        "not if generated tokens are computed again",
         "computation",
         backends=("jit", "numpy", *_GPU),
     )
     linear_plan: str = setting(
         "auto",
         "choice",
-        "memory layout of weight matrices on a CPU; auto is tiled if the BLAS has small-matrix "
-        "kernels for this CPU (AVX-512), with batch_invariant or with 16-bit weights, else plain",
+        "memory layout of weight matrices on backend numpy; auto is tiled if the BLAS has "
+        "small-matrix kernels for this CPU (AVX-512), with batch_invariant or with 16-bit weights, "
+        "else plain",
         "computation",
         choices=("auto", "plain", "tiled"),
         backends=("numpy",),
@@ -316,16 +317,16 @@ class EngineSettings:
     weight_dtype: str = setting(
         "auto",
         "choice",
-        "data type in which a CPU stores weight matrices; auto widens them at load time, bfloat16 "
-        "and float16 keep a checkpoint's 16-bit matrices and widen them at use",
+        "data type in which a CPU stores weight matrices; bfloat16 and float16 keep a checkpoint's "
+        "16-bit matrices, float32 widens them at load time; auto keeps them on jit, not on numpy",
         "computation",
-        choices=("auto", "bfloat16", "float16"),
+        choices=("auto", "float32", "bfloat16", "float16"),
         backends=("jit", "numpy"),
     )
     enforce_eager: bool = setting(
         False,
         "switch",
-        "launch every GPU kernel individually, without CUDA graphs",
+        "launch every kernel individually, without recorded steps or CUDA graphs",
         "computation",
         backends=("jit", *_GPU),
         is_ignorable=True,
@@ -367,7 +368,7 @@ class EngineConfig(EngineSettings):
                 "num_blocks and kv_cache_memory_bytes both size the KV cache; give one",
             ),
             (
-                self.weight_dtype != "auto" and self.linear_plan == "plain",
+                self.weight_dtype in ("bfloat16", "float16") and self.linear_plan == "plain",
                 f"weight_dtype={self.weight_dtype!r} needs linear_plan='tiled' or 'auto'; got "
                 "'plain'",
             ),

@@ -19,7 +19,7 @@ from mie.config.engine import (
     refuse_unknown,
 )
 from mie.config.request_limits import RequestLimits, limits_of
-from mie.config.settings import BACKENDS, setting, settings_of
+from mie.config.settings import AUTO_BACKENDS, BACKENDS, setting, settings_of
 from mie.config.vllm_names import VllmNames, refuse_what_vllm_has
 from mie.errors import ConfigError
 from mie.refusals import refuses_names
@@ -47,12 +47,13 @@ class ModelSettings:
         False, "switch", "load no tokenizer; prompts are token ids, outputs have no text", "model"
     )
     backend: str = setting(
-        "numpy",
+        "auto",
         "choice",
-        "compute backend: the CPU, the plain reference operators, an NVIDIA GPU, or the GPU's "
-        "kernels emulated on the CPU",
+        "compute backend: compiled kernels on the CPU, NumPy, its plain reference operators, an "
+        "NVIDIA GPU, or the GPU's kernels emulated on the CPU; auto is jit where it can run and "
+        "has the other settings, else numpy",
         "model",
-        choices=BACKENDS,
+        choices=("auto", *BACKENDS),
     )
     dtype: str = setting(
         "auto",
@@ -144,10 +145,10 @@ class ModelSettings:
 class EngineArgs(VllmNames, EngineSettings, ModelSettings):
     """All arguments of `LLM`, from which a model and an `EngineConfig` follow.
 
-    An engine setting that is None has its default. Without a GPU, ``enforce_eager`` and
-    ``gpu_memory_utilization`` are accepted and have no effect, and so is ``swap_space`` if nothing
-    is swapped. Arguments that only vLLM has are accepted at values without effect. docs/settings.md
-    lists everything.
+    An engine setting that is None has its default. ``gpu_memory_utilization`` is accepted
+    without a GPU and has no effect there, and so are ``enforce_eager`` with NumPy and
+    ``swap_space`` if nothing is swapped. Arguments that only vLLM has are accepted at
+    values without effect. docs/settings.md lists everything.
 
     Raises:
         ConfigError: an argument is unknown, out of range, or refused with the reason.
@@ -240,8 +241,9 @@ class EngineArgs(VllmNames, EngineSettings, ModelSettings):
     def _means_something(self, name: str) -> bool:
         if name == "swap_space":
             return self.preemption_mode == "swap"
+        own = AUTO_BACKENDS if self.backend == "auto" else (self.backend,)
         return any(
-            self.backend in declared.backends
+            not set(own).isdisjoint(declared.backends)
             for each, _, declared in settings_of(EngineSettings)
             if each == name
         )

@@ -12,6 +12,10 @@ Kind = Literal["integer", "size", "number", "switch", "choice", "text", "mapping
 """The kind of value. A size is an integer of bytes, and an object has no command-line option."""
 
 BACKENDS = ("jit", "numpy", "numpy-plain", "cupy", "cupy-emulated")
+AUTO_BACKENDS = ("jit", "numpy")
+"""The backends that "auto" chooses from, in order."""
+ON_CPU_THREADS = ("auto", *AUTO_BACKENDS)
+"""The values of ``backend`` that compute with a number of threads, for any batch alike if asked."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.ops.backend import Array, Backend, KVCacheShape, Memory, StepBatch
+from mie.ops.backend import (
+    Array,
+    Backend,
+    KVCacheShape,
+    Memory,
+    Progress,
+    StepBatch,
+    StepSize,
+)
 from mie.ops.composed import ComposedOperators
 from mie.ops.sampling import RowControls
 
@@ -205,10 +213,11 @@ class RecordingBackend(ComposedOperators):
     def weight_bytes(self, shape: tuple[int, ...]) -> int:
         return self._inner.weight_bytes(shape)
 
-    def workspace_bytes(
-        self, num_seqs: int, max_len: int, num_heads: int, shape: KVCacheShape
-    ) -> int:
-        return self._inner.workspace_bytes(num_seqs, max_len, num_heads, shape)
+    def step_bytes(self, size: StepSize) -> int:
+        return self._inner.step_bytes(size)
+
+    def prepare(self, progress: Progress) -> None:
+        self._inner.prepare(progress)
 
     def kv_cache_bytes(self, shape: KVCacheShape) -> int:
         return self._inner.kv_cache_bytes(shape)

@@ -70,9 +70,27 @@ def _invariance(survey: Survey) -> list[Finding]:
     if "error" in facts:
         return []
     return ok(
-        f"--batch-invariant gives the bits of {facts['kernels']} kernels of BLAS {blas}, in any "
-        "process and with any number of threads"
+        f"--batch-invariant on numpy gives the bits of {facts['kernels']} kernels of BLAS {blas}, "
+        "in any process and with any number of threads"
     )
+
+
+def _compiled_kernels(survey: Survey) -> list[Finding]:
+    """Check what backend jit depends on."""
+    facts = survey.jit
+    if "error" in facts:
+        return problem(facts["error"], "pip install --force-reinstall 'mie[jit]'")
+    versions = f"Numba {facts['numba']}, llvmlite {facts['llvmlite']}"
+    if "why" not in facts:
+        return ok(
+            f"{versions}; {facts['cpu']}, vectors of {facts['vector_bits']} bits; "
+            f"{count(facts['num_threads'], 'thread')}; kernels are kept in {facts['cache']}"
+        )
+    if facts["numba"] is None:
+        return note("not available: Numba is not installed; auto is numpy", facts["remedy"])
+    if facts["remedy"]:
+        return problem(f"not available: {facts['why']}", facts["remedy"])
+    return note(f"not available: {facts['why']}; auto is numpy")
 
 
 def _cpus(survey: Survey) -> list[Finding]:
@@ -118,6 +136,7 @@ CPU_CHECKS = {
     "BLAS settings": _blas_settings,
     "matrix plans": _matrix_plans,
     "batch invariance": _invariance,
+    "backend jit": _compiled_kernels,
     "CPUs": _cpus,
     "memory": _memory,
     "C++ compiler": _compiler,

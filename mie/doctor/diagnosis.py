@@ -8,7 +8,7 @@ from mie.doctor.jetson import JETSON_CHECKS
 from mie.doctor.machine import Machine
 from mie.doctor.survey import Check, Survey
 
-BACKENDS = ("numpy", "cupy-emulated", "cupy")
+BACKENDS = ("numpy", "jit", "cupy-emulated", "cupy")
 """The backends of `mie.load.backends`, from those that every machine can run to those that few can.
 
 numpy-plain is left out, because it runs on the same machines as numpy.

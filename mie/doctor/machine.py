@@ -85,9 +85,17 @@ def backend_facts(name: str) -> Facts:
     return {}
 
 
+def jit_facts() -> Facts:
+    """Return what `mie.ops_jit.environment.jit_facts` says, which imports NumPy."""
+    from mie.ops_jit import environment
+
+    return environment.jit_facts()
+
+
 TOPICS: Mapping[str, Callable[..., Facts]] = {
     "numpy": numpy_facts,
     "products": products_facts,
+    "jit": jit_facts,
     "driver": driver_facts,
     "cupy": cupy_facts,
     "backend": backend_facts,

@@ -62,6 +62,7 @@ class Survey:
     def __init__(self, machine: Machine) -> None:
         self.machine, self.environment = machine, machine.environment
         self.numpy, self.products = machine.ask("numpy"), machine.ask("products")
+        self.jit = machine.ask("jit")
         self.driver, self.cupy = machine.ask("driver"), machine.ask("cupy")
         self.quota = cpu_quota(machine.read)
         self.cpus = whole_cpus(machine.num_usable_cpus, self.quota)

@@ -64,11 +64,13 @@ class Engine:
         vocab_size: int,
         eos_token_ids: Sequence[int],
         constraints: Constraints | None = None,
+        backend: str = "",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Create an engine. ``clock`` returns monotonic seconds, real or simulated.
 
-        ``constraints`` are those of the runner, which need a tokenizer.
+        ``constraints`` are those of the runner, which need a tokenizer. ``backend`` names what
+        computes.
         """
         self.config = config
         self.scheduler = scheduler
@@ -81,6 +83,8 @@ class Engine:
         self._runner = runner
         self.vocab_size = vocab_size
         """Number of token ids that the model knows."""
+        self.backend = backend
+        """Name of the backend that computes."""
         self.max_model_len = scheduler.max_model_len
         """Maximum number of tokens of a prompt and its answer together."""
         self.eos_token_ids = tuple(eos_token_ids)

@@ -6,8 +6,8 @@ This is the one place that wires the parts together.
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -23,7 +23,7 @@ from mie.engine.overlap import OverlappingRunner
 from mie.engine.runner import ModelRunner
 from mie.errors import ConfigError
 from mie.events import EventLog
-from mie.load.backends import load_backend
+from mie.load.backends import choose_backend
 from mie.load.sizing import MemoryPlan, cache_shape, fits, plan_memory, smaller_settings
 from mie.memory.manager import KVCacheManager
 from mie.model.decoder import Decoder
@@ -31,6 +31,9 @@ from mie.ops.backend import Array, Backend
 from mie.ops.kv_cache import HALVES
 from mie.sched.scheduler import Scheduler
 from mie.system.logs import PreemptionWarnings
+
+Count = Callable[[int], object]
+"""Counts what is done since the last call."""
 
 CPUS = ("jit", "numpy", "numpy-plain")
 """The backends that compute in float32 with weights and a cache of 16 bits."""
@@ -40,7 +43,7 @@ def load_engine(
     directory: Path,
     config: EngineConfig | None = None,
     *,
-    backend: str = "numpy",
+    backend: str = "auto",
     dtype: str = "auto",
     trace: TextIO | None = None,
     wrap: Callable[[Backend], Backend] | None = None,
@@ -63,7 +66,13 @@ def load_engine(
     began = time.perf_counter()
     config = config or EngineConfig()
     model = model or ModelConfig.load(directory)
-    machine = load_backend(backend, dtype, config, checkpoint_dtype=model.dtype)
+    weights = _weights(directory, model, None if load_format != "dummy" else config.seed)
+    [widest, *others] = weights.matrix_dtypes
+    types = {"checkpoint_dtype": model.dtype, "weights_dtype": "float32" if others else widest}
+    choice = choose_backend(backend, dtype, config, **types)
+    machine, backend = choice.backend, choice.backend.name
+    logger = logging.getLogger(__name__)
+    logger.info(choice.line)
     if wrap is not None:
         machine = wrap(machine)
     if config.async_scheduling is None:
@@ -71,13 +80,12 @@ def load_engine(
     plan = plan_memory(config, model, machine)
     if not plan.fits:
         smaller = smaller_settings(config, model, machine, plan)
-        raise plan.refusal([*smaller, *_smaller_dtypes(backend, dtype, config, model)])
+        raise plan.refusal([*smaller, *_smaller_dtypes(backend, dtype, config, model, types)])
     kept = HALVES.get(dtype) if backend in CPUS else None
     num_positions, num_host_blocks = plan.num_positions, plan.num_host_blocks
     log = EventLog(config.event_log_steps, trace, machine.numerics())
     with plan.guarded():
         scheduler = new_scheduler(config, plan.num_blocks, plan.max_model_len, log, num_host_blocks)
-        weights = _weights(directory, model, None if load_format != "dummy" else config.seed)
         decoder = _load_decoder(weights, model, machine, num_positions, use_tqdm, kept)
         model_runner = ModelRunner(
             decoder,
@@ -88,6 +96,7 @@ def load_engine(
             constraints=constraints,
             max_forced_run=config.max_forced_run,
         )
+    machine.prepare(lambda number: _bar_of_kernels(number, use_tqdm))
     runner: Runner = model_runner
     if config.async_scheduling:
         runner = OverlappingRunner(model_runner, scheduler.ahead)
@@ -99,13 +108,13 @@ def load_engine(
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         constraints=constraints,
+        backend=backend,
     )
     engine.observers.append(PreemptionWarnings())
     engine.metrics.sizes = {
         "mie:weights_bytes": plan.weight_bytes,
         "mie:kv_bytes": plan.num_blocks * plan.block_bytes,
     }
-    logger = logging.getLogger(__name__)
     logger.info("loaded %s on %s in %.2f s", directory, backend, time.perf_counter() - began)
     if kept is not None:
         cache = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
@@ -136,7 +145,7 @@ def new_scheduler(
 
 
 def _smaller_dtypes(
-    backend: str, dtype: str, config: EngineConfig, model: ModelConfig
+    backend: str, dtype: str, config: EngineConfig, model: ModelConfig, types: Mapping[str, str]
 ) -> Iterator[str]:
     """Yield the data types with which the model fits, if the backend supports them."""
     half = model.dtype if model.dtype in HALVES else "float16"
@@ -147,7 +156,7 @@ def _smaller_dtypes(
     ):
         with suppress(ConfigError):
             changed = replace(config, **changes)  # type: ignore[arg-type]  # these are words
-            smaller = load_backend(backend, changed_dtype, changed, checkpoint_dtype=model.dtype)
+            smaller = choose_backend(backend, changed_dtype, changed, **types).backend
             if fits(changed, model, smaller):
                 text = ", ".join(f"{name}={value}" for name, value in changes.items())
                 yield text or f"dtype={half}"
@@ -171,7 +180,7 @@ def _load_decoder(
     with weights as checkpoint:
         if model.tie_word_embeddings:
             check_tied_head(checkpoint)
-        with _progress_bar(checkpoint.nbytes, use_tqdm) as progress:
+        with _bar_of_bytes(checkpoint.nbytes, use_tqdm) as progress:
             return Decoder(model, machine, checkpoint, num_positions, progress, kept)
 
 
@@ -183,15 +192,22 @@ def _new_caches(plan: MemoryPlan, model: ModelConfig, machine: Backend) -> tuple
     return machine.new_kv_cache(shape), host_cache
 
 
+def _bar_of_bytes(num_bytes: int, is_wanted: bool) -> AbstractContextManager[Count]:
+    about = {"desc": "loading weights", "unit": "B", "unit_scale": True, "delay": 0.5}
+    return _progress_bar(is_wanted, total=num_bytes, **about)
+
+
+def _bar_of_kernels(number: int, is_wanted: bool) -> AbstractContextManager[Count]:
+    return _progress_bar(is_wanted, total=number, desc="compiling kernels", unit="kernel")
+
+
 @contextmanager
-def _progress_bar(num_bytes: int, is_wanted: bool) -> Iterator[Callable[[int], object]]:
-    """Show a bar on a terminal for a load of more than a moment. Do nothing elsewhere."""
+def _progress_bar(is_wanted: bool, **about: Any) -> Iterator[Count]:
+    """Show a bar on a terminal, and take it away at the end. Do nothing elsewhere."""
     if not is_wanted or not sys.stderr.isatty():
         yield lambda num_new: None
         return
     from tqdm import tqdm
 
-    with tqdm(
-        total=num_bytes, desc="loading weights", unit="B", unit_scale=True, delay=0.5, leave=False
-    ) as bar:
+    with tqdm(**about, leave=False) as bar:
         yield bar.update

@@ -15,7 +15,7 @@ from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.tensors import expected_tensors
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError, TooLittleMemoryError
-from mie.ops.backend import Backend, KVCacheShape, Memory
+from mie.ops.backend import Backend, KVCacheShape, Memory, StepSize
 from mie.system.resources import available_bytes
 
 DEFAULT_KV_CACHE_BYTES = 4 << 30
@@ -107,12 +107,7 @@ def plan_memory(config: EngineConfig, model: ModelConfig, backend: Backend) -> M
     max_model_len, memory = _max_model_len(config, model), backend.memory()
     block_bytes = backend.kv_cache_bytes(cache_shape(model, 1, config.block_size))
     weight_bytes = sum(map(backend.weight_bytes, expected_tensors(model).values()))
-    step_bytes = _step_bytes(config, model, backend) + backend.workspace_bytes(
-        min(config.max_num_seqs, config.max_num_batched_tokens),
-        max_model_len,
-        model.num_heads,
-        cache_shape(model, 1, config.block_size),
-    )
+    step_bytes = backend.step_bytes(step_size(config, model, max_model_len))
     left = max(0, memory.available_bytes - weight_bytes - step_bytes)
     num_blocks = _num_blocks(config, max_model_len, block_bytes, left, memory.is_shared)
     host_left = left - num_blocks * block_bytes if memory.is_shared else available_bytes()
@@ -170,14 +165,18 @@ def cache_shape(model: ModelConfig, num_blocks: int, block_size: int) -> KVCache
     )
 
 
-def _step_bytes(config: EngineConfig, model: ModelConfig, backend: Backend) -> int:
-    """Return the bytes of the results that live at once in a layer's widest part, plus logits."""
-    num_tokens = config.max_num_batched_tokens
-    attention = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim
-    widest = 2 * model.hidden_size + max(attention, 3 * model.intermediate_size)
-    num_rows = min(num_tokens, config.max_num_seqs)
-    itemsize = backend.weight_bytes((1,))
-    return (num_tokens * widest + num_rows * model.vocab_size) * itemsize
+def step_size(config: EngineConfig, model: ModelConfig, max_model_len: int) -> StepSize:
+    """Return the size of the largest step."""
+    return StepSize(
+        num_tokens=config.max_num_batched_tokens,
+        num_seqs=min(config.max_num_batched_tokens, config.max_num_seqs),
+        max_len=max_model_len,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        vocab_size=model.vocab_size,
+        num_heads=model.num_heads,
+        cache=cache_shape(model, 1, config.block_size),
+    )
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:

@@ -14,6 +14,7 @@ opaque to the model.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -79,6 +80,33 @@ class KVCacheShape:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepSize:
+    """The size of an engine's largest step, from which the memory of a step follows."""
+
+    num_tokens: int
+    num_seqs: int
+    """Sequences of the step. As many rows of logits are computed."""
+    max_len: int
+    """Tokens of the longest sequence."""
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    num_heads: int
+    cache: KVCacheShape
+
+    @property
+    def num_results(self) -> int:
+        """The number of results that live at once in a layer's widest part, and the logits."""
+        attention = 2 * (self.num_heads + self.cache.num_kv_heads) * self.cache.head_dim
+        widest = 2 * self.hidden_size + max(attention, 3 * self.intermediate_size)
+        return self.num_tokens * widest + self.num_seqs * self.vocab_size
+
+
+Progress = Callable[[int], AbstractContextManager[Callable[[int], object]]]
+"""Opens a progress bar for so many things to do. What it returns counts those that are done."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Memory:
     """The memory that is available for weights, cache and results on the backend's device."""
 
@@ -132,13 +160,11 @@ class Backend(Protocol):
     def kv_cache_bytes(self, shape: KVCacheShape) -> int:
         """Return the bytes that `new_kv_cache` or `new_host_cache` takes."""
 
-    def workspace_bytes(
-        self, num_seqs: int, max_len: int, num_heads: int, shape: KVCacheShape
-    ) -> int:
-        """Return the maximum bytes of partial results that attention keeps from step to step.
+    def step_bytes(self, size: StepSize) -> int:
+        """Return the bytes that steps of at most this size take.
 
-        The steps have at most ``num_seqs`` sequences of at most ``max_len`` tokens, ``num_heads``
-        query heads, and a cache of ``shape``.
+        They are an estimate of the results, and the maximum of what attention keeps from step to
+        step.
         """
 
     # Weights: loaded once. A matrix arrives as blocks of whole rows in a checkpoint's dtype
@@ -168,6 +194,12 @@ class Backend(Protocol):
 
     def new_host_cache(self, shape: KVCacheShape) -> Array:
         """Allocate host memory for blocks that are swapped out of a KV cache."""
+
+    def prepare(self, progress: Progress) -> None:
+        """Compile what steps need, once weights and cache are loaded.
+
+        ``progress`` is called if there is something to compile.
+        """
 
     # Operators, in the order of a layer.
     def embed(self, token_ids: Array, embedding: Array) -> Array:

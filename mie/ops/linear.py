@@ -1,5 +1,10 @@
 """Embed tokens and multiply matrices."""
 
+from typing import Any
+
+from numpy.typing import NDArray
+
+from mie.errors import ConfigError
 from mie.ops.arrays import Floats, Ints
 
 
@@ -26,3 +31,17 @@ def linear(
     if residual is not None:
         y += residual
     return y
+
+
+def check_kept(block: NDArray[Any], weight_dtype: str) -> NDArray[Any]:
+    """Return the block of a checkpoint, which a backend keeps as it is.
+
+    Raises:
+        ConfigError: the block has another dtype than ``weight_dtype``.
+    """
+    if block.dtype.name != weight_dtype:
+        raise ConfigError(
+            f"weight_dtype is {weight_dtype!r}; the checkpoint has weights in {block.dtype.name}, "
+            "and they are kept as they are or widened (use 'auto')"
+        )
+    return block

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mie.errors import ConfigError
 from mie.ops import activation, attention, kv_cache, linear, norm, rope, sampling
 from mie.ops.arrays import Floats, Ints
-from mie.ops.backend import KVCacheShape, Memory, StepBatch
+from mie.ops.backend import KVCacheShape, Memory, Progress, StepBatch, StepSize
 from mie.ops.composed import ComposedOperators
 from mie.ops.kv_cache import Cache, QuantizedCache
 from mie.ops.sampling import RowControls
@@ -34,13 +34,15 @@ class NumpyBackend(ComposedOperators):
 
     name = "numpy-plain"
     is_asynchronous = False
+    dtypes: tuple[str, ...] = ("auto", "float32", "float64", *kv_cache.HALVES)
 
     def __init__(self, dtype: str = "auto", *, kv_cache_dtype: str = "auto") -> None:
         halves = kv_cache.HALVES
-        if dtype not in ("auto", "float32", "float64", *halves):
+        if dtype not in self.dtypes:
+            *others, last = self.dtypes
             raise ConfigError(
                 f"dtype {dtype!r} is not supported by the {self.name} backend; "
-                f"choose auto, float32, float64, {' or '.join(halves)}"
+                f"choose {', '.join(others)} or {last}"
             )
         self.dtype: np.dtype[Any] = np.dtype("float64" if dtype == "float64" else "float32")
         """The dtype of the arithmetic."""
@@ -63,10 +65,8 @@ class NumpyBackend(ComposedOperators):
     def weight_bytes(self, shape: tuple[int, ...]) -> int:
         return math.prod(shape) * self.stored_dtype.itemsize
 
-    def workspace_bytes(
-        self, num_seqs: int, max_len: int, num_heads: int, shape: KVCacheShape
-    ) -> int:
-        return 0
+    def step_bytes(self, size: StepSize) -> int:
+        return size.num_results * self.dtype.itemsize
 
     def kv_cache_bytes(self, shape: KVCacheShape) -> int:
         scale_bytes = kv_cache.SCALE_BYTES if self.kv_dtype in kv_cache.LARGEST else 0
@@ -114,6 +114,9 @@ class NumpyBackend(ComposedOperators):
 
     def new_host_cache(self, shape: KVCacheShape) -> Cache:
         return self.new_kv_cache(shape)  # a second arena, because the host is the device
+
+    def prepare(self, progress: Progress) -> None:
+        """Do nothing: nothing is compiled."""
 
     def embed(self, token_ids: Ints, embedding: Floats) -> Floats:
         return linear.embed(token_ids, embedding).astype(self.dtype, copy=False)

@@ -34,7 +34,8 @@ class CpuBackend(NumpyBackend):
     ``linear_plan`` is how matrices are kept: "plain", "tiled", or "auto". "auto" is "tiled" if the
     BLAS has small-matrix kernels for this CPU, if weights have 16 bits, or with
     ``batch_invariant``. Else it is "plain". ``weight_dtype`` "bfloat16" or "float16" keeps matrices
-    of that dtype as they are, in tiles, while "auto" widens them at load.
+    of that dtype as they are, in tiles, while "auto" widens them at load, and so does "float32" if
+    that is the dtype.
 
     ``batch_invariant`` makes a request's result independent of the rest of the batch, of the number
     of threads and of the process, bit for bit. No choice reads a clock.
@@ -53,6 +54,12 @@ class CpuBackend(NumpyBackend):
         batch_invariant: bool = False,
     ) -> None:
         super().__init__(dtype, kv_cache_dtype=kv_cache_dtype)
+        if weight_dtype == "float32":
+            if self.dtype == np.float64:
+                raise ConfigError(
+                    "weight_dtype 'float32' contradicts dtype 'float64' (leave one out)"
+                )
+            weight_dtype = "auto"
         self._has_scales = self.kv_dtype in LARGEST
         if batch_invariant and (linear_plan == "plain" or self._has_scales):
             raise ConfigError(

@@ -10,6 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from mie.errors import ConfigError
 from mie.ops.arrays import Floats
+from mie.ops.linear import check_kept
 
 CACHE_LINE = 64
 """Bytes of a cache line, and of the widest load."""
@@ -35,11 +36,7 @@ def stored_dtype(block: NDArray[Any], weight_dtype: str, dtype: np.dtype[Any]) -
     """
     if weight_dtype == "auto":
         return dtype
-    if block.dtype.name != weight_dtype:
-        raise ConfigError(
-            f"weight_dtype is {weight_dtype!r}; the checkpoint has weights in {block.dtype.name}, "
-            "and they are kept as they are or widened (use 'auto')"
-        )
+    check_kept(block, weight_dtype)
     if block.dtype == np.float16 and not np.isfinite(block).all():
         raise ConfigError(
             "weight_dtype is 'float16'; the checkpoint has weights that are infinite or NaN "

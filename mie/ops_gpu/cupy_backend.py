@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 from mie.arithmetic import ceil_div
 from mie.errors import ConfigError, UnsupportedModelError
 from mie.ops import rope
-from mie.ops.backend import Array, HeadWeights, KVCacheShape, Memory, StepBatch
+from mie.ops.backend import (
+    Array,
+    HeadWeights,
+    KVCacheShape,
+    Memory,
+    Progress,
+    StepBatch,
+    StepSize,
+)
 from mie.ops.composed import ComposedOperators
 from mie.ops.kv_cache import SCALE_BYTES
 from mie.ops.sampling import RowControls
@@ -135,17 +143,16 @@ class CupyBackend(ComposedOperators):
         scale_bytes = 0 if self.kv_dtype == self.dtype else SCALE_BYTES
         return shape.num_elements * self.itemsize + shape.num_scales * scale_bytes
 
-    def workspace_bytes(
-        self, num_seqs: int, max_len: int, num_heads: int, shape: KVCacheShape
-    ) -> int:
-        """Return twice the size of the last buffers, because captured steps may keep earlier ones.
+    def step_bytes(self, size: StepSize) -> int:
+        """Count attention's last buffers twice, because captured steps may keep earlier ones.
 
         `PagedAttention` doubles their sizes.
         """
         element, stored = element_type(self.dtype), element_type(self.kv_dtype)
-        return 2 * self._attention.partial_bytes(
-            num_seqs, max_len, num_heads, shape, element=element, stored=stored
+        partial_bytes = self._attention.partial_bytes(
+            size.num_seqs, size.max_len, size.num_heads, size.cache, element=element, stored=stored
         )
+        return size.num_results * self.dtype.itemsize + 2 * partial_bytes
 
     # Weights.
 
@@ -187,6 +194,9 @@ class CupyBackend(ComposedOperators):
     def load_rope(self, inv_freq: NDArray[np.float64], scaling: float, num_positions: int) -> Array:
         """Load the table in float32, because the rotation is computed in float32."""
         return self._xp.asarray(rope.rope_table(inv_freq, scaling, num_positions, np.float32))
+
+    def prepare(self, progress: Progress) -> None:
+        """Do nothing: kernels are compiled at their first use, or were when the backend loaded."""
 
     def _rounded(self, array: NDArray[Any]) -> NDArray[Any]:
         """Return a copy in the backend's dtype."""

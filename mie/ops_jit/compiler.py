@@ -9,10 +9,12 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-import llvmlite.binding as llvm
-
 NUM_ARGUMENTS = {"run": 7, "work": 3, "multiply": 12}
 """Integers that a kernel takes, if not those of an operator: args, step, tile, scratch."""
+
+
+NEEDED_FEATURES = {"x86_64": ("avx2", "f16c", "fma"), "aarch64": ()}
+"""The features that kernels need and a CPU of the architecture may lack."""
 
 
 class Cpu(NamedTuple):
@@ -23,15 +25,40 @@ class Cpu(NamedTuple):
     features: str
 
     @property
+    def vector_bits(self) -> int:
+        """The width of its vector registers that kernels use."""
+        if self.architecture == "x86_64":
+            return 512 if "+avx512f" in self.features else 256
+        return 128
+
+    @property
+    def architecture(self) -> str:
+        """The first part of the triple, such as "x86_64"."""
+        return self.triple.partition("-")[0]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The features that kernels need and the CPU lacks."""
+        present = self.features.split(",")
+        needed = NEEDED_FEATURES.get(self.architecture, ())
+        return tuple(each for each in needed if f"+{each}" not in present)
+
+    @property
     def has_fma(self) -> bool:
         """Whether it multiplies and adds with one rounding, and widens float16."""
-        if self.triple.startswith("x86_64"):
-            return all(f"+{each}" in self.features.split(",") for each in ("fma", "avx2", "f16c"))
-        return self.triple.startswith("aarch64")
+        return self.architecture in NEEDED_FEATURES and not self.missing
+
+
+def binding() -> Any:
+    """Import LLVM's binding. Nothing else imports it, except the kernels."""
+    import llvmlite.binding
+
+    return llvmlite.binding
 
 
 def host_cpu() -> Cpu:
     """Return this machine's CPU."""
+    llvm = binding()
     return Cpu(
         llvm.get_default_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
     )
@@ -83,6 +110,7 @@ def assembly(code: str, cpu: Cpu) -> str:
 
 def _module(code: str, cpu: Cpu) -> tuple[Any, Any]:
     """Return a module with the kernel alone, and the target that compiles it."""
+    llvm = binding()
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     module = llvm.parse_assembly(code)
@@ -108,12 +136,14 @@ class Library:
     """Loaded kernels. Their code stays in memory as long as this object."""
 
     def __init__(self) -> None:
+        self._llvm = llvm = binding()
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         self._engines: list[Any] = []
 
     def load(self, code: bytes) -> int:
         """Load an object file and return the address of its kernel."""
+        llvm = self._llvm
         target = llvm.Target.from_default_triple().create_target_machine(jit=True)
         engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))

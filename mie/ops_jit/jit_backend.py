@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -11,19 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.arithmetic import ceil_div
-from mie.errors import ConfigError
 from mie.ops.arrays import Floats, Ints
-from mie.ops.backend import KVCacheShape, StepBatch
-from mie.ops.kv_cache import LARGEST, SCALE_BYTES
+from mie.ops.backend import KVCacheShape, Progress, StepBatch, StepSize
+from mie.ops.kv_cache import HALVES, LARGEST, SCALE_BYTES
+from mie.ops.linear import check_kept
 from mie.ops.numpy_backend import NumpyBackend
 from mie.ops_jit import layout, operators
-from mie.ops_jit.compiler import host_cpu
-from mie.ops_jit.kernel_cache import Kernels
+from mie.ops_jit.environment import version_of
+from mie.ops_jit.kernel_cache import Kernels, kernel_names
 from mie.ops_jit.kv_cache import JitCache, move_blocks, padded
-from mie.ops_jit.panels import Panels
-from mie.ops_jit.program import Program, Value
-from mie.ops_jit.step import StepHeader
+from mie.ops_jit.panels import LANES, Panels, padded_rows
+from mie.ops_jit.program import Program, Value, room_for
+from mie.ops_jit.step import StepHeader, partial_bytes, scratch_bytes
 from mie.ops_jit.team import Team
 from mie.system.resources import available_cpus
 
@@ -32,12 +30,17 @@ SEGMENT = 16
 """Instructions of a large step between two moments in which an interrupt can arrive."""
 LARGE_STEP = 64
 """Tokens from which a step is large."""
-SCRATCH_BYTES = 1 << 20
+SCRATCH_BYTES = 1 << 18
 """Memory of a thread, which is enough for the usual models."""
 
 
 class JitBackend(NumpyBackend):
     """Computes in float32 with compiled kernels.
+
+    ``weight_dtype`` "auto" keeps a checkpoint's matrices as they are, and "float32" widens them at
+    load. "bfloat16" and "float16" require matrices of that dtype. Each gives the same results.
+    ``weights_dtype`` is the widest dtype of the checkpoint's matrices, from which the size of
+    loaded ones is planned. ``batch_invariant`` changes nothing: results always are invariant.
 
     The first step is recorded: each operator appends instructions to a program. Later steps replay
     it. Outside a step, an operator runs at once.
@@ -47,6 +50,7 @@ class JitBackend(NumpyBackend):
     """
 
     name = "jit"
+    dtypes = ("auto", "float32", *HALVES)
 
     def __init__(
         self,
@@ -57,11 +61,19 @@ class JitBackend(NumpyBackend):
         weight_dtype: str = "auto",
         batch_invariant: bool = False,
         enforce_eager: bool = False,
+        weights_dtype: str = "float32",
     ) -> None:
-        if dtype == "float64":
-            raise ConfigError("the jit backend computes in float32 (use backend numpy for float64)")
+        """Start the threads.
+
+        Raises:
+            ConfigError: the dtype is none of ``dtypes``.
+            CannotRun: the machine cannot run the kernels, or Numba cannot compile them.
+            ThreadLimitError: the system starts no more threads.
+        """
         super().__init__(dtype, kv_cache_dtype=kv_cache_dtype)
-        self._kept_dtype = None if weight_dtype == "auto" else np.dtype(weight_dtype)
+        self._weight_dtype = weight_dtype
+        self._planned_dtype = weights_dtype if weight_dtype == "auto" else weight_dtype
+        self._weight_dtypes: set[str] = set()
         self._enforce_eager = enforce_eager
         self._kernels = Kernels()
         self._header = StepHeader()
@@ -79,32 +91,55 @@ class JitBackend(NumpyBackend):
             self._team = self._new_team(program.scratch_bytes)
         return self._team
 
-    # Sizes.
+    @property
+    def description(self) -> str:
+        """What computes, such as "Numba 0.68.1, znver4, 2 threads"."""
+        threads = "1 thread" if self.num_threads == 1 else f"{self.num_threads} threads"
+        return f"Numba {version_of('numba')}, {self._kernels.cpu.name}, {threads}"
 
     def numerics(self) -> dict[str, str | int]:
-        cpu = host_cpu()
-        return super().numerics() | {"cpu": cpu.name}
+        """Return the facts that select how numbers are rounded.
+
+        The CPU is none of them: every operation of a kernel is rounded once by IEEE 754, and their
+        order is the same for every shape of tiles and every width of registers. NumPy computes the
+        rotations.
+        """
+        return super().numerics() | {
+            "weight_dtype": self.stored_dtype.name,
+            "batch_invariant": True,
+        }
+
+    # Sizes.
 
     def weight_bytes(self, shape: tuple[int, ...]) -> int:
-        is_kept = len(shape) > 1 and self._kept_dtype is not None
-        return math.prod(shape) * (2 if is_kept else self.dtype.itemsize)
+        if len(shape) == 1:
+            return 4 * shape[0]
+        num_rows, num_columns = shape
+        itemsize = 2 if self._planned_dtype in HALVES else 4
+        return padded_rows(num_rows) * num_columns * itemsize
+
+    def step_bytes(self, size: StepSize) -> int:
+        """Count every buffer of a step's program, the threads' memory, and attention's parts."""
+        cache, hidden, inner = size.cache, size.hidden_size, size.intermediate_size
+        queries = size.num_heads * cache.head_dim
+        heads = 3 * queries + 2 * cache.num_kv_heads * cache.head_dim
+        is_fused = inner % LANES == 0
+        of_a_token = 3 * hidden + heads + (inner if is_fused else 3 * inner)
+        num_results = room_for(size.num_tokens) * of_a_token
+        num_results += room_for(size.num_seqs) * (2 * hidden + size.vocab_size)
+        scratch = scratch_bytes(size.num_heads, cache.num_kv_heads, cache.head_dim)
+        partials = partial_bytes(size.num_seqs, size.max_len, size.num_heads, cache.head_dim)
+        return 4 * num_results + self.num_threads * scratch + partials
 
     def kv_cache_bytes(self, shape: KVCacheShape) -> int:
         scale_bytes = SCALE_BYTES if self.kv_dtype in LARGEST else 0
         elements = shape.num_elements // shape.head_dim * padded(shape.head_dim)
         return elements * self.itemsize + shape.num_scales * scale_bytes
 
-    def workspace_bytes(
-        self, num_seqs: int, max_len: int, num_heads: int, shape: KVCacheShape
-    ) -> int:
-        num_parts = ceil_div(max_len, layout.PART)
-        num_partials = num_seqs * num_parts if num_parts > 1 else 0
-        return 4 * num_partials * num_heads * (16 + padded(shape.head_dim))
-
     # Weights and caches.
 
     def load_embedding(self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]]) -> Panels:  # type: ignore[override]  # an opaque weight is a backend's own
-        return Panels(shape, blocks, self._kept_dtype)
+        return self._panels(shape, blocks, None)
 
     def load_linear(  # type: ignore[override]  # as above
         self,
@@ -112,13 +147,27 @@ class JitBackend(NumpyBackend):
         blocks: Iterable[NDArray[Any]],
         bias: NDArray[Any] | None = None,
     ) -> Panels:
-        return Panels(shape, blocks, self._kept_dtype, bias)
+        return self._panels(shape, blocks, bias)
+
+    def _panels(
+        self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]], bias: NDArray[Any] | None
+    ) -> Panels:
+        dtype = np.dtype(np.float32) if self._weight_dtype == "float32" else None
+        if self._weight_dtype in HALVES:
+            blocks = (check_kept(block, self._weight_dtype) for block in blocks)
+        panels = Panels(shape, blocks, dtype, bias)
+        self._weight_dtypes.add(panels.dtype.name)
+        return panels
 
     def tie_linear(self, embedding: Panels) -> Panels:  # type: ignore[override]  # as above
         return embedding
 
     def new_kv_cache(self, shape: KVCacheShape) -> JitCache:  # type: ignore[override]  # as above
         return JitCache.new(shape, self.kv_dtype)
+
+    def prepare(self, progress: Progress) -> None:
+        names = kernel_names(self._weight_dtypes, [self.kv_dtype.name])
+        self._kernels.prepare(names, progress)
 
     # Operators.
 

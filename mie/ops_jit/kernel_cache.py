@@ -4,44 +4,104 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import tempfile
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 
-from mie.ops_jit.compiler import Cpu, Library, host_cpu, intermediate_code, object_file
+from mie.ops.backend import Progress
+from mie.ops.kv_cache import HALVES, QUANTIZED
+from mie.ops_jit.compiler import Cpu, Library, intermediate_code, object_file
+from mie.ops_jit.environment import UPGRADE, CannotRun, check_machine, one_line, version_of
 from mie.system.cache_dir import CacheError, is_private_file, open_cache
 
 DIGEST_BYTES = 32
+WEIGHT_DTYPES = ("float32", *HALVES)
+CACHE_DTYPES = (*WEIGHT_DTYPES, *(dtype.name for dtype in QUANTIZED.values()))
+
+
+def kernel_names(weight_dtypes: Iterable[str], cache_dtypes: Iterable[str]) -> Sequence[str]:
+    """Return the names of all kernels that steps use with these dtypes of weights and caches."""
+    weights, caches = sorted({*weight_dtypes}), sorted({*cache_dtypes})
+    return (
+        *("run", "work", "rms_norm", "head_norm", "silu_mul", "take_rows", "merge"),
+        *(f"{base}[{dtype}]" for dtype in weights for base in ("embed", "linear", "gate_up")),
+        *(f"{base}[{dtype}]" for dtype in caches for base in ("rope_write", "attend")),
+        *(f"multiply[{dtype}]" for dtype in sorted({*weights, *caches, "float32"})),
+    )
 
 
 class Kernels:
     """Addresses of compiled kernels by name, such as "linear[bfloat16]"."""
 
     def __init__(self) -> None:
+        """Find out what the machine has. Nothing is loaded yet.
+
+        Raises:
+            CannotRun: the machine cannot run them.
+        """
+        self.cpu = check_machine()
+        self._key = key_of(self.cpu)
         self._library = Library()
         self._addresses: dict[str, int] = {}
-        self._cpu = host_cpu()
         self.num_compiled = 0
         """How many were not in the cache."""
 
     def __getitem__(self, name: str) -> int:
-        """Return the address of a kernel. It is compiled if the cache does not have it."""
+        """Return the address of a kernel. It is compiled if the cache does not have it.
+
+        Raises:
+            CannotRun: it cannot be compiled.
+        """
         if name not in self._addresses:
-            code = read(name, self._cpu)
+            code = read(name, self._key)
             if code is None:
-                code = object_file(intermediate_code(name, self._cpu), self._cpu)
-                self.num_compiled += 1
-                write(name, self._cpu, code)
+                code = self._compiled(name)
             self._addresses[name] = self._library.load(code)
         return self._addresses[name]
 
+    def prepare(self, names: Iterable[str], progress: Progress) -> int:
+        """Load these kernels, and return how many were compiled.
 
-def read(name: str, cpu: Cpu) -> bytes | None:
+        ``progress`` is opened only if there are some to compile.
+        """
+        missing: list[str] = []
+        for name in dict.fromkeys(names):
+            if name in self._addresses:
+                continue
+            code = read(name, self._key)
+            if code is None:
+                missing.append(name)
+            else:
+                self._addresses[name] = self._library.load(code)
+        if missing:
+            with progress(len(missing)) as advance:
+                for name in missing:
+                    self[name]
+                    advance(1)
+        return len(missing)
+
+    def num_kept(self, names: Iterable[str]) -> int:
+        """Return how many of these kernels the cache has."""
+        return sum(read(name, self._key) is not None for name in names)
+
+    def _compiled(self, name: str) -> bytes:
+        try:
+            code = object_file(intermediate_code(name, self.cpu), self.cpu)
+        except Exception as error:  # Numba raises anything where it does not fit its Python
+            version = version_of("numba")
+            why = f"Numba {version} cannot compile its kernels: {one_line(error)}"
+            raise CannotRun(why, UPGRADE) from error
+        self.num_compiled += 1
+        write(name, self._key, code)
+        return code
+
+
+def read(name: str, key: str) -> bytes | None:
     """Return a kernel's object file, or None if the cache has none that is whole and private."""
     with suppress(OSError, CacheError):
-        path = _path(name, cpu)
+        path = _path(name, key)
         if is_private_file(path):
             content = path.read_bytes()
             code = content[DIGEST_BYTES:]
@@ -50,10 +110,10 @@ def read(name: str, cpu: Cpu) -> bytes | None:
     return None
 
 
-def write(name: str, cpu: Cpu, code: bytes) -> None:
+def write(name: str, key: str, code: bytes) -> None:
     """Store a kernel's object file, if there is a cache. Then it is compiled again next time."""
     with suppress(OSError, CacheError):
-        path = _path(name, cpu)
+        path = _path(name, key)
         handle, temporary = tempfile.mkstemp(dir=path.parent)
         try:
             with open(handle, "wb") as file:
@@ -65,17 +125,19 @@ def write(name: str, cpu: Cpu, code: bytes) -> None:
             raise
 
 
-def _path(name: str, cpu: Cpu) -> Path:
-    return open_cache("jit") / f"{name.replace('[', '-').rstrip(']')}-{_key(cpu)}"
+def key_of(cpu: Cpu) -> str:
+    """Return a digest of all that decides a kernel's code.
 
-
-@cache
-def _key(cpu: Cpu) -> str:
-    """Return a digest of all that decides a kernel's code: the sources, the compiler, the CPU."""
-    digest = hashlib.sha256(repr((cpu, version("numba"), version("llvmlite"))).encode())
+    It covers the sources, the compiler, the Python whose bytecode Numba reads, and the CPU.
+    """
+    compiler = version_of("numba"), version_of("llvmlite"), sys.implementation.cache_tag
+    digest = hashlib.sha256(repr((*cpu, compiler)).encode())
     folder = Path(__file__).parent
-    for source in sorted(
-        [folder / "layout.py", folder / "compiler.py", *folder.glob("kernels/*.py")]
-    ):
+    own = [folder / "layout.py", folder / "compiler.py"]
+    for source in sorted([*own, *folder.glob("kernels/*.py")]):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:24]
+
+
+def _path(name: str, key: str) -> Path:
+    return open_cache("jit") / f"{name.replace('[', '-').rstrip(']')}-{key}"

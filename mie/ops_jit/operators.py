@@ -13,19 +13,15 @@ from mie.ops.arrays import Floats
 from mie.ops_jit.kv_cache import JitCache, padded
 from mie.ops_jit.layout import (
     BLOCK_ROWS,
-    KEY_TILE,
     NUM_ITEMS,
     NUM_MERGES,
     NUM_ROWS,
     NUM_TOKENS,
-    QUERY_ROWS,
     ROW_TILE,
 )
-from mie.ops_jit.panels import GROUP, Panels
+from mie.ops_jit.panels import Panels
 from mie.ops_jit.program import Program, Value
-
-SUMS_BYTES = BLOCK_ROWS * GROUP * 64
-"""The sums of a tile of a product (`kernels.linear.SUMS_BYTES`)."""
+from mie.ops_jit.step import SUMS_BYTES, attention_scratch
 
 
 def embed(program: Program, table: Panels) -> Value:
@@ -120,7 +116,7 @@ def paged_attention(
     """Attend with scale 1 / sqrt(Dh): `ops.attention.paged_attention`."""
     shape, num_heads = cache.shape, q.tail[0]
     program.heads = num_heads, shape.num_kv_heads, shape.head_dim
-    program.need_scratch(_attention_scratch(num_heads // shape.num_kv_heads, shape.head_dim))
+    program.need_scratch(attention_scratch(num_heads // shape.num_kv_heads, shape.head_dim))
     out = program.value(NUM_TOKENS, *q.tail)
     scales = (None, None) if cache.scales is None else cache.scales[layer]
     program.emit(
@@ -131,13 +127,6 @@ def paged_attention(
     )  # fmt: skip
     program.emit("merge", NUM_MERGES, 1, 1, out, num_heads, shape.head_dim)
     return out
-
-
-def _attention_scratch(group: int, head_dim: int) -> int:
-    """Return the bytes that attention needs: a tile's queries, scores and states, and a panel."""
-    rows, width = max(1, QUERY_ROWS // group) * group, padded(head_dim)
-    row_bytes = 4 * head_dim + 4 * KEY_TILE + 2 * (64 + 4 * width)
-    return rows * row_bytes + 64 + 64 + 64 * width
 
 
 def _multiply(program: Program, cache: JitCache) -> tuple[int, int]:

@@ -18,6 +18,11 @@ GROUP = 4
 """Panels of a group (`kernels.products.PANELS`)."""
 
 
+def padded_rows(num_rows: int) -> int:
+    """Return how many rows the panels of a matrix hold, which are whole groups."""
+    return ceil_div(num_rows, LANES * GROUP) * LANES * GROUP
+
+
 class Panels:
     """A matrix [N, K] as panels [N / 16, K, 16] of one dtype, and its bias [N] in float32.
 
@@ -42,7 +47,7 @@ class Panels:
         self.shape = shape
         self.bias: Floats | None = None if bias is None else bias.astype(np.float32)
         num_rows, num_columns = shape
-        num_panels = ceil_div(num_rows, LANES * GROUP) * GROUP
+        num_panels = padded_rows(num_rows) // LANES
         memory: NDArray[Any] | None = None
         row = 0
         for block in blocks:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats
 from mie.ops_jit.layout import (
     ARGUMENTS,
@@ -72,6 +73,11 @@ class Value:
 
 
 Argument = Value | NDArray[Any] | int | float | None
+
+
+def room_for(num_rows: int) -> int:
+    """Return the number of rows of buffers that hold ``num_rows``."""
+    return ceil_div(num_rows, ROOM) * ROOM
 
 
 class Program:
@@ -183,6 +189,11 @@ class Program:
         for instruction, word, storage in self._uses:
             self.words[instruction, word] = self._memory[storage.buffer].ctypes.data
         self._capacity = larger
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the buffers."""
+        return sum(each.nbytes for each in self._memory)
 
     def array(self, value: Value) -> Floats:
         """Return a result of the last run, which lasts until the next."""

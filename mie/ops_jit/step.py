@@ -7,11 +7,16 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import StepBatch
 from mie.ops_jit import layout
 from mie.ops_jit.kv_cache import padded
 from mie.ops_jit.memory import address, zeros
+from mie.ops_jit.panels import GROUP, LANES
+
+SUMS_BYTES = layout.BLOCK_ROWS * GROUP * LANES * 4
+"""The sums of a tile of a product (`kernels.linear.SUMS_BYTES`)."""
 
 
 class StepHeader:
@@ -51,6 +56,30 @@ class StepHeader:
         self.words[layout.PARTIALS] = address(self._partials)
 
 
+def scratch_bytes(num_heads: int, num_kv_heads: int, head_dim: int) -> int:
+    """Return how much memory of a thread the kernels of products and attention write."""
+    return max(2 * SUMS_BYTES, attention_scratch(num_heads // num_kv_heads, head_dim))
+
+
+def attention_scratch(group: int, head_dim: int) -> int:
+    """Return the bytes that attention needs: a tile's queries, scores and states, and a panel."""
+    rows, width = queries_of_item(group) * group, padded(head_dim)
+    row_bytes = 4 * head_dim + 4 * layout.KEY_TILE + 2 * (64 + 4 * width)
+    return rows * row_bytes + 64 + 64 + 64 * width
+
+
+def partial_bytes(num_seqs: int, max_len: int, num_heads: int, head_dim: int) -> int:
+    """Return the maximum size of the partial results of decodes of at most ``max_len`` tokens."""
+    num_parts = ceil_div(max_len, layout.PART)
+    num_partials = num_seqs * num_parts if num_parts > 1 else 0
+    return num_partials * num_heads * (16 + padded(head_dim)) * 4
+
+
+def queries_of_item(group: int) -> int:
+    """Return how many queries of a sequence an item has, with ``group`` heads for a KV head."""
+    return max(1, layout.QUERY_ROWS // group)
+
+
 def attention_items(batch: StepBatch, group: int) -> tuple[Ints, Ints, int]:
     """Return the items of a step's attention, its merges, and its number of partial results.
 
@@ -60,10 +89,10 @@ def attention_items(batch: StepBatch, group: int) -> tuple[Ints, Ints, int]:
     token, first partial result, number of them.
     """
     starts, lengths = batch.cu_seqlens_q, batch.seq_lens
-    if len(batch.token_ids) == len(lengths) and lengths.max() <= layout.PART:
+    if 0 < len(batch.token_ids) == len(lengths) and lengths.max() <= layout.PART:
         return _short_decodes(len(lengths)), _NO_MERGES, 0
     counts = np.diff(starts)
-    num_queries = max(1, layout.QUERY_ROWS // group)
+    num_queries = queries_of_item(group)
     parts = np.where(counts == 1, (lengths - 1) // layout.PART + 1, 1)
     numbers = np.where(parts > 1, parts, -(-counts // num_queries))
     sequence = np.repeat(np.arange(len(counts)), numbers)

@@ -9,6 +9,7 @@ from typing import Any
 
 from mie.config.engine import check_integer, check_real, keyword_checked
 from mie.config.engine_args import EngineArgs
+from mie.config.settings import ON_CPU_THREADS
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
 
@@ -72,6 +73,6 @@ class ReplicaConfig:
     @property
     def engine_settings(self) -> dict[str, Any]:
         """The arguments of an engine, which uses the CPUs that Ray gives it."""
-        if self.engine.get("backend", "numpy") != "numpy":
+        if self.engine.get("backend", "auto") not in ON_CPU_THREADS:
             return dict(self.engine)
         return {"num_threads": max(1, int(self.num_cpus)), **self.engine}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mie.batch import RESULTS, RowEngine
 from mie.config.engine import check_integer
 from mie.config.engine_args import EngineArgs
+from mie.config.settings import ON_CPU_THREADS
 
 if TYPE_CHECKING:
     from pyarrow import Table
@@ -49,7 +50,7 @@ def generate(
     check_integer("num_actors", num_actors, 1)
     check_integer("batch_size", batch_size, 1)
     settings = {"model": "bundled", **(engine or {})}
-    if settings.get("backend", "numpy") == "numpy":
+    if settings.get("backend", "auto") in ON_CPU_THREADS:
         settings = {"num_threads": max(1, int(num_cpus)), "batch_invariant": True, **settings}
     EngineArgs(**settings)
     return dataset.map_batches(

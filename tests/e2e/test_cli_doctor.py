@@ -13,7 +13,7 @@ import pytest
 from command_line import COMMAND, ENVIRONMENT
 from emulated import needs_compiler
 
-BACKENDS = ["numpy", "cupy-emulated", "cupy"]
+BACKENDS = ["numpy", "jit", "cupy-emulated", "cupy"]
 
 LIBCUDA = r"""
 #include <cstdio>

@@ -27,21 +27,24 @@ def decode(engine, num_steps, rng):
         engine.step()
 
 
+@pytest.mark.parametrize("backend", ["jit", "numpy"])
 @pytest.mark.parametrize(
     ("num_logged", "num_measured"), [(1000, 300), pytest.param(2000, 800, marks=pytest.mark.slow)]
 )
-def test_memory_stays_flat(tiny, num_logged, num_measured):
+def test_memory_stays_flat(tiny, backend, num_logged, num_measured):
     rng = np.random.default_rng(0)
-    logged = load_engine(tiny["llama"].directory, EngineConfig(num_blocks=64, event_log_steps=500))
+    config = EngineConfig(num_blocks=64, event_log_steps=500)
+    logged = load_engine(tiny["llama"].directory, config, backend=backend)
     decode(logged, num_logged, rng)  # the event log fills
     rss = resident_kib()
     decode(logged, num_logged, rng)
     assert resident_kib() - rss < 1024, "RSS grew"
     # Steps are slow under tracemalloc. Fewer steps show the same exactly.
     config = EngineConfig(num_blocks=64, event_log_steps=0)
-    engine = load_engine(tiny["llama"].directory, config)
+    engine = load_engine(tiny["llama"].directory, config, backend=backend)
     cache = engine._runner._kv_cache
-    address = cache.ctypes.data
+    elements = cache.elements if backend == "jit" else cache
+    address = elements.ctypes.data
     decode(engine, num_measured + 200, rng)  # so that no request is under way below
     tracemalloc.start()
     try:
@@ -57,7 +60,7 @@ def test_memory_stays_flat(tiny, num_logged, num_measured):
         tracemalloc.stop()
     assert abs(after - before) < 32 * 1024, "Python objects grew"
     assert engine._runner._kv_cache is cache
-    assert cache.ctypes.data == address
+    assert elements.ctypes.data == address
     assert logged.stats.num_steps == 2 * num_logged
 
 

@@ -1,4 +1,7 @@
-"""Check that ``batch_invariant=True`` gives the same bytes in any process, with any threads."""
+"""Check that a request has the same bytes in any process, with any threads.
+
+Backend numpy promises it with ``batch_invariant=True``, and backend jit always.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,11 @@ from mie.ops_cpu import attention, linear
 
 linear.BYTES_PER_THREAD = attention.WORTH_SHARING = 1  # so small a model would take one thread
 num_threads, others, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+settings = {"backend": "jit"}
+if sys.argv[4] == "numpy":
+    settings = {"backend": "numpy", "batch_invariant": True}
 with open(path, "w") as file:
-    llm = LLM("bundled", num_blocks=256, num_threads=num_threads, batch_invariant=True, trace=file)
+    llm = LLM("bundled", num_blocks=256, num_threads=num_threads, trace=file, **settings)
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=24, logprobs=5, prompt_logprobs=2)
     prompts = ["Tell me a story about Mia the fox, the mill and a red kite."]
     prompts += [f"Once upon a time, {i} owls" for i in range(others)]
@@ -36,9 +42,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("core", ["", pytest.param("Haswell", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("backend", "core"),
+    [("jit", ""), ("numpy", ""), pytest.param("numpy", "Haswell", marks=pytest.mark.slow)],
+)
 def test_any_process_and_any_number_of_threads_gives_the_same_bytes(
-    core: str, tmp_path: Path
+    backend: str, core: str, tmp_path: Path
 ) -> None:
     digests, numerics = {}, []
     for name, (num_threads, others, variables) in CASES.items():
@@ -46,7 +55,7 @@ def test_any_process_and_any_number_of_threads_gives_the_same_bytes(
         environment |= variables | ({"OPENBLAS_CORETYPE": core} if core else {})
         path = tmp_path / f"{name}.jsonl"
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, str(num_threads), str(others), str(path)],
+            [sys.executable, "-c", PROGRAM, str(num_threads), str(others), str(path), backend],
             env=environment,
             capture_output=True,
             text=True,
@@ -59,6 +68,6 @@ def test_any_process_and_any_number_of_threads_gives_the_same_bytes(
     assert len(set(digests.values())) == 1, digests
     assert all(each == numerics[0] for each in numerics)
     assert numerics[0]["batch_invariant"] is True
-    assert numerics[0]["backend"] == "numpy"
+    assert numerics[0]["backend"] == backend
     if core and numerics[0]["kernels"] != "unknown":
         assert numerics[0]["kernels"] == core

@@ -60,6 +60,9 @@ ROOMS = {
     ),
     "tools": Room(mie={"errors", "params.structured", "structured.schemas"}),
     "ops_cpu": Room(mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy"}),
+    "ops_jit": Room(  # llvmlite and numba only in compiler and kernels
+        mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy", "numba", "llvmlite"}
+    ),
     "ops_gpu": Room(
         mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy", "cupy", "ml_dtypes"}
     ),
@@ -99,6 +102,7 @@ ROOMS = {
             "ops",
             "ops_cpu",
             "ops_gpu",
+            "ops_jit",
             "params.sampling",
             "sched",
             "structured",
@@ -184,9 +188,11 @@ ROOMS = {
             "config.sizes",
             "errors",
             "load.backends",
+            "ops.backend",
             "ops.trial",
             "ops_cpu",
             "ops_gpu",
+            "ops_jit",
             "reprs",
             "system",
         }
@@ -319,7 +325,9 @@ LAZY = {
     "httpx2",
     "huggingface_hub",
     "llguidance",
+    "llvmlite",
     "matplotlib",
+    "numba",
     "prometheus_client",
     "prompt_toolkit",
     "psutil",
@@ -336,11 +344,14 @@ LAZY = {
 }
 """Packages that are optional or slow to import. They may be imported only inside functions."""
 
-LAZY_ROOMS = {"front", "ray", "serve"}
+LAZY_ROOMS = {"front", "ops_jit", "ray", "serve"}
 """Rooms that may import what is `LAZY` with the module, because other rooms import them lazily."""
 
-IMPORTERS = {"__init__", "cli"}
-"""Modules that import others by name: those of a public name, and of a command in the same room."""
+IMPORTERS = {"__init__", "cli", "ops_jit.environment"}
+"""Modules that import others by name: those of a public name, and of a command in the same room.
+
+`ops_jit.environment` finds a package without importing it.
+"""
 
 NOT_FOR_A_PROMPT = {
     "async_llm",
@@ -551,6 +562,7 @@ def test_arrays_stay_in_their_rooms():
         "ops",
         "ops_cpu",
         "ops_gpu",
+        "ops_jit",
         "checkpoint",
         "model",
         "engine",
@@ -738,7 +750,7 @@ def test_completing_a_prompt_imports_only_the_rooms_it_needs():
     """Each module that a command does not need delays its first token."""
     command = ["generate", "--temperature", "0", "--max-tokens", "1", "Once upon a time"]
     modules = modules_of_mie_after(f"import mie.cli\nassert mie.cli.main({command}) == 0")
-    assert {"cli.generate", "llm", "ops_cpu.cpu_backend"} <= modules
+    assert {"cli.generate", "llm", "ops_jit.jit_backend"} <= modules
     assert not {room_of(name) for name in modules} & NOT_FOR_A_PROMPT
     assert not modules & {f"cli.{name}" for name in COMMANDS if name != "generate"}
     assert {name for name in modules if room_of(name) == "tools"} == {"tools", "tools.calls"}
@@ -757,13 +769,36 @@ def test_the_command_line_helps_without_loading_anything():
 def test_generating_on_the_cpu_imports_no_gpu_package(tiny):
     code = f"""
 from mie import LLM, SamplingParams
-llm = LLM({str(tiny["llama"].directory)!r}, skip_tokenizer_init=True, num_blocks=4)
+llm = LLM(
+    {str(tiny["llama"].directory)!r}, backend="numpy", skip_tokenizer_init=True, num_blocks=4
+)
 [output] = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3, seed=1), use_tqdm=False)
 assert output.outputs[0].token_ids
 """
     packages = packages_after(code)
     assert "numpy" in packages
     assert not packages & (LAZY - {"tqdm"})
+
+
+def test_generating_with_compiled_kernels_does_not_import_the_compiler():
+    """Numba takes a second. It is needed only when a kernel was never compiled."""
+    command = ["doctor", "--compile", "--model", "bundled"]
+    packages_after(f"import mie.cli\nassert mie.cli.main({command}) == 0")
+    command = ["generate", "--backend", "jit", "--temperature", "0", "--max-tokens", "1", "Once"]
+    packages = packages_after(
+        f"""
+import mie.cli
+assert mie.cli.main({command}) == 0
+assert "numba" not in sys.modules, "it is looked for and not imported"
+"""
+    )
+    assert "llvmlite" in packages
+    assert not packages & (LAZY - {"llvmlite", "numba", "tokenizers", "tqdm"})
+
+
+def test_the_compiled_backend_is_imported_without_the_compiler():
+    packages = packages_after("import mie.ops_jit.jit_backend")
+    assert not packages & {"llvmlite", "numba"}
 
 
 def test_the_recorder_notices_a_failed_import():

@@ -603,6 +603,6 @@ def test_a_backend_reports_its_properties(machine: Machine):
 def test_an_unsupported_dtype_of_numpy_is_refused():
     with pytest.raises(ConfigError, match=r"float8.*choose auto, float32, float64, bfloat16 or"):
         load_backend("numpy", "float8")
-    with pytest.raises(ConfigError, match=r"'abacus' is not available; choose from: .*numpy"):
+    with pytest.raises(ConfigError, match="'abacus' is not available; choose from: auto, jit"):
         load_backend("abacus")
     assert load_backend("numpy").itemsize == 4

@@ -40,6 +40,15 @@ KERNEL_MODULE = (
 NO_CUPY = {"packages": {}, "found": False}
 NUMPY = {"version": "2.4.6", "blas": "scipy-openblas", "blas_version": "0.3.31"}
 
+JIT = {
+    "numba": "0.68.1",
+    "llvmlite": "0.50.0",
+    "cpu": "znver4",
+    "vector_bits": 512,
+    "num_threads": 8,
+    "cache": "/home/mia/.cache/mie/jit",
+}
+
 PRODUCTS = {
     "plan": "tiled",
     "kernels": "SkylakeX",
@@ -72,9 +81,11 @@ class FakeMachine(Machine):
         usual: dict[str, dict[str, Any]] = {
             "numpy": NUMPY,
             "products": PRODUCTS,
+            "jit": JIT,
             "driver": {"found": False, "error": "libcuda.so.1: cannot open"},
             "cupy": NO_CUPY,
             "backend numpy": {},
+            "backend jit": {},
             "backend cupy-emulated": {},
             "backend cupy": {"error": "needs CuPy"},
         }
@@ -140,8 +151,10 @@ def test_a_healthy_machine_has_no_problems(root: Path) -> None:
         "NumPy": "2.4.6, BLAS scipy-openblas 0.3.31",
         "BLAS settings": "none that cost speed",
         "matrix plans": "plan tiled; SkylakeX kernels; 8 threads",
-        "batch invariance": "--batch-invariant gives the bits of SkylakeX kernels of BLAS 0.3.31, "
-        "in any process and with any number of threads",
+        "batch invariance": "--batch-invariant on numpy gives the bits of SkylakeX kernels of BLAS "
+        "0.3.31, in any process and with any number of threads",
+        "backend jit": "Numba 0.68.1, llvmlite 0.50.0; znver4, vectors of 512 bits; 8 threads; "
+        "kernels are kept in /home/mia/.cache/mie/jit",
         "CPUs": "8",
         "memory": "8.0 GiB available of 16.0 GiB",
         "C++ compiler": "g++ 12.2",
@@ -176,7 +189,7 @@ def test_matrix_products_name_their_plan(root: Path) -> None:
     assert check.status == invariance.status == "ok"
     assert check.value == "plan plain; Haswell kernels; 1 thread"
     assert invariance.value.startswith(
-        "--batch-invariant gives the bits of Haswell kernels of BLAS"
+        "--batch-invariant on numpy gives the bits of Haswell kernels of BLAS"
     )
     other = {**PRODUCTS, "kernels": "unknown", "is_controlled": False}
     check = cpu(FakeMachine(root=root, facts={"products": other}))["matrix plans"]
@@ -661,9 +674,10 @@ def test_the_table(root: Path) -> None:
     assert "ok       Python         3.12.1, Linux x86_64" in lines
     at = lines.index("problem  CuPy           not installed")
     assert lines[at + 1] == "                        remedy: pip install 'mie[cuda12]'"
-    assert lines[-4:] == [
+    assert lines[-5:] == [
         "",
         "backend  numpy          works",
+        "backend  jit            works",
         "backend  cupy-emulated  works",
         "backend  cupy           does not work: needs CuPy",
     ]

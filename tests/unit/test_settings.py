@@ -253,7 +253,8 @@ COMMON: dict[str, Any] = {
 def test_common_arguments_of_vllm_are_accepted_without_effect() -> None:
     assert len(COMMON) == 52
     args = EngineArgs("bundled", **COMMON)
-    assert args.engine_config() == EngineConfig(max_logprobs=20)
+    assert args.engine_config() == EngineConfig(max_logprobs=20, enforce_eager=True)
+    assert EngineArgs(backend="numpy", **COMMON).engine_config() == EngineConfig(max_logprobs=20)
     for name, value in COMMON.items():
         EngineArgs(**{name: value})
 
@@ -283,6 +284,8 @@ def test_arguments_without_effect_do_not_reach_the_engine() -> None:
         config = args.engine_config()
         assert config.enforce_eager == ("enforce_eager" in SETTINGS[backend])
         assert (config.gpu_memory_utilization == 0.5) == (backend == "cupy")
+    automatic = EngineArgs(enforce_eager=True, gpu_memory_utilization=0.5).engine_config()
+    assert automatic == EngineConfig(enforce_eager=True)
     refused("gpu_memory_utilization must be a number in (0, 1]; got 2", gpu_memory_utilization=2)
     refused("enforce_eager must be True or False; got 'x'", enforce_eager="x")
 
@@ -344,7 +347,7 @@ def test_a_typing_error_suggests_the_nearest_name(name: str, near: str) -> None:
     ("arguments", "message"),
     [
         ({"max_num_seqs": 0}, "max_num_seqs must be an integer at least 1; got 0"),
-        ({"backend": "cuda"}, "backend must be one of numpy, numpy-plain, cupy, cupy-emulated"),
+        ({"backend": "cuda"}, "backend must be one of auto, jit, numpy, numpy-plain, cupy"),
         ({"load_format": "gguf"}, "load_format must be one of auto, safetensors, dummy"),
         ({"skip_tokenizer_init": 1}, "skip_tokenizer_init must be True or False; got 1"),
         ({"hf_overrides": "x"}, "hf_overrides must be a dictionary; got 'x'"),

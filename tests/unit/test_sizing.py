@@ -20,10 +20,10 @@ from mie.checkpoint.tensors import num_parameters
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
 from mie.load import sizing
-from mie.load.backends import load_backend
+from mie.load.backends import Choice, load_backend
 from mie.load.engine import load_engine
 from mie.load.sizing import DEFAULT_KV_CACHE_BYTES, MemoryPlan, plan_memory, smaller_settings
-from mie.ops.backend import Memory
+from mie.ops.backend import Memory, StepSize
 from mie.ops.numpy_backend import NumpyBackend
 from mie.ops_gpu.chip import device_memory
 from mie.system import resources
@@ -175,30 +175,42 @@ def test_a_data_type_is_suggested_only_if_it_fits(
 ):
     config, directory = EngineConfig(num_blocks=100), tiny["llama"].directory
 
-    def load(name: str, dtype: str, config: EngineConfig, **_: Any) -> Backend:
+    def choose(name: str, dtype: str, config: EngineConfig, **_: Any) -> Choice:
         backend = Backend(needs() + 60 * BLOCK)
         if dtype == "float16":
             backend.dtype, backend.itemsize = np.dtype(np.float16), 2
-        return backend
+        return Choice(backend=backend, line="")
 
-    monkeypatch.setattr("mie.load.engine.load_backend", load)
+    monkeypatch.setattr("mie.load.engine.choose_backend", choose)
     text = refusal(lambda: load_engine(directory, config))
     assert "(num_blocks=60; or " in text
     assert text.endswith("; or dtype=float16 fits)")
     assert text.count("dtype") == 1, "the others change nothing in this backend"
 
 
-def test_attentions_partial_results_are_planned(monkeypatch: pytest.MonkeyPatch):
-    asked: list[tuple[int, int, int, int]] = []
+def test_the_backend_says_what_a_step_takes(monkeypatch: pytest.MonkeyPatch):
+    asked: list[StepSize] = []
 
-    def workspace_bytes(self: Any, num_seqs: int, max_len: int, num_heads: int, shape: Any) -> int:
-        asked.append((num_seqs, max_len, num_heads, shape.block_size))
+    def step_bytes(self: Any, size: StepSize) -> int:
+        asked.append(size)
         return 12_345
 
-    without = needs(max_num_seqs=7, max_model_len=100)
-    monkeypatch.setattr(NumpyBackend, "workspace_bytes", workspace_bytes)
-    assert needs(max_num_seqs=7, max_model_len=100) == without + 12_345
-    assert asked == [(7, 100, MODEL.num_heads, 16)]
+    monkeypatch.setattr(NumpyBackend, "step_bytes", step_bytes)
+    needed = needs(max_num_seqs=7, max_model_len=100, max_num_batched_tokens=90)
+    assert needed == 4 * num_parameters(MODEL) + 12_345
+    expected = StepSize(
+        num_tokens=90,
+        num_seqs=7,
+        max_len=100,
+        hidden_size=MODEL.hidden_size,
+        intermediate_size=MODEL.intermediate_size,
+        vocab_size=MODEL.vocab_size,
+        num_heads=MODEL.num_heads,
+        cache=sizing.cache_shape(MODEL, 1, 16),
+    )
+    assert asked == [expected]
+    few = sizing.step_size(EngineConfig(max_num_batched_tokens=3), MODEL, 100)
+    assert few.num_seqs == 3, "as many as there are tokens"
 
 
 @needs_compiler
@@ -206,8 +218,11 @@ def test_attentions_partial_results_are_planned(monkeypatch: pytest.MonkeyPatch)
 def test_the_plan_of_the_kernels_follows_their_splits(batch_invariant: bool):
     config = EngineConfig(batch_invariant=batch_invariant)
     backend = load_backend("cupy-emulated", "float16", config)
-    shape = sizing.cache_shape(MODEL, 1, 16)
-    short, long = (backend.workspace_bytes(8, length, 8, shape) for length in (200, 100_000))
+    size = replace(sizing.step_size(EngineConfig(), MODEL, 100), num_seqs=8, num_heads=8)
+    short, long = (
+        backend.step_bytes(replace(size, max_len=length)) - 2 * size.num_results
+        for length in (200, 100_000)
+    )
     # Its heads of 8 are for the plain kernel, which always has splits.
     assert short == 0
     assert long == 2 * 4 * 8 * 8 * 32 * (8 + 1)
@@ -222,7 +237,7 @@ def test_a_data_type_that_does_not_suffice_is_not_named(
     memory = Memory(available_bytes=needs() + left * BLOCK, is_shared=True)
     monkeypatch.setattr(NumpyBackend, "memory", lambda self: memory)
     config, directory = EngineConfig(num_blocks=100), tiny["llama"].directory
-    text = refusal(lambda: load_engine(directory, config))
+    text = refusal(lambda: load_engine(directory, config, backend="numpy"))
     assert f"(num_blocks={left}" in text
     assert re.findall(r"\w*dtype=\w+", text) == fitting
 
@@ -269,7 +284,9 @@ def test_an_engine_that_does_not_fit_suggests_what_does(
     monkeypatch.setattr(NumpyBackend, "memory", lambda self: memory)
     with pytest.raises(ConfigError, match=r"\(num_blocks=9; or "):
         load_engine(
-            tiny["llama"].directory, EngineConfig(num_blocks=10, max_num_batched_tokens=2048)
+            tiny["llama"].directory,
+            EngineConfig(num_blocks=10, max_num_batched_tokens=2048),
+            backend="numpy",
         )
 
 

@@ -1,0 +1,423 @@
+"""Test where backend jit can run, what "auto" chooses, and what its settings and sizes mean."""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tiny_models
+from tiny_models import TINY, TinyModel
+
+from mie.checkpoint.config import ModelConfig
+from mie.config.engine import EngineConfig
+from mie.doctor.kernels import compile_kernels
+from mie.engine.engine import Engine
+from mie.errors import ConfigError
+from mie.load.backends import choose_backend, load_backend
+from mie.load.engine import load_engine
+from mie.load.sizing import step_size
+from mie.ops.backend import KVCacheShape, StepBatch
+from mie.ops_jit import environment, kernel_cache
+from mie.ops_jit.compiler import Cpu
+from mie.ops_jit.environment import CannotRun, check_cpu, check_machine, jit_facts
+from mie.ops_jit.jit_backend import JitBackend
+from mie.ops_jit.kernel_cache import Kernels, kernel_names
+from mie.ops_jit.step import scratch_bytes
+from mie.params.sampling import SamplingParams
+
+LINUX = "unknown-linux-gnu"
+HASWELL = Cpu(f"x86_64-{LINUX}", "haswell", "+avx,+avx2,+f16c,+fma,-avx512f")
+HALVES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+
+
+@pytest.fixture(scope="module")
+def jit() -> JitBackend:
+    return JitBackend(num_threads=1)
+
+
+# Where it can run.
+
+
+@pytest.mark.parametrize(
+    "cpu",
+    [
+        HASWELL,
+        Cpu(f"aarch64-{LINUX}", "cortex-a78", "+neon"),
+        Cpu("x86_64-alpine-linux-musl", "znver4", "+avx2,+avx512f,+f16c,+fma"),
+    ],
+)
+def test_a_cpu_that_can_run_kernels(cpu: Cpu):
+    check_cpu(cpu)
+    assert cpu.has_fma
+
+
+@pytest.mark.parametrize(
+    ("cpu", "why"),
+    [
+        (
+            HASWELL._replace(name="nehalem", features="+sse4.2"),
+            r"this CPU \(nehalem\) lacks AVX2, F16C, FMA",
+        ),
+        (HASWELL._replace(features="+avx2,+fma"), r"this CPU \(haswell\) lacks F16C"),
+        (HASWELL._replace(features="+avx2,+f16c,+fma4"), r"this CPU \(haswell\) lacks FMA"),
+        (Cpu(f"riscv64-{LINUX}", "u74", ""), "needs x86-64 or aarch64; this machine is riscv64"),
+        (Cpu(f"i686-{LINUX}", "haswell", "+avx2,+f16c,+fma"), "this machine is i686"),
+        (Cpu("aarch64-apple-os", "apple-m1", ""), "needs Linux; this system is aarch64-apple-os"),
+    ],
+)
+def test_a_cpu_that_cannot_is_refused_with_the_reason(cpu: Cpu, why: str):
+    with pytest.raises(CannotRun, match=rf"jit cannot run here: .*{why} \(use backend numpy\)$"):
+        check_cpu(cpu)
+    assert cpu.has_fma == cpu.triple.startswith("aarch64")
+
+
+def test_a_missing_numba_is_refused_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(environment, "find_spec", lambda name: None)
+    message = "Numba is not installed (pip install 'mie[jit]', or use backend numpy)"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_backend("jit")
+    choice = choose_backend("auto")
+    assert choice.backend.name == "numpy"
+    assert choice.line == (
+        "backend numpy: Numba is not installed (pip install 'mie[jit]' for the compiled backend)"
+    )
+    facts = jit_facts()
+    assert (facts["numba"], facts["why"]) == (None, "Numba is not installed")
+
+
+def fake_numba(folder: Path, version: str, code: str = "") -> Path:
+    """Write a package that states a version, and runs code when it is imported."""
+    (folder / "numba").mkdir()
+    (folder / "numba/__init__.py").write_text(code)
+    (folder / "numba/_version.py").write_text(f'x = """\n {{\n "version": "{version}"\n}}\n"""')
+    return folder
+
+
+def test_an_old_numba_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delitem(sys.modules, "numba", raising=False)
+    monkeypatch.syspath_prepend(fake_numba(tmp_path, "0.60.0"))
+    message = "Numba is 0.60.0, and it needs 0.61 or later (pip install --upgrade 'mie[jit]'"
+    with pytest.raises(CannotRun, match=re.escape(message)):
+        check_machine(lambda: HASWELL)
+
+
+def test_an_llvmlite_that_cannot_be_loaded_is_refused_in_one_line():
+    def find_cpu() -> Cpu:
+        raise OSError("libllvmlite.so:\n wrong ELF class")
+
+    message = "llvmlite cannot be imported: OSError: libllvmlite.so: wrong ELF class (pip install"
+    with pytest.raises(CannotRun, match=re.escape(message)):
+        check_machine(find_cpu)
+
+
+BROKEN = 'raise ImportError("Numba needs Python 3.13 or less.\\nGot Python 3.14.")'
+CHOOSE = """
+from mie.errors import ConfigError
+from mie.load.backends import choose_backend
+try:
+    choose_backend("jit")
+except ConfigError as error:
+    print(error)
+print(choose_backend("auto").line)
+"""
+
+
+def test_a_numba_that_cannot_be_imported_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its version says nothing. Only compiling shows it, so nothing may be in the cache."""
+    monkeypatch.setenv("PYTHONPATH", str(fake_numba(tmp_path, "0.99.0", BROKEN)))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", CHOOSE], capture_output=True, text=True, check=True
+    )
+    why = (
+        "Numba 0.99.0 cannot compile its kernels: ImportError: Numba needs Python 3.13 or less. "
+        "Got Python 3.14."
+    )
+    assert done.stdout.splitlines() == [
+        f"backend jit cannot run here: {why} (pip install --upgrade 'mie[jit]', or use backend "
+        "numpy)",
+        f"backend numpy: {why} (pip install --upgrade 'mie[jit]' for the compiled backend)",
+    ]
+
+
+# What "auto" chooses.
+
+
+def test_auto_takes_jit_and_says_with_what(tiny: Any, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, "mie")
+    engine = load_engine(tiny["llama"].directory, EngineConfig(num_blocks=8, num_threads=2))
+    assert engine.backend == "jit"
+    line = r"backend jit \(Numba \d+\.\d+\.\d+, \S+, 2 threads\)"
+    assert [m for m in caplog.messages if re.fullmatch(line, m)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "settings", "why"),
+    [
+        ("auto", {"linear_plan": "tiled"}, "jit has no setting linear_plan, which is 'tiled'"),
+        ("float64", {}, "jit does not compute in dtype float64"),
+    ],
+)
+def test_auto_takes_numpy_for_what_only_numpy_has(dtype: str, settings: Any, why: str):
+    config = EngineConfig(enforce_eager=True, **settings)
+    choice = choose_backend("auto", dtype, config)
+    assert (choice.backend.name, choice.line) == ("numpy", f"backend numpy: {why}")
+
+
+def test_jit_refuses_what_only_numpy_has():
+    with pytest.raises(ConfigError, match="linear_plan is not a setting of the jit backend"):
+        load_backend("jit", config=EngineConfig(linear_plan="tiled"))
+    with pytest.raises(ConfigError, match="'float64' is not supported by the jit backend; choose"):
+        load_backend("jit", "float64")
+
+
+def test_a_wrong_setting_does_not_make_auto_choose_numpy():
+    with pytest.raises(ConfigError, match="gpu_memory_utilization is not a setting of the jit"):
+        load_backend("auto", config=EngineConfig(gpu_memory_utilization=0.5))
+    with pytest.raises(ConfigError, match="dtype 'float8' is not supported by the jit backend"):
+        load_backend("auto", "float8")
+
+
+# Weights.
+
+
+def blocks(dtype: Any, shape: tuple[int, int] = (70, 9)) -> list[np.ndarray]:
+    whole = np.random.default_rng(0).normal(size=shape).astype(dtype)
+    return [whole[:33], whole[33:]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", *HALVES])
+@pytest.mark.parametrize("weight_dtype", ["auto", "float32"])
+def test_weights_take_what_was_planned(dtype: str, weight_dtype: str):
+    stored = HALVES.get(dtype, np.float32)
+    backend = JitBackend(num_threads=1, weight_dtype=weight_dtype, weights_dtype=dtype)
+    panels = backend.load_linear((70, 9), blocks(stored))
+    assert panels.dtype == (np.float32 if weight_dtype == "float32" else stored)
+    assert backend.weight_bytes((70, 9)) == panels.memory.nbytes == 128 * 9 * panels.dtype.itemsize
+    assert backend.weight_bytes((70,)) == backend.load_vector(np.ones(70, stored)).nbytes
+
+
+@pytest.mark.parametrize("backend", ["jit", "numpy"])
+@pytest.mark.parametrize(
+    ("weight_dtype", "other"), [("float16", "bfloat16"), ("bfloat16", "float32")]
+)
+def test_weights_of_another_dtype_are_refused_alike(backend: str, weight_dtype: str, other: str):
+    machine = load_backend(backend, config=EngineConfig(weight_dtype=weight_dtype))
+    message = (
+        f"weight_dtype is '{weight_dtype}'; the checkpoint has weights in {other}, and they are "
+        "kept as they are or widened (use 'auto')"
+    )
+    for load in (machine.load_linear, machine.load_embedding):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            load((70, 9), blocks(HALVES.get(other, np.float32)))
+
+
+@pytest.mark.parametrize("backend", ["jit", "numpy"])
+def test_float32_widens_weights_at_load(backend: str):
+    config = EngineConfig(weight_dtype="float32", linear_plan="auto")
+    machine = load_backend(backend, config=config, weights_dtype="bfloat16")
+    assert machine.weight_bytes((64, 8)) == 4 * 64 * 8
+    with pytest.raises(ConfigError, match="weight_dtype 'float32' contradicts dtype 'bfloat16'"):
+        load_backend(backend, "bfloat16", config)
+
+
+def test_float32_weights_contradict_float64():
+    with pytest.raises(ConfigError, match="weight_dtype 'float32' contradicts dtype 'float64'"):
+        load_backend("auto", "float64", EngineConfig(weight_dtype="float32"))
+
+
+def test_infinite_float16_weights_stay_infinite(jit: JitBackend):
+    matrix = np.ones((3, 2), np.float16)
+    matrix[1], matrix[2] = (np.inf, 1), (np.nan, 1)
+    y = jit.linear(np.ones((1, 2), np.float32), jit.load_linear((3, 2), [matrix]))
+    assert y[0].tolist()[:2] == [2, np.inf]
+    assert np.isnan(y[0, 2])
+
+
+def test_kept_and_widened_weights_give_the_same_bits(tiny: Any):
+    def first_logits(weight_dtype: str) -> bytes:
+        engine = load_engine(
+            tiny["llama"].directory,
+            EngineConfig(num_blocks=8, num_threads=1, weight_dtype=weight_dtype),
+            backend="jit",
+        )
+        return logits_of(engine, [1, 2, 3, 4, 5])
+
+    assert first_logits("auto") == first_logits("float32")
+
+
+def logits_of(engine: Engine, prompt: list[int]) -> bytes:
+    """Return the bytes of the logits of every step."""
+    backend: Any = engine._runner.backend  # type: ignore[attr-defined]
+    seen, run_step = [], backend.run_step
+
+    def observed(forward: Any, batch: StepBatch) -> Any:
+        logits = run_step(forward, batch)
+        seen.append(logits.tobytes())
+        return logits
+
+    backend.run_step = observed
+    engine.add_request(prompt, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
+    while engine.has_work:
+        engine.step()
+    return b"".join(seen)
+
+
+# Memory.
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    **TINY,
+    "odd": tiny_models.LLAMA | {"intermediate_size": 40, "head_dim": 24},
+    "narrow": tiny_models.LLAMA | {"hidden_size": 16, "head_dim": 64, "intermediate_size": 16},
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_step_takes_at_most_what_was_planned(name: str, tmp_path: Path):
+    model = TinyModel(tmp_path / name, SHAPES[name])
+    config = EngineConfig(num_blocks=64, num_threads=1, max_num_batched_tokens=256)
+    engine = load_engine(model.directory, config, backend="jit")
+    backend: Any = engine._runner.backend  # type: ignore[attr-defined]
+    engine.add_request([1] * 200, SamplingParams(temperature=0, max_tokens=2))
+    engine.step()
+    [_, (program, _)] = backend._recorded
+    size = step_size(config, ModelConfig.load(model.directory), 256)
+    planned = backend.step_bytes(replace(size, num_tokens=200, num_seqs=1))
+    taken = program.nbytes + backend._team.scratch_bytes
+    assert 0.5 * planned < taken <= planned
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim"),
+    [(1, 1, 16), (130, 1, 40), (49, 7, 1024), (3, 1, 999)],
+)
+def test_attention_writes_only_its_scratch_memory(num_heads: int, num_kv_heads: int, head_dim: int):
+    """Blocks of 12 positions are gathered into panels, which takes the most memory."""
+    backend: Any = JitBackend(num_threads=1)
+    shape = KVCacheShape(
+        num_layers=1, num_blocks=8, block_size=12, num_kv_heads=num_kv_heads, head_dim=head_dim
+    )
+    cache = backend.new_kv_cache(shape)
+    rng = np.random.default_rng(0)
+    cache.elements[...] = rng.normal(size=cache.elements.shape)
+    q = rng.normal(size=(49, num_heads, head_dim)).astype(np.float32)
+    batch = StepBatch(
+        token_ids=np.zeros(49, np.int64),
+        positions=np.arange(41, 90),
+        slot_mapping=np.arange(49),
+        cu_seqlens_q=np.array([0, 49]),
+        seq_lens=np.array([90]),
+        block_tables=np.arange(8)[None],
+        logits_rows=np.array([0]),
+    )
+    backend.paged_attention(q, cache, 0, batch, None)  # takes a larger memory if needed
+    needed = scratch_bytes(num_heads, num_kv_heads, head_dim)
+    assert backend._team.scratch_bytes >= needed
+    watched = np.full((1, needed + 65536), 0xA5, np.uint8)
+    backend._team._scratch = watched
+    backend.paged_attention(q, cache, 0, batch, None)
+    assert (watched[0, needed:] == 0xA5).all()
+    assert (watched[0, :64] != 0xA5).any()
+
+
+# Compilation.
+
+
+@contextmanager
+def no_bar(number: int) -> Iterator[Callable[[int], object]]:
+    raise AssertionError(f"{number} kernels were compiled")
+    yield print
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "kv_cache_dtype"),
+    [
+        *((name, "auto", "auto") for name in TINY),
+        ("llama", "bfloat16", "int8"),
+        ("llama", "float16", "auto"),
+        ("qwen3_tied", "float16", "fp8"),
+    ],
+)
+def test_the_first_step_compiles_nothing(tiny: Any, name: str, dtype: str, kv_cache_dtype: str):
+    config = EngineConfig(num_blocks=64, num_threads=1, kv_cache_dtype=kv_cache_dtype)
+    engine = load_engine(tiny[name].directory, config, backend="jit", dtype=dtype)
+    backend: Any = engine._runner.backend  # type: ignore[attr-defined]
+    present = set(backend._kernels._addresses)
+    logits_of(engine, [1, 2, 3])
+    backend._enforce_eager = True
+    logits_of(engine, [1, 2, 3, 4])
+    assert set(backend._kernels._addresses) == present
+    backend.prepare(no_bar)
+
+
+def test_a_bar_counts_the_kernels_that_are_compiled(jit: JitBackend, monkeypatch: Any):
+    names = kernel_names(["float32"], ["float32"])
+    jit._kernels.prepare(names, lambda number: no_bar_but_counts(number, []))
+    real, key = kernel_cache.read, jit._kernels._key
+    missing = {"rms_norm", "silu_mul", "take_rows"}
+    monkeypatch.setattr(
+        kernel_cache, "read", lambda name, key: None if name in missing else real(name, key)
+    )
+    monkeypatch.setattr(kernel_cache, "compile_kernel", lambda name, cpu: real(name, key))
+    kernels, counts = Kernels(), []
+    assert kernels.prepare(names, lambda number: no_bar_but_counts(number, counts)) == 3
+    assert counts == [3, 1, 1, 1]
+    assert kernels.num_compiled == 3
+    assert kernels.prepare(names, no_bar) == 0
+
+
+@contextmanager
+def no_bar_but_counts(number: int, counts: list[int]) -> Iterator[Callable[[int], object]]:
+    counts.append(number)
+    yield counts.append
+
+
+def test_kernels_that_cannot_be_kept_are_reported(
+    jit: JitBackend, monkeypatch: Any, tmp_path: Path
+):
+    """A folder that others may write to is no cache."""
+    real, key = kernel_cache.read, jit._kernels._key
+    names = kernel_names(["float32"], ["float32"])
+    jit._kernels.prepare(names, lambda number: no_bar_but_counts(number, []))
+    code = {name: real(name, key) for name in names}
+    folder = tmp_path / "mie" / "jit"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(kernel_cache, "compile_kernel", lambda name, cpu: code[name])
+    compiled = compile_kernels(
+        lambda number: no_bar_but_counts(number, []), ["float32"], ["float32"]
+    )
+    assert not compiled.is_kept
+    assert compiled.num_compiled == len(names)
+    assert "they are not kept: the cache" in str(compiled)
+    assert "other users may write to it" in str(compiled)
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_a_process_ends_while_its_threads_are_at_work(num_threads: int):
+    code = f"""
+import os
+from mie.ops_jit.jit_backend import JitBackend
+backends = [JitBackend(num_threads={num_threads}) for _ in range(2)]
+del backends[0]
+if os.fork() == 0:
+    raise SystemExit(3)
+assert os.wait()[1] >> 8 == 3
+"""
+    for _ in range(2):
+        subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
