@@ -77,7 +77,9 @@ def mie_entries(common: Sequence[str], variants: Sequence[str]) -> list[Entry]:
 
 def _mie_entry(name: str, settings: dict[str, Any]) -> Entry:
     cache = ITEMSIZES.get(settings.get("dtype", "float32"), 4)
-    weight = ITEMSIZES.get(settings.get("weight_dtype", "auto"), cache)
+    # The files are bfloat16, which backend jit keeps unless it is told to widen them.
+    keeps = settings.get("backend", "auto") in ("auto", "jit")
+    weight = ITEMSIZES.get(settings.get("weight_dtype", "auto"), 2 if keeps else cache)
     stored = Format(weight=weight, cache=cache)
     return Entry(name=name, family=BASELINE, kind="f32", stored=stored, settings=settings)
 
