@@ -6,7 +6,6 @@ which may be another one than this machine's. An object file loads without Numba
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple
 
 NUM_ARGUMENTS = {"run": 7, "work": 3, "multiply": 12}
@@ -82,7 +81,6 @@ def kernel_named(name: str, cpu: Cpu) -> Any:
     return next(vars(module)[base] for module in modules if base in vars(module))(fmt)
 
 
-@cache
 def intermediate_code(name: str, cpu: Cpu) -> str:
     """Return LLVM's intermediate code of a kernel, as Numba makes it. ``cpu`` chooses its tiles."""
     from numba import types
@@ -94,9 +92,9 @@ def intermediate_code(name: str, cpu: Cpu) -> str:
     return code
 
 
-def object_file(code: str, cpu: Cpu) -> bytes:
-    """Return the object file of intermediate code, whose function is called "kernel"."""
-    module, target = _module(code, cpu)
+def compile_kernel(name: str, cpu: Cpu) -> bytes:
+    """Return the object file of a kernel, whose function is called "kernel"."""
+    module, target = _module(intermediate_code(name, cpu), cpu)
     compiled: bytes = target.emit_object(module)
     return compiled
 

@@ -21,7 +21,7 @@ from mie.ops_jit.kernel_cache import Kernels, kernel_names
 from mie.ops_jit.kv_cache import JitCache, move_blocks, padded
 from mie.ops_jit.panels import LANES, Panels, padded_rows
 from mie.ops_jit.program import Program, Value, room_for
-from mie.ops_jit.step import StepHeader, partial_bytes, scratch_bytes
+from mie.ops_jit.step import SUMS_BYTES, StepHeader, partial_bytes, scratch_bytes
 from mie.ops_jit.team import Team
 from mie.system.resources import available_cpus
 
@@ -30,8 +30,8 @@ SEGMENT = 16
 """Instructions of a large step between two moments in which an interrupt can arrive."""
 LARGE_STEP = 64
 """Tokens from which a step is large."""
-SCRATCH_BYTES = 1 << 18
-"""Memory of a thread, which is enough for the usual models."""
+SCRATCH_BYTES = 2 * SUMS_BYTES
+"""Memory of a thread at first, which is enough for products."""
 
 
 class JitBackend(NumpyBackend):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mie.ops.backend import Progress
 from mie.ops.kv_cache import HALVES, QUANTIZED
-from mie.ops_jit.compiler import Cpu, Library, intermediate_code, object_file
+from mie.ops_jit.compiler import Cpu, Library, compile_kernel
 from mie.ops_jit.environment import UPGRADE, CannotRun, check_machine, one_line, version_of
 from mie.system.cache_dir import CacheError, is_private_file, open_cache
 
@@ -88,7 +88,7 @@ class Kernels:
 
     def _compiled(self, name: str) -> bytes:
         try:
-            code = object_file(intermediate_code(name, self.cpu), self.cpu)
+            code = compile_kernel(name, self.cpu)
         except Exception as error:  # Numba raises anything where it does not fit its Python
             version = version_of("numba")
             why = f"Numba {version} cannot compile its kernels: {one_line(error)}"

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.arithmetic import ceil_div
-from mie.errors import ConfigError
 from mie.ops.arrays import Floats
 from mie.ops_jit.memory import zeros
 
@@ -37,12 +36,9 @@ class Panels:
         dtype: np.dtype[Any] | None,
         bias: NDArray[Any] | None = None,
     ) -> None:
-        """Convert blocks of whole rows, one at a time. They keep their dtype if it has 16 bits.
+        """Convert blocks of whole rows, one at a time.
 
-        All others become float32.
-
-        Raises:
-            ConfigError: a block has another dtype than ``dtype``, if that is given.
+        They become ``dtype``. None keeps 16 bits as they are, and all others become float32.
         """
         self.shape = shape
         self.bias: Floats | None = None if bias is None else bias.astype(np.float32)
@@ -51,12 +47,7 @@ class Panels:
         memory: NDArray[Any] | None = None
         row = 0
         for block in blocks:
-            if dtype is not None and block.dtype != dtype:
-                raise ConfigError(
-                    f"weight_dtype is {dtype.name!r}; the checkpoint has weights in "
-                    f"{block.dtype.name}, and they are kept as they are or widened (use 'auto')"
-                )
-            kept = block.dtype if block.dtype.itemsize == 2 else np.dtype(np.float32)
+            kept = dtype or (block.dtype if block.dtype.itemsize == 2 else np.dtype(np.float32))
             if memory is None:
                 memory = zeros((num_panels, num_columns, LANES), kept, huge=True)
             elif kept != memory.dtype and memory.dtype != np.float32:  # parts of different dtypes

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -90,7 +88,9 @@ def attention_items(batch: StepBatch, group: int) -> tuple[Ints, Ints, int]:
     """
     starts, lengths = batch.cu_seqlens_q, batch.seq_lens
     if 0 < len(batch.token_ids) == len(lengths) and lengths.max() <= layout.PART:
-        return _short_decodes(len(lengths)), _NO_MERGES, 0
+        items = np.empty((len(lengths), layout.ITEM_WORDS), np.int64)
+        items[:, 0], items[:, 1:] = np.arange(len(lengths)), _DECODE
+        return items, np.empty((0, 3), np.int64), 0
     counts = np.diff(starts)
     num_queries = queries_of_item(group)
     parts = np.where(counts == 1, (lengths - 1) // layout.PART + 1, 1)
@@ -110,12 +110,5 @@ def attention_items(batch: StepBatch, group: int) -> tuple[Ints, Ints, int]:
     return items, merges, int(ends[-1]) if len(long) else 0
 
 
-_NO_MERGES: Ints = np.empty((0, 3), np.int64)
-
-
-@lru_cache(maxsize=256)
-def _short_decodes(number: int) -> Ints:
-    """Return the items of sequences with one query each and a context of one part."""
-    items = np.full((number, layout.ITEM_WORDS), -1, np.int64)
-    items[:, 0], items[:, 1:4] = np.arange(number), (0, 1, 0)
-    return items
+_DECODE = np.array([0, 1, 0, -1, -1, -1, -1])
+"""The words of an item after its sequence, for one query that sees its whole context."""

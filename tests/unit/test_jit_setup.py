@@ -328,7 +328,7 @@ def test_attention_writes_only_its_scratch_memory(num_heads: int, num_kv_heads: 
     needed = scratch_bytes(num_heads, num_kv_heads, head_dim)
     assert backend._team.scratch_bytes >= needed
     watched = np.full((1, needed + 65536), 0xA5, np.uint8)
-    backend._team._scratch = watched
+    backend._team._own_scratch = watched.ctypes.data
     backend.paged_attention(q, cache, 0, batch, None)
     assert (watched[0, needed:] == 0xA5).all()
     assert (watched[0, :64] != 0xA5).any()

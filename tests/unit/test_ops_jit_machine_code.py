@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 import pytest
@@ -50,8 +51,13 @@ def registers_of(cpu: Cpu) -> Registers:
     return AVX512 if "avx512" in cpu.features else AVX2
 
 
+@cache
+def code_like(kernel: str, like: Cpu) -> str:
+    return intermediate_code(kernel, like)
+
+
 def code_for(kernel: str, cpu: Cpu) -> str:
-    return assembly(intermediate_code(kernel, registers_of(cpu).like), cpu)
+    return assembly(code_like(kernel, registers_of(cpu).like), cpu)
 
 
 def inner_loops(code: str) -> Iterator[list[str]]:

@@ -55,6 +55,7 @@ ZERO = np.float32(0)
 
 @kernel_function
 def exp1(x):
+    """Return e**x of a number, in all lanes."""
     return exp(everywhere(x))
 
 
@@ -76,6 +77,7 @@ def merge_part(whole, part, dim):
 
 @kernel_function
 def clear(state, dim):
+    """Write the state of no positions."""
     set_number(state, 0, LOWEST)
     set_number(state, 1, ZERO)
     for i in range(64, 64 + 4 * dim, 64):

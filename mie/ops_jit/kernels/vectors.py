@@ -168,21 +168,25 @@ def fma1(_: Any, x: Any, y: Any, z: Any) -> Emitted:
 
 @intrinsic
 def add(_: Any, x: Any, y: Any) -> Emitted:
+    """Return x + y."""
     return plain(vector, [vector, vector], lambda b, x, y: b.fadd(x, y))
 
 
 @intrinsic
 def subtract(_: Any, x: Any, y: Any) -> Emitted:
+    """Return x - y."""
     return plain(vector, [vector, vector], lambda b, x, y: b.fsub(x, y))
 
 
 @intrinsic
 def multiply(_: Any, x: Any, y: Any) -> Emitted:
+    """Return x * y."""
     return plain(vector, [vector, vector], lambda b, x, y: b.fmul(x, y))
 
 
 @intrinsic
 def divide(_: Any, x: Any, y: Any) -> Emitted:
+    """Return x / y."""
     return plain(vector, [vector, vector], lambda b, x, y: b.fdiv(x, y))
 
 
@@ -254,6 +258,7 @@ def first_of(_: Any, x: Any) -> Emitted:
 
 @intrinsic
 def absolute(_: Any, x: Any) -> Emitted:
+    """Return the magnitudes."""
     return plain(vector, [vector], lambda b, x: call(b, "llvm.fabs.v16f32", VECTOR, (x,)))
 
 
@@ -271,7 +276,7 @@ EXP_COEFFICIENTS = (
 
 @intrinsic
 def exp(_: Any, x: Any) -> Emitted:
-    """Return e**x of each lane to about 2 units in the last place, and 0 below -87.3.
+    """Return e**x of each lane to about 2 units in the last place, 0 below -87.3, and inf above 88.3.
 
     2**z is 2**n * 2**f with an integer n and |f| <= 1/2. The polynomial for 2**f is Cephes' exp2f
     (Moshier, 1992). It is exactly 1 for x = 0.
