@@ -41,18 +41,18 @@ def planes_of(cache: JitCache) -> NDArray[Any]:
     """Return a copy of the elements of a cache as [L, 2, N, B, Hkv, Dh]."""
     size, dim = cache.shape.block_size, _padded(cache.shape.head_dim)
     keys, values = cache.elements[:, 0], cache.elements[:, 1]
-    heads = keys.shape[:3]
+    blocks = keys.shape[:3]  # [L, Hkv, N]
     if size % LANES == 0:
-        keys = keys.reshape(*heads, -1, dim, LANES).swapaxes(-1, -2)
-    values = values.reshape(*heads, -1, size, LANES).swapaxes(-3, -2)
-    both = [each.reshape(*heads, size, dim) for each in (keys, values)]
-    return np.stack(both, axis=1).swapaxes(3, 4)[..., : cache.shape.head_dim].copy()
+        keys = keys.reshape(*blocks, -1, dim, LANES).swapaxes(-1, -2)
+    both = [each.reshape(*blocks, size, dim) for each in (keys, values)]
+    planes = np.moveaxis(np.stack(both, axis=1), 2, 4)
+    return planes[..., : cache.shape.head_dim].copy()
 
 
 def scales_of(cache: JitCache) -> NDArray[np.float32]:
     """Return a copy of the scales of a cache as [L, 2, N, B, Hkv]."""
     assert cache.scales is not None
-    return cache.scales.swapaxes(3, 4).copy()
+    return np.moveaxis(cache.scales, 2, 4).copy()
 
 
 def fill_cache(
@@ -63,18 +63,17 @@ def fill_cache(
     The elements that pad a head become zero.
     """
     size, dim = cache.shape.block_size, _padded(cache.shape.head_dim)
-    both = planes.astype(cache.elements.dtype).swapaxes(3, 4)
+    both = np.moveaxis(planes.astype(cache.elements.dtype), 4, 2)
     padding = [(0, 0)] * (both.ndim - 1) + [(0, dim - both.shape[-1])]
     keys, values = np.pad(both, padding).swapaxes(0, 1)
-    heads = keys.shape[:3]
+    blocks = keys.shape[:3]
     if size % LANES == 0:
-        keys = keys.reshape(*heads, -1, LANES, dim).swapaxes(-1, -2)
-    values = values.reshape(*heads, size, -1, LANES).swapaxes(-3, -2)
+        keys = keys.reshape(*blocks, -1, LANES, dim).swapaxes(-1, -2)
     for number, each in enumerate((keys, values)):
-        cache.elements[:, number] = each.reshape(*heads, -1)
+        cache.elements[:, number] = each.reshape(*blocks, -1)
     if scales is not None:
         assert cache.scales is not None
-        cache.scales[...] = scales.swapaxes(3, 4)
+        cache.scales[...] = np.moveaxis(scales, 4, 2)
 
 
 def _padded(head_dim: int) -> int:
