@@ -41,12 +41,11 @@ def planes_of(cache: JitCache) -> NDArray[Any]:
     """Return a copy of the elements of a cache as [L, 2, N, B, Hkv, Dh]."""
     size, dim = cache.shape.block_size, _padded(cache.shape.head_dim)
     keys, values = cache.elements[:, 0], cache.elements[:, 1]
-    blocks = keys.shape[:3]  # [L, Hkv, N]
+    heads = keys.shape[:3]  # L, Hkv, N
     if size % LANES == 0:
-        keys = keys.reshape(*blocks, -1, dim, LANES).swapaxes(-1, -2)
-    both = [each.reshape(*blocks, size, dim) for each in (keys, values)]
-    planes = np.moveaxis(np.stack(both, axis=1), 2, 4)
-    return planes[..., : cache.shape.head_dim].copy()
+        keys = keys.reshape(*heads, -1, dim, LANES).swapaxes(-1, -2)
+    both = [each.reshape(*heads, size, dim) for each in (keys, values)]
+    return np.moveaxis(np.stack(both, axis=1), 2, 4)[..., : cache.shape.head_dim].copy()
 
 
 def scales_of(cache: JitCache) -> NDArray[np.float32]:
@@ -66,11 +65,11 @@ def fill_cache(
     both = np.moveaxis(planes.astype(cache.elements.dtype), 4, 2)
     padding = [(0, 0)] * (both.ndim - 1) + [(0, dim - both.shape[-1])]
     keys, values = np.pad(both, padding).swapaxes(0, 1)
-    blocks = keys.shape[:3]
+    heads = keys.shape[:3]
     if size % LANES == 0:
-        keys = keys.reshape(*blocks, -1, LANES, dim).swapaxes(-1, -2)
+        keys = keys.reshape(*heads, -1, LANES, dim).swapaxes(-1, -2)
     for number, each in enumerate((keys, values)):
-        cache.elements[:, number] = each.reshape(*blocks, -1)
+        cache.elements[:, number] = each.reshape(*heads, -1)
     if scales is not None:
         assert cache.scales is not None
         cache.scales[...] = np.moveaxis(scales, 4, 2)

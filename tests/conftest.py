@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import tiny_models
 from brief_waits import sleep_soon
+
+from mie.ops_cpu.blas import Blas
 
 # A shell ignores Ctrl-C in the jobs that it starts in the background, and children inherit that.
 # The tests of interrupts need Python's own handler.
@@ -26,6 +29,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("default", derandomize=True, deadline=None)
 settings.register_profile("far", max_examples=3000, deadline=None)
 settings.load_profile(os.environ.get("MIE_HYPOTHESIS", "default"))
+if hasattr(providers, "_get_local_constants"):
+    # Hypothesis also draws constants that it finds in the modules imported so far. Which these are
+    # depends on the tests that a process ran before, and then so would the examples.
+    providers._get_local_constants = lambda: providers._local_constants
 
 sleep_soon()
 
@@ -56,6 +63,16 @@ def _tidy_up() -> None:
 
 
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_blas_thread() -> Iterator[None]:
+    """Let NumPy's products take one thread, as in a step.
+
+    The workers of pytest-xdist take all CPUs already, and a thread of BLAS spins while it waits.
+    """
+    with Blas().threads(1):
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -74,6 +74,8 @@ class StructuredOutputsParams:
                 raise ConfigError(f"{name} must be a string; got {values.shown(value)}")
             if value is not None:
                 _check_encodes(name, value)
+        if self.grammar == "":
+            raise ConfigError("grammar is empty; it needs a rule named start")
         if self.json is not None:
             object.__setattr__(self, "json", _schema_text(self.json))
         if self.choice is not None:

@@ -19,6 +19,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -86,6 +87,47 @@ class Body(BaseModel):
         body = handler(value)
         body._given = value
         return body
+
+
+def whole(value: Any) -> Any:
+    """Return 1.0 as 1, which is the same number in JSON, and anything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = BeforeValidator(whole)
+"""Marks an integer, after its range."""
+
+
+def any_of(*alternatives: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema of which fields may be sent together: each alternative says it of some.
+
+    A field must be sent if the alternative does not let it be null.
+    """
+    described = []
+    for alternative in alternatives:
+        required = [name for name, schema in alternative.items() if not _may_be_null(schema)]
+        described.append(
+            {"properties": alternative, **({"required": required} if required else {})}
+        )
+    return {"anyOf": described}
+
+
+def _may_be_null(schema: dict[str, Any]) -> bool:
+    return schema.get("type") == "null" or None in schema.get("enum", ())
+
+
+ABSENT: dict[str, Any] = {"type": "null"}
+OFF: dict[str, Any] = {"enum": [None, False]}
+SOME: dict[str, Any] = {"type": "array", "minItems": 1}
+TEXT: dict[str, Any] = {"type": "string"}
+
+
+def all_of(*conditions: dict[str, Any]) -> ConfigDict:
+    """Return the settings of a body that has conditions on several fields together.
+
+    The code that reads the fields checks the conditions.
+    """
+    return ConfigDict(json_schema_extra={"allOf": [*conditions]})
 
 
 @dataclass(frozen=True)

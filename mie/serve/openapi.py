@@ -148,10 +148,12 @@ def document(serving: Serving) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of a server."""
     config = serving.config
     schemas, refs = _schemas()
-    names = [*serving.names, *([] if config.strict_openai else [None])]
-    model = {"enum": names, "description": "One of the server's models."}
+    narrower = _of_server(serving)
     for body in {each.body.__name__ for each in OPERATIONS if each.body is not None}:
-        properties = {**schemas[body]["properties"], "model": model}
+        properties = dict(schemas[body]["properties"])
+        for name, schema in narrower.items():
+            if name in properties and "enum" not in properties[name]:
+                properties[name] = schema
         schemas = {**schemas, body: {**schemas[body], "properties": properties}}
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
@@ -170,6 +172,26 @@ def document(serving: Serving) -> dict[str, Any]:
         "paths": paths,
         "components": components,
     }
+
+
+def _of_server(serving: Serving) -> dict[str, Any]:
+    """Return what this server takes in fields that others may take more in, by name."""
+    config, facts = serving.config, serving.facts
+    names = [*serving.names, *([] if config.strict_openai else [None])]
+    token = {"type": "integer", "minimum": 0, "maximum": facts.vocab_size - 1}
+    found: dict[str, Any] = {
+        "model": {"enum": names, "description": "One of the server's models."},
+        "n": {"type": ["integer", "null"], "minimum": 1, "maximum": facts.max_num_seqs},
+        "tokens": {"type": "array", "items": token},
+    }
+    if serving.engine.engine_config.scheduling_policy != "priority":
+        found["priority"] = {"enum": [None, 0], "description": "The server serves in turn."}
+    if not config.trust_request_chat_template:
+        found["chat_template"] = {"enum": [None], "description": "The server has its own."}
+    if config.max_logprobs >= 0:
+        count = {"type": ["integer", "null"], "minimum": 0, "maximum": config.max_logprobs}
+        found |= {"prompt_logprobs": count, "top_logprobs": count}
+    return found
 
 
 def _schemas() -> tuple[dict[str, Any], dict[Any, Any]]:

@@ -1,4 +1,4 @@
-"""Check that 10,000 concurrent requests, 30 % of them cancelled, leave nothing behind."""
+"""Check that many concurrent requests, 30 % of them cancelled, leave nothing behind."""
 
 import asyncio
 import gc
@@ -11,7 +11,6 @@ from scripted_llm import expected, new_llm
 from mie import AsyncLLM, SamplingParams
 from mie.audit.scheduler import check_scheduler
 
-NUM_REQUESTS = 10_000
 AT_ONCE = 64
 
 
@@ -57,13 +56,14 @@ def later(task, turns):
         task.cancel()
 
 
-def test_ten_thousand_requests_leave_nothing(llm):
+@pytest.mark.parametrize("num_requests", [3_000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_requests_leave_nothing(llm, num_requests):
     rng, loop = random.Random(0), llm._loop
 
     async def main():
-        answered = await soak(llm, rng, range(NUM_REQUESTS // 5))
+        answered = await soak(llm, rng, range(num_requests // 5))
         before = await idle_blocks()
-        answered += await soak(llm, rng, range(NUM_REQUESTS // 5, NUM_REQUESTS))
+        answered += await soak(llm, rng, range(num_requests // 5, num_requests))
         growth = await idle_blocks() - before
         assert len(asyncio.all_tasks()) == 1
         return answered, growth
@@ -82,5 +82,5 @@ def test_ten_thousand_requests_leave_nothing(llm):
         return sys.getallocatedblocks()
 
     answered, growth = asyncio.run(main())
-    assert 0.5 * NUM_REQUESTS < answered < 0.95 * NUM_REQUESTS
-    assert growth < 4_000, "an object left by each of 8,000 requests would be 8,000 blocks"
+    assert 0.5 * num_requests < answered < 0.95 * num_requests
+    assert growth < 0.4 * num_requests, "an object left by each request would be 0.8 of a block"

@@ -165,18 +165,9 @@ def test_ctrl_c_clears_the_line(editor: dict[str, str]) -> None:
         assert terminal.process.wait(60) == 0
 
 
-def test_words_are_wrapped_at_the_width_of_the_terminal(editor: dict[str, str]) -> None:
-    whole = mie("chat", *GREEDY, stdin=STORY.encode()).stdout.decode()
-    with Terminal(*GREEDY, **editor) as terminal:
-        terminal.shown_until(">")
-        terminal.type(f"{STORY}\n")
-        shown = terminal.shown_until("tokens/s]")
-        answer = shown[shown.index(whole[:20]) : shown.rindex("[")]
-        assert answer.split() == whole.split()
-        assert 40 < max(map(len, answer.splitlines())) <= 60
-
-
-def test_typing_during_an_answer_waits_for_the_next_prompt(editor: dict[str, str]) -> None:
+def test_an_answer_is_wrapped_and_typing_beside_it_waits_for_the_next_prompt(
+    editor: dict[str, str],
+) -> None:
     whole = mie("chat", *GREEDY, stdin=STORY.encode()).stdout.decode()
     with Terminal(*GREEDY, **editor) as terminal:
         terminal.shown_until(">")
@@ -186,6 +177,7 @@ def test_typing_during_an_answer_waits_for_the_next_prompt(editor: dict[str, str
         shown = begun + terminal.shown_until("tokens/s]\n")
         answer = shown[shown.index(whole[:20]) : shown.rindex("[")]
         assert answer.split() == whole.split()
+        assert 40 < max(map(len, answer.splitlines())) <= 60
         terminal.shown_until("Who are you")  # after the prompt
         terminal.type("?\n")
         terminal.shown_until("tokens/s]")

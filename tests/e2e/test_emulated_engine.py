@@ -17,7 +17,10 @@ pytestmark = needs_compiler
 PROMPT = "Tell me a story about Mia the otter, the mill and a bell."
 
 
-def stories(backend: str) -> tuple[list[list[int]], LLM]:
+LENGTHS = pytest.mark.parametrize("max_tokens", [10, pytest.param(24, marks=pytest.mark.slow)])
+
+
+def stories(backend: str, max_tokens: int) -> tuple[list[list[int]], LLM]:
     """Return the tokens of three greedy requests and of three samples, in seven blocks."""
     llm = LLM(
         "bundled",
@@ -28,7 +31,7 @@ def stories(backend: str) -> tuple[list[list[int]], LLM]:
         preemption_mode="swap",
         swap_space=1 << 20,
     )
-    greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    greedy = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     sampled = SamplingParams(temperature=1.5, seed=3, n=2, max_tokens=6, ignore_eos=True)
     outputs = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=3), use_tqdm=False)
     nucleus = SamplingParams(
@@ -39,9 +42,10 @@ def stories(backend: str) -> tuple[list[list[int]], LLM]:
     return [choice.token_ids for output in outputs for choice in output.outputs], llm
 
 
-def test_the_emulated_gpu_gives_the_tokens_of_numpy():
-    tokens, llm = stories("cupy-emulated")
-    wanted, _ = stories("numpy")
+@LENGTHS
+def test_the_emulated_gpu_gives_the_tokens_of_numpy(max_tokens: int):
+    tokens, llm = stories("cupy-emulated", max_tokens)
+    wanted, _ = stories("numpy", max_tokens)
     assert tokens == wanted
     manager = llm.engine.scheduler.manager
     assert manager.stats.num_hit_tokens > 0
@@ -51,9 +55,10 @@ def test_the_emulated_gpu_gives_the_tokens_of_numpy():
     assert manager.num_used == 0
 
 
-def test_float16_on_tensor_cores_gives_the_same_story():
+@LENGTHS
+def test_float16_on_tensor_cores_gives_the_same_story(max_tokens: int):
     """The best logit leads by at least 0.1 in each step, ten times the error of float16."""
-    greedy = SamplingParams(temperature=0, max_tokens=16)
+    greedy = SamplingParams(temperature=0, max_tokens=max_tokens)
     texts = [
         LLM("bundled", backend=backend, dtype=dtype, num_blocks=8)
         .generate([PROMPT], greedy, use_tqdm=False)[0]

@@ -355,6 +355,7 @@ def test_the_workers_of_pytest_xdist(tmp_path: Path, alone: dict[str, str]) -> N
         )
     )
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider"]
+    command += ["-p", "no:schemathesis"]  # its import would take longer than the tests
     assert "8 passed" in run([*command, "test_inner.py"], cwd=str(tmp_path))
 
 

@@ -155,19 +155,20 @@ class Interrupter:
 def test_interrupts_at_random_moments(llm: LLM, alone: Alone, count: int) -> None:
     rng = random.Random(count)
     interrupter = Interrupter(rng)
-    cut = 0
+    cut = sent = 0
     try:
-        for number in range(count):
+        while cut < count:
             batch = rng.sample(PROMPTS, rng.randint(1, 4))
             cut += interrupter.strike(
                 lambda batch=batch: llm.generate(batch, PARAMS[0], use_tqdm=False)
             )
-            if number % 5 == 0:
+            sent += 1
+            if sent % 5 == 0:
                 which = rng.choice(list(alone))
                 assert tokens(llm, PROMPTS[which[0]], PARAMS[which[1]]) == alone[which]
     finally:
         interrupter.close()
-    print(f"{count} interrupts, {cut} of them cut a call")
+    print(f"{sent} interrupts, {cut} of them cut a call")
     while llm.has_work:
         llm.step()
     check_nothing_is_left(llm)

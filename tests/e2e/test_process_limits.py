@@ -39,7 +39,9 @@ def answer(limit: tuple[str, str], spare: int) -> str:
 
 
 @pytest.mark.parametrize("limit", [ADDRESS_SPACE, DATA])
-@pytest.mark.parametrize("spare", [40, 200, 430, 800])
+@pytest.mark.parametrize(
+    "spare", [40, 430, *(pytest.param(n, marks=pytest.mark.slow) for n in (200, 800))]
+)
 def test_a_model_fits_a_limit_of_the_process_or_is_refused(
     limit: tuple[str, str], spare: int
 ) -> None:

@@ -36,7 +36,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("core", ["", "Haswell"])
+@pytest.mark.parametrize("core", ["", pytest.param("Haswell", marks=pytest.mark.slow)])
 def test_any_process_and_any_number_of_threads_gives_the_same_bytes(
     core: str, tmp_path: Path
 ) -> None:

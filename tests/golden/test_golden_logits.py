@@ -76,8 +76,21 @@ def difference(decoder: Decoder, name: str, prompt: str, chunk_size: int = 1000)
     return float(np.abs(logits - wanted).max() / np.abs(wanted).max())
 
 
-@pytest.mark.parametrize(("backend", "dtype"), SIDES)
-@pytest.mark.parametrize("prompt", ["short", "long"])
+@pytest.mark.parametrize(
+    ("prompt", "backend", "dtype"),
+    [
+        *(("short", "numpy", "float64"), ("long", "numpy", "float32")),
+        pytest.param("long", "jit", "float32", marks=needs_numba),
+        *(
+            pytest.param(*case, marks=[*marks, pytest.mark.slow])
+            for *case, marks in (
+                ("short", "numpy", "float32", []),
+                ("long", "numpy", "float64", []),
+                ("short", "jit", "float32", [needs_numba]),
+            )
+        ),
+    ],
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_equal_those_of_transformers(
     name: str, prompt: str, backend: str, dtype: str

@@ -5,6 +5,7 @@ test_kernels.py says which modes there are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,11 +24,19 @@ pytestmark = needs_compiler
 EPS = 1e-5
 SIZES = [(1, 1), (33, 40), (96, 24), (520, 17), (1100, 33)]
 """(K, N): one element, K and N that are no multiples of a load or a tile, and several turns."""
-TWO_SIZES = [
-    size if size in ((33, 40), (520, 17)) else pytest.param(*size, marks=pytest.mark.slow)
-    for size in SIZES
-]
-"""The same sizes, of which `make test` takes one that vectors do not fit, and one that they do."""
+
+
+def diagonal(cases: Sequence[Any], counts: Sequence[int]) -> list[Any]:
+    """Return all cases with all numbers of rows, of which `make test` takes one for each case."""
+    return [
+        pytest.param(
+            *(each if isinstance(each, tuple) else (each,)),
+            count,
+            marks=[pytest.mark.slow] if i % len(counts) != j else [],
+        )
+        for i, each in enumerate(cases)
+        for j, count in enumerate(counts)
+    ]
 
 
 def garbage(mode: Any, dtype: str, *shape: int) -> np.ndarray:
@@ -51,8 +60,7 @@ def normed(x: np.ndarray, by: Norm) -> np.ndarray:
     return wide(norm.rms_norm(wide(x), wide(by.weight), by.eps).astype(x.dtype))
 
 
-@pytest.mark.parametrize("num_rows", [1, 9, 35])
-@pytest.mark.parametrize(("depth", "width"), SIZES)
+@pytest.mark.parametrize(("depth", "width", "num_rows"), diagonal(SIZES, [35, 9, 1]))
 def test_sums_of_integers_are_exact(mode: str, dtype: str, depth: int, width: int, num_rows: int):
     x, weight = integers(dtype, num_rows, depth), integers(dtype, width, depth, seed=1)
     bias = integers(dtype, width, seed=2)
@@ -68,8 +76,7 @@ def test_sums_of_integers_are_exact(mode: str, dtype: str, depth: int, width: in
     assert out.tobytes() == wanted.astype(DTYPES[dtype]).tobytes()
 
 
-@pytest.mark.parametrize("num_rows", [3, 16])
-@pytest.mark.parametrize(("depth", "width"), TWO_SIZES)
+@pytest.mark.parametrize(("depth", "width", "num_rows"), diagonal(SIZES, [3, 16]))
 def test_normalised_rows_are_multiplied(
     mode: str, dtype: str, depth: int, width: int, num_rows: int
 ):
@@ -84,8 +91,7 @@ def test_normalised_rows_are_multiplied(
     check(out, normed(x, by) @ wide(weight).T + wide(bias), dtype)
 
 
-@pytest.mark.parametrize("num_rows", [2, 13])
-@pytest.mark.parametrize(("depth", "dim"), TWO_SIZES)
+@pytest.mark.parametrize(("depth", "dim", "num_rows"), diagonal(SIZES, [2, 13]))
 def test_gates(mode: str, dtype: str, depth: int, dim: int, num_rows: int):
     x, weight = normal(dtype, num_rows, depth), normal(dtype, 2 * dim, depth, seed=1)
     bias, by = normal(dtype, 2 * dim, seed=2), norm_of(dtype, depth)
@@ -136,8 +142,7 @@ class Attention:
         return rotated[:, :3], kv
 
 
-@pytest.mark.parametrize("num_rows", [4, 21])
-@pytest.mark.parametrize("head_dim", [8, 24, 64])
+@pytest.mark.parametrize(("head_dim", "num_rows"), diagonal([8, 24, 64], [4, 21]))
 def test_heads_are_rotated_and_written(mode: str, dtype: str, head_dim: int, num_rows: int):
     attention = Attention(dtype, head_dim, num_rows)
     for got, wanted in zip(attention.compute(mode), attention.wanted(), strict=True):

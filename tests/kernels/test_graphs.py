@@ -87,7 +87,13 @@ class Run:
 
 @needs_compiler
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in ("window", "head norms") else [])
+        for name in MODELS
+    ],
+)
 def test_graph_and_eager_are_equal_bit_for_bit(tmp_path: Path, device: str, name: str):
     config, block_size, dtype = MODELS[name]
     model = tiny_models.write_model(tmp_path, config, tiny_models.random_weights(config))
@@ -221,9 +227,9 @@ class Growing:
     ("dtype", "batch_invariant", "max_lens", "window"),
     [
         ("float16", False, {ANY_LENGTH}, None),
-        ("float16", False, {ANY_LENGTH}, 70),
+        pytest.param("float16", False, {ANY_LENGTH}, 70, marks=pytest.mark.slow),
         ("float16", True, SPLIT, None),
-        ("float32", False, SPLIT, None),
+        pytest.param("float32", False, SPLIT, None, marks=pytest.mark.slow),
     ],
 )
 def test_longer_contexts_need_no_more_graphs(
@@ -256,7 +262,10 @@ def test_longer_contexts_need_no_more_graphs(
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["biases", "stream", "streamed window"])
+@pytest.mark.parametrize(
+    "name",
+    ["streamed window", *(pytest.param(n, marks=pytest.mark.slow) for n in ("biases", "stream"))],
+)
 def test_padded_steps_access_only_their_own_memory(tmp_path: Path, name: str):
     """The checked build checks every access."""
     config, block_size, dtype = MODELS[name]

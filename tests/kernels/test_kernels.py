@@ -227,7 +227,7 @@ def test_rope_write_kv_quantises(mode: str, dtype: str, stored: str, head_dim: i
     assert ((error <= least + 1e-5 * largest) | ~np.isfinite(largest)).all()
 
 
-@pytest.mark.parametrize("head_dim", [8, 256])
+@pytest.mark.parametrize("head_dim", [8, pytest.param(256, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stored", ["auto", *QUANTIZED])
 def test_blocks_are_copied_exported_and_imported_bit_for_bit(
     mode: str, dtype: str, stored: str, head_dim: int
@@ -388,6 +388,30 @@ def test_tensor_cores_widen_every_element_exactly(
 INVARIANT = [("float32", "auto"), ("float16", "auto"), ("float16", "int8")]
 
 
+def every_second(shapes: list[Shape], first: int = 0) -> list[Any]:
+    """Return the shapes, of which `make test` takes every second one."""
+    return [
+        pytest.param(shape, marks=[] if number % 2 == first else [pytest.mark.slow], id=str(shape))
+        for number, shape in enumerate(shapes)
+    ]
+
+
+def in_turn(shapes: list[Shape], step: int = 1) -> list[Any]:
+    """Return every shape with both kinds of decode.
+
+    `make test` takes every ``step``-th shape with one of them, in turn.
+    """
+    return [
+        pytest.param(
+            *(shape, is_deterministic),
+            marks=[pytest.mark.slow] if number % step or number // step % 2 != kind else [],
+            id=f"{shape}-{is_deterministic}",
+        )
+        for number, shape in enumerate(shapes)
+        for kind, is_deterministic in enumerate((False, True))
+    ]
+
+
 def make_batch(sequences: list[tuple[int, int]], block_size: int) -> tuple[StepBatch, int]:
     """Return sequences of (number of queries, length) with scattered blocks, and the number of
     blocks."""
@@ -473,8 +497,7 @@ def attend(
     check(got, wanted, shape.dtype)
 
 
-@pytest.mark.parametrize("is_deterministic", [False, True])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "is_deterministic"), in_turn(SHAPES, step=2))
 def test_paged_decode(mode: str, shape: Shape, is_deterministic: bool):
     """The lengths are around the end of a block, and around the tokens that four warps process at
     once."""
@@ -483,8 +506,7 @@ def test_paged_decode(mode: str, shape: Shape, is_deterministic: bool):
     attend(mode, shape, [(1, length) for length in lengths], is_deterministic)
 
 
-@pytest.mark.parametrize("is_deterministic", [False, True])
-@pytest.mark.parametrize("shape", LONG_SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "is_deterministic"), in_turn(LONG_SHAPES))
 def test_decode_of_long_sequences(mode: str, shape: Shape, is_deterministic: bool):
     """There are more tiles than a ring has stages, cuts inside sequences, and short sequences
     beside them."""
@@ -492,8 +514,7 @@ def test_decode_of_long_sequences(mode: str, shape: Shape, is_deterministic: boo
     attend(mode, shape, [(1, length) for length in lengths], is_deterministic)
 
 
-@pytest.mark.parametrize("is_deterministic", [False, True])
-@pytest.mark.parametrize("shape", LONG_SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "is_deterministic"), in_turn(LONG_SHAPES))
 def test_decode_of_large_scores(mode: str, shape: Shape, is_deterministic: bool):
     """Two to the power of a score exceeds a float, so every sum needs its maximum subtracted."""
     lengths = [3 * SPLIT_TOKENS + 5, 40]
@@ -507,7 +528,7 @@ def test_a_decode_of_more_tiles_than_a_warp_has_lanes(mode: str):
     attend(mode, shape, [(1, 33 * TILE_TOKENS), (1, 20)], chip=lone)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", every_second(SHAPES, first=1))
 def test_paged_prefill(mode: str, shape: Shape):
     """The batch has prompts, chunks and decodes. Tiles of keys begin and end inside them."""
     attend(mode, shape, [(6, 6), (1, 5), (3, 140), (17, 33), (2, 32), (1, 64), (33, 65)])

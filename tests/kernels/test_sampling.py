@@ -173,12 +173,13 @@ def hostile_logits(rng: np.random.Generator, vocab_size: int) -> np.ndarray:
         return row.astype(np.float32)
 
 
+@pytest.mark.parametrize("num_rows", [30, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("vocab_size", [1, 2, 33, 1025, PART + 77])
-def test_hostile_rows_give_the_tokens_of_numpy(vocab_size: int):
-    """100 rows of every size; those with edits have no subnormal logits, which a chip flushes."""
+def test_hostile_rows_give_the_tokens_of_numpy(vocab_size: int, num_rows: int):
+    """Rows with edits have no subnormal logits, which a chip flushes."""
     rng = np.random.default_rng([31, vocab_size])
     rows = []
-    for _ in range(100):
+    for _ in range(num_rows):
         row = random_controls(rng, vocab_size)
         edge = {
             "top_p": choose(rng, row.top_p, 5e-324, 1.0, JUST_BELOW_1, 0.5),
@@ -313,7 +314,9 @@ def test_the_lowest_ids_among_equal_tokens_are_kept(mode: str):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("vocab_size", [7, 40, 1000, 5000])
+@pytest.mark.parametrize(
+    "vocab_size", [7, 40, *(pytest.param(n, marks=pytest.mark.slow) for n in (1000, 5000))]
+)
 def test_top_k_1_is_greedy_and_constant_rows_are_cut_alike(mode: str, dtype: str, vocab_size: int):
     """Rows have few different 16-bit values or are constant, and their nucleus ends at a multiple
     of 1 / vocab_size.

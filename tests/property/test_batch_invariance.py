@@ -41,7 +41,7 @@ MODELS = {
     "qwen3": QWEN3_TIED | ODD,
     "wide group": LLAMA | ODD | {"num_attention_heads": 9, "num_key_value_heads": 1},
 }
-NUM_EXAMPLES = 20
+NUM_EXAMPLES = max(10, settings().max_examples // 50)
 NUMERICS = ("block_size", "dtype", "kv_cache_dtype")
 """Settings that may change a bit, and are the same alone."""
 BACKENDS = ["numpy", pytest.param("jit", marks=needs_numba)]

@@ -294,6 +294,17 @@ def test_clients_take_turns_on_one_seat(turn, one, other):
     assert len(preempted(server)) <= 2 * 40 // turn
 
 
+def test_prompts_of_two_clients_share_each_steps_tokens():
+    server = Server(num_seqs=2, num_blocks=80, budget=8, longest=64)
+    server.add("a", 40)
+    server.step()
+    server.add("b", 40)
+    for _ in range(4):
+        plan = server.scheduler.schedule()
+        assert [len(chunk.token_ids) for chunk in plan.chunks] == [4, 4]
+        server.scheduler.update(plan, answer_to(plan, lambda: 7))
+
+
 def test_a_weight_multiplies_what_a_client_is_served():
     server = long_server(num_seqs=6, client_quotas={"a": {"weight": 2}})
     for _ in range(30):

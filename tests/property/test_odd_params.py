@@ -119,7 +119,7 @@ def check_message(message: str) -> None:
 
 
 @given(odd=odd_params(), base=st.sampled_from([0.0, 0.7]), is_assigned=st.booleans())
-@settings(max_examples=max(1500, settings().max_examples))
+@settings(max_examples=max(750, settings().max_examples))
 def check(engine: Engine, odd: dict[str, Any], base: float, is_assigned: bool) -> None:
     params = {"temperature": base, "max_tokens": None, **odd}
     try:
@@ -155,5 +155,5 @@ def test_odd_parameters_are_refused_or_a_step_runs(tiny):
     engine = load_engine(tiny["llama"].directory, config)
     check(engine)
     # The test would prove little if nearly everything were refused.
-    assert seen["ran"] >= 200, seen
+    assert seen["ran"] >= 150, seen
     assert not [name for name in FIELDS if not seen[name]], seen

@@ -141,7 +141,7 @@ class Run:
     beams=st.dictionaries(st.integers(0, 15), st.integers(1, 3), max_size=6),
     releases=st.sets(st.integers(3, 30), max_size=4),
 )
-@settings(max_examples=max(500, settings().max_examples))
+@settings(max_examples=max(250, settings().max_examples))
 def check_run(
     path, config, arrivals, spare, num_host_blocks, tokens, aborted, broken, beams, releases
 ):

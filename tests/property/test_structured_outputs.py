@@ -24,7 +24,7 @@ jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not install
 NUM_SCHEMAS = min(max(60, settings().max_examples), 2000)
 BATCHES = (64, *[8] * 4, *[1] * 4)
 """Sizes of batches, in turn."""
-NUM_MIXES = 16
+NUM_MIXES = 10
 
 seen: Counter[str] = Counter()
 
@@ -78,7 +78,7 @@ def any_of(each):
 
 
 leaves = st.one_of(
-    strings(),
+    *(strings(), strings()),  # half of them have patterns
     integers(),
     numbers(),
     st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"type": "string", "format": "date"}]),
@@ -258,7 +258,7 @@ def check_equal(one, other):
         assert other.error
         return
     assert one.error == other.error
-    assert one.prompt_logprobs == other.prompt_logprobs
+    check_logprobs(one.prompt_logprobs, other.prompt_logprobs)
     if one.error:  # the determined tokens of the step that failed are not put out
         [a], [b] = one.outputs, other.outputs
         assert a.token_ids == b.token_ids[: len(a.token_ids)]
@@ -266,13 +266,21 @@ def check_equal(one, other):
     for a, b in zip(one.outputs, other.outputs, strict=True):
         assert a.token_ids == b.token_ids
         assert (a.text, a.finish_reason, a.stop_reason) == (b.text, b.finish_reason, b.stop_reason)
-        for mine, its in zip(a.logprobs or (), b.logprobs or (), strict=True):
-            assert list(mine) == list(its)
-            assert [x.rank for x in mine.values()] == [x.rank for x in its.values()]
-            np.testing.assert_allclose(
-                [x.logprob for x in mine.values()], [x.logprob for x in its.values()], atol=1e-9
-            )
-        assert len(a.logprobs or ()) == len(b.logprobs or ())
+        check_logprobs(a.logprobs, b.logprobs)
+
+
+def check_logprobs(one, other):
+    """Compare log-probabilities, whose last bits depend on how many rows a step computes."""
+    assert len(one or ()) == len(other or ())
+    for mine, its in zip(one or (), other or (), strict=True):
+        if mine is None or its is None:  # nothing precedes the first token of a prompt
+            assert mine is its
+            continue
+        assert list(mine) == list(its)
+        assert [x.rank for x in mine.values()] == [x.rank for x in its.values()]
+        np.testing.assert_allclose(
+            [x.logprob for x in mine.values()], [x.logprob for x in its.values()], atol=1e-9
+        )
 
 
 @given(
@@ -280,6 +288,10 @@ def check_equal(one, other):
     name=st.sampled_from([*ENGINES, "recompute", "swap"]),
 )
 @example(mix=[NOTHING_FOLLOWS], name="plain")
+@example(mix=MANY[:3], name="static")
+@example(mix=MANY[:3], name="small budget")
+@example(mix=MANY[:3], name="overlap")
+@example(mix=MANY[:3], name="no cache")
 @example(mix=MANY, name="recompute")
 @example(mix=MANY, name="swap")
 @settings(max_examples=max(NUM_MIXES, settings().max_examples // 10))

@@ -9,7 +9,13 @@ from measured import Zygote
 pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if number % 3 else [])
+        for number, name in enumerate(CASES)
+    ],
+)
 def test_a_costly_description_is_refused_or_followed_cheaply(zygote: Zygote, name: str) -> None:
     result = zygote.run("call", "hostile_grammars:run", name)
     result.check_cost()

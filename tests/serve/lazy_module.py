@@ -3,23 +3,31 @@
 The official clients take up to two seconds to import.
 """
 
+import importlib
 import importlib.util
-import sys
-from types import ModuleType
+from typing import Any
 
 import pytest
 
 
-def lazy_module(name: str) -> ModuleType:
-    """Return a module that is loaded when an attribute is first read, or skip the file."""
-    if name in sys.modules:
-        return sys.modules[name]
-    found = importlib.util.find_spec(name)
-    if found is None or found.loader is None:
+class LazyModule:
+    """Stands for a module, which is imported when a public name of it is first read.
+
+    `importlib.util.LazyLoader` would import it as soon as pytest looks for fixtures among a file's
+    names.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._module_name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self._module_name), name)
+
+
+def lazy_module(name: str) -> Any:
+    """Return a module that is imported when it is first used, or skip the file."""
+    if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed", allow_module_level=True)
-    loader = importlib.util.LazyLoader(found.loader)
-    found.loader = loader
-    module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module
-    loader.exec_module(module)
-    return module
+    return LazyModule(name)

@@ -67,6 +67,23 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, "tools": None},
     ),
     "a response": ("/v1/responses", {"input": "Hello", "max_output_tokens": 2, "store": False}),
+    "numbers that are whole": (
+        "/v1/completions",
+        {"prompt": [300.0, 301], "max_tokens": 2.0, "seed": 3.0, "top_k": -1.0},
+    ),
+    "a call without a content": (
+        "/apply-template",
+        {
+            "messages": [
+                {"role": "user", "content": "Hello"},
+                {"role": "assistant", "tool_calls": [{"function": {"name": "look"}}]},
+            ]
+        },
+    ),
+    "a turn without a block": (
+        "/v1/messages/count_tokens",
+        {"messages": [{"role": "user", "content": []}]},
+    ),
     "a message": (
         "/v1/messages",
         {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, "metadata": {}},
@@ -103,12 +120,29 @@ def test_a_body_that_is_served_and_its_answer_fit_their_schemas(
         ("/v1/responses", {"store": True}),
         ("/v1/messages", {"max_tokens": 0}),
         ("/v1/messages", {"thinking": {"type": "enabled"}}),
+        ("/v1/messages", {"tool_choice": {"type": "any"}}),
+        ("/v1/messages", {"tool_choice": {"type": "tool"}, "tools": []}),
+        ("/v1/chat/completions", {"messages": [{"role": "user"}]}),
+        ("/v1/chat/completions", {"tool_choice": "required"}),
+        ("/v1/completions", {"structured_outputs": {}}),
+        ("/v1/completions", {"structured_outputs": {"grammar": ""}}),
+        ("/v1/completions", {"structured_outputs": {"regex": "a", "json": {}}}),
+        ("/v1/completions", {"structured_outputs": {"choice": ["a", ""]}}),
+        ("/v1/completions", {"stream_options": {}}),
+        ("/v1/completions", {"truncate_prompt_tokens": 0}),
+        ("/v1/completions", {"prompt_logprobs": 21}),
+        ("/v1/completions", {"priority": 1}),
+        ("/v1/completions", {"n": 10**6}),
+        ("/apply-template", {"chat_template": "a"}),
+        ("/tokenize", {"content": "Hello"}),
+        ("/detokenize", {"tokens": [10**6]}),
+        ("/detokenize", {"tokens": [1.5]}),
     ],
 )
 def test_what_is_refused_does_not_fit_its_schema(
     client: httpx2.Client, document: Any, path: str, change: dict[str, Any]
 ):
-    [body] = [body for each, body in BODIES.values() if each == path]
+    body = next(body for each, body in BODIES.values() if each == path)
     assert not body_schema(document, path).is_valid({**body, **change})
     assert client.post(path, json={**body, **change}).status_code in (400, 404)
 

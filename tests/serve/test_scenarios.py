@@ -748,7 +748,10 @@ def test_l_requests_at_once_get_what_each_gets_alone(client: httpx2.Client, coun
     bodies = [{"prompt": f"{PROMPT} {i % 7}", "max_tokens": 10 + i % 5} for i in range(count)]
     with ThreadPoolExecutor(count) as pool:
         together = [*pool.map(lambda body: choice(post(client, COMPLETIONS, **body)), bodies)]
-    alone = {json.dumps(body): choice(post(client, COMPLETIONS, **body))["text"] for body in bodies}
+    different = {json.dumps(body): body for body in bodies}
+    alone = {
+        key: choice(post(client, COMPLETIONS, **body))["text"] for key, body in different.items()
+    }
     assert [each["text"] for each in together] == [alone[json.dumps(body)] for body in bodies]
 
 

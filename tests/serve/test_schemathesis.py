@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
     reason="schemathesis is not installed, which needs Python 3.11",
 )
 CONFIG = Path(__file__).parents[2] / "scripts" / "serve_checks" / "schemathesis.toml"
-"""All of its checks, with one remark: a 400 may answer data that fit the schema."""
+"""All of its checks, with one exception: on some routes a 400 may answer data that fit."""
 SECONDS = 1500
 
 

@@ -24,17 +24,24 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from serve_checks.storm import Storm, good_requests, malformed_payloads, slow_request
 
 KEY = "right-key"
-NUM_REQUESTS = 120
+SOME, MANY = 60, pytest.param(120, marks=pytest.mark.slow)
+"""Numbers of requests."""
 
 
+@pytest.mark.parametrize("num_requests", [SOME, MANY])
 @pytest.mark.parametrize(
     ("settings", "preempts"),
     # Each of the two slow readers, who begin together, needs 20 blocks in the end.
-    [({}, False), ({"num_blocks": 24, "max_num_seqs": 32}, True)],
-    ids=["enough blocks", "too few blocks"],
+    [
+        pytest.param({}, False, marks=pytest.mark.slow, id="enough blocks"),
+        pytest.param({"num_blocks": 24, "max_num_seqs": 32}, True, id="too few blocks"),
+    ],
 )
 def test_every_request_is_answered_right_and_no_block_stays(
-    settings: dict[str, Any], preempts: bool, caplog: pytest.LogCaptureFixture
+    settings: dict[str, Any],
+    preempts: bool,
+    num_requests: int,
+    caplog: pytest.LogCaptureFixture,
 ):
     engine = AsyncLLM("bundled", **INVARIANT, **settings)
     try:
@@ -42,7 +49,7 @@ def test_every_request_is_answered_right_and_no_block_stays(
             storm = Storm(url=url, key=KEY, num_clients=16)
             asyncio.run(
                 storm.run(
-                    NUM_REQUESTS,
+                    num_requests,
                     good_requests("bundled"),
                     slow=slow_request("bundled"),
                     malformed=malformed_payloads("bundled"),
@@ -53,7 +60,7 @@ def test_every_request_is_answered_right_and_no_block_stays(
         assert storm.wrong == []
         kinds = {"answered", "closed", "malformed", "wrong key", "slow reader"}
         assert storm.counts.keys() == kinds
-        assert storm.counts["answered"] > NUM_REQUESTS / 3
+        assert storm.counts["answered"] > num_requests / 3
         assert scheduler.manager.num_used == 0
         check_scheduler(scheduler)
         metrics = {each.name: each for each in engine._loop.engine.get_metrics("bundled")}

@@ -42,12 +42,6 @@ def results(directory: Path) -> list[dict]:
     return list(report.read_results(directory).values())
 
 
-def test_a_second_process_writes_the_same_bytes(small: Path, tmp_path: Path):
-    again = run_in_process(tmp_path, "2")
-    for name in SIMULATED:
-        assert (again / f"{name}.json").read_bytes() == (small / f"{name}.json").read_bytes()
-
-
 DIGESTS = {
     "capacity": "931291a7bfa99e7e",
     "batching": "e13dfa647c1a3c5e",

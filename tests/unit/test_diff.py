@@ -674,8 +674,14 @@ def test_a_fault_in_the_compiled_backend_is_found(tiny: dict[str, TinyModel], op
 
 
 @needs_compiler
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("family", ["llama", "mistral_window", "qwen3_tied"])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        pytest.param(family, dtype, marks=[pytest.mark.slow] if i != j else [])
+        for i, family in enumerate(["llama", "mistral_window", "qwen3_tied"])
+        for j, dtype in enumerate(["float32", "float16", "bfloat16"])
+    ],
+)
 def test_the_emulated_kernels_are_within_tolerance(
     tiny: dict[str, TinyModel], family: str, dtype: str
 ):
@@ -706,7 +712,10 @@ def test_quantised_caches_of_the_emulated_backend(tiny: dict[str, TinyModel], kv
 
 
 @needs_compiler
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["float16", *(pytest.param(n, marks=pytest.mark.slow) for n in ("float32", "bfloat16"))],
+)
 def test_a_fault_in_the_emulated_backend_is_found(tiny: dict[str, TinyModel], dtype: str):
     for inject in map(Injection.parse, ("embed", "rope_write_kv:1", "o:1", "silu_mul:0", "head")):
         report = compare(workload(tiny["llama"]), F32, emulated(dtype), inject=inject)

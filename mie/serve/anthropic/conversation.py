@@ -31,6 +31,8 @@ def conversation(body: CountTokensRequest) -> list[dict[str, Any]]:
         if isinstance(turn.content, str):
             _add_text(messages, turn.role, turn.content)
             continue
+        if not turn.content:
+            _add_text(messages, turn.role, "")
         for block in turn.content:
             _add_block(messages, turn.role, block)
     return [_joined(message) for message in messages]

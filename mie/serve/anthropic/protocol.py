@@ -7,12 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from mie.config.request_limits import DEFAULT_LIMITS
-from mie.serve.body import AtMost, Body, Items, Unsupported, WithoutEffect
+from mie.serve.body import SOME, AtMost, Body, Items, Unsupported, WithoutEffect, all_of, any_of
 from mie.serve.openai.fields import EMPTY, NO_STORE, OFF
+from mie.serve.openai.formats import Schema
 from mie.serve.openai.protocol import (
+    Count,
     Integer64,
+    Natural,
     Salt,
-    Schema,
     Stop,
     Temperature,
     ToolName,
@@ -101,6 +103,10 @@ class ClientTool(Body):
 class ClientToolChoice(Body):
     """Which tools the model may call."""
 
+    model_config = all_of(
+        any_of({"type": {"enum": ["auto", "any", "none"]}}, {"name": {"type": "string"}})
+    )
+
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
@@ -123,8 +129,24 @@ class OutputConfig(Body):
     effort: Annotated[Any, Unsupported(_NO_BUDGET)] = None
 
 
+_CHOSEN = any_of(
+    {"tool_choice": {"type": "null"}},
+    {
+        "tool_choice": {
+            "type": "object",
+            "properties": {"type": {"enum": ["auto", "none"]}},
+            "required": ["type"],
+        }
+    },
+    {"tools": SOME},
+)
+"""A tool that must be called is one of the tools."""
+
+
 class CountTokensRequest(Body):
     """The body of ``POST /v1/messages/count_tokens``."""
+
+    model_config = all_of(_CHOSEN)
 
     model: str | None = None
     messages: Annotated[Items[Turn], Field(min_length=1), AtMost(MOST_MESSAGES)]
@@ -154,13 +176,13 @@ class CountTokensRequest(Body):
 class MessagesRequest(CountTokensRequest):
     """The body of ``POST /v1/messages``."""
 
-    max_tokens: Annotated[int, Field(ge=1)]
+    max_tokens: Count
     stop_sequences: Annotated[Items[Stop], AtMost(DEFAULT_LIMITS.max_stop_strings)] | None = None
     output_config: OutputConfig | None = None
     stream: bool | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None
+    top_k: Natural | None = None
     # mie's own
     seed: Integer64 | None = None
     cache_salt: Salt | None = None

@@ -12,8 +12,24 @@ from pydantic_core import PydanticCustomError
 
 from mie.config.request_limits import DEFAULT_LIMITS
 from mie.errors import shown
-from mie.serve.body import AtMost, Body, Items, Unsupported, WithoutEffect, limit, refused
-from mie.serve.openai.fields import OFF, TEXT_ONLY, OtherFields
+from mie.serve.body import (
+    ABSENT,
+    SOME,
+    AtMost,
+    Body,
+    Items,
+    Unsupported,
+    Whole,
+    WithoutEffect,
+    all_of,
+    any_of,
+    limit,
+    refused,
+    whole,
+)
+from mie.serve.openai import fields
+from mie.serve.openai.fields import TEXT_ONLY, OtherFields
+from mie.serve.openai.formats import ResponseFormat, Schema, StructuredOutputs
 from mie.text.messages import MOST_MESSAGES
 from mie.tools.definitions import MOST_TOOLS, NAME
 
@@ -21,21 +37,20 @@ MAX_STOP_STRINGS = 16
 MAX_PROMPTS = 4096
 MAX_BIASES = 1024
 """Maximum number of entries of ``logit_bias``, as in vLLM."""
-MAX_CHOICES = 2**16
 MAX_VARIABLES = 256
 """Maximum number of variables of a chat template."""
 
-Text = Annotated[str, Field(min_length=1)]
 Salt = Annotated[str, Field(min_length=1, max_length=DEFAULT_LIMITS.max_cache_salt_chars)]
 Stop = Annotated[str, Field(min_length=1, max_length=DEFAULT_LIMITS.max_stop_chars)]
 BadWord = Annotated[str, Field(min_length=1, max_length=DEFAULT_LIMITS.max_bad_word_length)]
-TokenId = Annotated[int, Field(ge=0)]
-Integer64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Count = Annotated[int, Field(ge=1), Whole]
+Natural = Annotated[int, Field(ge=0), Whole]
+NaturalOrAll = Annotated[int, Field(ge=-1), Whole]
+TokenId = Natural
+Integer64 = Annotated[int, Field(ge=-(2**63), lt=2**63), Whole]
 Temperature = Annotated[float, Field(ge=0, le=1000)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-Schema = dict[str, Any]
-"""A JSON schema."""
 
 
 def _prompts(prompt: Any, info: ValidationInfo) -> Any:
@@ -48,7 +63,7 @@ def _prompts(prompt: Any, info: ValidationInfo) -> Any:
         prompt = [prompt]
     elif not isinstance(prompt, list):
         raise _bad_prompt(prompt)
-    elif prompt and type(prompt[0]) is int:
+    elif prompt and type(prompt[0]) in (int, float):
         prompt = [prompt]
     if not prompt or not all(prompt):
         raise refused("is empty; it needs at least one token")
@@ -57,14 +72,20 @@ def _prompts(prompt: Any, info: ValidationInfo) -> Any:
     if all(isinstance(each, str) for each in prompt):
         return prompt
     most = limit(info, "prompt")
-    for each in prompt:
-        if not isinstance(each, list):
+    return [_ids(each, prompt, most) for each in prompt]
+
+
+def _ids(given: object, prompt: object, most: int) -> list[int]:
+    """Return the token ids of one of the prompts."""
+    if not isinstance(given, list):
+        raise _bad_prompt(prompt)
+    if len(given) > most:
+        raise refused(f"may have at most {most} token ids; got {len(given)}")
+    if set(map(type, given)) != {int}:
+        given = [whole(each) for each in given]
+        if set(map(type, given)) != {int}:
             raise _bad_prompt(prompt)
-        if len(each) > most:
-            raise refused(f"may have at most {most} token ids; got {len(each)}")
-        if set(map(type, each)) != {int}:
-            raise _bad_prompt(prompt)
-    return prompt
+    return given
 
 
 def _bad_prompt(prompt: object) -> PydanticCustomError:
@@ -114,57 +135,6 @@ Biases = Annotated[
     ),
     AtMost(MAX_BIASES),
 ]
-
-
-# What an answer must be.
-
-
-class TextFormat(Body):
-    """Any text."""
-
-    type: Literal["text"]
-
-
-class JsonObjectFormat(Body):
-    """A JSON object, of a schema if there is one (llama.cpp)."""
-
-    type: Literal["json_object"]
-    schema_: Annotated[Schema | None, Field(alias="schema")] = None
-
-
-class NamedSchema(Body):
-    """A JSON schema. It always holds, whether it is ``strict``."""
-
-    name: str | None = None
-    description: str | None = None
-    schema_: Annotated[Schema, Field(alias="schema")]
-    strict: bool | None = None
-
-
-class JsonSchemaFormat(Body):
-    """JSON of a schema."""
-
-    type: Literal["json_schema"]
-    json_schema: NamedSchema
-
-
-ResponseFormat = Annotated[
-    TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
-]
-
-
-class StructuredOutputs(Body):
-    """What an answer must be, as in `StructuredOutputsParams` (vLLM)."""
-
-    json_: Annotated[str | Schema | None, Field(alias="json")] = None
-    regex: str | None = None
-    choice: Annotated[Items[str], Field(min_length=1), AtMost(MAX_CHOICES)] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    disable_any_whitespace: bool | None = None
-    disable_additional_properties: bool | None = None
-    whitespace_pattern: str | None = None
-    structural_tag: Annotated[Any, Unsupported("write a grammar")] = None
 
 
 # Tools.
@@ -251,6 +221,19 @@ _PEOPLE = ("system", "developer", "user", "assistant")
 class ChatMessage(Body):
     """A message of a conversation. Its unknown fields reach the chat template too."""
 
+    # It has a content, which may be null, unless it is of an assistant that called tools.
+    model_config = all_of(
+        {
+            "anyOf": [
+                {"required": ["content"]},
+                {
+                    "properties": {"role": {"const": "assistant"}, "tool_calls": SOME},
+                    "required": ["tool_calls"],
+                },
+            ]
+        }
+    )
+
     role: Literal["system", "developer", "user", "assistant"]
     content: Content | None = None
     name: str | None = None
@@ -299,17 +282,25 @@ class StreamOptions(Body):
     """Send one more chunk, without choices, that has the usage."""
     continuous_usage_stats: bool | None = None
     """Send the usage so far in every chunk (vLLM)."""
-    include_obfuscation: Annotated[Any, Unsupported("chunks are not padded", OFF)] = None
+    include_obfuscation: Annotated[Any, Unsupported("chunks are not padded", fields.OFF)] = None
+
+
+STREAMED = any_of({"stream_options": ABSENT}, {"stream": {"const": True}})
+"""Options of a stream need one."""
+CHOSEN = any_of({"tool_choice": {"enum": [None, "none"]}}, {"tools": SOME})
+"""A choice of a tool needs tools."""
 
 
 class GenerationBody(OtherFields):
     """What both generation routes take."""
 
+    model_config = all_of(STREAMED)
+
     model: str | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
+    n: Count | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
+    top_k: NaturalOrAll | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Integer64 | None = None
     presence_penalty: Penalty | None = None
@@ -321,18 +312,26 @@ class GenerationBody(OtherFields):
     )
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    min_tokens: Natural | None = None
     bad_words: Annotated[Items[BadWord], AtMost(DEFAULT_LIMITS.max_bad_words)] | None = None
     allowed_token_ids: (
         Annotated[Items[TokenId], Field(min_length=1), AtMost("vocabulary")] | None
     ) = None
     logit_bias: Biases | None = None
-    prompt_logprobs: Annotated[int, Field(ge=-1)] | None = None
+    prompt_logprobs: NaturalOrAll | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncate_prompt_tokens: (
+        Annotated[
+            int,
+            Field(ge=-1),
+            Whole,
+            WithJsonSchema({"type": "integer", "minimum": -1, "not": {"const": 0}}),
+        ]
+        | None
+    ) = None
     skip_reading_prefix_cache: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -348,14 +347,16 @@ class CompletionRequest(GenerationBody):
     """The body of ``POST /v1/completions``."""
 
     prompt: Prompt
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Natural | None = None
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=-1)] | None = None
+    logprobs: NaturalOrAll | None = None
     add_special_tokens: bool | None = None
 
 
 class TemplateFields(Body):
     """A conversation, and how the chat template writes it."""
+
+    model_config = all_of(CHOSEN)
 
     messages: Messages
     tools: Tools | None = None
@@ -370,10 +371,12 @@ class TemplateFields(Body):
 class ChatCompletionRequest(TemplateFields, GenerationBody):
     """The body of ``POST /v1/chat/completions``."""
 
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    model_config = all_of(CHOSEN)
+
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
     """Whether the answer has the model's reasoning (vLLM)."""
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=-1)] | None = None
+    top_logprobs: NaturalOrAll | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mie.params.structured import StructuredOutputsParams
-from mie.serve.openai.protocol import JsonObjectFormat
+from mie.serve.openai.formats import JsonObjectFormat
 from mie.serve.openai.responses_protocol import (
     CallItem,
     FlatSchemaFormat,

@@ -6,20 +6,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from mie.serve.body import AtMost, Body, Items, Unsupported, WithoutEffect
+from mie.serve.body import AtMost, Body, Items, Unsupported, WithoutEffect, all_of
 from mie.serve.openai.fields import EMPTY, NO_STORE, OFF, TEXT_ONLY
+from mie.serve.openai.formats import JsonObjectFormat, NamedSchema, Text, TextFormat
 from mie.serve.openai.protocol import (
+    CHOSEN,
     Choice,
     Content,
+    Count,
     Function,
     FunctionName,
     Integer64,
-    JsonObjectFormat,
-    NamedSchema,
+    Natural,
     Salt,
     Temperature,
-    Text,
-    TextFormat,
     TopP,
 )
 from mie.text.messages import MOST_MESSAGES
@@ -131,14 +131,16 @@ class ResponseStreamOptions(Body):
 class ResponsesRequest(Body):
     """The body of ``POST /v1/responses``."""
 
+    model_config = all_of(CHOSEN)
+
     model: str | None = None
     input: Text | Annotated[Items[InputItem], Field(min_length=1), AtMost(MOST_MESSAGES)]
     instructions: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_output_tokens: Count | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     include: Annotated[Items[Literal["message.output_text.logprobs"]], AtMost(16)] | None = None
-    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    top_logprobs: Natural | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], AtMost(16)] | None = None

@@ -5,13 +5,13 @@ from __future__ import annotations
 from mie.errors import ConfigError
 from mie.params.structured import StructuredOutputsParams
 from mie.serve.errors import invalid
-from mie.serve.openai.protocol import (
-    GenerationBody,
+from mie.serve.openai.formats import (
     JsonObjectFormat,
     JsonSchemaFormat,
     NamedSchema,
     TextFormat,
 )
+from mie.serve.openai.protocol import GenerationBody
 
 
 def structure_of(body: GenerationBody) -> tuple[StructuredOutputsParams | None, str]:

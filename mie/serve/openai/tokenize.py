@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mie.serve.body import AtMost, Items, Unsupported, read
+from mie.serve.body import ABSENT, OFF, SOME, TEXT, AtMost, Items, Unsupported, all_of, any_of, read
 from mie.serve.errors import invalid, too_long, unsupported
 from mie.serve.openai.chat import chat_prompt
 from mie.serve.openai.fields import OtherFields
@@ -33,6 +33,20 @@ class TemplateRequest(TemplateFields, OtherFields):
 
 class TokenizeRequest(TemplateRequest):
     """The body of ``POST /tokenize``: a text under one of two names, or messages."""
+
+    model_config = all_of(
+        any_of(
+            {"prompt": TEXT, "content": ABSENT, "messages": ABSENT},
+            {"content": TEXT, "prompt": ABSENT, "messages": ABSENT},
+            {
+                "messages": SOME,
+                "prompt": ABSENT,
+                "content": ABSENT,
+                "add_special_tokens": OFF,
+                "add_special": OFF,
+            },
+        ),
+    )
 
     messages: Messages | None = None  # type: ignore[assignment]
     prompt: str | None = None
