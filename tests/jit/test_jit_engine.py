@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -292,6 +293,32 @@ def test_a_forward_pass_that_raises_leaves_the_backend_usable(
     table = backend.load_embedding((4, 3), [np.eye(4, 3, dtype=np.float32)])
     assert backend.embed(np.array([2]), table).tolist() == [[0, 0, 1]]
     assert stepper.step(batch).tobytes() == wanted.tobytes()
+
+
+def test_two_backends_run_at_once(models: dict[tuple[str, str], Model]):
+    """Two threads replay programs of their own, whose workers compete for the CPUs."""
+    asked = sequences(8, 70, 9, 1)
+    batches = [asked.batch([(0, 0, 69), (1, 0, 9)]), asked.batch([(0, 69, 70), (2, 0, 1)])]
+    backends = [load_backend("jit", config=EngineConfig(num_threads=3)) for _ in range(2)]
+    names = ("llama", "odd sizes")
+    wanted = [
+        [alone.step(batch).tobytes() for batch in batches]
+        for alone in (new_stepper(models[name, "float32"], jit_backend()) for name in names)
+    ]
+    found: list[list[bytes]] = [[], []]
+
+    def replay(number: int) -> None:
+        stepper = new_stepper(models[names[number], "float32"], backends[number])
+        for _ in range(200):
+            found[number] += [stepper.step(batch).tobytes() for batch in batches]
+
+    threads = [threading.Thread(target=replay, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert mine == theirs * 200
 
 
 def test_a_model_can_be_deleted_while_its_backend_lives(models: dict[tuple[str, str], Model]):

@@ -45,8 +45,15 @@ LONG = [(511, 17), (512, 33), (513, 16), (1030, 96)]
 """Inputs and outputs. A pass has 512 inputs."""
 
 
-@pytest.mark.parametrize("dtype", WEIGHTS)
-@pytest.mark.parametrize(("has_bias", "has_residual"), [(0, 0), (1, 0), (0, 1), (1, 1)])
+@pytest.mark.parametrize(
+    ("dtype", "has_bias", "has_residual"),
+    [
+        *[(dtype, 1, 1) for dtype in WEIGHTS],
+        ("float32", 0, 0),
+        ("float16", 1, 0),
+        ("bfloat16", 0, 1),
+    ],
+)
 def test_products_of_any_size(dtype: str, has_bias: int, has_residual: int):
     """Each sum is off by at most K + 3 roundings of the sum of its terms' magnitudes."""
     backend = jit_backend()
@@ -401,11 +408,11 @@ LENGTHS = (511, 512, 513, 1023, 1024, 1025, 1100)
 @pytest.mark.parametrize("stored", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("window", [None, 1, 64, 65, 511, 512, 513, 700])
 def test_attention_over_several_parts(stored: str, window: int | None):
-    for block_size in (16, 24):
-        decodes = [(1, length) for length in LENGTHS]
-        chunks = [(3, 513), (40, 1030), (600, 600), (2, 1024)]
-        sequences = [*decodes[:3], *chunks[:2], *decodes[3:], *chunks[2:]]
-        attend(sequences, stored=stored, block_size=block_size, group=2, window=window)
+    block_size = 24 if stored == "bfloat16" or window in (1, 511, 700) else 16
+    decodes = [(1, length) for length in LENGTHS]
+    chunks = [(3, 513), (40, 1030), (600, 600), (2, 1024)]
+    sequences = [*decodes[:3], *chunks[:2], *decodes[3:], *chunks[2:]]
+    attend(sequences, stored=stored, block_size=block_size, group=2, window=window)
 
 
 @pytest.mark.parametrize("stored", ["float32", "fp8"])
