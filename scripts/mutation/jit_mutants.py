@@ -214,6 +214,20 @@ JIT_MUTANTS = (
         "after 8 million steps nothing is computed",
     ),
     Mutant(
+        "tickets-read-without-order",
+        KERNEL_TEAM,
+        'b.load_atomic(pointer(b, at, I64), "acquire", 8)',
+        'b.load_atomic(pointer(b, at, I64), "monotonic", 8)',
+        "on ARM, a thread reads an instruction before its ticket",
+    ),
+    Mutant(
+        "tickets-set-without-order",
+        KERNEL_TEAM,
+        'b.store_atomic(value, pointer(b, at, I64), "seq_cst", 8)',
+        'b.store_atomic(value, pointer(b, at, I64), "monotonic", 8)',
+        "on ARM, a ticket is seen before its instruction",
+    ),
+    Mutant(
         "one-lock-for-forks",
         TEAM,
         "self._locks.setdefault(os.getpid(), threading.Lock())",
