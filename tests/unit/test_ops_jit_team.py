@@ -15,16 +15,17 @@ from mie.ops_jit.kernels import team as kernels
 from mie.ops_jit.layout import INSTRUCTION_SHIFT, RUN_SHIFT
 
 CASES = {
-    "two runs": Case([[2, 1], [1, 2]]),
     "three short runs": Case([[1], [1], [1]]),
-    "instructions without tiles": Case([[0, 1, 0], [0], [], [2]]),
-    "a worker that is not woken": Case([[1], [1]], workers=2, woken=1),
     "runs that nobody is woken for": Case([[2], [1]], woken=0),
-    "delayed stores": Case([[2, 1], [1, 2]], delayed=True),
     "the number of the run wraps": Case([[2], [1], [2]], first_run=(1 << 23) - 2),
     "the same ticket comes again": Case([[2], [2], [2]], num_runs=2),
+    "instructions without tiles": Case([[0, 1, 0], [0], [], [2]]),
+    "delayed stores": Case([[2, 1], [1]], delayed=True),
+    "two runs": Case([[2, 1], [1, 2]]),
+    "a worker that is not woken": Case([[1], [1]], workers=2, woken=1),
     "two workers": Case([[2, 1]], workers=2),
 }
+"""The smaller ones first, which find most mistakes."""
 LONG_CASES = {
     "one run of two pairs": Case([[2, 2]], workers=2),
     "two runs": Case([[2, 1], [1, 2]], workers=2),
