@@ -1,10 +1,11 @@
-"""Break the allocator and the scheduler, one line at a time, and see that a test notices.
+"""Break the allocator, the scheduler and the `jit` backend, and see that a test notices.
 
     python scripts/mutate.py [--only NAME] [--rungs RUNG ...] [--jobs N] [--allow N] [--list]
 
-Each mutant of `mutation/mutants.py` is applied to a copy of the code and climbs a ladder of tests,
-the fastest first. The first rung that fails, or takes far longer than it should, kills it. A mutant
-that reaches the top has survived: a test is missing, or the line is dead.
+Each mutant of `mutation/mutants.py` is one wrong line. It is applied to a copy of the code and
+climbs the ladder of its room's tests, the fastest first. The first rung that fails, or takes far
+longer than it should, kills it. A mutant that reaches the top has survived: a test is missing, or
+the line is dead.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from mutation.mutants import MUTANTS, Mutant
+from mutation.mutant import Mutant
+from mutation.mutants import MUTANTS
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY_LIMIT = 8 << 30
@@ -56,8 +58,14 @@ class Rung:
 
     name: str
     files: tuple[str, ...]
+    rooms: tuple[str, ...] = ("mie/memory/", "mie/sched/")
+    """Where the mutants are that climb it."""
     limit: float = 600
     """Seconds after which the rung counts as hanging."""
+
+    def fits(self, mutant: Mutant) -> bool:
+        """Return whether a mutant climbs it."""
+        return mutant.path.startswith(self.rooms)
 
 
 RUNGS = (
@@ -85,6 +93,16 @@ RUNGS = (
         ),
     ),
     Rung("crown", ("tests/property/test_engine_equals_naive.py",)),
+    Rung("protocol", ("tests/unit/test_ops_jit_team.py",), ("mie/ops_jit/kernels/team.py",)),
+    Rung(
+        "kernels",
+        (
+            "tests/unit/test_ops_jit_threads.py",
+            "tests/unit/test_ops_jit_kernels.py",
+            "tests/unit/test_ops_jit_cache.py",
+        ),
+        ("mie/ops_jit/",),
+    ),
 )
 
 
@@ -96,7 +114,7 @@ class Result:
     killer: str | None = None
     """The rung that failed, or None for a survivor."""
     test: str = ""
-    """The test that failed first, or "hangs"."""
+    """The test that failed first, or how else the rung ended."""
 
 
 class LadderError(Exception):
@@ -105,15 +123,19 @@ class LadderError(Exception):
 
 def main() -> int:
     options = parse_options()
-    mutants = [mutant for mutant in MUTANTS if options.only in (None, mutant.name)]
+    rungs = [rung for rung in RUNGS if rung.name in options.rungs]
+    mutants = [
+        mutant
+        for mutant in MUTANTS
+        if options.only in (None, mutant.name) and any(rung.fits(mutant) for rung in rungs)
+    ]
     if not mutants:
-        print(f"no mutant is called {options.only!r}; --list names them all")
+        print(f"no mutant of these rungs is called {options.only!r}; --list names them all")
         return 2
     if options.list:
         for mutant in mutants:
             print(f"{mutant.name:<40} {mutant.path}: {mutant.breaks}")
         return 0
-    rungs = [rung for rung in RUNGS if rung.name in options.rungs]
     try:
         return run_ladder(mutants, rungs, options)
     except LadderError as error:
@@ -140,7 +162,8 @@ def run_ladder(
     """Print how far each mutant climbs. Return 1 if more survive than allowed."""
     num_survivors = 0
     with copied(ROOT) as source, ThreadPoolExecutor(options.jobs) as pool:
-        rungs = [timed(rung, source) for rung in rungs]
+        used = [rung for rung in rungs if any(rung.fits(mutant) for mutant in mutants)]
+        rungs = [timed(rung, source) for rung in used]
         run = partial(climb, source=source, rungs=rungs)
         for mutant, result in zip(mutants, pool.map(run, mutants), strict=True):
             print(row(mutant, result), flush=True)
@@ -182,6 +205,8 @@ def climb(mutant: Mutant | None, source: Path, rungs: Sequence[Rung]) -> Result:
             path = directory / mutant.path
             path.write_text(mutant.apply(path.read_text()))
         for rung in rungs:
+            if mutant is not None and not rung.fits(mutant):
+                continue
             test = first_failure(rung, directory)
             if test:
                 return Result(time.monotonic() - start, rung.name, test)
@@ -204,7 +229,7 @@ def copied(source: Path) -> Iterator[Path]:
 
 
 def first_failure(rung: Rung, directory: Path) -> str | None:
-    """Return the first test of the rung that fails, "hangs", or None if all pass."""
+    """Return the first test of the rung that fails, or how else the rung ended, or None."""
     early = "ignore::pytest.PytestAssertRewriteWarning"  # hypothesis, imported before pytest runs
     how = ["-x", "-q", "--tb=no", "-m", "not slow", "-p", "no:cacheprovider", "-W", early]
     environment = {
@@ -229,6 +254,8 @@ def first_failure(rung: Rung, directory: Path) -> str | None:
         return "hangs"
     if done.returncode == 0:
         return None
+    if done.returncode < 0:
+        return f"ends with signal {-done.returncode}"
     failed = re.search(r"^(?:FAILED|ERROR) \S*?(\w+\.py\S*)", done.stdout, re.MULTILINE)
     if not failed:  # not a failing test: the files are missing, or pytest broke down
         raise LadderError(f"{rung.name} did not run:\n{done.stdout}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from mutation.jit_mutants import JIT_MUTANTS
+from mutation.mutant import Mutant
 
 POOL = "mie/memory/pool.py"
 PREFIX = "mie/memory/prefix.py"
@@ -18,31 +19,6 @@ SEQUENCE = "mie/sched/sequence.py"
 SEATS = "mie/sched/seats.py"
 AHEAD = "mie/sched/ahead.py"
 OPENING = "mie/sched/opening.py"
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """A snippet of the source, which must occur exactly once, and its replacement."""
-
-    name: str
-    path: str
-    old: str
-    new: str
-    breaks: str
-    """What a user or a maintainer would see."""
-    equivalent: str | None = None
-    """Why no test can detect it, if none can."""
-
-    def apply(self, source: str) -> str:
-        """Return the source with the mutation.
-
-        Raises:
-            ValueError: the snippet does not occur exactly once.
-        """
-        count = source.count(self.old)
-        if count != 1:
-            raise ValueError(f"{self.name}: the snippet occurs {count} times in {self.path}")
-        return source.replace(self.old, self.new)
 
 
 # Reference counts.
@@ -1245,4 +1221,5 @@ MUTANTS = (
     *NUMBERS,
     *AHEAD_OF_STEPS,
     *REBUILDING,
+    *JIT_MUTANTS,
 )

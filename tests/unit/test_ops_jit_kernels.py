@@ -185,6 +185,27 @@ def test_steps_equal_the_plain_operators(logits: tuple[list[Any], list[Any], flo
         )
 
 
+def test_a_step_that_was_interrupted_between_its_segments_can_be_run_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given, batch = weights(0, np.float32), Sequences(16).batch((100, 0, 0, 0))
+    model = Model(JitBackend(num_threads=2), given, 16)
+    expected = model.step(batch)
+    real, calls = model.backend._team.run, []
+
+    def interrupted(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        real(*args)
+
+    monkeypatch.setattr(model.backend._team, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.step(batch)
+    np.testing.assert_array_equal(model.step(batch), expected)
+    assert len(calls) >= 4
+
+
 def recorded() -> Program:
     program = Program(lambda name: 1, 1, 1)
     first, second = program.value(NUM_TOKENS, 8), program.value(NUM_TOKENS, 8)
