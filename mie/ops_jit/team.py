@@ -46,11 +46,11 @@ class Team:
         self.scratch_bytes = scratch_bytes
         """The memory of each thread, which its kernels may overwrite."""
         self._code = code
-        self._lock = threading.Lock()
         self._start()
 
     def _start(self) -> None:
         self._pid = os.getpid()
+        self._lock = threading.Lock()  # that of a parent process may be locked for ever
         num_workers = self.num_threads - 1
         self._words: NDArray[np.int64] = zeros((SLEEPERS + num_workers * WORKER_WORDS,), np.int64)
         self._scratch = zeros((self.num_threads, self.scratch_bytes), np.uint8)
@@ -85,9 +85,9 @@ class Team:
 
     def run(self, program: NDArray[np.int64], header: NDArray[np.int64], num_threads: int) -> None:
         """Run a program's instructions with at most this many threads."""
+        if os.getpid() != self._pid:
+            self._start()
         with self._lock:
-            if os.getpid() != self._pid:
-                self._start()
             self._run(
                 self._result, None, self._words.ctypes.data, program.ctypes.data,
                 header.ctypes.data, 0, len(program), num_threads - 1, self._scratch.ctypes.data,
