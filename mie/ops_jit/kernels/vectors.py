@@ -276,9 +276,9 @@ EXP_COEFFICIENTS = (
 
 @intrinsic
 def exp(_: Any, x: Any) -> Emitted:
-    """Return e**x of each lane to about 2 units in the last place, 0 below -87.3, and inf above 88.3.
+    """Return e**x of each lane to about 2 units in the last place.
 
-    2**z is 2**n * 2**f with an integer n and |f| <= 1/2. The polynomial for 2**f is Cephes' exp2f
+    It is 0 below -87.3 and infinite above 88.3. 2**z is 2**n * 2**f with an integer n and |f| <= 1/2. The polynomial for 2**f is Cephes' exp2f
     (Moshier, 1992). It is exactly 1 for x = 0.
     """
 
