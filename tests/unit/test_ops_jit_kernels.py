@@ -22,8 +22,9 @@ from mie.ops.numpy_backend import NumpyBackend
 from mie.ops.rope import rope_table
 from mie.ops_jit import program as program_module
 from mie.ops_jit.jit_backend import JitBackend
-from mie.ops_jit.layout import NUM_TOKENS
+from mie.ops_jit.layout import NUM_TOKENS, PARTIALS
 from mie.ops_jit.program import Program
+from mie.ops_jit.step import StepHeader
 
 D, F, V, HQ, HKV, DH = 520, 80, 73, 6, 2, 12
 EPS = 1e-5
@@ -162,17 +163,19 @@ def logits(request: pytest.FixtureRequest) -> tuple[list[np.ndarray], list[np.nd
     models = (
         Model(plain, wide, block_size),
         Model(own, given, block_size),
-        Model(own, weights(1, dtype), block_size),
         Model(eager, given, block_size),
+        Model(own, weights(1, dtype), block_size),
+        Model(eager, weights(1, dtype), block_size),
     )
     sequences = Sequences(block_size)
     expected, got = [], []
     for counts in STEPS:
         batch = sequences.batch(counts)
-        reference, first, _, alone = (model.step(batch) for model in models)
+        reference, first, alone, other, other_alone = (model.step(batch) for model in models)
         expected.append(reference)
         got.append(first)
         np.testing.assert_array_equal(first, alone, err_msg=f"replayed and eager: {counts}")
+        np.testing.assert_array_equal(other, other_alone, err_msg=f"the other model: {counts}")
     return expected, got, tolerance
 
 
@@ -204,6 +207,24 @@ def test_a_step_that_was_interrupted_between_its_segments_can_be_run_again(
         model.step(batch)
     np.testing.assert_array_equal(model.step(batch), expected)
     assert len(calls) >= 4
+
+
+def test_the_partial_results_of_more_sequences_get_more_memory() -> None:
+    header = StepHeader()
+    for number in (1, 2, 9):
+        batch = StepBatch(
+            token_ids=np.zeros(number, int),
+            positions=np.full(number, 1099),
+            slot_mapping=np.arange(number),
+            cu_seqlens_q=np.arange(number + 1),
+            seq_lens=np.full(number, 1100),
+            block_tables=np.zeros((number, 100), int),
+            logits_rows=np.arange(number),
+        )
+        header.set_batch(batch, HQ, HKV, DH)
+        assert header.words[PARTIALS] == header._partials.ctypes.data
+        # Three parts, each with a state of 16 numbers and a padded head.
+        assert header._partials.size >= number * 3 * HQ * (16 + 16)
 
 
 def recorded() -> Program:
