@@ -278,8 +278,8 @@ EXP_COEFFICIENTS = (
 def exp(_: Any, x: Any) -> Emitted:
     """Return e**x of each lane to about 2 units in the last place.
 
-    It is 0 below -87.3 and infinite above 88.3. 2**z is 2**n * 2**f with an integer n and |f| <= 1/2. The polynomial for 2**f is Cephes' exp2f
-    (Moshier, 1992). It is exactly 1 for x = 0.
+    It is 0 below -87.3 and infinite above 88.3. 2**z is 2**n * 2**f with an integer n and |f| <=
+    1/2. The polynomial for 2**f is Cephes' exp2f (Moshier, 1992). It is exactly 1 for x = 0.
     """
 
     def emit(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
