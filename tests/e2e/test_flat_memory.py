@@ -42,10 +42,10 @@ def test_memory_stays_flat_over_6000_steps(tiny, backend):
     cache = engine._runner._kv_cache
     elements = cache.elements if backend == "jit" else cache
     address = elements.ctypes.data
-    decode(engine, 1000, rng)
+    decode(engine, 200, rng)
     tracemalloc.start()
     try:
-        decode(engine, 200, rng)
+        decode(engine, 1000, rng)  # NumPy keeps small arrays of every size for the next ones
         assert engine.reset_prefix_cache()  # how much it holds depends on the tokens
         gc.collect()
         before, _ = tracemalloc.get_traced_memory()
