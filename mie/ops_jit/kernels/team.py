@@ -170,9 +170,10 @@ def take_part(team, run, scratch):
                 continue
             # The instruction cannot end before this tile, so its words no longer change.
             row = word(team, PROGRAM) + instruction * INSTRUCTION_WORDS * 8
-            args = row + ARGUMENTS * 8
+            args, tiles = row + ARGUMENTS * 8, word(team, TILES)
             call_kernel(word(row, KERNEL), args, word(team, HEADER), left - 1, scratch)
-            if fetch_add(done_at, 1) + 1 == word(team, TILES):
+            # Once this tile counts, another thread may end the instruction and change the words.
+            if fetch_add(done_at, 1) + 1 == tiles:
                 set_word(team, DONE, 0)
                 release(ticket_at, next_ticket(team, run, instruction + 1))
             turns = 0
