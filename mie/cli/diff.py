@@ -72,7 +72,7 @@ def add_parser(
         "--b",
         default="cupy-emulated",
         metavar="NAME",
-        help="backend to check: cupy-emulated (default), cupy, numpy or numpy-plain",
+        help="backend to check: cupy-emulated (default), cupy, jit, numpy or numpy-plain",
     )
     for name in ("a", "b"):
         sides.add_argument(

@@ -153,6 +153,8 @@ def _run(
 
 def _config(workload: DiffWorkload, side: Side) -> EngineConfig:
     """Return the workload's config with the side's settings, which must not change the schedule."""
+    if side.backend == "auto":
+        raise ConfigError("a comparison needs the name of a backend; got 'auto' (jit or numpy)")
     own = SETTINGS.get(side.backend, ())
     refuse_unknown(f"the {side.backend} backend", side.settings, own)
     eager = {"enforce_eager": True} if "enforce_eager" in own else {}

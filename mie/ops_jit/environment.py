@@ -17,6 +17,8 @@ from mie.system.cache_dir import CacheError, cache_path
 from mie.system.resources import available_cpus
 
 OLDEST_NUMBA = (0, 61)
+_VERSION = re.compile(r"""version(?:_version)?['"]?\s*[:=]\s*['"](\d[^'"]*)['"]""")
+"""How the files of Numba and of llvmlite state their versions."""
 INSTALL = "pip install 'mie[jit]'"
 UPGRADE = "pip install --upgrade 'mie[jit]'"
 
@@ -77,7 +79,7 @@ def version_of(package: str) -> str | None:
         return None
     path = Path(spec.origin).with_name("_version.py")
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    if match := re.search(r'"version": "([^"]+)"', text):
+    if match := _VERSION.search(text):
         return match[1]
     from importlib.metadata import PackageNotFoundError, version  # takes 20 ms
 

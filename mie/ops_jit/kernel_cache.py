@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -112,6 +111,8 @@ def read(name: str, key: str) -> bytes | None:
 
 def write(name: str, key: str, code: bytes) -> None:
     """Store a kernel's object file, if there is a cache. Then it is compiled again next time."""
+    import tempfile  # takes 5 ms, and a full cache is only read
+
     with suppress(OSError, CacheError):
         path = _path(name, key)
         handle, temporary = tempfile.mkstemp(dir=path.parent)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -89,6 +88,8 @@ def write_json(path: Path, content: Any) -> None:
     Raises:
         CacheError: it cannot be written.
     """
+    import tempfile  # takes 5 ms, and a full cache is only read
+
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import threading
 from collections.abc import Callable, Iterator
@@ -32,6 +31,8 @@ async def call_in_thread(function: Callable[P, T], *args: P.args, **keywords: P.
     Raises:
         ThreadLimitError: the system refuses the thread.
     """
+    import asyncio  # takes 20 ms, and whoever awaits this has it
+
     call = partial(contextvars.copy_context().run, function, *args, **keywords)
     with refusal_explained("a worker of the event loop"):
         future = asyncio.get_running_loop().run_in_executor(None, call)

@@ -48,7 +48,7 @@ def test_memory_stays_flat(tiny, backend, num_logged, num_measured):
     decode(engine, num_measured + 200, rng)  # so that no request is under way below
     tracemalloc.start()
     try:
-        decode(engine, 200, rng)
+        decode(engine, 1000, rng)  # NumPy keeps small arrays of every size for the next ones
         assert engine.reset_prefix_cache()  # how much it holds depends on the tokens
         gc.collect()
         before, _ = tracemalloc.get_traced_memory()

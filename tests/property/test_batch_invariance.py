@@ -18,7 +18,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from compiled import needs_numba
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiny_models import LLAMA, MISTRAL_WINDOW, QWEN2, QWEN3_TIED, random_weights, write_model
 
@@ -107,6 +107,30 @@ def loads(draw):
     return str(rng.choice(list(MODELS))), requests, config
 
 
+def _prompt(seed, length):
+    return np.random.default_rng(seed).integers(0, 39, length).tolist()
+
+
+WITH_A_HIT = (
+    "llama",
+    [
+        (_prompt(0, 130) + _prompt(1, 5), {"max_tokens": 20, "temperature": 0, "seed": 0}, 0),
+        (_prompt(0, 130) + _prompt(2, 60), {"max_tokens": 20, "temperature": 1, "seed": 1}, 3),
+    ],
+    {
+        "block_size": 16,
+        "num_blocks": 40,
+        "max_num_batched_tokens": 64,
+        "max_prefill_chunk": None,
+        "enable_prefix_caching": True,
+        "preemption_mode": "recompute",
+        "num_threads": 2,
+        "dtype": "float32",
+    },
+)
+"""A load whose second prompt begins like the first, which is in the cache."""
+
+
 def outcome(directory, requests, config, backend):
     """Return the tokens and all their log-probabilities by request and choice.
 
@@ -147,6 +171,7 @@ def by_id(row):
 @pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=NUM_EXAMPLES, deadline=None)
 @given(load=loads())
+@example(load=WITH_A_HIT)
 def test_a_request_gets_the_same_result_alone_and_in_a_batch(directories, backend, load):
     model, requests, config = load
     if backend == "jit":

@@ -133,7 +133,7 @@ def recorded(model: TinyModel, prompt: list[int]) -> list[tuple[Spot, np.ndarray
     calls: list[tuple[Spot, np.ndarray]] = []
     engine = load_engine(
         model.directory,
-        EngineConfig(num_blocks=16),
+        EngineConfig(num_blocks=16, enforce_eager=True),  # a recorded step calls no operator
         wrap=lambda backend: RecordingBackend(backend, lambda *call: calls.append(call)),
     )
     engine.add_request(prompt, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))

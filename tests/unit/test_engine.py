@@ -167,14 +167,21 @@ def test_settings_that_do_not_fit_the_model_are_refused(tiny, settings, message)
 def test_kv_cache_memory_is_spent_on_blocks(tiny):
     block_bytes = 16 * 2 * 2 * 2 * 8 * 4  # B, K and V, L, Hkv, Dh, float32
     config = EngineConfig(kv_cache_memory_bytes=10 * block_bytes + 5)
-    assert load_engine(tiny["llama"].directory, config).scheduler.manager.num_blocks == 10
+    engine = load_engine(tiny["llama"].directory, config, backend="numpy")
+    assert engine.scheduler.manager.num_blocks == 10
+    engine = load_engine(tiny["llama"].directory, config, backend="jit")
+    assert engine.scheduler.manager.num_blocks == 5, "a head of 8 takes the room of 16"
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"backend": "tpu"}, "backend 'tpu' is not available; choose from: numpy, numpy-plain,"),
-        ({"dtype": "float8"}, "dtype 'float8' is not supported by the numpy backend"),
+        ({"backend": "tpu"}, "backend 'tpu' is not available; choose from: auto, jit, numpy,"),
+        ({"dtype": "float8"}, "dtype 'float8' is not supported by the jit backend"),
+        (
+            {"dtype": "float8", "backend": "numpy"},
+            "dtype 'float8' is not supported by the numpy backend",
+        ),
     ],
 )
 def test_unknown_machines_are_refused(tiny, settings, message):

@@ -70,7 +70,7 @@ def test_the_defaults():
         ({"async_scheduling": "yes"}, "async_scheduling must be True or False; got 'yes'"),
         ({"kv_cache_dtype": "int4"}, "must be one of auto, int8, fp8; got 'int4'"),
         ({"linear_plan": "fast"}, "must be one of auto, plain, tiled; got 'fast'"),
-        ({"weight_dtype": "int4"}, "must be one of auto, bfloat16, float16; got 'int4'"),
+        ({"weight_dtype": "int4"}, "must be one of auto, float32, bfloat16, float16; got 'int4'"),
         (
             {"weight_dtype": "float16", "linear_plan": "plain"},
             "weight_dtype='float16' needs linear_plan='tiled' or 'auto'; got 'plain'",

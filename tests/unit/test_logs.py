@@ -48,9 +48,10 @@ def test_loading_logs_the_model_the_time_and_the_memory(
 ) -> None:
     directory = tiny["llama"].directory
     with caplog.at_level(logging.INFO, logger="mie"):
-        LLM(directory, skip_tokenizer_init=True, num_blocks=9)
-    loaded, memory = [record.getMessage() for record in caplog.records]
+        LLM(directory, backend="numpy", skip_tokenizer_init=True, num_blocks=9)
+    chosen, loaded, memory = [record.getMessage() for record in caplog.records]
     assert {record.name for record in caplog.records} == {"mie.load.engine"}
+    assert chosen == "backend numpy"
     assert loaded.startswith(f"loaded {directory} on numpy in ")
     assert "KV cache, 9 blocks of 16 tokens" in memory
 

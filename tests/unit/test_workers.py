@@ -397,7 +397,7 @@ def test_an_engine_runs_in_a_forked_child(
 
     monkeypatch.setattr(workers_module, "_Work", CountedWork)
     config = EngineConfig(num_blocks=32, num_threads=2, block_size=4)
-    engine = load_engine(tiny["llama"].directory, config)
+    engine = load_engine(tiny["llama"].directory, config, backend="numpy")
     params = SamplingParams(max_tokens=6, ignore_eos=True, temperature=0)
 
     def tokens() -> list[list[int]]:
