@@ -323,15 +323,15 @@ JIT_MUTANTS = (
     Mutant(
         "key-without-cpu",
         CACHE,
-        'repr((cpu, version("numba"), version("llvmlite")))',
-        'repr((version("numba"), version("llvmlite")))',
+        "repr((*cpu, compiler))",
+        "repr(compiler)",
         "a home that two machines share crashes one of them",
     ),
     Mutant(
         "key-without-layout",
         CACHE,
-        'folder / "layout.py", ',
-        "",
+        'own = [folder / "layout.py", folder / "compiler.py"]',
+        'own = [folder / "compiler.py"]',
         "an update of mie reads arguments at the wrong places",
     ),
     Mutant(
