@@ -323,8 +323,8 @@ JIT_MUTANTS = (
     Mutant(
         "key-without-cpu",
         CACHE,
-        'repr((cpu, version("numba"), version("llvmlite")))',
-        'repr((version("numba"), version("llvmlite")))',
+        "repr((*cpu, compiler))",
+        "repr(compiler)",
         "a home that two machines share crashes one of them",
     ),
     Mutant(

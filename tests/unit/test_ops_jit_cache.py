@@ -10,6 +10,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +22,9 @@ pytest.importorskip("numba")
 
 from mie.ops_jit import compiler, kernel_cache
 from mie.ops_jit.compiler import host_cpu
+from mie.ops_jit.environment import CannotRun
 from mie.ops_jit.jit_backend import JitBackend
-from mie.ops_jit.kernel_cache import DIGEST_BYTES, Kernels
+from mie.ops_jit.kernel_cache import DIGEST_BYTES, Kernels, key_of
 
 CPU = host_cpu()
 KERNEL = "silu_mul"
@@ -156,7 +158,7 @@ def test_a_folder_that_others_may_write_to_is_neither_read_nor_written(
     (cache.parent.parent / folder).chmod(0o777)
     file_of(cache).unlink()
     asked = forbid_compilation(monkeypatch)
-    with pytest.raises(Compiled):
+    with pytest.raises(CannotRun):
         result()
     assert asked
     assert not [*cache.glob(f"{KERNEL}-*")]
@@ -173,7 +175,7 @@ def forbid_compilation(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(name)
         raise Compiled
 
-    monkeypatch.setattr(kernel_cache, "intermediate_code", refuse)
+    monkeypatch.setattr(kernel_cache, "compile_kernel", refuse)
     return asked
 
 
@@ -204,7 +206,7 @@ def cannot_write(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(path))
-    monkeypatch.setattr(kernel_cache.tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
@@ -232,21 +234,19 @@ def test_without_a_cache_kernels_are_compiled_each_time(
 @pytest.mark.parametrize("field", ["triple", "name", "features"])
 def test_a_kernel_of_another_cpu_is_not_used(cache: Path, field: str) -> None:
     other = CPU._replace(**{field: "other"})
-    assert kernel_cache.read(KERNEL, CPU) is not None
-    assert kernel_cache.read(KERNEL, other) is None
+    assert kernel_cache.read(KERNEL, key_of(CPU)) is not None
+    assert kernel_cache.read(KERNEL, key_of(other)) is None
 
 
 @pytest.mark.parametrize("package", ["numba", "llvmlite"])
 def test_a_kernel_of_another_compiler_is_not_used(
     cache: Path, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = kernel_cache.version
+    real = kernel_cache.version_of
     monkeypatch.setattr(
-        kernel_cache, "version", lambda name: "0.1" if name == package else real(name)
+        kernel_cache, "version_of", lambda name: "0.1" if name == package else real(name)
     )
-    kernel_cache._key.cache_clear()
-    assert kernel_cache.read(KERNEL, CPU) is None
-    kernel_cache._key.cache_clear()
+    assert kernel_cache.read(KERNEL, key_of(CPU)) is None
 
 
 @pytest.mark.parametrize(
@@ -260,14 +260,10 @@ def test_a_kernel_of_other_sources_is_not_used(
     own = Path(kernel_cache.__file__).parent
     shutil.copytree(own, tmp_path / "room", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(kernel_cache, "__file__", str(tmp_path / "room/kernel_cache.py"))
-    kernel_cache._key.cache_clear()
-    assert kernel_cache.read(KERNEL, CPU) is not None
+    assert kernel_cache.read(KERNEL, key_of(CPU)) is not None
     path = tmp_path / "room" / source
     path.write_text(path.read_text() + "# changed\n")
-    kernel_cache._key.cache_clear()
-    assert kernel_cache.read(KERNEL, CPU) is None
-    monkeypatch.undo()
-    kernel_cache._key.cache_clear()
+    assert kernel_cache.read(KERNEL, key_of(CPU)) is None
 
 
 def test_an_interrupt_while_a_file_is_written_leaves_nothing(
@@ -279,7 +275,7 @@ def test_an_interrupt_while_a_file_is_written_leaves_nothing(
     before = {*cache.iterdir()}
     monkeypatch.setattr(kernel_cache.os, "replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        kernel_cache.write("new", CPU, b"code")
+        kernel_cache.write("new", key_of(CPU), b"code")
     assert {*cache.iterdir()} == before
 
 
@@ -294,14 +290,15 @@ def test_an_interrupt_after_a_file_was_written_is_not_lost(
 
     monkeypatch.setattr(kernel_cache.os, "replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        kernel_cache.write("new", CPU, b"code")
-    assert kernel_cache.read("new", CPU) == b"code"
+        kernel_cache.write("new", key_of(CPU), b"code")
+    assert kernel_cache.read("new", key_of(CPU)) == b"code"
 
 
 PROGRAM = """
     import sys
     import numpy as np
-    from mie.ops_jit.jit_backend import JitBackend
+    from mie.ops_jit.environment import CannotRun
+from mie.ops_jit.jit_backend import JitBackend
 
     backend = JitBackend(num_threads=2)
     x = np.linspace(-4, 4, 96, dtype=np.float32).reshape(3, 32)
