@@ -43,7 +43,7 @@ class Team:
         """
         self.num_threads = num_threads
         self._kernels = kernels
-        self._run = function_at(kernels["run"], 7)
+        self._run, self._work = function_at(kernels["run"], 7), function_at(kernels["work"], 3)
         self.scratch_bytes = ceil_div(scratch_bytes, 64) * 64
         self._nothing = ctypes.c_void_p()
         self._result = ctypes.addressof(self._nothing)
@@ -62,7 +62,7 @@ class Team:
             at = SLEEPERS + worker * WORKER_WORDS + SEMAPHORE_WORD
             if library.sem_init(ctypes.c_void_p(words[at:].ctypes.data), 0, 0):
                 raise MemoryError("sem_init failed")
-        arguments = self._kernels, words, scratch
+        arguments = self._kernels, self._work, words, scratch
         threads = [
             threading.Thread(
                 target=_serve, args=(*arguments, worker), name=f"mie-jit-{worker + 1}", daemon=True
@@ -92,11 +92,14 @@ class Team:
 
 
 def _serve(
-    kernels: Kernels, words: NDArray[np.int64], scratch: NDArray[np.uint8], worker: int
+    kernels: Kernels,
+    work: _Function,
+    words: NDArray[np.int64],
+    scratch: NDArray[np.uint8],
+    worker: int,
 ) -> None:
-    """Work until the team stops. All of its memory and code is kept until then."""
+    """Work until the team stops. All of its memory and the kernels' code are kept until then."""
     nothing = ctypes.c_void_p()
-    work = function_at(kernels["work"], 3)
     work(ctypes.addressof(nothing), None, address(words), worker, address(scratch[worker + 1]))
 
 

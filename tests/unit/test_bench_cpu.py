@@ -185,10 +185,12 @@ def test_settings_are_python_values_or_texts() -> None:
 
 
 def test_variants_are_listed_beside_mie() -> None:
-    mine = mie_entries(["num_threads=1"], ["half:weight_dtype=bfloat16,seed=1"])
-    assert [each.name for each in mine] == ["mie", "mie half"]
+    variants = ["half:weight_dtype=bfloat16,seed=1", "f32:weight_dtype=float32", "np:backend=numpy"]
+    mine = mie_entries(["num_threads=1"], variants)
+    assert [each.name for each in mine] == ["mie", "mie half", "mie f32", "mie np"]
     assert mine[1].settings == {"num_threads": 1, "weight_dtype": "bfloat16", "seed": 1}
-    assert [each.stored.weight for each in mine] == [4, 2]
+    # The files are bfloat16, which backend jit keeps.
+    assert [each.stored.weight for each in mine] == [2, 2, 4, 4]
     with pytest.raises(ValueError, match=r"NAME:KEY=VALUE,\.\.\.; got 'half'"):
         mie_entries([], ["half"])
 
