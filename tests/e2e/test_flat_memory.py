@@ -36,9 +36,15 @@ def test_memory_stays_flat(tiny, backend, num_logged, num_measured):
     config = EngineConfig(num_blocks=64, event_log_steps=500)
     logged = load_engine(tiny["llama"].directory, config, backend=backend)
     decode(logged, num_logged, rng)  # the event log fills
-    rss = resident_kib()
-    decode(logged, num_logged, rng)
-    assert resident_kib() - rss < 1024, "RSS grew"
+    # The heap of a process that ran other tests may still settle once. A leak grows every time.
+    growths = []
+    for _ in range(3):
+        rss = resident_kib()
+        decode(logged, num_logged, rng)
+        growths.append(resident_kib() - rss)
+        if growths[-1] < 1024:
+            break
+    assert growths[-1] < 1024, f"RSS grew by {growths} KiB"
     # Steps are slow under tracemalloc. Fewer steps show the same exactly.
     config = EngineConfig(num_blocks=64, event_log_steps=0)
     engine = load_engine(tiny["llama"].directory, config, backend=backend)
@@ -61,7 +67,7 @@ def test_memory_stays_flat(tiny, backend, num_logged, num_measured):
     assert abs(after - before) < 32 * 1024, "Python objects grew"
     assert engine._runner._kv_cache is cache
     assert elements.ctypes.data == address
-    assert logged.stats.num_steps == 2 * num_logged
+    assert logged.stats.num_steps == (1 + len(growths)) * num_logged
 
 
 @pytest.mark.slow
