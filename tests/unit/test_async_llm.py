@@ -184,7 +184,7 @@ def test_bad_requests_are_refused_one_by_one(llm, alone):
             await anext(llm.generate([10**6], params()))
         with pytest.raises(RequestError, match="request_id must be a non-empty string"):
             await anext(llm.generate("x", params(), 7))
-        running = llm.generate(PROMPTS[0], params(), "mine")
+        running = llm.generate(PROMPTS[0], params(max_tokens=1000), "mine")
         await anext(running)
         with pytest.raises(RequestError, match="'mine' is in use"):
             await anext(llm.generate("x", params(), "mine"))
