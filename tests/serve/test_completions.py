@@ -261,13 +261,16 @@ def test_usage_of_a_stream(server):
     assert last["metrics"]["mean_itl_ms"] > 0
 
 
-def test_usage_in_every_chunk(server):
+def test_usage_in_every_chunk_counts_the_tokens_so_far(server):
     options = {"include_usage": True, "continuous_usage_stats": True}
-    chunks = server.stream(PATH, prompt=PROMPT, max_tokens=6, seed=1, stream_options=options)
-    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    assert counts == sorted(counts)
-    assert counts[-1] == 6
-    assert counts[0] < 6
+    asked = {"prompt": PROMPT, "max_tokens": 6, "seed": 1, "logprobs": 1}
+    *chunks, last = server.stream(PATH, stream_options=options, **asked)
+    sent = 0  # a chunk holds as many tokens as were ready
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            sent += len((choice["logprobs"] or {"tokens": []})["tokens"])
+        assert chunk["usage"]["completion_tokens"] == sent
+    assert last["usage"]["completion_tokens"] == sent == 6
 
 
 def test_cached_tokens_are_always_reported(server):
