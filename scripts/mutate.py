@@ -1,9 +1,9 @@
-"""Break the allocator, the scheduler and the `jit` backend, and see that a test notices.
+"""Break the engine one line at a time, and see that a test notices.
 
     python scripts/mutate.py [--only NAME] [--rungs RUNG ...] [--jobs N] [--allow N] [--list]
 
-Each mutant of `mutation/mutants.py` is one wrong line. It is applied to a copy of the code and
-climbs the ladder of its room's tests, the fastest first. The first rung that fails, or takes far
+Each mutant of `mutation/*.toml` is one wrong line. It is applied to a copy of the code and climbs
+the ladder of its room's tests, the fastest first. The first rung that fails, or takes far
 longer than it should, kills it. A mutant that reaches the top has survived: a test is missing, or
 the line is dead.
 """
@@ -25,8 +25,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from mutation.mutant import Mutant
-from mutation.mutants import MUTANTS
+from mutation.mutant import Mutant, Rung, read_ladder
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY_LIMIT = 8 << 30
@@ -52,58 +51,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
-@dataclass(frozen=True)
-class Rung:
-    """Tests of similar speed."""
-
-    name: str
-    files: tuple[str, ...]
-    rooms: tuple[str, ...] = ("mie/memory/", "mie/sched/")
-    """Where the mutants are that climb it."""
-    limit: float = 600
-    """Seconds after which the rung counts as hanging."""
-
-    def fits(self, mutant: Mutant) -> bool:
-        """Return whether a mutant climbs it."""
-        return mutant.path.startswith(self.rooms)
-
-
-RUNGS = (
-    Rung(
-        "unit",
-        (
-            "tests/unit/test_allocator_rules.py",
-            "tests/unit/test_budget.py",
-            "tests/unit/test_choices.py",
-            "tests/unit/test_kept_beams.py",
-            "tests/unit/test_scheduler_rules.py",
-            "tests/unit/test_memory.py",
-            "tests/unit/test_scheduler.py",
-            "tests/unit/test_overlap.py",
-        ),
-    ),
-    Rung(
-        "machines",
-        (
-            "tests/property/test_fair.py",
-            "tests/property/test_fair_bound.py",
-            "tests/property/test_rebuild.py",
-            "tests/property/test_memory_machine.py",
-            "tests/property/test_scheduler_machine.py",
-        ),
-    ),
-    Rung("crown", ("tests/property/test_engine_equals_naive.py",)),
-    Rung("protocol", ("tests/unit/test_ops_jit_team.py",), ("mie/ops_jit/kernels/team.py",)),
-    Rung(
-        "kernels",
-        (
-            "tests/unit/test_ops_jit_threads.py",
-            "tests/unit/test_ops_jit_kernels.py",
-            "tests/unit/test_ops_jit_cache.py",
-        ),
-        ("mie/ops_jit/",),
-    ),
-)
+RUNGS, MUTANTS = read_ladder()
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 import mutate
 from mutation.mutant import Mutant
-from mutation.mutants import MUTANTS
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = Mutant("example", "mie/errors.py", "x = 1", "x = 2", "nothing")
+MUTANTS = mutate.MUTANTS
+EXAMPLE = Mutant(name="example", path="mie/errors.py", old="x = 1", new="x = 2", breaks="nothing")
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -40,9 +40,7 @@ def test_mutants_are_many_and_have_unique_names():
 def test_every_mutant_climbs_the_ladder_of_its_room():
     for mutant in MUTANTS:
         assert any(rung.fits(mutant) for rung in mutate.RUNGS), mutant.name
-    rooms = {room for rung in mutate.RUNGS for room in rung.rooms}
-    assert rooms == {"mie/memory/", "mie/sched/", "mie/ops_jit/", "mie/ops_jit/kernels/team.py"}
-    for room in rooms:
+    for room in {room for rung in mutate.RUNGS for room in rung.rooms}:
         assert any(mutant.path.startswith(room) for mutant in MUTANTS)
 
 
@@ -53,7 +51,7 @@ def test_every_test_of_the_ladder_exists():
 
 def test_a_mutant_is_killed_by_a_test_of_its_copy(tmp_path):
     """The tests run in the copy, so the checkout is unchanged and passes."""
-    rung = mutate.Rung("two", ("tests/test_two.py",), ("mie/",), limit=60)
+    rung = mutate.Rung(name="two", rooms=("mie/",), files=("tests/test_two.py",), limit=60)
     source = tmp_path / "source"
     (source / "tests").mkdir(parents=True)
     (source / "mie").mkdir()
