@@ -270,7 +270,16 @@ ROOMS = {
     ),
     "front": Room(mie={"routing", "serve"}, packages={"starlette"}),
     "ray": Room(  # the server's application in replicas, and batches
-        mie={"async_llm", "batch", "config", "errors", "front", "routing", "serve"},
+        mie={
+            "async_llm",
+            "batch",
+            "config",
+            "errors",
+            "front",
+            "frontend.outputs",
+            "routing",
+            "serve",
+        },
         packages={"pyarrow", "ray", "starlette"},
     ),
     "cli": Room(
@@ -355,7 +364,6 @@ IMPORTERS = {"__init__", "cli", "ops_jit.environment"}
 
 NOT_FOR_A_PROMPT = {
     "async_llm",
-    "batch",
     "diff",
     "doctor",
     "engine_thread",
