@@ -10,8 +10,9 @@ from itertools import chain
 from pathlib import Path
 
 from mie.arithmetic import ceil_div
+from mie.cli.files import replacing
 from mie.cli.trace_blocks import render_blocks
-from mie.cli.trace_common import percent, replacing
+from mie.cli.trace_common import percent
 from mie.cli.trace_perfetto import write_timeline
 from mie.cli.trace_request import request_lines
 from mie.errors import ConfigError, RequestError, TraceError
@@ -110,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         for line in request_lines(segments, args.request):
             print(line)
     elif args.perfetto is not None:
-        with replacing(args.perfetto, args.file, "--perfetto") as file:
+        with replacing(args.perfetto, "--perfetto", args.file) as file:
             num_events = write_timeline(segments, file)
         print(f"{args.perfetto}: {count(num_events, 'event')}; open it at https://ui.perfetto.dev")
     elif args.html is not None:
@@ -120,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         return _write_html(args, [run])
     elif args.page is not None:
         records = _page_records(segments, Path(args.file).name, args.model)
-        with replacing(args.page, args.file, "--page") as file:
+        with replacing(args.page, "--page", args.file) as file:
             file.writelines(records)
         print(f"{args.page}: {count(len(records), 'record')}; drop it on a page of mie")
     else:
@@ -146,7 +147,7 @@ def _noting_a_cut(path: str) -> Iterator[Segment]:
 
 def _write_html(args: argparse.Namespace, runs: Sequence[EmbeddedRun]) -> int:
     page = page_html(runs)
-    with replacing(args.html, args.file, "--html") as file:
+    with replacing(args.html, "--html", args.file) as file:
         file.write(page)
     print(f"{args.html}: {len(page.encode()) / 1000:,.0f} kB; open it in a browser")
     return 0

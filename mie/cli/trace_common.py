@@ -1,14 +1,9 @@
-"""Share what the views of an event log need: names of sequences, and files written whole."""
+"""Share what the views of an event log need: names of sequences, and short texts."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TextIO
 
-from mie.errors import ConfigError
 from mie.events import Record, Seq
 from mie.replay import State
 
@@ -49,29 +44,3 @@ def clipped(text: str, width: int) -> str:
 def percent(part: int, whole: int) -> str:
     """Return a percentage such as ``"12 %"``, or a dash if ``whole`` is 0."""
     return f"{100 * part / whole:.0f} %" if whole else "–"
-
-
-@contextmanager
-def replacing(target: str, source: str | None, option: str) -> Iterator[TextIO]:
-    """Open a file that replaces ``target`` if the block succeeds. Otherwise nothing changes.
-
-    ``source`` is the log, which must stay, and ``option`` is the one that named ``target``.
-
-    Raises:
-        ConfigError: ``target`` cannot be written.
-    """
-    path = Path(target).resolve()
-    is_source = source is not None and path.exists() and path.samefile(source)
-    if path.exists() and (not path.is_file() or is_source):
-        raise ConfigError(f"{option} would overwrite {path}; choose another file")
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        file = draft.open("x", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
-    try:
-        with file:
-            yield file
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)

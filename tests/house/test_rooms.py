@@ -211,7 +211,7 @@ ROOMS = {
             "reprs",
             "text.tokenizer",
         },
-        packages={"numpy"},
+        packages={"jinja2", "numpy"},
     ),
     "sim": Room(  # the real scheduler and engine, with a cost model in place of the model
         mie={
