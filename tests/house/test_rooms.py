@@ -222,7 +222,6 @@ ROOMS = {
             "errors",
             "events",
             "load",
-            "memory",  # book.capacity fills it directly
             "params.sampling",
             "replay",
             "routing",
@@ -230,9 +229,7 @@ ROOMS = {
             "stats.step",
             "system.files",
         },
-        # numpy in calibrate; httpx2 in remote; the others in the book, which measures the real
-        # engine and plots
-        packages={"httpx2", "numpy", "safetensors", "torch", "transformers", "matplotlib"},
+        packages={"httpx2", "numpy"},  # in remote and in calibrate
     ),
     "serve": Room(  # HTTP and text, never arrays
         mie={
