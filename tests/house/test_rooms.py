@@ -69,7 +69,7 @@ ROOMS = {
     "model": Room(mie={"checkpoint", "errors", "ops.backend"}, packages={"numpy"}),
     "sched": Room(mie={"arithmetic", "config", "errors", "memory", "params", "stats.request"}),
     # level 3: it reads the private state of memory and sched
-    "audit": Room(mie={"memory", "sched"}),
+    "audit": Room(mie={"config", "memory", "reprs", "sched"}),
     "engine": Room(
         mie={
             "arithmetic",
@@ -157,6 +157,7 @@ ROOMS = {
     ),
     "async_llm": Room(
         mie={
+            "audit.waiting",
             "checkpoint.generation",
             "config.engine",
             "config.engine_args",
@@ -168,7 +169,6 @@ ROOMS = {
             "llm",
             "params",
             "refusals",
-            "sched.waiting",
             "stats.step",
             "system.threads",
             "text",
@@ -248,7 +248,6 @@ ROOMS = {
             "params",
             "replay",
             "reprs",
-            "sched.waiting",
             "stats",
             "system.threads",
             "text",

@@ -27,7 +27,6 @@ from mie.serve.page.access import check_may_see, has_keys, may_read_text, name_o
 from mie.serve.page.feed import Feed
 from mie.serve.page.sessions import Sessions, cookie_for
 from mie.serve.page.upload import Uploads
-from mie.serve.page.why import sentence
 from mie.serve.page.worker import Worker
 from mie.serve.serving import Serving
 from mie.serve.sse import EventStream
@@ -236,8 +235,10 @@ class PageRoutes:
         if seq is None:
             raise invalid(f"seq must be a sequence, such as 7.0; got {shown(name)}", "seq")
         wait = await self._engine.why_waiting(seq)
-        numbers = {"because": None} if wait is None else vars(wait)
-        return _json({"seq": name, **numbers, "sentence": sentence(wait)})
+        if wait is None:
+            sentence = "It does not wait: it runs, or has ended."
+            return _json({"seq": name, "because": None, "sentence": sentence})
+        return _json({"seq": name, **vars(wait), "sentence": wait.sentence})
 
     async def _run(self, request: Request) -> Response:
         check_may_see(request)
