@@ -116,7 +116,8 @@ class _Draft:
             raise TraceError(f"a snapshot after step {step} where step {last} has ended last")
         if version != FORMAT_VERSION:
             raise TraceError(f"format {shown(version)}; this mie reads format {FORMAT_VERSION}")
-        self._after = self._last = step
+        self._after: int = step
+        self._last: int = step
         self._snapshot = _read_snapshot(fields)
         self._steps: list[Step] = []
         self._rest: list[Record] = []
