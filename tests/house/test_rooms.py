@@ -122,6 +122,7 @@ ROOMS = {
             "sched",
             "stats",
             "system.interrupts",
+            "system.threads",
             "text",
             "tools",
         },
@@ -152,9 +153,6 @@ ROOMS = {
             "text",
         },
     ),
-    "engine_thread": Room(
-        mie={"errors", "frontend", "sched.sequence", "stats.request", "system.threads"}
-    ),
     "async_llm": Room(
         mie={
             "checkpoint.generation",
@@ -162,7 +160,6 @@ ROOMS = {
             "config.engine_args",
             "engine.look",
             "engine.metrics",
-            "engine_thread",
             "errors",
             "frontend",
             "llm",
@@ -240,7 +237,6 @@ ROOMS = {
             "config",
             "engine.look",
             "engine.metrics",
-            "engine_thread",
             "errors",
             "events",
             "frontend",
@@ -358,7 +354,6 @@ NOT_FOR_A_PROMPT = {
     "batch",
     "diff",
     "doctor",
-    "engine_thread",
     "front",
     "ops_gpu",
     "page",
