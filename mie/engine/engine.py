@@ -9,10 +9,9 @@ from typing import Literal, Protocol
 from mie.audit.scheduler import scheduler_snapshot
 from mie.config.engine import EngineConfig
 from mie.engine.constraint import Constraints, TokenConstraint, check_constraint
-from mie.engine.meter import StepMeter
 from mie.engine.metrics import EngineMetrics, Metric, Snapshot
 from mie.engine.rows import RowFault
-from mie.engine.step import StepOutput, outputs_of
+from mie.engine.step import StepMeter, StepOutput, outputs_of
 from mie.errors import RequestError
 from mie.events import EventLog
 from mie.params.checks import (
@@ -23,7 +22,6 @@ from mie.params.checks import (
     check_token_ids,
 )
 from mie.params.sampling import SamplingParams
-from mie.sched.admission import check_fits
 from mie.sched.plan import StepPlan
 from mie.sched.result import StepResult
 from mie.sched.scheduler import Scheduler
@@ -88,10 +86,9 @@ class Engine:
         self._constraints = constraints
         self._requests: dict[str, Request] = {}
         self._num_requests = 0
-        # What is going on, which tells `recover` what an exception has interrupted. "scheduling":
-        # the scheduler or the memory changes. "computing": the blocks of a step are written.
-        # "reporting": the step is done, and requests that have ended are still listed.
-        self._activity: Literal["idle", "scheduling", "computing", "reporting"] = "idle"
+        # The work that an exception may have interrupted. "changing": the queues and the blocks.
+        # "computing": a step, so its blocks are undefined. "finishing": the list of requests.
+        self._state: Literal["idle", "changing", "computing", "finishing"] = "idle"
         self._clock = clock
         self._meter = StepMeter(scheduler, began=clock())
         log.start(lambda: scheduler_snapshot(scheduler))
@@ -176,7 +173,7 @@ class Engine:
     ) -> Request:
         """Queue a prompt whose labels and parameters were checked, and return its request.
 
-        ``constraint`` is what `check_constraint` returned for these parameters. The blocks of a
+        ``constraint`` is the result of `check_constraint` for these parameters. The blocks of a
         ``beam`` are kept when it ends, until `release`.
 
         Raises:
@@ -199,7 +196,7 @@ class Engine:
             beam=beam,
         )
         request.constraint = constraint
-        check_fits(request, self.config, self.scheduler.manager, self.max_model_len)
+        self.scheduler.check(request)
         request.metrics.arrival_time = self._clock()
         with self._changing():
             self._num_requests = number + 1
@@ -241,23 +238,23 @@ class Engine:
 
     @contextmanager
     def _changing(self, request_id: str | None = None) -> Iterator[Request | None]:
-        """Repair the scheduler if necessary, and note that it changes until the block is done.
+        """Repair the scheduler if necessary, and mark it as changing until the block is done.
 
         The block gets the request, if it is unfinished, and may finish it.
         """
         self.recover()
-        self._activity = "scheduling"
+        self._state = "changing"
         request = None if request_id is None else self._requests.get(request_id)
         yield request
         self._forget_finished([request] if request else [])
-        self._activity = "idle"
+        self._state = "idle"
 
     def get_metrics(self, model_name: str) -> list[Metric]:
         """Return the counters, gauges and histograms under vLLM's names."""
         return self.metrics_snapshot().read(model_name)
 
     def metrics_snapshot(self) -> Snapshot:
-        """Return what `get_metrics` reads, for another thread to read."""
+        """Return the numbers that `get_metrics` reads, for another thread to read."""
         self.recover()
         requests = self._requests.values()
         return self.metrics.snapshot(self.config, self.scheduler, self.stats, requests)
@@ -289,12 +286,12 @@ class Engine:
                 self.recover()
                 times = [self._clock()]
                 is_launched = self._runner.is_ahead and bool(self.scheduler.running)
-                self._activity = "scheduling"
+                self._state = "changing"
                 plan = self.scheduler.schedule(may_admit=not is_launched)
                 assert not (plan.is_empty and self.has_work), "the engine has work and does nothing"
                 owners = [self.scheduler.owner_of(chunk.row) for chunk in plan.chunks]
                 blocks = self._meter.block_counts(plan)
-                self._activity = "computing"
+                self._state = "computing"
                 times.append(self._clock())
                 try:
                     result = self._runner.run(plan)
@@ -324,9 +321,9 @@ class Engine:
         failed: Sequence[str],
     ) -> StepOutput:
         """Apply what a step computed. ``owners`` are the requests of its chunks."""
-        self._activity = "scheduling"
+        self._state = "changing"
         sampled = self.scheduler.update(plan, result)
-        self._activity = "reporting"
+        self._state = "finishing"
         times.append(self._clock())
         last_times = [seq.request.metrics.last_token_time for seq in sampled]
         for owner in owners:
@@ -348,7 +345,7 @@ class Engine:
             failed=tuple(failed),
             stats=self._meter.stats(plan, blocks, times, num_finished),
         )
-        self._activity = "idle"
+        self._state = "idle"
         self.stats.add(output.stats, len(sampled) + sum(map(len, result.forced.values())))
         self.metrics.add_step(output.stats, [times[-1] - last for last in last_times if last])
         self._report(output.stats)
@@ -356,23 +353,23 @@ class Engine:
 
     def recover(self) -> None:
         """Repair the state that an exception left behind, if one did."""
-        if self._activity == "idle":
+        if self._state == "idle":
             return
-        if self._activity == "computing":
-            self._activity = "scheduling"
+        if self._state == "computing":
+            self._state = "changing"
             self.scheduler.preempt_all()
-        elif self._activity == "scheduling":
+        elif self._state == "changing":
             self.scheduler.rebuild(self._requests.values())
             self.log.emit(("rebuild", scheduler_snapshot(self.scheduler)))
-        self._activity = "reporting"
+        self._state = "finishing"
         self._forget_finished(self._requests.values())
-        self._activity = "idle"
+        self._state = "idle"
 
     def drop_all(self) -> None:
         """Drop every request and the trace's file, in a forked child whose parent keeps them."""
         self.log.leave_file()
         self._requests.clear()
-        self._activity = "scheduling"
+        self._state = "changing"
         self.recover()
 
     def _report(self, stats: StepStats) -> None:
