@@ -48,6 +48,7 @@ class Collector:
         self._note_gone = note_gone
         self.ref: CollectorRef = weakref.ref(self)
         """The reference that requests hold. Nothing in the engine holds the collector itself."""
+        hash(self.ref)  # it cannot be hashed for the first time once the collector is gone
         self._news: deque[PreparedRequest] = deque()
         self._lock = threading.Lock()  # Several threads may call `LLM.step`.
 

@@ -453,3 +453,11 @@ def test_a_command_that_is_done_is_not_called_again(llm):
     llm.loop.settle()
     assert calls == ["called"]
     assert not errors
+
+
+def test_a_reference_to_a_collector_that_is_gone_may_be_filed(llm):
+    collector = llm.loop.new_collector()
+    ref = collector.ref
+    del collector
+    assert ref() is None
+    assert ref in {ref}
