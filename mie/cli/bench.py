@@ -14,10 +14,10 @@ from mie.cli.bench_options import (
     add_place_options,
     open_bench,
     place_of,
+    run_engine_load,
     workload_of,
 )
-from mie.cli.bench_report import add_report_options, report
-from mie.cli.bench_run import about, errors, exit_code, run_engine_load
+from mie.cli.bench_report import about, add_report_options, errors, exit_code, report
 from mie.cli.bench_serve import add_serve
 from mie.cli.parser import add_numbers
 

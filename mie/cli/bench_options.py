@@ -23,7 +23,7 @@ from mie.errors import ConfigError
 
 if TYPE_CHECKING:
     from mie.config.engine import EngineConfig
-    from mie.sim.driver import Bench
+    from mie.sim.driver import Bench, LoadResult
     from mie.sim.workload import Workload
 
 
@@ -146,6 +146,16 @@ def open_bench(args: argparse.Namespace) -> Iterator[Bench]:
         yield bench
         if bench.engine.log_error is not None:
             raise bench.engine.log_error
+
+
+def run_engine_load(
+    bench: Bench, workload: Workload, max_concurrency: int | None = None
+) -> LoadResult:
+    """Run the load with an empty prefix cache."""
+    from mie.sim.driver import run_load
+
+    bench.engine.reset_prefix_cache()
+    return run_load(bench, workload, max_concurrency=max_concurrency)
 
 
 def _refuse_contradictions(args: argparse.Namespace) -> None:
