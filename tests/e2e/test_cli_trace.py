@@ -86,15 +86,6 @@ def test_a_long_run_has_forty_rows_unless_all_are_requested(long_log: Path) -> N
     assert output(long_log)[-1].startswith("[1,234 steps · 177 requests · ")
 
 
-def test_a_log_without_steps_gives_a_table_without_rows(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    with path.open("w") as file:
-        EventLog(0, file).start(lambda: EMPTY)
-    assert output(path)[-1] == (
-        "[0 steps · 0 requests · 0 tokens computed, 0 hit · 0 preemptions · peak 0 %]"
-    )
-
-
 # The block map.
 
 
@@ -117,10 +108,6 @@ def test_the_block_map_marks_cached_blocks_and_waiting_sequences(story: Path) ->
     lines = output(story, "--step", "3")
     assert lines[2] == "0  ▒ 4×1 ▒ 4×1 ▒ 4×1 ·     ▒ 4×1 ·     ·     ·"
     assert lines[9:11] == ["    waiting", "    b                   6  2 host blocks"]
-
-
-def test_the_block_map_before_the_first_step_is_empty(story: Path) -> None:
-    assert output(story, "--step", "0")[2] == "0  ·  ·  ·  ·  ·  ·  ·  ·"
 
 
 def big_snapshot() -> dict[str, Any]:
@@ -298,17 +285,6 @@ def test_instants_have_a_cause(story: Path) -> None:
     ]
 
 
-def test_steps_and_counters_have_their_tracks(story: Path) -> None:
-    events = timeline(story)
-    steps = list(slices(events, 1))
-    assert [name for _, name, _, _ in steps[:4]] == ["step 1", "schedule", "run", "update"]
-    assert steps[4:6] == [("steps", "step 2", 20, 5), ("steps", "schedule", 20, 1)]
-    counters = [event for event in events if event["ph"] == "C"]
-    assert {event["name"] for event in counters} == {"KV blocks", "running", "waiting", "waste %"}
-    assert counters[0]["args"] == {"used": 4, "cached": 0}
-    assert counters[0]["ts"] == 15_000
-
-
 def test_slices_of_a_track_never_overlap(long_log: Path) -> None:
     events = timeline(long_log)
     ends: dict[str, float] = defaultdict(float)
@@ -333,15 +309,6 @@ def test_an_impossible_log_leaves_the_old_timeline_unchanged(story: Path) -> Non
     assert line.endswith("after step 6: evict 7: it is not in the tree")
     assert out.read_text() == "old"
     assert sorted(story.parent.iterdir()) == sorted([story, out])
-
-
-def test_the_timeline_is_written_through_a_link(story: Path) -> None:
-    target, link = story.with_name("target.json"), story.with_name("link.json")
-    target.write_text("old")
-    link.symlink_to(target)
-    output(story, "--perfetto", link)
-    assert link.is_symlink()
-    assert json.loads(target.read_text())
 
 
 @pytest.mark.parametrize(
@@ -398,10 +365,6 @@ def test_a_file_that_is_not_a_log_is_refused(
 def test_a_step_outside_the_log_is_refused(story: Path, step: str) -> None:
     line = error_line(mie("trace", story, "--step", step))
     assert line.endswith(f"step {step} is not in the log; it holds steps 0 to 6")
-
-
-def test_every_must_be_positive(story: Path) -> None:
-    assert "--every must be at least 1; got 0" in error_line(mie("trace", story, "--every", "0"))
 
 
 def test_only_one_view_is_allowed(story: Path) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import re
-from typing import Any
 
 import numpy as np
 import pytest
 
 from mie import EngineConfig
-from mie.cli.options import add_engine_options, engine_options
 from mie.errors import ConfigError
 from mie.load.backends import load_backend
 from mie.ops_cpu.cpu_backend import CpuBackend
@@ -32,34 +29,12 @@ def test_settings_that_cannot_be_invariant_are_refused(settings: dict[str, str])
     assert not backend.is_batch_invariant
 
 
-@pytest.mark.parametrize("setting", ["yes", "True", "auto", 1, None])
-def test_another_value_is_refused_by_name(setting: Any) -> None:
-    message = f"batch_invariant must be True or False; got {setting!r}"
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        EngineConfig(batch_invariant=setting)
-
-
 def test_16_bit_weights_may_be_invariant() -> None:
     config = EngineConfig(batch_invariant=True, weight_dtype="float16")
     backend = load_backend("numpy", "float32", config)
     backend.load_linear((64, 32), [np.ones((64, 32), np.float16)])
     assert isinstance(backend, CpuBackend)
     assert backend.is_batch_invariant
-
-
-@pytest.mark.parametrize(
-    ("flags", "given"),
-    [
-        ([], {}),
-        (["--batch-invariant"], {"batch_invariant": True}),
-        (["--no-batch-invariant"], {"batch_invariant": False}),
-    ],
-)
-def test_the_command_line_has_the_flag(flags: list[str], given: dict[str, bool]) -> None:
-    parser = argparse.ArgumentParser()
-    add_engine_options(parser)
-    options = engine_options(parser.parse_args(flags))
-    assert {k: v for k, v in options.items() if k == "batch_invariant"} == given
 
 
 def test_plain_operators_refuse_it() -> None:

@@ -15,8 +15,7 @@ import pytest
 
 import mie
 from mie import LLM, AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
-from mie.errors import ChatTemplateError, ConfigError, RequestError
-from mie.tools import formats
+from mie.errors import ChatTemplateError, RequestError
 
 pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
 
@@ -93,14 +92,6 @@ def test_forced_calls_are_valid_in_every_format_whatever_is_sampled(name: str, c
         if choice == "named":
             assert [call.name for call in completion.tool_calls] == ["weather"]
     assert any(completion.finish_reason == "stop" for completion in output.outputs)
-
-
-def test_outputs_come_back_from_json():
-    params = SamplingParams(max_tokens=60)
-    output = chat(bundled(), params, tools=TOOLS, tool_choice="required")
-    assert output.outputs[0].tool_calls
-    back = RequestOutput.from_dict(json.loads(json.dumps(output.as_dict())))
-    assert back.outputs == output.outputs
 
 
 def test_a_call_and_its_result_go_on_in_the_conversation():
@@ -257,16 +248,6 @@ def test_an_answer_of_a_prompt_comes_from_chat_prompt():
     prompt = {"prompt": "x", "answer": {"calls": "hermes"}}
     with pytest.raises(RequestError, match="answer must come from chat_prompt"):
         bundled().generate(prompt)
-
-
-def test_the_parsers_are_settings():
-    with pytest.raises(ConfigError, match="tool_call_parser must be one of"):
-        LLM("bundled", tool_call_parser="pythonic")
-    with pytest.raises(ConfigError, match="reasoning_parser must be one of"):
-        LLM("bundled", reasoning_parser="other")
-    llm = bundled(tool_call_parser="llama3_json")
-    prompt = llm.chat_prompt(MESSAGES, tools=TOOLS)
-    assert prompt["answer"].calls == formats.LLAMA3
 
 
 def test_a_model_without_a_template_says_so(tmp_path: Path):
