@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +13,9 @@ from mie.cli.options import (
     DEFAULT_MODEL,
     add_engine_options,
     add_trace_option,
-    closing_quietly,
     engine_options,
     llm_with_trace,
-    open_trace,
+    trace_file,
 )
 from mie.cli.parser import add_numbers
 from mie.errors import ConfigError
@@ -213,8 +212,7 @@ def _simulated(args: argparse.Namespace) -> Iterator[Bench]:
     from mie.sim.simulated import simulated, simulated_on
 
     config = simulated_config(args)
-    file = open_trace(args.trace) if args.trace else None
-    with closing_quietly(file) if file else nullcontext():
+    with trace_file(args.trace) as file:
         if args.costs is not None:
             costs, _ = read_costs(Path(args.costs))
             bench = simulated(costs, config, trace=file)

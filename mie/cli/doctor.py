@@ -1,4 +1,4 @@
-"""Implement ``mie doctor``: what this machine can run, what is wrong with it, and the remedy."""
+"""Implement ``mie doctor``: the backends that this machine can run, its problems, and remedies."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def run_checks(machine: Machine) -> list[Check]:
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What was compiled, and where it is."""
+    """The result of a compilation, and its folder."""
 
     num_compiled: int
     num_present: int

@@ -1,4 +1,4 @@
-"""Check what backend cupy depends on: the driver, GPUs, CuPy and its compiler; JetPack."""
+"""Check the needs of backend cupy: the driver, GPUs, CuPy and its compiler; JetPack."""
 
 from __future__ import annotations
 

@@ -10,11 +10,11 @@ from mie.front.app import Batches
 from mie.front.call import Answer, Call
 
 ANSWER_SECONDS = 10.0
-"""Time that replicas get to answer what is asked of all of them."""
+"""Seconds that replicas have to answer a question to all of them."""
 
 
 class RayReplicas:
-    """What reaches the replicas of a deployment."""
+    """The replicas of a deployment, behind its handle."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
