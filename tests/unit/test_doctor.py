@@ -428,6 +428,7 @@ def test_a_file_in_the_current_folder_is_not_loaded_as_a_library(
 ) -> None:
     write(tmp_path, {"numpy.py": "raise SystemExit(5)", "json.py": "raise SystemExit(6)"})
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])  # "" is this one
     assert "version" in Machine().ask("numpy")
 
 
