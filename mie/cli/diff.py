@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from mie.diff.compare import compare
     from mie.diff.html import page
-    from mie.diff.inject import Injection
+    from mie.diff.recording import Injection
     from mie.diff.text import lines
     from mie.diff.workload import workload_of_texts
 

@@ -14,9 +14,8 @@ from serve_checks.server import KEY
 from mie.cli.serve import with_server_defaults
 from mie.front.app import Batches, front_app
 from mie.front.call import Call
-from mie.ray.app import build_replicas
+from mie.ray.app import RayReplicas, build_replicas
 from mie.ray.config import ReplicaConfig
-from mie.ray.handle import RayReplicas
 from mie.ray.server import APP
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys

@@ -24,9 +24,8 @@ from tiny_models import TINY, TinyModel
 from mie.config.engine import EngineConfig
 from mie.diff.compare import compare
 from mie.diff.html import page
-from mie.diff.inject import Injection
 from mie.diff.measure import coarser, errors_between
-from mie.diff.recording import METHODS, OPERATORS, RecordingBackend, Spot
+from mie.diff.recording import METHODS, OPERATORS, Injection, RecordingBackend, Spot
 from mie.diff.report import DiffReport, Side
 from mie.diff.text import lines
 from mie.diff.tolerances import ALONE, CLASSES, QUANTIZED, TOLERANCES, Limits, Tolerance
