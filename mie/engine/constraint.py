@@ -155,7 +155,7 @@ class RowConstraint:
 
 
 def structure_of(params: SamplingParams) -> StructuredOutputsParams:
-    """Return what the output of a request must match, after its parameters are verified."""
+    """Return the structure of a request's output, after its parameters are verified."""
     structure = params.structured_outputs
     assert isinstance(structure, StructuredOutputsParams), "`verified` converts mappings"
     return structure

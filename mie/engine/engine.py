@@ -49,7 +49,7 @@ class Engine:
 
     The truth about a request is its tokens, which its sequences hold. Blocks are a cache of them.
     So an exception at any line, for example from a signal handler, costs time and no output. The
-    next call recomputes what the exception left in doubt.
+    next call recomputes the work that the exception interrupted.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class Engine:
     ) -> None:
         """Create an engine. ``clock`` returns monotonic seconds, real or simulated.
 
-        ``constraints`` are those of the runner, which need a tokenizer. ``backend`` names what
-        computes.
+        ``constraints`` are those of the runner, which need a tokenizer. ``backend`` is
+        the name of the backend.
         """
         self.config = config
         self.scheduler = scheduler

@@ -205,7 +205,9 @@ class State:
 
     def _on_decode(self, rows: Iterable[int]) -> None:
         size, seqs, sequences = self.blocks.block_size, self.rows, self.sequences
-        for row in rows:  # Most of a replay is spent here, so no message is formatted in vain.
+        for row in (
+            rows
+        ):  # Most of a replay is spent here, so a message is formatted only if it is needed.
             if row not in seqs:
                 raise TraceError(f"unknown row {row}")
             values = sequences[seqs[row]]
