@@ -257,7 +257,12 @@ class Engine:
         failed: list[str] = []
         while True:
             try:
-                return self._step(failed)
+                plan, owners, blocks, times = self._plan()
+                result = self._runner.run(plan)
+                times.append(self._clock())
+                output = self._update(plan, result, owners, blocks, times, failed)
+                self._report(output.stats)
+                return output
             except RowFault as fault:
                 owner = self.scheduler.owner_of(fault.row)
                 if owner is None or not is_of_the_request(fault.error):
@@ -267,7 +272,12 @@ class Engine:
             finally:
                 self.recover()
 
-    def _step(self, failed: Sequence[str]) -> StepOutput:
+    def _plan(self) -> tuple[StepPlan, list[Request], dict[str, int], list[float]]:
+        """Plan a step.
+
+        Return the plan, the requests of its chunks, the counts of blocks, and two times: when the
+        step began, and now.
+        """
         self.recover()
         times = [self._clock()]
         is_launched = self._runner.is_ahead and bool(self.scheduler.running)
@@ -278,8 +288,18 @@ class Engine:
         blocks = self._meter.block_counts(plan)
         self._state = "computing"
         times.append(self._clock())
-        result = self._runner.run(plan)
-        times.append(self._clock())
+        return plan, owners, blocks, times
+
+    def _update(
+        self,
+        plan: StepPlan,
+        result: StepResult,
+        owners: Sequence[Request],
+        blocks: dict[str, int],
+        times: list[float],
+        failed: Sequence[str],
+    ) -> StepOutput:
+        """Give the sequences their tokens, and return the output of the step."""
         self._state = "changing"
         sampled = self.scheduler.update(plan, result)
         self._state = "finishing"
@@ -300,7 +320,6 @@ class Engine:
         self._state = "idle"
         self.stats.add(output.stats, len(sampled) + sum(map(len, result.forced.values())))
         self.metrics.add_step(output.stats, [times[-1] - last for last in last_times if last])
-        self._report(output.stats)
         return output
 
     def recover(self) -> None:
