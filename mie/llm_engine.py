@@ -20,8 +20,8 @@ from mie.params.checks import check_request_id
 from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.params.unsupported import refuse_options
 from mie.refusals import refuses_names
+from mie.text.chat import TemplateFiles
 from mie.text.pretrained import PretrainedTokenizer
-from mie.text.template_files import TemplateFiles
 
 
 @refuses_names

@@ -29,7 +29,7 @@ from mie.checkpoint.size_limits import (
     MIN_EPS,
 )
 from mie.errors import ModelError
-from mie.system.json_files import read_json_object
+from mie.system.files import read_json_object
 
 # The defaults of transformers' configuration class for absent keys, by family. A key that is
 # present and null means "none", so these are merged under the file's own keys.

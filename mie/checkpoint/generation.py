@@ -11,7 +11,7 @@ from typing import Any
 from mie.checkpoint.json_reader import JsonReader
 from mie.checkpoint.size_limits import MAX_JSON_BYTES
 from mie.errors import ConfigError, ModelError
-from mie.system.json_files import read_json_object
+from mie.system.files import read_json_object
 
 FILE_NAME = "generation_config.json"
 

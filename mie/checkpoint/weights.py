@@ -25,8 +25,7 @@ from mie.checkpoint.safetensors_header import TensorEntry, read_header
 from mie.checkpoint.size_limits import MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_SHARDS
 from mie.checkpoint.tensors import Shape, expected_tensors
 from mie.errors import ModelError, WeightsError, shown
-from mie.system.files import open_file
-from mie.system.json_files import read_json_object
+from mie.system.files import open_file, read_json_object
 
 __all__ = ["Checkpoint", "check_tied_head", "expected_tensors", "non_finite_tensors"]
 

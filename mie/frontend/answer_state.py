@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mie.tools.answer import AnswerFormat
-from mie.tools.calls import ToolCall
-from mie.tools.forced_parser import new_parser
+from mie.tools.answer import AnswerFormat, ToolCall
+from mie.tools.forced import new_parser
 
 
 class AnswerState:

@@ -22,8 +22,7 @@ from mie.frontend.request_state import PreparedRequest
 from mie.params.checks import check_labels, check_length
 from mie.params.sampling import RequestOutputKind, SamplingParams, truncated
 from mie.refusals import REFUSED
-from mie.text.bad_words import encode_bad_words
-from mie.text.tokenizer import Tokenizer
+from mie.text.tokenizer import Tokenizer, encode_bad_words
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

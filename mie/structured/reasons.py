@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 
+from mie.errors import printable
 from mie.structured.limits import CPU_SECONDS, MEMORY_BYTES, OUT_OF_MEMORY
-from mie.text.printable import printable
 
 MAX_REASON = 400
 """Maximum number of characters of the library's reason in a message. Some list all tokens."""

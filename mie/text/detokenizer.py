@@ -19,8 +19,10 @@ from os.path import commonprefix
 from typing import Any
 
 from mie.errors import RequestError
-from mie.text.printable import printable
-from mie.text.tokenizer import Tokenizer, is_library_error
+from mie.text.tokenizer import Tokenizer, library_errors
+
+_BYTE_TOKEN = re.compile(r"<0x([+0-9A-Fa-f][0-9A-Fa-f])>")
+_CANNOT_DECODE = "the tokenizer cannot decode the tokens"
 
 
 class Detokenizer:
@@ -65,16 +67,12 @@ class Detokenizer:
         Raises:
             RequestError: the tokenizer's own decoder fails.
         """
-        try:
+        with library_errors(RequestError, _CANNOT_DECODE):
             if isinstance(self._steps[0], _WholeText):
                 return self._steps[0].hold(token_ids)
             if self._joined:
                 return "".join(map(self._add_one, token_ids))
             return "".join(_run(self._steps, self._tokens(token_ids)))
-        except BaseException as error:
-            if is_library_error(error):
-                raise RequestError(_cannot_decode(error)) from error
-            raise
 
     def finish(self) -> str:
         """Return the rest of the text. Incomplete characters become U+FFFD. Call it once, last.
@@ -82,12 +80,8 @@ class Detokenizer:
         Raises:
             RequestError: the tokenizer's own decoder fails.
         """
-        try:
+        with library_errors(RequestError, _CANNOT_DECODE):
             return "".join(_run(self._steps, [], is_last=True))
-        except BaseException as error:
-            if is_library_error(error):
-                raise RequestError(_cannot_decode(error)) from error
-            raise
 
     def pending(self) -> str:
         """Return what ``finish`` would return now: text that the next token may still change."""
@@ -212,13 +206,11 @@ class _ByteFallback(_HoldsBytes):
     valid characters, so nothing is settled before the run ends.
     """
 
-    _BYTE = re.compile(r"<0x([+0-9A-Fa-f][0-9A-Fa-f])>")
-
     def add(self, pieces: list[str]) -> list[str]:
         settled: list[str] = []
         run = bytearray(self._bytes)
         for piece in pieces:
-            byte = self._BYTE.fullmatch(piece)
+            byte = _BYTE_TOKEN.fullmatch(piece)
             if byte:
                 run.append(int(byte[1], 16))
                 continue
@@ -376,8 +368,47 @@ def _replace(old: str | None, new: str, joined: bool) -> _Step | None:
     return _PerToken(lambda pieces: [piece.replace(old, new) for piece in pieces])
 
 
-def _cannot_decode(error: BaseException) -> str:
-    return f"the tokenizer cannot decode the tokens: {printable(str(error))}"
+class TokenBytes:
+    """The bytes that a token adds to a text, so that those of neighbours join to the text's.
+
+    A token that begins a word has its space, as in the middle of a text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        kinds = {step["type"] for step in tokenizer.decoder_steps}
+        self._is_byte_level = "ByteLevel" in kinds
+        self._has_bytes = "ByteFallback" in kinds
+        self._known: dict[int, bytes] = {}
+        self._inside: Detokenizer | None = None
+
+    def __call__(self, token_id: int) -> bytes:
+        """Return the bytes of a token; an id that stands for nothing has none."""
+        known = self._known.get(token_id)
+        if known is None:
+            known = self._known[token_id] = self._bytes(token_id)
+        return known
+
+    def _bytes(self, token_id: int) -> bytes:
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token_id in self._tokenizer.added_tokens:
+            return self._tokenizer.added_tokens[token_id].encode()
+        if self._is_byte_level:
+            return letters_to_bytes(token)
+        byte = _BYTE_TOKEN.fullmatch(token) if self._has_bytes else None
+        if byte is not None:
+            return bytes([int(byte.group(1), 16)])
+        stream = self._after_a_word().fork()
+        return (stream.add([token_id]) + stream.finish()).encode()
+
+    def _after_a_word(self) -> Detokenizer:
+        """Return a stream in the middle of a text, where the next token is spelled in full."""
+        if self._inside is None:
+            prompt = self._tokenizer.encode("a", add_special_tokens=False)
+            self._inside = Detokenizer(self._tokenizer, prompt, skip_special_tokens=False)
+        return self._inside
 
 
 def letters_to_bytes(token: str) -> bytes:

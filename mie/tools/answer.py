@@ -1,16 +1,36 @@
-"""What an answer is made of, and how it is read."""
+"""Describe an answer: the calls that callers get, and how its text divides into parts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from mie.params.structured import StructuredOutputsParams
-from mie.tools.response_template import CallFormat, Tags
+from mie.tools.formats import CallFormat, Tags
+
+
+@dataclass(kw_only=True, slots=True)
+class ToolCall:
+    """A call of a tool that a model wrote."""
+
+    index: int
+    """Place among the calls of its choice, from 0."""
+    id: str
+    """Name of this call, under which its result is sent back."""
+    name: str
+    """Name of the tool."""
+    arguments: str = ""
+    """The arguments as JSON, or only the new part of it if ``output_kind`` is DELTA."""
+
+    def as_message(self) -> dict[str, Any]:
+        """Return the call as an entry of ``tool_calls`` in an assistant's message."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerFormat:
-    """How the text of an answer divides into reasoning, text and calls."""
+    """The reasoning, the calls and the grammar that an answer may have."""
 
     reasoning: Tags | None = None
     begins_in_reasoning: bool = False
@@ -26,8 +46,7 @@ class AnswerFormat:
     @property
     def tags(self) -> tuple[str, ...]:
         """The tags that the text must keep, even where they are special tokens."""
-        of_calls = self.calls
-        tags = [] if of_calls is None else [of_calls.open, of_calls.close, of_calls.name_close]
-        if self.reasoning is not None:
-            tags += [self.reasoning.open, self.reasoning.close]
+        calls, reasoning = self.calls, self.reasoning
+        tags = [] if calls is None else [calls.open, calls.close, calls.name_close]
+        tags += [] if reasoning is None else [reasoning.open, reasoning.close]
         return tuple(tag for tag in tags if tag)

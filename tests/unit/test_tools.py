@@ -17,15 +17,12 @@ from mie.errors import RequestError
 from mie.params.structured import StructuredOutputsParams
 from mie.tools import formats
 from mie.tools.answer import AnswerFormat
-from mie.tools.border import BorderedText
 from mie.tools.definitions import MOST_TOOLS, tool_choice_of
-from mie.tools.forced import grammar_of, literals_of
-from mie.tools.forced_parser import new_parser
-from mie.tools.formats import call_format, reasoning_tags
-from mie.tools.json_end import JsonEnd
-from mie.tools.response_template import CallFormat, calls_in, reasoning_in
+from mie.tools.forced import grammar_of, literals_of, new_parser
+from mie.tools.formats import CallFormat, call_format, calls_in, reasoning_in, reasoning_tags
+from mie.tools.parser import BorderedText, JsonEnd
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden/answers.json").read_text("utf-8"))
+GOLDEN = json.loads((Path(__file__).parents[1] / "data/answers.json").read_text("utf-8"))
 TOOLS = frozenset({"weather", "add"})
 FORMATS = {**formats.CALLS, "mistral [ARGS]": formats.MISTRAL_NAMED}
 GRAMMAR = StructuredOutputsParams(grammar='start: "x"')  # only its presence matters to a parser
