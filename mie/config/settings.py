@@ -57,23 +57,3 @@ def settings_of(cls: type) -> Iterator[tuple[str, Any, Setting]]:
     for each in fields(cls):
         if "setting" in each.metadata:
             yield each.name, each.default, each.metadata["setting"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Neutral:
-    """Facts about an argument that only vLLM has: the values without effect."""
-
-    allowed: tuple[Any, ...] | None
-    """Allowed values, or None if every value is allowed."""
-    why: str
-    """Why other values are not supported, or why no value has an effect."""
-
-
-def neutral(default: object, why: str, *also: object) -> Any:
-    """Return a dataclass field that allows only its default and the values in ``also``."""
-    return field(default=default, metadata={"neutral": Neutral(allowed=(default, *also), why=why)})
-
-
-def without_effect(default: object, why: str) -> Any:
-    """Return a dataclass field that allows any value, because none has an effect."""
-    return field(default=default, metadata={"neutral": Neutral(allowed=None, why=why)})

@@ -8,7 +8,7 @@ from pathlib import Path
 from safetensors.numpy import save_file
 
 from mie.checkpoint.config import ModelConfig
-from mie.checkpoint.random_weights import RandomWeights
+from mie.checkpoint.weights import RandomWeights
 from mie.sim.shapes import SHAPES
 
 
