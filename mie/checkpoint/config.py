@@ -46,8 +46,8 @@ class Family:
     """
     windows: Literal["none", "all", "by layer"]
     """Whether ``sliding_window`` holds for no layer, for all, or for those of ``layer_types``."""
-    biases: tuple[str, ...] = ()
-    """The keys of biases that the family implements. transformers ignores the others."""
+    implements: tuple[str, ...] = ()
+    """The keys of `mie.checkpoint.refusals` that are not refused in this family."""
     always_qkv_bias: bool = False
     """Whether only queries, keys and values have biases, whether the file says so or not."""
     qk_norm: bool = False
@@ -66,7 +66,7 @@ FAMILIES: Mapping[str, Family] = {
         model_type="llama",
         defaults={"max_position_embeddings": 2048, **_BOS_AND_EOS},
         windows="none",
-        biases=("attention_bias", "mlp_bias"),
+        implements=("attention_bias", "mlp_bias"),
     ),
     "MistralForCausalLM": Family(
         model_type="mistral",
@@ -82,14 +82,14 @@ FAMILIES: Mapping[str, Family] = {
         model_type="qwen2",
         defaults=_QWEN2_DEFAULTS,
         windows="by layer",
-        biases=("attention_bias",),
+        implements=("attention_bias",),
         always_qkv_bias=True,
     ),
     "Qwen3ForCausalLM": Family(
         model_type="qwen3",
         defaults={**_QWEN2_DEFAULTS, "head_dim": 128},
         windows="by layer",
-        biases=("attention_bias",),
+        implements=("attention_bias",),
         qk_norm=True,
     ),
 }
@@ -178,8 +178,8 @@ class ModelConfig:
             ModelError: a required key is missing, or a value is bad.
         """
         architecture = _architecture(JsonReader(values=config, source=source))
-        biases = {name: family.biases for name, family in FAMILIES.items()}
-        refuse_unsupported(config, architecture=architecture, biases=biases, source=source)
+        implemented = {name: family.implements for name, family in FAMILIES.items()}
+        refuse_unsupported(config, architecture, implemented, source)
         defaults = FAMILIES[architecture].defaults
         return _read_config(JsonReader(values={**defaults, **config}, source=source), architecture)
 

@@ -63,20 +63,19 @@ _ROPE_REASONS = {
 
 def refuse_unsupported(
     config: Mapping[str, Any],
-    *,
     architecture: str,
-    biases: Mapping[str, Sequence[str]],
+    implemented: Mapping[str, Sequence[str]],
     source: str,
 ) -> None:
     """Raise unless everything that ``config`` asks for is implemented.
 
-    ``biases`` has, for each supported architecture, the keys of the biases that it implements.
+    ``implemented`` has, for each supported architecture, the keys below that it implements.
 
     Raises:
         UnsupportedModelError: something is not implemented. The message names all of it.
     """
     problems = [
-        *_problems(config, architecture, biases),
+        *_problems(config, architecture, implemented),
         *_rope_problems(config),
         *_layer_type_problems(config),
     ]
@@ -84,25 +83,27 @@ def refuse_unsupported(
         verb = "is" if len(problems) == 1 else "are"
         raise UnsupportedModelError(
             f"{source}: {' and '.join(problems)} {verb} not supported; "
-            f"supported architectures: {', '.join(biases)}"
+            f"supported architectures: {', '.join(implemented)}"
         )
 
 
 def _problems(
-    config: Mapping[str, Any], architecture: str, biases: Mapping[str, Sequence[str]]
+    config: Mapping[str, Any], architecture: str, implemented: Mapping[str, Sequence[str]]
 ) -> Iterator[str]:
-    if architecture not in biases:
-        nearest = difflib.get_close_matches(architecture[:100], biases, n=1, cutoff=0.0)
+    if architecture not in implemented:
+        nearest = difflib.get_close_matches(architecture[:100], implemented, n=1, cutoff=0.0)
         yield f"architecture {shown(architecture)} (nearest: {nearest[0]!r})"
+    own = implemented.get(architecture, ())
     for feature, keys in _FEATURES.items():
-        used = [key for key in keys if config.get(key) not in (None, 0, 1, [], {})]
+        given = [key for key in keys if config.get(key) not in (None, 0, 1, [], {})]
+        used = [key for key in given if key not in own]
         if used:
             yield f"feature {feature!r} ({', '.join(used)})"
     for key, feature in _SWITCHES.items():
-        if config.get(key):
+        if config.get(key) and key not in own:
             yield f"feature {feature!r} ({key})"
     for key, feature in _BIASES.items():
-        if config.get(key) and key not in biases.get(architecture, _BIASES):
+        if config.get(key) and key not in implemented.get(architecture, _BIASES):
             yield f"feature {feature!r} ({key} in {architecture})"
     activation = config.get("hidden_act") or "silu"
     if activation not in ACTIVATIONS:

@@ -1,15 +1,21 @@
-"""Declare settings, each in one place with everything that is said about it elsewhere.
+"""Know everything about a setting that its name, type and default do not say.
 
-A setting is a field of a dataclass, made by `setting`. The checks, the command-line options, the
-refusals of backends and of the simulator, and the tables of the docs read its `Setting`.
+A setting is a field of a dataclass. ``settings.json``, beside the module of that dataclass, has a
+row for each of its settings. The checks, the command-line options, the refusals of backends and of
+the simulator, and the tables of the docs read it.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 Kind = Literal["integer", "size", "number", "switch", "choice", "text", "mapping", "object"]
 """The kind of value. A size is an integer of bytes, and an object has no command-line option."""
+
+_PACKAGE = Path(__file__).parents[1]
 
 BACKENDS = ("jit", "numpy", "numpy-plain", "cupy", "cupy-emulated")
 AUTO_BACKENDS = ("jit", "numpy")
@@ -44,16 +50,33 @@ class Setting:
     """The setting that this one is an alias of."""
 
 
-def setting(default: object, kind: Kind, help: str, section: str, **more: Any) -> Any:
-    """Return a dataclass field for a setting. ``more`` has further fields of `Setting`."""
-    declared = Setting(
-        kind=kind, help=help, section=section, **{"is_optional": default is None, **more}
-    )
-    return field(default=default, metadata={"setting": declared})
-
-
 def settings_of(cls: type) -> Iterator[tuple[str, Any, Setting]]:
-    """Yield (name, default, declaration) of each setting of a dataclass, in order."""
-    for each in fields(cls):
-        if "setting" in each.metadata:
-            yield each.name, each.default, each.metadata["setting"]
+    """Yield (name, default, facts) of each setting of a dataclass, in order."""
+    yield from _settings_of(cls)
+
+
+@cache
+def _settings_of(cls: type) -> list[tuple[str, Any, Setting]]:
+    rows: dict[str, Mapping[str, Any]] = {}
+    for base in cls.__mro__:
+        package, *room, _ = ["", *base.__module__.split(".")][-3:]
+        if package == "mie":
+            rows = {**_tables(*room).get(base.__name__, {}), **rows}
+    return [
+        (each.name, each.default, _setting(each.default is None, rows[each.name]))
+        for each in fields(cls)
+        if each.name in rows
+    ]
+
+
+@cache
+def _tables(room: str) -> Mapping[str, Mapping[str, Any]]:
+    """Return the rows of each dataclass in the settings of a room, by its name."""
+    path = _PACKAGE / room / "settings.json"
+    tables: Mapping[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return tables
+
+
+def _setting(is_optional: bool, row: Mapping[str, Any]) -> Setting:
+    lists = {name: tuple(row[name]) for name in ("choices", "backends") if name in row}
+    return Setting(**{"is_optional": is_optional, **row, **lists})

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mie.config.engine_args import REASONING_PARSERS, TOOL_CALL_PARSERS
+from mie.config.engine_args import EngineArgs
+from mie.config.settings import settings_of
 from mie.errors import RequestError
 from mie.params.structured import StructuredOutputsParams
 from mie.tools import formats
@@ -346,8 +347,9 @@ def test_malformed_parameters_are_refused_by_name(given: Any, message: str):
 
 
 def test_the_settings_name_the_tables():
-    assert {*TOOL_CALL_PARSERS} == {"auto", "hf", "none", *formats.CALLS}
-    assert {*REASONING_PARSERS} == {"none", "auto", "hf", *formats.REASONING}
+    choices = {name: {*declared.choices} for name, _, declared in settings_of(EngineArgs)}
+    assert choices["tool_call_parser"] == {"auto", "hf", "none", *formats.CALLS}
+    assert choices["reasoning_parser"] == {"none", "auto", "hf", *formats.REASONING}
 
 
 TEMPLATE = GOLDEN["templates"]["hermes"]
