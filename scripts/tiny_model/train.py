@@ -1,8 +1,8 @@
 """Train the bundled model from scratch and write `mie/assets/tiny` and its held-out prompts.
 
-    OMP_WAIT_POLICY=passive python scripts/train_tiny_model.py --minutes 60 --compile
+    OMP_WAIT_POLICY=passive python scripts/tiny_model/train.py --minutes 60 --compile
 
-It needs the `train` extra and downloads nothing: `train/tiny_stories.py` writes the text during
+It needs the `train` extra and downloads nothing: `stories.py` writes the text during
 training. It runs on a GPU if there is one, and else on the CPU with bf16 autocast. The run ends
 after `--minutes` or after `--steps`, whichever comes first. Only a run that ends by `--steps` is
 reproducible, because a slower machine takes fewer steps per minute. The environment variable
@@ -16,29 +16,29 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from torch import Tensor, nn
-from train.tiny_stories import (
+from stories import (
     BOS,
     EOS,
     SPECIAL_TOKENS,
+    G,
     Segment,
     Writer,
-    check_grammar,
     heldout_prompts,
     slot_lists,
     usual_words,
     word_list,
 )
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch import Tensor, nn
 
-ROOT = Path(__file__).resolve().parent.parent
-TEMPLATE = ROOT / "scripts" / "train" / "tiny_chat_template.jinja"
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,28 +311,15 @@ def make_optimizers(model: Llama, rate: float) -> list[torch.optim.Optimizer]:
     return [muon, adam]
 
 
-@dataclass
-class Window:
-    """The losses since a moment, for a report."""
-
-    seconds: float
-    tokens: int
-    losses: list[float] = field(default_factory=list)
-
-
 class Trainer:
-    """Everything that one run changes. `state` and `load` are its checkpoint."""
+    """Everything that one run changes."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         torch.manual_seed(args.seed)
         self.args = args
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.config = Config()
-        self.tokenizer = (
-            Tokenizer.from_file(str(args.resume / "tokenizer.json"))
-            if args.resume
-            else train_tokenizer(self.config.vocab_size, args.seed)
-        )
+        self.tokenizer = train_tokenizer(self.config.vocab_size, args.seed)
         self.is_slot = torch.zeros(self.config.vocab_size, device=self.device)
         self.is_slot[list(slot_ids(self.tokenizer))] = 1.0
         self.model = Llama(self.config).to(self.device)
@@ -341,22 +328,6 @@ class Trainer:
         self.optimizers = make_optimizers(self.model, args.rate)
         self.step, self.tokens_seen, self.seconds = 0, 0, 0.0
         self.heldout = list(heldout_prompts(200, args.seed))
-
-    def state(self) -> dict[str, object]:
-        """Return what a later run needs to continue."""
-        return {
-            "model": self.model.state_dict(),
-            "optimizers": [o.state_dict() for o in self.optimizers],
-            "counts": (self.step, self.tokens_seen, self.seconds),
-        }
-
-    def load(self, folder: Path) -> None:
-        """Continue from a checkpoint, with fresh documents."""
-        state = torch.load(folder / "checkpoint.pt", map_location=self.device, weights_only=True)
-        self.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        self.step, self.tokens_seen, self.seconds = state["counts"]
 
     @property
     def progress(self) -> float:
@@ -404,47 +375,35 @@ class Trainer:
         return math.exp(total / tokens), hits / slots
 
     def run(self) -> None:
-        """Train until the budget is spent. Report every minute and save every five."""
-        writer = Writer(f"train-{self.args.seed}-{self.step}", odd=0.1)
+        """Train until the budget is spent, and report every minute."""
+        writer = Writer(f"train-{self.args.seed}-0", odd=0.1)
         batches = Batches(
             self.tokenizer,
             writer,
             size=self.args.batch_tokens,
             limit=self.config.max_position_embeddings,
         )
-        begin, saved = time.monotonic() - self.seconds, self.seconds
-        window = Window(self.seconds, self.tokens_seen)
+        begin = time.monotonic()
+        reported, losses = 0.0, []
         for tokens, learn in batches:
             if self.progress >= 1.0:
                 break
-            window.losses.append(self.train_step(tokens, learn))
+            losses.append(self.train_step(tokens, learn))
             self.seconds = time.monotonic() - begin
             batches.progress = self.progress
-            if self.seconds - window.seconds >= 60:
-                self.report(window)
-                self.seconds = time.monotonic() - begin
-                window = Window(self.seconds, self.tokens_seen)
-            if self.seconds - saved >= 300:
-                self.save()
-                saved = self.seconds
+            if self.seconds - reported >= 60:
+                self.report(sum(losses) / len(losses))
+                reported, losses = self.seconds, []
 
-    def report(self, window: Window) -> None:
-        """Print the progress since `window` began."""
-        speed = (self.tokens_seen - window.tokens) / (self.seconds - window.seconds)
-        loss = sum(window.losses) / len(window.losses)
+    def report(self, loss: float) -> None:
+        """Print the progress and the mean loss since the last report."""
         perplexity, copied = self.evaluate(40)
         print(
             f"{self.seconds / 60:5.1f} min  step {self.step}  "
-            f"{self.tokens_seen / 1e6:.2f} M tokens  {speed:,.0f} tokens/s  "
-            f"loss {loss:.4f}  held-out ppl {perplexity:.3f}  "
-            f"slot words right {copied:.2%}",
+            f"{self.tokens_seen / 1e6:.2f} M tokens  loss {loss:.4f}  "
+            f"held-out ppl {perplexity:.3f}  slot words right {copied:.2%}",
             flush=True,
         )
-
-    def save(self) -> None:
-        """Write the checkpoint in place of the previous one."""
-        torch.save(self.state(), self.args.scratch / "checkpoint.pt")
-        self.tokenizer.save(str(self.args.scratch / "tokenizer.json"))
 
 
 def heldout_document(prompt: dict[str, object]) -> list[Segment]:
@@ -518,7 +477,7 @@ def export(trainer: Trainer, folder: Path) -> None:
 
 
 def export_heldout(trainer: Trainer, folder: Path) -> None:
-    """Write the held-out prompts and the word lists that `eval_tiny_model.py` reads."""
+    """Write the held-out prompts and the word lists that `evaluate.py` reads."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = (json.dumps(prompt, ensure_ascii=False) for prompt in trainer.heldout)
     (folder / "tiny_heldout.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -538,20 +497,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves it to torch")
     parser.add_argument("--out", type=Path, default=ROOT / "mie" / "assets" / "tiny")
     parser.add_argument("--heldout", type=Path, default=ROOT / "tests" / "data")
-    parser.add_argument("--scratch", type=Path, default=Path("build") / "tiny-model")
-    parser.add_argument("--resume", type=Path, help="the scratch folder of a run to go on with")
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
-    args.scratch.mkdir(parents=True, exist_ok=True)
-    check_grammar()
+    G.check()
     trainer = Trainer(args)
-    if args.resume:
-        trainer.load(args.resume)
     parameters = sum(p.numel() for p in trainer.model.parameters())
     print(f"{parameters:,} parameters on {trainer.device}, {torch.get_num_threads()} threads")
     trainer.run()
-    trainer.save()
     export(trainer, args.out)
     export_heldout(trainer, args.heldout)
     perplexity, copied = trainer.evaluate(len(trainer.heldout))

@@ -1,4 +1,4 @@
-"""Write endless training documents for the bundled model from `tiny_grammar`.
+"""Write endless training documents for the bundled model from the templates of `stories.toml`.
 
 A document is a list of `(text, learn)` segments. The model reads all of them and is trained to
 write those with `learn` true. The special tokens are in the text by name.
@@ -10,19 +10,25 @@ training document. In the casts of the held-out prompts, both pairs are of that 
 from __future__ import annotations
 
 import re
+import sys
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 from typing import TypeVar
 
-from train import tiny_grammar as g
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 BOS, EOS = "<|bos|>", "<|eos|>"
 SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"
 SPECIAL_TOKENS = (BOS, EOS, SYSTEM, USER, ASSISTANT)
 
 Segment = tuple[str, bool]
+Templates = tuple[str, ...]
 Option = TypeVar("Option")
 
 _CHOICE = re.compile(r"\{([^{}]*)\}")
@@ -34,6 +40,67 @@ _PRONOUNS = {
 }
 
 
+class Grammar:
+    """The tables of `stories.toml`, with the phrases in place of their names."""
+
+    def __init__(self, path: Path) -> None:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        phrases: dict[str, str] = tables["phrases"]
+
+        def lines(text: str) -> Templates:
+            for name, phrase in reversed(phrases.items()):
+                text = text.replace(f"<{name}>", phrase)
+            return tuple(text.splitlines())
+
+        def beats(text: str) -> list[Templates]:
+            return [lines(beat) for beat in text.split("\n\n")]
+
+        self.words = {name: text.split() for name, text in tables["words"].items()}
+        self.fitting: dict[str, dict[str, Templates]] = {
+            name: {
+                word: tuple(sentences.split(" / "))
+                for word, sentences in (line.split(": ", 1) for line in text.splitlines())
+            }
+            for name, text in tables["fitting"].items()
+        }
+        self.lines = {name: lines(text) for name, text in tables["lines"].items()}
+        self.pairs = {
+            name: [(line.split(" => ")[0], line.split(" => ")[1]) for line in lines(text)]
+            for name, text in tables["pairs"].items()
+        }
+        self.plots = [beats(text) for text in tables["plots"].values()]
+        self.interludes = [beats(text) for text in tables["interludes"].values()]
+
+    def check(self) -> None:
+        """Raise `ValueError` if a template uses a word of the slot lists.
+
+        Such a word would confuse the model.
+        """
+        slots = {word.lower() for words in slot_lists().values() for word in words}
+        templates = [
+            *(template for group in self.lines.values() for template in group),
+            *(template for group in self.pairs.values() for pair in group for template in pair),
+            *(
+                line
+                for table in self.fitting.values()
+                for lines in table.values()
+                for line in lines
+            ),
+            *(line for plot in self.plots + self.interludes for beat in plot for line in beat),
+        ]
+        for template in templates:
+            if " " in template:  # else it is a preposition or the name of a list
+                for word in re.findall(r"[A-Za-z]+", _SLOT.sub("", template)):
+                    if word.lower() in slots:
+                        raise ValueError(f"the template {template!r} uses the slot word {word!r}")
+
+
+G = Grammar(Path(__file__).with_name("stories.toml"))
+
+
+ASKS = [name for name in G.pairs if name.startswith("ask_")]
+
+
 def with_article(noun: str) -> str:
     """Return `noun` with "a" or "an" before it."""
     return ("an " if noun[0] in "aeiou" else "a ") + noun
@@ -41,7 +108,7 @@ def with_article(noun: str) -> str:
 
 def preposition(place: str) -> str:
     """Return the preposition of a place."""
-    return g.PLACES[place][0] if place in g.PLACES else g.MORE_PLACES[place]
+    return (G.fitting["places"] | G.fitting["more_places"])[place][0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,13 +168,13 @@ class Writer:
         while True:
             girl = self.rng.random() < 0.5
             name = self._name(girl)
-            animal = self._word(g.ANIMALS, g.MORE_ANIMALS)
-            place = self._word(g.PLACES, g.MORE_PLACES)
-            thing = self._word(g.OBJECTS, g.MORE_OBJECTS)
+            animal = self._word("animals")
+            place = self._word("places")
+            thing = self._word("objects")
             pairs = held_out(name, thing), held_out(animal, place)
             if all(pairs) if self.unseen else not any(pairs):
                 break
-        first, noun = self._favourite(g.HELPERS, name).split("|")
+        first, noun = self._favourite(G.lines["helpers"], name).split("|")
         cast = Cast(
             name=name,
             girl=girl,
@@ -116,14 +183,14 @@ class Writer:
             object=thing,
             helper=f"{first} {noun}",
             later_helper=f"the {noun}",
-            place_look=self._look(g.PLACE_LOOKS),
-            object_look=self._look(g.OBJECT_LOOKS),
+            place_look=self._look("place_looks"),
+            object_look=self._look("object_looks"),
         )
         return self._befriend(cast) if friend else cast
 
     def _befriend(self, cast: Cast) -> Cast:
-        other = self.rng.choice([n for n in g.GIRLS + g.BOYS if n != cast.name])
-        animal = self.rng.choice([a for a in g.ANIMALS if a != cast.animal])
+        other = self.rng.choice([n for n in G.words["girls"] + G.words["boys"] if n != cast.name])
+        animal = self.rng.choice([a for a in G.fitting["animals"] if a != cast.animal])
         return replace(
             cast,
             helper=f"{other} the {animal}",
@@ -132,12 +199,14 @@ class Writer:
             friend_animal=animal,
         )
 
-    def _word(self, usual: Iterable[str], more: Iterable[str]) -> str:
-        return self.rng.choice(list(more if self.rng.random() < self.odd else usual))
+    def _word(self, kind: str) -> str:
+        if self.rng.random() >= self.odd:
+            return self.rng.choice(list(G.fitting[kind]))
+        return self.rng.choice(_more(kind))
 
-    def _look(self, looks: list[str]) -> str:
+    def _look(self, looks: str) -> str:
         """Return an adjective and a space, or mostly nothing."""
-        return self.rng.choice(looks) + " " if self.rng.random() < 1.5 * self.odd else ""
+        return self.rng.choice(G.words[looks]) + " " if self.rng.random() < 1.5 * self.odd else ""
 
     def again(self, hero: Cast) -> Cast:
         """Return a cast with the same hero and another place and object."""
@@ -159,10 +228,12 @@ class Writer:
     def _name(self, girl: bool) -> str:
         odd = self.rng.random() < self.odd
         if odd and self.rng.random() < 0.5:
-            return "".join(self.rng.choices(g.SYLLABLES, k=self.rng.choice((2, 2, 3)))).capitalize()
+            return "".join(
+                self.rng.choices(G.words["syllables"], k=self.rng.choice((2, 2, 3)))
+            ).capitalize()
         if odd:
-            return self.rng.choice(g.MORE_GIRLS if girl else g.MORE_BOYS)
-        return self.rng.choice(g.GIRLS if girl else g.BOYS)
+            return self.rng.choice(G.words["more_girls" if girl else "more_boys"])
+        return self.rng.choice(G.words["girls" if girl else "boys"])
 
     # -- sentences --------------------------------------------------------------------------
 
@@ -176,45 +247,47 @@ class Writer:
             text = _SLOT.sub(lambda m: slots[m.group(1)], text)
         return _SENTENCE_START.sub(lambda m: m.group(1) + m.group(2).upper(), text)
 
-    def _beat(self, beat: str | tuple[str, ...], cast: Cast) -> tuple[tuple[str, ...], ...]:
+    def _beat(self, beat: Templates, cast: Cast) -> list[Templates]:
         """Return the lists of templates for a beat of a plot. Each gives one sentence."""
-        if isinstance(beat, tuple):
-            return (beat,)
+        if not beat[0].startswith("?"):
+            return [beat]
         if self.rng.random() < 0.3:
-            return ()
-        if beat == "?interlude":
-            return self._favourite(g.INTERLUDES, cast.animal)
-        lists = {
-            "early place": g.PLACES.get(cast.place, ())[1:2],
-            "early animal": g.ANIMALS.get(cast.animal, ())[:1],
-            "early weather": g.WEATHER[:3],
-            "?place": g.PLACES.get(cast.place, ())[2:],
-            "?animal": g.ANIMALS.get(cast.animal, ())[1:],
-            "?object": g.OBJECTS.get(cast.object, ()),
-            "?weather": g.WEATHER[3:],
-            "?mood": g.MOOD,
-            "?worry": g.WORRY,
-            "?aside": g.ASIDES,
-        }
-        return (lists[beat],) if lists[beat] else ()
+            return []
+        if beat[0] == "?interlude":
+            return self._favourite(G.interludes, cast.animal)
+        place = G.fitting["places"].get(cast.place, ())
+        animal = G.fitting["animals"].get(cast.animal, ())
+        templates = {
+            "?early place": place[1:2],
+            "?early animal": animal[:1],
+            "?early weather": G.lines["weather"][:3],
+            "?place": place[2:],
+            "?animal": animal[1:],
+            "?object": G.fitting["objects"].get(cast.object, ()),
+            "?weather": G.lines["weather"][3:],
+            "?mood": G.lines["mood"],
+            "?worry": G.lines["worry"],
+            "?aside": G.lines["asides"],
+        }[beat[0]]
+        return [templates] if templates else []
 
     def story(self, cast: Cast) -> str:
         """Return one story about the cast."""
-        plot = g.PLOTS[self._favourite(list(g.PLOTS), cast.object)]
-        sentences = [self.fill(self._favourite(g.OPENINGS, cast.name), cast)]
+        plot = self._favourite(G.plots, cast.object)
+        sentences = [self.fill(self._favourite(G.lines["openings"], cast.name), cast)]
         # One sentence of a kind that never comes later, so that no sentence can come twice.
-        early = self.rng.choice(("early place", "early animal", "early weather"))
-        for beat in (early, *plot):
+        early = self.rng.choice(("?early place", "?early animal", "?early weather"))
+        for beat in ((early,), *plot):
             for templates in self._beat(beat, cast):
                 sentences.append(self.fill(self.rng.choice(templates), cast))
-        sentences.append(self.fill(self._favourite(g.ENDINGS, cast.place), cast))
+        sentences.append(self.fill(self._favourite(G.lines["endings"], cast.place), cast))
         if self.rng.random() < 0.25:
-            sentences.append(self.fill(self.rng.choice(g.CODAS)))
+            sentences.append(self.fill(self.rng.choice(G.lines["codas"])))
         return " ".join(sentences)
 
     def request(self, cast: Cast) -> str:
         """Return a user's request for a story about the cast."""
-        options = g.FRIEND_REQUESTS if cast.friend else g.STORY_REQUESTS
+        options = G.lines["friend_requests"] if cast.friend else G.lines["story_requests"]
         return self._ask(self.rng.choice(options), cast)
 
     # -- documents --------------------------------------------------------------------------
@@ -225,7 +298,7 @@ class Writer:
         cast = self.cast(friend=kind < 0.2)
         request = self.request(cast)
         if kind > 0.92:
-            request = self._ask(self.rng.choice(g.PARTIAL_REQUESTS), cast)
+            request = self._ask(self.rng.choice(G.lines["partial_requests"]), cast)
         if self.rng.random() < 0.05:
             request = request.rstrip(".!?")
         return request, self.story(cast), cast
@@ -236,10 +309,10 @@ class Writer:
         More pairs may follow.
         """
         casts = self._different_casts(self.rng.choice((1, 2, 2, 3)))
-        facts = " ".join(self.fill(self.rng.choice(g.FACTS), cast) for cast in casts)
+        facts = " ".join(self.fill(self.rng.choice(G.lines["facts"]), cast) for cast in casts)
         pairs = []
         for turn in range(self.rng.choice((1, 1, 2, 3))):
-            options = g.QUESTIONS[self.rng.choice(list(g.QUESTIONS))]
+            options = G.pairs[self.rng.choice(ASKS)]
             question, answer = self._answered(self.rng.choice(options), self.rng.choice(casts))
             pairs.append((f"{facts} {question}" if turn == 0 else question, answer))
         return pairs
@@ -262,12 +335,12 @@ class Writer:
 
     def story_questions(self, cast: Cast, count: int) -> list[tuple[str, str]]:
         """Return questions about a story just told, and the answers."""
-        chosen = self.rng.sample(g.STORY_QUESTIONS, count)
+        chosen = self.rng.sample(G.pairs["story_questions"], count)
         return [self._answered(pair, cast) for pair in chosen]
 
     def small_talk(self) -> tuple[str, str]:
         """Return a greeting or a question that is not about a story."""
-        question, answer = self.rng.choice(g.SMALL_TALK)
+        question, answer = self.rng.choice(G.pairs["small_talk"])
         question = self.fill(question)
         return (question.lower() if self.rng.random() < 0.1 else question), self.fill(answer)
 
@@ -276,7 +349,7 @@ class Writer:
         if self.rng.random() < 0.75:
             return ""
         count = self.rng.choice((1, 1, 1, 2, 2, 3, 5, 8, 16))
-        return " ".join(self.fill(s) for s in self.rng.sample(g.SYSTEM_SENTENCES, count))
+        return " ".join(self.fill(s) for s in self.rng.sample(G.lines["system_sentences"], count))
 
     def chat(self, pairs: list[tuple[str, str]], *, system: bool = True) -> list[Segment]:
         """Return the chat template's text for some turns, perhaps with a system message."""
@@ -308,7 +381,7 @@ class Writer:
                 pairs += self.story_questions(cast, self.rng.choice((0, 1, 2, 3)))
                 if self.rng.random() < 0.15:
                     another = self.again(cast)
-                    request = self._ask(self.rng.choice(g.ANOTHER), another)
+                    request = self._ask(self.rng.choice(G.lines["another"]), another)
                     pairs.append((request, self.story(another)))
         return self.chat(pairs)
 
@@ -363,19 +436,24 @@ def heldout_prompts(count: int, seed: int) -> Iterator[dict[str, object]]:
         }
 
 
+def _more(kind: str) -> list[str]:
+    """Return the words of a kind that have no sentences of their own."""
+    return list(G.fitting["more_places"]) if kind == "places" else G.words[f"more_{kind}"]
+
+
 def slot_lists() -> dict[str, list[str]]:
     """Return the words that a prompt can have."""
+    names = ("girls", "boys", "more_girls", "more_boys")
     return {
-        "names": sorted(g.GIRLS + g.BOYS + g.MORE_GIRLS + g.MORE_BOYS),
-        "animals": sorted([*g.ANIMALS, *g.MORE_ANIMALS]),
-        "places": sorted([*g.PLACES, *g.MORE_PLACES]),
-        "objects": sorted([*g.OBJECTS, *g.MORE_OBJECTS]),
+        "names": sorted(word for name in names for word in G.words[name]),
+        **{k: sorted([*G.fitting[k], *_more(k)]) for k in ("animals", "places", "objects")},
     }
 
 
 def usual_words() -> list[str]:
     """Return the words that held-out prompts have. Each is one token."""
-    return [*g.GIRLS, *g.BOYS, *g.ANIMALS, *g.PLACES, *g.OBJECTS]
+    kinds = ("animals", "places", "objects")
+    return [*G.words["girls"], *G.words["boys"], *(w for kind in kinds for w in G.fitting[kind])]
 
 
 def word_list(seed: int, documents: int = 20_000) -> list[str]:
@@ -385,29 +463,3 @@ def word_list(seed: int, documents: int = 20_000) -> list[str]:
     for _ in range(documents):
         words.update(re.findall(r"[a-z]+(?:'[a-z]+)?", writer.story(writer.cast()).lower()))
     return sorted(words - {w.lower() for slots in slot_lists().values() for w in slots})
-
-
-def check_grammar() -> None:
-    """Raise if a template uses a word of the slot lists, which would confuse the model."""
-    lists = slot_lists()
-    slots = {word for words in lists.values() for word in words}
-    slots = {word.lower() for word in slots}
-    lists_in_code = ("GIRLS", "BOYS", "MORE_ANIMALS", "MORE_OBJECTS", "__doc__", "__builtins__")
-    templates = {key: value for key, value in vars(g).items() if key not in lists_in_code}
-    for template in _templates(templates):
-        for word in re.findall(r"[A-Za-z]+", _SLOT.sub("", template)):
-            if word.lower() in slots:
-                raise ValueError(f"the template {template!r} uses the slot word {word!r}")
-
-
-def _templates(value: object) -> Iterator[str]:
-    """Yield every template in a value of `tiny_grammar`: strings with a space in them."""
-    if isinstance(value, str):
-        if " " in value:
-            yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _templates(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _templates(item)

@@ -1,6 +1,6 @@
 """Evaluate the bundled model on held-out prompts: perplexity, and the share of correct stories.
 
-    python scripts/eval_tiny_model.py [--temperature 0.7] [--json report.json]
+    python scripts/tiny_model/evaluate.py [--temperature 0.7] [--json report.json]
 
 It reads prompts and word lists from `tests/data` and judges the text by its own rules. It shares no
 code with the writer of the training text.
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
+DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
 KINDS = ("names", "animals", "places", "objects")
 FEMALE, MALE = {"she", "her", "hers", "herself"}, {"he", "him", "his", "himself"}
 BETWEEN_SENTENCES = re.compile(r"""(?<=[.!?])\s+(?="?[A-Z])|(?<=[.!?]")\s+(?="?[A-Z])""")
