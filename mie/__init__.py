@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mie.params.sampling import RequestOutputKind as RequestOutputKind
     from mie.params.sampling import SamplingParams as SamplingParams
     from mie.params.structured import StructuredOutputsParams as StructuredOutputsParams
-    from mie.tools.answer import ToolCall as ToolCall
+    from mie.tools.calls import ToolCall as ToolCall
 
 _HOMES = {
     "LLM": "mie.llm",
@@ -53,7 +53,7 @@ _HOMES = {
     "RequestLimits": "mie.config.request_limits",
     "RequestOutput": "mie.frontend.outputs",
     "CompletionOutput": "mie.frontend.outputs",
-    "ToolCall": "mie.tools.answer",
+    "ToolCall": "mie.tools.calls",
     "EngineArgs": "mie.config.engine_args",
     "AsyncEngineArgs": "mie.config.engine_args",
     "EngineConfig": "mie.config.engine",

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from mie.config.quotas import quotas_of
-from mie.config.settings import Setting, settings_of
+from mie.config.settings import Setting, declared_in, settings_of
 from mie.errors import ConfigError
 from mie.reprs import changed_repr
 
@@ -78,14 +78,14 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
 
 def check_settings(values: object) -> None:
     """Raise `ConfigError` unless every setting of a dataclass has an allowed value."""
-    for name, _, declared in settings_of(type(values)):
-        check_setting(name, getattr(values, name), declared)
+    for name, default, declared in settings_of(type(values)):
+        check_setting(name, getattr(values, name), default, declared)
 
 
-def check_setting(name: str, value: Any, declared: Setting) -> None:
+def check_setting(name: str, value: Any, default: Any, declared: Setting) -> None:
     """Raise `ConfigError` unless the value is allowed for the setting ``name``."""
     low, high = declared.low, declared.high
-    if value is None and declared.is_optional:
+    if value is None and default is None:
         return
     if declared.kind in ("integer", "size"):
         check_integer(name, value, int(low), None if high is None else int(high))
@@ -104,6 +104,8 @@ _OF_A_POLICY = (("sjf_ageing", "sjf"), ("fair_turn", "fair"), ("client_quotas", 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
     """The settings of an engine. `EngineConfig` checks them."""
+
+    SETTINGS: ClassVar = declared_in(__file__, "EngineSettings")
 
     max_model_len: int | None = None
     max_num_seqs: int = 64

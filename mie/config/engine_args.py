@@ -8,7 +8,7 @@ import inspect
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Concatenate, ParamSpec, TextIO, cast
+from typing import Any, ClassVar, Concatenate, ParamSpec, TextIO, cast
 
 from mie.config.arguments import add_neutral_names, add_settings, given
 from mie.config.engine import (
@@ -19,7 +19,7 @@ from mie.config.engine import (
     refuse_unknown,
 )
 from mie.config.request_limits import RequestLimits, limits_of
-from mie.config.settings import AUTO_BACKENDS, settings_of
+from mie.config.settings import AUTO_BACKENDS, declared_in, settings_of
 from mie.config.vllm_names import VllmNames, refuse_what_vllm_has
 from mie.errors import ConfigError
 from mie.refusals import refuses_names
@@ -32,6 +32,8 @@ _DTYPES = {"half": "float16", "float": "float32"}
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
     """The settings of the model, of its source, and of loading it."""
+
+    SETTINGS: ClassVar = declared_in(__file__, "ModelSettings")
 
     tokenizer: str | os.PathLike[str] | None = None
     skip_tokenizer_init: bool = False
@@ -74,8 +76,8 @@ class EngineArgs(VllmNames, EngineSettings, ModelSettings):
         refuse_what_vllm_has(self)
         if self.reasoning_parser == "":  # vLLM's default
             object.__setattr__(self, "reasoning_parser", "none")
-        for name, _, declared in settings_of(ModelSettings):
-            check_setting(name, getattr(self, name), declared)
+        for name, default, declared in settings_of(ModelSettings):
+            check_setting(name, getattr(self, name), default, declared)
         for name in ("hf_overrides", "override_generation_config"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, Mapping):
@@ -100,7 +102,7 @@ class EngineArgs(VllmNames, EngineSettings, ModelSettings):
         for name, default, declared in settings_of(EngineSettings):
             if declared.is_ignorable and name in values and not self._means_something(name):
                 if declared.kind != "size":  # swap_space is in GiB, as in vLLM, and may be 0
-                    check_setting(name, values[name], declared)
+                    check_setting(name, values[name], default, declared)
                 values[name] = default
         return EngineConfig(**values)
 

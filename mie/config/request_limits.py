@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from mie.config.engine import check_settings, keyword_checked
+from mie.config.settings import declared_in
 from mie.errors import ConfigError
 from mie.reprs import changed_repr
 
@@ -22,6 +23,8 @@ class RequestLimits:
     every `SamplingParams`. The engine setting ``request_limits`` lowers them, for servers with
     untrusted callers. docs/settings.md explains every field.
     """
+
+    SETTINGS: ClassVar = declared_in(__file__, "RequestLimits")
 
     __repr__ = changed_repr
 

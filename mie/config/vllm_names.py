@@ -60,7 +60,13 @@ def _plain(value: object) -> object:
     return tuple(value) if isinstance(value, (list, set)) else value
 
 
-_Listed = object if TYPE_CHECKING else _listed()
+if TYPE_CHECKING:
+
+    class _Listed:
+        """Type checkers do not know these arguments."""
+
+else:
+    _Listed = _listed()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mie.tools.answer import AnswerFormat, ToolCall
+from mie.tools.calls import ToolCall
 from mie.tools.forced import new_parser
+from mie.tools.formats import AnswerFormat
 
 
 class AnswerState:

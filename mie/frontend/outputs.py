@@ -12,7 +12,7 @@ from mie.refusals import refuses_names
 from mie.reprs import short_repr
 from mie.sched.sequence import FinishReason
 from mie.stats.request import RequestMetrics
-from mie.tools.answer import ToolCall
+from mie.tools.calls import ToolCall
 
 
 @dataclass(frozen=True, kw_only=True)

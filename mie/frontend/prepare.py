@@ -27,7 +27,7 @@ from mie.text.tokenizer import Tokenizer, encode_bad_words
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from mie.tools.answer import AnswerFormat
+    from mie.tools.formats import AnswerFormat
 
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt", "answer")
 
@@ -149,7 +149,7 @@ def _answering(
     """
     if answer is None:
         return params, None
-    from mie.tools.answer import AnswerFormat  # few requests need mie.tools
+    from mie.tools.formats import AnswerFormat  # few requests need mie.tools
 
     if not isinstance(answer, AnswerFormat):
         raise RequestError(f"a prompt's answer must come from chat_prompt; got {shown(answer)}")

@@ -26,7 +26,7 @@ from mie.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from mie.frontend.answer_state import AnswerState
-    from mie.tools.answer import AnswerFormat
+    from mie.tools.formats import AnswerFormat
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mie.config.engine import check_settings, keyword_checked
+from mie.config.settings import declared_in
 from mie.errors import ConfigError
 from mie.serve.edge_config import EdgeSettings
 
@@ -15,6 +17,8 @@ from mie.serve.edge_config import EdgeSettings
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig(EdgeSettings):
     """How the server listens, what it accepts, and how much of it."""
+
+    SETTINGS: ClassVar = declared_in(__file__, "ServeConfig")
 
     host: str = "127.0.0.1"
     port: int = 8000

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+from mie.config.settings import declared_in
 from mie.serve.keys import Keys
 
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeSettings:
     """How the server is reached, who may use it, how much, and how it ends."""
+
+    SETTINGS: ClassVar = declared_in(__file__, "EdgeSettings")
 
     uds: str | None = None
     ssl_keyfile: str | None = None

@@ -126,7 +126,7 @@ class Kept:
     def __init__(self) -> None:
         self._begin()
         this = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: (kept := this()) and kept._begin())
+        os.register_at_fork(after_in_child=lambda: _begin_again(this()))
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
@@ -170,6 +170,11 @@ class Kept:
 
     def _num_bytes(self) -> int:
         return sum(grammar.num_bytes for grammar in self._last.values())
+
+
+def _begin_again(kept: Kept | None) -> None:
+    if kept is not None:
+        kept._begin()
 
 
 class Vocabulary:

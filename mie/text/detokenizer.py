@@ -21,7 +21,7 @@ from typing import Any
 from mie.errors import RequestError
 from mie.text.tokenizer import Tokenizer, library_errors
 
-_BYTE_TOKEN = re.compile(r"<0x([+0-9A-Fa-f][0-9A-Fa-f])>")
+BYTE_TOKEN = re.compile(r"<0x([+0-9A-Fa-f][0-9A-Fa-f])>")
 _CANNOT_DECODE = "the tokenizer cannot decode the tokens"
 
 
@@ -210,7 +210,7 @@ class _ByteFallback(_HoldsBytes):
         settled: list[str] = []
         run = bytearray(self._bytes)
         for piece in pieces:
-            byte = _BYTE_TOKEN.fullmatch(piece)
+            byte = BYTE_TOKEN.fullmatch(piece)
             if byte:
                 run.append(int(byte[1], 16))
                 continue
@@ -366,49 +366,6 @@ def _replace(old: str | None, new: str, joined: bool) -> _Step | None:
     if not old or (joined and len(old) > 1):
         return None
     return _PerToken(lambda pieces: [piece.replace(old, new) for piece in pieces])
-
-
-class TokenBytes:
-    """The bytes that a token adds to a text, so that those of neighbours join to the text's.
-
-    A token that begins a word has its space, as in the middle of a text.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        kinds = {step["type"] for step in tokenizer.decoder_steps}
-        self._is_byte_level = "ByteLevel" in kinds
-        self._has_bytes = "ByteFallback" in kinds
-        self._known: dict[int, bytes] = {}
-        self._inside: Detokenizer | None = None
-
-    def __call__(self, token_id: int) -> bytes:
-        """Return the bytes of a token; an id that stands for nothing has none."""
-        known = self._known.get(token_id)
-        if known is None:
-            known = self._known[token_id] = self._bytes(token_id)
-        return known
-
-    def _bytes(self, token_id: int) -> bytes:
-        token = self._tokenizer.id_to_token(token_id)
-        if token is None:
-            return b""
-        if token_id in self._tokenizer.added_tokens:
-            return self._tokenizer.added_tokens[token_id].encode()
-        if self._is_byte_level:
-            return letters_to_bytes(token)
-        byte = _BYTE_TOKEN.fullmatch(token) if self._has_bytes else None
-        if byte is not None:
-            return bytes([int(byte.group(1), 16)])
-        stream = self._after_a_word().fork()
-        return (stream.add([token_id]) + stream.finish()).encode()
-
-    def _after_a_word(self) -> Detokenizer:
-        """Return a stream in the middle of a text, where the next token is spelled in full."""
-        if self._inside is None:
-            prompt = self._tokenizer.encode("a", add_special_tokens=False)
-            self._inside = Detokenizer(self._tokenizer, prompt, skip_special_tokens=False)
-        return self._inside
 
 
 def letters_to_bytes(token: str) -> bytes:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from mie.params.structured import StructuredOutputsParams
 from mie.structured.descriptions import COMPACT, close
-from mie.tools.answer import AnswerFormat, ToolCall
+from mie.tools.calls import ToolCall
 from mie.tools.definitions import Tool, ToolChoice
-from mie.tools.formats import CallFormat
+from mie.tools.formats import AnswerFormat, CallFormat
 from mie.tools.parser import AnswerParser, JsonEnd, new_call
 
 MOST_CALLS = 32

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mie.errors import RequestError, shown
+from mie.params.structured import StructuredOutputsParams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,30 @@ class CallFormat:
     """What is written between two calls."""
     id_length: int = 0
     """Characters that the id of a call must have; 0 sets no length."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerFormat:
+    """The reasoning, the calls and the grammar that an answer may have."""
+
+    reasoning: Tags | None = None
+    begins_in_reasoning: bool = False
+    """Whether the prompt ends with the tag that opens the reasoning."""
+    calls: CallFormat | None = None
+    names: frozenset[str] = frozenset()
+    """The names of the tools that may be called."""
+    may_repeat: bool = True
+    """Whether there may be several calls."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """The grammar of an answer that must be calls, and nothing else."""
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags that the text must keep, even where they are special tokens."""
+        calls, reasoning = self.calls, self.reasoning
+        tags = [] if calls is None else [calls.open, calls.close, calls.name_close]
+        tags += [] if reasoning is None else [reasoning.open, reasoning.close]
+        return tuple(tag for tag in tags if tag)
 
 
 HERMES = CallFormat(open="<tool_call>", close="</tool_call>", padding="\n", separator="\n")

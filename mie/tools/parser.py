@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from mie.tools.answer import AnswerFormat, ToolCall
+from mie.tools.calls import ToolCall
 from mie.tools.definitions import NAME
-from mie.tools.formats import CallFormat
+from mie.tools.formats import AnswerFormat, CallFormat
 
 LONGEST_HEAD = 256
 """Characters between a tag and JSON after which it is no call."""

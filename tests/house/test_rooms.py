@@ -58,7 +58,7 @@ ROOMS = {
     "structured": Room(
         mie={"arithmetic", "errors", "params", "system", "text"}, packages={"llguidance"}
     ),
-    "tools": Room(mie={"errors", "params.structured", "structured.schemas"}),
+    "tools": Room(mie={"errors", "params.structured", "structured.descriptions"}),
     "ops_cpu": Room(mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy"}),
     "ops_jit": Room(  # llvmlite and numba only in compiler and kernels
         mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy", "numba", "llvmlite"}
@@ -185,7 +185,7 @@ ROOMS = {
     # level 5: the edges
     "doctor": Room(
         mie={
-            "config.sizes",
+            "config.arguments",
             "errors",
             "load.backends",
             "ops.backend",
@@ -254,7 +254,7 @@ ROOMS = {
             "text",
             "tools.calls",
             "tools.definitions",
-            "tools.json_end",  # whether a call was cut
+            "tools.parser",  # whether a call was cut
             "version",
         },
         packages={

@@ -17,10 +17,16 @@ from mie.config.settings import settings_of
 from mie.errors import RequestError
 from mie.params.structured import StructuredOutputsParams
 from mie.tools import formats
-from mie.tools.answer import AnswerFormat
 from mie.tools.definitions import MOST_TOOLS, tool_choice_of
 from mie.tools.forced import grammar_of, literals_of, new_parser
-from mie.tools.formats import CallFormat, call_format, calls_in, reasoning_in, reasoning_tags
+from mie.tools.formats import (
+    AnswerFormat,
+    CallFormat,
+    call_format,
+    calls_in,
+    reasoning_in,
+    reasoning_tags,
+)
 from mie.tools.parser import BorderedText, JsonEnd
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data/answers.json").read_text("utf-8"))

@@ -19,7 +19,7 @@ from mie.serve.openai.stream import Choice, ChunkWriter, reason, respond
 from mie.serve.openai.structure import structure_of
 from mie.serve.serving import Generation, Job, Serving, new_id
 from mie.serve.sse import json_string
-from mie.tools.answer import ToolCall
+from mie.tools.calls import ToolCall
 from mie.tools.parser import JsonEnd
 
 

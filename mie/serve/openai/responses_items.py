@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mie.frontend.outputs import CompletionOutput
-from mie.tools.answer import ToolCall
+from mie.tools.calls import ToolCall
 
 Event = tuple[str, dict[str, Any]]
 """The name of an event and its fields."""

@@ -19,8 +19,8 @@ from mie.serve.openai.protocol import Messages, TemplateFields, TokenId
 from mie.serve.openai.stream import json_response
 from mie.serve.serving import Serving
 from mie.system.threads import call_in_thread
-from mie.text.detokenizer import TokenBytes
 from mie.text.pretrained import PretrainedTokenizer
+from mie.text.token_bytes import TokenBytes
 
 _PARSED = "special tokens in a text are always parsed"
 
