@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mie.audit.waiting import Wait, why_waiting
 from mie.checkpoint.generation import GenerationConfig
 from mie.config.engine import EngineConfig
 from mie.config.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_of
@@ -26,7 +27,6 @@ from mie.params.checks import check_request_id
 from mie.params.sampling import SamplingParams
 from mie.params.unsupported import refuse_options
 from mie.refusals import refuses_names
-from mie.sched.waiting import Wait, why_waiting
 from mie.stats.step import QueueState
 from mie.system.threads import call_in_thread
 from mie.text.messages import Message
@@ -309,7 +309,7 @@ class AsyncLLM:
         return self._thread.call_and_wait(lambda: look_at(engine, after, with_metrics=with_metrics))
 
     async def why_waiting(self, seq_id: tuple[int, int]) -> Wait | None:
-        """Return why a sequence waits, or None if it does not: see `mie.sched.waiting`."""
+        """Return why a sequence waits, or None if it does not: see `mie.audit.waiting`."""
         engine = self._loop.engine
         return await self._thread.call(lambda: why_waiting(engine.scheduler, engine.config, seq_id))
 

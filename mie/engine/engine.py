@@ -9,10 +9,9 @@ from typing import Literal, Protocol
 from mie.audit.scheduler import scheduler_snapshot
 from mie.config.engine import EngineConfig
 from mie.engine.constraint import Constraints, TokenConstraint, check_constraint
-from mie.engine.meter import StepMeter
 from mie.engine.metrics import EngineMetrics, Metric, Snapshot
 from mie.engine.rows import RowFault
-from mie.engine.step import StepOutput, outputs_of
+from mie.engine.step import StepMeter, StepOutput, outputs_of
 from mie.errors import RequestError
 from mie.events import EventLog
 from mie.params.checks import (
@@ -23,7 +22,6 @@ from mie.params.checks import (
     check_token_ids,
 )
 from mie.params.sampling import SamplingParams
-from mie.sched.admission import check_fits
 from mie.sched.plan import StepPlan
 from mie.sched.result import StepResult
 from mie.sched.scheduler import Scheduler
@@ -91,9 +89,9 @@ class Engine:
         self._constraints = constraints
         self._requests: dict[str, Request] = {}
         self._num_requests = 0
-        # The state that an exception leaves behind. "torn": the scheduler was being changed. "cut":
-        # a step did not finish, so its blocks are undefined. "late": finished requests are listed.
-        self._state: Literal["sound", "torn", "cut", "late"] = "sound"
+        # The work that an exception may have interrupted. "changing": the queues and the blocks.
+        # "computing": a step, so its blocks are undefined. "finishing": the list of requests.
+        self._state: Literal["idle", "changing", "computing", "finishing"] = "idle"
         self._clock = clock
         self._meter = StepMeter(scheduler, began=clock())
         log.start(lambda: scheduler_snapshot(scheduler))
@@ -140,10 +138,9 @@ class Engine:
 
         Under the priority policy a lower ``priority`` goes first. Under the fair policy each
         ``client`` gets an equal share. Only requests with the same ``cache_salt`` share cached
-        blocks. Ids such as "auto-7" are reserved for the engine. The
-        blocks of a ``beam`` are kept when it ends, until `release`. ``constraint`` is what
-        `check_constraint` returned for these parameters. Without it, this call compiles what the
-        output must match.
+        blocks. Ids such as "auto-7" are reserved for the engine. The blocks of a ``beam`` are kept
+        when it ends, until `release`. ``constraint`` is the result of `check_constraint` for these
+        parameters. Without it, this call compiles the grammar of the output.
 
         Raises:
             ConfigError: a field of ``params`` has a value that is not allowed.
@@ -173,7 +170,7 @@ class Engine:
         )
         request.constraint = constraint or check_constraint(params, self._constraints)
         check_something_allowed(params, request.end_token_ids, self.vocab_size)
-        check_fits(request, self.config, self.scheduler.manager, self.max_model_len)
+        self.scheduler.check(request)
         request.metrics.arrival_time = self._clock()
         with self._changing():
             self._num_requests = number + 1
@@ -215,23 +212,23 @@ class Engine:
 
     @contextmanager
     def _changing(self, request_id: str | None = None) -> Iterator[Request | None]:
-        """Repair the scheduler if necessary, and mark it as torn until the block is done.
+        """Repair the scheduler if necessary, and mark it as changing until the block is done.
 
         The block gets the request, if it is unfinished, and may finish it.
         """
         self.recover()
-        self._state = "torn"
+        self._state = "changing"
         request = None if request_id is None else self._requests.get(request_id)
         yield request
         self._forget_finished([request] if request else [])
-        self._state = "sound"
+        self._state = "idle"
 
     def get_metrics(self, model_name: str) -> list[Metric]:
         """Return the counters, gauges and histograms under vLLM's names."""
         return self.metrics_snapshot().read(model_name)
 
     def metrics_snapshot(self) -> Snapshot:
-        """Return what `get_metrics` reads, for another thread to read."""
+        """Return the numbers that `get_metrics` reads, for another thread to read."""
         self.recover()
         requests = self._requests.values()
         return self.metrics.snapshot(self.config, self.scheduler, self.stats, requests)
@@ -273,19 +270,19 @@ class Engine:
     def _step(self, failed: Sequence[str]) -> StepOutput:
         self.recover()
         times = [self._clock()]
-        is_foretold = self._runner.is_ahead and bool(self.scheduler.running)
-        self._state = "torn"
-        plan = self.scheduler.schedule(may_admit=not is_foretold)
+        is_launched = self._runner.is_ahead and bool(self.scheduler.running)
+        self._state = "changing"
+        plan = self.scheduler.schedule(may_admit=not is_launched)
         assert not (plan.is_empty and self.has_work), "the engine has work and does nothing"
         owners = [owner for chunk in plan.chunks if (owner := self.scheduler.owner_of(chunk.row))]
         blocks = self._meter.block_counts(plan)
-        self._state = "cut"
+        self._state = "computing"
         times.append(self._clock())
         result = self._runner.run(plan)
         times.append(self._clock())
-        self._state = "torn"
+        self._state = "changing"
         sampled = self.scheduler.update(plan, result)
-        self._state = "late"
+        self._state = "finishing"
         times.append(self._clock())
         last_times = [seq.request.metrics.last_token_time for seq in sampled]
         self._stamp(owners, sampled, times[0], times[-1])
@@ -300,7 +297,7 @@ class Engine:
             failed=tuple(failed),
             stats=self._meter.stats(plan, blocks, times, num_finished),
         )
-        self._state = "sound"
+        self._state = "idle"
         self.stats.add(output.stats, len(sampled) + sum(map(len, result.forced.values())))
         self.metrics.add_step(output.stats, [times[-1] - last for last in last_times if last])
         self._report(output.stats)
@@ -308,23 +305,23 @@ class Engine:
 
     def recover(self) -> None:
         """Repair the state that an exception left behind, if one did."""
-        if self._state == "sound":
+        if self._state == "idle":
             return
-        if self._state == "cut":
-            self._state = "torn"
+        if self._state == "computing":
+            self._state = "changing"
             self.scheduler.preempt_all()
-        elif self._state == "torn":
+        elif self._state == "changing":
             self.scheduler.rebuild(self._requests.values())
             self.log.emit(("rebuild", scheduler_snapshot(self.scheduler)))
-        self._state = "late"
+        self._state = "finishing"
         self._forget_finished(self._requests.values())
-        self._state = "sound"
+        self._state = "idle"
 
     def drop_all(self) -> None:
         """Drop every request and the trace's file, in a forked child whose parent keeps them."""
         self.log.leave_file()
         self._requests.clear()
-        self._state = "torn"
+        self._state = "changing"
         self.recover()
 
     def _report(self, stats: StepStats) -> None:

@@ -187,6 +187,16 @@ class Sequence:
         return self.table.num_tokens if self.table is not None else 0
 
     @property
+    def block_ids(self) -> list[int]:
+        """The blocks of its table, which are none while it waits."""
+        return self.table.block_ids if self.table is not None else []
+
+    @property
+    def may_continue(self) -> bool:
+        """Whether the token that is being computed can be followed by another."""
+        return len(self.token_ids) + 1 < self.max_tokens
+
+    @property
     def num_generated(self) -> int:
         """The number of output tokens."""
         return len(self.token_ids) - self.request.num_prompt

@@ -7,7 +7,7 @@ from live_server import live
 
 from mie import LLM
 from mie.serve.config import ServeConfig
-from mie.text.detokenizer import TokenBytes
+from mie.text.token_bytes import TokenBytes
 
 TEXT = "Zoë's 🦊 ran  home,\n<|eos|>"
 

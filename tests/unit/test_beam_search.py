@@ -33,7 +33,7 @@ def assert_nothing_is_held(llm):
     assert not llm.has_work
     scheduler = llm.engine.scheduler
     check_scheduler(scheduler)
-    assert not scheduler._opener.kept
+    assert not scheduler._admission.kept
     assert scheduler.manager.num_used == 0
 
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mie.frontend.outputs import LogprobRow
-from mie.text.detokenizer import Detokenizer, TokenBytes
+from mie.text.detokenizer import Detokenizer
+from mie.text.token_bytes import TokenBytes
 from mie.text.tokenizer import Tokenizer
 
 LOWEST = -9999.0

@@ -1,4 +1,4 @@
-"""The events of a step, as a page shows them: the log's own records in JSON's shapes."""
+"""Write the records that a page reads: the head of a stream, and the events of its steps."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
-from mie.events import FIELDS, SUMMARY_FIELDS, Record, Seq, Step, summary_of
+from mie.errors import TraceError
+from mie.events import FIELDS, SUMMARY_FIELDS, Record, Seq, Snapshot, Step, summary_of
 from mie.page.cells import encode, seq_text
 from mie.replay import State
+
+PAGE_VERSION = 1
+MAX_BLOCKS = 1 << 22
+"""Blocks that a page can draw. The simulator's largest pools are smaller."""
+
+Line = tuple[str, str]
+"""A record: its kind, and its JSON without a line's end."""
 
 IN_CELLS = frozenset({"alloc", "share", "release", "close", "seal", "pin", "unpin", "rank", "step"})
 """The kinds of records that are left out, because cells and rows show their effect."""
@@ -24,7 +32,7 @@ SHOWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """The fields of each kind of event."""
 
 COLUMNS = (*SUMMARY_FIELDS, "num_admitted_tokens", "num_hit_tokens")
-"""What the numbers of a step's row are."""
+"""The names of the numbers in a step's row."""
 
 _OF_SUMMARY = itemgetter(*SUMMARY_FIELDS)
 _NUMBERS = ",".join(
@@ -33,6 +41,32 @@ _NUMBERS = ",".join(
 """The form of a summary's numbers. Times are rounded to microseconds."""
 
 _OF_SEQUENCE = frozenset({"seq", "by"})
+
+
+def head_record(
+    snapshot: Snapshot, *, source: str, name: str, first: int, last: int | None = None, **more: Any
+) -> dict[str, Any]:
+    """Return the record that begins a stream.
+
+    Raises:
+        TraceError: the pool is too large for a page.
+    """
+    sizes = {key: snapshot[key] for key in ("block_size", "num_blocks", "num_host_blocks")}
+    for key in ("num_blocks", "num_host_blocks"):
+        if sizes[key] > MAX_BLOCKS:
+            raise TraceError(f"{key} is {sizes[key]}; a page shows at most {MAX_BLOCKS}")
+    return {
+        "record": "head",
+        "version": PAGE_VERSION,
+        "source": source,
+        "name": name,
+        **sizes,
+        "columns": COLUMNS,
+        "fields": dict(SHOWN),
+        "first": first,
+        "last": last,
+        **more,
+    }
 
 
 def event_of(record: Record, state: State) -> str | None:

@@ -1,12 +1,12 @@
-"""Say in numbers why a sequence waits."""
+"""Say in numbers, and in a sentence, why a sequence waits."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 from mie.config.engine import EngineConfig
+from mie.reprs import count
 from mie.sched.plan import SeqId
 from mie.sched.scheduler import Scheduler
 
@@ -41,6 +41,30 @@ class Wait:
     budget_prefills: int
     """Tokens of the next step that running prompts take."""
 
+    @property
+    def sentence(self) -> str:
+        """What is missing, in words."""
+        blocks = (
+            f"It needs {count(self.blocks_needed, 'block')}; {self.blocks_free} are free and "
+            f"{self.blocks_evictable} can be evicted"
+        )
+        if self.blocks_spare:
+            blocks += f", of which {self.blocks_spare} must be left"
+        running = self.seats - self.seats_free
+        left = self.budget - self.budget_decodes - self.budget_prefills
+        return {
+            "queue": f"{count(self.position, 'sequence')} wait before it, and none overtakes "
+            "another.",
+            "quota": "Its client runs as many sequences as its max_num_seqs allows.",
+            "seats": f"All {self.seats} seats are taken by {count(running, 'sequence')} that run.",
+            "blocks": f"{blocks}.",
+            "budget": (
+                f"A step has {self.budget} tokens: {self.budget_decodes} go to answers, "
+                f"{self.budget_prefills} to prompts that have begun, and {left} are left."
+            ),
+            "nothing": f"Nothing: the next step admits it. {blocks}.",
+        }[self.because]
+
 
 def why_waiting(scheduler: Scheduler, config: EngineConfig, seq_id: SeqId) -> Wait | None:
     """Return why a sequence waits, or None if it does not wait.
@@ -51,16 +75,14 @@ def why_waiting(scheduler: Scheduler, config: EngineConfig, seq_id: SeqId) -> Wa
     seq = next((each for each in scheduler.waiting if each.seq_id == seq_id), None)
     if seq is None:
         return None
-    manager, running = scheduler.manager, scheduler.running
-    # With this many blocks to spare there is always room, so it tells what there is to find.
-    room = scheduler._opener.find_room(seq, -manager.num_blocks)
-    assert room is not None, "a request that can never run is refused when it is added"
+    manager, running, admission = scheduler.manager, scheduler.running, scheduler._admission
+    room = admission.room_in_empty_pool(seq)
     missing = [each.num_missing for each in running if each.is_prefilling]
     num_decodes = len(running) - len(missing)
     budget = config.max_num_batched_tokens
     num_prefills = min(sum(missing), max(0, budget - num_decodes))
     seats_free = config.max_num_seqs - len(running)
-    num_spare = math.ceil(config.watermark * manager.num_blocks) if running else 0
+    num_spare = admission.num_spare if running else 0
     num_needed = manager.num_taken(room)
     left = budget - num_decodes - num_prefills
     num_missing = seq.num_tokens - room.num_computed

@@ -1,4 +1,4 @@
-"""Define a chapter of the book: functions between plain data, text and panels."""
+"""Define a chapter of the book, and what chapters share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any, Literal, Protocol
 
 from mie.config.engine import EngineConfig
 from mie.sim.costs import Costs
+from mie.sim.devices import costs_on, find_device
 from mie.sim.driver import LoadResult, run_load
+from mie.sim.shapes import find_shape
 from mie.sim.simulated import simulated
 from mie.sim.workload import Workload
 
@@ -18,49 +20,37 @@ Scale = Literal["full", "small"]
 Result = dict[str, Any]
 """The result of a chapter, which is the same in JSON."""
 
+Lines = Mapping[str, tuple[Sequence[Any], Sequence[float | None]]]
+"""The x and y of each line of a panel, by its label. None is a missing value."""
 
-@dataclass(frozen=True, kw_only=True)
-class Headline:
-    """A finding in one line, beside figures that others published for the same conditions."""
-
-    what: str
-    here: str
-    published: str = "–"
+DEVICE, MODEL = "a10g", "Llama-3.1-8B"
+"""The simulated device and model of the chapters that need one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Series:
-    """Points of one line. None is a missing value."""
-
-    label: str
-    x: Sequence[float | str]
-    y: Sequence[float | None]
-    is_dashed: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Panel:
     """One plot. If x is text, it has bars instead of lines."""
 
     title: str
     x_label: str
     y_label: str
-    series: Sequence[Series]
+    lines: Lines
     log_x: bool = False
     log_y: bool = False
+    dashed: str | None = None
+    """The label of the line that is dashed."""
 
 
 class Chapter(Protocol):
-    """A module of the book. Everything but ``run`` depends on its result alone."""
+    """A module of the book. Facts and panels depend on its result alone."""
+
+    TITLE: str
 
     def run(self, scale: Scale) -> Result:
         """Run the benchmark. Only measurements of the real engine differ between machines."""
 
-    def headlines(self, result: Result) -> list[Headline]:
-        """Return the findings, most important first."""
-
-    def describe(self, result: Result) -> str:
-        """Return Markdown that says what was run, what came out, and what it does not show."""
+    def facts(self, result: Result) -> dict[str, str]:
+        """Return the texts for the chapter's placeholders in `page.md`."""
 
     def panels(self, result: Result) -> list[Panel]:
         """Return the plots."""
@@ -74,6 +64,11 @@ def simulate(
     return run_load(simulated(costs, config, num_host_blocks=num_host_blocks), workload)
 
 
+def device_costs() -> Costs:
+    """Return what the steps of `MODEL` cost on `DEVICE`."""
+    return costs_on(find_device(DEVICE), find_shape(MODEL))
+
+
 def times(more: float, less: float, digits: int = 2) -> str:
     """Format ``more / less``."""
     return f"{more / less:.{digits}f} ×"
@@ -84,12 +79,14 @@ def percent(share: float, digits: int = 0) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Format a Markdown table."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+def rows(cells: Iterable[Sequence[str]]) -> str:
+    """Format the rows of a Markdown table."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
-def by(rows: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
-    """Return a column of a table."""
-    return [row[name] for row in rows]
+def column(table: Sequence[Mapping[str, Any]], *names: str) -> list[Any]:
+    """Return a column of a table. More than one name leads into nested tables."""
+    values: list[Any] = list(table)
+    for name in names:
+        values = [value[name] for value in values]
+    return values

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from mie.sim.book import TITLES, published
-from mie.sim.book.chapter import Headline, Panel, Result, Scale, Series, simulate, table, times
+from book import published
+from book.chapter import Panel, Result, Scale, column, rows, simulate, times
 from mie.sim.draws import Draws, LogNormal
 from mie.sim.loads import independent
 from mie.sim.metrics import RequestRecord, summarize
 from mie.sim.workload import Workload
 
+TITLE = "Scheduling policies"
 POLICIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "fcfs": {"scheduling_policy": "fcfs"},
@@ -76,68 +77,48 @@ def _latencies(records: list[RequestRecord], duration_ns: int) -> dict[str, Any]
     return {name: value for name, value in numbers.items() if name.endswith("_ms")}
 
 
-def _policies(result: Result) -> dict[str, dict[str, Any]]:
-    return {row["policy"]: row for row in result["policies"]}
-
-
-def headlines(result: Result) -> list[Headline]:
-    """Return the findings on scheduling order."""
-    rows = _policies(result)
-    first, short, urgent = (rows[name] for name in ("fcfs", "sjf", "priority"))
-    lines = []
-    for what, before, after in (
-        ("mean end-to-end latency, sjf for fcfs", first["all"], short["all"]),
-        ("the same for urgent requests, priority for fcfs", first["urgent"], urgent["urgent"]),
-    ):
-        old, new = before["mean_e2el_ms"] / 1000, after["mean_e2el_ms"] / 1000
-        lines.append(
-            Headline(what=what, here=f"{old:.1f} → {new:.1f} s ({times(old, new, 1)} less)")
-        )
-    old, new = first["all"]["p99_e2el_ms"] / 1000, short["all"]["p99_e2el_ms"] / 1000
-    lines.append(Headline(what="the price: p99 latency under sjf", here=f"{old:.1f} → {new:.1f} s"))
-    return lines
-
-
-def describe(result: Result) -> str:
-    """Return the chapter's text."""
+def facts(result: Result) -> dict[str, str]:
+    """Return the texts of the page."""
     settings = result["settings"]
-    return f"""\
-{settings["num_requests"]} requests of very different lengths arrive at
-{settings["request_rate"]:g} a second, faster than {NUM_SEATS} seats serve them.
-{settings["num_urgent"]} of them are urgent, which only *priority* respects. With *sjf* (shortest
-job first) many short jobs overtake a long one, so the mean falls and the tail grows. Ageing lets
-long jobs run eventually, and more ageing comes closer to *fcfs*.
+    table = {row["policy"]: row for row in result["policies"]}
 
-{table(("from arrival to last token, s", "mean", "p99", "mean of urgent ones"), _rows(result))}
+    def change(policy: str, who: str, name: str) -> tuple[float, float]:
+        return table["fcfs"][who][name] / 1000, table[policy][who][name] / 1000
 
-Not shown: `max_tokens` is the length of the answer here, so *sjf* knows what it
-rarely knows in practice. Costs are the published model's, as in *{TITLES["batching"]}*."""
-
-
-def _rows(result: Result) -> Iterator[Sequence[str]]:
-    for row in result["policies"]:
-        numbers = [row["all"]["mean_e2el_ms"], row["all"]["p99_e2el_ms"]]
-        numbers.append(row["urgent"]["mean_e2el_ms"])
-        yield row["policy"], *(f"{number / 1000:.1f}" for number in numbers)
+    mean, urgent = (
+        change("sjf", "all", "mean_e2el_ms"),
+        change("priority", "urgent", "mean_e2el_ms"),
+    )
+    tail = change("sjf", "all", "p99_e2el_ms")
+    numbers = (("all", "mean_e2el_ms"), ("all", "p99_e2el_ms"), ("urgent", "mean_e2el_ms"))
+    return {
+        "mean": f"{mean[0]:.1f} → {mean[1]:.1f} s ({times(*mean, 1)} less)",
+        "urgent": f"{urgent[0]:.1f} → {urgent[1]:.1f} s ({times(*urgent, 1)} less)",
+        "tail": f"{tail[0]:.1f} → {tail[1]:.1f} s",
+        "num_requests": str(settings["num_requests"]),
+        "num_urgent": str(settings["num_urgent"]),
+        "request_rate": f"{settings['request_rate']:g}",
+        "num_seats": str(NUM_SEATS),
+        "policies": rows(
+            (name, *(f"{row[who][number] / 1000:.1f}" for who, number in numbers))
+            for name, row in table.items()
+        ),
+    }
 
 
 def panels(result: Result) -> list[Panel]:
     """Plot mean and tail latency by policy."""
-    rows = result["policies"]
-    labels = [row["policy"].replace(", ", ",\n") for row in rows]
+    table = result["policies"]
+    labels = [name.replace(", ", ",\n") for name in column(table, "policy")]
     return [
         Panel(
-            title=title,
-            x_label="",
-            y_label="end-to-end latency (s)",
-            series=[
-                Series(
-                    label=label,
-                    x=labels,
-                    y=[row[who][name] / 1000 for row in rows],
-                )
+            title,
+            "",
+            "end-to-end latency (s)",
+            {
+                label: (labels, [ms / 1000 for ms in column(table, who, name)])
                 for label, name in (("mean", "mean_e2el_ms"), ("p99", "p99_e2el_ms"))
-            ],
+            },
         )
         for title, who in (("All requests", "all"), ("Urgent requests", "urgent"))
     ]
