@@ -105,7 +105,7 @@ _OF_A_POLICY = (("sjf_ageing", "sjf"), ("fair_turn", "fair"), ("client_quotas", 
 class EngineSettings:
     """The settings of an engine. `EngineConfig` checks them."""
 
-    SETTINGS: ClassVar = declared_in(__file__, "EngineSettings")
+    SETTINGS: ClassVar[Mapping[str, Setting]] = declared_in(__file__, "EngineSettings")
 
     max_model_len: int | None = None
     max_num_seqs: int = 64
@@ -139,6 +139,9 @@ class EngineSettings:
     weight_dtype: str = "auto"
     enforce_eager: bool = False
     gpu_memory_utilization: float = 0.9
+
+
+POLICIES = EngineSettings.SETTINGS["scheduling_policy"].choices
 
 
 @keyword_checked
