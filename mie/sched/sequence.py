@@ -60,10 +60,8 @@ class Request:
     def __post_init__(self, prompt_token_ids: Items[int], draw_seed: int) -> None:
         params = self.params
         self.num_prompt = len(prompt_token_ids)
-        # Nothing can follow EOS in a structured output, which `ignore_eos` only puts off.
-        if params.ignore_eos and params.structured_outputs is None:
-            self.eos_token_ids = ()
-        self.end_token_ids = frozenset((*self.eos_token_ids, *(params.stop_token_ids or ())))
+        self.end_token_ids = params.end_token_ids(self.eos_token_ids)
+        self.eos_token_ids = params.eos_in_effect(self.eos_token_ids)
         drawn = (draw_seed, self.number + 1)
         self.draw_key = drawn if params.seed is None else (params.seed, 0)
         """The (seed, stream) of its random numbers. A user's seed always has stream 0."""
