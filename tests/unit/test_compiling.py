@@ -18,8 +18,8 @@ import small_tokenizers
 from mie import StructuredOutputsParams
 from mie.errors import RequestError, WorkerError
 from mie.structured import compiler
+from mie.structured.compiler import Turns
 from mie.structured.grammars import Grammars
-from mie.structured.turns import Turns
 
 pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
 
