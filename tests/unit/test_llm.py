@@ -391,11 +391,11 @@ def test_unknown_settings_are_refused_with_a_suggestion():
     with pytest.raises(
         ConfigError, match=r"LLM has no parameter 'block_sise'; did you mean 'block_size'"
     ):
-        LLM("bundled", block_sise=8)
+        LLM("bundled", block_sise=8)  # type: ignore[call-arg]
     with pytest.raises(
         ConfigError, match=r"SamplingParams has no parameter 'max_token'; did you mean"
     ):
-        SamplingParams(max_token=8)
+        SamplingParams(max_token=8)  # type: ignore[call-arg]
 
 
 def test_detokenize_false_gives_no_text(llm):

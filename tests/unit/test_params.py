@@ -298,7 +298,7 @@ def test_an_unknown_name_is_refused_with_a_suggestion(name: str, near: str):
 
 def test_an_unknown_name_without_a_near_match_is_refused_without_a_list():
     with pytest.raises(ConfigError, match="no parameter 'xyzzy'; leave it out"):
-        SamplingParams(xyzzy=1)
+        SamplingParams(xyzzy=1)  # type: ignore[call-arg]
 
 
 def test_positional_arguments_are_refused():
