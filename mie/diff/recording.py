@@ -16,7 +16,6 @@ from mie.ops.backend import (
     StepBatch,
     StepSize,
 )
-from mie.ops.composed import ComposedOperators
 from mie.ops.sampling import RowControls
 
 ROLES = {
@@ -99,7 +98,7 @@ def put(array: Array, values: NDArray[Any]) -> None:
     array[...] = staged
 
 
-class RecordingBackend(ComposedOperators):
+class RecordingBackend(Backend):
     """Delegates to ``inner`` and shows each operator's result to ``observe``.
 
     What ``inner`` may compute in one call is composed of single operators here, to see each.

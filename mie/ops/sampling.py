@@ -1,4 +1,4 @@
-"""Turn logits into tokens: softmax, logit edits, and the draw.
+"""Turn logits into tokens: log-probabilities, logit edits, and the draw.
 
 The edits are applied in vLLM's order: logit bias and masks, penalties, temperature, min-p, top-k,
 top-p.
@@ -20,13 +20,6 @@ from mie.ops.weights import exponents, lowest_kept_z, num_weight_bits, scale_of,
 
 LOGITS_WEIGHED = 1 << 15
 """Logits that are weighed at a time. The arrays of more would leave the caches."""
-
-
-def softmax(x: Floats) -> Floats:
-    """Return exp(x) / sum(exp(x)) over the last axis as a new array, stable at ±1e4 and beyond."""
-    y: Floats = np.exp(x - x.max(axis=-1, keepdims=True))
-    y /= y.sum(axis=-1, keepdims=True)
-    return y
 
 
 def log_softmax(x: Floats) -> Floats:
@@ -158,11 +151,6 @@ def sample(logits: Floats, rows: Sequence[RowControls]) -> list[int]:
         for r, token_id in zip(some, draw_rows(x, [rows[r] for r in some]), strict=True):
             token_ids[r] = token_id
     return token_ids
-
-
-def sample_row(logits: Floats, row: RowControls) -> int:
-    """Sample one token id for one row of logits [V]."""
-    return sample(logits[None], [row])[0]
 
 
 def edit_logits(logits: Floats, row: RowControls) -> Floats:

@@ -205,7 +205,6 @@ ROOMS = {
             "errors",
             "load",
             "ops.backend",
-            "ops.composed",
             "ops.sampling",
             "params.sampling",
             "reprs",

@@ -99,7 +99,7 @@ class Stepper:
 def new_stepper(
     model: Model, stored: str, num_blocks: int, block_size: int, threads: int, is_eager: bool
 ) -> Stepper:
-    from mie.ops_jit.kv_cache import JitCache
+    from mie.ops_jit.memory import JitCache
 
     decoder = model.on(jit_backend(threads, is_eager))
     cache = JitCache.new(cache_shape(decoder.config, num_blocks, block_size), CACHES[stored])

@@ -37,13 +37,13 @@ def draw_shape(rng: np.random.Generator) -> Shape:
         block_size = -(-block_size // 16) * 16
     window = int(rng.choice([1, 2, 17, 63, 64, 65, rng.integers(1, 200)]))
     return Shape(
-        dtype=str(rng.choice(["float16", "bfloat16"])),
-        head_dim=int(rng.choice([64, 128])),
-        group=int(rng.integers(1, 17)),
-        num_kv_heads=int(rng.integers(1, 3)),
-        block_size=block_size,
-        window=window if rng.random() < 0.6 else None,
-        stored=stored,
+        str(rng.choice(["float16", "bfloat16"])),
+        int(rng.choice([64, 128])),
+        int(rng.integers(1, 17)),
+        int(rng.integers(1, 3)),
+        block_size,
+        window if rng.random() < 0.6 else None,
+        stored,
     )
 
 
@@ -138,15 +138,7 @@ def test_the_mask_begins_and_ends_at_the_exact_key(mode: str, stored: str):
     its first key on, each one token earlier, at, or later.
     """
     window = 100  # so that no tile is on both edges
-    shape = Shape(
-        dtype="float16",
-        head_dim=64,
-        group=1,
-        num_kv_heads=1,
-        block_size=16,
-        window=window,
-        stored=stored,
-    )
+    shape = Shape("float16", 64, 1, 1, 16, window, stored)
     for by in (-1, 0, 1):
         first_sees_last_key, last_sees_first_key = TILE - 1 + by, TILE + window - 1 + by
         prefill(mode, shape, [(16, first_sees_last_key + 16), (16, last_sees_first_key + 1)], 1.0)
@@ -156,7 +148,5 @@ def test_the_mask_begins_and_ends_at_the_exact_key(mode: str, stored: str):
 @pytest.mark.parametrize("stored", ["int8", "fp8"])
 def test_the_unit_grows_from_tile_to_tile(mode: str, stored: str):
     """Every tile has a larger scale than those before it, so what is summed changes its unit."""
-    shape = Shape(
-        dtype="float16", head_dim=64, group=3, num_kv_heads=1, block_size=32, stored=stored
-    )
+    shape = Shape("float16", 64, 3, 1, 32, None, stored)
     prefill(mode, shape, [(40, 80), (17, 230)], 0.02, growth=8.0)

@@ -41,15 +41,7 @@ def splits(count: int, num_tiles: int) -> Iterator[None]:
 def shape_of(
     stored: str = "auto", window: int | None = None, group: int = 2, dtype: str = "float16"
 ) -> Shape:
-    return Shape(
-        dtype=dtype,
-        head_dim=64,
-        group=group,
-        num_kv_heads=2,
-        block_size=16,
-        window=window,
-        stored=stored,
-    )
+    return Shape(dtype, 64, group, 2, 16, window, stored)
 
 
 @needs_compiler
@@ -62,13 +54,13 @@ def test_random_chunks_agree_in_every_row(dtype: str, stored: str, seed: int):
     for mode in (MODES[:3][seed % 3], "checked") if seed else ("checked",):
         for _ in range(2):
             shape = Shape(
-                dtype=dtype,
-                head_dim=64 if seed % 4 < 3 else 128,
-                group=int(rng.integers(1, 9)),
-                num_kv_heads=int(rng.integers(1, 3)),
-                block_size=16 if stored != "auto" else int(rng.choice([5, 16, 64])),
-                window=int(rng.integers(1, 300)) if rng.random() < 0.5 else None,
-                stored=stored,
+                dtype,
+                64 if seed % 4 < 3 else 128,
+                int(rng.integers(1, 9)),
+                int(rng.integers(1, 3)),
+                16 if stored != "auto" else int(rng.choice([5, 16, 64])),
+                int(rng.integers(1, 300)) if rng.random() < 0.5 else None,
+                stored,
             )
             edge = TILE * int(rng.integers(0, 6)) + int(rng.integers(-1, 2))
             sequences = [
