@@ -103,7 +103,7 @@ class StepSize:
 
 
 Progress = Callable[[int], AbstractContextManager[Callable[[int], object]]]
-"""Opens a progress bar for so many things to do. What it returns counts those that are done."""
+"""Opens a progress bar for so many things to do. The returned function counts those done."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeadWeights:
-    """What turns hidden states into query, key and value heads, as the backend keeps it."""
+    """The weights of query, key and value heads, in the backend's layout."""
 
     norm: Array  # [D], applied to the hidden states
     qkv: Array  # D inputs, (Hq + 2 Hkv) Dh outputs
@@ -163,8 +163,8 @@ class Backend(Protocol):
     def step_bytes(self, size: StepSize) -> int:
         """Return the bytes that steps of at most this size take.
 
-        They are an estimate of the results, and the maximum of what attention keeps from step to
-        step.
+        They are an estimate of the results, and the maximum of the memory that attention keeps from
+        step to step.
         """
 
     # Weights: loaded once. A matrix arrives as blocks of whole rows in a checkpoint's dtype
@@ -196,7 +196,7 @@ class Backend(Protocol):
         """Allocate host memory for blocks that are swapped out of a KV cache."""
 
     def prepare(self, progress: Progress) -> None:
-        """Compile what steps need, once weights and cache are loaded.
+        """Compile the code of steps, once weights and cache are loaded.
 
         ``progress`` is called if there is something to compile.
         """

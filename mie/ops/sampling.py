@@ -34,7 +34,7 @@ Words = NDArray[np.int32]
 
 
 class AllowedTokens(Protocol):
-    """The tokens that a row may get. Sampling asks only for what it needs of them."""
+    """The tokens that a row may get. Sampling calls only the methods that it needs."""
 
     def words(self) -> Words:
         """Return all of them. This may take long, and may raise."""

@@ -71,7 +71,7 @@ def _version(number: int) -> str:
 
 
 def cupy_facts() -> dict[str, Any]:
-    """Return what is installed of CuPy, and the facts about its libraries.
+    """Return the installed packages of CuPy, and the facts about its libraries.
 
     The facts are "packages", its installed distributions and their versions, and then "found" false
     if there is no CuPy, or the "error" with which it cannot be imported, or its "version" and the
@@ -126,7 +126,7 @@ def library_facts(cupy: Any) -> dict[str, Any]:
     for name, find in _LIBRARY_FACTS.items():
         try:
             facts[name] = find(cupy)
-        except Exception as error:  # whatever the library raises is the answer
+        except Exception as error:  # the error is the answer
             facts[f"{name}_error"] = one_line(error)
     return facts
 

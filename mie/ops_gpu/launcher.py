@@ -2,7 +2,7 @@
 
     launcher.kernel("rms_norm.cu", "rms_norm<float>")(grid, block, args, shared_bytes)
 
-Both launchers check what CuPy does not: the number of arguments, their dtypes and contiguity.
+CuPy does not check the number of arguments, their dtypes or contiguity. Both launchers do.
 Numbers must be NumPy scalars of the kernel's type (CuPy would pass a Python int as 64 bits). An
 empty grid launches nothing (CuPy would launch one block).
 """

@@ -52,7 +52,7 @@ MAX_TOP_K = 2**31 - 1
 
 KINDS = {"greedy": 0, "drawn": 1, "forced": 2}
 ALL, IDS, WORDS = 0, 1, 2
-"""What a row's allowed tokens are: all of them, a list of ids, or words of bits."""
+"""Forms of a row's allowed tokens: all of them, a list of ids, or words of bits."""
 
 _DOUBLES = ("top_p", "uniform", "repetition_penalty")
 _FLOATS = ("scale", "largest_t")
@@ -315,7 +315,7 @@ def _id_lists(row: RowControls) -> list[NDArray[Any]]:
 
 
 def _values(row: RowControls) -> list[NDArray[Any]]:
-    """Return what is added to the bias ids' logits and subtracted from the output ids' logits."""
+    """Return the bias of its ids, and the penalties of the output ids."""
     values: list[NDArray[Any]] = []
     if row.bias is not None:
         values.append(row.bias[1])

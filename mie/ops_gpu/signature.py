@@ -76,7 +76,7 @@ class Parameter:
 
     @cached_property
     def dtypes(self) -> list[np.dtype[Any]]:
-        """The dtypes of a number or of what a pointer points at, empty if any will do."""
+        """The dtypes of a number or of a pointer's target, empty if any will do."""
         # Any dtype will do for a pointer to a struct such as uint4.
         return _DTYPES.get(self.letters[2:] if self.is_pointer else self.letters, [])
 

@@ -104,7 +104,7 @@ class JitBackend(NumpyBackend):
 
     @property
     def description(self) -> str:
-        """What computes, such as "Numba 0.68.1, znver4, 2 threads"."""
+        """The compiler, the CPU and the threads, such as "Numba 0.68.1, znver4, 2 threads"."""
         threads = "1 thread" if self.num_threads == 1 else f"{self.num_threads} threads"
         return f"Numba {version_of('numba')}, {self._kernels.cpu.name}, {threads}"
 

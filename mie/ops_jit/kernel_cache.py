@@ -35,7 +35,7 @@ class Kernels:
     """Addresses of compiled kernels by name, such as "linear[bfloat16]"."""
 
     def __init__(self) -> None:
-        """Find out what the machine has. Nothing is loaded yet.
+        """Look at the machine. Nothing is loaded yet.
 
         Raises:
             CannotRun: the machine cannot run them.

@@ -1,9 +1,9 @@
 """Lay out matrices and caches as kernels read them, and allocate their memory.
 
 A matrix is panels of 16 outputs, which the products read in order. A block of a head in the cache
-is a panel, too. A head's blocks are adjacent, so that a sequence with adjacent blocks is read as one
-stream, and in huge pages. Both matter: one thread of an EPYC reads 36 GB/s like this, 12 from blocks
-anywhere, and 13 in order from small pages.
+is a panel, too. A head's blocks are adjacent, so that a sequence with adjacent blocks is read as
+one stream, and in huge pages. Both matter: one thread of an EPYC reads 36 GB/s like this, 12 from
+blocks anywhere, and 13 in order from small pages.
 
 The keys and the values of a block's head are B x Dh elements each, with Dh padded to a multiple of
 16. Keys are [B / 16, Dh, 16], so that 16 positions are the lanes of a vector. If B is not a

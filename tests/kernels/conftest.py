@@ -17,7 +17,7 @@ EVERY = 3
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `make test-all` runs alone as slow, among the cases that have all four modes.
+    """Mark the cases of `make test-all` as slow, among those that have all four modes.
 
     Kernels rarely change, and most of the time is that of building them. So `make test` runs every
     kernel in some mode, and `make test-all` every case in every mode. Cases of one shape get the

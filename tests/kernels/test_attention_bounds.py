@@ -1,4 +1,4 @@
-"""Bound what attention launches and allocates, whatever the lengths of the sequences."""
+"""Bound the launches and allocations of attention for any lengths of sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check what the emulator counts, and what the kernels may ask of memory at most."""
+"""Check the emulator's counts, and bound the memory traffic of the kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test CupyLauncher against a stand-in for CuPy: its calls of CuPy, and what it refuses itself."""
+"""Test CupyLauncher against a stand-in for CuPy: its calls of CuPy, and its own refusals."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_the_table_of_signatures_has_every_kernel():
     """The emulator compares each entry with the compiler's types where the kernel is built."""
     sources = [path.read_text() for path in KERNELS.glob("*.cu")]
     assert sum(source.count("__global__") for source in sources) == len(SIGNATURES)
-    assert all(any(f" {name}(" in source for source in sources) for name in SIGNATURES)
+    assert all(any(f"{name}(" in source for source in sources) for name in SIGNATURES)
 
 
 def test_types_of_a_template_fill_its_signature():

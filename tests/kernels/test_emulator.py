@@ -1,4 +1,4 @@
-"""Compare the emulator with NumPy: each part of the dialect does what CUDA promises, in every
+"""Compare the emulator with NumPy: each part of the dialect keeps the promises of CUDA, in every
 order."""
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def test_powers_and_logarithms_of_two(launcher: Launcher):
 
 
 def fragment(matrix: np.ndarray) -> np.ndarray:
-    """Return what the 32 lanes hold of an 8x8 matrix: elements (g, 2t) and (g, 2t + 1) in a
+    """Return the parts of an 8x8 matrix in 32 lanes: elements (g, 2t) and (g, 2t + 1) in a
     register."""
     return np.ascontiguousarray(matrix).view(np.uint32).reshape(32)
 
@@ -297,7 +297,7 @@ def test_the_watchdog_counts_cpu_time_and_not_wall_time(tmp_path: Path):
     assert x[0] == 1
 
 
-# What the launcher refuses.
+# Refusals of the launcher.
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ class Run:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] if name in ("window", "head norms") else [])
+        pytest.param(name, marks=[] if name in ("biases", "stream") else [pytest.mark.slow])
         for name in MODELS
     ],
 )

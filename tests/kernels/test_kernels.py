@@ -455,7 +455,7 @@ def as_bits(quantized: QuantizedCache) -> np.ndarray:
 def operators_attention(
     q: np.ndarray, planes: Iterable[np.ndarray], batch: StepBatch, shape: Shape
 ) -> np.ndarray:
-    """Return what the operator gives in float64 for a cache of these keys and values."""
+    """Return the operator's result in float64 for a cache of these keys and values."""
     return attention.paged_attention(
         wide(q),
         *planes,

@@ -48,7 +48,7 @@ LENGTHS = [17, LONG, 40]
 finite."""
 
 Damage = tuple[str, int, slice, float]
-"""What is changed, in which sequence, at which tokens, to which number."""
+"""The changed array, the sequence, the tokens, and their new number."""
 
 
 def damages(shape: Shape) -> Iterator[Damage]:

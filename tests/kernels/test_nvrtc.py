@@ -18,7 +18,7 @@ from nvrtc_check import CompileError, Nvrtc, Usage, growth, limits, read_ledger
 from mie.ops_gpu.signature import SIGNATURES
 
 QUICK = [("12.6", 87), ("13.4", 90)]
-"""What `make test` compiles for: the Orin under JetPack 6, and the H100."""
+"""The targets of `make test`: the Orin under JetPack 6, and the H100."""
 TARGETS = [(version, arch) for version, archs in nvrtc_check.TARGETS.items() for arch in archs]
 
 

@@ -189,7 +189,7 @@ def run_check(bug: dict[str, Any]) -> None:
 @pytest.fixture
 def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder of a copy of the kernels, which the emulator runs instead of them."""
-    # The same path for every test, so that only what a planted bug changes is compiled again.
+    # The same path for every test, so that only changed files are compiled again.
     path = tmp_path_factory.getbasetemp() / "kernels"
     shutil.rmtree(path, ignore_errors=True)
     shutil.copytree(KERNELS, path)

@@ -1,7 +1,7 @@
 """Compare sampling on the device with `ops.sampling`, on the emulator.
 
 Thousands of rows have random controls. Each gives the token that the NumPy operator gives for the
-same logits in float32, whatever the order of threads and blocks: both compute the same integers.
+same logits in float32, in any order of threads and blocks: both compute the same integers.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def test_some_bugs_are_reported_in_the_fast_build_too(name: str):
 @pytest.mark.parametrize("is_checked", [False, True])
 @pytest.mark.parametrize("name", ["spin", "spin_on_an_atomic"])
 def test_the_watchdog_finds_a_source_line_at_every_instruction(name: str, is_checked: bool):
-    """It may strike anywhere in the kernel's library: in the kernel, or in what it calls there."""
+    """It may strike in the kernel, or in a function of its library."""
     launcher = OneLibrary(check=is_checked, limit_s=0.001)
     with pytest.raises(KernelFault, match="watchdog"):
         run(launcher, name)

@@ -1,4 +1,4 @@
-"""Test where backend jit can run, what "auto" chooses, and what its settings and sizes mean."""
+"""Test where backend jit can run, the choice of "auto", and the settings and sizes."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_numba_that_cannot_be_imported_is_refused_in_one_line(
     ]
 
 
-# What "auto" chooses.
+# The choice of "auto".
 
 
 def test_auto_takes_jit_and_says_with_what(tiny: Any, caplog: pytest.LogCaptureFixture):

@@ -164,7 +164,7 @@ def test_an_edit_may_leave_the_range_of_float32():
     assert sample(logits[None], [row]) == [1]
 
 
-# What is kept.
+# Kept tokens.
 
 
 def weigh(x: np.ndarray) -> np.ndarray:

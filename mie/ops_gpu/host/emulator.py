@@ -75,7 +75,7 @@ class Traffic:
 
 @dataclass(frozen=True, kw_only=True)
 class Counters:
-    """What launches of a kernel did: blocks, and memory traffic as count.cpp defines it."""
+    """Counts of a kernel's launches: blocks, and memory traffic as count.cpp defines it."""
 
     launches: int = 0
     blocks: int = 0

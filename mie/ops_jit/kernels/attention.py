@@ -3,8 +3,8 @@
 Keys are scored in groups of 16 positions, which are panels [Dh, 16], and values are panels of 16
 dimensions. The softmax is online (Milakov and Gimelshein, 2018, arXiv:1805.02867): it advances by
 64 positions, and `PART` positions at a time are merged into the result. All of these begin at
-multiples of their size. So what a query computes depends on its position only, not on how its
-prompt was cut or which thread computed it.
+multiples of their size. So a query's result depends on its position only, not on how its prompt was
+cut or which thread computed it.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ def work(team, worker, scratch):
             turns += 1
             if turns == SPINS:
                 exchange(at, 1)
-                # Whoever clears the flag first decides: a run that began meanwhile, or its caller.
+                # The first to clear the flag decides: this worker, or the caller of a new run.
                 if acquire(ticket_at) >> RUN_SHIFT == run or exchange(at, 0) == 0:
                     while call_c(word(team, WAIT), at + SEMAPHORE * 8) != 0:
                         pass

@@ -288,7 +288,7 @@ def exp(_: Any, x: Any) -> Emitted:
         bits = b.shl(b.add(b.fptosi(n, lanes(I32)), splat(I32, 127)), splat(I32, 23))
         power = b.fmul(power, b.bitcast(bits, VECTOR))
         power = b.select(low, splat(F32, 0.0), power)
-        # What is not below 128, a NaN included, is infinite or NaN.
+        # A z that is not below 128, a NaN included, gives infinity or NaN.
         return b.select(high, power, b.fadd(b.fmul(x, splat(F32, 0.0)), splat(F32, float("inf"))))
 
     return plain(vector, [vector], emit)
