@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,7 @@ class ModelRunner:
         self.backend = decoder.backend
         self.block_size = block_size
         self._kv_cache, self._host_cache = kv_cache, host_cache
+        self._forward = partial(decoder.forward, kv_cache=kv_cache)
         self._constraints = constraints
         self._max_forced_run = max_forced_run
         self._rows: dict[int, Row] = {}
@@ -166,9 +168,6 @@ class ModelRunner:
             self.backend.import_blocks(self._host_cache, self._kv_cache, host_ids, block_ids)
         if moves.copies:
             self.backend.copy_blocks(self._kv_cache, *zip(*moves.copies, strict=True))
-
-    def _forward(self, batch: StepBatch) -> Array:
-        return self.decoder.forward(batch, self._kv_cache)
 
     def pack(self, plan: StepPlan) -> StepBatch:
         """Return the plan as one ragged batch: its decodes, then its chunks.

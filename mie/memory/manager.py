@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mie.arithmetic import ceil_div
-from mie.memory.moves import Emit, Moves, Room
 from mie.memory.pool import BlockPool
-from mie.memory.prefix import Node, PartialMatch, PrefixCache, block_of
-from mie.memory.table import BlockTable, HostTable, Owner
+from mie.memory.prefix import Node, PartialMatch, PrefixCache, Room, block_of
+from mie.memory.table import BlockTable, Emit, HostTable, Moves, Owner
 from mie.stats.memory import MemoryStats
 
 

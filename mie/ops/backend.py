@@ -132,7 +132,37 @@ class HeadWeights:
     eps: float  # of the norms
 
 
-class Backend(Protocol):
+class ComposedOperators(Protocol):
+    """Several operators in one call, defined by single ones. A backend may compute them at once."""
+
+    def norm_linear(self: "Backend", x: Array, norm: Array, eps: float, weight: Array) -> Array:
+        """Normalise, then multiply to [T, N]."""
+        return self.linear(self.rms_norm(x, norm, eps), weight)
+
+    def norm_gate_up(self: "Backend", x: Array, norm: Array, eps: float, weight: Array) -> Array:
+        """Normalise, multiply, then apply the gated activation, as [T, F]."""
+        return self.silu_mul(self.norm_linear(x, norm, eps, weight))
+
+    def norm_heads(
+        self: "Backend",
+        x: Array,
+        weights: HeadWeights,
+        rope: Array,
+        kv_cache: Array,
+        layer: int,
+        batch: StepBatch,
+    ) -> Array:
+        """Return the rotated q [T, Hq, Dh] of hidden states, and write keys and values."""
+        w, num_keys_end = weights, weights.num_heads + weights.num_kv_heads
+        qkv = self.norm_linear(x, w.norm, w.eps, w.qkv)
+        qkv = qkv.reshape(len(qkv), num_keys_end + w.num_kv_heads, w.head_dim)
+        if w.q_norm is not None:
+            self.head_norm(qkv, 0, w.num_heads, w.q_norm, w.eps)
+            self.head_norm(qkv, w.num_heads, num_keys_end, w.k_norm, w.eps)
+        return self.rope_write_kv(qkv, rope, kv_cache, layer, batch)
+
+
+class Backend(ComposedOperators, Protocol):
     """The operations of every backend. The function of `mie.ops` that each names defines it."""
 
     name: str
@@ -233,33 +263,6 @@ class Backend(Protocol):
 
     def take_rows(self, x: Array, rows: Array) -> Array:
         """Return x[rows] as [R, D]."""
-
-    # Several operators in one call. These define them, and a backend may compute them at once.
-    def norm_linear(self, x: Array, norm: Array, eps: float, weight: Array) -> Array:
-        """Normalise, then multiply to [T, N]."""
-        return self.linear(self.rms_norm(x, norm, eps), weight)
-
-    def norm_gate_up(self, x: Array, norm: Array, eps: float, weight: Array) -> Array:
-        """Normalise, multiply, then apply the gated activation, as [T, F]."""
-        return self.silu_mul(self.norm_linear(x, norm, eps, weight))
-
-    def norm_heads(
-        self,
-        x: Array,
-        weights: HeadWeights,
-        rope: Array,
-        kv_cache: Array,
-        layer: int,
-        batch: StepBatch,
-    ) -> Array:
-        """Return the rotated q [T, Hq, Dh] of hidden states, and write keys and values."""
-        w, num_keys_end = weights, weights.num_heads + weights.num_kv_heads
-        qkv = self.norm_linear(x, w.norm, w.eps, w.qkv)
-        qkv = qkv.reshape(len(qkv), num_keys_end + w.num_kv_heads, w.head_dim)
-        if w.q_norm is not None:
-            self.head_norm(qkv, 0, w.num_heads, w.q_norm, w.eps)
-            self.head_norm(qkv, w.num_heads, num_keys_end, w.k_norm, w.eps)
-        return self.rope_write_kv(qkv, rope, kv_cache, layer, batch)
 
     # Blocks and tokens.
     def copy_blocks(self, kv_cache: Array, src: Sequence[int], dst: Sequence[int]) -> None:

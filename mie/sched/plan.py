@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mie.memory.moves import Moves
+from mie.memory.table import Moves
 from mie.params.sampling import SamplingParams
 
 SeqId = tuple[int, int]

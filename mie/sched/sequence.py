@@ -60,10 +60,8 @@ class Request:
     def __post_init__(self, prompt_token_ids: Items[int], draw_seed: int) -> None:
         params = self.params
         self.num_prompt = len(prompt_token_ids)
-        # Nothing can follow EOS in a structured output, which `ignore_eos` only puts off.
-        if params.ignore_eos and params.structured_outputs is None:
-            self.eos_token_ids = ()
-        self.end_token_ids = frozenset((*self.eos_token_ids, *(params.stop_token_ids or ())))
+        self.end_token_ids = params.end_token_ids(self.eos_token_ids)
+        self.eos_token_ids = params.eos_in_effect(self.eos_token_ids)
         drawn = (draw_seed, self.number + 1)
         self.draw_key = drawn if params.seed is None else (params.seed, 0)
         """The (seed, stream) of its random numbers. A user's seed always has stream 0."""
@@ -185,6 +183,16 @@ class Sequence:
     def num_computed(self) -> int:
         """The number of tokens whose keys and values are on the device."""
         return self.table.num_tokens if self.table is not None else 0
+
+    @property
+    def block_ids(self) -> list[int]:
+        """The blocks of its table, which are none while it waits."""
+        return self.table.block_ids if self.table is not None else []
+
+    @property
+    def may_continue(self) -> bool:
+        """Whether the token that is being computed can be followed by another."""
+        return len(self.token_ids) + 1 < self.max_tokens
 
     @property
     def num_generated(self) -> int:

@@ -18,7 +18,7 @@ from test_replay import EOS, Run, configs, requests
 from mie.events import FIELDS, read_log
 from mie.page import recording as stream_of_log
 from mie.page.cells import NodeText
-from mie.page.follow import Desk, receive, send
+from mie.page.follow import Follower, receive, send
 from mie.page.heat import Heat
 from mie.page.recording import Recording
 from mie.replay import State, walk
@@ -108,16 +108,16 @@ def check_follower(segment, text, splits):
     It follows as the server's child process does, with the same messages.
     """
     steps, page, state = segment.steps, Page(), State.from_snapshot(segment.snapshot)
-    desk = Desk()
-    desk.begin(segment.after, *sent(segment.snapshot, ()), "live")
-    page.take(json.loads(desk.key()))
+    follower = Follower()
+    follower.begin(segment.after, *sent(segment.snapshot, ()), "live")
+    page.take(json.loads(follower.key()))
     coming, done, shown = iter(steps), 0, 0
     for count, part in splits:
         new, done = steps[done : done + count], min(done + count, len(steps))
         part = shown = part if new else max(part, shown)  # what came last only grows
         following = steps[done] if done < len(steps) else segment.rest
         rest = following[: min(part, len(following) - (done < len(steps)))]
-        step, lines = desk.follow(*sent(new, rest), {})
+        step, lines = follower.follow(*sent(new, rest), {})
         for kind, line in lines:
             record = json.loads(line)
             assert kind == record["record"]
@@ -130,7 +130,7 @@ def check_follower(segment, text, splits):
             late = State.from_snapshot(state.snapshot(), state.step)
             late.apply_step(rest)
             assert page.cells() == cells_of(late, text)
-        assert page.heat == json.loads(desk.key())["heat"]
+        assert page.heat == json.loads(follower.key())["heat"]
         assert page.step == step
         seen["follower"] += 1
 

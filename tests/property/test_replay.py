@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scripted_runner import answer_to
 
 from mie.audit.scheduler import check_scheduler, scheduler_snapshot
-from mie.config.engine import EngineConfig
+from mie.config.engine import POLICIES, EngineConfig
 from mie.errors import RequestError
 from mie.events import FIELDS, SUMMARY_FIELDS, EventLog, read_log
 from mie.load.engine import new_scheduler
@@ -30,7 +30,7 @@ def configs(draw):
     swaps = draw(st.sampled_from([True, True, False]))
     chunked = draw(st.booleans())
     caches = draw(st.booleans())
-    policy = draw(st.sampled_from(["fcfs", "priority", "sjf", "fair", "fair"]))
+    policy = draw(st.sampled_from([*POLICIES, "fair"]))
     return EngineConfig(
         block_size=draw(st.integers(1, 4)),
         max_num_seqs=draw(st.sampled_from([3, 4, 5, 2, 1])),
@@ -91,7 +91,7 @@ class Run:
 
     def add_beams(self, count):
         """Continue the beam that was kept last, or begin one."""
-        kept = [*self.scheduler._opener.kept.values()]
+        kept = [*self.scheduler._admission.kept.values()]
         parent_id, prompt = None, [0, 1, 1]
         if kept and kept[-1].num_tokens < MAX_MODEL_LEN:
             parent_id, prompt = kept[-1].request.request_id, kept[-1].token_ids
@@ -100,12 +100,13 @@ class Run:
             beam = Beam(parent_id=parent_id)
             self.requests.append(Request(str(number), number, prompt, params, [EOS], beam=beam))
             try:
+                self.scheduler.check(self.requests[-1])
                 self.scheduler.add(self.requests[-1])
             except RequestError:  # it is longer than the cache
                 self.requests.pop()
 
     def release(self):
-        for seq in [*self.scheduler._opener.kept.values()][:1]:
+        for seq in [*self.scheduler._admission.kept.values()][:1]:
             self.scheduler.release([seq.request.request_id])
 
     def forced(self, plan, result):

@@ -3,7 +3,7 @@
 from test_memory import compute, fork, manager, num_cached, opened, stored, write
 
 from mie.audit.memory import check_memory
-from mie.memory.moves import Moves
+from mie.memory.table import Moves
 
 # Forks.
 

@@ -50,6 +50,7 @@ class Driver:
         params = SamplingParams(**params)
         number = len(self.requests)
         request = Request(str(number), number, list(prompt), params, [EOS], **(labels or {}))
+        self.scheduler.check(request)
         self.scheduler.add(request)
         self.requests.append(request)
         return request
