@@ -59,7 +59,7 @@ LOOK = """\
 """
 WAKE = """\
         if exchange(at, 0) == 1:
-            call_c(word(team, POST), at + 64)
+            call_c(word(team, POST), at + SEMAPHORE * 8)
 """
 WORKERS = """\
     for worker in range(workers):
