@@ -92,7 +92,7 @@ class JitBackend(NumpyBackend):
         self._kernels = Kernels()
         self._header = StepHeader()
         self._recording: Program | None = None
-        self._recorded: tuple[weakref.WeakMethod[Any], tuple[Program, Value]] | None = None
+        self._recorded: tuple[Callable[[], Any], tuple[Program, Value]] | None = None
         self.num_threads = num_threads or available_cpus()
         self._team = Team(self._kernels, self.num_threads, SCRATCH_BYTES)
 
@@ -337,9 +337,9 @@ class JitBackend(NumpyBackend):
                 self._kernels.__getitem__, len(batch.token_ids), len(batch.logits_rows)
             )
             recorded = program, self._recorded_by(program, forward, batch)
-            if not hasattr(forward, "__self__"):
-                return recorded  # a function of its own for each step
-            self._recorded = weakref.WeakMethod(forward), recorded
+            # The function refers to a model, which may be deleted before the backend.
+            refer = weakref.WeakMethod if hasattr(forward, "__self__") else weakref.ref
+            self._recorded = refer(forward), recorded
         return self._recorded[1]
 
     def _recorded_by(
