@@ -11,7 +11,7 @@ from mie.config.request_limits import DEFAULT_LIMITS, RequestLimits
 from mie.errors import ConfigError, RequestError
 from mie.params import values
 from mie.params.structured import StructuredOutputsParams
-from mie.params.unsupported import SAMPLING, neutral_accepted
+from mie.params.unsupported import neutral_accepted
 from mie.refusals import refuses_names
 
 MAX_LOGIT_BIAS = 100.0
@@ -48,7 +48,7 @@ LISTS = (
 
 
 @refuses_names
-@neutral_accepted(SAMPLING)
+@neutral_accepted
 @keyword_checked
 @dataclass(kw_only=True, slots=True)
 class SamplingParams:

@@ -17,7 +17,7 @@ import pytest
 from mie import BeamSearchParams, RequestLimits, RequestOutputKind, SamplingParams
 from mie.errors import ConfigError, MieError, RequestError
 from mie.params.sampling import truncated
-from mie.params.unsupported import SAMPLING
+from mie.refusals import NEUTRAL
 
 
 def refuses(message: str, **params: Any) -> None:
@@ -514,9 +514,9 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize("name", SAMPLING)
+@pytest.mark.parametrize("name", NEUTRAL["SamplingParams"])
 def test_unsupported_parameters_are_accepted_without_effect(name: str):
-    for neutral in SAMPLING[name][0]:
+    for neutral in NEUTRAL["SamplingParams"][name][0]:
         assert SamplingParams(**{name: neutral}, seed=1) == SamplingParams(seed=1)
     refuses(f"{name} is not supported: ", **{name: ASKED[name]})
 
