@@ -80,7 +80,7 @@ def test_parameters_have_the_same_effect_as_in_brute_force(llama, tiny, params):
 
 
 def test_some_beams_end_with_eos_and_some_do_not(llama, tiny):
-    prompts = [[first, 6] for first in range(4, 14)]
+    prompts = [[first, 6] for first in range(4, 24)]
     outputs = assert_equal_to_brute_force(llama, tiny["llama"], prompts, beam_width=4, max_tokens=5)
     beams = [beam for output in outputs for beam in output.sequences]
     assert {(beam.finish_reason, beam.stop_reason) for beam in beams} == {
