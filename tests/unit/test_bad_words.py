@@ -10,7 +10,7 @@ from mie import LLM, EngineConfig, SamplingParams
 from mie.engine.rows import BadWords
 from mie.errors import RequestError
 from mie.load.engine import load_engine
-from mie.text.bad_words import encode_bad_words
+from mie.text.tokenizer import encode_bad_words
 
 # Spelling.
 

@@ -1,4 +1,4 @@
-"""Write the files that ``mie trace`` makes: complete, or not at all."""
+"""Write a file whole, or leave it as it was."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from mie.errors import ConfigError
 
 
 @contextmanager
-def replacing(path: Path, source: Path | None, option: str) -> Iterator[TextIO]:
-    """Open a file that replaces ``path`` if the block succeeds. Otherwise nothing changes.
+def replacing(target: str, option: str, source: str | None = None) -> Iterator[TextIO]:
+    """Open a file that replaces ``target`` if the block succeeds. Otherwise nothing changes.
 
-    ``source`` is the log, which must stay, and ``option`` is the one that named ``path``.
+    ``option`` named the target. ``source`` is the file that is read, which must stay.
 
     Raises:
-        ConfigError: ``path`` cannot be written.
+        ConfigError: ``target`` cannot be written.
     """
-    path = path.resolve()
+    path = Path(target).resolve()
     is_source = source is not None and path.exists() and path.samefile(source)
     if path.exists() and (not path.is_file() or is_source):
         raise ConfigError(f"{option} would overwrite {path}; choose another file")
@@ -32,6 +32,9 @@ def replacing(path: Path, source: Path | None, option: str) -> Iterator[TextIO]:
     try:
         with file:
             yield file
-        draft.replace(path)
+        try:
+            draft.replace(path)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
         draft.unlink(missing_ok=True)
