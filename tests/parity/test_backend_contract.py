@@ -595,11 +595,6 @@ def test_two_backends_live_side_by_side():
         check(machine, "linear", machine.backend.linear(machine.put(x), weight), x @ matrix.T)
 
 
-def test_a_backend_reports_its_properties(machine: Machine):
-    assert isinstance(machine.backend.name, str)
-    assert machine.backend.itemsize == np.dtype(machine.dtype).itemsize
-
-
 def test_an_unsupported_dtype_of_numpy_is_refused():
     with pytest.raises(ConfigError, match=r"float8.*choose auto, float32, float64, bfloat16 or"):
         load_backend("numpy", "float8")

@@ -35,10 +35,6 @@ def test_silu_mul(shape: tuple[int, ...], dtype: str):
         assert float(y[index]) == pytest.approx(wanted, rel=16 * float(np.finfo(dtype).eps), abs=0)
 
 
-def test_the_gate_comes_first():
-    np.testing.assert_array_equal(silu_mul(np.array([[0.0, 1e3, 5.0, 7.0]])), [[0.0, 7e3]])
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [80.0, 88.0, 89.0, 104.0, 710.0, 1e4, 1e30])
 def test_extreme_gates_reach_their_limits_without_a_warning(size: float, dtype: str):
@@ -47,10 +43,3 @@ def test_extreme_gates_reach_their_limits_without_a_warning(size: float, dtype: 
     # Below e^-88 float32 may give 0 for a number that it could just represent.
     assert y[0, 1] == pytest.approx(2 * silu(-size), rel=1e-5, abs=1e-35)
     assert y[0, 1] <= 0
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_zero_gate_gives_zero_and_small_gates_are_halved(dtype: str):
-    y = silu_mul(np.array([[0.0, 1e-6, 3.0, 1.0]], dtype))
-    assert y[0, 0] == 0
-    assert y[0, 1] == pytest.approx(5e-7, rel=1e-5)
