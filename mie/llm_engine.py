@@ -19,13 +19,13 @@ from mie.params.checks import check_request_id
 from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.params.unsupported import refuse_options
 from mie.refusals import refuses_names
+from mie.text.chat import TemplateFiles
 from mie.text.pretrained import PretrainedTokenizer
-from mie.text.template_files import TemplateFiles
 
 
 @refuses_names
 class LLMEngine:
-    """A model, its tokenizer and an engine, for programs that run the steps themselves.
+    """A model, its tokenizer and an engine, for programs that run the steps themselves::
 
         engine = LLMEngine.from_engine_args(EngineArgs("bundled"))
         engine.add_request("1", "Once upon a time", SamplingParams())

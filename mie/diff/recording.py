@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.errors import ConfigError
-from mie.ops.backend import Array, Backend, StepBatch
-from mie.ops.composed import ComposedOperators
+from mie.ops.backend import Array, Backend, ComposedOperators, StepBatch
 from mie.ops.sampling import RowControls
 
 ROLES = {

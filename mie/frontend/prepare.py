@@ -23,13 +23,12 @@ from mie.frontend.request_state import PreparedRequest
 from mie.params.checks import check_labels, check_length
 from mie.params.sampling import RequestOutputKind, SamplingParams, truncated
 from mie.refusals import REFUSED
-from mie.text.bad_words import encode_bad_words
-from mie.text.tokenizer import Tokenizer
+from mie.text.tokenizer import Tokenizer, encode_bad_words
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from mie.tools.answer import AnswerFormat
+    from mie.tools.formats import AnswerFormat
 
 T = TypeVar("T")
 
@@ -155,7 +154,7 @@ def _answering(
     """
     if answer is None:
         return params, None
-    from mie.tools.answer import AnswerFormat  # few requests need mie.tools
+    from mie.tools.formats import AnswerFormat  # few requests need mie.tools
 
     if not isinstance(answer, AnswerFormat):
         raise RequestError(f"a prompt's answer must come from chat_prompt; got {shown(answer)}")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
     from mie.frontend.answer_state import AnswerState
-    from mie.tools.answer import AnswerFormat
+    from mie.tools.formats import AnswerFormat
 
 
 class Collector:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mie.config.engine import check_settings, keyword_checked
-from mie.config.settings import setting
+from mie.config.settings import declared_in
 from mie.errors import ConfigError
 from mie.serve.edge_config import EdgeSettings
 
@@ -17,73 +18,22 @@ from mie.serve.edge_config import EdgeSettings
 class ServeConfig(EdgeSettings):
     """How the server listens, what it accepts, and how much of it."""
 
-    host: str = setting("127.0.0.1", "text", "address to listen on", "server")
-    port: int = setting(
-        8000, "integer", "port to listen on; 0 takes a free one", "server", low=0, high=65535
-    )
-    served_model_name: Sequence[str] | None = setting(
-        None,
-        "object",
-        "names that clients may use for the model; answers carry the first",
-        "server",
-        default_text="the model as given",
-    )
-    root_path: str = setting(
-        "",
-        "text",
-        "path under which a proxy serves this server, such as /llm",
-        "server",
-        default_text="none",
-    )
-    page: bool = setting(
-        True, "switch", "show a web page at / with the engine's blocks and schedule", "server"
-    )
-    strict: bool = setting(
-        False, "switch", "refuse request fields that the server does not know", "requests"
-    )
-    strict_openai: bool = setting(
-        False, "switch", "refuse requests without a model, as OpenAI does", "requests"
-    )
-    trust_request_chat_template: bool = setting(
-        False, "switch", "let requests bring a chat_template of their own", "requests"
-    )
-    chat_template: str | None = setting(
-        None,
-        "text",
-        "file with a jinja2 chat template, or the name of one of the model's",
-        "requests",
-        default_text="the model's",
-    )
-    max_logprobs: int = setting(
-        20,
-        "integer",
-        "maximum number of log-probabilities that a request may ask for at each position; -1 sets "
-        "no limit",
-        "requests",
-        low=-1,
-    )
-    highest_priority: int = setting(
-        0,
-        "integer",
-        "lowest number (first served) that a request's priority is clamped to",
-        "requests",
-        low=-(2**63),
-        high=2**63 - 1,
-    )
-    keepalive_interval: float = setting(
-        10.0,
-        "number",
-        "seconds without a token after which a stream gets a comment; 0 sends none",
-        "requests",
-    )
+    SETTINGS: ClassVar = declared_in(__file__, "ServeConfig")
 
-    max_chunks_per_second: float = setting(
-        2000.0,
-        "number",
-        "maximum number of chunks that all streams together get in a second; tokens that come "
-        "faster are merged; 0 sets no limit",
-        "requests",
-    )
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_name: Sequence[str] | None = None
+    root_path: str = ""
+    page: bool = True
+    strict: bool = False
+    strict_openai: bool = False
+    trust_request_chat_template: bool = False
+    chat_template: str | None = None
+    max_logprobs: int = 20
+    highest_priority: int = 0
+    keepalive_interval: float = 10.0
+
+    max_chunks_per_second: float = 2000.0
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -20,7 +20,7 @@ from mie.serve.openai.structure import structure_of
 from mie.serve.serving import Generation, Job, Serving, new_id
 from mie.serve.sse import json_string
 from mie.tools.calls import ToolCall
-from mie.tools.json_end import JsonEnd
+from mie.tools.parser import JsonEnd
 
 
 async def chat_completions(request: Request) -> Response:
