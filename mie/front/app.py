@@ -119,6 +119,6 @@ class Front:
 
 def _event(error: ApiError, route: str) -> bytes:
     """Return the last events of a stream, in the dialect of the route."""
-    data = b"data: " + body_of(error, route) + b"\n\n"
+    data = f"data: {body_of(error, route)}\n\n"
     is_chunks = route in ("/v1/completions", "/v1/chat/completions")
-    return data + DONE if is_chunks else b"event: error\n" + data
+    return (data + DONE if is_chunks else f"event: error\n{data}").encode()

@@ -57,10 +57,9 @@ class Edge:
         self.page = PageRoutes(engine, config, model_name)
         self._engine = engine
 
-    def routes(self) -> list[Route]:
-        """Return the routes that belong to the middlewares."""
-        page = self.page.routes() if self.config.page else []
-        return [*self.health.routes(), *self.metrics.routes(), *page]
+    def page_routes(self) -> list[Route]:
+        """Return the routes of the web page."""
+        return self.page.routes() if self.config.page else []
 
     def middleware(self, paths: Sequence[str]) -> list[Middleware]:
         """Return the middlewares from the outermost to the innermost.

@@ -68,10 +68,10 @@ class ApiError(Exception):
         return Response(content, self.status, self.headers, media_type="application/json")
 
 
-def body_of(error: ApiError, path: str) -> bytes:
+def body_of(error: ApiError, path: str) -> str:
     """Return the JSON that tells a client of an error, in the dialect of the route ``path``."""
     body = anthropic_body(error) if f"{path}/".startswith("/v1/messages/") else error.body()
-    return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+    return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace").decode()
 
 
 def anthropic_body(error: ApiError) -> dict[str, Any]:

@@ -6,9 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mie.async_llm import Pulse
@@ -64,22 +61,6 @@ class Health:
         if self._timeout and self._clock() - self._last_turn > self._timeout:
             return "stalled"
         return "draining" if self.is_draining else "ok"
-
-    def routes(self) -> list[Route]:
-        """Return the routes that tell a load balancer how the server is."""
-        return [
-            Route("/health", self._health),
-            Route("/ready", self._health),
-            Route("/ping", self._health, methods=["GET", "POST"]),
-            Route("/load", self._load),
-        ]
-
-    async def _health(self, request: Request) -> Response:
-        status = self.status
-        return JSONResponse({"status": status}, 200 if status == "ok" else 503)
-
-    async def _load(self, request: Request) -> Response:
-        return JSONResponse({"server_load": self.num_requests})
 
 
 class Gate:

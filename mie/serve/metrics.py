@@ -14,9 +14,7 @@ from prometheus_client.core import (
 from prometheus_client.core import (
     Metric as Family,
 )
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from mie.async_llm import AsyncLLM
 from mie.engine.metrics import Counter, Gauge, Histogram, Metric, Snapshot, Tally
@@ -85,11 +83,7 @@ class ServerMetrics:
         self._num_calls += num_calls
         self._num_unparsed_calls += num_unparsed
 
-    def routes(self) -> list[Route]:
-        """Return the route that Prometheus scrapes."""
-        return [Route("/metrics", self._scrape)]
-
-    async def _scrape(self, request: Request) -> Response:
+    async def scrape(self) -> Response:
         """Answer a scrape. The engine's thread takes a snapshot, and does not wait for the rest."""
         try:
             asked = self._engine.metrics_snapshot()
