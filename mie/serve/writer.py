@@ -15,13 +15,13 @@ from starlette.responses import Response
 
 from mie.frontend.outputs import CompletionOutput, RequestOutput
 from mie.params.sampling import RequestOutputKind
-from mie.serve.body import Asked
+from mie.serve.body import Asked, Body
 from mie.serve.errors import ApiError, refuse_failed, refuse_unfinished
 from mie.serve.serving import Generation, Job
 from mie.serve.sse import EventStream
 from mie.tools.calls import ToolCall
 
-A = TypeVar("A")
+A = TypeVar("A", bound=Body)
 
 
 class Writer(ABC):

@@ -197,7 +197,7 @@ class MessageWriter(PartsWriter):
         """Return the first event, which counts the prompt's tokens."""
         if output is None:
             return ""
-        message = {
+        message: dict[str, Any] = {
             **self._fields,
             "content": [],
             "stop_reason": None,
@@ -237,14 +237,12 @@ class MessageWriter(PartsWriter):
 
     def _stop_of(self, choice: CompletionOutput) -> dict[str, Any]:
         """Return why the message ended."""
-        reason, sequence = choice.finish_reason, None
         if isinstance(choice.stop_reason, str):
-            reason, sequence = "stop_sequence", choice.stop_reason
-        elif reason == "stop":
-            reason = "end_turn" if self.parts.last_call is None else "tool_use"
-        elif reason == "length":
-            reason = "max_tokens"
-        return {"stop_reason": reason, "stop_sequence": sequence}
+            return {"stop_reason": "stop_sequence", "stop_sequence": choice.stop_reason}
+        whole = "end_turn" if self.parts.last_call is None else "tool_use"
+        reasons = {"stop": whole, "length": "max_tokens"}
+        reason = reasons.get(choice.finish_reason or "", choice.finish_reason)
+        return {"stop_reason": reason, "stop_sequence": None}
 
 
 def _begun(part: Part) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def _add(
     messages: list[dict[str, Any]], item: MessageItem | CallItem | OutputItem | ReasoningItem
 ) -> None:
     """Add an item to the messages. Calls and reasoning belong to an assistant's message."""
-    last = messages[-1] if messages else {"role": None}
+    last: dict[str, Any] = messages[-1] if messages else {"role": None}
     if isinstance(item, MessageItem):
         content = item.given["content"]
         if "reasoning" in last and last["content"] is None and item.role == "assistant":
@@ -233,11 +233,10 @@ class ResponseWriter(PartsWriter):
             if part.kind == "text":
                 yield self._event("response.content_part.added", **content, part=_content(part))
         else:
+            done: dict[str, Any] = {"text": part.text}
             if part.kind == "call":
                 done = {"name": part.call.name, "arguments": part.text}
-            else:
-                done = {"text": part.text}
-            if part.kind == "text":
+            elif part.kind == "text":
                 done["logprobs"] = part.logprobs
             yield self._event(f"response.{name}.done", **content, **done)
             if part.kind == "text":
@@ -264,12 +263,16 @@ class ResponseWriter(PartsWriter):
         return f"{_ITEMS[part.kind][1]}_{response_id}{place}"
 
     def _item(self, part: Part, status: str) -> dict[str, Any]:
-        item = {"id": self._id(part), "type": _ITEMS[part.kind][0], "status": status}
+        item: dict[str, Any] = {
+            "id": self._id(part),
+            "type": _ITEMS[part.kind][0],
+            "status": status,
+        }
         if part.kind == "call":
             call = {"call_id": part.call.id, "name": part.call.name, "arguments": part.text}
             return {**item, **call}
-        item |= {"role": "assistant"} if part.kind == "text" else {"summary": []}
-        return {**item, "content": [] if status == "in_progress" else [_content(part)]}
+        about: dict[str, Any] = {"role": "assistant"} if part.kind == "text" else {"summary": []}
+        return {**item, **about, "content": [] if status == "in_progress" else [_content(part)]}
 
     def _unfinished(self, status: str, error: dict[str, Any] | None) -> dict[str, Any]:
         return {
