@@ -19,9 +19,8 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mie.errors import shown_text
-from mie.serve.asgi import facts_of, header, route_of
+from mie.serve.asgi import CLIENT_LEFT, facts_of, header, route_of
 from mie.serve.metrics import ServerMetrics
-from mie.serve.sse import CLIENT_LEFT
 from mie.stats.request import RequestMetrics
 
 logger = logging.getLogger("mie.access")

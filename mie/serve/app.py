@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -20,7 +19,6 @@ from mie.serve.edge import Edge
 from mie.serve.errors import ApiError, api_error
 from mie.serve.routes import routes
 from mie.serve.serving import Serving
-from mie.serve.sse import DisconnectMiddleware
 
 _NAMES = {
     *SamplingParams.__dataclass_fields__,
@@ -44,10 +42,7 @@ def create_app(engine: AsyncLLM, config: ServeConfig | None = None) -> Starlette
     all_routes = [*routes(), *edge.page_routes()]
     app = Starlette(
         routes=all_routes,
-        middleware=[
-            *edge.middleware([route.path for route in all_routes]),
-            Middleware(DisconnectMiddleware),
-        ],
+        middleware=edge.middleware([route.path for route in all_routes]),
         exception_handlers={
             ApiError: _refuse,
             MieError: _refuse,

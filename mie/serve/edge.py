@@ -14,12 +14,12 @@ from starlette.routing import Route
 from mie.async_llm import AsyncLLM
 from mie.errors import ThreadLimitError
 from mie.serve.access_log import AccessLog
-from mie.serve.asgi import Failures, RootPath
+from mie.serve.asgi import Failures, RootPath, WholeBody
 from mie.serve.auth import Authentication
 from mie.serve.config import ServeConfig
 from mie.serve.cross_site import CrossSite
 from mie.serve.health import Gate, Health
-from mie.serve.limits import BodyLimit, QueueLimit
+from mie.serve.limits import QueueLimit
 from mie.serve.metrics import ServerMetrics
 from mie.serve.page.routes import PageRoutes
 from mie.serve.tracing import Tracing, new_provider
@@ -100,7 +100,7 @@ class Edge:
             )
         layers.append(Middleware(CrossSite, config=config))
         layers.append(Middleware(Gate, health=self.health))
-        layers.append(Middleware(BodyLimit, max_bytes=config.max_request_bytes))
+        layers.append(Middleware(WholeBody, max_bytes=config.max_request_bytes))
         return layers
 
     async def watch(self) -> None:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mie.errors import MissingExtraError
-from mie.serve.asgi import OPEN_ROUTES, facts_of, header, route_of
-from mie.serve.sse import CLIENT_LEFT
+from mie.serve.asgi import CLIENT_LEFT, OPEN_ROUTES, facts_of, header, route_of
 from mie.version import __version__
 
 if TYPE_CHECKING:

@@ -86,7 +86,7 @@ async def respond(
             generation.keep_alive(asked.serving.config.keepalive_interval)
             first = await generation.next()
             refuse_failed(first)
-            return EventStream(writer.events(first), generation, asked.headers)
+            return EventStream(writer.events(first), generation.close, asked.headers)
         outputs = await generation.all()
         refuse_failed(outputs)
         answer = writer.answer(outputs)

@@ -11,9 +11,9 @@ from edge_helpers import asks, client_of, load
 from starlette.routing import Route
 
 from mie.errors import ConfigError
+from mie.serve.auth import MAX_CLIENTS, NUM_FREE, SECONDS, WrongKeys
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
-from mie.serve.wrong_keys import MAX_CLIENTS, NUM_FREE, SECONDS, WrongKeys
 
 KEYS = Keys.of(["sk-one"])
 JSON = {"content-type": "application/json"}

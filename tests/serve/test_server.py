@@ -146,15 +146,6 @@ def test_a_client_that_never_ends_its_body_does_not_keep_the_server(monkeypatch,
     assert [each.message for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
-def test_an_idle_server_ends_at_once():
-    async def ask():
-        async with server_of(load()) as running:
-            running.server.stop("SIGTERM")
-            assert await running.task == 0
-
-    asks(ask())
-
-
 def test_the_death_of_the_engine_answers_everybody_and_is_the_exit_code(caplog):
     caplog.set_level(logging.CRITICAL + 1)
 

@@ -13,7 +13,7 @@ import yaml
 from documented_options import unknown_options
 from live_server import live_bundled
 
-from mie.serve.openapi import OPERATIONS
+from mie.serve.routes import OPERATIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
 TEXT = PAGE.read_text(encoding="utf-8")
