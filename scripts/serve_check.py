@@ -6,7 +6,7 @@
     python scripts/serve_check.py clients [--python lm-eval=VENV/bin/python ...]
 
 Each starts ``mie serve`` in a new process, with a key and on a free port. The exit code is 1
-if something is wrong. ``clients`` runs what is installed, and says what is not.
+if something is wrong. ``clients`` runs the installed ones, and names the others.
 """
 
 import argparse
@@ -24,11 +24,11 @@ from serve_checks.storm import Storm, good_requests, malformed_payloads, slow_re
 
 MODEL = "bundled"
 GROWTH_KIB = 24 << 10
-"""What the server's memory may grow by after the warm-up: what an allocator keeps, not a leak."""
+"""Growth of the server's memory after the warm-up that an allocator may cause without a leak."""
 
 
 STEADY = ("--batch-invariant", "--num-blocks", "640", "--event-log-steps", "0")
-"""Options under which answers do not depend on other requests, and memory is soon what it stays.
+"""Options under which answers do not depend on other requests, and memory soon stays the same.
 
 A pool takes memory until each block was used once, and the event log until it has its steps. If an
 option is given twice, the last one counts.
@@ -56,7 +56,7 @@ class Memory:
 
 
 async def storm(server: RunningServer, num_requests: int, num_clients: int) -> list[str]:
-    """Run the storm, print what happened, and return what is wrong."""
+    """Run the storm, print its counts, and return the faults."""
     each = Storm(url=server.url, key=server.key, num_clients=num_clients)
     memory = Memory(server, num_requests)
     await each.run(
@@ -82,7 +82,7 @@ async def storm(server: RunningServer, num_requests: int, num_clients: int) -> l
 
 
 async def left_behind(server: RunningServer) -> list[str]:
-    """Return what the server still holds although every client has gone."""
+    """Return the metrics that are not zero although every client has gone."""
     names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
     found: list[str] = []
     for _ in range(100):  # a connection that was closed last may be noticed a moment later
@@ -94,7 +94,7 @@ async def left_behind(server: RunningServer) -> list[str]:
 
 
 async def soak(server: RunningServer, num_requests: int) -> list[str]:
-    """Run the soak, print what happened, and return what is wrong."""
+    """Run the soak, print its figures, and return the faults."""
     each, memory = Soak(), Memory(server, num_requests)
     await each.run(server, num_requests, at_request=memory.sample)
     growth = memory.growth_kib

@@ -37,7 +37,7 @@ class Batches(Protocol):
 
 
 class Replicas(Protocol):
-    """What reaches the replicas."""
+    """The way to the replicas."""
 
     def stream(self, call: Call) -> Batches:
         """Return the answer of one replica, which a router chooses."""
@@ -49,7 +49,7 @@ class Replicas(Protocol):
 def front_app(replicas: Replicas, config: ServeConfig) -> Starlette:
     """Return the application in front of replicas.
 
-    The replicas' own applications check keys and count what waits.
+    The replicas' own applications check keys and count waiting requests.
     """
     app = Starlette(
         routes=[Mount("/", app=Front(replicas, config))],
@@ -108,7 +108,7 @@ class Front:
     async def _ask_all(
         self, call: Call, combine: Combine, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Answer with what all replicas say together."""
+        """Answer with the common answer of all replicas."""
         answers = await self._replicas.ask_all(call)
         if not answers:
             await answer(unavailable("no replica serves", 1), scope, receive, send)
@@ -124,7 +124,7 @@ def _event(error: ApiError, route: str) -> bytes:
     return (data + DONE if is_chunks else f"event: error\n{data}").encode()
 
 
-# What all replicas say together.
+# The common answer of all replicas.
 
 _FAMILY = re.compile(r"(# HELP .*\n# TYPE .*\n)((?:[^#\n].*\n)*)")
 
@@ -147,7 +147,7 @@ def _metrics(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
 
 
 def _health(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
-    """Return that the whole serves if any replica does, and what each of them says."""
+    """Return that the whole serves if any replica does, and the state of each."""
     best = _best(answers)
     if best.status not in (200, 503):  # every replica refuses the request
         return best

@@ -1,4 +1,4 @@
-"""What crosses the hop between the front and a replica: requests, and answers in batches.
+"""Requests and batches of answers on the hop between the front and a replica.
 
 A hop costs as much for one message as for many.
 """
@@ -29,12 +29,12 @@ _CROSSES = (
     "client",
     "server",
 )
-"""What crosses of an ASGI scope. The rest belongs to the process that has the connection."""
+"""The keys of an ASGI scope that cross. The rest belongs to the process with the connection."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """An HTTP request on its way to a replica, and what a router reads of it."""
+    """An HTTP request on its way to a replica, and the parts of it that a router reads."""
 
     scope: Mapping[str, Any]
     body: bytes
@@ -58,7 +58,7 @@ class Call:
 
     @property
     def prompt(self) -> str:
-        """What Ray's own prefix-aware router compares, which may not be empty."""
+        """The text that Ray's own prefix-aware router compares. It may not be empty."""
         return self.beginning.decode()
 
 

@@ -1,4 +1,4 @@
-"""`create_app`: the routes of the server, and what wraps them."""
+"""`create_app`: the routes of the server in their middlewares."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 async def _refuse_http(request: Request, error: Exception) -> Response:
-    """Answer what Starlette itself refuses: an unknown route, or a wrong method."""
+    """Answer a request that Starlette itself refuses: an unknown route, or a wrong method."""
     assert isinstance(error, HTTPException)
     path = route_of(request.scope)
     messages = {

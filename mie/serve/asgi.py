@@ -53,7 +53,7 @@ class RootPath:
 
 
 def writer_of(scope: Scope, send: Send) -> Send:
-    """Return what sends the middle of a response past the middlewares.
+    """Return a function that sends the middle of a response past the middlewares.
 
     They look at the first message and at the last. A stream has one in between for each token.
     """
@@ -194,6 +194,6 @@ async def answer(error: ApiError, scope: Scope, receive: Receive, send: Send) ->
 
 
 def facts_of(scope: Scope) -> dict[str, Any]:
-    """Return what the log line of a request says about it, for handlers to add to."""
+    """Return the facts in a request's log line, for handlers to add to."""
     facts: dict[str, Any] = scope.setdefault("mie.facts", {})
     return facts

@@ -225,7 +225,7 @@ def limit(info: ValidationInfo, name: str) -> int:
 
 
 def limits_of(serving: Serving) -> dict[str, Any]:
-    """Return what one body is checked with: limits by their names, and a counter of objects."""
+    """Return the context of one body's validation: limits by their names, a counter of objects."""
     facts = serving.facts
     return {
         "vocabulary": facts.vocab_size,
@@ -235,7 +235,7 @@ def limits_of(serving: Serving) -> dict[str, Any]:
 
 
 def refused(message: str) -> PydanticCustomError:
-    """Return what a validator raises. ``message`` continues the name of the field."""
+    """Return a validator's error. ``message`` continues the name of the field."""
     return PydanticCustomError("refused", "{message}", {"message": message})
 
 

@@ -15,7 +15,7 @@ from mie.serve.keys import Keys
 @keyword_checked
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
-    """How the server is reached, who may use it, what it accepts, and how it ends."""
+    """The server's address, its keys, its limits, its logs, and how it ends."""
 
     uds: str | None = setting(
         None, "text", "Unix socket to listen on instead of host and port", "server"

@@ -1,4 +1,4 @@
-"""What surrounds the routes: keys, limits, health, metrics, logs, shutdown."""
+"""The surroundings of the routes: keys, limits, health, metrics, logs, shutdown."""
 
 from __future__ import annotations
 
@@ -67,7 +67,10 @@ class Edge:
         A request without a key is refused before its body is read.
         """
         config = self.config
-        layers = [Middleware(AccessLog, metrics=self.metrics, paths=paths)]
+        tracing = None
+        if self._spans is not None:
+            tracing = Tracing(self._spans, self._model_name, paths)
+        layers = [Middleware(AccessLog, metrics=self.metrics, tracing=tracing, paths=paths)]
         if config.root_path:
             layers.insert(0, Middleware(RootPath, path=config.root_path))
         if config.allowed_origins:
@@ -80,13 +83,10 @@ class Edge:
                     expose_headers=["x-request-id", "retry-after"],
                 )
             )
-        # A 500 from here has a request id and may be read by web pages. The outermost answers what
-        # the layers between the two raise.
+        # A 500 from here has a request id and may be read by web pages. The outermost answers
+        # errors of the layers between the two.
         layers.append(Middleware(Failures))
         layers.insert(0, Middleware(Failures))
-        if self._spans is not None:
-            spans, name = self._spans, self._model_name
-            layers.append(Middleware(Tracing, provider=spans, model_name=name, paths=paths))
         if config.keys is not None or config.admin_keys is not None:
             layers.append(
                 Middleware(

@@ -1,4 +1,4 @@
-"""What a client is told when something goes wrong.
+"""Errors as clients get them.
 
 Every error is an `ApiError`: a status, and the four keys of OpenAI's error body. Exceptions of mie
 become one by `api_error`. Other dialects have their own bodies, made of the same fields.
@@ -112,7 +112,7 @@ def not_json(error: ValueError) -> ApiError:
 
 @contextmanager
 def naming_structure(name: str) -> Iterator[None]:
-    """Let refusals of what an answer must be name the field that the client sent."""
+    """Let refusals of a structured output name the field that the client sent."""
     try:
         yield
     except (RequestError, ConfigError) as error:

@@ -17,7 +17,7 @@ Status = Literal["ok", "draining", "stalled", "dead"]
 
 
 class _Engine(Protocol):
-    """What is needed of `AsyncLLM`."""
+    """The part of `AsyncLLM` that the watchdog looks at."""
 
     @property
     def pulse(self) -> Pulse: ...
@@ -54,7 +54,7 @@ class Health:
 
     @property
     def status(self) -> Status:
-        """What the server does."""
+        """The state of the server."""
         self.sample()
         if self._engine.dead_error is not None:
             return "draining" if self.is_draining else "dead"

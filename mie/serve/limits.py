@@ -29,9 +29,9 @@ class QueueFull(RequestError):
 class QueueLimit:
     """Refuses requests while too many of the same client wait.
 
-    What waits is counted in the engine's thread when requests are added, so that no burst passes
-    between counting and adding. A request for which there is a seat does not count, since it does
-    not wait. Under the fair policy each key has its own queue, so that a client that floods
+    Waiting requests are counted in the engine's thread when requests are added, so that no burst
+    passes between counting and adding. A request for which there is a seat does not count, since it
+    does not wait. Under the fair policy each key has its own queue, so that a client that floods
     the server does not keep others out.
     """
 
@@ -82,7 +82,7 @@ class QueueLimit:
             self._num_entering[client] -= num_reqs
 
     def check(self, prepared: Sequence[PreparedRequest]) -> Callable[[QueueState], None]:
-        """Return what raises `QueueFull` in the engine's thread if there is no room for these."""
+        """Return a check for the engine's thread. It raises `QueueFull` without room for these."""
         num_new = sum(len(each.token_ids) for each in prepared)
 
         def check(queue: QueueState) -> None:

@@ -45,7 +45,7 @@ HELP = {
     "mie:tokens_recomputed": "Tokens computed again after a preemption.",
     "mie:tokens_forced": "Tokens of structured outputs that were determined, so not sampled.",
 }
-"""What is said of some metrics. The others have their names."""
+"""Descriptions of some metrics. The others have their names."""
 
 
 class ServerMetrics:
@@ -113,18 +113,6 @@ class ServerMetrics:
             *(
                 Counter(name="vllm:admission_rejections", labels={**labels, "reason": r}, value=n)
                 for r, n in self._rejections.items()
-            ),
-            *(
-                Gauge(
-                    name="vllm:engine_sleep_state",
-                    labels={**both, "sleep_state": state},
-                    value=float(state == "awake"),
-                )
-                for state in ("awake", "weights_offloaded", "discard_all")
-            ),
-            *(
-                Counter(name=f"vllm:external_prefix_cache_{what}", labels=both, value=0)
-                for what in ("queries", "hits")
             ),
             Counter(name="mie:http_clients_disconnected", labels=both, value=self._num_left),
             Counter(name="mie:tool_calls", labels=both, value=self._num_calls),

@@ -1,4 +1,4 @@
-"""The description of the server in OpenAPI 3.1, made of what checks its bodies."""
+"""The description of the server in OpenAPI 3.1, made of the models that check its bodies."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def document(serving: Serving, operations: Sequence[Operation]) -> dict[str, Any
 
 
 def _of_server(serving: Serving) -> dict[str, Any]:
-    """Return what this server takes in fields that others may take more in, by name."""
+    """Return the schemas of fields in which this server takes less than others may."""
     config, facts = serving.config, serving.facts
     names = [*serving.names, *([] if config.strict_openai else [None])]
     token = {"type": "integer", "minimum": 0, "maximum": facts.vocab_size - 1}

@@ -1,4 +1,4 @@
-"""What all routes share: the engine, its model's facts, and the requests that run."""
+"""The common state of all routes: the engine, its model's facts, and the running requests."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from mie.text.pretrained import PretrainedTokenizer
 from mie.version import __version__
 
 MAX_REPORTS = 1000
-"""Different lines that the log gets about what clients send, however much they send."""
+"""Maximum number of different lines that the log gets about unknown fields."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What one HTTP request asks the engine for."""
+    """The engine's part of one HTTP request."""
 
     response_id: str
     prompts: Sequence[Any]
-    """Texts, lists of token ids, or what `AsyncLLM.chat_prompt` returns."""
+    """Texts, lists of token ids, or prompts of `AsyncLLM.chat_prompt`."""
     params: SamplingParams
     cache_salt: str | None = None
     priority: int = 0
@@ -51,7 +51,7 @@ class Job:
     adds_special_tokens: bool = True
     """Whether texts are encoded with the special tokens that the tokenizer adds."""
     structure_name: str = "structured_outputs"
-    """The field of the client's that says what the answer must be."""
+    """The client's field that describes the structure of the answer."""
     logprobs_name: str = "logprobs"
     """The client's parameter that says how many log-probabilities each token gets."""
 
@@ -67,7 +67,7 @@ class Generation:
         serving: Serving,
         scope: Scope,
     ) -> None:
-        """``scope`` is that of the HTTP request, whose log line says what was done."""
+        """``scope`` is that of the HTTP request, whose log line gets the counts."""
         self.client: str | None = scope.get("mie.client")
         """The name of the client's key; only the same client may cancel the request."""
         self._facts = facts_of(scope)
@@ -104,7 +104,7 @@ class Generation:
             outputs = self._stream.take()
             if outputs or self._is_overdue:
                 break
-        if outputs and not self._is_paced:  # what follows the first token may be merged
+        if outputs and not self._is_paced:  # later tokens may be merged
             self._stream.delay(self._serving.pace.hold)
             self._is_paced = True
         for output in outputs:
@@ -144,7 +144,7 @@ class Generation:
         return self._stream.progress()
 
     def close(self) -> None:
-        """End what still runs before the next step, and forget the request. It never waits."""
+        """End unfinished prompts before the next step, and forget the request. It never waits."""
         if self._timer is not None:
             self._timer.cancel()
         self._stream.close()
@@ -191,7 +191,7 @@ class Serving:
 
     @classmethod
     async def of(cls, engine: AsyncLLM, config: ServeConfig, queue_limit: QueueLimit) -> Serving:
-        """Return what the routes share for an engine."""
+        """Return the routes' common state for an engine."""
         tokenizer = await engine.get_tokenizer() if engine.has_tokenizer else None
         defaults = await engine.get_default_sampling_params()
         facts = await engine.get_model_config()
@@ -240,7 +240,7 @@ class Serving:
     ) -> SamplingParams:
         """Return sampling parameters: those given over ``base``. None is not given.
 
-        Refusals of what the answer must be begin with ``structure_name``.
+        Refusals of a structured output begin with ``structure_name``.
 
         Raises:
             ApiError: the answer cannot be made to match.
@@ -346,7 +346,7 @@ def _names(model: str) -> list[str]:
 
 
 def _fingerprint(facts: ModelFacts, config: EngineConfig, weights: str) -> str:
-    """Return a name that changes with what equal seeds give equal text under."""
+    """Return a name for the weights and settings under which equal seeds give equal text."""
     settings = (config.batch_invariant, config.kv_cache_dtype, config.weight_dtype)
     what = (weights, facts.backend, facts.dtype, *settings, config.linear_plan, __version__)
     return f"fp_{hashlib.sha256(repr(what).encode()).hexdigest()[:12]}"

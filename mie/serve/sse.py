@@ -20,7 +20,7 @@ class EventStream(Response):
     """A response of server-sent events. It calls ``on_end`` when it ends, however it ends.
 
     Each piece of ``events`` is one write of one or more whole events. A client that reads slowly
-    blocks the write, so that what comes meanwhile is merged into the next piece.
+    blocks the write. Tokens that come meanwhile are merged into the next piece.
     """
 
     media_type = "text/event-stream"

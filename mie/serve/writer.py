@@ -1,4 +1,4 @@
-"""From the engine's outputs to an answer: what the four dialects share.
+"""From the engine's outputs to an answer: the common part of the four dialects.
 
 A dialect is a `Writer`. It renders outputs as the events of a stream, or as one whole answer. The
 dialects whose answers have parts, one after another, render the same stream of part events.
@@ -44,7 +44,7 @@ class Writer(ABC):
 
     @abstractmethod
     def keepalive(self) -> str:
-        """Return what is sent while nothing comes from the engine."""
+        """Return a sign of life for a client that waits for the engine."""
 
     @abstractmethod
     def failure(self, error: ApiError) -> str:

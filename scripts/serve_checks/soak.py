@@ -14,7 +14,7 @@ from serve_checks.server import RunningServer
 
 @dataclass
 class Soak:
-    """The latency of every request in seconds, in the order of their starts, and what failed."""
+    """The latencies of all requests in seconds, in the order of their starts, and the failures."""
 
     seconds: list[float] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)

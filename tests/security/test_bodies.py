@@ -1,4 +1,4 @@
-"""Check that reading a body of the largest size takes bounded CPU time, whatever it is full of."""
+"""Check that reading a body of the largest size takes bounded CPU time, with any content."""
 
 from __future__ import annotations
 

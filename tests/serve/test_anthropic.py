@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 from lazy_module import lazy_module
-from live_server import INVARIANT, live_bundled
+from live_server import live_bundled
 
 from mie import LLM, CompletionOutput, SamplingParams
 from mie.serve.config import ServeConfig
@@ -22,21 +22,14 @@ USER = {"role": "user", "content": "Tell me a story about an otter."}
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with live_bundled() as url:
-        yield url
+def url(server: Any) -> str:
+    return server.url
 
 
 @pytest.fixture(scope="module")
 def client(url: str) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=url, api_key="x", max_retries=0) as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def offline() -> LLM:
-    """The same model without a server."""
-    return LLM("bundled", **INVARIANT)
 
 
 def create(client: anthropic.Anthropic, **more: Any) -> anthropic.types.Message:
@@ -46,16 +39,16 @@ def create(client: anthropic.Anthropic, **more: Any) -> anthropic.types.Message:
     return client.messages.create(**arguments, extra_body=extra)
 
 
-def expected(offline: LLM, messages: list[dict[str, str]], **options: Any) -> Any:
-    """What the engine answers to a conversation, greedily."""
+def expected(llm: LLM, messages: list[dict[str, str]], **options: Any) -> Any:
+    """The engine's greedy answer to a conversation."""
     params = SamplingParams(temperature=0, max_tokens=24, **options)
-    [output] = offline.chat(messages, params, use_tqdm=False)
+    [output] = llm.chat(messages, params, use_tqdm=False)
     return output
 
 
-def test_an_answer_is_the_engines(client: anthropic.Anthropic, offline: LLM):
+def test_an_answer_is_the_engines(client: anthropic.Anthropic, llm: LLM):
     message = create(client)
-    output = expected(offline, [USER])
+    output = expected(llm, [USER])
     [block] = message.content
     assert (block.type, block.text) == ("text", output.outputs[0].text)
     assert (message.type, message.role, message.model) == ("message", "assistant", "bundled")
@@ -79,17 +72,17 @@ def test_a_repeated_prompt_is_read_from_the_cache(client: anthropic.Anthropic):
     assert again.content == first.content
 
 
-def test_the_system_prompt_is_the_first_message(client: anthropic.Anthropic, offline: LLM):
+def test_the_system_prompt_is_the_first_message(client: anthropic.Anthropic, llm: LLM):
     for system in ("Be brief.", [{"type": "text", "text": "Be brief."}]):
-        output = expected(offline, [{"role": "system", "content": "Be brief."}, USER])
+        output = expected(llm, [{"role": "system", "content": "Be brief."}, USER])
         assert create(client, system=system).content[0].text == output.outputs[0].text
 
 
-def test_blocks_of_text_and_turns_of_one_role_are_joined(client: anthropic.Anthropic, offline: LLM):
+def test_blocks_of_text_and_turns_of_one_role_are_joined(client: anthropic.Anthropic, llm: LLM):
     blocks = [{"type": "text", "text": "Tell me"}, {"type": "text", "text": "a story."}]
     cached = [{**blocks[0], "cache_control": {"type": "ephemeral"}}, blocks[1]]
     turns = [{"role": "user", "content": "Tell me"}, {"role": "user", "content": "a story."}]
-    output = expected(offline, [{"role": "user", "content": "Tell me\na story."}])
+    output = expected(llm, [{"role": "user", "content": "Tell me\na story."}])
     for messages in (
         [{"role": "user", "content": blocks}],
         [{"role": "user", "content": cached}],
@@ -98,12 +91,10 @@ def test_blocks_of_text_and_turns_of_one_role_are_joined(client: anthropic.Anthr
         assert create(client, messages=messages).content[0].text == output.outputs[0].text
 
 
-def test_the_answer_continues_a_last_turn_of_the_assistant(
-    client: anthropic.Anthropic, offline: LLM
-):
+def test_the_answer_continues_a_last_turn_of_the_assistant(client: anthropic.Anthropic, llm: LLM):
     messages = [USER, {"role": "assistant", "content": "Once there was an"}]
     params = SamplingParams(temperature=0, max_tokens=24)
-    [output] = offline.chat(
+    [output] = llm.chat(
         messages,
         params,
         use_tqdm=False,

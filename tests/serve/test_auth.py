@@ -1,4 +1,4 @@
-"""Keys: nothing is open but what says whether the server lives, and keys share no cache."""
+"""Keys: only the routes that tell the server's health are open, and keys share no cache."""
 
 import asyncio
 import hashlib

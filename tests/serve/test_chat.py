@@ -5,21 +5,15 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import pytest
 from live_server import live
 
 import mie
-from mie import LLM, AsyncLLM, SamplingParams
+from mie import AsyncLLM, SamplingParams
 from mie.serve.config import ServeConfig
 
 PATH = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Tell me a story about Mia the fox."}]
 GREEDY = {"temperature": 0, "max_tokens": 12}
-
-
-@pytest.fixture(scope="module")
-def llm():
-    return LLM("bundled", num_blocks=512, batch_invariant=True)
 
 
 def content(chunks, index=0):

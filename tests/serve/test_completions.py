@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from mie import LLM, SamplingParams
+from mie import SamplingParams
 from mie.serve.openai.logprobs import finite
 from mie.text.pretrained import PretrainedTokenizer
 
@@ -17,13 +17,8 @@ GREEDY = {"temperature": 0, "max_tokens": 8}
 
 
 @pytest.fixture(scope="module")
-def llm():
-    return LLM("bundled", num_blocks=512, batch_invariant=True)
-
-
-@pytest.fixture(scope="module")
 def offline(llm):
-    """What `LLM.generate` gives for a prompt and parameters."""
+    """The output of `LLM.generate` for a prompt and parameters."""
 
     def generate(prompt, **params):
         [output] = llm.generate([prompt], SamplingParams(**params), use_tqdm=False)
@@ -243,8 +238,11 @@ def test_cached_tokens_are_always_reported(server):
     first = server.ask(PATH, prompt=prompt, max_tokens=1, **salt)
     again = server.ask(PATH, prompt=prompt, max_tokens=1, **salt)
     other = server.ask(PATH, prompt=prompt, max_tokens=1, cache_salt="another")
-    cached = [a["usage"]["prompt_tokens_details"]["cached_tokens"] for a in (first, again, other)]
-    assert cached == [0, 79, 0]  # One token is always computed.
+    options = {"include_usage": True}
+    *_, last = server.stream(PATH, prompt=prompt, max_tokens=1, stream_options=options, **salt)
+    answers = (first, again, other, last)
+    cached = [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in answers]
+    assert cached == [0, 79, 0, 79]  # One token is always computed.
 
 
 def test_metrics_of_a_request(server):

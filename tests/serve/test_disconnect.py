@@ -101,7 +101,7 @@ def test_blocks_are_free_within_one_step(state, n, stream):
     settings = SETTINGS[state] if (state, n) != ("queued", 3) else {"max_num_seqs": 3}
     body = {"max_tokens": 200, "ignore_eos": True, "seed": 1, "stream": stream}
     with stepped_server(**settings) as (stepped, url):
-        # The first one stays, and is what the engine steps for in the end.
+        # The first one stays, so that the engine steps in the end.
         staying = Connection(url, prompt=LONG, n=n if state == "queued" else 1, **body)
         stepped.hold()
         [stays] = ids_of(stepped)

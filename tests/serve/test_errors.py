@@ -1,4 +1,4 @@
-"""What is told to clients whose requests cannot be served."""
+"""The errors that clients get."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_a_stream_that_fails_later_ends_with_the_error_and_no_reason(server, mon
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_bug_costs_one_request_and_no_blocks(server, monkeypatch, where, stream):
-    """Whichever part raises, the client gets a 500 without details, and the request ends."""
+    """In each case the client gets a 500 without details, and the request ends."""
     module, _, name = where.rpartition(".")
     module = f"mie.serve.{module}" if module == "serving" else f"mie.serve.openai.{module}"
 
@@ -265,7 +265,7 @@ def broken(*args, **options):
 def test_a_connection_that_had_a_500_takes_the_next_request(
     server, connection, monkeypatch, caplog, where, has_id, num_bytes
 ):
-    """Whichever layer raises, and whether the body was read or not."""
+    """A route raises, or a layer before or after the body was read."""
     with monkeypatch.context() as patch:
         patch.setattr(where, broken)
         answer = ask_on(connection, prompt="A" * num_bytes)

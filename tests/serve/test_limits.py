@@ -1,4 +1,4 @@
-"""What is too large, or too much at once, is answered."""
+"""Requests that are too large, or too many at once, are refused."""
 
 import asyncio
 from contextlib import asynccontextmanager

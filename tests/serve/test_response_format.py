@@ -1,4 +1,4 @@
-"""What an answer must be, in every dialect: schemas, choices, and what is refused."""
+"""Structured outputs in every dialect: schemas, choices, and log-probabilities."""
 
 from __future__ import annotations
 

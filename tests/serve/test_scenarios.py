@@ -1,4 +1,4 @@
-"""What the tests of vLLM's and llama.cpp's servers ask of a server, retold in our own words.
+"""Requests of the tests of vLLM's and llama.cpp's servers, retold in our own words.
 
 `data/answered.yaml` has requests that get an answer, and `data/refused.yaml`, for
 `test_refusals.py`, those that get an error.
@@ -25,7 +25,7 @@ TABLE = yaml.safe_load((Path(__file__).parent / "data/answered.yaml").read_text(
 
 
 def at(answer: Any, place: str) -> Any:
-    """What is at a place of an answer."""
+    """The value at a place of an answer."""
     if place.startswith("#"):
         found = at(answer, place[1:])
         return [*map(len, found)] if "*" in place else len(found)

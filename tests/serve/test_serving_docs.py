@@ -11,7 +11,6 @@ import httpx2
 import pytest
 import yaml
 from documented_options import unknown_options
-from live_server import live_bundled
 
 from mie.serve.routes import OPERATIONS
 
@@ -50,9 +49,8 @@ def test_the_manifests_fit_each_other():
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[httpx2.Client]:
-    with live_bundled() as url, httpx2.Client(base_url=url, timeout=60) as client:
-        yield client
+def client(server: Any) -> httpx2.Client:
+    return server.client
 
 
 def test_every_probe_is_answered(client: httpx2.Client):

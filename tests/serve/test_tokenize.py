@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 from live_server import live
 
-from mie import LLM
 from mie.serve.config import ServeConfig
 
 TEXT = "Zoë's 🦊 ran  home,\n<|eos|>"
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    return LLM("bundled", num_blocks=8).get_tokenizer()
+def tokenizer(llm):
+    return llm.get_tokenizer()
 
 
 def test_tokens_of_a_text_in_vllms_shape(server, tokenizer):

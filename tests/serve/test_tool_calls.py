@@ -11,8 +11,10 @@ from live_server import live
 from pydantic import BaseModel, Field
 from scripted_answers import answering
 
-from mie import AsyncLLM
+from mie import AsyncLLM, CompletionOutput
 from mie.serve.config import ServeConfig
+from mie.serve.writer import Parts
+from mie.tools.calls import ToolCall
 
 pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
 
@@ -177,6 +179,29 @@ def test_a_whole_call_before_a_stop_string_is_a_call(server):
         chunks = server.stream(CHAT, **BODY, stop="END")
     assert (len(message["tool_calls"]), reason) == (1, "tool_calls")
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_the_rest_of_a_call_that_comes_with_text_is_the_same_call():
+    """A slow reader gets outputs merged: here, the rest of a call with the text after it."""
+
+    def call(arguments: str) -> ToolCall:
+        return ToolCall(index=0, id="call_1", name="add", arguments=arguments)
+
+    parts = Parts()
+    events = [
+        *parts.add(CompletionOutput(index=0, tool_calls=[call('{"a": ')])),
+        *parts.add(CompletionOutput(index=0, text="Done.", tool_calls=[call("1}")])),
+        *parts.end(),
+    ]
+    assert [(event.what, event.part.kind, event.text) for event in events] == [
+        ("begin", "call", ""),
+        ("grow", "call", '{"a": '),
+        ("grow", "call", "1}"),
+        ("end", "call", ""),
+        ("begin", "text", ""),
+        ("grow", "text", "Done."),
+        ("end", "text", ""),
+    ]
 
 
 def test_log_probabilities_are_those_of_all_tokens(server):

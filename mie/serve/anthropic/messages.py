@@ -265,7 +265,7 @@ def _block(part: Part) -> dict[str, Any] | None:
 
 
 def _usage_of(output: RequestOutput, num_output: int) -> dict[str, Any]:
-    """Return Anthropic's ``usage``, whose ``input_tokens`` leaves out what the cache had."""
+    """Return Anthropic's ``usage``, whose ``input_tokens`` leaves out cached tokens."""
     num_cached = output.num_cached_tokens or 0
     return {
         "input_tokens": len(output.prompt_token_ids) - num_cached,

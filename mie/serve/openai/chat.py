@@ -106,7 +106,7 @@ class ChatWriter(ChunkWriter):
         yield '"delta": {"role": "assistant", "content": ""}', ""
 
     def deltas(self, choice: Choice, output: CompletionOutput) -> list[str]:
-        """Return what is new of a choice's parts."""
+        """Return the new pieces of a choice's parts."""
         found = (self._delta(choice, event) for event in choice.parts.add(output))
         return [f'"delta": {{{keys}}}' for keys in found if keys]
 

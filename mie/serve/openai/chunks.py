@@ -22,7 +22,7 @@ from mie.serve.writer import Parts, Writer
 
 
 class Choice:
-    """One choice of a stream, and what waits for its next chunk."""
+    """One choice of a stream, and the tokens that wait for its next chunk."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -37,9 +37,9 @@ class ChunkWriter(Writer):
     """Writes choices. A dialect says how the text of one looks."""
 
     last_delta: ClassVar[str | None] = None
-    """What the chunk has that ends a choice, if it has no text itself."""
+    """The keys of a choice's last chunk, if that one has no text."""
     empty_delta: ClassVar[str]
-    """What a chunk without text has."""
+    """The keys of a chunk without text."""
     has_new_tokens = True
     """Whether generated tokens are part of the answer."""
 
@@ -70,7 +70,7 @@ class ChunkWriter(Writer):
         self._cached: dict[int, int] = {}
 
     def new_logprobs(self) -> LogprobWriter:
-        """Return what writes this request's log-probabilities."""
+        """Return a writer of this request's log-probabilities."""
         return LogprobWriter(
             None if self.tokenizer is None else self.tokenizer.tokenizer,
             num_top=self.generation.job.params.logprobs or 0,
@@ -78,11 +78,11 @@ class ChunkWriter(Writer):
             skips_special=self.skips_special,
         )
 
-    # What a dialect says
+    # The dialect
 
     @abstractmethod
     def begin(self, choice: Choice, output: RequestOutput) -> Iterator[tuple[str, str]]:
-        """Yield what comes before the first text of a choice: keys of chunks, and their extras."""
+        """Yield the chunks before the first text of a choice: their keys and extras."""
 
     @abstractmethod
     def deltas(self, choice: Choice, output: CompletionOutput) -> list[str]:
@@ -177,7 +177,7 @@ class ChunkWriter(Writer):
         return f"{self._head}{written}{tail}"
 
     def _extras(self, choice: Choice) -> str:
-        """Return further keys of a choice, and forget what they report."""
+        """Return further keys of a choice, and forget the tokens that they report."""
         token_ids, choice.token_ids = choice.token_ids, []
         rows, choice.rows = choice.rows, []
         if not self.has_new_tokens:

@@ -46,7 +46,7 @@ _SAME = (
 def generation_params(
     asked: Asked[GenerationBody], *, has_tools: bool = False, **more: Any
 ) -> tuple[SamplingParams, str]:
-    """Return sampling parameters, and the name of the field that says what the answer must be.
+    """Return sampling parameters, and the name of the field that gives the answer's structure.
 
     Raises:
         ApiError: a field is malformed or out of range, or two fields exclude each other.
@@ -72,7 +72,7 @@ def generation_params(
 
 
 def _structure_of(body: GenerationBody) -> tuple[StructuredOutputsParams | None, str]:
-    """Return what the answer must be, and the name of the field that says so."""
+    """Return the structure of the answer, and the name of the field that gives it."""
     given, form = body.structured_outputs, body.response_format
     structure = None
     if isinstance(form, JsonSchemaFormat):

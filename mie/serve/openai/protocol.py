@@ -138,7 +138,7 @@ Biases = Annotated[
 ]
 
 
-# What an answer must be.
+# The structure of an answer.
 
 Text = Annotated[str, Field(min_length=1)]
 Schema = dict[str, Any]
@@ -193,7 +193,7 @@ _JSON_OPTIONS = {
 
 
 def _kind_of_structure(name: str) -> dict[str, Any]:
-    """Return what the fields must be if ``name`` says what an answer must be."""
+    """Return the schema of the fields if ``name`` gives the structure."""
     others = {each: OFF if each == "json_object" else ABSENT for each in _KINDS if each != name}
     options = {} if name in ("json", "json_object") else _JSON_OPTIONS
     return {name: _KINDS[name], **others, **options}

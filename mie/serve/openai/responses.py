@@ -82,7 +82,7 @@ async def responses(request: Request) -> Response:
 
 
 def _structure_of(body: ResponsesRequest) -> StructuredOutputsParams | None:
-    """Return what the answer must be, or None for text."""
+    """Return the structure of the answer, or None for text."""
     given = None if body.text is None else body.text.format
     return schema_of(given) if isinstance(given, FlatSchemaFormat | JsonObjectFormat) else None
 

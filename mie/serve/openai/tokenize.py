@@ -96,7 +96,7 @@ async def detokenize(request: Request) -> Response:
 
 
 async def tokenizer_info(request: Request) -> Response:
-    """Return what clients need to know of the tokenizer."""
+    """Describe the tokenizer."""
     serving: Serving = request.app.state.serving
     tokenizer = serving.required_tokenizer()
     return json_response(
