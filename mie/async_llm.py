@@ -10,23 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mie.audit.waiting import Wait, why_waiting
 from mie.checkpoint.generation import GenerationConfig
 from mie.config.engine import EngineConfig
 from mie.config.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_of
 from mie.engine.look import Look, look_at, tokens_of
 from mie.engine.metrics import Metric, Snapshot
-from mie.engine_thread import EngineThread, OutputStream
 from mie.errors import EngineDeadError, RequestError, RequestFailedError, ThreadLimitError, shown
 from mie.frontend.outputs import RequestOutput
 from mie.frontend.prepare import naming_tools
 from mie.frontend.prompts import Prompt
 from mie.frontend.request_state import PreparedRequest
+from mie.frontend.stream import OutputStream
 from mie.llm import LLM
 from mie.params.checks import check_request_id
 from mie.params.sampling import SamplingParams
 from mie.params.unsupported import refuse_options
 from mie.refusals import refuses_names
-from mie.sched.waiting import Wait, why_waiting
 from mie.stats.step import QueueState
 from mie.system.threads import call_in_thread
 from mie.text.messages import Message
@@ -88,9 +88,9 @@ class AsyncLLM:
         self._loop = self._llm.loop
         self.limits = self._llm.engine_args.limits
         """What one request may ask for."""
-        self._thread = EngineThread(self._loop)
+        self._loop.start()
         # The thread must not keep this object alive: it ends when the object is collected.
-        self._finalizer = weakref.finalize(self, self._thread.stop)
+        self._finalizer = weakref.finalize(self, self._loop.stop)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, **others: Any) -> AsyncLLM:
@@ -158,7 +158,7 @@ class AsyncLLM:
             WorkerError: the process that compiles what an output must match failed.
             EngineDeadError: the engine cannot go on.
         """
-        self._thread.check_alive()
+        self._loop.check_alive()
         preparer = self._llm.llm_engine.preparer
         params = sampling_params
         if params is None:
@@ -187,16 +187,15 @@ class AsyncLLM:
             RequestError: one of them could never be served; nothing was added.
             EngineDeadError: the engine cannot go on.
         """
-        processor = self._loop.processor
-        collector = processor.new_collector()
-        stream = OutputStream(self._thread, self._loop, collector, len(prepared))
+        stream = OutputStream(self._loop, prepared)
+        loop = self._loop
 
         def add_if_allowed() -> None:
-            check(self._loop.engine.queue(prepared[0].client))
-            stream.requests = processor.requests(processor.add_all(prepared, collector))
+            check(loop.engine.queue(prepared[0].client))
+            loop.processor.add_all(prepared, stream)
 
         try:
-            await self._thread.call(add_if_allowed)
+            await loop.call_async(add_if_allowed)
         except BaseException:
             stream.close()
             raise
@@ -218,12 +217,12 @@ class AsyncLLM:
             raise RequestError(f"request_id must be a string or a list; got {shown(request_id)}")
         for each in request_ids:
             check_request_id(each)
-        await self._thread.call(lambda: [*map(self._loop.processor.abort, list(request_ids))])
+        await self._loop.call_async(lambda: [*map(self._loop.processor.abort, list(request_ids))])
 
     async def reset_prefix_cache(self, **others: Any) -> bool:
         """Drop all cached blocks, or return False if a request holds blocks."""
         refuse_options(AsyncLLM.reset_prefix_cache, others)
-        return await self._thread.call(self._loop.engine.reset_prefix_cache)
+        return await self._loop.call_async(self._loop.engine.reset_prefix_cache)
 
     async def index_vocabulary(self) -> None:
         """Prepare for structured outputs, so that the first one does not delay other requests.
@@ -297,7 +296,7 @@ class AsyncLLM:
 
     async def look(self) -> Look:
         """Return what the engine's log has, and the engine's counts."""
-        return await self._thread.call(lambda: look_at(self._loop.engine, None))
+        return await self._loop.call_async(lambda: look_at(self._loop.engine, None))
 
     def look_and_wait(self, after: int | None, *, with_metrics: bool) -> Look:
         """Return what is new after a step, for a thread without an event loop: see `look_at`.
@@ -306,22 +305,24 @@ class AsyncLLM:
             EngineDeadError: the engine cannot go on.
         """
         engine = self._loop.engine
-        return self._thread.call_and_wait(lambda: look_at(engine, after, with_metrics=with_metrics))
+        return self._loop.call(lambda: look_at(engine, after, with_metrics=with_metrics))
 
     async def why_waiting(self, seq_id: tuple[int, int]) -> Wait | None:
-        """Return why a sequence waits, or None if it does not: see `mie.sched.waiting`."""
+        """Return why a sequence waits, or None if it does not: see `mie.audit.waiting`."""
         engine = self._loop.engine
-        return await self._thread.call(lambda: why_waiting(engine.scheduler, engine.config, seq_id))
+        return await self._loop.call_async(
+            lambda: why_waiting(engine.scheduler, engine.config, seq_id)
+        )
 
     async def tokens_of(
         self, places: Mapping[int, tuple[str, int, int, int]]
     ) -> dict[int, tuple[int, ...]]:
         """Return tokens of requests that run: see `mie.engine.look.tokens_of`."""
-        return await self._thread.call(lambda: tokens_of(self._loop.engine, places))
+        return await self._loop.call_async(lambda: tokens_of(self._loop.engine, places))
 
     async def metrics_snapshot(self) -> Snapshot:
         """Return what `get_metrics` reads; the engine does not wait while it is read."""
-        return await self._thread.call(self._loop.engine.metrics_snapshot)
+        return await self._loop.call_async(self._loop.engine.metrics_snapshot)
 
     @property
     def model(self) -> str:
@@ -346,7 +347,7 @@ class AsyncLLM:
 
     async def check_health(self) -> None:
         """Raise `EngineDeadError` if the engine is dead."""
-        self._thread.check_alive()
+        self._loop.check_alive()
 
     @property
     def is_running(self) -> bool:

@@ -120,6 +120,14 @@ def shown_text(value: object) -> str:
     return str(value) if is_plain else shown(value)
 
 
+def printable(text: str, longest: int = 1000) -> str:
+    """Return text of unknown origin with control characters escaped, cut where it is too long."""
+    cut = text if len(text) <= longest else text[:longest] + "…"
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in cut
+    )
+
+
 def _brief() -> reprlib.Repr:
     brief = reprlib.Repr()
     brief.maxlevel = 3  # the whole of a deeply nested value may exceed the recursion limit

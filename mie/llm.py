@@ -9,12 +9,12 @@ from typing import Any
 from mie.config.engine_args import EngineArgs, with_arguments_of
 from mie.engine.metrics import Metric
 from mie.errors import ConfigError
-from mie.frontend.batch import Batch, add, finish, one_for_each
 from mie.frontend.beam_search import BeamSearcher, BeamSearchOutput
 from mie.frontend.outputs import RequestOutput, raise_failed
-from mie.frontend.prepare import each_prompt
+from mie.frontend.prepare import each_prompt, one_for_each
+from mie.frontend.progress import ProgressBar
 from mie.frontend.prompts import Prompt
-from mie.frontend.request_state import PreparedRequest
+from mie.frontend.request_state import Collector, PreparedRequest
 from mie.llm_engine import LLMEngine
 from mie.load.parts import digest_of_weights
 from mie.params.beam_search import BeamSearchParams
@@ -64,8 +64,9 @@ class LLM:
         self.loop = self.llm_engine.loop
         self.supported_tasks = self.llm_engine.get_supported_tasks()
         self.runner_type = "generate"
-        self._driver = self.llm_engine.driver
-        self._enqueued: list[Batch] = []
+        self.prepare = self.llm_engine.prepare
+        """Check and tokenize a request in the caller's thread."""
+        self._enqueued: list[tuple[list[str], Collector]] = []
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
@@ -93,8 +94,9 @@ class LLM:
             RequestError: a prompt could never be served; nothing was run.
         """
         refuse_options(LLM.generate, others)
-        batch = add(self._driver, self._prepared(prompts, sampling_params, priority))
-        return finish(self._driver, [batch], use_tqdm)
+        collector = self.loop.new_collector()
+        prepared = self._prepared(prompts, sampling_params, priority)
+        return self._finish([(self.loop.add(prepared, collector), collector)], use_tqdm)
 
     def enqueue(
         self,
@@ -110,9 +112,10 @@ class LLM:
         The parameters are those of `generate`. Adding takes no time that ``use_tqdm`` could show.
         """
         refuse_options(LLM.enqueue, others)
-        batch = add(self._driver, self._prepared(prompts, sampling_params, priority))
-        self._enqueued.append(batch)
-        return batch.request_ids
+        collector = self.loop.new_collector()
+        ids = self.loop.add(self._prepared(prompts, sampling_params, priority), collector)
+        self._enqueued.append((ids, collector))
+        return ids
 
     def enqueue_chat(
         self,
@@ -143,7 +146,7 @@ class LLM:
         if not {None, RequestOutput} & {*types}:
             raise ConfigError(f"output_type must be RequestOutput; got {output_type!r}")
         batches, self._enqueued = self._enqueued, []
-        return finish(self._driver, batches, use_tqdm)
+        return self._finish(batches, use_tqdm)
 
     def chat(
         self,
@@ -192,17 +195,17 @@ class LLM:
         Raises:
             RequestFailedError: the request failed.
         """
-        collector = self._driver.new_collector()
+        collector = self.loop.new_collector()
         try:
-            self._driver.add([self.prepare(prompt, sampling_params)], collector)
+            self.loop.add([self.prepare(prompt, sampling_params)], collector)
             finished = False
             while not finished:
-                for output in self._driver.wait(collector):
+                for output in self.loop.wait(collector):
                     finished = output.finished
                     raise_failed([output])
                     yield output
         finally:
-            self._driver.release(collector)
+            collector.close()
 
     def beam_search(
         self,
@@ -225,7 +228,7 @@ class LLM:
         """
         refuse_options(LLM.beam_search, {"lora_request": lora_request})
         prepared = self._prepared(prompts, SamplingParams(), priority)
-        searcher = BeamSearcher(self.loop, self._driver, self.tokenizer, params)
+        searcher = BeamSearcher(self.loop, self.tokenizer, params)
         return searcher.run_all(prepared, use_tqdm, concurrency_limit)
 
     def apply_chat_template(
@@ -372,27 +375,26 @@ class LLM:
             for prompt, own, rank in zip(each, every, priorities, strict=True)
         ]
 
+    def _finish(
+        self, batches: Sequence[tuple[list[str], Collector]], use_tqdm: bool | Callable[..., Any]
+    ) -> list[RequestOutput]:
+        """Return the outputs of requests in order. Ctrl-C ends all of them."""
+        finished: dict[str, RequestOutput] = {}
+        try:
+            with ProgressBar(sum(len(ids) for ids, _ in batches), use_tqdm) as bar:
+                for ids, collector in batches:
+                    while not finished.keys() >= {*ids}:
+                        for output in self.loop.wait(collector):
+                            finished[output.request_id] = output
+                            bar.update(output)
+        finally:
+            for _, collector in batches:
+                collector.close()
+            self.loop.settle()
+        outputs = [finished[request_id] for ids, _ in batches for request_id in ids]
+        raise_failed(outputs)
+        return outputs
+
     def _chat_prompts(self, messages: Any, options: Mapping[str, Any]) -> list[dict[str, Any]]:
         conversations: list[Any] = list(messages) if is_batch(messages) else [messages]
         return [self.chat_prompt(each, **options) for each in conversations]
-
-    def prepare(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None,
-        output_kind: RequestOutputKind | None = None,
-        request_id: str | None = None,
-        *,
-        priority: int = 0,
-        client: str | None = None,
-    ) -> PreparedRequest:
-        """Check and tokenize a request in the caller's thread, and compile its constraint.
-
-        Raises:
-            ConfigError: a parameter is not allowed.
-            RequestError: the prompt or a label is malformed, or exceeds a limit.
-            WorkerError: the process that compiles what an output must match failed.
-        """
-        return self.llm_engine.prepare(
-            prompt, params, output_kind, request_id, priority=priority, client=client
-        )

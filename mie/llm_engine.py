@@ -9,7 +9,6 @@ from typing import Any
 from mie.config.engine_args import EngineArgs
 from mie.engine.metrics import Metric
 from mie.errors import RequestError, shown
-from mie.frontend.driver import Driver
 from mie.frontend.loop import EngineLoop
 from mie.frontend.outputs import RequestOutput
 from mie.frontend.prepare import Preparer
@@ -20,13 +19,13 @@ from mie.params.checks import check_request_id
 from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.params.unsupported import refuse_options
 from mie.refusals import refuses_names
+from mie.text.chat import TemplateFiles
 from mie.text.pretrained import PretrainedTokenizer
-from mie.text.template_files import TemplateFiles
 
 
 @refuses_names
 class LLMEngine:
-    """A model, its tokenizer and an engine, for programs that run the steps themselves.
+    """A model, its tokenizer and an engine, for programs that run the steps themselves::
 
         engine = LLMEngine.from_engine_args(EngineArgs("bundled"))
         engine.add_request("1", "Once upon a time", SamplingParams())
@@ -49,14 +48,14 @@ class LLMEngine:
         self.engine = parts.engine
         self.model_config = parts.model
         self.preparer = Preparer(
+            engine=parts.engine,
             tokenizer=parts.tokenizer,
             limits=engine_args.limits,
-            max_model_len=parts.engine.max_model_len,
             constraints=parts.grammars,
         )
-        self.loop = EngineLoop(parts.engine, parts.tokenizer)
-        self.driver = Driver(self.loop, survives_fork=parts.engine.backend != "cupy")
-        self._collector = self.driver.new_collector()
+        survives_fork = parts.engine.backend != "cupy"
+        self.loop = EngineLoop(parts.engine, parts.tokenizer, survives_fork=survives_fork)
+        self._collector = self.loop.new_collector()
         self._tokenizer: PretrainedTokenizer | None = None
 
     @classmethod
@@ -87,7 +86,7 @@ class LLMEngine:
 
     def add(self, prepared: PreparedRequest) -> str:
         """Queue a prepared request for `step`, and return its request id."""
-        [request_id] = self.driver.add([prepared], self._own_collector())
+        [request_id] = self.loop.add([prepared], self._own_collector())
         return request_id
 
     def step(self) -> list[RequestOutput]:
@@ -96,16 +95,16 @@ class LLMEngine:
         Outputs from steps of other callers are returned at once, without a step. Each request gets
         one output with ``finished``, even if it was aborted or failed.
         """
-        return self.driver.step(self._own_collector())
+        return self.loop.step(self._own_collector())
 
     def has_unfinished_requests(self) -> bool:
         """Return whether any request is unfinished, or `step` has outputs to return."""
-        self.driver.settle()
+        self.loop.settle()
         return self.engine.has_work or self._own_collector().has_news
 
     def get_num_unfinished_requests(self) -> int:
         """Return the number of unfinished requests of all callers."""
-        self.driver.settle()
+        self.loop.settle()
         return len(self.engine.requests)
 
     def abort_request(self, request_ids: str | Iterable[str], **others: Any) -> None:
@@ -116,19 +115,19 @@ class LLMEngine:
             raise RequestError(f"request_ids must be a string or a list; got {shown(ids)}")
         for request_id in ids:
             check_request_id(request_id)
-            self.driver.abort(request_id)
+            self.loop.abort(request_id)
 
     def reset_prefix_cache(self, **others: Any) -> bool:
         """Drop all cached blocks, or return False if a request holds blocks."""
         refuse_options(LLMEngine.reset_prefix_cache, others)
-        return self.driver.call(self.engine.reset_prefix_cache)
+        return self.loop.call(self.engine.reset_prefix_cache)
 
     def get_metrics(self) -> list[Metric]:
         """Return counters, gauges and histograms under vLLM's names."""
         name = os.fspath(self.engine_args.model)
         if self.loop.dead_error is not None:  # no thread runs steps any more
             return self.engine.get_metrics(name)
-        return self.driver.call(lambda: self.engine.get_metrics(name))
+        return self.loop.call(lambda: self.engine.get_metrics(name))
 
     def get_supported_tasks(self) -> tuple[str, ...]:
         """Return the tasks that the model supports."""
@@ -178,5 +177,5 @@ class LLMEngine:
 
     def _own_collector(self) -> Collector:
         if self._collector.process_id != os.getpid():  # after a fork: the requests are the parent's
-            self._collector = self.driver.new_collector()
+            self._collector = self.loop.new_collector()
         return self._collector

@@ -32,11 +32,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.cpu.shapes import LLAMA, SHAPES
-from bench_callers import PROMPTS
 
 from mie import LLM, RequestOutputKind, SamplingParams
 
 ROOT = Path(__file__).parent.parent
+PROMPTS = ("Once upon a time", "Tell me a story about Mia the fox", "The old mill by the lake")
 
 
 def write_model(model: str, folder: Path) -> str:

@@ -11,10 +11,7 @@ For each model, costs come from a recorded calibration load. Then every load run
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
-import platform
 import re
 import statistics
 import subprocess
@@ -24,11 +21,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mie.sim.book.engine import _processor as processor
-from mie.sim.book.random_model import write_random_model
+from bench.cpu.shapes import write_model
+from bench.harness import ROOT, machine, user_environment
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
-RESULTS, PAGE = DOCS / "simulator.json", DOCS / "simulator.md"
+RESULTS, PAGE = ROOT / "docs" / "simulator.json", ROOT / "docs" / "simulator.md"
 TABLE = re.compile(r"(<!-- measured loads -->\n).*?(<!-- end of measured loads -->)", re.DOTALL)
 NUM_BLOCKS = 2048
 LOADS: dict[str, dict[str, str]] = {
@@ -52,29 +48,22 @@ LOADS: dict[str, dict[str, str]] = {
 def mie(*arguments: object) -> str:
     """Run a command of `mie`, and return what it prints."""
     command = [sys.executable, "-m", "mie", *map(str, arguments)]
-    environment = {name: v for name, v in os.environ.items() if not name.startswith("OPENBLAS_")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
-    return done.stdout
+    done = subprocess.run(command, env=user_environment(), stdout=subprocess.PIPE, check=True)
+    return done.stdout.decode()
 
 
 def measure(model: str, folder: Path, rounds: int) -> Iterator[dict[str, Any]]:
     """Yield a row for each load: the measured and the predicted tokens per second of each round."""
-    directory: object = model
-    if model != "bundled":
-        directory = folder / model
-        Path(folder / model).mkdir()
-        write_random_model(model, folder / model)
-    place = ["--num-blocks", NUM_BLOCKS]
+    write_model(model, folder / "model")
+    place = ["--model", folder / "model", "--num-blocks", NUM_BLOCKS]
     load, trace, costs = folder / "load.json", folder / "run.jsonl", folder / "costs.json"
     mie("sim", "workload", "calibration", "-o", load)
-    mie("bench", "throughput", "--model", directory, *place, "--workload", load, "--trace", trace)
+    mie("bench", "throughput", *place, "--workload", load, "--trace", trace)
     mie("sim", "calibrate", trace, "-o", costs)
     for title, line in LOADS[model].items():
         pairs = []
         for _ in range(rounds):
-            mie("bench", *line.split(), "--model", directory, *place, "--trace", trace)
+            mie("bench", *line.split(), *place, "--trace", trace)
             both = json.loads(mie("sim", "predict", trace, "--costs", costs, "--json"))
             pairs.append([both[side]["output_throughput"] for side in ("measured", "predicted")])
         yield {"model": model, "load": title, "rounds": pairs}
@@ -105,20 +94,13 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="only write the page's table again")
     args = parser.parse_args()
     if not args.page:
-        rows = []
+        about, rows = machine(), []
         for model in LOADS:
             with tempfile.TemporaryDirectory(prefix="mie-bench-sim-") as folder:
                 rows += measure(model, Path(folder), args.rounds)
-        results = {
-            "date": datetime.date.today().isoformat(),
-            "processor": processor(),
-            "cpus": len(os.sched_getaffinity(0)),
-            "python": platform.python_version(),
-            "rows": rows,
-        }
-        RESULTS.write_text(
-            json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+        results = {**about, "rows": rows}
+        text = json.dumps(results, indent=1, ensure_ascii=False) + "\n"
+        RESULTS.write_text(text, encoding="utf-8")
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Make tests/golden/answers.json: what transformers reads in answers with reasoning and calls.
+"""Make tests/data/answers.json: what transformers reads in answers with reasoning and calls.
 
     pip install "transformers>=5.23"
     python scripts/make_parsing_golden.py
@@ -16,7 +16,7 @@ from typing import Any
 import transformers
 from transformers.utils.chat_parsing import parse_response
 
-OUTPUT = Path(__file__).parents[1] / "tests/golden/answers.json"
+OUTPUT = Path(__file__).parents[1] / "tests/data/answers.json"
 THINKING = {"open": "<think>", "close": "</think>", "content": "text"}
 CALL = {"type": "function", "function": "{content}"}
 NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}

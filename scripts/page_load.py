@@ -27,8 +27,7 @@ from typing import Any
 
 from mie.page.assets import assets
 from mie.page.cells import encode
-from mie.page.events import COLUMNS, SHOWN
-from mie.page.stream import PAGE_VERSION
+from mie.page.records import COLUMNS, PAGE_VERSION, SHOWN
 
 NUM_SEQS, NUM_BLOCKS, BLOCK_SIZE = 10, 4096, 16
 LONGEST = 200

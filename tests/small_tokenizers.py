@@ -18,8 +18,7 @@ from tokenizers import (
 )
 from tokenizers import Tokenizer as Backend
 
-from mie.text.tokenizer import Tokenizer
-from mie.text.tokenizer_config import TokenizerConfig
+from mie.text.tokenizer import Tokenizer, TokenizerConfig
 
 SENTENCES = [
     "Once upon a time there was a small dragon who lived near the sea, far from the town.",

@@ -29,7 +29,7 @@ def scheduler_snapshot(scheduler: Scheduler) -> dict[str, Any]:
                 "host": list(seq.host.block_ids) if seq.host else None,
                 "n": seq.request.params.n,
             }
-            for seq in [*waiting, *running, *scheduler._opener.kept.values()]
+            for seq in [*waiting, *running, *scheduler._admission.kept.values()]
         },
     }
 
@@ -37,10 +37,10 @@ def scheduler_snapshot(scheduler: Scheduler) -> dict[str, Any]:
 def check_scheduler(scheduler: Scheduler) -> None:
     """Assert the invariants that hold between steps, for tests.
 
-    Each live sequence is in exactly one queue and holds what that queue allows.
+    Each live sequence is in exactly one queue, and holds blocks only while it runs.
     """
     waiting, running = list(scheduler.waiting), scheduler.running
-    holders = [*running, *scheduler._opener.kept.values()]
+    holders = [*running, *scheduler._admission.kept.values()]
     tables = [seq.table for seq in holders if seq.table is not None]
     hosts = [seq.host for seq in waiting if seq.host is not None]
     check_memory(scheduler.manager, tables, hosts)

@@ -1,9 +1,20 @@
-"""Answer many requests, or the rows of a dataset, with one engine. A failure is a result.
+"""Answer many requests, from a file or a dataset, with one engine. A failure is a result.
 
-This room knows requests and rows. It knows neither HTTP nor other machines.
+This room knows requests, rows and the lines of files. It knows neither HTTP nor other machines.
 """
 
-from mie.batch.requests import answers, seed_of
-from mie.batch.rows import RESULTS, RowEngine
+from typing import TYPE_CHECKING
 
-__all__ = ["RESULTS", "RowEngine", "answers", "seed_of"]
+if TYPE_CHECKING:
+    from mie.batch.requests import answers as answers
+    from mie.batch.requests import seed_of as seed_of
+
+__all__ = ["answers", "seed_of"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'mie.batch' has no attribute {name!r}")
+    from mie.batch import requests  # imports the engine, which reading a file does not need
+
+    return getattr(requests, name)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from hashlib import blake2b
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from mie.errors import ConfigError, RequestError
 from mie.frontend.outputs import RequestOutput
@@ -13,58 +14,97 @@ from mie.llm import LLM
 from mie.params.sampling import RequestOutputKind, SamplingParams
 
 PROMPTS = ("prompt", "messages", "prompt_token_ids")
-"""What a request has one of."""
+"""The names of a request's prompt, of which it has exactly one."""
+_LABELS = ("cache_salt", "priority")
+
+Key = TypeVar("Key")
+Request: TypeAlias = Mapping[str, Any]
+"""A request: one of `PROMPTS`, any sampling parameters, ``cache_salt`` and ``priority``."""
 
 
 def answers(
-    llm: LLM, requests: Iterable[tuple[str, Mapping[str, Any]]]
+    llm: LLM, requests: Iterable[tuple[str, Request]]
 ) -> Iterator[tuple[str, RequestOutput]]:
     """Yield (id, output) of each request as it ends; an output may have an ``error``.
 
-    A request has one of ``prompt``, ``messages`` and ``prompt_token_ids``, and any sampling
-    parameters. Its id is unique, and stands in for a seed if it has none, so that its answer
+    The id of a request is unique, and stands in for a seed if it has none, so that its answer
     depends on nothing but the request and the engine's settings. The iterable is read as requests
     end: it may be of any length.
     """
+
+    def params_of(key: str, request: Request) -> SamplingParams:
+        no_limit = {"max_tokens": None} if "messages" in request else {}
+        defaults = {"seed": seed_of(key), **no_limit, **llm.generation_config.sampling}
+        return SamplingParams(**{**defaults, **sampling_of(request)})
+
+    given = (
+        (key, {name: value for name, value in request.items() if value is not None})
+        for key, request in requests
+    )
+    num_at_once = 2 * llm.engine.config.max_num_seqs  # so that none waits for the iterable
+    with closing(run(llm, given, params_of, num_at_once=num_at_once)) as outputs:
+        for key, output in outputs:
+            output.request_id = key
+            yield key, output
+
+
+def run(
+    llm: LLM,
+    requests: Iterable[tuple[Key, Request]],
+    params_of: Callable[[Key, Request], SamplingParams],
+    *,
+    num_at_once: int | None = None,
+    is_strict: bool = False,
+) -> Generator[tuple[Key, RequestOutput], None, None]:
+    """Yield (key, output) of each request as it ends, at most ``num_at_once`` in the engine.
+
+    A request that is refused has an output with an ``error``. With ``is_strict`` it is raised.
+    """
     coming = iter(requests)
     # The engine names the requests, because the ids of an earlier call may still be in its outputs.
-    running: dict[str, str] = {}
-    num_at_once = 2 * llm.engine.config.max_num_seqs  # so that none waits for the iterable
+    running: dict[str, Key] = {}
     try:
         while True:
-            added = list(islice(coming, num_at_once - len(running)))
-            for key, request in added:
+            num_read = 0
+            for key, request in islice(coming, num_at_once and num_at_once - len(running)):
+                num_read += 1
                 try:
-                    running[llm.add_request(*_prepared(llm, key, request))] = key
+                    params = params_of(key, request)
+                    params.output_kind = RequestOutputKind.FINAL_ONLY
+                    prompt, priority = prompt_of(llm, request), request.get("priority", 0)
+                    running[llm.add_request(prompt, params, priority=priority)] = key
                 except (ConfigError, RequestError) as error:
-                    yield key, _refused(key, str(error))
-            if not added and not running:
+                    if is_strict:
+                        raise
+                    yield key, _refused(str(error))
+            if not num_read and not running:
                 return
             for output in llm.step() if running else ():
                 if output.request_id in running:  # otherwise an earlier call has left it behind
-                    output.request_id = key = running.pop(output.request_id)
-                    yield key, output
+                    yield running.pop(output.request_id), output
     finally:
         for request_id in running:  # the caller has left
             llm.abort(request_id)
 
 
-def _prepared(
-    llm: LLM, request_id: str, request: Mapping[str, Any]
-) -> tuple[dict[str, Any], SamplingParams]:
-    """Return a request's prompt and parameters."""
-    values = {name: value for name, value in request.items() if value is not None}
-    given = {name: values.pop(name) for name in PROMPTS if name in values}
+def prompt_of(llm: LLM, request: Request) -> dict[str, Any]:
+    """Return the prompt of a request as `LLM.add_request` takes it.
+
+    Raises:
+        RequestError: the request has none, or several.
+    """
+    given = {name: request[name] for name in PROMPTS if name in request}
     if len(given) != 1:
         got = " and ".join(given) or "none of them"
         raise RequestError(f"a request needs one of {', '.join(PROMPTS)}; got {got}")
-    salt = values.pop("cache_salt", None)
     prompt = llm.chat_prompt(given["messages"]) if "messages" in given else given
-    defaults = {"max_tokens": None} if "messages" in given else {}
-    seed = {"seed": seed_of(request_id)}
-    params = SamplingParams(**{**seed, **defaults, **llm.generation_config.sampling, **values})
-    params.output_kind = RequestOutputKind.FINAL_ONLY
-    return {**prompt, "cache_salt": salt}, params
+    return {**prompt, "cache_salt": request.get("cache_salt")}
+
+
+def sampling_of(request: Request) -> dict[str, Any]:
+    """Return the sampling parameters of a request."""
+    others = {*PROMPTS, *_LABELS}
+    return {name: value for name, value in request.items() if name not in others}
 
 
 def seed_of(request_id: str) -> int:
@@ -73,12 +113,7 @@ def seed_of(request_id: str) -> int:
     return int.from_bytes(digest, "big")
 
 
-def _refused(request_id: str, error: str) -> RequestOutput:
+def _refused(error: str) -> RequestOutput:
     return RequestOutput(
-        request_id=request_id,
-        prompt=None,
-        prompt_token_ids=[],
-        outputs=[],
-        finished=True,
-        error=error,
+        request_id="", prompt=None, prompt_token_ids=[], outputs=[], finished=True, error=error
     )

@@ -1,9 +1,9 @@
 """Read a model's sizes and flags from a Hugging Face ``config.json``.
 
-A family is flags, not a class. Both spellings of the file are read: transformers 4 (``rope_theta``,
-``rope_scaling``, ``torch_dtype``) and transformers 5 (``rope_parameters``, ``dtype``,
-``layer_types``). Absent keys take the defaults of transformers' own configuration classes. The
-sizes that distinguish one model from another are required.
+A family is a row of `FAMILIES`, not a class. Both spellings of the file are read: transformers 4
+(``rope_theta``, ``rope_scaling``, ``torch_dtype``) and transformers 5 (``rope_parameters``,
+``dtype``, ``layer_types``). Absent keys take the defaults of transformers' own configuration
+classes. The sizes that distinguish one model from another are required.
 """
 
 from __future__ import annotations
@@ -12,56 +12,109 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mie.checkpoint.json_reader import JsonReader
-from mie.checkpoint.layer_windows import read_layer_windows
 from mie.checkpoint.refusals import refuse_unsupported
-from mie.checkpoint.rope_config import RopeConfig, read_rope
 from mie.checkpoint.size_limits import (
     MAX_CONTEXT,
     MAX_EPS,
+    MAX_FACTOR,
     MAX_JSON_BYTES,
     MAX_LAYERS,
+    MAX_THETA,
     MAX_TOKEN_IDS,
     MAX_VOCABULARY,
     MAX_WIDTH,
     MIN_EPS,
+    MIN_FACTOR,
+    MIN_THETA,
 )
-from mie.errors import ModelError
-from mie.system.json_files import read_json_object
+from mie.errors import ModelError, UnsupportedModelError
+from mie.system.files import read_json_object
 
-# The defaults of transformers' configuration class for absent keys, by family. A key that is
-# present and null means "none", so these are merged under the file's own keys.
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """The flags of a family that its ``config.json`` does not state."""
+
+    model_type: str
+    defaults: Mapping[str, Any]
+    """The defaults of transformers' configuration class for absent keys.
+
+    A key that is present and null means "none", so they are merged under the file's own keys.
+    """
+    windows: Literal["none", "all", "by layer"]
+    """Whether ``sliding_window`` holds for no layer, for all, or for those of ``layer_types``."""
+    implements: tuple[str, ...] = ()
+    """The keys of `mie.checkpoint.refusals` that are not refused in this family."""
+    always_qkv_bias: bool = False
+    """Whether only queries, keys and values have biases, whether the file says so or not."""
+    qk_norm: bool = False
+
+
 _QWEN2_DEFAULTS: Mapping[str, Any] = {
     "num_key_value_heads": 32,
     "max_position_embeddings": 32768,
     "sliding_window": 4096,
     "max_window_layers": 28,
 }
-_FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "LlamaForCausalLM": {
-        "max_position_embeddings": 2048,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    },
-    "MistralForCausalLM": {
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-        "sliding_window": 4096,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    },
-    "Qwen2ForCausalLM": _QWEN2_DEFAULTS,
-    "Qwen3ForCausalLM": {**_QWEN2_DEFAULTS, "head_dim": 128},
+_BOS_AND_EOS: Mapping[str, Any] = {"bos_token_id": 1, "eos_token_id": 2}
+
+FAMILIES: Mapping[str, Family] = {
+    "LlamaForCausalLM": Family(
+        model_type="llama",
+        defaults={"max_position_embeddings": 2048, **_BOS_AND_EOS},
+        windows="none",
+        implements=("attention_bias", "mlp_bias"),
+    ),
+    "MistralForCausalLM": Family(
+        model_type="mistral",
+        defaults={
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "sliding_window": 4096,
+            **_BOS_AND_EOS,
+        },
+        windows="all",
+    ),
+    "Qwen2ForCausalLM": Family(
+        model_type="qwen2",
+        defaults=_QWEN2_DEFAULTS,
+        windows="by layer",
+        implements=("attention_bias",),
+        always_qkv_bias=True,
+    ),
+    "Qwen3ForCausalLM": Family(
+        model_type="qwen3",
+        defaults={**_QWEN2_DEFAULTS, "head_dim": 128},
+        windows="by layer",
+        implements=("attention_bias",),
+        qk_norm=True,
+    ),
 }
-_MODEL_TYPES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
-SUPPORTED_ARCHITECTURES = tuple(_FAMILY_DEFAULTS)
+"""The supported families by the name in ``architectures``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeConfig:
+    """How positions turn into rotations. ``mie.model.rope`` has the formulas.
+
+    A field that the ``rope_type`` does not use keeps its default.
+    """
+
+    rope_type: str = "default"  # "default", "linear", "llama3" or "yarn"
+    theta: float = 10000.0
+    factor: float = 1.0  # how much the context is stretched
+    original_max_position_embeddings: int | None = None  # context of pretraining: llama3, yarn
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    attention_factor: float | None = None  # yarn
+    mscale: float | None = None  # yarn
+    mscale_all_dim: float | None = None  # yarn
+    truncate: bool = True  # yarn: round the ends of the ramp to whole channel pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,24 +169,19 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], *, source: str = "config.json") -> ModelConfig:
-        """Return the configuration for a parsed ``config.json``.
+        """Return the configuration for a parsed ``config.json``, which messages call ``source``.
 
         Keys that do not change the computation are ignored, whether known or not.
-
-        Args:
-            config: the parsed file.
-            source: the file's name in error messages.
 
         Raises:
             UnsupportedModelError: the model needs a feature that is not implemented.
             ModelError: a required key is missing, or a value is bad.
         """
         architecture = _architecture(JsonReader(values=config, source=source))
-        refuse_unsupported(
-            config, architecture=architecture, supported=SUPPORTED_ARCHITECTURES, source=source
-        )
-        reader = JsonReader(values={**_FAMILY_DEFAULTS[architecture], **config}, source=source)
-        return _read_config(reader, architecture)
+        implemented = {name: family.implements for name, family in FAMILIES.items()}
+        refuse_unsupported(config, architecture, implemented, source)
+        defaults = FAMILIES[architecture].defaults
+        return _read_config(JsonReader(values={**defaults, **config}, source=source), architecture)
 
     @property
     def context_length(self) -> int:
@@ -153,8 +201,7 @@ class ModelConfig:
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Return the bytes of keys and values of one token in all layers.
 
-        Args:
-            itemsize: bytes of one cache element: 4 for float32, 2 for float16 and bfloat16.
+        ``itemsize`` is the size of one cache element: 4 bytes for float32, 2 for float16.
         """
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
 
@@ -162,16 +209,17 @@ class ModelConfig:
 def _architecture(reader: JsonReader) -> str:
     """Return the class name of the model, from ``architectures`` or from ``model_type``."""
     names = reader.texts("architectures")
-    known = [name for name in names if name in SUPPORTED_ARCHITECTURES]
     if names:
-        return (known or names)[0]
+        return next((name for name in names if name in FAMILIES), names[0])
     model_type = reader.text("model_type", default="")
     if not model_type:
         raise ModelError(f"{reader.source}: neither 'architectures' nor 'model_type' is given")
-    return _MODEL_TYPES.get(model_type, model_type)
+    known = {family.model_type: name for name, family in FAMILIES.items()}
+    return known.get(model_type, model_type)
 
 
 def _read_config(reader: JsonReader, architecture: str) -> ModelConfig:
+    family = FAMILIES[architecture]
     hidden_size = reader.integer("hidden_size", maximum=MAX_WIDTH)
     num_layers = reader.integer("num_hidden_layers", maximum=MAX_LAYERS)
     num_heads = reader.integer("num_attention_heads", maximum=MAX_WIDTH)
@@ -189,12 +237,12 @@ def _read_config(reader: JsonReader, architecture: str) -> ModelConfig:
         rms_norm_eps=reader.number("rms_norm_eps", default=1e-6, low=MIN_EPS, high=MAX_EPS),
         max_position_embeddings=reader.integer("max_position_embeddings", maximum=MAX_CONTEXT),
         tie_word_embeddings=reader.flag("tie_word_embeddings", default=False),
-        qkv_bias=attention_bias or architecture == "Qwen2ForCausalLM",
-        o_bias=attention_bias and architecture != "Qwen2ForCausalLM",
+        qkv_bias=attention_bias or family.always_qkv_bias,
+        o_bias=attention_bias and not family.always_qkv_bias,
         mlp_bias=reader.flag("mlp_bias", default=False),
-        qk_norm=architecture == "Qwen3ForCausalLM",
-        layer_windows=read_layer_windows(reader, architecture, num_layers),
-        rope=read_rope(reader),
+        qk_norm=family.qk_norm,
+        layer_windows=_layer_windows(reader, architecture, num_layers),
+        rope=_rope(reader),
         bos_token_id=next(iter(_token_ids(reader, "bos_token_id", vocab_size)), None),
         eos_token_ids=_token_ids(reader, "eos_token_id", vocab_size),
         dtype=_dtype(reader),
@@ -227,18 +275,119 @@ def _head_dim(reader: JsonReader, hidden_size: int, num_heads: int) -> int:
 
 def _token_ids(reader: JsonReader, key: str, vocab_size: int) -> tuple[int, ...]:
     """Return the ids under ``key`` (an integer, a list of integers, or null), each once."""
-    value = reader.values.get(key)
-    ids = [] if value is None else value if isinstance(value, list | tuple) else [value]
+    ids = reader.token_ids(key)
     if len(ids) > MAX_TOKEN_IDS:
-        raise reader.error(key, f"must have at most {MAX_TOKEN_IDS} ids", value)
-    for token_id in ids:
-        if isinstance(token_id, bool) or not isinstance(token_id, int):
-            raise reader.error(key, "must be an integer or a list of integers", value)
-        if not 0 <= token_id < vocab_size:
-            raise reader.error(key, f"must lie in 0 … {vocab_size - 1} (vocab_size - 1)", value)
+        raise reader.error(key, f"must have at most {MAX_TOKEN_IDS} ids", ids)
+    if not all(0 <= token_id < vocab_size for token_id in ids):
+        expected = f"must lie in 0 … {vocab_size - 1} (vocab_size - 1)"
+        raise reader.error(key, expected, reader.values[key])
     return tuple(dict.fromkeys(ids))
 
 
 def _dtype(reader: JsonReader) -> str:
     name = reader.text("dtype", default=reader.text("torch_dtype", default="float32"))
     return name.removeprefix("torch.")
+
+
+# Sliding windows
+
+
+def _layer_windows(
+    reader: JsonReader, architecture: str, num_layers: int
+) -> tuple[int | None, ...]:
+    """Return the sliding window of each layer, by the rules of its family."""
+    windows = FAMILIES[architecture].windows
+    window, first_sliding = None, num_layers
+    if windows != "none":
+        window = reader.optional_integer("sliding_window", maximum=MAX_CONTEXT)
+    if windows == "by layer" and not reader.flag("use_sliding_window", default=False):
+        window = None
+    if window is not None:
+        first_sliding = 0
+        if windows == "by layer":
+            first_sliding = reader.integer("max_window_layers", minimum=0, maximum=MAX_WIDTH)
+    rule = tuple(
+        "full_attention" if layer < first_sliding else "sliding_attention"
+        for layer in range(num_layers)
+    )
+    layer_types = reader.texts("layer_types") or rule
+    if len(layer_types) != num_layers:
+        raise reader.error(
+            "layer_types", f"must name num_hidden_layers ({num_layers}) layers", len(layer_types)
+        )
+    if layer_types != rule and windows != "by layer":
+        # transformers ignores the key in these families, so the author's intention is unclear.
+        supported = [name for name, each in FAMILIES.items() if each.windows == "by layer"]
+        raise UnsupportedModelError(
+            f"{reader.source}: layer_types that differ from layer to layer are not supported in "
+            f"{architecture}; supported in {', '.join(supported)}"
+        )
+    if window is None and "sliding_attention" in layer_types:
+        raise ModelError(
+            f"{reader.source}: layer_types asks for sliding_attention, but sliding_window is null "
+            "or use_sliding_window is false; set both, or name those layers full_attention"
+        )
+    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+
+
+# Rotations
+
+
+def _rope(reader: JsonReader) -> RopeConfig:
+    """Return the rotations of a model, from the keys of transformers 4 or 5."""
+    scaling = reader.nested(
+        "rope_scaling" if reader.values.get("rope_scaling") else "rope_parameters"
+    )
+    rope_type = scaling.text("rope_type", default=scaling.text("type", default="default"))
+    outside = reader.number("rope_theta", default=10000.0, low=MIN_THETA, high=MAX_THETA)
+    theta = scaling.number("rope_theta", default=outside, low=MIN_THETA, high=MAX_THETA)
+    if rope_type == "default":
+        return RopeConfig(theta=theta)
+    context = reader.integer("max_position_embeddings", maximum=MAX_CONTEXT)
+    if rope_type == "linear":
+        return RopeConfig(rope_type=rope_type, theta=theta, factor=_stretch(scaling, context))
+    name = "original_max_position_embeddings"
+    original = reader.optional_integer(name, maximum=MAX_CONTEXT)
+    original = original or scaling.optional_integer(name, maximum=MAX_CONTEXT)
+    if rope_type == "llama3":
+        low, high = _factor(scaling, "low_freq_factor"), _factor(scaling, "high_freq_factor")
+        if high <= low:
+            raise scaling.error("high_freq_factor", f"must exceed low_freq_factor ({low:g})", high)
+        return RopeConfig(
+            rope_type="llama3",
+            theta=theta,
+            factor=_factor(scaling, "factor"),
+            original_max_position_embeddings=original,
+            low_freq_factor=low,
+            high_freq_factor=high,
+        )
+    before = original or context
+    return RopeConfig(
+        rope_type="yarn",
+        theta=theta,
+        factor=_stretch(scaling, before, context / before),
+        original_max_position_embeddings=original,
+        beta_fast=_factor(scaling, "beta_fast", 32.0),
+        beta_slow=_factor(scaling, "beta_slow", 1.0),
+        attention_factor=scaling.optional_number(
+            "attention_factor", low=MIN_FACTOR, high=MAX_FACTOR
+        ),
+        # Zero stands for "not set".
+        mscale=scaling.optional_number("mscale", low=0.0, high=MAX_FACTOR),
+        mscale_all_dim=scaling.optional_number("mscale_all_dim", low=0.0, high=MAX_FACTOR),
+        truncate=scaling.flag("truncate", default=True),
+    )
+
+
+def _factor(scaling: JsonReader, key: str, default: float | None = None) -> float:
+    return scaling.number(key, default=default, low=MIN_FACTOR, high=MAX_FACTOR)
+
+
+def _stretch(scaling: JsonReader, context: int, default: float | None = None) -> float:
+    """Return the factor that stretches ``context``. The result must be within the limit."""
+    factor = _factor(scaling, "factor", default)
+    if not 1 <= context * factor <= MAX_CONTEXT:
+        raise scaling.error(
+            "factor", f"must turn a context of {context} into one of 1 … {MAX_CONTEXT}", factor
+        )
+    return factor

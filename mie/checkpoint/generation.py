@@ -11,7 +11,7 @@ from typing import Any
 from mie.checkpoint.json_reader import JsonReader
 from mie.checkpoint.size_limits import MAX_JSON_BYTES
 from mie.errors import ConfigError, ModelError
-from mie.system.json_files import read_json_object
+from mie.system.files import read_json_object
 
 FILE_NAME = "generation_config.json"
 
@@ -65,7 +65,7 @@ class GenerationConfig:
                 for key, name in _PARAMETERS.items()
                 if (value := {**values, **overrides}.get(key)) is not None
             },
-            eos_token_ids=_eos_token_ids(JsonReader(values=values, source=str(path))),
+            eos_token_ids=JsonReader(values=values, source=str(path)).token_ids("eos_token_id"),
             source=_source(path, overrides),
         )
 
@@ -86,12 +86,3 @@ def _file(directory: Path, where: str | os.PathLike[str]) -> Path | None:
 def _source(path: Path | None, overrides: Mapping[str, Any]) -> str:
     file = [] if path is None else [str(path)]
     return " and ".join([*file, *(["override_generation_config"] if overrides else [])]) or "vllm"
-
-
-def _eos_token_ids(reader: JsonReader) -> tuple[int, ...]:
-    value = reader.values.get("eos_token_id")
-    ids = [] if value is None else value if isinstance(value, list) else [value]
-    for token_id in ids:
-        if isinstance(token_id, bool) or not isinstance(token_id, int):
-            raise reader.error("eos_token_id", "must be an integer or a list of integers", value)
-    return tuple(ids)

@@ -73,6 +73,14 @@ class JsonReader:
             raise self.error(key, "must be a list of strings", value)
         return tuple(value)
 
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """Return the ids under ``key``: an integer, a list of integers, or none if it is absent."""
+        value = self.values.get(key)
+        ids = [] if value is None else value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(each, bool) or not isinstance(each, int) for each in ids):
+            raise self.error(key, "must be an integer or a list of integers", value)
+        return tuple(ids)
+
     def nested(self, key: str) -> JsonReader:
         """Return a reader of the object under ``key``, or of an empty one if it is absent."""
         value = self.values.get(key)

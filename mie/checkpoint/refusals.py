@@ -7,7 +7,7 @@ anything that changes the computation and is not implemented is refused before w
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mie.checkpoint.size_limits import MAX_LAYERS
@@ -45,13 +45,10 @@ _SWITCHES: Mapping[str, str] = {
     "add_cross_attention": "cross attention",
     "rope_interleaved": "interleaved RoPE",
 }
-# Keys that one family implements and that transformers silently ignores in the others.
-_FAMILY_SWITCHES: Mapping[str, tuple[str, Sequence[str]]] = {
-    "attention_bias": (
-        "attention biases of this family",
-        ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
-    ),
-    "mlp_bias": ("MLP biases of this family", ("LlamaForCausalLM",)),
+# Keys that some families implement and that transformers silently ignores in the others.
+_BIASES: Mapping[str, str] = {
+    "attention_bias": "attention biases of this family",
+    "mlp_bias": "MLP biases of this family",
 }
 _LONGROPE = "LongRoPE: the rotation of cached keys changes once the original context is passed"
 _ROPE_REASONS = {
@@ -66,27 +63,19 @@ _ROPE_REASONS = {
 
 def refuse_unsupported(
     config: Mapping[str, Any],
-    *,
     architecture: str,
-    supported: Collection[str],
+    implemented: Mapping[str, Sequence[str]],
     source: str,
 ) -> None:
     """Raise unless everything that ``config`` asks for is implemented.
 
-    Args:
-        config: the parsed ``config.json``.
-        architecture: the class name that it gives.
-        supported: the class names that are implemented.
-        source: the file's name in messages.
+    ``implemented`` has, for each supported architecture, the keys below that it implements.
 
     Raises:
         UnsupportedModelError: something is not implemented. The message names all of it.
     """
     problems = [
-        *_architecture_problems(architecture, supported),
-        *_feature_problems(config),
-        *_family_problems(config, architecture, supported),
-        *_activation_problems(config),
+        *_problems(config, architecture, implemented),
         *_rope_problems(config),
         *_layer_type_problems(config),
     ]
@@ -94,38 +83,28 @@ def refuse_unsupported(
         verb = "is" if len(problems) == 1 else "are"
         raise UnsupportedModelError(
             f"{source}: {' and '.join(problems)} {verb} not supported; "
-            f"supported architectures: {', '.join(supported)}"
+            f"supported architectures: {', '.join(implemented)}"
         )
 
 
-def _architecture_problems(architecture: str, supported: Collection[str]) -> Iterator[str]:
-    if architecture in supported:
-        return
-    nearest = difflib.get_close_matches(architecture[:100], supported, n=1, cutoff=0.0)
-    yield f"architecture {shown(architecture)} (nearest: {nearest[0]!r})"
-
-
-def _feature_problems(config: Mapping[str, Any]) -> Iterator[str]:
+def _problems(
+    config: Mapping[str, Any], architecture: str, implemented: Mapping[str, Sequence[str]]
+) -> Iterator[str]:
+    if architecture not in implemented:
+        nearest = difflib.get_close_matches(architecture[:100], implemented, n=1, cutoff=0.0)
+        yield f"architecture {shown(architecture)} (nearest: {nearest[0]!r})"
+    own = implemented.get(architecture, ())
     for feature, keys in _FEATURES.items():
-        used = [key for key in keys if config.get(key) not in (None, 0, 1, [], {})]
+        given = [key for key in keys if config.get(key) not in (None, 0, 1, [], {})]
+        used = [key for key in given if key not in own]
         if used:
             yield f"feature {feature!r} ({', '.join(used)})"
     for key, feature in _SWITCHES.items():
-        if config.get(key):
+        if config.get(key) and key not in own:
             yield f"feature {feature!r} ({key})"
-
-
-def _family_problems(
-    config: Mapping[str, Any], architecture: str, supported: Collection[str]
-) -> Iterator[str]:
-    if architecture not in supported:
-        return
-    for key, (feature, families) in _FAMILY_SWITCHES.items():
-        if config.get(key) and architecture not in families:
+    for key, feature in _BIASES.items():
+        if config.get(key) and key not in implemented.get(architecture, _BIASES):
             yield f"feature {feature!r} ({key} in {architecture})"
-
-
-def _activation_problems(config: Mapping[str, Any]) -> Iterator[str]:
     activation = config.get("hidden_act") or "silu"
     if activation not in ACTIVATIONS:
         yield f"activation {shown(activation)} (hidden_act; supported: 'silu')"

@@ -13,19 +13,25 @@ Source: the format's description in https://github.com/huggingface/safetensors
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
-import struct
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from safetensors import SafetensorError, safe_open
 
-from mie.checkpoint.size_limits import MAX_HEADER_BYTES
-from mie.errors import WeightsError, shown
-from mie.system.files import open_file
+from mie.checkpoint.size_limits import MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_SHARDS
+from mie.errors import ModelError, WeightsError, shown
+from mie.system.files import open_file, read_json_object
 
-_LENGTH = struct.Struct("<Q")
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_SAMPLE_BYTES = 256
+_LENGTH_BYTES = 8
 _BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
@@ -63,7 +69,7 @@ def read_header(path: Path, max_bytes: int = MAX_HEADER_BYTES) -> dict[str, Tens
     """
     entries = {}
     try:
-        start = _LENGTH.size + _header_size(path, max_bytes)
+        start = _LENGTH_BYTES + _header_size(path, max_bytes)
         with safe_open(path, framework="numpy") as tensors:
             for name in tensors.offset_keys():
                 tensor = tensors.get_slice(name)
@@ -89,7 +95,7 @@ def read_header(path: Path, max_bytes: int = MAX_HEADER_BYTES) -> dict[str, Tens
 def _header_size(path: Path, max_bytes: int) -> int:
     """Return the number of bytes in the header, which is at most ``max_bytes``."""
     with open_file(path) as file:
-        prefix = file.read(_LENGTH.size) or b""  # None: a file of /proc has no data yet
+        prefix = file.read(_LENGTH_BYTES) or b""  # None: a file of /proc has no data yet
         file_size = os.fstat(file.fileno()).st_size
     size = int.from_bytes(prefix, "little")
     # A header that is longer than its file is left to the library, which calls the file truncated.
@@ -106,3 +112,133 @@ def _reason(error: SafetensorError) -> str:
     text = str(error).removeprefix("Error while deserializing header: ")[: _MAX_REASON + 1]
     text = text.encode("unicode_escape").decode()
     return text if len(text) <= _MAX_REASON else f"{text[: _MAX_REASON - 3]}..."
+
+
+def read_entries(directory: Path) -> dict[str, TensorEntry]:
+    """Return every tensor of every weights file of the directory.
+
+    Raises:
+        WeightsError: a file is missing or broken, or the index disagrees with the files.
+    """
+    if os.path.lexists(directory / SINGLE_FILE):
+        return read_header(directory / SINGLE_FILE)
+    if os.path.lexists(directory / INDEX_FILE):
+        return _read_shards(directory / INDEX_FILE)
+    raise WeightsError(_no_weights(directory))
+
+
+def _no_weights(directory: Path) -> str:
+    message = f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}"
+    if not directory.is_dir():
+        return f"model directory {directory} does not exist"
+    others = sorted(path.name for path in directory.glob("*.safetensors"))
+    if others:
+        return f"{message}; other files are not read: {some(others)}"
+    pickled = sorted(path.name for path in directory.glob("*.bin"))
+    if pickled:
+        return (
+            f"{message}, only {some(pickled)}: PyTorch pickles are not read, since they can run "
+            "code; convert them with save_pretrained of transformers, which writes safetensors"
+        )
+    return message
+
+
+def _read_shards(index: Path) -> dict[str, TensorEntry]:
+    """Return the tensors that the index maps, which must be those that its files hold."""
+    weight_map = _read_weight_map(index)
+    shards = _read_headers(index.parent, sorted(set(weight_map.values())))
+    for tensor, shard in weight_map.items():
+        if tensor not in shards[shard]:
+            raise WeightsError(
+                f"{index} places tensor {shown(tensor)} in {shard}, which does not hold it"
+            )
+    for shard, entries in shards.items():
+        for tensor in entries:
+            if weight_map.get(tensor) != shard:
+                placed = weight_map.get(tensor, "no file")
+                raise WeightsError(
+                    f"{index.parent / shard} holds tensor {shown(tensor)}, which {index.name} "
+                    f"places in {placed}"
+                )
+    return {tensor: shards[shard][tensor] for tensor, shard in weight_map.items()}
+
+
+def _read_headers(directory: Path, names: Iterable[str]) -> dict[str, dict[str, TensorEntry]]:
+    """Return the tensors of each file. The limit on headers applies to all of them together."""
+    shards, num_left = {}, MAX_HEADER_BYTES
+    for name in names:
+        shards[name] = read_header(directory / name, num_left)
+        if not shards[name]:
+            raise WeightsError(f"{directory / name} holds no tensor")
+        num_left -= min(entry.start for entry in shards[name].values())
+    return shards
+
+
+def _read_weight_map(index: Path) -> dict[str, str]:
+    try:
+        weight_map = read_json_object(index, MAX_HEADER_BYTES, ModelError).get("weight_map")
+    except ModelError as error:
+        raise WeightsError(str(error)) from error
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise WeightsError(f"{index}: weight_map must be an object: tensor name -> file name")
+    shards: dict[str, str] = {}  # The first tensor of each file.
+    for tensor, shard in weight_map.items():
+        _check_shard_name(index, tensor, shard)
+        shards.setdefault(shard, tensor)
+    if len(shards) > MAX_SHARDS:
+        raise WeightsError(f"{index} names {len(shards)} files; the limit is {MAX_SHARDS}")
+    for shard, tensor in shards.items():
+        if not os.path.lexists(index.parent / shard):
+            raise WeightsError(f"{index}: the file {shard} (tensor {shown(tensor)}) is missing")
+    return weight_map
+
+
+def _check_shard_name(index: Path, tensor: str, shard: object) -> None:
+    """Raise unless ``shard`` can be the bare name of a file beside the index."""
+    if (
+        not isinstance(shard, str)
+        or not re.fullmatch(r"[^/\\\0]+\.safetensors", shard)
+        or not shard.isprintable()  # also half of a surrogate pair, which no file name can hold
+        or len(shard.encode()) > MAX_NAME_BYTES
+    ):
+        raise WeightsError(
+            f"{index}: tensor {shown(tensor)} is placed in {shown(shard)}, which is not the name "
+            "of a .safetensors file in the model directory"
+        )
+
+
+def some(names: list[str], limit: int = 4) -> str:
+    """Return the first names, and how many more there are."""
+    quoted = ", ".join(map(shown, names[:limit]))
+    return quoted if len(names) <= limit else f"{quoted}, and {len(names) - limit} more"
+
+
+def weights_digest(directory: Path) -> str:
+    """Return a digest of the name, the type, the shape and some bytes of each tensor.
+
+    Training changes all tensors, so some bytes of each tell the results apart. The digest does not
+    depend on how the tensors are spread over files.
+
+    Raises:
+        WeightsError: the weights cannot be read.
+    """
+    entries = read_entries(directory)
+    digests: dict[str, bytes] = {}
+    for path in {entry.path for entry in entries.values()}:
+        try:
+            with open_file(path) as file:
+                for name, entry in entries.items():
+                    if entry.path == path:
+                        digests[name] = _digest(name, entry, file)
+        except OSError as error:
+            raise WeightsError(f"cannot read {path}: {error.strerror or error}") from error
+    return hashlib.sha256(b"".join(digests[name] for name in sorted(digests))).hexdigest()
+
+
+def _digest(name: str, entry: TensorEntry, file: BinaryIO) -> bytes:
+    found = hashlib.sha256(f"{name}\0{entry.dtype}\0{entry.shape}\0".encode())
+    size = min(_SAMPLE_BYTES, entry.nbytes)
+    for place in (entry.start, entry.start + (entry.nbytes - size) // 2, entry.stop - size):
+        file.seek(place)
+        found.update(file.read(size))
+    return found.digest()

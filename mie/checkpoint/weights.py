@@ -9,9 +9,10 @@ holds the file and its copy at once.
 
 from __future__ import annotations
 
+import math
 import mmap
-import os
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -21,17 +22,13 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mie.checkpoint.safetensors_header import TensorEntry, read_header
-from mie.checkpoint.size_limits import MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_SHARDS
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.safetensors_header import TensorEntry, read_entries, some
 from mie.checkpoint.tensors import Shape, expected_tensors
-from mie.errors import ModelError, WeightsError, shown
+from mie.errors import WeightsError, shown
 from mie.system.files import open_file
-from mie.system.json_files import read_json_object
 
 __all__ = ["Checkpoint", "check_tied_head", "expected_tensors", "non_finite_tensors"]
-
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 
 _DTYPES: Mapping[str, DTypeLike] = {
     "F32": np.float32,
@@ -43,6 +40,8 @@ _INFINITY: Mapping[str, int] = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80
 # saved, and the copy of the embedding that some tools save with tied embeddings.
 _IGNORED = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|lm_head\.weight")
 _BLOCK_BYTES = 16 << 20
+_RANDOM_DTYPES = {"float16": "F16", "bfloat16": "BF16"}  # every other dtype of config.json is F32
+_RANDOM_ROWS = 1024
 
 
 class Checkpoint:
@@ -192,6 +191,54 @@ class Checkpoint:
         return self._maps[path]
 
 
+class RandomWeights(Checkpoint):
+    """A checkpoint whose tensors are generated when read, always with the same numbers.
+
+    The numbers of a tensor depend on the seed and on its name. Norms are 1, biases are 0, and
+    matrices have a variance of 1 / inputs, so activations stay finite at any depth.
+    """
+
+    def __init__(self, model: ModelConfig, seed: int = 0) -> None:
+        """Set the model and the seed. Nothing is generated yet."""
+        code = _RANDOM_DTYPES.get(model.dtype, "F32")
+        self._dtype = np.dtype(_DTYPES[code])
+        size = self._dtype.itemsize
+        self._seed = seed % 2**64
+        path, expected = Path("random"), expected_tensors(model)
+        sizes = {name: math.prod(shape) * size for name, shape in expected.items()}
+        super().__init__(
+            {
+                name: TensorEntry(path=path, dtype=code, shape=shape, start=0, stop=sizes[name])
+                for name, shape in expected.items()
+            }
+        )
+
+    def read(self, name: str) -> NDArray[Any]:
+        """Return the whole tensor."""
+        return np.concatenate(list(self.blocks(name)))
+
+    def blocks(self, name: str, max_bytes: int = 0) -> Iterator[NDArray[Any]]:
+        """Yield the tensor in blocks of rows. ``max_bytes`` has no influence on the numbers."""
+        shape = self._entries[name].shape
+        generator = np.random.default_rng([self._seed, zlib.crc32(name.encode())])
+        for start in range(0, shape[0], _RANDOM_ROWS):
+            size = (min(_RANDOM_ROWS, shape[0] - start), *shape[1:])
+            yield self._draw(name, size, generator).astype(self._dtype)
+
+    def release(self, name: str) -> None:
+        """Do nothing, because nothing is kept."""
+
+    @staticmethod
+    def _draw(name: str, size: tuple[int, ...], generator: np.random.Generator) -> NDArray[Any]:
+        if name.endswith("norm.weight"):
+            return np.ones(size, np.float32)
+        if name.endswith(".bias"):
+            return np.zeros(size, np.float32)
+        numbers = generator.standard_normal(size, dtype=np.float32)
+        numbers /= np.sqrt(np.float32(size[-1]))
+        return numbers
+
+
 def check_tied_head(checkpoint: Checkpoint) -> None:
     """Raise unless a ``lm_head.weight`` beside tied embeddings is a copy of the embedding.
 
@@ -224,105 +271,12 @@ def non_finite_tensors(checkpoint: Checkpoint) -> dict[str, int]:
     return counts
 
 
-def read_entries(directory: Path) -> dict[str, TensorEntry]:
-    """Return every tensor of every weights file of the directory.
-
-    Raises:
-        WeightsError: a file is missing or broken, or the index disagrees with the files.
-    """
-    if os.path.lexists(directory / SINGLE_FILE):
-        return read_header(directory / SINGLE_FILE)
-    if os.path.lexists(directory / INDEX_FILE):
-        return _read_shards(directory / INDEX_FILE)
-    raise WeightsError(_no_weights(directory))
-
-
-def _no_weights(directory: Path) -> str:
-    message = f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}"
-    if not directory.is_dir():
-        return f"model directory {directory} does not exist"
-    others = sorted(path.name for path in directory.glob("*.safetensors"))
-    if others:
-        return f"{message}; other files are not read: {_some(others)}"
-    pickled = sorted(path.name for path in directory.glob("*.bin"))
-    if pickled:
-        return (
-            f"{message}, only {_some(pickled)}: PyTorch pickles are not read, since they can run "
-            "code; convert them with save_pretrained of transformers, which writes safetensors"
-        )
-    return message
-
-
-def _read_shards(index: Path) -> dict[str, TensorEntry]:
-    """Return the tensors that the index maps, which must be those that its files hold."""
-    weight_map = _read_weight_map(index)
-    shards = _read_headers(index.parent, sorted(set(weight_map.values())))
-    for tensor, shard in weight_map.items():
-        if tensor not in shards[shard]:
-            raise WeightsError(
-                f"{index} places tensor {shown(tensor)} in {shard}, which does not hold it"
-            )
-    for shard, entries in shards.items():
-        for tensor in entries:
-            if weight_map.get(tensor) != shard:
-                placed = weight_map.get(tensor, "no file")
-                raise WeightsError(
-                    f"{index.parent / shard} holds tensor {shown(tensor)}, which {index.name} "
-                    f"places in {placed}"
-                )
-    return {tensor: shards[shard][tensor] for tensor, shard in weight_map.items()}
-
-
-def _read_headers(directory: Path, names: Iterable[str]) -> dict[str, dict[str, TensorEntry]]:
-    """Return the tensors of each file. The limit on headers applies to all of them together."""
-    shards, num_left = {}, MAX_HEADER_BYTES
-    for name in names:
-        shards[name] = read_header(directory / name, num_left)
-        if not shards[name]:
-            raise WeightsError(f"{directory / name} holds no tensor")
-        num_left -= min(entry.start for entry in shards[name].values())
-    return shards
-
-
-def _read_weight_map(index: Path) -> dict[str, str]:
-    try:
-        weight_map = read_json_object(index, MAX_HEADER_BYTES, ModelError).get("weight_map")
-    except ModelError as error:
-        raise WeightsError(str(error)) from error
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise WeightsError(f"{index}: weight_map must be an object: tensor name -> file name")
-    shards: dict[str, str] = {}  # The first tensor of each file.
-    for tensor, shard in weight_map.items():
-        _check_shard_name(index, tensor, shard)
-        shards.setdefault(shard, tensor)
-    if len(shards) > MAX_SHARDS:
-        raise WeightsError(f"{index} names {len(shards)} files; the limit is {MAX_SHARDS}")
-    for shard, tensor in shards.items():
-        if not os.path.lexists(index.parent / shard):
-            raise WeightsError(f"{index}: the file {shard} (tensor {shown(tensor)}) is missing")
-    return weight_map
-
-
-def _check_shard_name(index: Path, tensor: str, shard: object) -> None:
-    """Raise unless ``shard`` can be the bare name of a file beside the index."""
-    if (
-        not isinstance(shard, str)
-        or not re.fullmatch(r"[^/\\\0]+\.safetensors", shard)
-        or not shard.isprintable()  # also half of a surrogate pair, which no file name can hold
-        or len(shard.encode()) > MAX_NAME_BYTES
-    ):
-        raise WeightsError(
-            f"{index}: tensor {shown(tensor)} is placed in {shown(shard)}, which is not the name "
-            "of a .safetensors file in the model directory"
-        )
-
-
 def _check_names(directory: Path, found: Iterable[str], expected: Mapping[str, Shape]) -> None:
     names = set(found)
     missing = [name for name in expected if name not in names]
     extra = sorted(names - expected.keys())
     problems = [
-        f"{len(group)} {kind}: {_some(group)}"
+        f"{len(group)} {kind}: {some(group)}"
         for kind, group in (("missing", missing), ("unexpected", extra))
         if group
     ]
@@ -343,9 +297,3 @@ def _check_tensor(name: str, entry: TensorEntry, shape: Shape) -> None:
             f"{entry.path}: tensor {name!r} has shape {shown(list(entry.shape))}, config.json asks "
             f"for {list(shape)}"
         )
-
-
-def _some(names: list[str], limit: int = 4) -> str:
-    """Return the first names, and how many more there are."""
-    quoted = ", ".join(map(shown, names[:limit]))
-    return quoted if len(names) <= limit else f"{quoted}, and {len(names) - limit} more"

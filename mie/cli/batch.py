@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from mie.cli.openai_batch import BatchLine, refusal
+from mie.batch.lines import Line, json_object, read_batch
 from mie.cli.options import (
     DEFAULT_MODEL,
     add_engine_options,
@@ -18,7 +18,6 @@ from mie.cli.options import (
     report_sampling_defaults,
 )
 from mie.cli.ray_options import add_ray_options
-from mie.cli.requests import json_object, lines_of
 from mie.cli.serve import with_server_defaults
 from mie.errors import ConfigError, RequestError
 from mie.reprs import count
@@ -73,13 +72,13 @@ def run(args: argparse.Namespace) -> int:
         ModelError: the model cannot be used.
     """
     model = args.model or DEFAULT_MODEL
-    lines = _read(args.input)
+    lines = read_batch(args.input, model)
     settings = with_server_defaults(engine_options(args))
     with _opened(args.output) as output:
         done = _finished(output, args.output)
         todo = {key: line for key, line in lines.items() if key not in done}
         num_failed = 0
-        for record in _records(todo, model, settings, args):
+        for record in _records(todo, {**settings, "model": model}, args):
             output.write(json.dumps(record).encode() + b"\n")
             output.flush()
             num_failed += record["error"] is not None
@@ -88,21 +87,6 @@ def run(args: argparse.Namespace) -> int:
     numbers += [f"{len(lines) - len(todo):,} done before"] if len(lines) > len(todo) else []
     print(f"[{' · '.join(numbers)}]", file=sys.stderr)
     return int(num_failed > 0)
-
-
-def _read(path: str) -> dict[str, BatchLine]:
-    """Return the lines of IN by their custom_id."""
-    lines: dict[str, BatchLine] = {}
-    for number, raw in lines_of(path):
-        source = f"{path}, line {number}"
-        values = json_object(raw, source)
-        key = values.pop("custom_id", None)
-        if not isinstance(key, str) or not key:
-            raise RequestError(f"{source} needs a custom_id, which is text; got {key!r}")
-        if key in lines:
-            raise RequestError(f"{source}: custom_id {key!r} is also that of {lines[key].source}")
-        lines[key] = BatchLine(values=values, source=source)
-    return lines
 
 
 @contextmanager
@@ -149,25 +133,23 @@ def _finished(output: BinaryIO, path: str) -> set[str]:
 
 
 def _records(
-    todo: Mapping[str, BatchLine], model: str, settings: Mapping[str, Any], args: Any
+    todo: Mapping[str, Line], settings: Mapping[str, Any], args: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
     """Yield the record of each line: first of those that are refused, then as requests end."""
-    requests: dict[str, Mapping[str, Any]] = {}
-    for key, line in todo.items():
-        try:
-            requests[key] = line.request(model)
-        except RequestError as error:
-            yield _failed(key, str(error))
-    for key, output in _answers(requests, model, settings, args) if requests else ():
+    for line in todo.values():
+        if line.error is not None:
+            yield _failed(line, line.error)
+    requests = {key: line.request for key, line in todo.items() if line.error is None}
+    for key, output in _answers(requests, settings, args) if requests else ():
+        line = todo[key]
         if output.error is None:
-            yield {**todo[key].answer(output, model), "custom_id": key}
+            yield from line.records(output, settings["model"])
         else:
-            yield _failed(key, f"{todo[key].source}: {output.error}")
+            yield _failed(line, f"{line.source}: {output.error}")
 
 
 def _answers(
     requests: Mapping[str, Mapping[str, Any]],
-    model: str,
     settings: Mapping[str, Any],
     args: argparse.Namespace,
 ) -> Iterator[tuple[str, RequestOutput]]:
@@ -176,17 +158,10 @@ def _answers(
         from mie.batch import answers
         from mie.llm import LLM
 
-        llm = LLM(model, **settings)
+        llm = LLM(**settings)
         report_sampling_defaults(args, llm)
         yield from answers(llm, requests.items())
-    else:
-        yield from _answers_on_ray(requests, {**settings, "model": model}, args)
-
-
-def _answers_on_ray(
-    requests: Mapping[str, Mapping[str, Any]], engine: Mapping[str, Any], args: argparse.Namespace
-) -> Iterator[tuple[str, RequestOutput]]:
-    from mie.frontend.outputs import RequestOutput
+        return
     from mie.ray import missing
 
     try:
@@ -197,11 +172,9 @@ def _answers_on_ray(
     number = 1 if args.replicas is None else args.replicas
     cpus, gpus = args.replica_cpus or 1, args.replica_gpus or 0
     with connected(args.ray_address, number * cpus):
-        rows = generate_all(requests, engine, num_actors=number, num_cpus=cpus, num_gpus=gpus)
-        for key, output in rows:
-            yield key, RequestOutput.from_dict(json.loads(output))
+        yield from generate_all(requests, settings, num_actors=number, num_cpus=cpus, num_gpus=gpus)
 
 
-def _failed(key: str, message: str) -> dict[str, Any]:
+def _failed(line: Line, message: str) -> dict[str, Any]:
     print(f"mie: error: {' '.join(message.split())}", file=sys.stderr)
-    return {"custom_id": key, **refusal(message)}
+    return line.refusal(message)

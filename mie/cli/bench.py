@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from mie.cli.bench_book import add_book
 from mie.cli.bench_compare import add_compare
 from mie.cli.bench_options import (
     add_load_options,
@@ -157,6 +156,5 @@ COMMANDS: tuple[Callable[[Subparsers[argparse.ArgumentParser]], None], ...] = (
     _add_latency,
     add_serve,
     add_compare,
-    add_book,
 )
 """Functions that add the benchmarks, in the order of the help."""

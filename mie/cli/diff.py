@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mie.cli.files import replacing
 from mie.cli.options import DEFAULT_MODEL
+from mie.config.arguments import option
+from mie.errors import ConfigError
 
 if TYPE_CHECKING:
     from mie.diff.report import Side
@@ -20,7 +23,12 @@ DEFAULT_PROMPTS = (
 """The budget cuts them into chunks, and the second finds the beginning of the first in the cache.
 """
 
-EXIT_PAST = 1
+_WORKLOAD = (
+    ("max_tokens", 8, "new tokens per prompt"),
+    ("block_size", 8, "tokens per block of the KV cache"),
+    ("max_num_batched_tokens", 8, "maximum number of tokens in a step"),
+)
+"""The numbers of `DiffWorkload` that have an option: name, default and help."""
 
 _EPILOG = """\
 A runs the prompts greedily. B is forced to use A's tokens on the same schedule, so that each call
@@ -104,13 +112,13 @@ def add_parser(
         metavar="TEXT",
         help="prompts to complete (default: two with a common beginning)",
     )
-    for flag, default, what in (
-        ("--max-tokens", 8, "new tokens per prompt"),
-        ("--block-size", 8, "tokens per block of the KV cache"),
-        ("--max-num-batched-tokens", 8, "maximum number of tokens in a step"),
-    ):
+    for name, default, what in _WORKLOAD:
         work.add_argument(
-            flag, type=int, default=default, metavar="N", help=f"{what} (default: {default})"
+            option(name),
+            type=int,
+            default=default,
+            metavar="N",
+            help=f"{what} (default: {default})",
         )
     parser.add_argument(
         "--inject", metavar="OP[:LAYER]", help="corrupt one element of an operator of B"
@@ -134,37 +142,39 @@ def run(args: argparse.Namespace) -> int:
         ModelError: the model cannot be used.
     """
     from mie.diff.compare import compare
-    from mie.diff.html import check_target, write_page
+    from mie.diff.html import page
     from mie.diff.inject import Injection
     from mie.diff.text import lines
     from mie.diff.workload import workload_of_texts
 
-    target = None if args.html is None else Path(args.html)
-    if target is not None:
-        check_target(target)  # fail before the work
+    _check_target(args.html)  # fail before the work
     inject = None if args.inject is None else Injection.parse(args.inject)
-    workload = workload_of_texts(
-        args.model,
-        args.prompts,
-        max_tokens=args.max_tokens,
-        block_size=args.block_size,
-        max_num_batched_tokens=args.max_num_batched_tokens,
-    )
+    settings = {name: getattr(args, name) for name, *_ in _WORKLOAD}
     report = compare(
-        workload,
+        workload_of_texts(args.model, args.prompts, **settings),
         *(_side(args, name) for name in ("a", "b")),
         inject=inject,
         isolate=args.isolate,
         on_side=_note_side,
     )
-    if target is not None:
-        write_page(report, target)
+    if args.html is not None:
+        _check_target(args.html)
+        with replacing(args.html, "--html") as file:
+            file.write(page(report))
     if args.json:
         print(json.dumps(report.as_json(), allow_nan=False))
     else:
         for line in lines(report, layers=args.layers):
             print(line)
-    return 0 if report.is_within else EXIT_PAST
+    return 0 if report.is_within else 1
+
+
+def _check_target(target: str | None) -> None:
+    """Raise `ConfigError` if a page cannot be written there."""
+    if target is not None and Path(target).is_dir():
+        raise ConfigError(f"--html would overwrite the directory {target}; name a file")
+    if target is not None and not Path(target).resolve().parent.is_dir():
+        raise ConfigError(f"--html {target}: there is no directory {Path(target).parent}")
 
 
 def _setting(text: str) -> tuple[str, Any]:

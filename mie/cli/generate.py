@@ -9,10 +9,10 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from mie.batch.lines import Line, decoded, raw_lines, read_lines
 from mie.cli.options import (
     add_engine_options,
     add_sampling_options,
@@ -22,18 +22,11 @@ from mie.cli.options import (
     sampling_params,
     trace_failed,
 )
-from mie.cli.records import record_of_refused, records_of
-from mie.cli.requests import (
-    CliRequest,
-    RefusedRequest,
-    from_json_lines,
-    from_prompts,
-    prompts_from_stdin,
-)
 from mie.errors import ConfigError, RequestError
 from mie.reprs import count
 
 if TYPE_CHECKING:
+    from mie.batch.requests import Request
     from mie.frontend.outputs import RequestOutput
     from mie.llm import LLM
     from mie.params.sampling import SamplingParams
@@ -104,63 +97,69 @@ def run(args: argparse.Namespace) -> int:
         RequestError: a prompt cannot be served; nothing was run.
         ModelError: the model cannot be used.
     """
-    requests = _read_requests(args)
+    lines = _read(args)
     sampling_params(args)  # refuse bad values before the model is loaded
     with llm_with_trace(args) as llm:
-        batch = _Batch(llm, args, requests)
+        printer = _Printer(llm, args, lines)
         try:
-            if len(requests) == 1 and not args.input and not args.json and (args.n or 1) == 1:
-                batch.stream()
+            if len(lines) == 1 and not args.input and not args.json and (args.n or 1) == 1:
+                printer.stream()
             else:
-                batch.print_all()
+                printer.print_all()
         except KeyboardInterrupt:
             print()
-            batch.print_numbers()
+            printer.print_numbers()
             raise
-        batch.print_numbers()
-        return 1 if trace_failed(args, llm) or batch.num_failed else 0
+        printer.print_numbers()
+        return 1 if trace_failed(args, llm) or printer.num_failed else 0
 
 
-def _read_requests(args: argparse.Namespace) -> list[CliRequest | RefusedRequest]:
+def _read(args: argparse.Namespace) -> list[Line]:
     if args.system is not None and not args.chat:
         raise ConfigError("--system needs --chat, which applies the chat template")
     if args.input is None:
-        prompts = args.prompts or _stdin_or_help()
-        return [*from_prompts(prompts, system=args.system, chat=args.chat)]
+        prompts = enumerate(args.prompts or _prompts_from_stdin(), start=1)
+        return [_line_of(prompt, f"prompt {number}", args) for number, prompt in prompts]
     if args.prompts or args.chat:
         raise ConfigError(
             "--input cannot be combined with prompts or --chat (use a line with"
             ' "messages" for a chat)'
         )
-    return [*from_json_lines(args.input, args.model)]
+    return [*read_lines(args.input, args.model)]
 
 
-def _stdin_or_help() -> list[str]:
+def _line_of(prompt: str, source: str, args: argparse.Namespace) -> Line:
+    """Return a prompt, which with ``--chat`` is a user's message, as the line of a file."""
+    if not prompt:
+        raise RequestError(f"{source} is empty; give it some text")
+    if not args.chat:
+        return Line(source=source, request={"prompt": prompt})
+    opening = [] if args.system is None else [{"role": "system", "content": args.system}]
+    messages = [*opening, {"role": "user", "content": prompt}]
+    return Line(source=source, request={"messages": messages})
+
+
+def _prompts_from_stdin() -> list[str]:
     if sys.stdin is None or sys.stdin.isatty():
         raise ConfigError(
             'no prompt: pass one, as in: mie generate "Once upon a time" (see mie generate --help)'
         )
-    return prompts_from_stdin()
+    prompts = [decoded(raw, source) for _, source, raw in raw_lines("-")]
+    if not prompts:
+        raise RequestError(
+            "no prompt: standard input is empty; pass prompts as arguments, one per line on"
+            " standard input, or as JSON lines with --input"
+        )
+    return prompts
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Added:
-    """A request that was added to the engine."""
+class _Printer:
+    """Answers the requests of one command, and prints the answers in order."""
 
-    request: CliRequest
-    request_id: str
-
-
-class _Batch:
-    """The requests of one command and their state."""
-
-    def __init__(
-        self, llm: LLM, args: argparse.Namespace, requests: Sequence[CliRequest | RefusedRequest]
-    ) -> None:
+    def __init__(self, llm: LLM, args: argparse.Namespace, lines: Sequence[Line]) -> None:
         self._llm = llm
         self._args = args
-        self._requests = requests
-        self._has_titles = len(requests) > 1
+        self._lines = lines
         self._began = perf_counter()
         self._first_token: float | None = None
         self._num_done = 0
@@ -168,9 +167,10 @@ class _Batch:
 
     def stream(self) -> None:
         """Print the only answer as its tokens are generated."""
-        (request,) = self._requests
-        assert isinstance(request, CliRequest)
-        prompt, params = self._prepared(request)
+        from mie.batch.requests import prompt_of
+
+        (line,) = self._lines
+        params, prompt = self._params(line, line.request), prompt_of(self._llm, line.request)
         with closing(self._llm.stream(prompt, params)) as outputs:
             for output in outputs:
                 self._note_first_token(output)
@@ -180,30 +180,79 @@ class _Batch:
 
     def print_all(self) -> None:
         """Run all requests together, and print their records in order as soon as possible."""
-        waiting = deque(self._add_all())
-        finished: dict[str, RequestOutput] = {}
+        from tqdm import tqdm
 
-        def print_those_due() -> None:
-            while waiting and (
-                isinstance(waiting[0], RefusedRequest) or waiting[0].request_id in finished
-            ):
-                due = waiting.popleft()
-                if isinstance(due, RefusedRequest):
-                    self._print_refused(due)
-                else:
-                    self._print(due.request, finished.pop(due.request_id))
+        from mie.batch.requests import run
 
-        print_those_due()
-        for output in self._finished(sum(isinstance(each, _Added) for each in waiting)):
-            finished[output.request_id] = output
-            print_those_due()
+        waiting = deque(self._lines)
+        ended: dict[str, RequestOutput] = {}
+        is_strict = not self._args.input
+        shown = bool(self._args.input) and sys.stderr.isatty()
+        with (
+            closing(run(self._llm, self._requests(), self._params, is_strict=is_strict)) as outputs,
+            tqdm(total=len(waiting), unit="request", desc="generating", disable=not shown) as bar,
+        ):
+            for line, output in outputs:
+                if output.error is not None:  # refused, or its step failed
+                    self._report(line, f"{line.source}: {output.error}")
+                self._note_first_token(output)
+                ended[line.source] = output
+                bar.update()
+                while waiting and (waiting[0].error or waiting[0].source in ended):
+                    due = waiting.popleft()
+                    self._print(due, ended.pop(due.source, None))
+        for line in waiting:
+            self._print(line, None)
+
+    def _requests(self) -> Iterator[tuple[Line, Request]]:
+        """Yield the lines that have requests, and report the others in their place."""
+        for line in self._lines:
+            if line.error is None:
+                yield line, line.request
+            else:
+                self._report(line, line.error)
+
+    def _params(self, line: Line, request: Request) -> SamplingParams:
+        from mie.batch.requests import sampling_of
+
+        defaults = self._llm.generation_config.sampling
+        return sampling_params(self._args, sampling_of(request), defaults)
+
+    def _report(self, line: Line, error: str) -> None:
+        """Print a line on standard error for a failed request."""
+        line.error = error
+        print(f"mie: error: {' '.join(error.split())}", file=sys.stderr)
+        self.num_failed += 1
+
+    def _note_first_token(self, output: RequestOutput) -> None:
+        """Record the time of the earliest first token of all requests."""
+        moment = output.metrics.first_token_time if output.metrics else None
+        if moment is not None:
+            seconds = moment - self._began
+            self._first_token = min(seconds, self._first_token or seconds)
+
+    def _print(self, line: Line, output: RequestOutput | None) -> None:
+        if line.error is not None or output is None:
+            error = line.error or ""
+            records, title, texts = [line.refusal(error)], line.source, [f"[error: {error}]"]
+        else:
+            self._num_done += 1
+            records, title = line.records(output, self._args.model), line.title
+            texts = [choice.text for choice in output.outputs]
+            if len(texts) > 1:
+                texts = [f"[{index}] {text}" for index, text in enumerate(texts)]
+        if self._args.json:
+            texts = list(map(json.dumps, records))
+        elif len(self._lines) > 1:
+            texts = [_title(title), *texts, ""]
+        print("\n".join(texts), flush=True)
 
     def print_numbers(self) -> None:
         """Print on standard error the number of tokens, the speed, and the use of the cache."""
         stats, seconds = self._llm.engine.stats, perf_counter() - self._began
         tokens = stats.num_generated_tokens
         numbers = [
-            f"{count(self._num_done, 'request')}",
+            count(self._num_done, "request"),
             f"{count(tokens, 'token')} in {seconds:.2f} s",
             f"{tokens / seconds:.1f} tokens/s",
         ]
@@ -221,94 +270,6 @@ class _Batch:
             numbers.append(f"{self.num_failed} failed")
         report_sampling_defaults(self._args, self._llm)
         print(f"[{' · '.join(numbers)}]", file=sys.stderr)
-
-    def _add_all(self) -> list[_Added | RefusedRequest]:
-        return [self._add(request) for request in self._requests]
-
-    def _add(self, request: CliRequest | RefusedRequest) -> _Added | RefusedRequest:
-        if isinstance(request, RefusedRequest):
-            self._report(request)
-            return request
-        from mie.params.sampling import RequestOutputKind
-
-        try:
-            prompt, params = self._prepared(request)
-            params.output_kind = RequestOutputKind.FINAL_ONLY
-            priority = request.labels.get("priority", 0)
-            request_id = self._llm.add_request(prompt, params, priority=priority)
-            return _Added(request=request, request_id=request_id)
-        except (ConfigError, RequestError) as error:
-            if not self._args.input:
-                raise
-            message = f"{request.origin.source}: {error}"
-            refused = RefusedRequest(origin=request.origin, error=message)
-            self._report(refused)
-            return refused
-
-    def _report(self, refused: RefusedRequest) -> None:
-        """Print a line on standard error for a failed request."""
-        print(f"mie: error: {' '.join(refused.error.split())}", file=sys.stderr)
-        self.num_failed += 1
-
-    def _prepared(self, request: CliRequest) -> tuple[Any, SamplingParams]:
-        defaults = self._llm.generation_config.sampling
-        params = sampling_params(self._args, request.overrides, defaults)
-        if request.messages is not None:
-            prompt = self._llm.chat_prompt(request.messages)
-        elif request.prompt_token_ids is not None:
-            prompt = {"prompt_token_ids": request.prompt_token_ids}
-        else:
-            prompt = {"prompt": request.prompt}
-        return {**prompt, "cache_salt": request.labels.get("cache_salt")}, params
-
-    def _finished(self, total: int) -> Iterator[RequestOutput]:
-        """Yield finished outputs, with a progress bar if standard error is a terminal."""
-        from tqdm import tqdm
-
-        shown = bool(self._args.input) and sys.stderr.isatty()
-        with tqdm(total=total, unit="request", desc="generating", disable=not shown) as bar:
-            while self._llm.has_work:
-                for output in self._llm.step():
-                    self._note_first_token(output)
-                    bar.update()
-                    yield output
-
-    def _note_first_token(self, output: RequestOutput) -> None:
-        """Record the time of the earliest first token of all requests."""
-        moment = output.metrics.first_token_time if output.metrics else None
-        if moment is not None:
-            seconds = moment - self._began
-            self._first_token = min(seconds, self._first_token or seconds)
-
-    def _print(self, request: CliRequest, output: RequestOutput) -> None:
-        error = output.error
-        if error is not None:  # its step failed; other requests continued
-            message = f"{request.origin.source}: {error}"
-            refused = RefusedRequest(origin=request.origin, error=message)
-            self._report(refused)
-            self._print_refused(refused)
-            return
-        self._num_done += 1
-        if self._args.json:
-            for record in records_of(request.origin, output, self._args.model):
-                print(json.dumps(record))
-        else:
-            texts = [choice.text for choice in output.outputs]
-            if len(texts) > 1:
-                texts = [f"[{index}] {text}" for index, text in enumerate(texts)]
-            self._print_texts(request.title, texts)
-        sys.stdout.flush()
-
-    def _print_refused(self, refused: RefusedRequest) -> None:
-        if self._args.json:
-            print(json.dumps(record_of_refused(refused)))
-        else:
-            self._print_texts(refused.origin.source, [f"[error: {refused.error}]"])
-        sys.stdout.flush()
-
-    def _print_texts(self, title: str, texts: Sequence[str]) -> None:
-        lines = [_title(title), *texts, ""] if self._has_titles else texts
-        print("\n".join(lines))
 
 
 def _title(text: str) -> str:

@@ -17,9 +17,9 @@ from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.locate import locate_model
 from mie.checkpoint.size_limits import MAX_JSON_BYTES
 from mie.checkpoint.tensors import num_parameters
-from mie.config.sizes import format_size, size_argument
+from mie.config.arguments import format_size, size_argument
 from mie.errors import ModelError, UnsupportedModelError, WeightsError, shown_text
-from mie.system.json_files import read_json_object
+from mie.system.files import read_json_object
 
 _EPILOG = """\
 exit codes:

@@ -127,7 +127,7 @@ def _run_workload(args: argparse.Namespace) -> int:
         return 0
     if args.kind not in PRESETS:
         raise ConfigError(f"workload {args.kind!r} is unknown; known are: {', '.join(PRESETS)}")
-    _write(args, PRESETS[args.kind](args.seed).to_json())
+    _write(args, PRESETS[args.kind](seed=args.seed).to_json())
     return 0
 
 

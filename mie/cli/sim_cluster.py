@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from dataclasses import fields
 
-    from mie.sim.scaling import ROUTERS, ClusterLoad, simulate_cluster
+    from mie.sim.cluster import ROUTERS, ClusterLoad, simulate_cluster
 
     load = ClusterLoad(**{each.name: getattr(args, each.name) for each in fields(ClusterLoad)})
     routers = args.request_router.split(",")

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from mie.arithmetic import ceil_div
+from mie.cli.files import replacing
 from mie.cli.trace_blocks import render_blocks
-from mie.cli.trace_page import write_html, write_records
-from mie.cli.trace_perfetto import write_perfetto
+from mie.cli.trace_common import percent
+from mie.cli.trace_perfetto import write_timeline
 from mie.cli.trace_request import request_lines
-from mie.cli.trace_text import percent
-from mie.errors import ConfigError
-from mie.events import Segment, Snapshot, Summary, read_log, summary_of
+from mie.errors import ConfigError, RequestError, TraceError
+from mie.events import Segment, Summary, read_log, summary_of
+from mie.page.assets import RECORDED_RUNS
+from mie.page.bundle import EmbeddedRun, page_html
+from mie.page.cells import NodeText
+from mie.page.recording import Recording
 from mie.replay import at
 from mie.reprs import count
 
@@ -85,19 +90,20 @@ def run(args: argparse.Namespace) -> int:
     """Print the requested view, and return 0.
 
     Raises:
-        ConfigError: an argument is out of range.
-        TraceError: the file is not an event log, contradicts itself, or lacks the step or request.
+        ConfigError: an argument is out of range, or a file cannot be written.
+        TraceError: the file is not an event log, contradicts itself, or lacks the step or request;
+            or its tokens are not those of the model.
         ModelError: --model names no model.
     """
     if args.every is not None and args.every < 1:
         raise ConfigError(f"--every must be at least 1; got {args.every}")
-    is_for_page = args.html is not None or args.page is not None
-    if args.model is not None and not is_for_page:
+    if args.model is not None and args.html is None and args.page is None:
         raise ConfigError("--model belongs to --html and --page; leave it out")
     if args.file is None:
         if args.html is None or args.model is not None:
             raise ConfigError("FILE is missing; give an event log (--trace of mie generate)")
-        return _write_html(args)
+        runs = [EmbeddedRun(name=x.name, title=x.title, gzip=x.compressed()) for x in RECORDED_RUNS]
+        return _write_html(args, runs)
     segments = _noting_a_cut(args.file)
     if args.step is not None:
         print(render_blocks(at(segments, args.step)))
@@ -105,26 +111,22 @@ def run(args: argparse.Namespace) -> int:
         for line in request_lines(segments, args.request):
             print(line)
     elif args.perfetto is not None:
-        num_events = write_perfetto(segments, Path(args.perfetto), source=Path(args.file))
+        with replacing(args.perfetto, "--perfetto", args.file) as file:
+            num_events = write_timeline(segments, file)
         print(f"{args.perfetto}: {count(num_events, 'event')}; open it at https://ui.perfetto.dev")
     elif args.html is not None:
-        return _write_html(args)
+        name = Path(args.file).name
+        content = "".join(_page_records(segments, name, args.model)).encode()
+        run = EmbeddedRun(name=name, title=name, gzip=gzip.compress(content, mtime=0))
+        return _write_html(args, [run])
     elif args.page is not None:
-        source, target = Path(args.file), Path(args.page)
-        num_records = write_records(segments, target, source=source, model=args.model)
-        print(f"{args.page}: {count(num_records, 'record')}; drop it on a page of mie")
+        records = _page_records(segments, Path(args.file).name, args.model)
+        with replacing(args.page, "--page", args.file) as file:
+            file.writelines(records)
+        print(f"{args.page}: {count(len(records), 'record')}; drop it on a page of mie")
     else:
-        every = 1 if args.all else args.every
-        for line in _table(_Run(segments), every):
+        for line in _table(segments, 1 if args.all else args.every):
             print(line)
-    return 0
-
-
-def _write_html(args: argparse.Namespace) -> int:
-    segments = None if args.file is None else _noting_a_cut(args.file)
-    source = None if args.file is None else Path(args.file)
-    num_bytes = write_html(segments, Path(args.html), source=source, model=args.model)
-    print(f"{args.html}: {num_bytes / 1000:,.0f} kB; open it in a browser")
     return 0
 
 
@@ -140,75 +142,45 @@ def _noting_a_cut(path: str) -> Iterator[Segment]:
         yield segment
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Row:
-    """A row of the table: one step or several."""
+# The web page.
 
-    step: int
-    running: int
-    waiting: int
-    prefill: int
-    decode: int
-    used: int
-    saved: int
-    empty: int
-    preempted: int
-    done: int
 
-    @classmethod
-    def of(cls, summary: Summary) -> _Row:
-        return cls(
-            step=summary["step"],
-            running=summary["num_running"],
-            waiting=summary["num_waiting"],
-            prefill=summary["num_prefill_tokens"],
-            decode=summary["num_decode_tokens"],
-            used=summary["num_blocks_used"],
-            saved=summary["num_blocks_saved"],
-            empty=summary["num_slots_empty"],
-            preempted=summary["num_preempted"],
-            done=summary["num_finished"],
+def _write_html(args: argparse.Namespace, runs: Sequence[EmbeddedRun]) -> int:
+    page = page_html(runs)
+    with replacing(args.html, "--html", args.file) as file:
+        file.write(page)
+    print(f"{args.html}: {len(page.encode()) / 1000:,.0f} kB; open it in a browser")
+    return 0
+
+
+def _page_records(segments: Iterable[Segment], name: str, model: str | None) -> list[str]:
+    """Return the page's records of a log, one a line, and note on standard error any that lack."""
+    recording = Recording(segments, NodeText(None if model is None else _decoder(model)))
+    if recording.num_dropped:
+        print(
+            f"mie: note: the first {count(recording.num_dropped, 'step')} are left out; a page "
+            "holds about the last 20,000",
+            file=sys.stderr,
         )
+    return [line + "\n" for line in recording.lines(name)]
 
 
-def _merged(rows: Sequence[_Row]) -> _Row:
-    """Return the last row, with the sums over all rows."""
-    return replace(
-        rows[-1],
-        prefill=sum(row.prefill for row in rows),
-        decode=sum(row.decode for row in rows),
-        preempted=sum(row.preempted for row in rows),
-        done=sum(row.done for row in rows),
-    )
+def _decoder(model: str) -> Callable[[Sequence[int]], str]:
+    from mie.checkpoint.locate import locate_model  # they load slowly
+    from mie.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(locate_model(model, needs_weights=False), None)
+
+    def decode(token_ids: Sequence[int]) -> str:
+        try:
+            return tokenizer.decode(token_ids, skip_special_tokens=False)
+        except RequestError as error:
+            raise TraceError(f"the log is not of the model {model}: {error}") from error
+
+    return decode
 
 
-class _Run:
-    """The facts of a log that the table shows."""
-
-    def __init__(self, segments: Iterator[Segment]) -> None:
-        self.rows: list[_Row] = []
-        self.num_hit_tokens = 0
-        self._requests: set[int] = set()
-        for segment in segments:
-            if not self.rows:
-                self.snapshot: Snapshot = segment.snapshot
-                self._requests.update(number for number, _ in segment.snapshot["sequences"])
-            for records in [*segment.steps, segment.rest]:
-                for record in records:
-                    self._note(record)
-            self.rows += [_Row.of(summary_of(records)) for records in segment.steps]
-
-    def _note(self, record: tuple[object, ...]) -> None:
-        match record:
-            case ("add", _, int(number), *_):
-                self._requests.add(number)
-            case ("hit", _, _, int(num_full), int(num_partial), _):
-                self.num_hit_tokens += num_full + num_partial
-
-    @property
-    def num_requests(self) -> int:
-        return len(self._requests)
-
+# The table.
 
 _WIDTHS = {
     "step": 6,
@@ -225,41 +197,60 @@ _WIDTHS = {
 """The columns."""
 
 
-def _table(run: _Run, every: int | None) -> Iterator[str]:
-    num_blocks, block_size = run.snapshot["num_blocks"], run.snapshot["block_size"]
-    num_host = run.snapshot["num_host_blocks"]
+def _table(segments: Iterator[Segment], every: int | None) -> Iterator[str]:
+    """Yield the lines of the table, with a row for ``every`` steps, or at most `MAX_ROWS`."""
+    first = next(segments)
+    pool, numbers = first.snapshot, {number for number, _ in first.snapshot["sequences"]}
+    steps: list[Summary] = []
+    num_hit = 0
+    for segment in chain([first], segments):
+        for record in (record for step in [*segment.steps, segment.rest] for record in step):
+            match record:
+                case ("add", _, int(number), *_):
+                    numbers.add(number)
+                case ("hit", _, _, int(num_full), int(num_partial), _):
+                    num_hit += num_full + num_partial
+        steps += map(summary_of, segment.steps)
+    num_blocks, block_size = pool["num_blocks"], pool["block_size"]
+    num_host = pool["num_host_blocks"]
     host = f", and {count(num_host, 'block')} on the host" if num_host else ""
     yield f"{count(num_blocks, 'block')} of {count(block_size, 'slot')}{host}"
     yield ""
     yield _line([*_WIDTHS])
-    every = every or max(1, ceil_div(len(run.rows), MAX_ROWS))
-    for start in range(0, len(run.rows), every):
-        row = _merged(run.rows[start : start + every])
-        yield _line(
-            [
-                *(row.step, row.running, row.waiting, row.prefill, row.decode),
-                percent(row.used, num_blocks),
-                percent(row.empty, row.used * block_size),
-                percent(row.saved, row.used + row.saved),
-                *(row.preempted, row.done),
-            ]
-        )
+    every = every or max(1, ceil_div(len(steps), MAX_ROWS))
+    for start in range(0, len(steps), every):
+        yield _line(_row(steps[start : start + every], num_blocks, block_size))
     yield ""
-    yield _totals(run, num_blocks)
+    num_tokens = _sum(steps, "num_prefill_tokens") + _sum(steps, "num_decode_tokens")
+    peak = max((step["num_blocks_used"] for step in steps), default=0)
+    totals = [
+        count(len(steps), "step"),
+        count(len(numbers), "request"),
+        f"{count(num_tokens, 'token')} computed, {num_hit:,} hit",
+        count(_sum(steps, "num_preempted"), "preemption"),
+        f"peak {percent(peak, num_blocks)}",
+    ]
+    yield f"[{' · '.join(totals)}]"
+
+
+def _row(steps: Sequence[Summary], num_blocks: int, block_size: int) -> list[object]:
+    """Return the cells of consecutive steps: sums of what they did, and the state after them."""
+    last = steps[-1]
+    used, saved = last["num_blocks_used"], last["num_blocks_saved"]
+    return [
+        *(last["step"], last["num_running"], last["num_waiting"]),
+        *(_sum(steps, "num_prefill_tokens"), _sum(steps, "num_decode_tokens")),
+        percent(used, num_blocks),
+        percent(last["num_slots_empty"], used * block_size),
+        percent(saved, used + saved),
+        *(_sum(steps, "num_preempted"), _sum(steps, "num_finished")),
+    ]
+
+
+def _sum(steps: Sequence[Summary], name: str) -> int:
+    return sum(step[name] for step in steps)
 
 
 def _line(cells: Sequence[object]) -> str:
     pairs = zip(cells, _WIDTHS.values(), strict=True)
     return " ".join(f"{cell!s:>{width}}" for cell, width in pairs)
-
-
-def _totals(run: _Run, num_blocks: int) -> str:
-    num_tokens = sum(row.prefill + row.decode for row in run.rows)
-    numbers = [
-        count(len(run.rows), "step"),
-        count(run.num_requests, "request"),
-        f"{count(num_tokens, 'token')} computed, {run.num_hit_tokens:,} hit",
-        count(sum(row.preempted for row in run.rows), "preemption"),
-        f"peak {percent(max((row.used for row in run.rows), default=0), num_blocks)}",
-    ]
-    return f"[{' · '.join(numbers)}]"

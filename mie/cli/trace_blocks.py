@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from string import ascii_lowercase, ascii_uppercase
 
-from mie.cli.trace_text import WIDTH, clipped, percent, title
+from mie.cli.trace_common import WIDTH, clipped, percent, title_of
 from mie.events import Seq
 from mie.replay import State
 from mie.reprs import count
@@ -112,20 +112,20 @@ def _likeness(row: Row) -> object:
 
 def _queues(state: State, labels: dict[Seq, str]) -> Iterator[str]:
     """Yield a line for each sequence, in the order of the queues."""
-    width = max([len(_title(state, seq)) for seq in state.sequences] or [0])
+    width = max([len(title_of(seq, state)) for seq in state.sequences] or [0])
     width = min(max(width, len("running")), 20)
     yield f"{'':4}{'running':<{width}}   row  tokens  computed  blocks"
     for seq, label in labels.items():
         values = state.sequences[seq]
         numbers = f"{values.row:>6}  {values.num_tokens:>6}  {values.num_computed:>8}"
-        line = f"{label:<4}{clipped(_title(state, seq), width):<{width}}{numbers}  "
+        line = f"{label:<4}{clipped(title_of(seq, state), width):<{width}}{numbers}  "
         yield line + _in_width(values.blocks, WIDTH - len(line))
     waiting = state.waiting
     if waiting:
         yield f"{'':4}waiting"
     for seq in waiting[:MAX_WAITING]:
         values = state.sequences[seq]
-        line = f"{'':4}{clipped(_title(state, seq), width):<{width}}{values.num_tokens:>14}"
+        line = f"{'':4}{clipped(title_of(seq, state), width):<{width}}{values.num_tokens:>14}"
         yield line + ("" if values.host is None else f"  {count(len(values.host), 'host block')}")
     if waiting[MAX_WAITING:]:
         yield f"{'':4}… and {len(waiting) - MAX_WAITING:,} more"
@@ -135,11 +135,6 @@ def _in_width(numbers: Sequence[int], width: int) -> str:
     """Return the numbers as text, cut after ``width`` columns."""
     text = " ".join(map(str, numbers))
     return text if len(text) <= width else text[: width - 2].rpartition(" ")[0] + " …"
-
-
-def _title(state: State, seq: Seq) -> str:
-    values = state.sequences[seq]
-    return title(values.request_id, seq[1], values.n)
 
 
 def _numbers(state: State) -> Iterator[str]:

@@ -8,12 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from mie.cli.trace_output import replacing
-from mie.cli.trace_text import title
-from mie.events import Record, Segment, Seq, Snapshot, Summary
+from mie.cli.trace_common import new_sequences, title, title_of
+from mie.events import Record, Segment, Seq, Summary
 from mie.replay import State, walk
 
 Event = dict[str, Any]
@@ -25,23 +23,19 @@ STEPS = 1
 """The track of the steps."""
 
 
-def write_perfetto(segments: Iterable[Segment], path: Path, *, source: Path) -> int:
-    """Write the timeline of a log to ``path``, and return the number of events.
-
-    The log was read from ``source``.
+def write_timeline(segments: Iterable[Segment], file: TextIO) -> int:
+    """Write the timeline of a log, and return the number of events.
 
     Raises:
-        TraceError: the log contradicts itself; ``path`` is unchanged.
-        ConfigError: ``path`` cannot be written.
+        TraceError: the log contradicts itself.
     """
     num_events = 0
-    with replacing(path, source, "--perfetto") as file:
-        file.write('{"displayTimeUnit":"ms","traceEvents":[')
-        for event in _Timeline().events(segments):
-            file.write(",\n" if num_events else "\n")
-            file.write(json.dumps(event, separators=(",", ":")))
-            num_events += 1
-        file.write("\n]}\n")
+    file.write('{"displayTimeUnit":"ms","traceEvents":[')
+    for event in _Timeline().events(segments):
+        file.write(",\n" if num_events else "\n")
+        file.write(json.dumps(event, separators=(",", ":")))
+        num_events += 1
+    file.write("\n]}\n")
     return num_events
 
 
@@ -82,6 +76,8 @@ class _Timeline:
                 self._begin_step(summary)
             if not self._tracks:
                 yield from self._meet(state)
+            for seq, request_id, n in new_sequences(record, state):
+                yield from self._new_track(seq, request_id, n)
             yield from self._of(record, state)
         for seq in list(self._spans):
             yield from self._end_span(seq, self._end)
@@ -104,8 +100,7 @@ class _Timeline:
 
     def _of(self, record: Record, state: State) -> Iterator[Event]:
         match record:
-            case ("add", request_id, number, _, num_prompt, n, _):
-                yield from self._new_track((number, 0), request_id, n)
+            case ("add", _, number, _, num_prompt, _, _):
                 args = {"prompt tokens": num_prompt}
                 self._spans[number, 0] = _Span(name="waiting", start=self._start, args=args)
             case ("admit" | "resume", seq, *_):
@@ -126,22 +121,22 @@ class _Timeline:
                     yield from self._decode(state.rows[row])
             case ("force", seq, count):
                 yield self._instant(seq, "forced", {"tokens": count})
-            case ("fork", seq, parent, _):
-                values = state.sequences[parent]
-                yield from self._new_track(seq, values.request_id, values.n)
-                yield self._instant(seq, "forked", {})
-            case ("branch", seq, _, _):
+            case ("fork" | "branch", seq, _, _):
                 yield from self._end_span(seq, self._start)
                 yield self._instant(seq, "forked", {})
-            case ("wait", seq, parent):
-                values = state.sequences[parent]
-                yield from self._new_track(seq, values.request_id, values.n)
+            case ("wait", seq, _):
                 self._spans[seq] = _Span(name="waiting", start=self._now)
             case ("rebuild", snapshot):
-                yield from self._rebuild(snapshot)
+                # All sequences wait again, and those that are gone end.
+                for seq in list(self._spans):
+                    yield from self._end_span(seq, self._start)
+                for seq in snapshot["sequences"]:
+                    yield self._instant(seq, "rebuilt", {})
+                    self._spans[seq] = _Span(name="waiting", start=self._start)
             case ("preempt", seq, by, mode, rule, num_lost):
                 yield from self._end_span(seq, self._start)
-                args = {"for": _name_of(by, state), "rule": rule, "mode": mode, "lost": num_lost}
+                name = None if by is None else title_of(by, state)
+                args = {"for": name, "rule": rule, "mode": mode, "lost": num_lost}
                 yield self._instant(seq, "preempted", args)
                 name = "swapped out" if mode == "swap" else "preempted"
                 self._spans[seq] = _Span(name=name, start=self._start, args=args)
@@ -151,16 +146,6 @@ class _Timeline:
             case ("step", summary):
                 yield from self._step_slices(summary)
                 yield from self._counters(summary, state)
-
-    def _rebuild(self, snapshot: Snapshot) -> Iterator[Event]:
-        """Yield events for a rebuild: all sequences wait again, and those that are gone end."""
-        for seq in list(self._spans):
-            yield from self._end_span(seq, self._start)
-        for seq, values in snapshot["sequences"].items():
-            if seq not in self._tracks:
-                yield from self._new_track(seq, values["request_id"], values["n"])
-            yield self._instant(seq, "rebuilt", {})
-            self._spans[seq] = _Span(name="waiting", start=self._start)
 
     @property
     def _now(self) -> int:
@@ -184,6 +169,8 @@ class _Timeline:
                 yield _slice(span.name, span.start, end, REQUESTS, track, span.args)
 
     def _new_track(self, seq: Seq, request_id: str, n: int) -> Iterator[Event]:
+        if seq in self._tracks:  # a rebuild names it again
+            return
         self._tracks[seq] = track = len(self._tracks) + 1
         yield _meta("thread_name", REQUESTS, track, name=title(request_id, seq[1], n))
         # Tracks are ordered by request, then by choice.
@@ -221,13 +208,6 @@ class _Timeline:
             ("waste %", {"of used slots": round(waste, 2)}),
         ):
             yield {"ph": "C", "name": name, "ts": self._end / 1000, "pid": ENGINE, "args": values}
-
-
-def _name_of(seq: Seq | None, state: State) -> str | None:
-    if seq is None:
-        return None
-    values = state.sequences[seq]
-    return title(values.request_id, seq[1], values.n)
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from mie.cli.trace_text import clipped, title
+from mie.cli.trace_common import clipped, new_sequences, title, title_of
 from mie.errors import TraceError
 from mie.events import FIELDS, Record, Segment, Seq, Snapshot
 from mie.replay import State, walk
@@ -62,15 +62,8 @@ class _Life:
         if not self._ids:
             for seq, values in state.sequences.items():
                 self._name(seq, values.request_id, values.n)
-        match record:
-            case ("add", request_id, number, _, _, n, _):
-                self._name((number, 0), request_id, n)
-            case ("fork" | "wait", seq, parent, *_):
-                values = state.sequences[parent]
-                self._name(seq, values.request_id, values.n)
-            case ("rebuild", snapshot):
-                for seq, facts in snapshot["sequences"].items():
-                    self._name(seq, facts["request_id"], facts["n"])
+        for seq, request_id, n in new_sequences(record, state):
+            self._name(seq, request_id, n)
 
     def _name(self, seq: Seq, request_id: str, n: int) -> None:
         self._ids[request_id] = None
@@ -172,5 +165,4 @@ def _left(num_tokens: int, num_computed: int) -> str:
 def _cause(by: Seq | None, rule: str, state: State) -> str:
     if by is None:
         return "a step was abandoned"
-    values = state.sequences[by]
-    return f"{title(values.request_id, by[1], values.n)} needed room; victim: {rule}"
+    return f"{title_of(by, state)} needed room; victim: {rule}"

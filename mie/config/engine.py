@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from mie.config.quotas import quotas_of
-from mie.config.settings import BACKENDS, Setting, setting, settings_of
+from mie.config.settings import Setting, declared_in, settings_of
 from mie.errors import ConfigError
 from mie.reprs import changed_repr
 
@@ -78,14 +78,14 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
 
 def check_settings(values: object) -> None:
     """Raise `ConfigError` unless every setting of a dataclass has an allowed value."""
-    for name, _, declared in settings_of(type(values)):
-        check_setting(name, getattr(values, name), declared)
+    for name, default, declared in settings_of(type(values)):
+        check_setting(name, getattr(values, name), default, declared)
 
 
-def check_setting(name: str, value: Any, declared: Setting) -> None:
+def check_setting(name: str, value: Any, default: Any, declared: Setting) -> None:
     """Raise `ConfigError` unless the value is allowed for the setting ``name``."""
     low, high = declared.low, declared.high
-    if value is None and declared.is_optional:
+    if value is None and default is None:
         return
     if declared.kind in ("integer", "size"):
         check_integer(name, value, int(low), None if high is None else int(high))
@@ -98,249 +98,50 @@ def check_setting(name: str, value: Any, declared: Setting) -> None:
         check_switch(name, value)
 
 
-POLICIES = ("fcfs", "priority", "sjf", "fair")
 _OF_A_POLICY = (("sjf_ageing", "sjf"), ("fair_turn", "fair"), ("client_quotas", "fair"))
-_GPU = ("cupy", "cupy-emulated")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """Declarations of an engine's settings, which `EngineConfig` checks."""
+    """The settings of an engine. `EngineConfig` checks them."""
 
-    max_model_len: int | None = setting(
-        None,
-        "integer",
-        "maximum number of tokens of a prompt and its completion together, up to the model's "
-        "context length",
-        "scheduling",
-        low=1,
-        default_text="the model's context length",
-    )
-    max_num_seqs: int = setting(
-        64, "integer", "maximum number of sequences that run at once", "scheduling", low=1
-    )
-    max_num_batched_tokens: int = setting(
-        2048, "integer", "maximum number of tokens computed in one step", "scheduling", low=1
-    )
-    max_prefill_chunk: int | None = setting(
-        None,
-        "integer",
-        "maximum number of tokens of one prompt computed in one step, with chunked prefill",
-        "scheduling",
-        low=1,
-        default_text="no limit",
-    )
-    enable_chunked_prefill: bool = setting(
-        True,
-        "switch",
-        "split long prompts over several steps; without it a step must hold a whole context",
-        "scheduling",
-    )
-    block_size: int = setting(
-        16, "integer", "number of tokens in a block of the KV cache", "KV cache", low=1
-    )
-    num_blocks: int | None = setting(
-        None,
-        "integer",
-        "number of blocks in the KV cache",
-        "KV cache",
-        low=1,
-        default_text="as many as max_num_seqs full contexts need, within the memory budget",
-    )
-    kv_cache_memory_bytes: int | None = setting(
-        None,
-        "size",
-        "size of the KV cache in bytes; an alternative to num_blocks",
-        "KV cache",
-        low=1,
-        default_text="see num_blocks",
-    )
-    enable_prefix_caching: bool = setting(
-        True, "switch", "reuse the KV blocks of equal prompt prefixes", "KV cache"
-    )
-    partial_block_sharing: bool = setting(
-        True, "switch", "also reuse the beginning of a block, by copying it", "KV cache"
-    )
-    max_cached_blocks: int | None = setting(
-        None,
-        "integer",
-        "maximum number of unreferenced blocks kept in the prefix cache",
-        "KV cache",
-        default_text="no limit",
-    )
-    scheduling_policy: str = setting(
-        "fcfs",
-        "choice",
-        "order in which requests are served: first come first served, by their priority, "
-        "shortest job first, or an equal share of tokens for each client",
-        "scheduling",
-        choices=POLICIES,
-    )
-    sjf_ageing: int | None = setting(
-        None,
-        "integer",
-        "number of tokens by which a waiting job counts as shorter after each step under sjf, so "
-        "that none starves",
-        "scheduling",
-        low=1,
-        default_text="1",
-    )
-    fair_turn: int | None = setting(
-        None,
-        "integer",
-        "number of steps before a sequence may be preempted for another client under fair",
-        "scheduling",
-        low=1,
-        default_text="16",
-    )
-    client_quotas: Mapping[str, Any] | None = setting(
-        None,
-        "mapping",
-        'weights and seats of clients under fair: {"jobs": {"weight": 0.5, "max_num_seqs": 4}}',
-        "scheduling",
-    )
-    batching: str = setting(
-        "continuous",
-        "choice",
-        "when requests are admitted: at any step, or (for comparison) only when the whole batch "
-        "has finished",
-        "scheduling",
-        choices=("continuous", "static"),
-    )
-    watermark: float = setting(
-        0.01,
-        "number",
-        "fraction of the blocks, rounded up, that admission keeps free while other requests run",
-        "scheduling",
-        high=1,
-    )
-    admit_after_preemption: bool = setting(
-        False,
-        "switch",
-        "admit requests even in a step that preempts, for comparison",
-        "scheduling",
-    )
-    preemption_mode: str = setting(
-        "recompute",
-        "choice",
-        "what happens to the KV blocks of a preempted sequence: drop and recompute them, or swap "
-        "them to host memory",
-        "scheduling",
-        choices=("recompute", "swap"),
-    )
-    swap_space: int | None = setting(
-        None,
-        "size",
-        "size of the swap pool in host memory, in bytes where vLLM counts GiB; for swap only",
-        "scheduling",
-        low=1,
-        default_text="4 GiB, at most a quarter of the free memory",
-        is_ignorable=True,
-    )
-    event_log_steps: int = setting(
-        2000,
-        "integer",
-        "number of steps that the event log keeps in memory; 0 keeps none",
-        "engine",
-    )
-    seed: int = setting(
-        0,
-        "integer",
-        "seed for the sampling of requests that have none of their own",
-        "engine",
-        low=-(2**63),
-        high=2**64 - 1,
-    )
-    max_logprobs: int = setting(
-        -1,
-        "integer",
-        "maximum number of log-probabilities per position that a request may have; -1 sets no "
-        "limit (vLLM's default is 20)",
-        "engine",
-        low=-1,
-        is_simulated=False,
-    )
-    max_forced_run: int = setting(
-        32,
-        "integer",
-        "maximum number of determined tokens of a structured output that one step takes at once, "
-        "in addition to a sampled one; 0 samples them one by one",
-        "scheduling",
-        high=64,
-        is_simulated=False,
-    )
-    kv_cache_dtype: str = setting(
-        "auto",
-        "choice",
-        "data type of the KV cache; auto is dtype, int8 and fp8 take one "
-        "byte per element and a scale per token and head",
-        "KV cache",
-        choices=("auto", "int8", "fp8"),
-        backends=BACKENDS,
-    )
-    async_scheduling: bool | None = setting(
-        None,
-        "switch",
-        "plan and launch a decode step while the previous one runs",
-        "scheduling",
-        default_text="on for a GPU",
-        is_simulated=False,
-    )
-    num_threads: int | None = setting(
-        None,
-        "integer",
-        "number of threads that compute",
-        "computation",
-        low=1,
-        default_text="one for each CPU that the process may use",
-        backends=("jit", "numpy"),
-    )
-    batch_invariant: bool = setting(
-        False,
-        "switch",
-        "give a request the same bits in any batch, with any chunks, prefix hits, preemptions or "
-        "number of threads, at the cost of slower products; jit always does, at no cost; on a GPU "
-        "not if generated tokens are computed again",
-        "computation",
-        backends=("jit", "numpy", *_GPU),
-    )
-    linear_plan: str = setting(
-        "auto",
-        "choice",
-        "memory layout of weight matrices on backend numpy; auto is tiled if the BLAS has "
-        "small-matrix kernels for this CPU (AVX-512), with batch_invariant or with 16-bit weights, "
-        "else plain",
-        "computation",
-        choices=("auto", "plain", "tiled"),
-        backends=("numpy",),
-    )
-    weight_dtype: str = setting(
-        "auto",
-        "choice",
-        "data type in which a CPU stores weight matrices; bfloat16 and float16 keep a checkpoint's "
-        "16-bit matrices, float32 widens them at load time; auto keeps them on jit, not on numpy",
-        "computation",
-        choices=("auto", "float32", "bfloat16", "float16"),
-        backends=("jit", "numpy"),
-    )
-    enforce_eager: bool = setting(
-        False,
-        "switch",
-        "launch every kernel individually, without recorded steps or CUDA graphs",
-        "computation",
-        backends=("jit", *_GPU),
-        is_ignorable=True,
-    )
-    gpu_memory_utilization: float = setting(
-        0.9,
-        "number",
-        "fraction of GPU memory to use, counting other processes",
-        "KV cache",
-        high=1,
-        above_low=True,
-        backends=("cupy",),
-        is_ignorable=True,
-    )
+    SETTINGS: ClassVar[Mapping[str, Setting]] = declared_in(__file__, "EngineSettings")
+
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    max_prefill_chunk: int | None = None
+    enable_chunked_prefill: bool = True
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    enable_prefix_caching: bool = True
+    partial_block_sharing: bool = True
+    max_cached_blocks: int | None = None
+    scheduling_policy: str = "fcfs"
+    sjf_ageing: int | None = None
+    fair_turn: int | None = None
+    client_quotas: Mapping[str, Any] | None = None
+    batching: str = "continuous"
+    watermark: float = 0.01
+    admit_after_preemption: bool = False
+    preemption_mode: str = "recompute"
+    swap_space: int | None = None
+    event_log_steps: int = 2000
+    seed: int = 0
+    max_logprobs: int = -1
+    max_forced_run: int = 32
+    kv_cache_dtype: str = "auto"
+    async_scheduling: bool | None = None
+    num_threads: int | None = None
+    batch_invariant: bool = False
+    linear_plan: str = "auto"
+    weight_dtype: str = "auto"
+    enforce_eager: bool = False
+    gpu_memory_utilization: float = 0.9
+
+
+POLICIES = EngineSettings.SETTINGS["scheduling_policy"].choices
 
 
 @keyword_checked

@@ -8,7 +8,7 @@ import inspect
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Concatenate, ParamSpec, TextIO, cast
+from typing import Any, ClassVar, Concatenate, ParamSpec, TextIO, cast
 
 from mie.config.arguments import add_neutral_names, add_settings, given
 from mie.config.engine import (
@@ -19,124 +19,39 @@ from mie.config.engine import (
     refuse_unknown,
 )
 from mie.config.request_limits import RequestLimits, limits_of
-from mie.config.settings import AUTO_BACKENDS, BACKENDS, setting, settings_of
+from mie.config.settings import AUTO_BACKENDS, declared_in, settings_of
 from mie.config.vllm_names import VllmNames, refuse_what_vllm_has
 from mie.errors import ConfigError
 from mie.refusals import refuses_names
 
 P = ParamSpec("P")
 
-LOAD_FORMATS = ("auto", "safetensors", "dummy")
-TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "hf", "none")
-REASONING_PARSERS = ("none", "auto", "deepseek_r1", "qwen3", "mistral", "hf")
 _DTYPES = {"half": "float16", "float": "float32"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """Declarations of the model, its source, and how it is loaded."""
+    """The settings of the model, of its source, and of loading it."""
 
-    tokenizer: str | os.PathLike[str] | None = setting(
-        None,
-        "text",
-        "directory or hub id of the tokenizer",
-        "model",
-        default_text="the model's",
-    )
-    skip_tokenizer_init: bool = setting(
-        False, "switch", "load no tokenizer; prompts are token ids, outputs have no text", "model"
-    )
-    backend: str = setting(
-        "auto",
-        "choice",
-        "compute backend: compiled kernels on the CPU, NumPy, its plain reference operators, an "
-        "NVIDIA GPU, or the GPU's kernels emulated on the CPU; auto is jit where it can run and "
-        "has the other settings, else numpy",
-        "model",
-        choices=("auto", *BACKENDS),
-    )
-    dtype: str = setting(
-        "auto",
-        "text",
-        "data type to compute in: float32 or float64 on a CPU; float16, bfloat16 or float32 on a "
-        "GPU. On a CPU, bfloat16 and float16 (half) keep weights and KV cache in 16 bits and "
-        "compute in float32",
-        "model",
-        default_text="auto: float32 on a CPU; on a GPU bfloat16 if the model's is, else float16",
-    )
-    load_format: str = setting(
-        "auto",
-        "choice",
-        "source of the weights: safetensors files (also auto), or random numbers drawn from the "
-        "seed, which need config.json only",
-        "model",
-        choices=LOAD_FORMATS,
-    )
-    hf_overrides: Mapping[str, Any] | None = setting(
-        None, "mapping", "values that replace those in config.json", "model"
-    )
-    tool_call_parser: str = setting(
-        "auto",
-        "choice",
-        "format in which the model calls tools: that of vLLM's parser, hf (the model's "
-        "response_template), auto (found in the model's files), or none (calls are text)",
-        "model",
-        choices=TOOL_CALL_PARSERS,
-    )
-    reasoning_parser: str = setting(
-        "none",
-        "choice",
-        "tags of the model's reasoning in answers to chats: those of vLLM's parser, hf (the "
-        "model's response_template), auto (found in the model's files), or none (it is text)",
-        "model",
-        choices=REASONING_PARSERS,
-    )
-    generation_config: str | os.PathLike[str] = setting(
-        "auto",
-        "text",
-        "source of default sampling parameters: auto (the model's generation_config.json), vllm "
-        "(neutral defaults) or a directory with such a file",
-        "model",
-    )
-    override_generation_config: Mapping[str, Any] | None = setting(
-        None, "mapping", "values that replace those in the generation config", "model"
-    )
-    revision: str | None = setting(
-        None, "text", "branch, tag or commit of a hub id", "model", default_text="main"
-    )
-    tokenizer_revision: str | None = setting(
-        None,
-        "text",
-        "branch, tag or commit of the tokenizer's hub id",
-        "model",
-        default_text="main, or revision where the tokenizer is the model's",
-    )
-    download_dir: str | os.PathLike[str] | None = setting(
-        None,
-        "text",
-        "cache directory for files from the hub",
-        "model",
-        default_text="that of huggingface_hub",
-    )
-    use_tqdm_on_load: bool = setting(
-        True, "switch", "show a progress bar while weights load, on a terminal", "model"
-    )
-    num_gpu_blocks_override: int | None = setting(
-        None, "integer", "vLLM's name for num_blocks", "KV cache", low=1, alias_of="num_blocks"
-    )
-    trace: TextIO | None = setting(
-        None,
-        "object",
-        "text file that gets the event log as JSON lines; the caller closes it",
-        "engine",
-    )
-    request_limits: RequestLimits | Mapping[str, Any] | None = setting(
-        None,
-        "mapping",
-        "lower limits for each request, by their names in RequestLimits",
-        "engine",
-        default_text="those of RequestLimits",
-    )
+    SETTINGS: ClassVar = declared_in(__file__, "ModelSettings")
+
+    tokenizer: str | os.PathLike[str] | None = None
+    skip_tokenizer_init: bool = False
+    backend: str = "auto"
+    dtype: str = "auto"
+    load_format: str = "auto"
+    hf_overrides: Mapping[str, Any] | None = None
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "none"
+    generation_config: str | os.PathLike[str] = "auto"
+    override_generation_config: Mapping[str, Any] | None = None
+    revision: str | None = None
+    tokenizer_revision: str | None = None
+    download_dir: str | os.PathLike[str] | None = None
+    use_tqdm_on_load: bool = True
+    num_gpu_blocks_override: int | None = None
+    trace: TextIO | None = None
+    request_limits: RequestLimits | Mapping[str, Any] | None = None
 
 
 @refuses_names
@@ -161,8 +76,8 @@ class EngineArgs(VllmNames, EngineSettings, ModelSettings):
         refuse_what_vllm_has(self)
         if self.reasoning_parser == "":  # vLLM's default
             object.__setattr__(self, "reasoning_parser", "none")
-        for name, _, declared in settings_of(ModelSettings):
-            check_setting(name, getattr(self, name), declared)
+        for name, default, declared in settings_of(ModelSettings):
+            check_setting(name, getattr(self, name), default, declared)
         for name in ("hf_overrides", "override_generation_config"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, Mapping):
@@ -187,7 +102,7 @@ class EngineArgs(VllmNames, EngineSettings, ModelSettings):
         for name, default, declared in settings_of(EngineSettings):
             if declared.is_ignorable and name in values and not self._means_something(name):
                 if declared.kind != "size":  # swap_space is in GiB, as in vLLM, and may be 0
-                    check_setting(name, values[name], declared)
+                    check_setting(name, values[name], default, declared)
                 values[name] = default
         return EngineConfig(**values)
 

@@ -1,11 +1,14 @@
-"""Declare settings, each in one place with everything that is said about it elsewhere.
+"""Know everything about a setting that its name, type and default do not say.
 
-A setting is a field of a dataclass, made by `setting`. The checks, the command-line options, the
-refusals of backends and of the simulator, and the tables of the docs read its `Setting`.
+A setting is a field of a dataclass. A row of ``settings.json``, beside its module, declares the
+rest. The checks, the command-line options, the refusals of backends and of
+the simulator, and the tables of the docs read it.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal
 
 Kind = Literal["integer", "size", "number", "switch", "choice", "text", "mapping", "object"]
@@ -30,8 +33,6 @@ class Setting:
     high: float | None = None
     above_low: bool = False
     choices: tuple[str, ...] = ()
-    is_optional: bool = False
-    """Whether None is allowed."""
     default_text: str = ""
     """Text for the default if its value does not explain itself, such as None."""
     backends: tuple[str, ...] = ()
@@ -44,36 +45,24 @@ class Setting:
     """The setting that this one is an alias of."""
 
 
-def setting(default: object, kind: Kind, help: str, section: str, **more: Any) -> Any:
-    """Return a dataclass field for a setting. ``more`` has further fields of `Setting`."""
-    declared = Setting(
-        kind=kind, help=help, section=section, **{"is_optional": default is None, **more}
-    )
-    return field(default=default, metadata={"setting": declared})
+def declared_in(module_file: str, cls: str) -> Mapping[str, Setting]:
+    """Return the settings of a class, from ``settings.json`` beside the file of its module."""
+    text = Path(module_file).with_name("settings.json").read_text(encoding="utf-8")
+    return {name: _setting(**row) for name, row in json.loads(text)[cls].items()}
+
+
+def _setting(choices: Sequence[str] = (), backends: Sequence[str] = (), **row: Any) -> Setting:
+    return Setting(choices=tuple(choices), backends=tuple(backends), **row)
 
 
 def settings_of(cls: type) -> Iterator[tuple[str, Any, Setting]]:
-    """Yield (name, default, declaration) of each setting of a dataclass, in order."""
+    """Yield (name, default, facts) of each setting of a dataclass, in order.
+
+    Each class that declares settings has them in ``SETTINGS``.
+    """
+    declared: dict[str, Setting] = {}
+    for base in cls.__mro__:
+        declared = {**vars(base).get("SETTINGS", {}), **declared}
     for each in fields(cls):
-        if "setting" in each.metadata:
-            yield each.name, each.default, each.metadata["setting"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Neutral:
-    """Facts about an argument that only vLLM has: the values without effect."""
-
-    allowed: tuple[Any, ...] | None
-    """Allowed values, or None if every value is allowed."""
-    why: str
-    """Why other values are not supported, or why no value has an effect."""
-
-
-def neutral(default: object, why: str, *also: object) -> Any:
-    """Return a dataclass field that allows only its default and the values in ``also``."""
-    return field(default=default, metadata={"neutral": Neutral(allowed=(default, *also), why=why)})
-
-
-def without_effect(default: object, why: str) -> Any:
-    """Return a dataclass field that allows any value, because none has an effect."""
-    return field(default=default, metadata={"neutral": Neutral(allowed=None, why=why)})
+        if each.name in declared:
+            yield each.name, each.default, declared[each.name]

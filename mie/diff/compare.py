@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from mie.config.engine import EngineConfig, refuse_unknown
 from mie.diff.inject import SIZE, Injection, perturb
 from mie.diff.measure import (
-    Errors,
     Index,
     differences,
     errors_between,
@@ -67,7 +66,7 @@ def compare(
         RequestError: a prompt cannot be served.
     """
     # Problems with the settings, or with B, are reported before A runs.
-    workload.check()
+    workload.params()
     for side in (a, b):
         load_backend(side.backend, side.dtype, _config(workload, side))
     recorded: dict[Spot, NDArray[Any]] = {}
@@ -97,7 +96,7 @@ def compare(
         num_tokens=sum(map(len, free.tokens.values())),
         **free.coverage,
         reason=comparison.reason,
-        rows=tuple(comparison.rows()),
+        rows=tuple(comparison.rows.values()),
         first=comparison.first,
         tokens=tuple(comparison.token_parts(free, forced, workload.token_text)),
     )
@@ -115,7 +114,7 @@ def _run(
 
     def wrap(backend: Backend) -> Backend:
         recorders.append(RecordingBackend(backend, observe, change))
-        return recorders[0]
+        return cast(Backend, recorders[0])  # it delegates the rest of the contract
 
     engine = load_engine(
         workload.directory,
@@ -173,7 +172,8 @@ class _Comparison:
         self._recorded = recorded
         self._inject = inject
         self._limits = limits
-        self._rows: dict[tuple[str, int | None], _Row] = {}
+        self.rows: dict[tuple[str, int | None], OperatorErrors] = {}
+        """The errors by operator and layer, in the order of the calls."""
         self._logits: list[tuple[NDArray[Any], NDArray[Any]]] = []
 
     def change(self, spot: Spot, out: Array) -> None:
@@ -187,8 +187,18 @@ class _Comparison:
         a = self._recorded[spot]
         limit = self._limits.of(a.dtype, b.dtype, spot.operator)
         errors = errors_between(a, b, limit)
-        row = self._rows.setdefault((spot.operator, spot.layer), _Row(spot=spot, limit=limit))
-        row.add(spot, errors, a, b)
+        row = OperatorErrors(
+            operator=spot.operator,
+            layer=spot.layer,
+            limit=limit,
+            worst=_place(spot, errors.worst, a, b),
+            max_abs=errors.max_abs,
+            max_rel=errors.max_rel,
+            row_rel=errors.row_rel,
+            max_ulp=errors.max_ulp,
+        )
+        known = self.rows.get((spot.operator, spot.layer))
+        self.rows[spot.operator, spot.layer] = row if known is None else known.merged(row)
         if self.first is None and errors.first is not None:
             self.first = _place(spot, errors.first, a, b)
         if spot.operator == "logits":
@@ -196,10 +206,6 @@ class _Comparison:
         self.reason = self._limits.reason(a.dtype, b.dtype)
         self.num_calls += 1
         return a if self._limits.isolated and spot.operator != "logits" else None
-
-    def rows(self) -> Iterator[OperatorErrors]:
-        """Yield the errors by operator and layer, in the order of the calls."""
-        return (row.done() for row in self._rows.values())
 
     def token_parts(
         self, free: _Run, forced: _Run, token_text: Callable[[int], str]
@@ -225,49 +231,16 @@ class _Comparison:
         return gap <= 2 * self._limits.of(a.dtype, dtype, "logits") * float(np.abs(logits).max())
 
 
-@dataclass(kw_only=True)
-class _Row:
-    """An operator in a layer, over the steps so far."""
-
-    spot: Spot
-    limit: float
-    worst: Place | None = None
-    num_calls: int = 0
-    max_abs: float = 0.0
-    max_rel: float = 0.0
-    max_ulp: int = 0
-
-    def add(self, spot: Spot, errors: Errors, a: NDArray[Any], b: NDArray[Any]) -> None:
-        self.num_calls += 1
-        self.max_abs = max(self.max_abs, errors.max_abs)
-        self.max_rel = max(self.max_rel, errors.max_rel)
-        self.max_ulp = max(self.max_ulp, errors.max_ulp)
-        if a.size and (self.worst is None or errors.row_rel > self.worst.relative):
-            self.worst = _place(spot, errors.worst, a, b)
-
-    def done(self) -> OperatorErrors:
-        assert self.worst is not None, f"{self.spot} never had a row"
-        return OperatorErrors(
-            operator=self.spot.operator,
-            layer=self.spot.layer,
-            num_calls=self.num_calls,
-            max_abs=self.max_abs,
-            max_rel=self.max_rel,
-            row_rel=self.worst.relative,
-            max_ulp=self.max_ulp,
-            limit=self.limit,
-            worst=self.worst,
-        )
-
-
 def _place(spot: Spot, element: Index, a: NDArray[Any], b: NDArray[Any]) -> Place:
+    """Return both sides at an element. That of an empty result is ()."""
+    where: dict[str, Any] = {"step": spot.step, "layer": spot.layer, "operator": spot.operator}
+    if not element:
+        return Place(**where, element=element)
     place = np.ravel_multi_index(element[1:], a.shape[1:])
     x, y = (each[element[:1]].astype(np.float64).reshape(1, -1) for each in (a, b))
     relative = quotients(differences(x, y), largest_of_rows(x))
     return Place(
-        step=spot.step,
-        layer=spot.layer,
-        operator=spot.operator,
+        **where,
         element=element,
         a=float(x[0, place]),
         b=float(y[0, place]),

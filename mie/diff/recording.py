@@ -1,21 +1,13 @@
 """Wrap a backend to show every operator's result to an observer."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.ops.backend import (
-    Array,
-    Backend,
-    KVCacheShape,
-    Memory,
-    Progress,
-    StepBatch,
-    StepSize,
-)
+from mie.ops.backend import Array, Backend, StepBatch
 from mie.ops.composed import ComposedOperators
 from mie.ops.sampling import RowControls
 
@@ -100,7 +92,7 @@ def put(array: Array, values: NDArray[Any]) -> None:
 
 
 class RecordingBackend(ComposedOperators):
-    """Delegates to ``inner`` and shows each operator's result to ``observe``.
+    """Passes every call on to ``inner``, and shows the results of `METHODS` to ``observe``.
 
     What ``inner`` may compute in one call is composed of single operators here, to see each.
 
@@ -109,10 +101,9 @@ class RecordingBackend(ComposedOperators):
     results of `paged_attention`.
     """
 
+    is_asynchronous = False  # each result is observed before the next is computed
+
     def __init__(self, inner: Backend, observe: Observer, change: Change | None = None) -> None:
-        self.name = inner.name
-        self.itemsize = inner.itemsize
-        self.is_asynchronous = False  # each result is observed before the next is computed
         self.greedy: list[int] = []
         """The tokens of the last step's largest logits, by ``inner``'s own sampling."""
         self._inner = inner
@@ -125,13 +116,15 @@ class RecordingBackend(ComposedOperators):
         self._num_tokens: int | None = None
         self._num_rows: int | None = None
 
-    def numerics(self) -> dict[str, str | int]:
-        return self._inner.numerics()
-
-    # Recorded operators.
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if name not in METHODS:
+            return found
+        return lambda *args, **kwargs: self._seen(name, found(*args, **kwargs))
 
     def run_step(self, forward: Callable[[StepBatch], Array], batch: StepBatch) -> Array:
         self._step += 1
+        self._layer = 0
         self.greedy = []
         self._previous = None
         self._counts = {}
@@ -140,40 +133,9 @@ class RecordingBackend(ComposedOperators):
         assert self._counts, f"run_step of {self.name} did not call forward (set enforce_eager)"
         return self._seen("run_step", logits)
 
-    def embed(self, token_ids: Array, embedding: Array) -> Array:
-        self._layer = 0
-        return self._seen("embed", self._inner.embed(token_ids, embedding))
-
-    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
-        return self._seen("rms_norm", self._inner.rms_norm(x, weight, eps))
-
-    def linear(self, x: Array, weight: Array, residual: Array | None = None) -> Array:
-        return self._seen("linear", self._inner.linear(x, weight, residual))
-
     def head_norm(self, qkv: Array, first: int, last: int, weight: Array, eps: float) -> None:
         self._inner.head_norm(qkv, first, last, weight, eps)
         self._seen("head_norm", qkv[:, first:last])
-
-    def rope_write_kv(
-        self, qkv: Array, rope: Array, kv_cache: Array, layer: int, batch: StepBatch
-    ) -> Array:
-        assert layer == self._layer, (
-            f"layer {layer} was called when layer {self._layer} was expected"
-        )
-        q = self._inner.rope_write_kv(qkv, rope, kv_cache, layer, batch)
-        return self._seen("rope_write_kv", q)
-
-    def paged_attention(
-        self, q: Array, kv_cache: Array, layer: int, batch: StepBatch, window: int | None
-    ) -> Array:
-        out = self._inner.paged_attention(q, kv_cache, layer, batch, window)
-        return self._seen("paged_attention", out)
-
-    def silu_mul(self, gate_up: Array) -> Array:
-        return self._seen("silu_mul", self._inner.silu_mul(gate_up))
-
-    def take_rows(self, x: Array, rows: Array) -> Array:
-        return self._seen("take_rows", self._inner.take_rows(x, rows))
 
     def sample(self, logits: Array, rows: Sequence[RowControls]) -> list[int]:
         self.greedy = self._inner.sample(logits, [RowControls()] * len(rows))
@@ -204,64 +166,3 @@ class RecordingBackend(ComposedOperators):
         if operator == "down":
             self._layer += 1
         return out
-
-    # Operators that are only delegated.
-
-    def memory(self) -> Memory:
-        return self._inner.memory()
-
-    def weight_bytes(self, shape: tuple[int, ...]) -> int:
-        return self._inner.weight_bytes(shape)
-
-    def step_bytes(self, size: StepSize) -> int:
-        return self._inner.step_bytes(size)
-
-    def prepare(self, progress: Progress) -> None:
-        self._inner.prepare(progress)
-
-    def kv_cache_bytes(self, shape: KVCacheShape) -> int:
-        return self._inner.kv_cache_bytes(shape)
-
-    def load_vector(self, vector: NDArray[Any]) -> Array:
-        return self._inner.load_vector(vector)
-
-    def load_embedding(self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]]) -> Array:
-        return self._inner.load_embedding(shape, blocks)
-
-    def load_linear(
-        self,
-        shape: tuple[int, int],
-        blocks: Iterable[NDArray[Any]],
-        bias: NDArray[Any] | None = None,
-    ) -> Array:
-        return self._inner.load_linear(shape, blocks, bias)
-
-    def tie_linear(self, embedding: Array) -> Array:
-        return self._inner.tie_linear(embedding)
-
-    def load_rope(self, inv_freq: NDArray[np.float64], scaling: float, num_positions: int) -> Array:
-        return self._inner.load_rope(inv_freq, scaling, num_positions)
-
-    def new_kv_cache(self, shape: KVCacheShape) -> Array:
-        return self._inner.new_kv_cache(shape)
-
-    def new_host_cache(self, shape: KVCacheShape) -> Array:
-        return self._inner.new_host_cache(shape)
-
-    def copy_blocks(self, kv_cache: Array, src: Sequence[int], dst: Sequence[int]) -> None:
-        self._inner.copy_blocks(kv_cache, src, dst)
-
-    def export_blocks(
-        self, kv_cache: Array, host_cache: Array, src: Sequence[int], dst: Sequence[int]
-    ) -> None:
-        self._inner.export_blocks(kv_cache, host_cache, src, dst)
-
-    def import_blocks(
-        self, host_cache: Array, kv_cache: Array, src: Sequence[int], dst: Sequence[int]
-    ) -> None:
-        self._inner.import_blocks(host_cache, kv_cache, src, dst)
-
-    def top_logprobs(
-        self, logits: Array, row: int, token_id: int, num_top: int
-    ) -> tuple[list[int], list[float], int]:
-        return self._inner.top_logprobs(logits, row, token_id, num_top)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 
@@ -32,9 +32,9 @@ class Place:
     layer: int | None
     operator: str
     element: tuple[int, ...]
-    a: float
-    b: float
-    relative: float
+    a: float = 0.0
+    b: float = 0.0
+    relative: float = 0.0
     """Their difference over the largest magnitude in that row of A's result."""
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ class OperatorErrors:
 
     operator: str
     layer: int | None
-    num_calls: int
+    num_calls: int = 1
     max_abs: float
     max_rel: float
     """Maximum difference over the largest magnitude of the whole result."""
@@ -59,6 +59,19 @@ class OperatorErrors:
     """Maximum allowed ``row_rel``."""
     worst: Place
     """Where ``row_rel`` occurs."""
+
+    def merged(self, later: "OperatorErrors") -> "OperatorErrors":
+        """Return the errors of these calls and of later ones."""
+        is_worse = later.row_rel > self.row_rel or not self.worst.element
+        return replace(
+            self,
+            num_calls=self.num_calls + later.num_calls,
+            max_abs=max(self.max_abs, later.max_abs),
+            max_rel=max(self.max_rel, later.max_rel),
+            row_rel=max(self.row_rel, later.row_rel),
+            max_ulp=max(self.max_ulp, later.max_ulp),
+            worst=later.worst if is_worse else self.worst,
+        )
 
     @property
     def is_within(self) -> bool:

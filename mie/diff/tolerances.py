@@ -9,15 +9,14 @@ second table has narrower limits for one operator alone with equal inputs.
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mie.diff.measure import coarser
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tolerance:
+class Tolerance(NamedTuple):
     """Limits of the relative difference, for each class of operators."""
 
     embed: float
@@ -37,48 +36,28 @@ class Tolerance:
 TOLERANCES = MappingProxyType(
     {
         "float64": Tolerance(
-            embed=2.5e-16,
-            layers=4e-14,
-            gates=8e-14,
-            logits=4e-14,
-            reason=(
-                "The limits of float32, scaled by 29 bits of mantissa. Two float64 sides differ "
-                "only by the order of their sums."
-            ),
+            *(2.5e-16, 4e-14, 8e-14, 4e-14),
+            "The limits of float32, scaled by 29 bits of mantissa. Two float64 sides differ "
+            "only by the order of their sums.",
         ),
         "float32": Tolerance(
-            embed=1.2e-7,
-            layers=2e-5,
-            gates=4e-5,
-            logits=2e-5,
-            reason=(
-                "A rounding is 6e-8. The largest errors were 2e-6 in sums and logits and 4e-6 in "
-                "attention and gates, after two to four layers. Ten times that leaves room for "
-                "deeper models, whose errors grow about as the root of the depth. A sum kept in 16 "
-                "bits, or in TF32, is off by 1e-4 and more."
-            ),
+            *(1.2e-7, 2e-5, 4e-5, 2e-5),
+            "A rounding is 6e-8. The largest errors were 2e-6 in sums and logits and 4e-6 in "
+            "attention and gates, after two to four layers. Ten times that leaves room for "
+            "deeper models, whose errors grow about as the root of the depth. A sum kept in 16 "
+            "bits, or in TF32, is off by 1e-4 and more.",
         ),
         "float16": Tolerance(
-            embed=1e-3,
-            layers=2e-2,
-            gates=4e-2,
-            logits=2e-2,
-            reason=(
-                "A rounding is 5e-4, and every operator rounds its result. The largest errors with "
-                "random weights were 7e-3 in sums and logits and 1.3e-2 in attention and gates. "
-                "The bundled model stays below half of that."
-            ),
+            *(1e-3, 2e-2, 4e-2, 2e-2),
+            "A rounding is 5e-4, and every operator rounds its result. The largest errors with "
+            "random weights were 7e-3 in sums and logits and 1.3e-2 in attention and gates. "
+            "The bundled model stays below half of that.",
         ),
         "bfloat16": Tolerance(
-            embed=8e-3,
-            layers=0.12,
-            gates=0.25,
-            logits=0.2,
-            reason=(
-                "A rounding is 4e-3, eight times float16's. The largest errors with random weights "
-                "were 5e-2 in sums and 7e-2 in attention, gates and logits. This finds only gross "
-                "faults: to check a kernel, compare it in float32 or float16."
-            ),
+            *(8e-3, 0.12, 0.25, 0.2),
+            "A rounding is 4e-3, eight times float16's. The largest errors with random weights "
+            "were 5e-2 in sums and 7e-2 in attention, gates and logits. This finds only gross "
+            "faults: to check a kernel, compare it in float32 or float16.",
         ),
     }
 )
@@ -87,35 +66,21 @@ TOLERANCES = MappingProxyType(
 ALONE = MappingProxyType(
     {
         "float64": Tolerance(
-            embed=2.5e-16,
-            layers=1.2e-14,
-            gates=1.2e-14,
-            logits=1.2e-14,
-            reason="The limits of float32, scaled by 29 bits of mantissa.",
+            *(2.5e-16, 1.2e-14, 1.2e-14, 1.2e-14),
+            "The limits of float32, scaled by 29 bits of mantissa.",
         ),
         "float32": Tolerance(
-            embed=1.2e-7,
-            layers=6e-6,
-            gates=6e-6,
-            logits=6e-6,
-            reason="Sums of up to 768 terms were off by up to 1.2e-6, softmax by 1e-6.",
+            *(1.2e-7, 6e-6, 6e-6, 6e-6),
+            "Sums of up to 768 terms were off by up to 1.2e-6, softmax by 1e-6.",
         ),
         "float16": Tolerance(
-            embed=1e-3,
-            layers=4e-3,
-            gates=1e-2,
-            logits=4e-3,
-            reason=(
-                "Inputs and results are rounded, 5e-4 each. The largest errors were 1.1e-3, and "
-                "3.3e-3 in attention, whose keys and values are rounded once more."
-            ),
+            *(1e-3, 4e-3, 1e-2, 4e-3),
+            "Inputs and results are rounded, 5e-4 each. The largest errors were 1.1e-3, and "
+            "3.3e-3 in attention, whose keys and values are rounded once more.",
         ),
         "bfloat16": Tolerance(
-            embed=8e-3,
-            layers=3e-2,
-            gates=8e-2,
-            logits=3e-2,
-            reason="Eight times float16's. The largest errors were 9e-3, and 2.9e-2 in attention.",
+            *(8e-3, 3e-2, 8e-2, 3e-2),
+            "Eight times float16's. The largest errors were 9e-3, and 2.9e-2 in attention.",
         ),
     }
 )
@@ -124,46 +89,26 @@ ALONE = MappingProxyType(
 QUANTIZED = MappingProxyType(
     {
         "int8": Tolerance(
-            embed=0,
-            layers=0.1,
-            gates=0.2,
-            logits=0.1,
-            reason=(
-                "A cache of int8 rounds a vector by up to 1/254 of its largest element. The "
-                "largest errors with random weights were 4.5e-2 in sums and 7e-2 in attention and "
-                "gates."
-            ),
+            *(0, 0.1, 0.2, 0.1),
+            "A cache of int8 rounds a vector by up to 1/254 of its largest element. The "
+            "largest errors with random weights were 4.5e-2 in sums and 7e-2 in attention and "
+            "gates.",
         ),
         "fp8": Tolerance(
-            embed=0,
-            layers=0.6,
-            gates=1.2,
-            logits=0.6,
-            reason=(
-                "A cache of float8_e4m3fn rounds each element by up to 1/16. The largest errors "
-                "with random weights were 0.28 in sums and 0.47 in attention and gates. This finds "
-                "only gross faults."
-            ),
+            *(0, 0.6, 1.2, 0.6),
+            "A cache of float8_e4m3fn rounds each element by up to 1/16. The largest errors "
+            "with random weights were 0.28 in sums and 0.47 in attention and gates. This finds "
+            "only gross faults.",
         ),
         "int8 on both sides": Tolerance(
-            embed=0,
-            layers=1e-2,
-            gates=2e-2,
-            logits=1e-2,
-            reason=(
-                "Two caches of int8 hold the same elements, except that one is occasionally "
-                "rounded the other way, by 1/127 of its vector's largest."
-            ),
+            *(0, 1e-2, 2e-2, 1e-2),
+            "Two caches of int8 hold the same elements, except that one is occasionally "
+            "rounded the other way, by 1/127 of its vector's largest.",
         ),
         "fp8 on both sides": Tolerance(
-            embed=0,
-            layers=6e-2,
-            gates=0.12,
-            logits=6e-2,
-            reason=(
-                "Two caches of float8_e4m3fn hold the same elements, except that one is "
-                "occasionally rounded the other way, by 1/8 of itself."
-            ),
+            *(0, 6e-2, 0.12, 6e-2),
+            "Two caches of float8_e4m3fn hold the same elements, except that one is "
+            "occasionally rounded the other way, by 1/8 of itself.",
         ),
     }
 )

@@ -30,11 +30,6 @@ class DiffWorkload:
     block_size: int = 8
     max_num_batched_tokens: int = 8
 
-    def check(self) -> None:
-        """Raise `ConfigError` if a setting is out of range."""
-        for make in (self.config, self.params):
-            make()
-
     def config(self) -> EngineConfig:
         """Return the config, the same for both sides, so it does not depend on their memory."""
         lengths = [len(prompt) + self.max_tokens for prompt in self.prompts]
@@ -55,15 +50,10 @@ class DiffWorkload:
         )
 
 
-def workload_of_texts(
-    model: str,
-    texts: Sequence[str],
-    *,
-    max_tokens: int,
-    block_size: int,
-    max_num_batched_tokens: int,
-) -> DiffWorkload:
+def workload_of_texts(model: str, texts: Sequence[str], **settings: int) -> DiffWorkload:
     """Return the workload of text prompts for a model by its name.
+
+    ``settings`` are ``max_tokens``, ``block_size`` and ``max_num_batched_tokens``.
 
     Raises:
         ModelError: the model or its tokenizer cannot be used.
@@ -76,7 +66,5 @@ def workload_of_texts(
         model=model,
         prompts=[tokenizer.encode(text) for text in texts],
         token_text=tokenizer.token_str,
-        max_tokens=max_tokens,
-        block_size=block_size,
-        max_num_batched_tokens=max_num_batched_tokens,
+        **settings,
     )

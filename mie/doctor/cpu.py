@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mie.config.sizes import format_size
+from mie.config.arguments import format_size
 from mie.doctor.survey import Finding, Survey, note, ok, problem
 from mie.ops_gpu.host.build import find_compiler
 from mie.reprs import count

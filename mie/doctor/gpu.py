@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mie.config.sizes import format_size
+from mie.config.arguments import format_size
 from mie.doctor.survey import Finding, Survey, note, ok, problem, version_of
 from mie.ops_gpu.capability import remedy_for
 

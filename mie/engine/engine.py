@@ -9,10 +9,9 @@ from typing import Literal, Protocol
 from mie.audit.scheduler import scheduler_snapshot
 from mie.config.engine import EngineConfig
 from mie.engine.constraint import Constraints, TokenConstraint, check_constraint
-from mie.engine.meter import StepMeter
 from mie.engine.metrics import EngineMetrics, Metric, Snapshot
 from mie.engine.rows import RowFault
-from mie.engine.step import StepOutput, outputs_of
+from mie.engine.step import StepMeter, StepOutput, outputs_of
 from mie.errors import RequestError
 from mie.events import EventLog
 from mie.params.checks import (
@@ -23,12 +22,10 @@ from mie.params.checks import (
     check_token_ids,
 )
 from mie.params.sampling import SamplingParams
-from mie.sched.admission import check_fits
 from mie.sched.plan import StepPlan
 from mie.sched.result import StepResult
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Beam, FinishReason, Request
-from mie.sched.sequence import Sequence as RunningSequence
 from mie.stats.step import EngineStats, QueueState, StepStats
 from mie.system.interrupts import is_of_the_request
 
@@ -49,9 +46,8 @@ class Runner(Protocol):
 class Engine:
     """Runs requests until they finish. Only one thread at a time may call it.
 
-    The truth about a request is its tokens, which its sequences hold. Blocks are a cache of them.
-    So an exception at any line, for example from a signal handler, costs time and no output. The
-    next call recomputes what the exception left in doubt.
+    The truth about a request is its tokens, and blocks are a cache of them. So an exception at any
+    line, for example from a signal handler, costs time and no output: the next call repairs.
     """
 
     def __init__(
@@ -69,8 +65,7 @@ class Engine:
     ) -> None:
         """Create an engine. ``clock`` returns monotonic seconds, real or simulated.
 
-        ``constraints`` are those of the runner, which need a tokenizer. ``backend`` names what
-        computes.
+        ``constraints`` are those of the runner, which need a tokenizer.
         """
         self.config = config
         self.scheduler = scheduler
@@ -91,9 +86,9 @@ class Engine:
         self._constraints = constraints
         self._requests: dict[str, Request] = {}
         self._num_requests = 0
-        # The state that an exception leaves behind. "torn": the scheduler was being changed. "cut":
-        # a step did not finish, so its blocks are undefined. "late": finished requests are listed.
-        self._state: Literal["sound", "torn", "cut", "late"] = "sound"
+        # The work that an exception may have interrupted. "changing": the queues and the blocks.
+        # "computing": a step, so its blocks are undefined. "finishing": the list of requests.
+        self._state: Literal["idle", "changing", "computing", "finishing"] = "idle"
         self._clock = clock
         self._meter = StepMeter(scheduler, began=clock())
         log.start(lambda: scheduler_snapshot(scheduler))
@@ -133,31 +128,60 @@ class Engine:
         priority: int = 0,
         cache_salt: str | None = None,
         client: str | None = None,
-        beam: Beam | None = None,
-        constraint: TokenConstraint | None = None,
     ) -> str:
-        """Queue a prompt of token ids and return its request id.
+        """Check and queue a prompt of token ids, and return its request id.
 
         Under the priority policy a lower ``priority`` goes first. Under the fair policy each
         ``client`` gets an equal share. Only requests with the same ``cache_salt`` share cached
-        blocks. Ids such as "auto-7" are reserved for the engine. The
-        blocks of a ``beam`` are kept when it ends, until `release`. ``constraint`` is what
-        `check_constraint` returned for these parameters. Without it, this call compiles what the
-        output must match.
+        blocks. Ids such as "auto-7" are reserved for the engine.
 
         Raises:
             ConfigError: a field of ``params`` has a value that is not allowed.
             RequestError: the request can never be served. Nothing was added.
         """
         check_labels(request_id, priority, cache_salt, client)
+        params = params.verified()
+        self.check(token_ids, params)
+        request = self.add(
+            token_ids,
+            params,
+            request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            client=client,
+            constraint=check_constraint(params, self._constraints),
+        )
+        return request.request_id
+
+    def check(self, token_ids: Sequence[int], params: SamplingParams) -> None:
+        """Raise `RequestError` if verified parameters do not fit the model. Any thread may call."""
+        check_token_ids(token_ids, params, self.vocab_size)
+        check_logprobs(params, self.config.max_logprobs)
+        check_something_allowed(params, self.eos_token_ids, self.vocab_size)
+
+    def add(
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        client: str | None = None,
+        beam: Beam | None = None,
+        constraint: TokenConstraint | None = None,
+    ) -> Request:
+        """Queue a prompt whose labels and parameters were checked, and return its request.
+
+        ``constraint`` is the result of `check_constraint` for these parameters. The blocks of a
+        ``beam`` are kept when it ends, until `release`.
+
+        Raises:
+            RequestError: the id is in use, or the request does not fit. Nothing was added.
+        """
         if request_id in self._requests:
             raise RequestError(f"request id {request_id!r} is in use; choose another")
-        params = params.verified()
-        check_token_ids(token_ids, params, self.vocab_size)
-        if beam is None:  # the candidates of a beam are not for the caller
-            check_logprobs(params, self.config.max_logprobs)
-        else:
-            assert params.n == params.max_tokens == 1, "a beam gives one token"
+        assert beam is None or params.n == params.max_tokens == 1, "a beam gives one token"
         number = self._num_requests
         request = Request(
             self.new_request_id() if request_id is None else request_id,
@@ -171,15 +195,14 @@ class Engine:
             client=client,
             beam=beam,
         )
-        request.constraint = constraint or check_constraint(params, self._constraints)
-        check_something_allowed(params, request.end_token_ids, self.vocab_size)
-        check_fits(request, self.config, self.scheduler.manager, self.max_model_len)
+        request.constraint = constraint
+        self.scheduler.check(request)
         request.metrics.arrival_time = self._clock()
         with self._changing():
             self._num_requests = number + 1
             self.scheduler.add(request)
             self._requests[request.request_id] = request
-        return request.request_id
+        return request
 
     def abort(self, request_id: str) -> None:
         """End a request in any state and free its blocks. An unknown id is ignored."""
@@ -215,23 +238,23 @@ class Engine:
 
     @contextmanager
     def _changing(self, request_id: str | None = None) -> Iterator[Request | None]:
-        """Repair the scheduler if necessary, and mark it as torn until the block is done.
+        """Repair the scheduler if necessary, and mark it as changing until the block is done.
 
         The block gets the request, if it is unfinished, and may finish it.
         """
         self.recover()
-        self._state = "torn"
+        self._state = "changing"
         request = None if request_id is None else self._requests.get(request_id)
         yield request
         self._forget_finished([request] if request else [])
-        self._state = "sound"
+        self._state = "idle"
 
     def get_metrics(self, model_name: str) -> list[Metric]:
         """Return the counters, gauges and histograms under vLLM's names."""
         return self.metrics_snapshot().read(model_name)
 
     def metrics_snapshot(self) -> Snapshot:
-        """Return what `get_metrics` reads, for another thread to read."""
+        """Return the numbers that `get_metrics` reads, for another thread to read."""
         self.recover()
         requests = self._requests.values()
         return self.metrics.snapshot(self.config, self.scheduler, self.stats, requests)
@@ -258,49 +281,71 @@ class Engine:
         running sequences wait again with the tokens they had.
         """
         failed: list[str] = []
-        while True:
-            try:
-                return self._step(failed)
-            except RowFault as fault:
-                owner = self.scheduler.owner_of(fault.row)
-                if owner is None or not is_of_the_request(fault.error):
-                    raise fault.error from None
-                failed.append(owner.request_id)
-                self.fail(owner.request_id, fault.error)
-            finally:
+        try:
+            while True:
                 self.recover()
+                times = [self._clock()]
+                is_launched = self._runner.is_ahead and bool(self.scheduler.running)
+                self._state = "changing"
+                plan = self.scheduler.schedule(may_admit=not is_launched)
+                assert not (plan.is_empty and self.has_work), "the engine has work and does nothing"
+                owners = [self.scheduler.owner_of(chunk.row) for chunk in plan.chunks]
+                blocks = self._meter.block_counts(plan)
+                self._state = "computing"
+                times.append(self._clock())
+                try:
+                    result = self._runner.run(plan)
+                except RowFault as fault:
+                    failed.append(self._fail_owner(fault))
+                    continue
+                times.append(self._clock())
+                return self._finish_step(plan, result, owners, blocks, times, failed)
+        finally:
+            self.recover()
 
-    def _step(self, failed: Sequence[str]) -> StepOutput:
-        self.recover()
-        times = [self._clock()]
-        is_foretold = self._runner.is_ahead and bool(self.scheduler.running)
-        self._state = "torn"
-        plan = self.scheduler.schedule(may_admit=not is_foretold)
-        assert not (plan.is_empty and self.has_work), "the engine has work and does nothing"
-        owners = [owner for chunk in plan.chunks if (owner := self.scheduler.owner_of(chunk.row))]
-        blocks = self._meter.block_counts(plan)
-        self._state = "cut"
-        times.append(self._clock())
-        result = self._runner.run(plan)
-        times.append(self._clock())
-        self._state = "torn"
+    def _fail_owner(self, fault: RowFault) -> str:
+        """Fail the request that made a row raise, and return its id, or raise the error."""
+        owner = self.scheduler.owner_of(fault.row)
+        if owner is None or not is_of_the_request(fault.error):
+            raise fault.error from None
+        self.fail(owner.request_id, fault.error)
+        return owner.request_id
+
+    def _finish_step(
+        self,
+        plan: StepPlan,
+        result: StepResult,
+        owners: Sequence[Request | None],
+        blocks: dict[str, int],
+        times: list[float],
+        failed: Sequence[str],
+    ) -> StepOutput:
+        """Apply what a step computed. ``owners`` are the requests of its chunks."""
+        self._state = "changing"
         sampled = self.scheduler.update(plan, result)
-        self._state = "late"
+        self._state = "finishing"
         times.append(self._clock())
         last_times = [seq.request.metrics.last_token_time for seq in sampled]
-        self._stamp(owners, sampled, times[0], times[-1])
+        for owner in owners:
+            if owner and owner.metrics.first_step_time is None:
+                owner.metrics.first_step_time = times[0]
+        for seq in sampled:
+            metrics = seq.request.metrics
+            metrics.last_token_time = times[-1]
+            if metrics.first_token_time is None:
+                metrics.first_token_time = times[-1]
         num_finished = self._forget_finished([seq.request for seq in sampled if seq.finish_reason])
         output = StepOutput(
             outputs=outputs_of(sampled),
             prompt_logprobs={
                 owner.request_id: yielded.scored
                 for owner, chunk, yielded in zip(owners, plan.chunks, result.chunks, strict=True)
-                if yielded.scored and chunk.scored[0] < owner.num_prompt
+                if owner and yielded.scored and chunk.scored[0] < owner.num_prompt
             },
             failed=tuple(failed),
             stats=self._meter.stats(plan, blocks, times, num_finished),
         )
-        self._state = "sound"
+        self._state = "idle"
         self.stats.add(output.stats, len(sampled) + sum(map(len, result.forced.values())))
         self.metrics.add_step(output.stats, [times[-1] - last for last in last_times if last])
         self._report(output.stats)
@@ -308,23 +353,23 @@ class Engine:
 
     def recover(self) -> None:
         """Repair the state that an exception left behind, if one did."""
-        if self._state == "sound":
+        if self._state == "idle":
             return
-        if self._state == "cut":
-            self._state = "torn"
+        if self._state == "computing":
+            self._state = "changing"
             self.scheduler.preempt_all()
-        elif self._state == "torn":
+        elif self._state == "changing":
             self.scheduler.rebuild(self._requests.values())
             self.log.emit(("rebuild", scheduler_snapshot(self.scheduler)))
-        self._state = "late"
+        self._state = "finishing"
         self._forget_finished(self._requests.values())
-        self._state = "sound"
+        self._state = "idle"
 
     def drop_all(self) -> None:
         """Drop every request and the trace's file, in a forked child whose parent keeps them."""
         self.log.leave_file()
         self._requests.clear()
-        self._state = "torn"
+        self._state = "changing"
         self.recover()
 
     def _report(self, stats: StepStats) -> None:
@@ -349,20 +394,3 @@ class Engine:
             self.metrics.end(request)
             self._requests.pop(request_id, None)
         return len(finished)
-
-    def _stamp(
-        self,
-        owners: Sequence[Request],
-        sampled: Sequence[RunningSequence],
-        start: float,
-        now: float,
-    ) -> None:
-        """Set the times of the requests whose prompts ran, and of those that got tokens."""
-        for owner in owners:
-            if owner.metrics.first_step_time is None:
-                owner.metrics.first_step_time = start
-        for seq in sampled:
-            metrics = seq.request.metrics
-            metrics.last_token_time = now
-            if metrics.first_token_time is None:
-                metrics.first_token_time = now

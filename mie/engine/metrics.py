@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
+from types import MappingProxyType
 from typing import NamedTuple
 
 from mie.config.engine import EngineConfig
@@ -128,6 +129,11 @@ class _Record(NamedTuple):
     max_tokens: int | None
     times: RequestMetrics
 
+    @property
+    def longest(self) -> int:
+        """The number of tokens of the longest choice."""
+        return max(self.num_generated)
+
 
 def _record(request: Request) -> _Record:
     return _Record(
@@ -147,11 +153,55 @@ def _reason(request: Request) -> str | None:
     return next(reason for reason in reversed(REASONS) if reason in found)
 
 
+def _time_per_token(record: _Record) -> float | None:
+    decode = record.times.decode_time
+    return None if decode is None or record.longest < 2 else decode / (record.longest - 1)
+
+
+def _inference_time(record: _Record) -> float | None:
+    decode = record.times.decode_time
+    return None if decode is None else (record.times.prefill_time or 0.0) + decode
+
+
+_OF_A_REQUEST: Mapping[
+    str, tuple[tuple[float, ...] | None, Callable[[_Record], float | None] | None]
+] = MappingProxyType(
+    {
+        "mie:request_latency_seconds": (FINE_TIMES, lambda record: record.times.total_time),
+        "vllm:time_to_first_token_seconds": (FIRST_TOKEN_TIMES, None),
+        "vllm:request_time_per_output_token_seconds": (TOKEN_TIMES, _time_per_token),
+        "vllm:e2e_request_latency_seconds": (LATENCIES, lambda record: record.times.total_time),
+        "vllm:request_queue_time_seconds": (LATENCIES, lambda record: record.times.queue_time),
+        "vllm:request_inference_time_seconds": (LATENCIES, _inference_time),
+        "vllm:request_prefill_time_seconds": (LATENCIES, lambda record: record.times.prefill_time),
+        "vllm:request_decode_time_seconds": (LATENCIES, lambda record: record.times.decode_time),
+        "vllm:request_prompt_tokens": (None, lambda record: record.num_prompt),
+        "vllm:request_generation_tokens": (None, lambda record: sum(record.num_generated)),
+        "vllm:request_max_num_generation_tokens": (None, lambda record: record.longest),
+        "vllm:request_params_n": (CHOICES, lambda record: len(record.num_generated)),
+        "vllm:request_params_max_tokens": (None, lambda record: record.max_tokens),
+        "vllm:request_num_preemptions": (PREEMPTIONS, lambda record: record.times.num_preemptions),
+        "vllm:request_prefill_kv_computed_tokens": (
+            None,
+            lambda record: (
+                record.num_prompt - record.times.num_cached_tokens if record.longest else None
+            ),
+        ),
+    }
+)
+"""The limits of each histogram of requests, and the value of a request that has ended.
+
+Limits of None are numbers of tokens up to the context. The time to the first token is observed
+without waiting for the end.
+"""
+
+
 class _Totals:
     """The sums over all requests."""
 
     def __init__(self, max_model_len: int) -> None:
-        tokens = _one_two_five(max_model_len)
+        series = (float(digit * 10**power) for power in range(19) for digit in (1, 2, 5))
+        tokens = tuple(takewhile(lambda limit: limit <= max_model_len, series))
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self.num_generated_tokens = 0
@@ -159,21 +209,7 @@ class _Totals:
         self.num_forced_tokens = 0
         self.num_ended = dict.fromkeys(REASONS, 0)
         self.histograms = {
-            "request_latency_seconds": Tally(FINE_TIMES),
-            "time_to_first_token_seconds": Tally(FIRST_TOKEN_TIMES),
-            "request_time_per_output_token_seconds": Tally(TOKEN_TIMES),
-            "e2e_request_latency_seconds": Tally(LATENCIES),
-            "request_queue_time_seconds": Tally(LATENCIES),
-            "request_inference_time_seconds": Tally(LATENCIES),
-            "request_prefill_time_seconds": Tally(LATENCIES),
-            "request_decode_time_seconds": Tally(LATENCIES),
-            "request_prompt_tokens": Tally(tokens),
-            "request_generation_tokens": Tally(tokens),
-            "request_max_num_generation_tokens": Tally(tokens),
-            "request_params_n": Tally(CHOICES),
-            "request_params_max_tokens": Tally(tokens),
-            "request_num_preemptions": Tally(PREEMPTIONS),
-            "request_prefill_kv_computed_tokens": Tally(tokens),
+            name: Tally(limits or tokens) for name, (limits, _) in _OF_A_REQUEST.items()
         }
 
     def with_records(self, records: Iterable[_Record]) -> _Totals:
@@ -187,48 +223,21 @@ class _Totals:
 
     def _add(self, record: _Record) -> None:
         times = record.times
-        if any(record.num_generated):  # the prompt is computed
+        if record.longest:  # the prompt is computed
             self.num_prompt_tokens += record.num_prompt
             self.num_cached_tokens += times.num_cached_tokens
         self.num_generated_tokens += sum(record.num_generated)
         self.num_recomputed_tokens += times.num_recomputed_tokens
         self.num_forced_tokens += times.num_forced_tokens
-        self.histograms["time_to_first_token_seconds"].observe(times.time_to_first_token)
+        self.histograms["vllm:time_to_first_token_seconds"].observe(times.time_to_first_token)
         if record.reason is not None:
             self.num_ended[record.reason] += 1
-            for name, value in _observations(record).items():
-                self.histograms[name].observe(value)
+            for name, (_, value_of) in _OF_A_REQUEST.items():
+                if value_of is not None:
+                    self.histograms[name].observe(value_of(record))
 
 
-def _observations(record: _Record) -> dict[str, float | None]:
-    """Return the observations of a request that has ended."""
-    times, longest = record.times, max(record.num_generated)
-    prefill, decode = times.prefill_time, times.decode_time
-    gap = decode / (longest - 1) if decode is not None and longest > 1 else None
-    return {
-        "request_latency_seconds": times.total_time,
-        "request_time_per_output_token_seconds": gap,
-        "e2e_request_latency_seconds": times.total_time,
-        "request_queue_time_seconds": times.queue_time,
-        "request_inference_time_seconds": None if decode is None else (prefill or 0.0) + decode,
-        "request_prefill_time_seconds": prefill,
-        "request_decode_time_seconds": decode,
-        "request_prompt_tokens": record.num_prompt,
-        "request_generation_tokens": sum(record.num_generated),
-        "request_max_num_generation_tokens": longest,
-        "request_params_n": len(record.num_generated),
-        "request_params_max_tokens": record.max_tokens,
-        "request_num_preemptions": times.num_preemptions,
-        "request_prefill_kv_computed_tokens": (
-            record.num_prompt - times.num_cached_tokens if longest else None
-        ),
-    }
-
-
-def _one_two_five(largest: int) -> tuple[float, ...]:
-    """Return 1, 2, 5, 10, 20, 50, … up to ``largest``."""
-    series = (float(digit * 10**power) for power in range(19) for digit in (1, 2, 5))
-    return tuple(takewhile(lambda limit: limit <= largest, series))
+Labels = Mapping[str, str]
 
 
 class EngineMetrics:
@@ -237,25 +246,20 @@ class EngineMetrics:
     def __init__(self, max_model_len: int) -> None:
         self.sizes: Mapping[str, int] = {}
         """Gauges that do not change: name -> bytes."""
-        self._steps = {
-            "iteration_tokens_total": Tally(STEP_TOKENS),
-            "inter_token_latency_seconds": Tally(TOKEN_TIMES),
-        }
+        self._step_tokens, self._token_gaps = Tally(STEP_TOKENS), Tally(TOKEN_TIMES)
         self._phases = {phase: Tally(FINE_TIMES) for phase in PHASES}
         self._rows = {kind: Tally(STEP_TOKENS) for kind in ("prefill", "decode")}
         # One tuple, so that adding the records up is a single change.
         self._ended: tuple[_Totals, dict[int, _Record]] = (_Totals(max_model_len), {})
 
     def add_step(self, stats: StepStats, gaps: Iterable[float]) -> None:
-        """Count a step: what it computed, where its time went, and the seconds between tokens.
+        """Count a step: its tokens, the time of each phase, and the seconds between tokens.
 
         ``gaps`` are those since the previous token of each choice that got one.
         """
-        num_tokens = stats.num_prefill_tokens + stats.num_decode_tokens
-        self._steps["iteration_tokens_total"].observe(num_tokens)
-        observe = self._steps["inter_token_latency_seconds"].observe
+        self._step_tokens.observe(stats.num_prefill_tokens + stats.num_decode_tokens)
         for gap in gaps:
-            observe(gap)
+            self._token_gaps.observe(gap)
         self._phases["schedule"].observe(stats.schedule_seconds)
         self._phases["run"].observe(stats.run_seconds)
         self._phases["update"].observe(stats.update_seconds)
@@ -276,20 +280,36 @@ class EngineMetrics:
         stats: EngineStats,
         unfinished: Iterable[Request],
     ) -> Snapshot:
-        """Return what was counted so far, to be read in any thread."""
+        """Return all that was counted so far, to be read in any thread."""
         base, records = self._ended
         manager, memory = scheduler.manager, stats.memory
         num_cached, num_used = manager.num_cached, manager.num_used
+        num_waiting = len(scheduler.waiting)
+        blocks = {
+            "free": manager.num_blocks - num_used - num_cached,
+            "cached": num_cached,
+            "used": num_used,
+            "shared": manager.num_saved,
+        }
+        tallies: list[tuple[str, Labels, Tally]] = [
+            ("vllm:iteration_tokens_total", {}, self._step_tokens),
+            ("vllm:inter_token_latency_seconds", {}, self._token_gaps),
+            *(("mie:step_seconds", {"phase": key}, each) for key, each in self._phases.items()),
+            *(("mie:batch_rows", {"kind": key}, each) for key, each in self._rows.items()),
+        ]
         return Snapshot(
             base=base,
             # A request without a token has given nothing yet.
             records=[*records.values(), *(_record(r) for r in unfinished if r.leader is None)],
-            gauges={
-                "vllm:num_requests_running": len(scheduler.running),
-                "vllm:num_requests_waiting": len(scheduler.waiting),
-                "vllm:kv_cache_usage_perc": num_used / manager.num_blocks,
-                **self.sizes,
-            },
+            gauges=[
+                ("vllm:num_requests_running", {}, len(scheduler.running)),
+                ("vllm:num_requests_waiting", {}, num_waiting),
+                ("vllm:kv_cache_usage_perc", {}, num_used / manager.num_blocks),
+                *((name, {}, size) for name, size in self.sizes.items()),
+                ("vllm:num_requests_waiting_by_reason", {"reason": "capacity"}, num_waiting),
+                ("vllm:num_requests_waiting_by_reason", {"reason": "deferred"}, 0),
+                *(("mie:kv_blocks", {"state": state}, count) for state, count in blocks.items()),
+            ],
             counters={
                 "vllm:prefix_cache_queries": memory.num_queried_tokens,
                 "vllm:prefix_cache_hits": memory.num_hit_tokens + memory.num_partial_hit_tokens,
@@ -299,15 +319,7 @@ class EngineMetrics:
                 "mie:blocks_swapped_out": memory.num_exported,
                 "mie:blocks_swapped_in": memory.num_imported,
             },
-            blocks={
-                "free": manager.num_blocks - num_used - num_cached,
-                "cached": num_cached,
-                "used": num_used,
-                "shared": manager.num_saved,
-            },
-            steps={name: tally.copy() for name, tally in self._steps.items()},
-            phases={phase: tally.copy() for phase, tally in self._phases.items()},
-            rows={kind: tally.copy() for kind, tally in self._rows.items()},
+            tallies=[(name, labels, tally.copy()) for name, labels, tally in tallies],
             cache={
                 "block_size": str(config.block_size),
                 "cache_dtype": str(config.kv_cache_dtype),
@@ -319,67 +331,42 @@ class EngineMetrics:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What an engine had done at one moment. It does not change."""
+    """The numbers of an engine at one moment. They do not change."""
 
     base: _Totals
-    records: list[_Record]
-    gauges: Mapping[str, float]
+    records: Sequence[_Record]
+    gauges: Sequence[tuple[str, Labels, float]]
     counters: Mapping[str, int]
-    blocks: Mapping[str, int]
-    steps: Mapping[str, Tally]
-    phases: Mapping[str, Tally]
-    rows: Mapping[str, Tally]
-    cache: Mapping[str, str]
+    tallies: Sequence[tuple[str, Labels, Tally]]
+    cache: Labels
 
     def read(self, model_name: str) -> list[Metric]:
-        """Return everything under vLLM's names, and what only mie counts under ``mie:``."""
+        """Return everything under vLLM's names, and the numbers of mie alone under ``mie:``."""
         totals = self.base.with_records(self.records)
-        labels = {"model_name": model_name, "engine": "0"}
+        shared = {"model_name": model_name, "engine": "0"}
         num_prompt, num_cached = totals.num_prompt_tokens, totals.num_cached_tokens
-        counters = {
-            **self.counters,
-            "vllm:prompt_tokens": num_prompt,
-            "vllm:prompt_tokens_cached": num_cached,
-            "vllm:generation_tokens": totals.num_generated_tokens,
-            "mie:tokens_recomputed": totals.num_recomputed_tokens,
-            "mie:tokens_forced": totals.num_forced_tokens,
+        sources = {
+            "local_compute": num_prompt - num_cached,
+            "local_cache_hit": num_cached,
+            "external_kv_transfer": 0,
         }
-        num_waiting = self.gauges["vllm:num_requests_waiting"]
-        waiting = {"capacity": num_waiting, "deferred": 0}
-        sources = {"local_compute": num_prompt - num_cached, "local_cache_hit": num_cached}
-        by_source = {**sources, "external_kv_transfer": 0}
-
-        def gauges(name: str, label: str, values: Mapping[str, float]) -> list[Gauge]:
-            return [
-                Gauge(name=name, labels={**labels, label: key}, value=value)
-                for key, value in values.items()
-            ]
-
-        def counts(name: str, label: str, values: Mapping[str, int]) -> list[Counter]:
-            return [
-                Counter(name=name, labels={**labels, label: key}, value=value)
-                for key, value in values.items()
-            ]
-
-        def histograms(name: str, label: str, tallies: Mapping[str, Tally]) -> list[Histogram]:
-            return [tally.read(name, {**labels, label: key}) for key, tally in tallies.items()]
-
-        return [
-            *(Gauge(name=name, labels=labels, value=v) for name, v in self.gauges.items()),
-            *gauges("vllm:num_requests_waiting_by_reason", "reason", waiting),
-            *gauges("mie:kv_blocks", "state", self.blocks),
-            *(Counter(name=name, labels=labels, value=v) for name, v in counters.items()),
-            *counts("vllm:prompt_tokens_by_source", "source", by_source),
-            *counts("vllm:request_success", "finished_reason", totals.num_ended),
+        counters: list[tuple[str, Labels, int]] = [
+            *((name, {}, value) for name, value in self.counters.items()),
+            ("vllm:prompt_tokens", {}, num_prompt),
+            ("vllm:prompt_tokens_cached", {}, num_cached),
+            ("vllm:generation_tokens", {}, totals.num_generated_tokens),
+            ("mie:tokens_recomputed", {}, totals.num_recomputed_tokens),
+            ("mie:tokens_forced", {}, totals.num_forced_tokens),
+            *(("vllm:prompt_tokens_by_source", {"source": k}, v) for k, v in sources.items()),
             *(
-                tally.read(_full_name(name), labels)
-                for name, tally in {**totals.histograms, **self.steps}.items()
+                ("vllm:request_success", {"finished_reason": k}, v)
+                for k, v in totals.num_ended.items()
             ),
-            *histograms("mie:step_seconds", "phase", self.phases),
-            *histograms("mie:batch_rows", "kind", self.rows),
-            Gauge(name="vllm:cache_config_info", labels={**labels, **self.cache}, value=1.0),
         ]
-
-
-def _full_name(name: str) -> str:
-    return f"mie:{name}" if name == "request_latency_seconds" else f"vllm:{name}"
+        return [
+            *(Gauge(name=n, labels={**shared, **own}, value=v) for n, own, v in self.gauges),
+            *(Counter(name=n, labels={**shared, **own}, value=v) for n, own, v in counters),
+            *(tally.read(name, shared) for name, tally in totals.histograms.items()),
+            *(tally.read(name, {**shared, **own}) for name, own, tally in self.tallies),
+            Gauge(name="vllm:cache_config_info", labels={**shared, **self.cache}, value=1.0),
+        ]

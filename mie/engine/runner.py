@@ -1,13 +1,14 @@
 """Run a step's plan on a backend, which is the only place where host lists become arrays.
 
 The runner keeps one row for each running sequence (its block table, tokens and sampling) and
-applies the plan's deltas to it. So the cost of a step depends on what changed, not on the total.
+applies the plan's deltas to it. So the cost of a step depends on the changes, not on the total.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,7 @@ class ModelRunner:
         self.backend = decoder.backend
         self.block_size = block_size
         self._kv_cache, self._host_cache = kv_cache, host_cache
+        self._forward = partial(decoder.forward, kv_cache=kv_cache)
         self._constraints = constraints
         self._max_forced_run = max_forced_run
         self._rows: dict[int, Row] = {}
@@ -167,9 +169,6 @@ class ModelRunner:
         if moves.copies:
             self.backend.copy_blocks(self._kv_cache, *zip(*moves.copies, strict=True))
 
-    def _forward(self, batch: StepBatch) -> Array:
-        return self.decoder.forward(batch, self._kv_cache)
-
     def pack(self, plan: StepPlan) -> StepBatch:
         """Return the plan as one ragged batch: its decodes, then its chunks.
 
@@ -260,7 +259,7 @@ class ModelRunner:
         return StepResult(token_ids=decoded, logprobs=logprobs, chunks=chunks, forced=forced)
 
     def advance(self, plan: StepPlan, decoded: Sequence[int]) -> None:
-        """Record what a step stored, and the tokens that its decodes sampled."""
+        """Record the tokens that a step stored, and those that its decodes sampled."""
         rows = np.array(plan.decodes, np.int64)
         self._num_stored[rows] += 1
         self._last_tokens[rows] = decoded

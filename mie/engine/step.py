@@ -1,9 +1,14 @@
-"""Define what a step of the engine returns."""
+"""Define the result of a step of the engine, and measure the step."""
+
+from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
+from mie.sched.plan import StepPlan
 from mie.sched.result import TokenLogprobs
+from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import FinishReason, Sequence
 from mie.stats.request import RequestMetrics
 from mie.stats.step import StepStats
@@ -35,7 +40,7 @@ class StepOutput:
 
 
 def outputs_of(sampled: Iterable[Sequence]) -> tuple[SequenceOutput, ...]:
-    """Return what each sequence got since its last output."""
+    """Return the tokens that each sequence got since its last output."""
     outputs = []
     for seq in sampled:
         first, seq.num_given = seq.num_given, seq.num_final
@@ -51,3 +56,56 @@ def outputs_of(sampled: Iterable[Sequence]) -> tuple[SequenceOutput, ...]:
         )
         outputs.append(output)
     return tuple(outputs)
+
+
+class StepMeter:
+    """Computes the `StepStats` of an engine's steps."""
+
+    def __init__(self, scheduler: Scheduler, *, began: float) -> None:
+        """Create a meter that counts the start of steps from the time ``began``."""
+        self._scheduler = scheduler
+        self._began = began
+        self._moved = (0, 0, 0, 0)  # copies, evictions, exports, imports up to the last step
+
+    def block_counts(self, plan: StepPlan) -> dict[str, int]:
+        """Count the blocks before the step computes."""
+        manager = self._scheduler.manager
+        return {
+            "num_blocks_used": manager.num_used,
+            "num_blocks_cached": manager.num_cached,
+            "num_blocks_saved": manager.num_saved,
+            "num_slots_empty": manager.num_slots_empty - plan.num_tokens,
+        }
+
+    def stats(
+        self, plan: StepPlan, blocks: dict[str, int], times: Items[float], num_finished: int
+    ) -> StepStats:
+        """Return a step's numbers. ``times`` are when it began, was planned, had run, and ended."""
+        scheduler, memory = self._scheduler, self._scheduler.manager.stats
+        before = self._moved
+        self._moved = now = (
+            memory.num_copies,
+            memory.num_evictions,
+            memory.num_exported,
+            memory.num_imported,
+        )
+        start, planned, ran, end = times
+        return StepStats(
+            step=plan.step,
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_prefill_tokens=plan.num_prefill_tokens,
+            num_decode_tokens=len(plan.decodes),
+            num_preempted=len(plan.preempted),
+            num_finished=num_finished,
+            **blocks,
+            num_copies=now[0] - before[0],
+            num_evicted=now[1] - before[1],
+            num_exported=now[2] - before[2],
+            num_imported=now[3] - before[3],
+            start=start - self._began,
+            schedule_seconds=planned - start,
+            run_seconds=ran - planned,
+            update_seconds=end - ran,
+            seconds=end - start,
+        )

@@ -13,8 +13,15 @@ from os import PathLike
 from typing import Any, BinaryIO
 
 from mie.errors import TraceError, shown
-from mie.events.shapes import check_numbers, checked
-from mie.events.vocabulary import FIELDS, SUMMARY_FIELDS, Record, Segment, Snapshot, Step
+from mie.events.vocabulary import (
+    FIELDS,
+    Record,
+    Segment,
+    Snapshot,
+    Step,
+    check_summary,
+    checked,
+)
 from mie.system.files import open_file
 
 FORMAT_VERSION = 1
@@ -82,14 +89,14 @@ def _segments(path: str, file: BinaryIO) -> Iterator[Segment]:
             return
         try:
             fields = _parse(line)
-            if draft is None:
-                draft = _Draft(fields)
-            elif fields["event"] == "snapshot":
-                draft.check_ended_at(fields["step"])
-                yield draft.segment()
-                draft = _Draft(fields)
-            else:
+            if fields["event"] == "snapshot":
+                ended, draft = draft, _Draft(fields, draft)
+                if ended:
+                    yield ended.segment()
+            elif draft:
                 draft.add(fields)
+            else:
+                raise TraceError("a snapshot must come first")
         except TraceError as error:
             where = f"{path}, line {number}" if draft else f"{path} is not an event log: line 1"
             raise TraceError(f"{where}: {error}") from error
@@ -101,13 +108,16 @@ def _segments(path: str, file: BinaryIO) -> Iterator[Segment]:
 class _Draft:
     """A segment that is being read."""
 
-    def __init__(self, fields: dict[str, Any]) -> None:
-        if fields["event"] != "snapshot":
-            raise TraceError("a snapshot must come first")
-        version = fields.get("version")
+    def __init__(self, fields: dict[str, Any], before: _Draft | None) -> None:
+        """Begin with a snapshot, at the end of the segment ``before``."""
+        step, version = fields["step"], fields.get("version")
+        if before and (before._rest or step != before._last):
+            last = before._last
+            raise TraceError(f"a snapshot after step {step} where step {last} has ended last")
         if version != FORMAT_VERSION:
             raise TraceError(f"format {shown(version)}; this mie reads format {FORMAT_VERSION}")
-        self._after = self._last = fields["step"]
+        self._after: int = step
+        self._last: int = step
         self._snapshot = _read_snapshot(fields)
         self._steps: list[Step] = []
         self._rest: list[Record] = []
@@ -122,11 +132,6 @@ class _Draft:
             self._steps.append(tuple(self._rest))
             self._rest.clear()
             self._last = step
-
-    def check_ended_at(self, step: int) -> None:
-        """Raise `TraceError` unless a snapshot taken after ``step`` is valid here."""
-        if self._rest or step != self._last:
-            raise TraceError(f"a snapshot after step {step} where step {self._last} has ended last")
 
     def segment(self, *, is_cut: bool = False) -> Segment:
         """Return the segment that was read."""
@@ -154,7 +159,7 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 def _read_record(kind: str, fields: dict[str, Any]) -> Record:
     if kind == "step":
-        check_numbers(fields, SUMMARY_FIELDS)
+        check_summary(fields)
         return (kind, fields)
     if kind == "rebuild":
         return (kind, _read_snapshot(fields))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mie.tools.answer import AnswerFormat
 from mie.tools.calls import ToolCall
-from mie.tools.forced_parser import new_parser
+from mie.tools.forced import new_parser
+from mie.tools.formats import AnswerFormat
 
 
 class AnswerState:

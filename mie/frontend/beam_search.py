@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from functools import partial
 from typing import Any
 
 from mie.errors import RequestFailedError
-from mie.frontend.driver import Driver
 from mie.frontend.loop import EngineLoop
 from mie.frontend.outputs import Logprob, LogprobRow, RequestOutput
 from mie.frontend.progress import steps
@@ -69,13 +68,20 @@ class BeamSearcher:
     def __init__(
         self,
         loop: EngineLoop,
-        driver: Driver,
         tokenizer: Tokenizer | None,
         params: BeamSearchParams,
     ) -> None:
-        self._driver = driver
+        self._loop = loop
         self._tokenizer = tokenizer
         self._params = params
+        # A temperature needs all log-probabilities, because they must be normalized again.
+        self._has_temperature = params.temperature not in (0.0, 1.0)
+        self._step_params = SamplingParams(
+            temperature=0.0,
+            max_tokens=1,
+            logprobs=-1 if self._has_temperature else 2 * params.beam_width,
+            detokenize=False,
+        )
         self._eos_token_ids = frozenset(loop.engine.eos_token_ids)
         self._longest = loop.engine.scheduler.longest
 
@@ -105,7 +111,7 @@ class BeamSearcher:
             RequestFailedError: a beam failed.
         """
         searches = [self._begin(prepared) for prepared in prompts]
-        collector = self._driver.new_collector()
+        collector = self._loop.new_collector()
         try:
             for step in counted:
                 active = [s for s in searches if s.beams and step < s.max_tokens]
@@ -113,7 +119,7 @@ class BeamSearcher:
                     break
                 self._extend(active, collector)
         finally:
-            self._driver.release(collector)
+            collector.close()
         return [self._output(search) for search in searches]
 
     def _begin(self, prepared: PreparedRequest) -> _Search:
@@ -152,36 +158,29 @@ class BeamSearcher:
             best = going_on[: self._params.beam_width]
             search.beams = [beam for beam, _ in best]
             search.parent_ids = [parent_id for _, parent_id in best]
-        parent_ids = chain.from_iterable(search.parent_ids for search in searches)
-        self._driver.keep_beams(collector, [each for each in parent_ids if each is not None])
+        keep = [each for search in searches for each in search.parent_ids if each is not None]
+        release = self._loop.processor.release
+        self._loop.call(partial(release, collector.request_ids, keep))
 
     def _request(
         self, prepared: PreparedRequest, beam: BeamSearchSequence, parent_id: str | None
     ) -> PreparedRequest:
-        # A temperature needs all log-probabilities, because they must be normalized again.
-        num_candidates = -1 if self._has_temperature else 2 * self._params.beam_width
         return replace(
             prepared,
             token_ids=beam.tokens,
-            params=SamplingParams(
-                temperature=0.0, max_tokens=1, logprobs=num_candidates, detokenize=False
-            ),
+            params=self._step_params,
             output_kind=RequestOutputKind.FINAL_ONLY,
             beam=Beam(parent_id=parent_id),
         )
-
-    @property
-    def _has_temperature(self) -> bool:
-        return self._params.temperature not in (0.0, 1.0)
 
     def _answers(
         self, requests: list[PreparedRequest], collector: Collector
     ) -> list[RequestOutput]:
         """Run the requests, which fork the blocks of their parents."""
-        request_ids = self._driver.add(requests, collector)
+        request_ids = self._loop.add(requests, collector)
         answers: dict[str, RequestOutput] = {}
         while len(answers) < len(requests):
-            answers.update({output.request_id: output for output in self._driver.wait(collector)})
+            answers.update({output.request_id: output for output in self._loop.wait(collector)})
         outputs = [answers[request_id] for request_id in request_ids]
         for output in outputs:
             if output.outputs[0].logprobs is None or not output.outputs[0].logprobs:

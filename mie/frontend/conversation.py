@@ -8,10 +8,9 @@ from typing import Any
 
 from mie.text.messages import Message
 from mie.text.pretrained import PretrainedTokenizer
-from mie.tools.answer import AnswerFormat
 from mie.tools.definitions import tool_choice_of
 from mie.tools.forced import grammar_of
-from mie.tools.formats import call_format, reasoning_tags
+from mie.tools.formats import AnswerFormat, call_format, reasoning_tags
 
 
 @dataclass(frozen=True, kw_only=True)

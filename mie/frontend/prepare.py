@@ -9,37 +9,39 @@ from __future__ import annotations
 import copy
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mie.config.request_limits import RequestLimits
 from mie.engine.constraint import Constraints, check_constraint, structure_of
+from mie.engine.engine import Engine
 from mie.errors import ConfigError, RequestError, shown
 from mie.frontend.prompts import Prompt
 from mie.frontend.request_state import PreparedRequest
 from mie.params.checks import check_labels, check_length
 from mie.params.sampling import RequestOutputKind, SamplingParams, truncated
 from mie.refusals import REFUSED
-from mie.text.bad_words import encode_bad_words
-from mie.text.tokenizer import Tokenizer
+from mie.text.tokenizer import Tokenizer, encode_bad_words
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from mie.tools.answer import AnswerFormat
+    from mie.tools.formats import AnswerFormat
+
+T = TypeVar("T")
 
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt", "answer")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preparer:
-    """Checks and tokenizes requests."""
+    """The door of an engine: it checks each request once, and tokenizes it."""
 
+    engine: Engine
     tokenizer: Tokenizer | None
     limits: RequestLimits
-    max_model_len: int
     constraints: Constraints | None = None
 
     def prepare(
@@ -68,6 +70,7 @@ class Preparer:
         cache_salt = given.get("cache_salt")
         check_labels(request_id, priority, cache_salt, client, self.limits)
         text, token_ids = self._tokenize(given, params)
+        self.engine.check(token_ids, params)
         return PreparedRequest(
             prompt=text,
             token_ids=token_ids,
@@ -103,12 +106,13 @@ class Preparer:
         if prepared.params.structured_outputs is None:
             return prepared
         with naming_tools(prepared.answer):
-            return replace(prepared, constraint=check_constraint(prepared.params, self.constraints))
+            prepared.constraint = check_constraint(prepared.params, self.constraints)
+        return prepared
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a prompt, or refuse it by its length before it is encoded."""
         tokenizer = self.required_tokenizer()
-        limit = self.limits.prompt_chars(self.max_model_len)
+        limit = self.limits.prompt_chars(self.engine.max_model_len)
         if isinstance(text, str) and len(text) > limit:
             raise RequestError(
                 f"prompt has {len(text)} characters; the limit is {limit} (shorten it, or raise "
@@ -135,8 +139,8 @@ class Preparer:
         elif not is_token_list(token_ids):
             raise RequestError(f"prompt_token_ids must be a list; got {shown(token_ids)}")
         elif params.truncate_prompt_tokens is None:
-            check_length(len(token_ids), self.max_model_len)
-        kept = truncated(token_ids, params, self.max_model_len)
+            check_length(len(token_ids), self.engine.max_model_len)
+        kept = truncated(token_ids, params, self.engine.max_model_len)
         return text, kept.tolist() if hasattr(kept, "tolist") else list(kept)
 
 
@@ -150,7 +154,7 @@ def _answering(
     """
     if answer is None:
         return params, None
-    from mie.tools.answer import AnswerFormat  # few requests need mie.tools
+    from mie.tools.formats import AnswerFormat  # few requests need mie.tools
 
     if not isinstance(answer, AnswerFormat):
         raise RequestError(f"a prompt's answer must come from chat_prompt; got {shown(answer)}")
@@ -245,3 +249,14 @@ def _as_mapping(prompt: Any) -> Mapping[str, Any]:
                 f"a prompt has no key {shown(key)}; it may have {', '.join(map(repr, _KEYS))}"
             )
     return prompt
+
+
+def one_for_each(name: str, given: Any, count: int, default: T) -> list[T]:
+    """Return one value for each prompt, from a list or by repeating one value."""
+    if given is None:
+        return [default] * count
+    if not isinstance(given, Sequence):
+        return [given] * count
+    if len(given) != count:
+        raise ConfigError(f"{count} prompts need {count} {name}; got {len(given)}")
+    return list(given)

@@ -1,7 +1,7 @@
-"""Track the outputs of a request, and how much of them its caller has taken.
+"""Keep a request and its answer, and how much of the answer its caller has taken.
 
-The tokens, log-probabilities and endings belong to the request's sequences. The state here is
-derived from them, so that anything an exception leaves half-done is derived again.
+The tokens, log-probabilities and endings belong to the request's sequences. The text and all else
+is derived from them, so that anything an exception leaves half-done is derived again.
 """
 
 from __future__ import annotations
@@ -11,66 +11,56 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
 
 from mie.engine.constraint import TokenConstraint
 from mie.errors import RequestError
 from mie.frontend.outputs import CompletionOutput, Logprob, LogprobRow, RequestOutput
 from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.sched.result import TokenLogprobs
-from mie.sched.sequence import Beam, FinishReason, Request
-from mie.sched.sequence import Sequence as RunningSequence
+from mie.sched.sequence import Beam, FinishReason, Request, Sequence
 from mie.text.stream import TextStream
 from mie.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
     from mie.frontend.answer_state import AnswerState
-    from mie.tools.answer import AnswerFormat
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreparedRequest:
-    """A request with a tokenized prompt, ready to be queued."""
-
-    prompt: str | None
-    token_ids: list[int]
-    params: SamplingParams
-    request_id: str | None = None
-    priority: int = 0
-    cache_salt: str | None = None
-    client: str | None = None
-    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    beam: Beam | None = None
-    answer: AnswerFormat | None = None
-    constraint: TokenConstraint | None = None
-    """The constraint at the beginning of the output, if the output is constrained."""
-
-
-class CollectorRef(weakref.ref["Collector"]):
-    """A weak reference to a collector, with the ids of its requests."""
-
-    __slots__ = ("beam_ids", "request_ids")
-
-    def __init__(self, collector: Collector, when_gone: Callable[[CollectorRef], object]) -> None:
-        super().__init__(collector, when_gone)  # type: ignore[call-arg]  # as __new__
-        self.request_ids: set[str] = set()
-        self.beam_ids: set[str] = set()  # Ended requests that may keep blocks.
+    from mie.tools.formats import AnswerFormat
 
 
 class Collector:
-    """The requests of one caller, where the thread that steps the engine files outputs.
+    """The requests of one caller, where the thread that turns the loop files outputs.
 
     A request lives as long as its collector. When the caller drops the collector, the request is
     aborted.
     """
 
-    def __init__(self, when_gone: Callable[[CollectorRef], object] = lambda ref: None) -> None:
-        self.ref = CollectorRef(self, when_gone)
-        """The reference that requests hold. Nothing in the engine holds the collector itself."""
+    event_loop: AbstractEventLoop | None = None
+    """The event loop of a task that waits for outputs, to which `arrive` belongs."""
+
+    def __init__(self, note_gone: Callable[[set[str]], object] = lambda request_ids: None) -> None:
+        """``note_gone`` gets the ids of unfinished requests when the caller is gone."""
+        self.request_ids: set[str] = set()
+        """Unfinished requests, and ended beams that may keep blocks. The engine's thread writes."""
         self.process_id = os.getpid()
-        self._news: deque[RequestState] = deque()
+        self._note_gone = note_gone
+        self.ref: CollectorRef = weakref.ref(self)
+        """The reference that requests hold. Nothing in the engine holds the collector itself."""
+        hash(self.ref)  # it cannot be hashed for the first time once the collector is gone
+        self._news: deque[PreparedRequest] = deque()
         self._lock = threading.Lock()  # Several threads may call `LLM.step`.
+
+    def close(self) -> None:
+        """Let the requests end before the next step. It never waits."""
+        if self.request_ids and self.process_id == os.getpid():
+            self._note_gone(self.request_ids)
+
+    __del__ = close
+
+    def arrive(self) -> None:
+        """Hear that outputs have arrived. It is called in the thread of ``event_loop``."""
 
     @property
     def has_news(self) -> bool:
@@ -88,21 +78,24 @@ class Collector:
                     outputs.append(output)
         return outputs
 
-    def file(self, state: RequestState) -> None:
+    def file(self, state: PreparedRequest) -> None:
         """Note that a request has news."""
         self._news.append(state)
+
+
+CollectorRef: TypeAlias = "weakref.ref[Collector]"
 
 
 class _Choice:
     """The text of a choice, as far as its tokens were processed, and what was handed out."""
 
-    def __init__(self, sequence: RunningSequence, answer: AnswerState | None) -> None:
+    def __init__(self, sequence: Sequence, answer: AnswerState | None) -> None:
         self.sequence = sequence
         self.answer = answer
         self.num_taken = 0  # tokens that were handed out
         self.num_characters_taken = 0
         self.is_over = False  # The end was handed out.
-        self.is_torn = False
+        self.is_broken = False  # an exception may have left it half-processed
         self.begin(None)
 
     def begin(self, stream: TextStream | None) -> None:
@@ -129,34 +122,52 @@ class _Choice:
             self.text = self.answer.add(text, is_last=self.finish_reason is not None)
 
 
-class RequestState:
-    """A request, the text of its choices, and how much its caller has received."""
+@dataclass(kw_only=True, eq=False, repr=False, slots=True)
+class PreparedRequest:
+    """A request as its caller knows it: checked and tokenized, and then the state of its answer."""
 
-    def __init__(
-        self,
-        prepared: PreparedRequest,
-        request: Request,
-        tokenizer: Tokenizer | None,
-        collector: CollectorRef,
-    ) -> None:
-        self.request = request
-        self.collector = collector
-        self.is_finished = False
-        self.prepared = prepared
-        self._is_delta = prepared.output_kind is RequestOutputKind.DELTA
-        self._is_final_only = prepared.output_kind is RequestOutputKind.FINAL_ONLY
-        self._has_logprobs = prepared.params.logprobs is not None
-        self._tokenizer = tokenizer if prepared.params.detokenize else None
-        self._lock = threading.Lock()  # the engine's thread adds, the caller's takes
-        self._is_filed = False  # It is in its collector's news.
-        self._is_over = False  # the final output was handed out
-        self._prompt_logprobs: list[LogprobRow | None] = [None]
+    prompt: str | None
+    token_ids: list[int]
+    params: SamplingParams
+    request_id: str | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+    client: str | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    beam: Beam | None = None
+    answer: AnswerFormat | None = None
+    constraint: TokenConstraint | None = None
+    """The constraint at the beginning of the output, if the output is constrained."""
+    request: Request | None = field(init=False, default=None)
+    """The request in the engine, once it is added."""
+    collector: CollectorRef = field(init=False)
+    is_finished: bool = field(init=False, default=False)
+    _tokenizer: Tokenizer | None = field(init=False)
+    _choices: list[_Choice] = field(init=False)
+    # The engine's thread adds, the caller's takes.
+    _lock: threading.Lock = field(init=False, default_factory=threading.Lock)
+    _is_filed: bool = field(init=False)  # It is in its collector's news.
+    _is_over: bool = field(init=False)  # The final output was handed out.
+    _prompt_logprobs: list[LogprobRow | None] = field(init=False)
+    _num_prompt_taken: int = field(init=False)
+
+    def begin(self, request: Request, tokenizer: Tokenizer | None, collector: CollectorRef) -> None:
+        """Start the answer of a request that was added to the engine."""
+        self.request, self.collector = request, collector
+        self._tokenizer = tokenizer if self.params.detokenize else None
+        self.is_finished = self._is_filed = self._is_over = False
+        self._prompt_logprobs = [None]
         self._num_prompt_taken = 0
-        self._answer_key = "" if prepared.answer is None else os.urandom(16).hex()
-        self._choices = [_Choice(each, self._new_answer(each)) for each in request.sequences]
+        key = "" if self.answer is None else os.urandom(16).hex()
+        self._choices = [_Choice(each, self._new_answer(each, key)) for each in request.sequences]
         stream = self._new_stream()
-        for choice in self._choices:
-            choice.begin(stream and stream.fork())
+        for number, choice in enumerate(self._choices):
+            choice.begin(stream and stream.fork() if number else stream)
+
+    @property
+    def _running(self) -> Request:
+        assert self.request is not None, "it was added"
+        return self.request
 
     def advance(self) -> None:
         """Process the sequences' new tokens.
@@ -173,7 +184,7 @@ class RequestState:
 
     def _count_calls(self) -> None:
         answers = [choice.answer for choice in self._choices if choice.answer is not None]
-        metrics = self.request.metrics
+        metrics = self._running.metrics
         metrics.num_reasoning_tokens = sum(answer.num_reasoning_tokens for answer in answers)
         metrics.num_tool_calls = sum(answer.num_calls for answer in answers)
         metrics.num_unparsed_calls = sum(answer.num_unparsed for answer in answers)
@@ -184,7 +195,7 @@ class RequestState:
             return False
         with self._lock:
             is_new = self.is_finished and not self._is_over
-            if not self._is_final_only:
+            if self.output_kind is not RequestOutputKind.FINAL_ONLY:
                 is_new |= any(each.num_tokens > each.num_taken for each in self._choices)
             if not is_new:
                 return False
@@ -201,14 +212,14 @@ class RequestState:
         with self._lock:
             self._tokenizer = None
             for choice in self._choices:
-                choice.stream, choice.is_torn = None, False
+                choice.stream, choice.is_broken = None, False
 
     def take(self) -> RequestOutput | None:
         """Return the next output for the caller, or None after the final one.
 
         Under CUMULATIVE it has everything so far, otherwise only what was not handed out.
         """
-        request, prepared = self.request, self.prepared
+        request = self._running
         with self._lock:
             if self._is_over:
                 return None
@@ -216,8 +227,8 @@ class RequestState:
             request.metrics.num_generation_tokens = sum(each.num_tokens for each in self._choices)
             output = RequestOutput(
                 request_id=request.request_id,
-                prompt=prepared.prompt,
-                prompt_token_ids=prepared.token_ids,
+                prompt=self.prompt,
+                prompt_token_ids=self.token_ids,
                 prompt_logprobs=self._take_prompt_logprobs(),
                 outputs=[self._completion(each) for each in self._choices if self._is_due(each)],
                 finished=self.is_finished,
@@ -241,10 +252,14 @@ class RequestState:
         is_new = choice.num_tokens > choice.num_taken or choice.finish_reason is not None
         return not self._is_delta or (is_new and not choice.is_over)
 
+    @property
+    def _is_delta(self) -> bool:
+        return self.output_kind is RequestOutputKind.DELTA
+
     def _completion(self, choice: _Choice) -> CompletionOutput:
-        is_delta, has_logprobs = self._is_delta, self._has_logprobs
+        is_delta, has_logprobs = self._is_delta, self.params.logprobs is not None
         start = choice.num_taken if is_delta else 0
-        num_prompt = self.request.num_prompt
+        num_prompt = len(self.token_ids)
         new_text, answer = choice.text[choice.num_characters_taken :], choice.answer
         return CompletionOutput(
             index=choice.sequence.index,
@@ -262,10 +277,10 @@ class RequestState:
         )
 
     def _take_prompt_logprobs(self) -> list[LogprobRow | None] | None:
-        if self.prepared.params.prompt_logprobs is None:
+        if self.params.prompt_logprobs is None:
             return None
         rows = self._prompt_logprobs
-        rows.extend(map(self._logprob_row, self.request.prompt_logprobs[len(rows) - 1 :]))
+        rows.extend(map(self._logprob_row, self._running.prompt_logprobs[len(rows) - 1 :]))
         start = self._num_prompt_taken if self._is_delta else 0
         self._num_prompt_taken = len(rows)
         return rows[start:]
@@ -274,14 +289,15 @@ class RequestState:
         sequence = choice.sequence
         if choice.finish_reason is not None:
             return
-        if choice.is_torn:
+        if choice.is_broken:
             choice.begin(self._new_stream())
         reason = sequence.finish_reason
-        first = self.request.num_prompt + choice.num_tokens
-        new = sequence.token_ids[first : self.request.num_prompt + sequence.num_final]
+        num_prompt = len(self.token_ids)
+        first = num_prompt + choice.num_tokens
+        new = sequence.token_ids[first : num_prompt + sequence.num_final]
         if not new and reason is None:
             return
-        choice.is_torn = True
+        choice.is_broken = True
         for position, token_id in enumerate(new, start=first + 1):
             is_last = position == len(sequence.token_ids)
             if self._add_token(choice, token_id, reason if is_last else None):
@@ -289,14 +305,14 @@ class RequestState:
         else:
             if reason is not None:
                 self._end(choice, reason)
-        choice.is_torn = False
+        choice.is_broken = False
 
     def _add_token(self, choice: _Choice, token_id: int, reason: FinishReason | None) -> bool:
         """Process a token and return whether it completes a stop string.
 
         ``reason`` is the reason if the sequence ends with this token.
         """
-        params = self.prepared.params
+        params = self.params
         if params.logprobs is not None:
             row: TokenLogprobs = choice.sequence.logprobs[choice.num_tokens]
             choice.logprobs.append(self._logprob_row(row))
@@ -315,24 +331,23 @@ class RequestState:
         """Flush the stream of a sequence that has ended. The rest may complete a stop string."""
         text, stop = "", None
         if choice.stream is not None:
-            text, stop = choice.stream.finish(choice.num_tokens > self.prepared.params.min_tokens)
+            text, stop = choice.stream.finish(choice.num_tokens > self.params.min_tokens)
         choice.write(text, stop, reason)
 
-    def _new_answer(self, sequence: RunningSequence) -> AnswerState | None:
-        form = self.prepared.answer
-        if form is None:
+    def _new_answer(self, sequence: Sequence, key: str) -> AnswerState | None:
+        if self.answer is None:
             return None
         from mie.frontend.answer_state import AnswerState  # it needs mie.tools, which few use
 
-        return AnswerState(form, f"{self._answer_key}/{sequence.index}")
+        return AnswerState(self.answer, f"{key}/{sequence.index}")
 
     def _new_stream(self) -> TextStream | None:
         if self._tokenizer is None:
             return None
-        params, form = self.prepared.params, self.prepared.answer
+        params, form = self.params, self.answer
         return TextStream(
             self._tokenizer,
-            self.prepared.token_ids,
+            self.token_ids,
             stop=params.stop_strings,
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,

@@ -14,8 +14,7 @@ from typing import Any, TextIO
 
 from mie.arithmetic import ceil_div
 from mie.checkpoint.config import ModelConfig
-from mie.checkpoint.random_weights import RandomWeights
-from mie.checkpoint.weights import Checkpoint, check_tied_head, expected_tensors
+from mie.checkpoint.weights import Checkpoint, RandomWeights, check_tied_head, expected_tensors
 from mie.config.engine import EngineConfig
 from mie.engine.constraint import Constraints
 from mie.engine.engine import Engine, Runner

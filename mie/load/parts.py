@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from mie.checkpoint.config import ModelConfig
-from mie.checkpoint.digest import weights_digest
 from mie.checkpoint.generation import GenerationConfig
 from mie.checkpoint.locate import locate_model
+from mie.checkpoint.safetensors_header import weights_digest
 from mie.config.engine_args import EngineArgs
 from mie.engine.engine import Engine
 from mie.errors import ConfigError, ModelError, TooLittleMemoryError

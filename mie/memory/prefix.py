@@ -15,7 +15,7 @@ from itertools import compress, count, takewhile
 from operator import ne
 from typing import NamedTuple
 
-from mie.memory.table import BlockTable
+from mie.memory.table import BlockTable, HostTable
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +43,24 @@ class PartialMatch(NamedTuple):
     num_tokens: int
     node: Node | None
     """Its node, or None if a running sequence is still filling the block."""
+
+
+class Room(NamedTuple):
+    """How a sequence can be opened, from `KVCacheManager.find_room`. Nothing is allocated yet."""
+
+    token_ids: Sequence[int]
+    salt: str | None
+    path: list[Node]
+    """The cached full blocks that match the start of its tokens."""
+    partial: PartialMatch | None
+    """A block to copy from after ``path``, because its start matches."""
+    host: HostTable | None
+    num_computed: int
+    """Number of tokens that need not be computed."""
+    num_new: int
+    """Number of blocks to allocate."""
+    parent: BlockTable | None
+    """An open table to fork instead, whose tokens it begins with."""
 
 
 class PrefixCache:
@@ -76,8 +94,8 @@ class PrefixCache:
     ) -> PartialMatch | None:
         """Return the block after ``path`` with the longest common prefix with the next tokens.
 
-        The prefix ends at ``limit`` at most. The block is a child, or what a running sequence has
-        written of its next block.
+        The prefix ends at ``limit`` at most. The block is a child, or the next block of a
+        running sequence, as far as it is written.
         """
         node = path[-1] if path else self._roots.get(salt)
         start = len(path) * self._block_size

@@ -1,16 +1,19 @@
-"""Record where one sequence's tokens are stored."""
+"""Define block tables, which record where a sequence's tokens are stored, and moves of blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mie.memory.prefix import Node
 
 Owner = tuple[int, int]
 """Names the owner of blocks in the event log. This room never reads it."""
+
+Emit = Callable[[tuple[Any, ...]], None]
+"""Receives a record of the event log."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,3 +54,17 @@ class HostTable:
     owner: Owner
     block_ids: tuple[int, ...]
     num_tokens: int
+
+
+@dataclass(slots=True)
+class Moves:
+    """The changes that a step makes to tables and blocks before it computes, in this order."""
+
+    updates: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
+    """(row, index, block ids): entries index, index + 1, … of a row's table."""
+    exports: list[tuple[int, int]] = field(default_factory=list)
+    """(device block, host block)."""
+    imports: list[tuple[int, int]] = field(default_factory=list)
+    """(host block, device block)."""
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """(source, target), both on the device."""

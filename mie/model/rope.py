@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.checkpoint.rope_config import RopeConfig
+from mie.checkpoint.config import RopeConfig
 
 FloatArray: TypeAlias = NDArray[np.float64]
 

@@ -2,7 +2,7 @@
 
 A file that was opened from a disk may not import modules, so each module becomes a function that
 returns its exports. Modules keep to a form that makes this a matter of lines: imports stand alone,
-and exports are functions, classes and constants.
+and exports are functions, classes and constants at their declarations.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from posixpath import dirname, join, normpath
 from mie.page.assets import assets
 
 MAIN = "main.js"
-_IMPORT = re.compile(r'^import\s+(?:\{([^}]*)\}|(\w+))\s+from\s+"(\.[^"]+)";\s*$', re.MULTILINE)
-_NAMED = re.compile(r"^export\s+((?:async\s+)?function\*?|const|class)\s+([\w$]+)", re.MULTILINE)
-_LIST = re.compile(r"^export\s+\{([^}]*)\};?\s*$", re.MULTILINE)
-_DEFAULT = re.compile(r"^export\s+default\s+([\w$]+);?\s*$", re.MULTILINE)
+_IMPORT = re.compile(r'^import\s+\{([^}]*)\}\s+from\s+"(\.[^"]+)";\s*$', re.MULTILINE)
+_EXPORT = re.compile(r"^export\s+((?:async\s+)?function\*?|const|class)\s+([\w$]+)", re.MULTILINE)
 _LEFT = re.compile(r"^(?:import|export)\b.*$", re.MULTILINE)
 _STYLE = re.compile(r'<link rel="?stylesheet"? href="mie/page/([^"]+)">')
 _SCRIPT = re.compile(r'<script type="module" src="mie/page/main\.js"></script>')
@@ -54,7 +52,7 @@ def page_html(runs: Iterable[EmbeddedRun]) -> str:
         return f"{match[1]}data:image/svg+xml;base64,{content}{match[3]}"
 
     page = _ICON.sub(icon, _STYLE.sub(style, files["index.html"]))
-    # The meta element must come before what it allows, and knows the digests of that.
+    # The meta element must come before the scripts and styles that it allows by their digests.
     csp = (
         f"default-src 'none'; script-src {_digest(script)}; "
         f"style-src {' '.join(map(_digest, styles))}; img-src data: blob:; base-uri 'none'; "
@@ -82,7 +80,7 @@ def _digest(text: str) -> str:
 
 
 def bundle(files: Mapping[str, str]) -> str:
-    """Return one script that does what `MAIN` does.
+    """Return one script that has the effect of `MAIN`.
 
     Raises:
         ValueError: a module is missing, imports itself, or has a statement of another form.
@@ -91,43 +89,30 @@ def bundle(files: Mapping[str, str]) -> str:
     parts: list[str] = []
 
     def add(path: str, above: tuple[str, ...]) -> str:
+        """Return the variable that holds the exports of a module."""
         if path in above:
             raise ValueError(f"{path} imports itself, over {' and '.join(above)}")
         if path not in names:
             if path not in files:
                 raise ValueError(f"{above[-1]} imports {path}, which is not there")
-            text = _IMPORT.sub(lambda m: _imported(m, path, (*above, path)), files[path])
-            name = f"module{len(names)}"
-            names[path] = name
-            parts.append(f"const {name} = (() => {{\n{_with_exports(text, path)}}})();\n")
-        return names[path]
 
-    def _imported(match: re.Match[str], path: str, above: tuple[str, ...]) -> str:
-        module = add(normpath(join(dirname(path), match[3])), above)
-        if match[2]:
-            return f"const {match[2]} = {module}.default;"
-        wanted = [each.strip().replace(" as ", ": ") for each in match[1].split(",")]
-        return f"const {{{', '.join(filter(None, wanted))}}} = {module};"
+            def imported(match: re.Match[str]) -> str:
+                module = add(normpath(join(dirname(path), match[2])), (*above, path))
+                return f"const {{{match[1].replace(' as ', ': ')}}} = {module};"
+
+            text = _IMPORT.sub(imported, files[path])
+            exported = ", ".join(match[2] for match in _EXPORT.finditer(text))
+            text = _EXPORT.sub(r"\1 \2", text)
+            left = _LEFT.search(text)
+            if left is not None:
+                raise ValueError(f"{path} has a statement that cannot be joined: {left[0]}")
+            names[path] = f"module{len(names)}"
+            body = f"{text.rstrip()}\nreturn {{{exported}}};\n"
+            parts.append(f"const {names[path]} = (() => {{\n{body}}})();\n")
+        return names[path]
 
     add(MAIN, ())
     script = "".join(parts)
     if "</script" in script.lower():
         raise ValueError("a module contains </script, which would end the element around it")
     return script
-
-
-def _with_exports(text: str, path: str) -> str:
-    """Return a module's text without its export statements, and with a return of what they name."""
-    exported = {match[2]: match[2] for match in _NAMED.finditer(text)}
-    for match in _LIST.finditer(text):
-        for each in filter(None, map(str.strip, match[1].split(","))):
-            local, _, name = each.partition(" as ")
-            exported[name or local] = local
-    for match in _DEFAULT.finditer(text):
-        exported["default"] = match[1]
-    text = _NAMED.sub(r"\1 \2", _DEFAULT.sub("", _LIST.sub("", text)))
-    left = _LEFT.search(text)
-    if left is not None:
-        raise ValueError(f"{path} has a statement that cannot be joined: {left[0]}")
-    members = ", ".join(f"{name}: {local}" for name, local in exported.items())
-    return f"{text.rstrip()}\nreturn {{{members}}};\n"

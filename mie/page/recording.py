@@ -1,4 +1,4 @@
-"""A whole log as page records: a head, the whole state now and then, and what each step changed."""
+"""Write a log as page records: a head, the whole state now and then, and each step's changes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from mie.errors import TraceError
 from mie.events import Segment, Snapshot
 from mie.page.cells import NodeText, encode
-from mie.page.stream import Steps, head_record
+from mie.page.records import head_record
 from mie.page.view import View
 from mie.replay import State
 
 MAX_STEPS = 20_000
 """Steps that a page holds of a recorded run. The first ones of a longer run are left out."""
 STEPS_PER_KEY = 250
-"""Fewest steps between two keys. There are more if a key is larger than what they changed."""
+"""Fewest steps between two keys. There are more if a key is larger than their changes."""
 
 
 @dataclass(kw_only=True)
@@ -69,7 +69,7 @@ class Recording:
         return self._view.state.step
 
     def lines(self, name: str) -> Iterator[str]:
-        """Yield the head and all records. ``name`` is what the page calls the run."""
+        """Yield the head and all records. ``name`` is the title of the run."""
         first = self._chunks[0].first
         facts = {"dropped": self.num_dropped, "is_cut": self.is_cut}
         yield encode(
@@ -82,18 +82,17 @@ class Recording:
 
     def _take_in(self, segment: Segment, text: NodeText) -> None:
         view = self._begin(segment, text)
-        steps = Steps(view)
         for records in segment.steps:
-            if len(steps) >= self._steps_per_record:
-                self._append(steps)
-            if self._chunks[-1].is_full and not steps:
+            if view.num_steps >= self._steps_per_record:
+                self._append(view)
+            if self._chunks[-1].is_full and not view.num_steps:
                 self._begin_chunk(view)
-            steps.add(records)
-        if steps:
-            self._append(steps)
+            view.add_step(records)
+        if view.num_steps:
+            self._append(view)
         if segment.rest:
-            steps.apply(segment.rest)
-            self._chunks[-1].lines.append(steps.take_now()[1])
+            view.apply(segment.rest)
+            self._chunks[-1].lines.append(view.take_now()[1])
         self.is_cut = segment.is_cut
 
     def _begin(self, segment: Segment, text: NodeText) -> View:
@@ -113,10 +112,10 @@ class Recording:
             self.num_dropped += self._chunks[0].num_steps
             self._num_steps -= self._chunks.popleft().num_steps
 
-    def _append(self, steps: Steps) -> None:
+    def _append(self, view: View) -> None:
         chunk = self._chunks[-1]
-        chunk.num_steps += len(steps)
-        self._num_steps += len(steps)
-        _, line = steps.take()
+        chunk.num_steps += view.num_steps
+        self._num_steps += view.num_steps
+        _, line = view.take()
         chunk.num_bytes += len(line)
         chunk.lines.append(line)

@@ -1,20 +1,23 @@
-"""`View`: a state that records change, and the cells that differ since they were last taken."""
+"""Apply records to a state, and write the records of a page: events, and cells that changed."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import MappingProxyType
 
-from mie.events import FIELDS, Record, Seq
+from mie.events import FIELDS, Record, Seq, Step
 from mie.page.cells import (
     FREE_CELL,
     Cells,
     NodeText,
-    all_cells,
     block_cell,
+    encode,
+    key_record,
     seq_cell,
     seq_text,
 )
 from mie.page.heat import Heat
+from mie.page.records import Line, event_of, row_of
 from mie.replay import NodeState, State
 
 _COMPUTES = frozenset({"decode", "prefill"})
@@ -30,18 +33,22 @@ _NAMING = MappingProxyType(
         for kind, names in FIELDS.items()
     }
 )
-"""The fields of each kind of record that name what may change, and where they are in it."""
+"""The fields of each kind of record that name changed cells, and their places in it."""
 
 
 class View:
-    """Applies records to a state and finds what changed.
+    """Applies records to a state, collects their events, and finds the cells that changed.
 
-    Records only tell where to look. What a cell contains is read from the state, so no rule of the
-    allocator is repeated here.
+    Records only tell where to look. The contents of a cell are read from the state, so no rule of
+    the allocator is repeated here.
     """
 
-    def __init__(self, state: State, text: NodeText) -> None:
+    def __init__(self, state: State, text: NodeText, *, is_checked: bool = False) -> None:
+        """``is_checked`` says that records only name what exists, as in an engine's own log."""
         self.state = state
+        self._is_checked = is_checked
+        self._events: list[str] = []
+        self._steps: list[str] = []  # in JSON, since the last record
         self._text = text
         self.heat = Heat(state)
         self._seqs: dict[Seq, Cells] = {}
@@ -52,27 +59,61 @@ class View:
         self._holders: dict[int, dict[Seq, int]] = {}  # block -> its index in each table
         self._forget_changes()
         self._touch_all()
-        self.changes()
+        self._changes()
 
-    def apply(self, record: Record) -> None:
-        """Apply a record. What it names must exist (`State.check_names`).
+    @property
+    def num_steps(self) -> int:
+        """The number of steps since the last record."""
+        return len(self._steps)
+
+    def add_step(self, records: Step, num_applied: int = 0) -> None:
+        """Apply the records of a step, except the first ones, which were applied before.
 
         Raises:
-            TraceError: it cannot happen in this state.
+            TraceError: one of them cannot happen in this state.
         """
-        self._touch(record)
-        self.heat.before(record, self.state)
-        self.state.apply(record)
-        self.heat.after(record, self.state)
-        if record[0] == "rebuild":
-            self._touch_all()
+        self.apply(records[num_applied:])
+        self._steps.append(f'{{"row":{row_of(records)},"events":{self._take_events()}}}')
+
+    def apply(self, records: Iterable[Record]) -> None:
+        """Apply records without the end of their step.
+
+        Raises:
+            TraceError: one of them cannot happen in this state.
+        """
+        for record in records:
+            if not self._is_checked:
+                self.state.check_names(record)
+            event = event_of(record, self.state)
+            self._touch(record)
+            self.heat.before(record, self.state)
+            self.state.apply(record)
+            self.heat.after(record, self.state)
+            if record[0] == "rebuild":
+                self._touch_all()
+            if event is not None:
+                self._events.append(event)
+
+    def take(self) -> Line:
+        """Return the record of the steps since the last one."""
+        steps, self._steps = ",".join(self._steps), []
+        cells = encode(self._changes())
+        return "steps", f'{{"record":"steps","steps":[{steps}],"set":{cells}}}'
+
+    def take_now(self) -> Line:
+        """Return the record of the events after the last step."""
+        events, cells = self._take_events(), encode(self._changes())
+        return "now", f'{{"record":"now","events":{events},"set":{cells}}}'
 
     def key(self) -> Cells:
         """Return the record that gives the whole state, as it is now."""
-        cells = all_cells(self.state, self._text)
-        return {"record": "key", "step": self.state.step, **cells, "heat": self.heat.cells()}
+        return {**key_record(self.state, self._text), "heat": self.heat.cells()}
 
-    def changes(self) -> Cells:
+    def _take_events(self) -> str:
+        events, self._events = ",".join(self._events), []
+        return f"[{events}]"
+
+    def _changes(self) -> Cells:
         """Return the cells that changed since the last call, without empty members."""
         found: Cells = {"seqs": {}, "gone": [], "tables": {}, "host": {}, "tree": {}, "cut": []}
         for seq in sorted(self._changed):
@@ -90,7 +131,7 @@ class View:
         """Return a sequence whose table has the block, and its index there, or None."""
         return next(iter(self._holders.get(block, {}).items()), None)
 
-    # What may have changed.
+    # Cells that may have changed.
 
     def _forget_changes(self) -> None:
         self._changed: set[Seq] = set()
@@ -120,7 +161,7 @@ class View:
             else:
                 (self._computed if kind in _COMPUTES else self._changed).add(value)
 
-    # What did change.
+    # Cells that did change.
 
     def _compare_sequence(self, seq: Seq, found: Cells) -> None:
         values, name = self.state.sequences.get(seq), seq_text(seq)
@@ -199,7 +240,7 @@ class View:
         return found
 
     def _fill(self, block: int) -> int:
-        """Return what `State.fills` has for one block."""
+        """Return the number of filled slots of one block, as `State.fills` does."""
         size, fill = self.state.blocks.block_size, 0
         if block in self.state.blocks.tree:
             return size

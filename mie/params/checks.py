@@ -1,7 +1,7 @@
 """Check a request on its own, independent of the engine's settings."""
 
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from numbers import Integral
 
 from mie.config.request_limits import DEFAULT_LIMITS, RequestLimits
@@ -48,18 +48,18 @@ def check_length(num_prompt: int, max_model_len: int) -> None:
 
 
 def check_something_allowed(
-    params: SamplingParams, end_token_ids: Set[int], vocab_size: int
+    params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int
 ) -> None:
     """Raise `RequestError` if all tokens could be banned at once, leaving none to sample.
 
-    ``min_tokens`` bans ``end_token_ids``, and each bad word bans its last token.
+    ``min_tokens`` bans the tokens that end the output, and each bad word bans its last token.
     """
     if params.bad_words:
         raise RequestError(
             "bad_words needs a tokenizer, and the engine has none (give bad_words_token_ids)"
         )
     allowed = params.allowed_token_ids or range(vocab_size)
-    banned = set(end_token_ids) if params.min_tokens else set()
+    banned = set(params.end_token_ids(eos_token_ids)) if params.min_tokens else set()
     if params.allowed_token_ids and banned.issuperset(allowed):
         raise RequestError(
             f"allowed_token_ids {list(allowed)} all end the sequence, but "

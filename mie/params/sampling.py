@@ -316,6 +316,17 @@ class SamplingParams:
         """The stop strings as a tuple, which may be empty."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
+    def eos_in_effect(self, eos_token_ids: Sequence[int]) -> Sequence[int]:
+        """Return the end-of-text tokens that end the output.
+
+        Nothing can follow one in a structured output, which ``ignore_eos`` only puts off.
+        """
+        return () if self.ignore_eos and self.structured_outputs is None else eos_token_ids
+
+    def end_token_ids(self, eos_token_ids: Sequence[int]) -> frozenset[int]:
+        """Return all tokens that end the output."""
+        return frozenset((*self.eos_in_effect(eos_token_ids), *(self.stop_token_ids or ())))
+
     @property
     def named_token_ids(self) -> dict[str, tuple[int, ...]]:
         """The token ids in each parameter, which must be in the vocabulary."""

@@ -7,10 +7,11 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from mie.batch import RESULTS, RowEngine
+from mie.batch.rows import RESULTS, RowEngine
 from mie.config.engine import check_integer
 from mie.config.engine_args import EngineArgs
 from mie.config.settings import ON_CPU_THREADS
+from mie.frontend.outputs import RequestOutput
 
 if TYPE_CHECKING:
     from pyarrow import Table
@@ -66,15 +67,15 @@ def generate(
 
 def generate_all(
     requests: Mapping[str, Mapping[str, Any]], engine: Mapping[str, Any], **options: Any
-) -> Iterator[tuple[str, str]]:
-    """Yield (id, output as JSON) of plain requests, batch by batch as they are answered."""
+) -> Iterator[tuple[str, RequestOutput]]:
+    """Yield (id, output) of plain requests, batch by batch as they are answered."""
     import ray.data
 
     rows = [
         {"id": key, "sampling_params": json.dumps(request)} for key, request in requests.items()
     ]
     for row in generate(ray.data.from_items(rows), engine, **options).iter_rows():
-        yield row["id"], row["output"]
+        yield row["id"], RequestOutput.from_dict(json.loads(row["output"]))
 
 
 class _Actor:

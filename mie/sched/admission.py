@@ -1,10 +1,27 @@
-"""Refuse settings under which a request might never run, and requests that cannot run."""
+"""Admit waiting sequences: find a place for each, and open its block table.
+
+A table is opened from the prefix cache, the host, or a kept sequence. A kept sequence has ended,
+but its blocks stay allocated for the beams of a beam search that continue it. Each of them forks
+its table, so the partly filled last block is shared too, and copied at the first write. Kept blocks
+are a cache. When blocks run out they are released first, and a sequence that would have forked from
+them is computed from its tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
 
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError, RequestError, shown
 from mie.memory.manager import KVCacheManager
+from mie.memory.prefix import Room
+from mie.memory.table import BlockTable, Emit
 from mie.params.checks import check_length
-from mie.sched.sequence import Request
+from mie.sched.policy import Policy
+from mie.sched.seats import Seats
+from mie.sched.sequence import Request, Sequence
 
 
 def check_budget(config: EngineConfig, max_model_len: int) -> None:
@@ -21,7 +38,7 @@ def check_fits(
     request: Request, config: EngineConfig, manager: KVCacheManager, max_model_len: int
 ) -> None:
     """Raise `RequestError` if even an idle engine could not serve the request."""
-    num_prompt = request.num_prompt
+    num_prompt, policy = request.num_prompt, config.scheduling_policy
     check_length(num_prompt, max_model_len)
     if manager.blocks_for(num_prompt) > manager.num_blocks:
         raise RequestError(
@@ -29,13 +46,166 @@ def check_fits(
             f"{manager.num_blocks * manager.block_size} "
             f"(raise num_blocks to at least {manager.blocks_for(num_prompt + 1)})"
         )
-    if request.priority and config.scheduling_policy != "priority":
-        raise RequestError(
-            f"priority is {request.priority}; the engine schedules by {config.scheduling_policy} "
-            "(set scheduling_policy='priority')"
+    for name, value, needed in (
+        ("priority", request.priority or None, "priority"),
+        ("client", request.client, "fair"),
+    ):
+        if value is not None and policy != needed:
+            raise RequestError(
+                f"{name} is {shown(value)}; the engine schedules by {policy} "
+                f"(set scheduling_policy={needed!r})"
+            )
+
+
+class Admission:
+    """The seats, blocks and tokens that a waiting sequence needs, and the sequences kept."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        policy: Policy,
+        manager: KVCacheManager,
+        seats: Seats,
+        emit: Emit,
+    ) -> None:
+        self._config = config
+        self._policy = policy
+        self._manager = manager
+        self._seats = seats
+        self._emit = emit
+        self.num_spare = math.ceil(config.watermark * manager.num_blocks)
+        """The number of blocks that must be left while others run."""
+        self.kept: dict[str | None, Sequence] = {}
+        """The ended sequences that hold blocks, by request id, the oldest first."""
+
+    # Places.
+
+    def next(self, waiting: list[Sequence], step: int) -> tuple[Sequence | None, list[Sequence]]:
+        """Return the sequence that is admitted next, and those that must be preempted for it.
+
+        If clients have shares, it is None if the next sequence finds no place even so.
+        """
+        self._policy.settle(self._seats.running)
+        head = self._policy.first(waiting, self._seats)
+        if not self._policy.is_shared or self._config.batching == "static":
+            return head, []
+        if head is None or self._has_place(head):
+            return head, []
+        victims = self._victims(head, step)
+        return head if victims else None, victims
+
+    def _has_place(self, head: Sequence) -> bool:
+        """Whether ``head`` could be admitted now, or only its own client's sequences run."""
+        running = self._seats.running
+        if all(seq.request.client == head.request.client for seq in running):
+            return True
+        room = self.find_room(head, self.num_spare) if self._seats.num_free else None
+        return room is not None and self._fits(head, room, len(running))
+
+    def _victims(self, head: Sequence, step: int) -> list[Sequence]:
+        """Return the sequences to preempt for ``head``, or none if they would not suffice."""
+        running = self._seats.running
+        victims = self._policy.victims(head, running, step)
+        if not victims:
+            return []
+        room, num_kept = self.room_in_empty_pool(head), len(running)
+        num_holders = Counter(block_id for seq in running for block_id in seq.block_ids)
+        for count, victim in enumerate(victims, start=1):
+            num_kept -= 1
+            for block_id in victim.block_ids:
+                num_holders[block_id] -= 1
+                if not num_holders[block_id]:
+                    del num_holders[block_id]
+            # Each of those that continue may need a block before ``head`` is admitted.
+            num_spare = self.num_spare + num_kept if num_kept else 0
+            num_left = self._manager.num_blocks - len(num_holders) - num_spare
+            if self._manager.num_taken(room) <= num_left and self._fits(head, room, num_kept):
+                return victims[:count]
+        return []
+
+    def _fits(self, head: Sequence, room: Room, num_running: int) -> bool:
+        """Whether the budget has room for an unchunked prompt beside the decodes of others."""
+        num_left = self._config.max_num_batched_tokens - num_running
+        num_missing = head.num_tokens - room.num_computed
+        return self._config.enable_chunked_prefill or num_missing <= num_left
+
+    # Tables.
+
+    def find_room(self, seq: Sequence, num_spare: int) -> Room | None:
+        """Find blocks with ``num_spare`` left over, or return None if there are too few."""
+        return self._manager.find_room(
+            seq.token_ids,
+            salt=seq.request.cache_salt,
+            use_cache=seq.may_read_cache,
+            host=seq.host,
+            parent=self._parent_of(seq),
+            num_spare=num_spare,
         )
-    if request.client is not None and config.scheduling_policy != "fair":
-        raise RequestError(
-            f"client is {shown(request.client)}; the engine schedules by "
-            f"{config.scheduling_policy} (set scheduling_policy='fair')"
-        )
+
+    def room_in_empty_pool(self, seq: Sequence) -> Room:
+        """Return the blocks that a sequence would need if no other held any."""
+        room = self.find_room(seq, -self._manager.num_blocks)
+        assert room is not None, "a request that can never run is refused when it is added"
+        return room
+
+    def _parent_of(self, seq: Sequence) -> BlockTable | None:
+        """Return the table of the kept sequence that this one continues, or None."""
+        request = seq.request
+        parent = self.kept.get(request.beam.parent_id) if request.beam else None
+        if parent is None or parent.table is None or seq.was_admitted:
+            return None
+        num_stored = parent.num_computed
+        is_same = parent.request.cache_salt == request.cache_salt
+        if not is_same or parent.token_ids[:num_stored] != seq.token_ids[:num_stored]:
+            return None
+        return parent.table if num_stored < seq.num_tokens else None
+
+    def open(self, seq: Sequence, room: Room, row: int) -> BlockTable:
+        """Open the table that `find_room` just found."""
+        metrics = seq.request.metrics
+        event = (seq.seq_id, row, seq.num_tokens, room.num_computed)
+        if room.parent is not None:
+            self._emit(("branch", seq.seq_id, room.parent.owner, row))
+            metrics.num_cached_tokens = room.num_computed
+        elif seq.was_admitted:
+            self._emit(("resume", *event, "recompute" if seq.host is None else "swap"))
+            metrics.num_recomputed_tokens += max(0, seq.num_lost - room.num_computed)
+        else:
+            self._emit(("admit", *event))
+            if not any(each.was_admitted for each in seq.request.sequences):
+                metrics.num_cached_tokens = room.num_computed
+                if self._manager.shares_full and seq.may_read_cache:
+                    self._count_query(seq, room)
+        seq.host = None
+        return self._manager.open_table(room, seq.seq_id, row)
+
+    def _count_query(self, seq: Sequence, room: Room) -> None:
+        num_full = len(room.path) * self._manager.block_size
+        query = (seq.request.num_prompt, num_full, room.num_computed - num_full)
+        self._manager.stats.add_query(*query)
+        if room.num_computed:
+            source = room.partial and room.partial.block_id
+            self._emit(("hit", seq.seq_id, *query, source))
+
+    # Kept sequences.
+
+    def keep(self, seq: Sequence, table: BlockTable) -> None:
+        """Let an ended sequence keep its blocks."""
+        self._emit(("keep", seq.seq_id))
+        seq.table = table
+        self.kept[seq.request.request_id] = seq
+
+    def drop(self, request_ids: Iterable[str | None]) -> None:
+        """Release the blocks that are kept for these requests. Unknown ids are ignored."""
+        for request_id in request_ids:
+            seq = self.kept.pop(request_id, None)
+            if seq is not None and seq.table is not None:
+                self._manager.close_table(seq.table)
+                seq.table = None
+                self._emit(("finish", seq.seq_id, seq.finish_reason))
+
+    def drop_oldest(self) -> bool:
+        """Release the blocks that were kept first. Return False if none are kept."""
+        oldest = [*self.kept][:1]
+        self.drop(oldest)
+        return bool(oldest)

@@ -15,15 +15,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from mie.config.engine import EngineConfig
 from mie.config.quotas import ClientQuota, quotas_of
-from mie.memory.moves import Emit
-from mie.sched.budget import Budget, split
-from mie.sched.policy import Policy
-from mie.sched.queues import dequeue, enqueue
-from mie.sched.seats import Seats
+from mie.memory.table import Emit
+from mie.sched.policy import Budget, Policy
+from mie.sched.seats import Seats, dequeue, enqueue
 from mie.sched.sequence import Request, Sequence
+
+K = TypeVar("K")
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2
 """Weights of tokens; the paper counts those of an answer twice, because each takes a step."""
@@ -41,7 +42,7 @@ MOST_ACCOUNTS = 1024
 def cost(request: Request) -> int:
     """Return the weighted number of tokens that a request was served so far.
 
-    Prompt tokens from the prefix cache cost nothing, and neither does what a preemption lost.
+    Prompt tokens from the prefix cache cost nothing, and neither do tokens that a preemption lost.
     """
     if request.rank == NOT_RANKED:
         return 0
@@ -104,7 +105,7 @@ class FairPolicy(Policy):
             self.charge(request)
 
     def charge(self, request: Request) -> None:
-        """Charge what a request was served since it was last charged."""
+        """Charge the tokens that a request was served since it was last charged."""
         due = cost(request) - request.num_charged
         if due:
             request.num_charged += due
@@ -151,8 +152,7 @@ class FairPolicy(Policy):
     def _level(self, seq: Sequence) -> float:
         """Return the counter of a waiting sequence's client.
 
-        A prompt that was computed in vain, because it was preempted before its first token, does
-        not count against it.
+        A prompt that was preempted before its first token does not count against it.
         """
         served = self.served[seq.request.client]
         if any(each.num_generated for each in seq.request.sequences):
@@ -194,7 +194,7 @@ class FairPolicy(Policy):
         for client, queue in queues.items():
             num_blocks = 0
             for index, seq in enumerate(queue):
-                num_blocks += _blocks_of(seq)
+                num_blocks += len(seq.block_ids)
                 if index == 0 and not self._had_turn(seq, step, is_first=True):
                     keys[seq.seq_id] = (0, seq.turn[0])
                 else:
@@ -210,7 +210,7 @@ class FairPolicy(Policy):
         queues = _by_client(running)
         client = head.request.client
         own = queues.pop(client, [])
-        num_blocks = sum(map(_blocks_of, own)) + -(-head.num_tokens // self._config.block_size)
+        num_blocks = _num_blocks(own) + -(-head.num_tokens // self._config.block_size)
         wanted = self._share(client, len(own) + 1, num_blocks) if own else 0.0
         victims: list[Sequence] = []
         while queues:
@@ -233,7 +233,7 @@ class FairPolicy(Policy):
         return gone >= self._turn
 
     def _share_of(self, client: str | None, seqs: list[Sequence]) -> float:
-        return self._share(client, len(seqs), sum(map(_blocks_of, seqs)))
+        return self._share(client, len(seqs), _num_blocks(seqs))
 
     def _share(self, client: str | None, num_seats: int, num_blocks: int) -> float:
         """Return the larger share of seats and blocks, divided by the client's weight."""
@@ -261,6 +261,23 @@ class FairPolicy(Policy):
 _NO_QUOTA = ClientQuota()
 
 
+def split(total: int, wanted: Mapping[K, int], weights: Mapping[K, float]) -> dict[K, int]:
+    """Return parts of ``total`` in proportion to the weights, but none larger than wanted.
+
+    Tokens that one does not want go to the others (weighted max-min fairness).
+    """
+    parts: dict[K, int] = {}
+    weight = sum(weights[key] for key in wanted)
+    in_order = sorted(wanted, key=lambda key: wanted[key] / weights[key])
+    for key in in_order:
+        is_last = key == in_order[-1]
+        part = total if is_last else int(total * weights[key] / weight)
+        parts[key] = min(wanted[key], part)
+        total -= parts[key]
+        weight -= weights[key]
+    return parts
+
+
 def _by_client(seqs: Iterable[Sequence]) -> dict[str | None, list[Sequence]]:
     queues: dict[str | None, list[Sequence]] = {}
     for seq in seqs:
@@ -268,5 +285,5 @@ def _by_client(seqs: Iterable[Sequence]) -> dict[str | None, list[Sequence]]:
     return queues
 
 
-def _blocks_of(seq: Sequence) -> int:
-    return 0 if seq.table is None else len(seq.table.block_ids)
+def _num_blocks(seqs: Iterable[Sequence]) -> int:
+    return sum(len(seq.block_ids) for seq in seqs)

@@ -1,4 +1,4 @@
-"""Order the queues.
+"""Order the queues, and divide a step's tokens.
 
 Every sequence has one key that orders both queues. The smallest key is admitted first and the
 largest is preempted first. The key is fixed when its request arrives. The fair policy
@@ -9,10 +9,10 @@ it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from mie.config.engine import EngineConfig
-from mie.memory.moves import Emit
-from mie.sched.budget import Budget
+from mie.memory.table import Emit
 from mie.sched.seats import Seats
 from mie.sched.sequence import Request, Sequence
 
@@ -23,6 +23,26 @@ VICTIM_RULES = {
     "fair": "last of the client with the largest share",
 }
 """Which sequence each policy preempts, in words."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """The tokens that a step has left, and each client's part if all want more than there are."""
+
+    left: int
+    parts: dict[str | None, int] | None = None
+
+    def most(self, request: Request) -> int:
+        """Return how many tokens a request's sequences may take."""
+        if self.parts is None:
+            return self.left
+        return min(self.left, self.parts.get(request.client, 0))
+
+    def take(self, request: Request, count: int) -> None:
+        """Take tokens for a sequence of a request."""
+        self.left -= count
+        if self.parts is not None:
+            self.parts[request.client] -= count
 
 
 class Policy:
@@ -77,10 +97,10 @@ class Policy:
     # Accounts.
 
     def settle(self, running: Iterable[Sequence]) -> None:
-        """Charge the running sequences for what they got, before sequences are admitted."""
+        """Charge the running sequences for their tokens, before sequences are admitted."""
 
     def charge(self, request: Request) -> None:
-        """Charge a request for what it got, because one of its sequences got or lost its seat."""
+        """Charge a request for its tokens, because one of its sequences got or lost its seat."""
 
     # The step.
 

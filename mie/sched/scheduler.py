@@ -10,24 +10,18 @@ step. docs/scheduling.md states the rules and their reasons.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Items
 
 from mie.config.engine import EngineConfig
 from mie.memory.manager import KVCacheManager
-from mie.memory.moves import Emit
-from mie.sched.admission import check_budget, check_fits
-from mie.sched.ahead import reserve_ahead, rows_ahead
-from mie.sched.budget import Budget
+from mie.memory.table import Emit
+from mie.sched.admission import Admission, check_budget, check_fits
 from mie.sched.fair import FairPolicy
-from mie.sched.opening import Opener
-from mie.sched.places import Places
 from mie.sched.plan import Chunk, StepPlan
-from mie.sched.policy import Policy
-from mie.sched.queues import dequeue, enqueue
+from mie.sched.policy import Budget, Policy
 from mie.sched.result import ChunkResult, StepResult
-from mie.sched.seats import Seats
+from mie.sched.seats import Seats, dequeue, enqueue
 from mie.sched.sequence import FinishReason, Request, Sequence
 
 
@@ -52,7 +46,6 @@ class Scheduler:
         """Maximum number of tokens of a sequence, the prompt's included."""
         policy = FairPolicy if config.scheduling_policy == "fair" else Policy
         self._policy = policy(config, emit, manager.num_blocks)
-        self._num_spare = math.ceil(config.watermark * manager.num_blocks)
         self._step = 0
         self._clear()
 
@@ -61,13 +54,17 @@ class Scheduler:
         self._policy.restart()
         self._seats = Seats(self._config.max_num_seqs)
         self.running = self._seats.running
-        self._opener = Opener(self.manager, self._emit)
-        self._places = Places(self._config, self._policy, self.manager, self._opener, self._seats)
+        self._admission = Admission(
+            self._config, self._policy, self.manager, self._seats, self._emit
+        )
         self._preempted: list[Sequence] = []  # in this step
 
-    def add(self, request: Request) -> None:
-        """Queue a request, or raise `RequestError` if it could never run."""
+    def check(self, request: Request) -> None:
+        """Raise `RequestError` if a request could never run. Call it before `add`."""
         check_fits(request, self._config, self.manager, self.max_model_len)
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
         request.limit(self.longest)
         rank = self._policy.rank(request, self._step, self.running)
         request.set_rank(rank)
@@ -93,7 +90,7 @@ class Scheduler:
         self._step += 1
         self._seats.promised.clear()
         self._preempted = []
-        head, victims = self._places.next(self.waiting, self._step) if may_admit else (None, [])
+        head, victims = self._admission.next(self.waiting, self._step) if may_admit else (None, [])
         for victim in victims:
             self.preempt(victim, by=head)
         budget = self._policy.budget(head, self.running)
@@ -115,17 +112,17 @@ class Scheduler:
 
     def ahead(self, plan: StepPlan) -> tuple[int, ...]:
         """Return the rows that decode after ``plan``, or none if more than decodes may follow."""
-        head, victims = self._places.next(self.waiting, self._step)
+        head, victims = self._admission.next(self.waiting, self._step)
         may_admit = victims or (head and self._seats.num_free)
         if len(plan.decodes) < len(self.running) or may_admit:
             return ()
-        return rows_ahead(self.running)
+        return self._seats.rows_ahead()
 
     def _take_running(self, budget: Budget, chunks: list[Chunk]) -> list[int]:
         """Take the tokens of the running sequences. Return the rows that decode."""
         decodes = self._take_decodes(budget, chunks)
         if self._config.async_scheduling:
-            reserve_ahead(self.manager, self.running)
+            self._seats.reserve_ahead(self.manager)
         if self._seats.num_prefilling:
             self._take_prefills(budget, chunks)
         return decodes
@@ -156,7 +153,7 @@ class Scheduler:
     def _grow(self, seq: Sequence, order: list[Sequence]) -> bool:
         """Make room for the next token, or preempt the sequence itself and return False."""
         while seq.table is not None and not self.manager.grow(seq.table, seq.num_tokens):
-            if not self._opener.drop_oldest():
+            if not self._admission.drop_oldest():
                 self.preempt(order.pop(), by=seq)
         return seq.table is not None
 
@@ -185,7 +182,8 @@ class Scheduler:
     def _num_forks_for(self, seq: Sequence) -> int:
         """Return the number of choices that can get a seat and a block without overtaking."""
         num_seats = self._policy.num_forks(seq, self.waiting, self._seats)
-        num_blocks = self.manager.num_available - self._num_spare - self._seats.num_promised
+        num_spare = self._admission.num_spare + self._seats.num_promised
+        num_blocks = self.manager.num_available - num_spare
         return max(0, min(num_seats, num_blocks))
 
     def _chunk_size(self, num_missing: int, budget: int) -> int:
@@ -209,10 +207,10 @@ class Scheduler:
             if seq is None:
                 return
             # A sequence that runs alone may take every block, or it could wait forever.
-            num_spare = self._num_spare + self._seats.num_promised if self.running else 0
-            room = self._opener.find_room(seq, num_spare)
+            num_spare = self._admission.num_spare + self._seats.num_promised if self.running else 0
+            room = self._admission.find_room(seq, num_spare)
             if room is None:
-                if not self.running and self._opener.drop_oldest():
+                if not self.running and self._admission.drop_oldest():
                     continue
                 return
             num_missing = seq.num_tokens - room.num_computed
@@ -220,7 +218,7 @@ class Scheduler:
             if not count and not is_static:
                 return
             self._dequeue(seq)
-            table = self._opener.open(seq, room, self._seats.next_row)
+            table = self._admission.open(seq, room, self._seats.next_row)
             self._policy.admit(seq)
             self._seats.take(seq, table, self._step, is_prefilling=True)
             self._policy.charge(seq.request)
@@ -317,7 +315,7 @@ class Scheduler:
         seq.finish_reason = reason
         self._policy.charge(seq.request)
         if seq.table is not None and seq.request.beam and reason in ("stop", "length"):
-            self._opener.keep(seq, self._seats.leave(seq))
+            self._admission.keep(seq, self._seats.leave(seq))
             return
         if seq.table is not None:
             self.manager.close_table(self._seats.leave(seq))
@@ -337,7 +335,7 @@ class Scheduler:
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Release the blocks that are kept for finished requests. Unknown ids are ignored."""
-        self._opener.drop(request_ids)
+        self._admission.drop(request_ids)
 
     def owner_of(self, row: int) -> Request | None:
         """Return the request whose sequence is in a row."""

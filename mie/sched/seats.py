@@ -1,14 +1,32 @@
-"""Assign running sequences to seats, which are the runner's rows."""
+"""Assign running sequences to seats, which are the runner's rows, and keep queues in order."""
 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, insort
 from collections import Counter
+from operator import attrgetter
 
+from mie.memory.manager import KVCacheManager
 from mie.memory.table import BlockTable
 from mie.sched.plan import NewRow
-from mie.sched.queues import dequeue, enqueue
 from mie.sched.sequence import Sequence
+
+_KEY = attrgetter("key")
+
+
+def enqueue(queue: list[Sequence], seq: Sequence) -> None:
+    """Insert a sequence into a queue, which is ordered by the keys."""
+    insort(queue, seq, key=_KEY)
+
+
+def dequeue(queue: list[Sequence], seq: Sequence) -> bool:
+    """Remove a sequence from a queue. Return False if it is not there."""
+    index = bisect_left(queue, seq.key, key=_KEY)
+    is_there = index < len(queue) and queue[index] is seq
+    if is_there:
+        del queue[index]
+    return is_there
 
 
 class Seats:
@@ -74,7 +92,33 @@ class Seats:
         return table
 
     def take_new(self) -> tuple[NewRow, ...]:
-        """Return what the runner must know of the new sequences. Each is returned once."""
+        """Return the rows that the runner does not know yet. Each is returned once."""
         new_rows = tuple([seq.new_row() for seq in self._new.values()])
         self._new.clear()
         return new_rows
+
+    # The step after a step of decodes. Each sequence that does not end computes one more token, so
+    # that step can be launched before the tokens of this one are known. If a sequence turns out to
+    # have ended, the work for its row is discarded.
+
+    def reserve_ahead(self, manager: KVCacheManager) -> None:
+        """Reserve slots for each decode's token and the one after it, as far as blocks last.
+
+        Call it before admissions, because they pin blocks that are partly filled.
+        """
+        for seq in self.running:
+            table = seq.table
+            if seq.is_prefilling or table is None or table.num_tokens + 1 != table.num_writable:
+                continue
+            if seq.may_continue and not manager.grow(table, table.num_tokens + 2):
+                return
+
+    def rows_ahead(self) -> tuple[int, ...]:
+        """Return the rows of the step after one in which all sequences decode.
+
+        The result is empty if one of them has no slot yet.
+        """
+        tables = [seq.table for seq in self.running if seq.may_continue and seq.table is not None]
+        if any(table.num_tokens + 2 > table.num_writable for table in tables):
+            return ()
+        return tuple(sorted(table.row for table in tables))

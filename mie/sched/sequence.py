@@ -1,4 +1,4 @@
-"""Define what the scheduler runs: a request and its sequences, one for each of its n choices."""
+"""Define a request and its sequences, one for each of its n choices."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Request:
     """Who sent it. Under the "fair" policy, each client gets its share."""
     beam: Beam | None = None
     constraint: object = field(init=False, default=None)
-    """Something that keeps compiled what its output must match, or None."""
+    """An object that keeps the grammar of its output compiled, or None."""
     rank: int = field(init=False, default=0)
     """The first part of its sequences' keys. The scheduler sets it."""
     num_charged: int = field(init=False, default=0)
-    """What its client's account was charged for it so far. The "fair" policy sets it."""
+    """The tokens for which its client was charged so far. The "fair" policy sets it."""
     prompt_logprobs: list[TokenLogprobs] = field(init=False, default_factory=list)
     """Log-probabilities of the prompt's positions, from the first to the last computed one.
 
@@ -60,10 +60,8 @@ class Request:
     def __post_init__(self, prompt_token_ids: Items[int], draw_seed: int) -> None:
         params = self.params
         self.num_prompt = len(prompt_token_ids)
-        # Nothing can follow EOS in a structured output, which `ignore_eos` only puts off.
-        if params.ignore_eos and params.structured_outputs is None:
-            self.eos_token_ids = ()
-        self.end_token_ids = frozenset((*self.eos_token_ids, *(params.stop_token_ids or ())))
+        self.end_token_ids = params.end_token_ids(self.eos_token_ids)
+        self.eos_token_ids = params.eos_in_effect(self.eos_token_ids)
         drawn = (draw_seed, self.number + 1)
         self.draw_key = drawn if params.seed is None else (params.seed, 0)
         """The (seed, stream) of its random numbers. A user's seed always has stream 0."""
@@ -187,6 +185,16 @@ class Sequence:
         return self.table.num_tokens if self.table is not None else 0
 
     @property
+    def block_ids(self) -> list[int]:
+        """The blocks of its table, which are none while it waits."""
+        return self.table.block_ids if self.table is not None else []
+
+    @property
+    def may_continue(self) -> bool:
+        """Whether the token that is being computed can be followed by another."""
+        return len(self.token_ids) + 1 < self.max_tokens
+
+    @property
     def num_generated(self) -> int:
         """The number of output tokens."""
         return len(self.token_ids) - self.request.num_prompt
@@ -213,7 +221,7 @@ class Sequence:
         )
 
     def new_row(self) -> NewRow:
-        """Return what the runner must know of it."""
+        """Return its row for the runner."""
         assert self.table is not None
         return NewRow(
             row=self.table.row,

@@ -17,10 +17,10 @@ from starlette.types import Scope
 
 from mie.async_llm import AsyncLLM, ModelFacts
 from mie.config.engine import EngineConfig
-from mie.engine_thread import OutputStream
 from mie.errors import shown
 from mie.frontend.outputs import RequestOutput
 from mie.frontend.request_state import PreparedRequest
+from mie.frontend.stream import OutputStream
 from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.serve.access_log import work_of
 from mie.serve.asgi import facts_of

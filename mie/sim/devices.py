@@ -1,4 +1,4 @@
-"""List some devices, and compute what a model costs on one.
+"""Read the known devices from `catalog.json`, and compute the costs of a model on one.
 
 Bandwidths and FLOP rates are published ones (the CPU's were measured). The fraction of them that is
 reached and the overheads of a step are assumptions that plain engines of this size roughly meet.
@@ -16,6 +16,7 @@ from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.tensors import num_parameters
 from mie.errors import ConfigError
 from mie.sim.costs import Costs
+from mie.sim.shapes import read_catalog
 
 PICO = 10**12
 
@@ -49,105 +50,7 @@ class Device:
 
 
 DEVICES: Mapping[str, Device] = MappingProxyType(
-    {
-        "jetson-orin-nano": Device(
-            title="NVIDIA Jetson Orin Nano 8 GB (Super clocks)",
-            memory_bytes=6_000_000_000,
-            bandwidth=102_000_000_000,
-            flops=17_000_000_000_000,
-            host_bandwidth=51_000_000_000,
-            itemsize=2,
-            source="NVIDIA, Jetson Orin Nano Super Developer Kit data sheet: 102 GB/s, 17 dense "
-            "FP16 TFLOPS; 8 GB, of which about 6 are left beside the system; swapping copies "
-            "within the one memory, so at half its bandwidth",
-            bandwidth_percent=80,
-            gemm_percent=50,
-            attention_percent=30,
-            step_ns=1_500_000,
-            layer_ns=60_000,
-            seq_ns=8_000,
-        ),
-        "a10g": Device(
-            title="NVIDIA A10G 24 GB",
-            memory_bytes=24_000_000_000,
-            bandwidth=600_000_000_000,
-            flops=70_000_000_000_000,
-            host_bandwidth=25_000_000_000,
-            itemsize=2,
-            source="NVIDIA, A10G data sheet for AWS G5: 24 GB, 600 GB/s, 70 dense FP16 TFLOPS; "
-            "PCIe 4.0 x16, 25 GB/s of 32",
-            bandwidth_percent=80,
-            gemm_percent=60,
-            attention_percent=35,
-            step_ns=500_000,
-            layer_ns=30_000,
-            seq_ns=2_000,
-        ),
-        "a100": Device(
-            title="NVIDIA A100 SXM 80 GB",
-            memory_bytes=80_000_000_000,
-            bandwidth=2_039_000_000_000,
-            flops=312_000_000_000_000,
-            host_bandwidth=25_000_000_000,
-            itemsize=2,
-            source="NVIDIA, A100 data sheet: 80 GB, 2,039 GB/s, 312 dense FP16 TFLOPS; PCIe 4.0 "
-            "x16, 25 GB/s of 32",
-            bandwidth_percent=80,
-            gemm_percent=60,
-            attention_percent=35,
-            step_ns=500_000,
-            layer_ns=20_000,
-            seq_ns=2_000,
-        ),
-        "rtx-5090": Device(
-            title="NVIDIA GeForce RTX 5090 32 GB",
-            memory_bytes=32_000_000_000,
-            bandwidth=1_792_000_000_000,
-            flops=209_500_000_000_000,
-            host_bandwidth=50_000_000_000,
-            itemsize=2,
-            source="NVIDIA, RTX Blackwell GPU architecture: 32 GB, 1,792 GB/s, 209.5 dense FP16 "
-            "TFLOPS with FP32 accumulation; PCIe 5.0 x16, 50 GB/s of 64",
-            bandwidth_percent=80,
-            gemm_percent=60,
-            attention_percent=35,
-            step_ns=500_000,
-            layer_ns=20_000,
-            seq_ns=2_000,
-        ),
-        "h200": Device(
-            title="NVIDIA H200 SXM 141 GB",
-            memory_bytes=141_000_000_000,
-            bandwidth=4_800_000_000_000,
-            flops=989_000_000_000_000,
-            host_bandwidth=50_000_000_000,
-            itemsize=2,
-            source="NVIDIA, H200 data sheet: 141 GB, 4.8 TB/s, 1,979 sparse BF16 TFLOPS, half of "
-            "it dense; PCIe 5.0 x16, 50 GB/s of 64",
-            bandwidth_percent=80,
-            gemm_percent=50,
-            attention_percent=30,
-            step_ns=500_000,
-            layer_ns=20_000,
-            seq_ns=2_000,
-        ),
-        "cpu-2-cores": Device(
-            title="two cores of an AMD Zen 5 server with AVX-512",
-            memory_bytes=8_000_000_000,
-            bandwidth=50_000_000_000,
-            flops=527_000_000_000,
-            host_bandwidth=25_000_000_000,
-            itemsize=4,
-            source="measured: 50 GB/s read by two threads, 527 GFLOP/s of float32 FMA; 8 GB and "
-            "half the bandwidth for a copy are assumed",
-            bandwidth_percent=85,
-            gemm_percent=70,
-            attention_percent=15,
-            step_ns=500_000,
-            layer_ns=40_000,
-            seq_ns=20_000,
-        ),
-    }
+    {name: Device(**values) for name, values in read_catalog()["devices"].items()}
 )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import accumulate
 from types import MappingProxyType
+from typing import Any
 
 from mie.config.engine import check_integer, check_real
 from mie.sim.clock import MILLISECOND, SECOND
@@ -291,68 +293,29 @@ def calibration(*, max_requests: int = 64, output_len: int = 24, seed: int = 0) 
     return Workload(name="calibration", requests=tuple(requests), settings=settings)
 
 
-def _burst(seed: int) -> Workload:
-    return independent(seed=seed, name="burst")
+_VARIED: Mapping[str, Any] = {
+    "input_len": LogNormal(128, 0.8, 4, 1024),
+    "output_len": LogNormal(96, 0.6, 4, 512),
+    "request_rate": 4.0,
+}
 
-
-def _poisson(seed: int) -> Workload:
-    return independent(
-        input_len=LogNormal(128, 0.8, 4, 1024),
-        output_len=LogNormal(96, 0.6, 4, 512),
-        request_rate=4.0,
-        seed=seed,
-        name="poisson",
-    )
-
-
-def _bursty(seed: int) -> Workload:
-    return independent(
-        input_len=LogNormal(128, 0.8, 4, 1024),
-        output_len=LogNormal(96, 0.6, 4, 512),
-        request_rate=4.0,
-        burstiness=0.25,
-        seed=seed,
-        name="bursty",
-    )
-
-
-def _shared_prefix(seed: int) -> Workload:
-    return independent(
-        num_requests=128,
-        prefix_len=512,
-        input_len=Uniform(16, 64),
-        request_rate=8.0,
-        seed=seed,
-        name="shared-prefix",
-    )
-
-
-def _chats(seed: int) -> Workload:
-    return chats(seed=seed)
-
-
-def _interference(seed: int) -> Workload:
-    return interference(input_len=Uniform(32, 128), seed=seed)
-
-
-def _agents(seed: int) -> Workload:
-    return agents(seed=seed)
-
-
-def _calibration(seed: int) -> Workload:
-    return calibration(seed=seed)
-
-
-PRESETS: Mapping[str, Callable[[int], Workload]] = MappingProxyType(
+PRESETS: Mapping[str, Callable[..., Workload]] = MappingProxyType(
     {
-        "burst": _burst,
-        "poisson": _poisson,
-        "bursty": _bursty,
-        "shared-prefix": _shared_prefix,
-        "chats": _chats,
-        "interference": _interference,
-        "agents": _agents,
-        "calibration": _calibration,
+        "burst": partial(independent, name="burst"),
+        "poisson": partial(independent, name="poisson", **_VARIED),
+        "bursty": partial(independent, name="bursty", burstiness=0.25, **_VARIED),
+        "shared-prefix": partial(
+            independent,
+            num_requests=128,
+            prefix_len=512,
+            input_len=Uniform(16, 64),
+            request_rate=8.0,
+            name="shared-prefix",
+        ),
+        "chats": chats,
+        "interference": partial(interference, input_len=Uniform(32, 128)),
+        "agents": agents,
+        "calibration": calibration,
     }
 )
-"""One workload of each kind, by name. The argument is the seed."""
+"""One workload of each kind, by name. The argument is ``seed``."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mie.arithmetic import ceil_div
 from mie.errors import TraceError
@@ -21,7 +22,7 @@ MAX_PROMPT_TOKENS = 1 << 24
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedStep:
-    """What a step did, and how long it was until the next could begin."""
+    """The work of a step, and the time until the next one could begin."""
 
     work: StepWork
     duration_ns: int
@@ -89,7 +90,7 @@ def recording_of(segments: Iterable[Segment], name: str = "recorded") -> Recordi
 
 @dataclass(kw_only=True)
 class _Life:
-    """What is known of a request so far."""
+    """The record of a request so far."""
 
     number: int
     record: RequestRecord
@@ -111,20 +112,6 @@ class _Life:
         )
 
 
-@dataclass
-class _Draft:
-    """The work of the step that is being read."""
-
-    num_tokens: int = 0
-    num_sampled: int = 0
-    num_pairs: int = 0
-    num_context: int = 0
-    num_seqs: int = 0
-    num_chunks: int = 0
-    drawn: list[Seq] = field(default_factory=list)
-    """The sequences that got a token."""
-
-
 class _Reader:
     """Reads the records of a log."""
 
@@ -134,7 +121,10 @@ class _Reader:
         self.sizes: tuple[int, int, int] | None = None
         self._began: int | None = None
         self._num_prompt = 0
-        self._draft = _Draft()
+        self._work: Counter[str] = Counter()
+        """The work of the step that is being read, by the names of `StepWork`."""
+        self._drawn: list[Seq] = []
+        """The sequences that got a token in it."""
 
     def meet(self, summary: Summary | None, record: Record, state: State) -> None:
         """Process a record. ``state`` is the state before it."""
@@ -151,7 +141,7 @@ class _Reader:
             case ("decode", rows):
                 self._decode(rows, state)
             case ("force", seq, count):
-                self._draft.drawn += [seq] * count
+                self._drawn += [seq] * count
             case ("prefill", seq, first, count, choices):
                 self._prefill(seq, first, first + count, choices, start)
             case ("close", (number, 0)) if number in self.lives:
@@ -181,30 +171,31 @@ class _Reader:
         self.lives[number] = _Life(number=number, record=record, n=n)
 
     def _decode(self, rows: tuple[int, ...], state: State) -> None:
-        draft = self._draft
         seqs = [state.rows[row] for row in rows]
-        draft.num_tokens += len(rows)
-        draft.num_sampled += len(rows)
-        draft.num_context += sum(state.sequences[seq].num_computed + 1 for seq in seqs)
-        draft.num_seqs += len(rows)
-        draft.drawn += seqs
+        self._work["num_tokens"] += len(rows)
+        self._work["num_sampled"] += len(rows)
+        self._work["num_context"] += sum(state.sequences[seq].num_computed + 1 for seq in seqs)
+        self._work["num_seqs"] += len(rows)
+        self._drawn += seqs
 
     def _prefill(
         self, seq: Seq, start: int, end: int, choices: tuple[int, ...], step_start: int
     ) -> None:
-        draft, number = self._draft, seq[0]
-        draft.num_tokens += end - start
-        draft.num_sampled += len(choices)
-        draft.num_pairs += causal_pairs(start, end)
-        draft.num_context += end
-        draft.num_seqs += 1
-        draft.num_chunks += 1
-        draft.drawn += [(number, choice) for choice in choices]
+        number = seq[0]
+        self._work.update(
+            num_tokens=end - start,
+            num_sampled=len(choices),
+            num_pairs=causal_pairs(start, end),
+            num_context=end,
+            num_seqs=1,
+            num_chunks=1,
+        )
+        self._drawn += [(number, choice) for choice in choices]
         if number in self.lives and self.lives[number].record.first_step_ns is None:
             self.lives[number].record.first_step_ns = step_start
 
     def _read_prompt(self, life: _Life, values: SequenceState, state: State) -> None:
-        """Return the tokens of the prompt's full blocks, if all are in the prefix tree."""
+        """Keep the tokens of the prompt's full blocks, if all are in the prefix tree."""
         size = state.blocks.block_size
         nodes = map(state.blocks.tree.get, values.blocks[: values.num_prompt // size])
         tokens = [node.tokens if node else () for node in nodes]
@@ -212,23 +203,17 @@ class _Reader:
             life.tokens = max(life.tokens, tuple(t for block in tokens for t in block), key=len)
 
     def _end_step(self, summary: Summary, state: State) -> None:
-        draft, self._draft = self._draft, _Draft()
+        counts, self._work = self._work, Counter()
+        drawn, self._drawn = self._drawn, []
         end = self._since(summary["start"] + summary["seconds"])
-        for number, choice in draft.drawn:
+        for number, choice in drawn:
             if number in self.lives:
                 self.lives[number].record.token_ns[choice].append(end)
         size = state.blocks.block_size
-        work = StepWork(
-            num_tokens=draft.num_tokens,
-            num_sampled=draft.num_sampled,
-            num_pairs=draft.num_pairs,
-            num_context=draft.num_context,
-            num_seqs=draft.num_seqs,
-            num_chunks=draft.num_chunks,
-            num_copied=summary["num_copies"] * size,
-            num_swapped=(summary["num_exported"] + summary["num_imported"]) * size,
-        )
-        if draft.num_tokens:
+        counts["num_copied"] = summary["num_copies"] * size
+        counts["num_swapped"] = (summary["num_exported"] + summary["num_imported"]) * size
+        if counts["num_tokens"]:
+            work = StepWork(**{name: counts[name] for name in StepWork._fields})
             self.steps.append((work, summary))
 
     def durations(self) -> list[RecordedStep]:

@@ -1,90 +1,24 @@
-"""List the shapes of models by name, as in their ``config.json``, without weights."""
+"""Find the shape of a model by name, in `catalog.json` or in a directory."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.locate import locate_model
 
-SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "TinyLlama-1.1B": {
-            "architectures": ["LlamaForCausalLM"],
-            "vocab_size": 32000,
-            "hidden_size": 2048,
-            "intermediate_size": 5632,
-            "num_hidden_layers": 22,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 2048,
-        },
-        "Qwen2.5-0.5B": {
-            "architectures": ["Qwen2ForCausalLM"],
-            "vocab_size": 151936,
-            "hidden_size": 896,
-            "intermediate_size": 4864,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 14,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 32768,
-            "rope_theta": 1000000.0,
-            "tie_word_embeddings": True,
-        },
-        "SmolLM2-135M": {
-            "architectures": ["LlamaForCausalLM"],
-            "vocab_size": 49152,
-            "hidden_size": 576,
-            "intermediate_size": 1536,
-            "num_hidden_layers": 30,
-            "num_attention_heads": 9,
-            "num_key_value_heads": 3,
-            "max_position_embeddings": 8192,
-            "rope_theta": 100000.0,
-            "tie_word_embeddings": True,
-        },
-        "Llama-3.2-1B": {
-            "architectures": ["LlamaForCausalLM"],
-            "vocab_size": 128256,
-            "hidden_size": 2048,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 16,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "head_dim": 64,
-            "max_position_embeddings": 131072,
-            "rope_theta": 500000.0,
-            "rope_scaling": {
-                "rope_type": "llama3",
-                "factor": 32.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 8192,
-            },
-            "tie_word_embeddings": True,
-        },
-        "Llama-3.1-8B": {
-            "architectures": ["LlamaForCausalLM"],
-            "vocab_size": 128256,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "rope_theta": 500000.0,
-            "rope_scaling": {
-                "rope_type": "llama3",
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 8192,
-            },
-        },
-    }
-)
+
+def read_catalog() -> Any:
+    """Return the devices and the models of `catalog.json`."""
+    return json.loads(Path(__file__).with_name("catalog.json").read_text(encoding="utf-8"))
+
+
+SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(read_catalog()["models"])
+"""Shapes as in their ``config.json``, without weights."""
 
 
 def find_shape(name: str) -> ModelConfig:

@@ -2,6 +2,10 @@
 
 A prompt consists of parts, so a file says which texts are equal and not what they are. A part is a
 stretch of a named text, the answer to an earlier request, or recorded token ids.
+
+Token ids stand for text, and only their equality matters. Each source of text (a stretch of a
+prompt, an answer) has a key of 64 bits, and its tokens depend only on the key and their position.
+So equal texts are equal, and others share no block.
 """
 
 from __future__ import annotations
@@ -16,12 +20,28 @@ from typing import Any, TypeAlias, TypeVar
 
 from mie.config.engine import check_integer, refuse_unknown
 from mie.errors import ConfigError
-from mie.sim.tokens import text_key, text_tokens
 
 T = TypeVar("T")
 
 FORMAT_VERSION = 1
+_MASK = (1 << 64) - 1
 _TEXT = 1  # separates the texts of prompts from those of answers, whose keys have three numbers
+
+
+def text_key(*numbers: int) -> int:
+    """Return a key for the source of text with these numbers (SplitMix64's finaliser, in turn)."""
+    key = 0
+    for number in numbers:
+        key = (key ^ number) + 0x9E3779B97F4A7C15 & _MASK
+        key = (key ^ key >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        key = (key ^ key >> 27) * 0x94D049BB133111EB & _MASK
+        key ^= key >> 31
+    return key
+
+
+def text_token(key: int, position: int, vocab_size: int) -> int:
+    """Return the token at a position."""
+    return (key * (position + 1) >> 20) % vocab_size
 
 
 @dataclass(frozen=True)
@@ -108,7 +128,8 @@ _OPTIONAL: Mapping[str, Any] = {
 
 def _tokens_of(part: Part, vocab_size: int, answers: Answers) -> Sequence[int]:
     if isinstance(part, Text):
-        return text_tokens(text_key(_TEXT, part.text), part.length, vocab_size)
+        key = text_key(_TEXT, part.text)
+        return [text_token(key, position, vocab_size) for position in range(part.length)]
     if isinstance(part, Answer):
         return answers[part.answer_of, part.choice]
     return part.token_ids

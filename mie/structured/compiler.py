@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 import weakref
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -16,9 +17,7 @@ from typing import Any
 
 from mie.errors import WorkerError
 from mie.params.structured import StructuredOutputsParams
-from mie.structured.limits import START_SECONDS, WALL_SECONDS
-from mie.structured.reasons import exceeded
-from mie.structured.turns import Job, Turns
+from mie.structured.limits import START_SECONDS, WALL_SECONDS, exceeded
 from mie.system.worker import Worker, WorkerEnded, WorkerSilent
 
 Reply = dict[str, Any]
@@ -45,7 +44,7 @@ class Compiler:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._turns: Turns[StructuredOutputsParams] = Turns()
+        self._turns: Turns = Turns()
         self._thread: threading.Thread | None = None
         self._worker: Worker | None = None
         self._waker: socket.socket | None = None  # what the thread listens to
@@ -84,7 +83,7 @@ class Compiler:
             raise
         self._thread, self._waker = thread, waker
 
-    def _leave_if_cancelled(self, job: Job[StructuredOutputsParams], future: Future[Any]) -> None:
+    def _leave_if_cancelled(self, job: Job, future: Future[Any]) -> None:
         if future.cancelled():
             with self._lock:
                 self._turns.leave(job, future)
@@ -112,14 +111,14 @@ class Compiler:
                         else:
                             future.set_exception(error)
 
-    def _next_job(self) -> Job[StructuredOutputsParams] | None:
+    def _next_job(self) -> Job | None:
         with self._lock:
             job = self._turns.begin()
             if job is None:
                 self._thread = self._waker = None
             return job
 
-    def _reply(self, job: Job[StructuredOutputsParams], wake: socket.socket, grammar: str) -> Reply:
+    def _reply(self, job: Job, wake: socket.socket, grammar: str) -> Reply:
         """Let the worker compile a grammar, and return its reply.
 
         Raises:
@@ -133,9 +132,7 @@ class Compiler:
         except WorkerSilent:
             raise WorkerError(_not_compiled("the worker process did not answer in time")) from None
 
-    def _exchange(
-        self, worker: Worker, job: Job[StructuredOutputsParams], wake: socket.socket, data: bytes
-    ) -> Reply:
+    def _exchange(self, worker: Worker, job: Job, wake: socket.socket, data: bytes) -> Reply:
         reply: Reply | None = None
         try:
             deadline = time.monotonic() + WALL_SECONDS
@@ -172,6 +169,70 @@ class Compiler:
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.end()
+
+
+class Job:
+    """A job and those who wait for it."""
+
+    def __init__(self, key: StructuredOutputsParams) -> None:
+        self.key = key
+        self.futures: set[Future[Any]] = set()
+        self.callers: set[Hashable] = set()
+
+
+class Turns:
+    """The jobs that wait, in a queue for each caller. Jobs with equal keys are one.
+
+    The owner's lock protects it.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: dict[StructuredOutputsParams, Job] = {}  # that wait or run
+        self._queues: OrderedDict[Hashable, deque[Job]] = OrderedDict()
+        self._running: Job | None = None
+        self._last: Hashable = None  # the caller who had the last turn
+
+    def join(self, key: StructuredOutputsParams, caller: Hashable, future: Future[Any]) -> Job:
+        """Queue a job, or wait for the one with the same key, and return it.
+
+        A job that several callers wait for has a place in each of their queues.
+        """
+        job = self._jobs.setdefault(key, Job(key))
+        job.futures.add(future)
+        if caller not in job.callers and job is not self._running:
+            job.callers.add(caller)
+            self._queues.setdefault(caller, deque()).append(job)
+        return job
+
+    def leave(self, job: Job, future: Future[Any]) -> None:
+        """Stop waiting for a job. It ends if nothing else waits for it."""
+        job.futures.discard(future)
+        if not job.futures:
+            self.end(job)
+
+    def begin(self) -> Job | None:
+        """Return the next job of the caller whose turn it is. The last caller's is the last."""
+        self._running = None
+        if self._last in self._queues:
+            self._queues.move_to_end(self._last)
+        if self._queues:
+            self._last = next(iter(self._queues))
+            self._running = self._queues[self._last][0]
+            self._leave_queues(self._running)
+        return self._running
+
+    def end(self, job: Job) -> None:
+        """Forget a job. An equal one that comes later is a new one."""
+        if self._jobs.get(job.key) is job:
+            del self._jobs[job.key]
+            self._leave_queues(job)
+
+    def _leave_queues(self, job: Job) -> None:
+        for caller in job.callers:
+            self._queues[caller].remove(job)
+            if not self._queues[caller]:
+                del self._queues[caller]
+        job.callers.clear()
 
 
 def _not_compiled(why: str) -> str:

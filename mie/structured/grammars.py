@@ -1,24 +1,34 @@
-"""Compile what outputs must match, with llguidance, and remember it."""
+"""Compile descriptions of outputs with llguidance, and remember the grammars."""
 
 from __future__ import annotations
 
+import os
+import threading
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mie.errors import RequestError
 from mie.params.structured import StructuredOutputsParams
 from mie.structured.descriptions import grammar_of, kind_of, library
-from mie.structured.kept import Grammar, Kept
-from mie.structured.limits import LIBRARY_LIMITS
+from mie.structured.limits import (
+    LIBRARY_LIMITS,
+    MAX_KEPT,
+    MAX_KEPT_BYTES,
+    MAX_REFUSALS,
+    exceeded,
+    why,
+)
 from mie.structured.matcher import Matcher
-from mie.structured.reasons import exceeded, why
-from mie.structured.vocabulary import Vocabulary
 from mie.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+
+    from llguidance import LLMatcher, LLTokenizer
 
     from mie.structured.compiler import Compiler, Reply
 
@@ -95,6 +105,117 @@ class Grammars:
             self._kept.keep(params, future.result())
         elif isinstance(error, RequestError):
             self._kept.refuse(params, str(error))
+
+
+class Grammar:
+    """A compiled description. It stays compiled while a request holds it."""
+
+    def __init__(self, matcher: LLMatcher, num_bytes: int) -> None:
+        """``num_bytes`` is the memory that compiling it took."""
+        self.matcher = matcher
+        """A matcher at the beginning of an output, to be copied."""
+        self.num_bytes = num_bytes
+
+
+class Kept:
+    """The grammars that requests hold, the ones used last, and the last refusals.
+
+    A forked child begins without any, because another thread of its parent may have locked one.
+    """
+
+    def __init__(self) -> None:
+        self._begin()
+        this = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _begin_again(this()))
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._held: weakref.WeakValueDictionary[StructuredOutputsParams, Grammar] = (
+            weakref.WeakValueDictionary()
+        )
+        self._last: OrderedDict[StructuredOutputsParams, Grammar] = OrderedDict()
+        self._refusals: OrderedDict[StructuredOutputsParams, str] = OrderedDict()
+
+    def grammar(self, params: StructuredOutputsParams) -> Grammar | None:
+        """Return a grammar that is compiled, and note its use."""
+        with self._lock:
+            grammar = self._held.get(params)
+            if grammar is not None:
+                self._use(params, grammar)
+            return grammar
+
+    def keep(self, params: StructuredOutputsParams, grammar: Grammar) -> None:
+        """Remember a grammar."""
+        with self._lock:
+            self._held[params] = grammar
+            self._use(params, grammar)
+
+    def refusal(self, params: StructuredOutputsParams) -> str | None:
+        """Return why a description was refused, if it was."""
+        with self._lock:
+            return self._refusals.get(params)
+
+    def refuse(self, params: StructuredOutputsParams, why: str) -> None:
+        """Remember a refusal."""
+        with self._lock:
+            self._refusals[params] = why
+            if len(self._refusals) > MAX_REFUSALS:
+                self._refusals.popitem(last=False)
+
+    def _use(self, params: StructuredOutputsParams, grammar: Grammar) -> None:
+        self._last[params] = grammar
+        self._last.move_to_end(params)
+        while len(self._last) > MAX_KEPT or self._num_bytes() > MAX_KEPT_BYTES:
+            self._last.popitem(last=False)
+
+    def _num_bytes(self) -> int:
+        return sum(grammar.num_bytes for grammar in self._last.values())
+
+
+def _begin_again(kept: Kept | None) -> None:
+    if kept is not None:
+        kept._begin()
+
+
+class Vocabulary:
+    """The tokens of a model. Any thread may use it."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        """``vocab_size`` is the number of logits, which may exceed the tokenizer's vocabulary."""
+        self.vocab_size = vocab_size
+        self.eos_token_ids = tuple(eos_token_ids)
+        self._tokenizer = tokenizer
+        self._indexed: LLTokenizer | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of llguidance's LLTokenizer, as JSON values."""
+        return {
+            "tokenizer": self._tokenizer.to_json(),
+            "n_vocab": self.vocab_size,
+            "eos_token": list(self.eos_token_ids),
+        }
+
+    def indexed(self) -> LLTokenizer:
+        """Return the tokens as llguidance needs them. The first call may take seconds.
+
+        Python's global lock is held meanwhile.
+
+        Raises:
+            RequestError: llguidance is not installed, or cannot use the tokenizer.
+        """
+        if self._indexed is None:
+            if not self.eos_token_ids:
+                raise RequestError(
+                    "structured_outputs needs an end-of-text token, and the model has none (set "
+                    "eos_token_id in its generation_config.json)"
+                )
+            try:
+                self._indexed = library().LLTokenizer(**self.arguments())
+            except ValueError as error:
+                raise RequestError(
+                    f"structured_outputs cannot use this tokenizer: {error}"
+                ) from error
+        return self._indexed
 
 
 def _compiled(

@@ -1,9 +1,12 @@
-"""Limits on what a description of an output may cost."""
+"""Limit the cost of a description of an output, and say why one cannot be followed."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from typing import Any
+
+from mie.errors import printable
 
 LIBRARY_LIMITS: Mapping[str, Any] = {
     "initial_lexer_fuel": 100_000,
@@ -47,3 +50,40 @@ MAX_REFUSALS = 256
 FIRST_SECONDS = 0.5
 SECONDS_PER_TOKEN = 0.01
 """CPU time for the masks of one output: so much, and so much more for each of its tokens."""
+
+MAX_REASON = 400
+"""Maximum number of characters of the library's reason in a message. Some list all tokens."""
+
+MAX_DEPTH = 124
+"""Levels of objects and lists that a schema may nest. llguidance's JSON parser has 128."""
+
+_MEMORY = f"takes more than {MEMORY_BYTES >> 20} MiB of memory to compile (write a simpler one)"
+_EXCEEDED = {
+    -signal.SIGPROF: f"takes more than {CPU_SECONDS:g} s of CPU time to compile (write a simpler "
+    "one)",
+    -signal.SIGABRT: _MEMORY,
+    OUT_OF_MEMORY: _MEMORY,
+    -signal.SIGSEGV: "has too long a chain of rules or references, which exceeds the stack (write "
+    "a shorter one)",
+}
+_PLAIN = {
+    "NoExtension": "no finite text matches it (does it contradict itself, or refer to itself "
+    "without end?)",
+    "Failed to generate regex for integer range": "the bounds of an integer leave no value "
+    "in -2**63 … 2**63 - 1, where integers with bounds may be",
+    "recursion limit exceeded": f"it nests more than {MAX_DEPTH} levels deep, which is the limit",
+}
+
+
+def exceeded(returncode: int) -> str | None:
+    """Return the limit that a grammar exceeded, by the exit status of what compiled it."""
+    return _EXCEEDED.get(returncode)
+
+
+def why(error: str) -> str:
+    """Return the reason that is behind an error of llguidance, without the dump of its state."""
+    for beginning, plain in _PLAIN.items():
+        if error.startswith(beginning):
+            return plain
+    reason = " ".join(error.partition("<state>")[0].split())
+    return printable(reason)[:MAX_REASON]

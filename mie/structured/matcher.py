@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 from mie.arithmetic import ceil_div
 from mie.errors import RequestError
-from mie.structured.limits import FIRST_SECONDS, SECONDS_PER_TOKEN
-from mie.structured.reasons import why
+from mie.structured.limits import FIRST_SECONDS, SECONDS_PER_TOKEN, why
 
 if TYPE_CHECKING:
-    from mie.structured.kept import Grammar
+    from mie.structured.grammars import Grammar
 
 
 class Matcher:

@@ -19,8 +19,10 @@ from os.path import commonprefix
 from typing import Any
 
 from mie.errors import RequestError
-from mie.text.printable import printable
-from mie.text.tokenizer import Tokenizer, is_library_error
+from mie.text.tokenizer import Tokenizer, library_errors
+
+BYTE_TOKEN = re.compile(r"<0x([+0-9A-Fa-f][0-9A-Fa-f])>")
+_CANNOT_DECODE = "the tokenizer cannot decode the tokens"
 
 
 class Detokenizer:
@@ -65,16 +67,12 @@ class Detokenizer:
         Raises:
             RequestError: the tokenizer's own decoder fails.
         """
-        try:
+        with library_errors(RequestError, _CANNOT_DECODE):
             if isinstance(self._steps[0], _WholeText):
                 return self._steps[0].hold(token_ids)
             if self._joined:
                 return "".join(map(self._add_one, token_ids))
             return "".join(_run(self._steps, self._tokens(token_ids)))
-        except BaseException as error:
-            if is_library_error(error):
-                raise RequestError(_cannot_decode(error)) from error
-            raise
 
     def finish(self) -> str:
         """Return the rest of the text. Incomplete characters become U+FFFD. Call it once, last.
@@ -82,12 +80,8 @@ class Detokenizer:
         Raises:
             RequestError: the tokenizer's own decoder fails.
         """
-        try:
+        with library_errors(RequestError, _CANNOT_DECODE):
             return "".join(_run(self._steps, [], is_last=True))
-        except BaseException as error:
-            if is_library_error(error):
-                raise RequestError(_cannot_decode(error)) from error
-            raise
 
     def pending(self) -> str:
         """Return what ``finish`` would return now: text that the next token may still change."""
@@ -212,13 +206,11 @@ class _ByteFallback(_HoldsBytes):
     valid characters, so nothing is settled before the run ends.
     """
 
-    _BYTE = re.compile(r"<0x([+0-9A-Fa-f][0-9A-Fa-f])>")
-
     def add(self, pieces: list[str]) -> list[str]:
         settled: list[str] = []
         run = bytearray(self._bytes)
         for piece in pieces:
-            byte = self._BYTE.fullmatch(piece)
+            byte = BYTE_TOKEN.fullmatch(piece)
             if byte:
                 run.append(int(byte[1], 16))
                 continue
@@ -374,10 +366,6 @@ def _replace(old: str | None, new: str, joined: bool) -> _Step | None:
     if not old or (joined and len(old) > 1):
         return None
     return _PerToken(lambda pieces: [piece.replace(old, new) for piece in pieces])
-
-
-def _cannot_decode(error: BaseException) -> str:
-    return f"the tokenizer cannot decode the tokens: {printable(str(error))}"
 
 
 def letters_to_bytes(token: str) -> bytes:

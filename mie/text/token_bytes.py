@@ -1,13 +1,9 @@
-"""The exact bytes of single tokens, which may be less than a character."""
+"""Find the exact bytes of single tokens, which may be less than a character."""
 
 from __future__ import annotations
 
-import re
-
-from mie.text.detokenizer import Detokenizer, letters_to_bytes
+from mie.text.detokenizer import BYTE_TOKEN, Detokenizer, letters_to_bytes
 from mie.text.tokenizer import Tokenizer
-
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenBytes:
@@ -39,7 +35,7 @@ class TokenBytes:
             return self._tokenizer.added_tokens[token_id].encode()
         if self._is_byte_level:
             return letters_to_bytes(token)
-        byte = _BYTE.fullmatch(token) if self._has_bytes else None
+        byte = BYTE_TOKEN.fullmatch(token) if self._has_bytes else None
         if byte is not None:
             return bytes([int(byte.group(1), 16)])
         stream = self._after_a_word().fork()

@@ -3,24 +3,99 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mie.errors import MieError, RequestError, TokenizerError
+from mie.errors import MieError, RequestError, TokenizerError, printable
+from mie.system.files import read_file, read_json_object
 from mie.system.interrupts import is_of_the_request
-from mie.text.printable import printable
 from mie.text.tokenizer_checks import check_model, checked_tokenizer
-from mie.text.tokenizer_config import TokenizerConfig, read_text
 
 if TYPE_CHECKING:
     import tokenizers
 
 FILE_NAME = "tokenizer.json"
+CONFIG_NAME = "tokenizer_config.json"
+LARGEST_FILE = 128 << 20  # bytes; the largest in use have 35 million
+LARGEST_CONFIG = 16 << 20  # bytes; it may list thousands of added tokens
 _PROBE = "A 1 é\u0301 猫 ▁🦄\n"  # a component that panics does so with any text
-LARGEST_FILE = 128 << 20  # Bytes; the largest in use have 35 million.
+_SPECIAL_NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    """The settings in ``tokenizer_config.json``: special tokens, and the templates of a chat."""
+
+    special_tokens: Mapping[str, str] = field(default_factory=dict)  # "eos_token" -> "</s>"
+    more_special_tokens: tuple[str, ...] = ()  # those without a name
+    add_bos_token: bool = False
+    add_eos_token: bool = False
+    chat_template: Any = None  # checked where it is used, and so is the response_template
+    response_template: Any = None
+
+    @classmethod
+    def load(cls, directory: Path) -> TokenizerConfig:
+        """Load the settings in ``directory``, or the defaults if the file does not exist.
+
+        Raises:
+            TokenizerError: the file is not a JSON object, or a token in it is not text.
+        """
+        path = directory / CONFIG_NAME
+        if not path.exists():
+            return cls()
+        values = read_json_object(path, LARGEST_CONFIG, TokenizerError)
+        names = [f"{name}_token" for name in _SPECIAL_NAMES]
+        tokens = {name: _token_text(values.get(name), name, path) for name in names}
+        return cls(
+            special_tokens={name: text for name, text in tokens.items() if text is not None},
+            more_special_tokens=_more_tokens(values, path),
+            add_bos_token=values.get("add_bos_token") is True,
+            add_eos_token=values.get("add_eos_token") is True,
+            chat_template=values.get("chat_template"),
+            response_template=values.get("response_template"),
+        )
+
+
+def read_text(path: Path, largest: int) -> str:
+    """Return the UTF-8 text of the file ``path``, which may have at most ``largest`` bytes.
+
+    Raises:
+        TokenizerError: the file cannot be read, is too large or is not UTF-8.
+    """
+    try:
+        return read_file(path, largest).decode("utf-8")
+    except OSError as error:
+        raise TokenizerError(f"cannot read {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{path} is not UTF-8 text: {error}") from error
+
+
+def _token_text(value: object, name: str, path: Path) -> str | None:
+    """Return the text of a special token, which is a string or a serialized token."""
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    if isinstance(value, str):
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise TokenizerError(f"{path}: {name} has an unpaired surrogate: {value!a}") from error
+    if value is None or isinstance(value, str):
+        return value
+    raise TokenizerError(f"{path}: {name} must be a string, got {printable(repr(value))}")
+
+
+def _more_tokens(values: Mapping[str, Any], path: Path) -> tuple[str, ...]:
+    name = "additional_special_tokens"  # called "extra_special_tokens" since transformers 5
+    more = values.get(name) or values.get("extra_special_tokens") or []
+    if isinstance(more, Mapping):  # named ones
+        more = list(more.values())
+    if not isinstance(more, list):
+        raise TokenizerError(f"{path}: {name} must be a list, got a {type(more).__name__}")
+    return tuple(text for entry in more if (text := _token_text(entry, name, path)) is not None)
 
 
 class Tokenizer:
@@ -66,8 +141,11 @@ class Tokenizer:
         if not path.exists():
             raise TokenizerError(_missing(directory))
         tokenizer = cls(_parse(path), TokenizerConfig.load(directory), str(path))
-        if vocab_size is not None:
-            tokenizer._check_vocabulary(vocab_size)
+        if vocab_size is not None and tokenizer.vocab_size > vocab_size:
+            raise TokenizerError(
+                f"{path} has token id {tokenizer.vocab_size - 1}, but the model's vocab_size is"
+                f" {vocab_size} (ids 0 … {vocab_size - 1}): the tokenizer is for another model"
+            )
         return tokenizer
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -97,7 +175,7 @@ class Tokenizer:
                 raise RequestError(f"token ids must be integers in [0, 2**32): {error}") from error
 
     def token_str(self, token_id: int) -> str:
-        """Return the text of a single token, including a special one, for log-probabilities."""
+        """Return the text of a single token, which may be a special one."""
         return self.decode([token_id], skip_special_tokens=False)
 
     def id_to_token(self, token_id: int) -> str | None:
@@ -166,21 +244,36 @@ class Tokenizer:
         """Return the ids that ``encode`` adds if the post-processor adds none."""
         if self._backend.num_special_tokens_to_add(False) > 0:
             return [], []
-        bos = self._wanted(self.config.add_bos_token, "bos_token", self.bos_token_id)
-        eos = self._wanted(self.config.add_eos_token, "eos_token", self.eos_token_id)
-        return bos, eos
+        around: list[list[int]] = []
+        for name, is_wanted, token_id in (
+            ("bos_token", self.config.add_bos_token, self.bos_token_id),
+            ("eos_token", self.config.add_eos_token, self.eos_token_id),
+        ):
+            if is_wanted and token_id is None:
+                raise TokenizerError(f"tokenizer_config.json sets add_{name} but names no {name}")
+            around.append([token_id] if is_wanted and token_id is not None else [])
+        return around[0], around[1]
 
-    def _wanted(self, wanted: bool, name: str, token_id: int | None) -> list[int]:
-        if wanted and token_id is None:
-            raise TokenizerError(f"tokenizer_config.json sets add_{name} but names no {name}")
-        return [token_id] if wanted and token_id is not None else []
 
-    def _check_vocabulary(self, vocab_size: int) -> None:
-        if self.vocab_size > vocab_size:
-            raise TokenizerError(
-                f"{self._source} has token id {self.vocab_size - 1}, but the model's vocab_size is"
-                f" {vocab_size} (ids 0 … {vocab_size - 1}): the tokenizer is for another model"
-            )
+def encode_bad_words(tokenizer: Tokenizer, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+    """Return the token ids of each word, at the beginning of a text and after a space, as in vLLM.
+
+    The second spelling is left out if it ends with the first one, because a search for the first
+    finds it. vLLM also leaves it out if the two have different lengths, and so misses many words.
+
+    Raises:
+        RequestError: a word is not valid Unicode, or the tokenizer has no tokens for it.
+    """
+    spelled: list[tuple[int, ...]] = []
+    for word in words:
+        plain = tokenizer.encode(word.lstrip(), add_special_tokens=False)
+        spaced = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
+        if not plain:
+            raise RequestError(f"the tokenizer has no tokens for the bad word {word!r}")
+        spelled.append(tuple(plain))
+        if spaced[-len(plain) :] != plain:
+            spelled.append(tuple(spaced))
+    return tuple(spelled)
 
 
 @contextmanager
@@ -204,15 +297,12 @@ def is_library_error(error: BaseException) -> bool:
 def _parse(path: Path) -> tokenizers.Tokenizer:
     from tokenizers import Tokenizer as Backend
 
-    text = read_text(path, LARGEST_FILE)
-    text = checked_tokenizer(text, str(path))
+    text = checked_tokenizer(read_text(path, LARGEST_FILE), str(path))
     with library_errors(TokenizerError, f"{path} is not a tokenizer"):
         backend = Backend.from_str(text)
         check_model(backend.model, str(path))
-        try:
+        with suppress(Exception):  # the vocabulary has no token for unknown text
             backend.encode(_PROBE)
-        except Exception:  # the vocabulary has no token for unknown text
-            return backend
         return backend
 
 

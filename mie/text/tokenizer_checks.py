@@ -13,8 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from mie.errors import TokenizerError
-from mie.text.printable import printable
+from mie.errors import TokenizerError, printable
 
 LARGEST_PART = 2 << 20  # characters in a part of the file other than the model and added tokens
 MOST_STEPS = 64  # per part

@@ -1,4 +1,4 @@
-"""A call of a tool, as callers get it."""
+"""Describe a call of a tool, as callers get it."""
 
 from __future__ import annotations
 

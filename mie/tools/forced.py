@@ -1,4 +1,4 @@
-"""Write the grammar of answers that must be calls."""
+"""Force answers to be calls with a grammar, and read those answers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from mie.params.structured import StructuredOutputsParams
-from mie.structured.schemas import COMPACT, close
+from mie.structured.descriptions import COMPACT, close
+from mie.tools.calls import ToolCall
 from mie.tools.definitions import Tool, ToolChoice
-from mie.tools.response_template import CallFormat
+from mie.tools.formats import AnswerFormat, CallFormat
+from mie.tools.parser import AnswerParser, JsonEnd, new_call
 
 MOST_CALLS = 32
 """Calls that an answer may have. A small model may not know when to end."""
@@ -100,3 +102,67 @@ def _terms(text: str, form: CallFormat, special_id: Callable[[str], int | None])
             yield f"<[{token_id}]>"
         elif part:
             yield json.dumps(part, ensure_ascii=False)
+
+
+def new_parser(form: AnswerFormat, key: str) -> AnswerParser | ForcedParser:
+    """Return a parser for one answer. The ids of its calls derive from ``key``."""
+    return (AnswerParser if form.structured_outputs is None else ForcedParser)(form, key)
+
+
+class ForcedParser:
+    """Reads calls that a grammar wrote. An answer that was cut has a call that was cut."""
+
+    def __init__(self, form: AnswerFormat, key: str) -> None:
+        """The ids of calls derive from ``key``."""
+        assert form.calls is not None
+        self.calls: list[ToolCall] = []
+        self.content = ""
+        self.reasoning = ""
+        self.is_reasoning = False
+        self.num_unparsed = 0
+        self._form = form
+        self._key = key
+        self._literals = literals_of(form.calls)
+        self._buffer = ""
+        self._state: Callable[[], bool] = self._begin
+        self._value = JsonEnd()
+
+    def add(self, text: str) -> None:
+        """Read the next piece of the answer."""
+        self._buffer += text
+        while self._state():
+            pass
+
+    def finish(self) -> None:
+        """Do nothing: nothing is held back but tags."""
+
+    def _begin(self) -> bool:
+        before = self._literals.again if self.calls else self._literals.begin
+        if not self._buffer.startswith(before):
+            return False
+        self._buffer, self._state = self._buffer[len(before) :], self._name
+        return True
+
+    def _name(self) -> bool:
+        name, found, rest = self._buffer.partition(self._literals.middle)
+        if not found:
+            return False
+        self.calls.append(new_call(self._form, self._key, len(self.calls), name))
+        self._buffer, self._state = rest, self._arguments
+        self._value = JsonEnd()
+        return True
+
+    def _arguments(self) -> bool:
+        is_whole = self._value.read(self._buffer)
+        taken = self._value.place
+        self.calls[-1].arguments += self._buffer[:taken]
+        self._buffer, self._value.place = self._buffer[taken:], 0
+        if is_whole:
+            self._state = self._after
+        return is_whole
+
+    def _after(self) -> bool:
+        if not self._buffer.startswith(self._literals.after):
+            return False
+        self._buffer, self._state = self._buffer[len(self._literals.after) :], self._begin
+        return True

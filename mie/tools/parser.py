@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
-from mie.tools.answer import AnswerFormat
-from mie.tools.border import BorderedText
 from mie.tools.calls import ToolCall
-from mie.tools.held_call import HeldCall
+from mie.tools.definitions import NAME
+from mie.tools.formats import AnswerFormat, CallFormat
+
+LONGEST_HEAD = 256
+"""Characters between a tag and JSON after which it is no call."""
+
+_MARK = re.compile(r'["\\{}\[\]]')
+_IN_STRING = re.compile(r'["\\]')
 
 
 class AnswerParser:
@@ -164,6 +170,163 @@ def new_call(form: AnswerFormat, key: str, index: int, name: str) -> ToolCall:
     return ToolCall(index=index, id=digest[:length] if length else f"call_{digest[:24]}", name=name)
 
 
+class HeldCall:
+    """Reads a tag and what follows it.
+
+    A call is JSON, names one of the tools, and has an object of arguments. Its closing tag may be
+    missing only at the end of the answer.
+    """
+
+    def __init__(self, form: CallFormat, names: frozenset[str], start: int) -> None:
+        """The opening tag ends at ``start``."""
+        self.found: list[tuple[str, Mapping[str, Any]]] = []
+        """The names and arguments of the calls, once they are whole."""
+        self._form = form
+        self._names = names
+        self._start = start
+        self._name: str | None = None  # if it stands outside of the JSON
+        self._first = 0
+        self._value: JsonEnd | None = None
+        self._is_whole = False
+
+    def read(self, text: str, is_last: bool) -> int | None:
+        """Read a text that has grown, and return how much of it is decided.
+
+        That part is the calls in `found`, or it is text. None waits for more.
+        """
+        if self._value is None:
+            place = self._place_of_value(text)
+            if place is None:
+                is_over = is_last or len(text) > self._start + LONGEST_HEAD
+                return self._start if is_over else None
+            if place < 0:
+                return self._start
+            self._first, self._value = place, JsonEnd(place)
+        self._is_whole = self._is_whole or self._value.read(text)
+        if not self._is_whole:
+            return len(text) if is_last else None
+        return self._close(text, self._value.place, is_last)
+
+    def _place_of_value(self, text: str) -> int | None:
+        """Return where the JSON begins, None as long as it may come, or -1 if it does not."""
+        rest = text[self._start :].lstrip()
+        if not rest:
+            return None
+        if rest[0] in "{[":
+            return len(text) - len(rest)
+        if not self._form.name_close:
+            return -1
+        head, bracket, value = rest.partition("{")
+        if not bracket:
+            return None
+        self._name = head.strip().removesuffix(self._form.name_close).strip()
+        return len(text) - len(value) - 1 if NAME.fullmatch(self._name) else -1
+
+    def _close(self, text: str, end: int, is_last: bool) -> int | None:
+        close, rest = self._form.close, text[end:].lstrip()
+        if close.startswith(rest) and rest != close and not is_last:
+            return None
+        if rest.startswith(close):
+            taken = len(text) - len(rest) + len(close) if close else end
+        elif close.startswith(rest):
+            taken = len(text)
+        else:
+            return end
+        self.found = self._calls(text[self._first : end])
+        return taken if self.found else end
+
+    def _calls(self, text: str) -> list[tuple[str, Mapping[str, Any]]]:
+        """Return the calls in JSON, or none if it is not all calls."""
+        try:
+            value = json.loads(text, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError):
+            return []
+        if self._name is not None:
+            calls = [(self._name, value)]
+        else:
+            calls = [self._call(each) for each in (value if isinstance(value, list) else [value])]
+        is_right = all(
+            isinstance(name, str) and name in self._names and isinstance(arguments, dict)
+            for name, arguments in calls
+        )
+        return calls if is_right else []
+
+    def _call(self, value: Any) -> tuple[Any, Any]:
+        if not isinstance(value, dict):
+            return None, None
+        keys = (self._form.arguments, "arguments", "parameters")
+        given = [value[key] for key in keys if key in value]
+        return value.get(self._form.name), given[0] if given else None
+
+
+class JsonEnd:
+    """Counts the brackets of one object or list. Each character is read once.
+
+    It does not check what stands between them.
+    """
+
+    def __init__(self, start: int = 0) -> None:
+        """``start`` is the place of the first bracket."""
+        self.place = start
+        """How far the text was read; after the end, the place behind the last bracket."""
+        self._depth = 0
+        self._is_string = False
+
+    def read(self, text: str) -> bool:
+        """Read on in a text that has grown, and return whether the end was found."""
+        while True:
+            mark = (_IN_STRING if self._is_string else _MARK).search(text, self.place)
+            if mark is None:
+                self.place = len(text)
+                return False
+            if mark.group() == "\\":
+                if mark.end() == len(text):  # what it escapes is still to come
+                    self.place = mark.start()
+                    return False
+                self.place = mark.end() + 1
+                continue
+            self.place = mark.end()
+            if mark.group() == '"':
+                self._is_string = not self._is_string
+            else:
+                self._depth += 1 if mark.group() in "{[" else -1
+                if self._depth <= 0:
+                    return True
+
+
+class BorderedText:
+    """Gathers a text in pieces. Space before a tag and after it belongs to the format."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._space = ""
+        self._is_at_border = False
+
+    def add(self, text: str) -> None:
+        """Add a piece. Space at its end waits for what follows."""
+        kept = text.rstrip()
+        if kept:
+            if self._is_at_border:  # text on both sides of a part stays apart
+                self.text += ("\n" if self.text else "") + kept.lstrip()
+            else:
+                self.text += self._space + kept
+            self._is_at_border = False
+            self._space = text[len(kept) :]
+        else:
+            self._space += text
+
+    def border(self) -> None:
+        """Mark the place of a tag."""
+        self._space = ""
+        self._is_at_border = True
+
+    def end(self) -> None:
+        """Add the space that waits, because no tag follows it."""
+        if not self._is_at_border:
+            self.text += self._space
+        self._space = ""
+
+
 def _json(arguments: Mapping[str, Any]) -> str:
     """Return arguments as JSON. An escape of half a character stays an escape."""
     text = json.dumps(arguments, ensure_ascii=False)
@@ -176,3 +339,7 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

@@ -1,4 +1,4 @@
-"""Write predicted times as tables of two pages of docs/gpu, and beside measured ones."""
+"""Write predicted times as tables of docs/gpu/predictions.md, and beside measured ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 from bench.gpu.end_to_end import PROMPT_LENGTH
 from bench.gpu.shapes import DecodeShape, PrefillShape
 
-from gpu import aims
 from gpu.nvrtc_kernels import ROOT
 from gpu.predict import (
     CHIPS,
@@ -29,7 +28,7 @@ from gpu.predict import (
 )
 from mie.sim.shapes import find_shape
 
-PAGES = tuple(ROOT / "docs" / "gpu" / name for name in ("predictions.md", "aims.md"))
+PAGE = ROOT / "docs" / "gpu" / "predictions.md"
 MODELS = ("Llama-3.2-1B", "SmolLM2-135M")
 CONTEXTS, BATCHES = (512, 4096), (1, 16, 64, 256)
 HEADS = (("Llama-3.2-1B", 64), ("Llama-3.1-8B", 128))
@@ -148,7 +147,6 @@ def _attention(name: str, kv_cache_dtype: str) -> Attention:
 
 
 TABLES: Mapping[str, Callable[[], Lines]] = {
-    **aims.TABLES,
     "chips": _chips,
     "steps": _steps,
     **{f"kernels at batch {batch}": functools.partial(_kernels, batch) for batch in BATCHES},

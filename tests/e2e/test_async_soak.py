@@ -71,12 +71,11 @@ def test_requests_leave_nothing(llm, num_requests):
     async def idle_blocks():
         """Return the number of memory blocks that Python has allocated while the engine is idle."""
         gc.collect()
-        await llm._thread.call(lambda: None)
+        await llm._loop.call_async(lambda: None)
         while loop.inbox:
             await asyncio.sleep(0)
         assert not loop.engine.has_work
         assert not loop.processor._states
-        assert not llm._thread._listeners
         assert loop.engine.scheduler.manager.num_used == 0
         check_scheduler(loop.engine.scheduler)
         return sys.getallocatedblocks()

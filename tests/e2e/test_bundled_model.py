@@ -14,8 +14,8 @@ from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.locate import locate_model
 from mie.checkpoint.tensors import num_parameters
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-import eval_tiny_model as checker
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "tiny_model"))
+import evaluate as checker
 
 MILLION = 1_000_000
 

@@ -73,6 +73,8 @@ def test_mistakes_give_one_line_and_exit_code_2(tmp_path: Path):
     assert "no parameter 'block_size'" in error_line(mie("diff", "--set-b", "block_size=8"))
     assert "--inject takes OP" in error_line(mie("diff", "--inject", "softmax"))
     assert "overwrite the directory" in error_line(mie("diff", "--html", tmp_path))
+    nowhere = tmp_path / "nowhere" / "report.html"
+    assert "there is no directory" in error_line(mie("diff", "--html", nowhere))
     assert "nowhere" in error_line(mie("diff", *NUMPY, "--model", "./nowhere"))
     assert "block_size" in error_line(mie("diff", *NUMPY, "--block-size", "0"))
 

@@ -22,7 +22,9 @@ def test_a_workload_is_written_to_standard_output_or_a_file(tmp_path: Path):
     path = tmp_path / "load.json"
     assert run("sim", "workload", "burst", "--seed", "3", "-o", path) == ""
     text = path.read_text(encoding="utf-8")
-    assert run("sim", "workload", "burst", "--seed", "3") == text == PRESETS["burst"](3).to_json()
+    assert (
+        run("sim", "workload", "burst", "--seed", "3") == text == PRESETS["burst"](seed=3).to_json()
+    )
     assert run("sim", "workload", "list").split() == list(PRESETS)
 
 

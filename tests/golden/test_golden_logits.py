@@ -16,8 +16,7 @@ from compiled import needs_numba
 from numpy.typing import NDArray
 
 from mie import LLM, SamplingParams
-from mie.checkpoint.config import ModelConfig
-from mie.checkpoint.rope_config import RopeConfig
+from mie.checkpoint.config import ModelConfig, RopeConfig
 from mie.checkpoint.weights import Checkpoint, expected_tensors
 from mie.load.backends import load_backend
 from mie.load.sizing import cache_shape

@@ -1,7 +1,6 @@
 """Check the rooms of `mie`, what each may import, and a few rules of style.
 
-`ROOMS` has a line for every room (a folder of mie/ or a file beside them). A new room or a new
-import needs a change here, with a reason.
+rooms.toml has a line for every room (a folder of mie/ or a file beside them).
 """
 
 from __future__ import annotations
@@ -11,13 +10,18 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import mie
 from mie.cli import COMMANDS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 PACKAGE = Path(mie.__file__).parent
 
@@ -26,349 +30,18 @@ PACKAGE = Path(mie.__file__).parent
 class Room:
     """What a room may import: rooms or single modules of mie, and installed packages."""
 
-    mie: set[str] = field(default_factory=set)
-    packages: set[str] = field(default_factory=set)
+    mie: set[str]
+    packages: set[str]
 
 
+TABLE = tomllib.loads(Path(__file__).with_name("rooms.toml").read_text())
 ROOMS = {
-    # level 0: the standard library
-    "version": Room(),
-    "arithmetic": Room(),
-    "errors": Room(),
-    "reprs": Room(),
-    "refusals": Room(mie={"errors"}),
-    "system": Room(mie={"errors"}),
-    "stats": Room(mie={"refusals"}),
-    "memory": Room(mie={"arithmetic", "stats.memory"}),
-    # level 1: arrays, settings, requests, events, text
-    "config": Room(mie={"errors", "refusals", "reprs"}),
-    "params": Room(mie={"config", "errors", "refusals"}),
-    "events": Room(mie={"errors", "system.files"}),
-    "replay": Room(mie={"errors", "events"}),
-    # ml_dtypes: NumPy has no 8-bit float, which the KV cache may hold
-    "ops": Room(mie={"arithmetic", "errors", "system.resources"}, packages={"numpy", "ml_dtypes"}),
-    "text": Room(mie={"errors", "system"}, packages={"tokenizers", "jinja2"}),
-    "checkpoint": Room(
-        mie={"errors", "system"},
-        packages={"numpy", "ml_dtypes", "safetensors", "huggingface_hub"},
-    ),
-    "routing": Room(mie={"config.engine"}),
-    "page": Room(mie={"arithmetic", "errors", "events", "replay"}),
-    # level 2
-    "structured": Room(
-        mie={"arithmetic", "errors", "params", "system", "text"}, packages={"llguidance"}
-    ),
-    "tools": Room(mie={"errors", "params.structured", "structured.schemas"}),
-    "ops_cpu": Room(mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy"}),
-    "ops_jit": Room(  # llvmlite and numba only in compiler and kernels
-        mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy", "numba", "llvmlite"}
-    ),
-    "ops_gpu": Room(
-        mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy", "cupy", "ml_dtypes"}
-    ),
-    "model": Room(mie={"checkpoint", "errors", "ops.backend"}, packages={"numpy"}),
-    "sched": Room(mie={"arithmetic", "config", "errors", "memory", "params", "stats.request"}),
-    # level 3: it reads the private state of memory and sched
-    "audit": Room(mie={"memory", "sched"}),
-    "engine": Room(
-        mie={
-            "arithmetic",
-            "audit.scheduler",
-            "config",
-            "errors",
-            "events",
-            "model.decoder",
-            "ops.backend",
-            "ops.sampling",
-            "ops.uniform",
-            "params",
-            "sched",
-            "stats",
-            "system.interrupts",
-        },
-        packages={"numpy"},
-    ),
-    # level 4: the wiring of an engine, and the front ends
-    "load": Room(
-        mie={
-            "arithmetic",
-            "checkpoint",
-            "config",
-            "engine",
-            "errors",
-            "events",
-            "memory",
-            "model",
-            "ops",
-            "ops_cpu",
-            "ops_gpu",
-            "ops_jit",
-            "params.sampling",
-            "sched",
-            "structured",
-            "system",
-            "text.tokenizer",
-        },
-        packages={"tqdm"},
-    ),
-    "frontend": Room(
-        mie={
-            "config.request_limits",
-            "engine",
-            "errors",
-            "params",
-            "refusals",
-            "reprs",
-            "sched",
-            "stats",
-            "system.interrupts",
-            "text",
-            "tools",
-        },
-        packages={"tqdm"},
-    ),
-    "llm_engine": Room(
-        mie={
-            "config.engine_args",
-            "engine.metrics",
-            "errors",
-            "frontend",
-            "load.parts",
-            "params",
-            "refusals",
-            "text",
-        },
-    ),
-    "llm": Room(
-        mie={
-            "config.engine_args",
-            "engine.metrics",
-            "errors",
-            "frontend",
-            "llm_engine",
-            "load.parts",
-            "params",
-            "refusals",
-            "text",
-        },
-    ),
-    "engine_thread": Room(
-        mie={"errors", "frontend", "sched.sequence", "stats.request", "system.threads"}
-    ),
-    "async_llm": Room(
-        mie={
-            "checkpoint.generation",
-            "config.engine",
-            "config.engine_args",
-            "engine.look",
-            "engine.metrics",
-            "engine_thread",
-            "errors",
-            "frontend",
-            "llm",
-            "params",
-            "refusals",
-            "sched.waiting",
-            "stats.step",
-            "system.threads",
-            "text",
-        }
-    ),
-    # level 4: modules of vLLM under its names
-    "inputs": Room(mie={"frontend.prompts", "refusals"}),
-    "logprobs": Room(mie={"frontend.outputs", "refusals"}),
-    "lora": Room(mie={"refusals"}),
-    "outputs": Room(mie={"frontend.outputs", "refusals"}),
-    "pooling_params": Room(mie={"refusals"}),
-    "sampling_params": Room(mie={"params", "refusals"}),
-    "batch": Room(mie={"errors", "frontend.outputs", "llm", "params.sampling"}),
-    # level 5: the edges
-    "doctor": Room(
-        mie={
-            "config.sizes",
-            "errors",
-            "load.backends",
-            "ops.backend",
-            "ops.trial",
-            "ops_cpu",
-            "ops_gpu",
-            "ops_jit",
-            "reprs",
-            "system",
-        }
-    ),
-    "diff": Room(
-        mie={
-            "arithmetic",
-            "checkpoint",
-            "config.engine",
-            "errors",
-            "load",
-            "ops.backend",
-            "ops.composed",
-            "ops.sampling",
-            "params.sampling",
-            "reprs",
-            "text.tokenizer",
-        },
-        packages={"numpy"},
-    ),
-    "sim": Room(  # the real scheduler and engine, with a cost model in place of the model
-        mie={
-            "arithmetic",
-            "checkpoint",
-            "config.engine",
-            "engine",
-            "errors",
-            "events",
-            "load",
-            "memory",  # book.capacity fills it directly
-            "params.sampling",
-            "replay",
-            "routing",
-            "sched",
-            "stats.step",
-            "system.files",
-        },
-        # numpy in calibrate; httpx2 in remote; the others in the book, which measures the real
-        # engine and plots
-        packages={"httpx2", "numpy", "safetensors", "torch", "transformers", "matplotlib"},
-    ),
-    "serve": Room(  # HTTP and text, never arrays
-        mie={
-            "async_llm",
-            "config",
-            "engine.look",
-            "engine.metrics",
-            "engine_thread",
-            "errors",
-            "events",
-            "frontend",
-            "page",
-            "params",
-            "replay",
-            "reprs",
-            "sched.waiting",
-            "stats",
-            "system.threads",
-            "text",
-            "tools.calls",
-            "tools.definitions",
-            "tools.json_end",  # whether a call was cut
-            "version",
-        },
-        packages={
-            "opentelemetry",
-            "prometheus_client",
-            "pydantic",
-            "pydantic_core",
-            "starlette",
-            "typing_extensions",  # pydantic's; its TypedDict is in Python from 3.12
-            "uvicorn",
-            "yaml",
-        },
-    ),
-    "front": Room(mie={"routing", "serve"}, packages={"starlette"}),
-    "ray": Room(  # the server's application in replicas, and batches
-        mie={"async_llm", "batch", "config", "errors", "front", "routing", "serve"},
-        packages={"pyarrow", "ray", "starlette"},
-    ),
-    "cli": Room(
-        mie={
-            "arithmetic",
-            "async_llm",  # serve
-            "batch",
-            "checkpoint",
-            "config",
-            "diff",
-            "doctor",
-            "errors",
-            "events",
-            "frontend.outputs",
-            "llm",
-            "page",
-            "replay",
-            "params.sampling",
-            "ray",
-            "reprs",
-            "serve",
-            "sim",
-            "system",
-            "text.tokenizer",  # trace
-            "version",
-        },
-        packages={"tqdm", "prompt_toolkit"},  # prompt_toolkit only in chat_input
-    ),
-    "__main__": Room(mie={"cli"}),
-    "__init__": Room(
-        mie={
-            "async_llm",
-            "config",
-            "engine",
-            "errors",
-            "frontend",
-            "llm",
-            "llm_engine",
-            "params.beam_search",
-            "params.sampling",
-            "params.structured",
-            "refusals",
-            "system.logs",
-            "tools.calls",
-            "version",
-        }
-    ),
+    name: Room(mie={*names}, packages={*TABLE["packages"].get(name, ())})
+    for name, names in TABLE["rooms"].items()
 }
-
-LAZY = {
-    "cupy",
-    "httpx2",
-    "huggingface_hub",
-    "llguidance",
-    "llvmlite",
-    "matplotlib",
-    "numba",
-    "prometheus_client",
-    "prompt_toolkit",
-    "psutil",
-    "pyarrow",
-    "pydantic",
-    "ray",
-    "starlette",
-    "tokenizers",
-    "torch",
-    "tqdm",
-    "transformers",
-    "uvicorn",
-    "yaml",
-}
-"""Packages that are optional or slow to import. They may be imported only inside functions."""
-
-LAZY_ROOMS = {"front", "ops_jit", "ray", "serve"}
-"""Rooms that may import what is `LAZY` with the module, because other rooms import them lazily."""
-
-IMPORTERS = {"__init__", "cli", "ops_jit.environment"}
-"""Modules that import others by name: those of a public name, and of a command in the same room.
-
-`ops_jit.environment` finds a package without importing it.
-"""
-
-NOT_FOR_A_PROMPT = {
-    "async_llm",
-    "batch",
-    "diff",
-    "doctor",
-    "engine_thread",
-    "front",
-    "ops_gpu",
-    "page",
-    "ray",
-    "replay",
-    "routing",
-    "serve",
-    "sim",
-}
-"""Rooms that ``mie generate`` with a prompt must not import on the CPU."""
+LAZY, LAZY_ROOMS, IMPORTERS, NOT_FOR_A_PROMPT = (
+    {*TABLE["lists"][name]} for name in ("lazy", "lazy_rooms", "importers", "not_for_a_prompt")
+)
 
 NO_CLOCK = {"sched": {"time", "datetime", "random"}, "memory": {"time", "datetime", "random"}}
 """Standard modules that would make a room's results depend on more than its input."""

@@ -155,7 +155,9 @@ def test_a_disconnect_frees_the_cells(
     def step() -> Any:
         """After 60 tokens, wait for a caller before each step, so that no answer ends early."""
         for _ in range(60_000):
-            if engine._loop.inbox or all(seq.num_generated < 60 for seq in core.scheduler.running):
+            if engine._loop.has_mail or all(
+                seq.num_generated < 60 for seq in core.scheduler.running
+            ):
                 break
             time.sleep(0.001)
         return compute()

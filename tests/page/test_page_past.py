@@ -7,8 +7,7 @@ import pytest
 from browser import Shown, chromium, opened
 
 from mie.page.bundle import page_html
-from mie.page.events import COLUMNS, SHOWN
-from mie.page.stream import PAGE_VERSION
+from mie.page.records import COLUMNS, PAGE_VERSION, SHOWN
 
 NUM_BLOCKS = 4
 

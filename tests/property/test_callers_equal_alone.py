@@ -177,7 +177,7 @@ async def run_tasks(llm, rng):
     for result in results:
         assert result is None or isinstance(result, asyncio.CancelledError), result
     gc.collect(0)
-    await llm._thread.call(lambda: None)
+    await llm._loop.call_async(lambda: None)
     while llm._loop.inbox:  # the engine's thread has yet to drop that call
         await asyncio.sleep(0)
 

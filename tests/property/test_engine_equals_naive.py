@@ -13,10 +13,12 @@ import pytest
 from compiled import needs_numba
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_models import TINY
 
 from mie import EngineConfig, SamplingParams, StructuredOutputsParams
 from mie.audit.memory import check_memory
 from mie.audit.scheduler import check_scheduler
+from mie.config.engine import POLICIES
 from mie.load.engine import load_engine
 
 VOCAB, EOS = 40, 3
@@ -148,7 +150,7 @@ def engines(draw, longest):
     block_size = draw(st.sampled_from([1, 2, 3, 4, 8, 16]))
     is_chunked = draw(st.sampled_from([True, True, True, False]))
     caching = draw(st.sampled_from([True, True, True, False]))
-    policy = draw(st.sampled_from(["fcfs", "priority", "sjf", "fair"]))
+    policy = draw(st.sampled_from(POLICIES))
     swaps, is_static = draw(st.booleans()), draw(st.integers(0, 4)) == 4
     budgets = st.sampled_from([1, 2, 3, 5, 8, 32])
     config = {
@@ -200,7 +202,7 @@ def scenarios(draw):
     indices = st.integers(0, len(requests) - 1)
     aborts = st.dictionaries(indices, st.integers(1, 15), max_size=3)
     return {
-        "model": draw(st.sampled_from(["llama", "mistral_window", "qwen2", "qwen3_tied"])),
+        "model": draw(st.sampled_from(sorted(TINY))),
         "requests": requests,
         "aborts": draw(aborts) if draw(st.booleans()) else {},
         "config": config,

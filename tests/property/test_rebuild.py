@@ -19,7 +19,7 @@ from scripted_runner import EOS, ScriptedRunner, expected_tokens, salt_seed
 import mie.memory
 import mie.sched
 from mie.audit.scheduler import check_scheduler, scheduler_snapshot
-from mie.config.engine import EngineConfig
+from mie.config.engine import POLICIES, EngineConfig
 from mie.engine.overlap import OverlappingRunner
 from mie.events import EventLog
 from mie.load.engine import new_scheduler
@@ -77,7 +77,7 @@ class Injector:
 def config_of(rng):
     is_chunked, caching = rng.random() < 0.75, rng.random() < 0.7
     swaps = rng.random() < 0.5
-    policy = rng.choice(["fcfs", "priority", "sjf", "fair", "fair"])
+    policy = rng.choice([*POLICIES, "fair"])
     return EngineConfig(
         block_size=rng.choice([1, 2, 3, 4]),
         max_num_seqs=rng.randint(1, 5),
@@ -187,8 +187,8 @@ class Run:
     def step(self):
         self.num_steps += 1
         plans = []
-        is_foretold = self.runner.is_ahead and bool(self.scheduler.running)
-        schedule = partial(self.scheduler.schedule, may_admit=not is_foretold)
+        is_launched = self.runner.is_ahead and bool(self.scheduler.running)
+        schedule = partial(self.scheduler.schedule, may_admit=not is_launched)
         if not self.attempt("schedule", lambda: plans.append(schedule())):
             return
         [plan] = plans

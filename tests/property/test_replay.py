@@ -6,13 +6,15 @@ Replaying shares no code with it.
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
+from itertools import cycle
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_runner import answer_to
 
 from mie.audit.scheduler import check_scheduler, scheduler_snapshot
-from mie.config.engine import EngineConfig
+from mie.config.engine import POLICIES, EngineConfig
 from mie.errors import RequestError
 from mie.events import FIELDS, SUMMARY_FIELDS, EventLog, read_log
 from mie.load.engine import new_scheduler
@@ -30,7 +32,7 @@ def configs(draw):
     swaps = draw(st.sampled_from([True, True, False]))
     chunked = draw(st.booleans())
     caches = draw(st.booleans())
-    policy = draw(st.sampled_from(["fcfs", "priority", "sjf", "fair", "fair"]))
+    policy = draw(st.sampled_from([*POLICIES, "fair"]))
     return EngineConfig(
         block_size=draw(st.integers(1, 4)),
         max_num_seqs=draw(st.sampled_from([3, 4, 5, 2, 1])),
@@ -91,7 +93,7 @@ class Run:
 
     def add_beams(self, count):
         """Continue the beam that was kept last, or begin one."""
-        kept = [*self.scheduler._opener.kept.values()]
+        kept = [*self.scheduler._admission.kept.values()]
         parent_id, prompt = None, [0, 1, 1]
         if kept and kept[-1].num_tokens < MAX_MODEL_LEN:
             parent_id, prompt = kept[-1].request.request_id, kept[-1].token_ids
@@ -100,12 +102,13 @@ class Run:
             beam = Beam(parent_id=parent_id)
             self.requests.append(Request(str(number), number, prompt, params, [EOS], beam=beam))
             try:
+                self.scheduler.check(self.requests[-1])
                 self.scheduler.add(self.requests[-1])
             except RequestError:  # it is longer than the cache
                 self.requests.pop()
 
     def release(self):
-        for seq in [*self.scheduler._opener.kept.values()][:1]:
+        for seq in [*self.scheduler._admission.kept.values()][:1]:
             self.scheduler.release([seq.request.request_id])
 
     def forced(self, plan, result):
@@ -129,54 +132,64 @@ class Run:
         self.log.end_step({**dict.fromkeys(SUMMARY_FIELDS, 0), "step": number})
         return self.log.segments()[-1].steps[-1]
 
+    def drive(self, arrivals, tokens, aborted, broken, beams, releases):
+        """Yield the records of each step, until all requests have ended.
 
-@given(
-    config=configs(),
-    arrivals=requests(),
-    spare=st.integers(0, 5),
-    num_host_blocks=st.integers(1, 9),
-    tokens=st.lists(st.sampled_from([0, 2, 2, 2, EOS]), min_size=1, max_size=7),
-    aborted=st.dictionaries(st.integers(0, 24), st.integers(0, 5), max_size=8),
-    broken=st.sets(st.integers(3, 30), max_size=1),
-    beams=st.dictionaries(st.integers(0, 15), st.integers(1, 3), max_size=6),
-    releases=st.sets(st.integers(3, 30), max_size=4),
-)
-@settings(max_examples=max(250, settings().max_examples))
-def check_run(
-    path, config, arrivals, spare, num_host_blocks, tokens, aborted, broken, beams, releases
-):
-    longest = max(len(prompt) for _, prompt, *_ in arrivals)
-    num_blocks = -(-longest // config.block_size) + spare
-    with path.open("w") as file:
-        run = Run(config, num_blocks, num_host_blocks, file)
-        state = State.from_snapshot(scheduler_snapshot(run.scheduler))
-        waiting, number, drawn, snapshots = list(arrivals), 0, 0, []
-
-        def draw_token():
-            nonlocal drawn
-            drawn += 1
-            return tokens[drawn % len(tokens)]
-
-        while waiting or run.scheduler.running or run.scheduler.waiting:
+        ``aborted`` maps steps to requests, ``beams`` maps them to numbers of beams.
+        """
+        waiting, number, answers = list(arrivals), 0, cycle([*tokens[1:], tokens[0]])
+        while waiting or self.scheduler.running or self.scheduler.waiting:
             for arrival in [each for each in waiting if each[0] <= number]:
                 waiting.remove(arrival)
                 prompt, max_tokens, n, *labels = arrival[1:]
-                run.add(prompt, max_tokens, n, *labels)
-            run.add_beams(beams.get(number, 0))
+                self.add(prompt, max_tokens, n, *labels)
+            self.add_beams(beams.get(number, 0))
             if number in releases:
-                run.release()
+                self.release()
             victim = aborted.get(number)
-            if victim is not None and victim < len(run.requests):
+            if victim is not None and victim < len(self.requests):
                 # Prefer a swapped-out sequence, which is rare.
-                swapped = [seq.request for seq in run.scheduler.waiting if seq.host]
-                run.scheduler.abort([*swapped, run.requests[victim]][0])
+                swapped = [seq.request for seq in self.scheduler.waiting if seq.host]
+                self.scheduler.abort([*swapped, self.requests[victim]][0])
             number += 1
-            records = run.step(number, draw_token, number in broken)
+            yield self.step(number, partial(next, answers), number in broken)
+            assert number < 1000
+
+
+def runs(last_abort, most_aborts):
+    """Draw the settings, the requests and the accidents of a run, as keywords."""
+    return {
+        "config": configs(),
+        "arrivals": requests(),
+        "spare": st.integers(0, 5),
+        "num_host_blocks": st.integers(1, 9),
+        "tokens": st.lists(st.sampled_from([0, 2, 2, 2, EOS]), min_size=1, max_size=7),
+        "aborted": st.dictionaries(
+            st.integers(0, last_abort), st.integers(0, 5), max_size=most_aborts
+        ),
+        "broken": st.sets(st.integers(3, 30), max_size=1),
+        "beams": st.dictionaries(st.integers(0, 15), st.integers(1, 3), max_size=6),
+        "releases": st.sets(st.integers(3, 30), max_size=4),
+    }
+
+
+def new_run(file, config, arrivals, spare, num_host_blocks):
+    """Return a run whose pool is not much larger than its longest prompt."""
+    longest = max(len(prompt) for _, prompt, *_ in arrivals)
+    return Run(config, -(-longest // config.block_size) + spare, num_host_blocks, file)
+
+
+@given(**runs(24, 8))
+@settings(max_examples=max(250, settings().max_examples))
+def check_run(path, config, arrivals, spare, num_host_blocks, **accidents):
+    with path.open("w") as file:
+        run = new_run(file, config, arrivals, spare, num_host_blocks)
+        state, snapshots = State.from_snapshot(scheduler_snapshot(run.scheduler)), []
+        for records in run.drive(arrivals, **accidents):
             seen.update(kind for kind, *_ in records)
             state.apply_step(records)
             snapshots.append(scheduler_snapshot(run.scheduler))
             assert state.snapshot() == snapshots[-1]
-            assert number < 1000
         run.log.close()
     segments = list(read_log(path))
     for step in {1, len(snapshots) // 2 + 1, len(snapshots)} - {len(snapshots) + 1}:

@@ -21,7 +21,7 @@ from scripted_runner import EOS, ScriptedRunner, expected_tokens, salt_seed
 
 from mie.audit.memory import check_memory
 from mie.audit.scheduler import check_scheduler
-from mie.config.engine import EngineConfig
+from mie.config.engine import POLICIES, EngineConfig
 from mie.engine.overlap import OverlappingRunner
 from mie.errors import RequestError
 from mie.memory.manager import KVCacheManager
@@ -65,7 +65,7 @@ def settings_of_engines(draw):
         "enable_prefix_caching": caching,
         "partial_block_sharing": draw(st.sampled_from([True, True, False])),
         "max_cached_blocks": draw(st.sampled_from([None, None, 0, 2])) if caching else None,
-        "scheduling_policy": draw(st.sampled_from(["fcfs", "priority", "sjf", "fair"])),
+        "scheduling_policy": draw(st.sampled_from(POLICIES)),
         "batching": "static" if is_static else "continuous",
         "preemption_mode": "swap" if swaps else "recompute",
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.0, 0.01, 0.2, 0.5])),
@@ -159,9 +159,10 @@ class Scheduling(RuleBasedStateMachine):
         )
         if not fits:
             with pytest.raises(RequestError):
-                self.scheduler.add(request)
+                self.scheduler.check(request)
             seen["refused"] += 1
             return
+        self.scheduler.check(request)
         self.scheduler.add(request)
         self.num_requests += 1
         self.live[rank] = request
@@ -230,9 +231,9 @@ class Scheduling(RuleBasedStateMachine):
     # A step and its guarantees.
 
     def schedule(self):
-        is_foretold = self.runner.is_ahead and bool(self.scheduler.running)
-        seen["foretold"] += is_foretold
-        return self.scheduler.schedule(may_admit=not is_foretold)
+        is_launched = self.runner.is_ahead and bool(self.scheduler.running)
+        seen["launched"] += is_launched
+        return self.scheduler.schedule(may_admit=not is_launched)
 
     def step(self, *_):
         scheduler = self.scheduler
@@ -444,7 +445,7 @@ OFTEN = (
     "broken off",
     "rebuilt",
     "finished",
-    "foretold",
+    "launched",
     "refused",
     "made way",
 )

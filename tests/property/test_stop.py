@@ -4,8 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from small_tokenizers import KINDS
 
-from mie.text.stop import StopStrings
-from mie.text.stream import TextStream
+from mie.text.stream import StopStrings, TextStream
 
 letters = st.text(alphabet="ab\n", max_size=12)
 stops = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), max_size=4)

@@ -28,7 +28,6 @@ import hostile_requests
 import mie.cli.inspect
 import mie.cli.sim
 import mie.cli.trace
-import mie.sim.book
 import mie.sim.calibrate
 import mie.sim.driver
 import mie.sim.recorded

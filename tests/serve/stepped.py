@@ -58,7 +58,7 @@ class Stepped:
     def between_steps(self, function: Callable[[], Any]) -> Any:
         """Call a function in the engine's thread, after all that was posted before it. The engine
         must not be held."""
-        return asyncio.run(self.llm._thread.call(function))
+        return asyncio.run(self.llm._loop.call_async(function))
 
     def free(self) -> None:
         """Hold the engine no longer."""

@@ -82,9 +82,9 @@ def ids_of(stepped: Stepped) -> list[str]:
 def close_and_take_one_step(stepped: Stepped, connection: Connection) -> None:
     """Close a connection while the engine is about to step, and let it take that step."""
     stepped.hold()
-    assert not stepped.llm._loop.inbox
+    assert not stepped.llm._loop.has_mail
     connection.close()
-    eventually(lambda: bool(stepped.llm._loop.inbox))
+    eventually(lambda: stepped.llm._loop.has_mail)
     stepped.step()
 
 
@@ -106,7 +106,7 @@ def test_blocks_are_free_within_one_step(state, n, stream):
         stepped.hold()
         [stays] = ids_of(stepped)
         leaving = Connection(url, prompt=OTHER, n=n, **body)
-        eventually(lambda: bool(stepped.llm._loop.inbox))
+        eventually(lambda: stepped.llm._loop.has_mail)
         stepped.step_until(lambda: len(ids_of(stepped)) == 2)
         [leaves] = {*ids_of(stepped)} - {stays}
         stepped.step_until(lambda: state_of(stepped, leaves) == state)

@@ -206,7 +206,7 @@ def test_a_cancelled_call_frees_its_blocks_within_one_step(stream):
             else:
                 first.cancel()
                 await asyncio.wait([first])
-            assert engine._loop.inbox  # the request's end, which the next step finds
+            assert engine._loop.has_mail  # the request's end, which the next step finds
             await asyncio.to_thread(stepped.step)
 
     try:

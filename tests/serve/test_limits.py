@@ -255,13 +255,13 @@ def test_the_queue_is_limited_by_default(engine):
 )
 def test_a_client_cannot_raise_its_priority(policy, asked, highest, given):
     engine = load(scheduling_policy=policy)
-    priorities, original = [], engine._loop.engine.add_request
+    priorities, original = [], engine._loop.engine.add
 
     def add_request(*args, **labels):
         priorities.append(labels["priority"])
         return original(*args, **labels)
 
-    engine._loop.engine.add_request = add_request
+    engine._loop.engine.add = add_request
 
     async def ask():
         async with client_of(engine, ServeConfig(highest_priority=highest)) as client:

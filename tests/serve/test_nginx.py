@@ -161,7 +161,7 @@ def test_a_client_that_leaves_nginx_leaves_the_engine(tmp_path, certificate, str
         stepped.hold()
         assert stepped.engine.requests
         leaving.close()
-        eventually(lambda: bool(stepped.llm._loop.inbox))
+        eventually(lambda: stepped.llm._loop.has_mail)
         stepped.step()
         assert stepped.between_steps(lambda: stepped.engine.requests) == []
         assert stepped.scheduler.manager.num_used == 0

@@ -209,7 +209,7 @@ def held(engine: AsyncLLM) -> Iterator[None]:
         is_held.set()
         release.wait(60)
 
-    thread = threading.Thread(target=lambda: asyncio.run(engine._thread.call(hold)))
+    thread = threading.Thread(target=lambda: asyncio.run(engine._loop.call_async(hold)))
     thread.start()
     try:
         assert is_held.wait(60)
@@ -241,6 +241,6 @@ def blocks_in_use(engine: AsyncLLM) -> int:
 
     async def ask() -> int:
         manager = engine._loop.engine.scheduler.manager
-        return await engine._thread.call(lambda: manager.num_used)
+        return await engine._loop.call_async(lambda: manager.num_used)
 
     return asyncio.run(ask())

@@ -19,8 +19,8 @@ from mie.page.cells import NodeText
 from mie.page.recording import Recording
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
+from mie.serve.page import processes
 from mie.serve.page import sessions as sessions_module
-from mie.serve.page import upload
 from mie.serve.page.routes import CSP
 from mie.serve.page.sessions import MAX_SESSIONS, Sessions
 
@@ -534,7 +534,7 @@ def test_a_trace_that_contradicts_itself_is_refused(engine, tmp_path):
 
 def test_a_trace_may_not_take_more_than_its_share(engine, tmp_path, monkeypatch):
     path = write_story(tmp_path / "story.jsonl")
-    monkeypatch.setattr(upload, "OUTPUT_BYTES", 1000)
+    monkeypatch.setattr(processes, "OUTPUT_BYTES", 1000)
     answer = post_trace(engine, path.read_bytes())
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "trace_too_large")
     monkeypatch.undo()

@@ -18,12 +18,12 @@ from page_cells import cells_of
 from mie.errors import TraceError
 from mie.events import log as event_log
 from mie.page.cells import NodeText
-from mie.page.stream import MAX_BLOCKS
+from mie.page.records import MAX_BLOCKS
 from mie.replay import State, at
 from mie.serve.errors import ApiError
 from mie.serve.page import feed as feed_module
-from mie.serve.page.child import Child
 from mie.serve.page.feed import MAX_BEHIND_BYTES, MAX_BEHIND_TICKS, Feed, Page
+from mie.serve.page.processes import Child
 
 
 @pytest.fixture
@@ -308,7 +308,7 @@ def test_a_process_that_stood_still_takes_in_everything_after_a_hole_in_the_log(
 PARENT = """
 import os, signal, sys
 sys.path.append(sys.argv[1])
-from mie.serve.page.child import Child
+from mie.serve.page.processes import Child
 child = Child()
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -79,7 +79,7 @@ def test_what_does_not_finish_in_time_is_told_so():
             async with server_of(engine, shutdown_timeout=0.0) as running:
                 events, whole = await two_requests(running)
                 running.server.stop("SIGTERM")
-                while not engine._thread._is_stopping:
+                while not engine._loop._is_stopping:
                     await asyncio.sleep(0.01)
                 hold.release()
                 *_, last, done = await rest_of(events)
@@ -112,7 +112,7 @@ def test_a_stream_that_the_end_cuts_is_logged_as_cut_and_is_no_bug(path, body, c
                 async with running.client.stream("POST", path, json=asked) as answer:
                     await hold.reached()
                     running.server.stop("SIGTERM")
-                    while not engine._thread._is_stopping:
+                    while not engine._loop._is_stopping:
                         await asyncio.sleep(0.01)
                     hold.release()
                     assert b"the engine was shut down" in await answer.aread()

@@ -226,7 +226,7 @@ def test_a_reader_that_has_stopped_reading_may_leave(stepped):
             await stuck.task
             assert app.state.serving.running == {}
             await asyncio.to_thread(stepped.step)
-            return await stepped.llm._thread.call(lambda: stepped.scheduler.manager.num_used)
+            return await stepped.llm._loop.call_async(lambda: stepped.scheduler.manager.num_used)
 
     assert asyncio.run(main()) == 0
 
@@ -282,7 +282,7 @@ def test_a_request_can_be_cancelled_by_its_id(stepped, stream):
             await asyncio.to_thread(stepped.step_until, lambda: num_generated(stepped) >= 2)
             [response_id] = app.state.serving.running
             cancel = Exchange(app, f"/v1/requests/{response_id}/cancel", {})
-            await asyncio.to_thread(eventually, lambda: bool(stepped.llm._loop.inbox))
+            await asyncio.to_thread(eventually, lambda: stepped.llm._loop.has_mail)
             stepped.step()
             cancelled = json.loads(b"".join(await cancel.rest()))
             pieces = await running.rest()

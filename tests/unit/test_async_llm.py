@@ -33,15 +33,14 @@ def llm():
         assert not llm._loop.processor._states
         assert engine.scheduler.manager.num_used == 0
         check_scheduler(engine.scheduler)
-    assert not llm._thread._listeners
     llm.shutdown()
-    assert not llm._thread._thread.is_alive()
+    assert not llm._loop._thread.is_alive()
 
 
 async def settled(llm):
     """Wait until the engine has run its commands. It then has no work if every caller is gone."""
     gc.collect()
-    await llm._thread.call(lambda: None)
+    await llm._loop.call_async(lambda: None)
     assert not llm._loop.engine.has_work
 
 
@@ -121,7 +120,7 @@ def test_a_cancelled_task_ends_its_request(llm, alone):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await llm._thread.call(lambda: None)
+        await llm._loop.call_async(lambda: None)
         assert llm._loop.engine.request("mine") is None
         return await other
 
@@ -149,15 +148,16 @@ def test_a_closed_or_forgotten_generator_ends_its_request(llm):
 
 def test_a_caller_that_goes_wakes_an_engine_that_sleeps(llm, monkeypatch):
     """Otherwise it would have work and take no turns, as if it hung."""
-    is_asleep, sleep = threading.Semaphore(0), llm._thread._sleep
+    is_asleep, sleep = threading.Semaphore(0), llm._loop._sleep
 
     def fall_asleep():
         is_asleep.release()
         sleep()
 
-    monkeypatch.setattr(llm._thread, "_sleep", fall_asleep)
-    collector = llm._loop.processor.new_collector()
-    asyncio.run(llm._thread.call(lambda: None))
+    monkeypatch.setattr(llm._loop, "_sleep", fall_asleep)
+    collector = llm._loop.new_collector()
+    collector.request_ids.add("a request that runs")
+    asyncio.run(llm._loop.call_async(lambda: None))
     assert is_asleep.acquire(timeout=60)
     del collector
     assert is_asleep.acquire(timeout=60), "it did not wake up"
@@ -251,9 +251,9 @@ def test_a_thread_that_waits_for_a_look_hears_that_the_engine_ended():
             loop = llm._loop
 
             def held(turn=loop.turn):
-                while llm._loop.inbox and not llm._thread._is_stopping:
+                while llm._loop.inbox and not llm._loop._is_stopping:
                     time.sleep(0.001)  # the look waits in the inbox until the shutdown
-                if not llm._thread._is_stopping:
+                if not llm._loop._is_stopping:
                     turn()
 
             loop.turn = held
@@ -279,7 +279,7 @@ def test_shutdown_ends_the_thread_and_running_requests():
             assert (await llm.get_tokenizer()).encode("x")
             outputs = llm.generate(PROMPTS[0], params(max_tokens=1000))
             await anext(outputs)
-            thread = llm._thread._thread
+            thread = llm._loop._thread
         assert not thread.is_alive()
         with pytest.raises(EngineDeadError, match="was shut down"):
             async for _ in outputs:
@@ -293,7 +293,7 @@ def test_shutdown_ends_the_thread_and_running_requests():
 def test_the_thread_ends_with_its_object():
     llm = AsyncLLM("bundled")
     asyncio.run(text_of(llm, PROMPTS[0]))
-    thread = llm._thread._thread
+    thread = llm._loop._thread
     del llm
     gc.collect()
     thread.join(30)

@@ -7,10 +7,10 @@ import pytest
 import small_tokenizers
 
 from mie import LLM, EngineConfig, SamplingParams
-from mie.engine.bad_words import BadWords
+from mie.engine.rows import BadWords
 from mie.errors import RequestError
 from mie.load.engine import load_engine
-from mie.text.bad_words import encode_bad_words
+from mie.text.tokenizer import encode_bad_words
 
 # Spelling.
 

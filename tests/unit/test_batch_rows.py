@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from mie import LLM
-from mie.batch import RowEngine, answers, rows, seed_of
+from mie.batch import rows
+from mie.batch.requests import answers, seed_of
+from mie.batch.rows import RowEngine
 from mie.frontend.outputs import RequestOutput
 
 SETTINGS: dict[str, Any] = {

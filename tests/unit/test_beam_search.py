@@ -33,7 +33,7 @@ def assert_nothing_is_held(llm):
     assert not llm.has_work
     scheduler = llm.engine.scheduler
     check_scheduler(scheduler)
-    assert not scheduler._opener.kept
+    assert not scheduler._admission.kept
     assert scheduler.manager.num_used == 0
 
 
@@ -204,11 +204,11 @@ def test_an_exception_between_steps_leaves_nothing(llama):
             raise Alarm
         return original(requests, collector)
 
-    original = llama._driver.add
-    llama._driver.add = add
+    original = llama.loop.add
+    llama.loop.add = add
     with pytest.raises(Alarm):
         llama.beam_search([PROMPT], BeamSearchParams(beam_width=3, max_tokens=6))
-    del llama._driver.add
+    del llama.loop.add
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mie.sched.budget import split
+from mie.sched.fair import split
 
 EQUAL = {"a": 1, "b": 1, "c": 1}
 

@@ -11,7 +11,6 @@ import pytest
 from mie import LLM, SamplingParams
 from mie.audit.scheduler import check_scheduler
 from mie.errors import EngineDeadError, RequestError, RequestFailedError
-from mie.frontend.loop import Command
 from mie.frontend.outputs import RequestOutput
 from mie.params.sampling import RequestOutputKind
 
@@ -376,7 +375,7 @@ def test_a_forked_child_serves_its_own_requests(llm, alone):
 
 
 def test_a_forked_child_is_refused_the_gpu_at_once(llm, monkeypatch):
-    monkeypatch.setattr(llm._driver, "_survives_fork", False)
+    monkeypatch.setattr(llm.loop, "_survives_fork", False)
     child = os.fork()
     if child == 0:
         code = 1
@@ -442,17 +441,23 @@ def test_ctrl_c_ends_only_the_main_threads_requests(llm, alone, monkeypatch):
         assert [each.result() for each in others] == alone[1:]
 
 
-def test_a_command_that_is_done_is_not_called_again():
-    """An exception after its result is set makes the loop run it once more."""
+def test_a_command_that_is_done_is_not_called_again(llm):
+    """An exception after its result is set makes the loop look at it once more."""
     calls, errors = [], [MemoryError("injected")]
 
     def notify():
         if errors:
             raise errors.pop()
 
-    command = Command(lambda: calls.append("called"), notify)
-    with pytest.raises(MemoryError):
-        command.run()
-    assert command.is_done
-    command.run()
+    llm.loop.post(lambda: calls.append("called"), notify)
+    llm.loop.settle()
     assert calls == ["called"]
+    assert not errors
+
+
+def test_a_reference_to_a_collector_that_is_gone_may_be_filed(llm):
+    collector = llm.loop.new_collector()
+    ref = collector.ref
+    del collector
+    assert ref() is None
+    assert ref in {ref}

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import mie.llm
+from mie.batch.lines import Line
 from mie.cli import main
 from mie.cli.chat import Conversation
-from mie.cli.generate import _Batch, _title
+from mie.cli.generate import _Printer, _title
 from mie.cli.options import add_engine_options, add_sampling_options, load_llm, sampling_params
-from mie.cli.requests import CliRequest, Origin
 from mie.errors import ConfigError, RequestError
 from mie.frontend.outputs import CompletionOutput
 from mie.params.sampling import SamplingParams
@@ -235,16 +235,16 @@ class FailingLLM:
 
 
 def test_a_request_that_fails_in_its_step_has_a_record(capsys: pytest.CaptureFixture[str]) -> None:
-    requests = [
-        CliRequest(origin=Origin(source=f"line {i}", line=i, ids={"id": i}), prompt=text)
+    lines = [
+        Line(source=f"line {i}", number=i, ids={"id": i}, request={"prompt": text})
         for i, text in enumerate("ab")
     ]
     args = argparse.Namespace(**{**vars(parsed()), "json": True, "input": "-", "n": None})
-    batch = _Batch(FailingLLM(), args, requests)
-    batch.print_all()
+    printer = _Printer(FailingLLM(), args, lines)
+    printer.print_all()
     shown = capsys.readouterr()
     failed, answered = map(json.loads, shown.out.splitlines())
     assert failed == {"id": 0, "line": 0, "error": "line 0: ValueError: no"}
     assert (answered["id"], answered["text"]) == (1, "well")
     assert shown.err == "mie: error: line 0: ValueError: no\n"
-    assert batch.num_failed == 1
+    assert printer.num_failed == 1

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mie import EngineConfig
+from mie.config.engine import POLICIES
 from mie.errors import ConfigError, MieError
 
 SEED_RANGE = f"in {-(2**63)} … {2**64 - 1}"
@@ -63,7 +64,7 @@ def test_the_defaults():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"scheduling_policy": "lifo"}, "must be one of fcfs, priority, sjf, fair; got 'lifo'"),
+        ({"scheduling_policy": "lifo"}, f"must be one of {', '.join(POLICIES)}; got 'lifo'"),
         ({"batching": "dynamic"}, "must be one of continuous, static; got 'dynamic'"),
         ({"preemption_mode": "drop"}, "must be one of recompute, swap; got 'drop'"),
         ({"preemption_mode": None}, "preemption_mode must be one of"),

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from bench.gpu.shapes import DecodeShape
 from gpu import page, predict
 from gpu.predict import CHIPS, Attention, Chip, Work, decode_step, decode_work, find_chip
-from gpu.predictions import PAGES, TABLES, beside, rewritten
+from gpu.predictions import PAGE, TABLES, beside, rewritten
 from gpu.run import Run
 
 from mie.checkpoint.config import ModelConfig
@@ -30,8 +30,8 @@ H200, A100, ORIN, RTX = CHIPS
 HEADS_64 = Attention(num_heads=32, num_kv_heads=8, head_dim=64)
 
 
-def test_the_pages_are_up_to_date():
-    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+def test_the_page_is_up_to_date():
+    text = PAGE.read_text(encoding="utf-8")
     assert rewritten(text) == text, "run scripts/gpu_predictions.py"
     assert all(text.count(f"<!-- predicted: {name} -->") == 1 for name in TABLES)
 

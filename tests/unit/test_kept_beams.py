@@ -79,7 +79,7 @@ def test_kept_blocks_are_freed_before_a_sequence_is_preempted(driver):
     request = driver.add(8, max_tokens=8)
     driver.run()
     assert request.metrics.num_preemptions == 0
-    assert [seq.request for seq in driver.scheduler._opener.kept.values()] == [second]
+    assert [seq.request for seq in driver.scheduler._admission.kept.values()] == [second]
 
 
 def test_kept_blocks_do_not_prevent_admission(driver):

@@ -24,7 +24,7 @@ def nothing_leaks(llm):
     llm.step()  # takes the final outputs of requests that were aborted
     assert not llm.has_work
     assert llm.engine.scheduler.manager.num_used == 0
-    assert not llm._driver._loop.processor._states
+    assert not llm.loop.processor._states
     check_scheduler(llm.engine.scheduler)
 
 
@@ -380,7 +380,7 @@ def test_ctrl_c_while_adding_or_ending_a_request_leaves_nothing(llm, monkeypatch
                 call()
         llm.step()  # takes the final output of a request that was aborted
         assert not llm.has_work
-        assert not llm._driver._loop.processor._states
+        assert not llm.loop.processor._states
 
 
 def _interrupted():

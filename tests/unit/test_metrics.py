@@ -180,7 +180,7 @@ def test_every_request_ends_in_one_reason(llm, monkeypatch):
     assert ended == {"stop": 1, "length": 2, "abort": 2, "error": 1}
 
 
-@pytest.mark.parametrize("place", ["_forget_finished", "_report", "_stamp"])
+@pytest.mark.parametrize("place", ["_forget_finished", "_report"])
 def test_an_exception_counts_no_request_twice_or_never(llm, monkeypatch, place):
     """The exception is raised at the end of a step, when the request has ended."""
 

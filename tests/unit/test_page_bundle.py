@@ -16,28 +16,27 @@ import pytest
 
 from mie.page.assets import RECORDED_RUNS, assets
 from mie.page.bundle import EmbeddedRun, bundle, page_html
-from mie.page.stream import PAGE_VERSION
+from mie.page.records import PAGE_VERSION
 
 FILES = {
     "main.js": (
         'import {add, twice as double} from "./lib/sums.js";\n'
         'import {\n  NAME,\n  Box\n} from "./names.js";\n'
-        'import chart from "./chart.js";\n'
-        "console.log(NAME, add(1, 2), double(4), new Box().size, chart());\n"
+        'import {draw} from "./chart.js";\n'
+        "console.log(NAME, add(1, 2), double(4), new Box().size, draw());\n"
     ),
     "lib/sums.js": (
         'import {NAME} from "../names.js";\n'
         "export function add(a, b) { return a + b; }\n"
-        "const twice = (x) => add(x, x);\n"
+        "export const twice = (x) => add(x, x);\n"
         "const hidden = NAME;\n"
-        "export {twice};\n"
     ),
     "names.js": (
         'export const NAME = "otter";\nconst hidden = 1;\n'
         "export class Box { size = hidden + 2; }\n"
         "export async function later() {}\nexport const $ = 1;\n"
     ),
-    "chart.js": "function draw() { return 'drawn'; }\nexport default draw;\n",
+    "chart.js": "export function draw() { return 'drawn'; }\n",
 }
 
 
@@ -63,6 +62,7 @@ def test_each_module_is_there_once_and_before_those_that_import_it() -> None:
     [
         ({"chart.js": 'import {add} from "./main.js";\n'}, "imports itself"),
         ({"chart.js": "export let count = 0;\n"}, "cannot be joined"),
+        ({"chart.js": "const a = 1;\nexport {a};\n"}, "cannot be joined"),
         ({"chart.js": 'import "./names.js";\n'}, "cannot be joined"),
         ({"chart.js": 'import {x} from "https://cdn.example/x.js";\n'}, "cannot be joined"),
         ({"chart.js": 'import {x} from "./nothing.js";\n'}, "imports nothing.js"),

@@ -5,9 +5,9 @@ import json
 import pytest
 from event_stories import STORY, write_story
 
-from mie.events import SUMMARY_FIELDS, Segment, read_log, summary_of
-from mie.page.events import COLUMNS, event_of, row_of
-from mie.page.follower import MAX_SPLIT, Follower
+from mie.events import SUMMARY_FIELDS, read_log, summary_of
+from mie.page.follow import MAX_SPLIT, Follower
+from mie.page.records import COLUMNS, event_of, row_of
 from mie.replay import State
 
 
@@ -56,18 +56,16 @@ def test_an_event_is_its_record_in_json(record, event):
     [(0, []), (1, [1]), (5, [1] * 5), (6, [2] * 3), (25, [5] * 5), (26, [26])],
 )
 def test_more_steps_are_merged(segment, num_steps, sizes):
-    follower = Follower([Segment(after=0, snapshot=segment.snapshot, steps=())], "live")
-    lines = follower.records(segment.steps[:num_steps], ())
+    follower = Follower()
+    follower.begin(0, segment.snapshot, (), "live")
+    _, lines = follower.follow(segment.steps[:num_steps], (), {})
     assert [len(json.loads(line)["steps"]) for _, line in lines] == sizes
 
 
 def test_it_pauses_after_each_step(segment):
     pauses: list[int] = []
-    follower = Follower(
-        [Segment(after=0, snapshot=segment.snapshot, steps=segment.steps[:3])],
-        "live",
-        pause=lambda: pauses.append(len(pauses)),
-    )
+    follower = Follower(pause=lambda: pauses.append(len(pauses)))
+    follower.begin(0, segment.snapshot, segment.steps[:3], "live")
     assert len(pauses) == 3
-    list(follower.records(segment.steps[3:30], ()))
+    follower.follow(segment.steps[3:30], (), {})
     assert len(pauses) == 30

@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 
 from mie import LLM, SamplingParams
 from mie.checkpoint.config import ModelConfig
-from mie.checkpoint.random_weights import RandomWeights
 from mie.checkpoint.tensors import expected_tensors, num_parameters
+from mie.checkpoint.weights import RandomWeights
 from mie.errors import MieError, WeightsError
 
 FAMILIES = [

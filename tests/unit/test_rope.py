@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mie.checkpoint.config import ModelConfig
-from mie.checkpoint.rope_config import RopeConfig
+from mie.checkpoint.config import ModelConfig, RopeConfig
 from mie.model.rope import rope_inv_freq
 
 GOLDEN = sorted((Path(__file__).parent.parent / "golden" / "models").iterdir())

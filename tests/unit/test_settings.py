@@ -43,10 +43,9 @@ def refused(message: str, **arguments: Any) -> None:
 @pytest.mark.parametrize("name", DECLARED)
 def test_every_setting_is_declared_completely(name: str) -> None:
     default, declared = DECLARED[name]
-    check_setting(name, default, declared)
+    check_setting(name, default, default, declared)
     assert declared.help
     assert not declared.help.endswith(".")
-    assert declared.is_optional == (default is None)
     assert set(declared.backends) <= set(BACKENDS)
     assert not declared.alias_of or declared.alias_of in DECLARED
 

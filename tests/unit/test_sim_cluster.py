@@ -13,11 +13,10 @@ from mie.cli.sim_cluster import cluster_table
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
 from mie.routing import PrefixRouter, RandomRouter
-from mie.sim.cluster import run_cluster
+from mie.sim.cluster import ROUTERS, ClusterLoad, run_cluster, simulate_cluster
 from mie.sim.costs import Costs
 from mie.sim.driver import Bench, run_load
 from mie.sim.loads import chats, from_lengths, skewed_prefixes
-from mie.sim.scaling import ROUTERS, ClusterLoad, simulate_cluster
 from mie.sim.simulated import simulated
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -29,16 +29,16 @@ DIGESTS = {
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_have_not_changed(name: str):
-    assert PRESETS[name](0).digest[:32] == DIGESTS[name]
+    assert PRESETS[name](seed=0).digest[:32] == DIGESTS[name]
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_workload_survives_a_round_trip_through_json(name: str, tmp_path: Path):
-    workload = PRESETS[name](3)
+    workload = PRESETS[name](seed=3)
     path = tmp_path / "workload.json"
     path.write_text(workload.to_json(), encoding="utf-8")
     assert Workload.load(path) == workload
-    assert Workload.load(path).digest == workload.digest != PRESETS[name](4).digest
+    assert Workload.load(path).digest == workload.digest != PRESETS[name](seed=4).digest
 
 
 def test_every_kind_of_part_survives_json():

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from mie.config.sizes import format_size, parse_size, size_argument
+from mie.config.arguments import format_size, parse_size, size_argument
 from mie.errors import ConfigError
 
 

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mie.errors import ModelError
-from mie.system.files import open_file, read_file
-from mie.system.json_files import MAX_DIGITS, parse_json, read_json_object
+from mie.system.files import MAX_DIGITS, open_file, parse_json, read_file, read_json_object
 
 
 def num_open_files() -> int:

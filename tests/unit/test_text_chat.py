@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from mie.errors import ChatTemplateError, ConfigError, RequestError, TokenizerError
-from mie.text.chat import ChatTemplate, ChatTemplates
+from mie.text.chat import ChatTemplate, ChatTemplates, TemplateFiles
 from mie.text.messages import conversation
 from mie.text.renderer import TemplateRenderer
-from mie.text.template_files import TemplateFiles
 
 HELLO = [{"role": "user", "content": "hello"}]
 CHATML = """{% for message in messages %}

@@ -13,8 +13,8 @@ from small_tokenizers import KINDS, SENTENCES
 
 import mie
 from mie.errors import ChatTemplateError, ConfigError, RequestError
+from mie.text.chat import TemplateFiles
 from mie.text.pretrained import PretrainedTokenizer
-from mie.text.template_files import TemplateFiles
 from mie.text.tokenizer import Tokenizer
 
 BUNDLED = Path(mie.__file__).parent / "assets" / "tiny"

@@ -3,7 +3,7 @@
 import pytest
 
 from mie.errors import ConfigError
-from mie.text.stop import StopStrings
+from mie.text.stream import StopStrings
 
 
 def test_a_stop_string_across_three_pieces_is_found_and_removed() -> None:

@@ -13,7 +13,7 @@ import pytest
 from mie import AsyncLLM, SamplingParams
 from mie.errors import MieError, ThreadLimitError
 from mie.serve.errors import api_error
-from mie.serve.page.worker import Worker
+from mie.serve.page.processes import Worker
 from mie.system.threads import call_in_thread, start_thread
 
 REFUSED = r"the system refuses another thread \(.*\); this process has \d+ \(raise the limit"

@@ -12,20 +12,24 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mie.config.engine_args import REASONING_PARSERS, TOOL_CALL_PARSERS
+from mie.config.engine_args import EngineArgs
+from mie.config.settings import settings_of
 from mie.errors import RequestError
 from mie.params.structured import StructuredOutputsParams
 from mie.tools import formats
-from mie.tools.answer import AnswerFormat
-from mie.tools.border import BorderedText
 from mie.tools.definitions import MOST_TOOLS, tool_choice_of
-from mie.tools.forced import grammar_of, literals_of
-from mie.tools.forced_parser import new_parser
-from mie.tools.formats import call_format, reasoning_tags
-from mie.tools.json_end import JsonEnd
-from mie.tools.response_template import CallFormat, calls_in, reasoning_in
+from mie.tools.forced import grammar_of, literals_of, new_parser
+from mie.tools.formats import (
+    AnswerFormat,
+    CallFormat,
+    call_format,
+    calls_in,
+    reasoning_in,
+    reasoning_tags,
+)
+from mie.tools.parser import BorderedText, JsonEnd
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden/answers.json").read_text("utf-8"))
+GOLDEN = json.loads((Path(__file__).parents[1] / "data/answers.json").read_text("utf-8"))
 TOOLS = frozenset({"weather", "add"})
 FORMATS = {**formats.CALLS, "mistral [ARGS]": formats.MISTRAL_NAMED}
 GRAMMAR = StructuredOutputsParams(grammar='start: "x"')  # only its presence matters to a parser
@@ -349,8 +353,9 @@ def test_malformed_parameters_are_refused_by_name(given: Any, message: str):
 
 
 def test_the_settings_name_the_tables():
-    assert {*TOOL_CALL_PARSERS} == {"auto", "hf", "none", *formats.CALLS}
-    assert {*REASONING_PARSERS} == {"none", "auto", "hf", *formats.REASONING}
+    choices = {name: {*declared.choices} for name, _, declared in settings_of(EngineArgs)}
+    assert choices["tool_call_parser"] == {"auto", "hf", "none", *formats.CALLS}
+    assert choices["reasoning_parser"] == {"none", "auto", "hf", *formats.REASONING}
 
 
 TEMPLATE = GOLDEN["templates"]["hermes"]

@@ -5,13 +5,15 @@ import { post } from "./source.js";
 const NUM_TOP = 5;
 
 export class Answer {
+  prompts; onChange; n; id = null; usage = null; metrics = null; error = null;
+
   constructor(prompts, fields, mode, onChange) {
     const text = prompts.length > 1 ? prompts : prompts[0];
     const isChat = mode === "chat";
     const body = isChat
       ? { messages: [{ role: "user", content: text }], ...fields, logprobs: true, top_logprobs: NUM_TOP }
       : { prompt: text, ...fields, logprobs: NUM_TOP };
-    Object.assign(this, { prompts, onChange, n: fields.n ?? 1, id: null, usage: null, metrics: null, error: null });
+    Object.assign(this, { prompts, onChange, n: fields.n ?? 1 });
     this.stop = new AbortController();
     this.choices = Array.from({ length: this.n * prompts.length }, () => ({ tokens: [], reason: null }));
     this.state = "running"; // then done, left or failed

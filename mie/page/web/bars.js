@@ -48,11 +48,12 @@ export function drawLegend() {
   const { selected, run } = store;
   const { runs, waits, kept } = state.queues();
   const all = [...runs, ...kept, ...waits];
-  const key = `${run.title ?? ""}|${selected?.id}|${all.map((seq) => seq.name + seq.state).join()}`;
+  const key = `${run.title}|${selected?.id}|${all.map((seq) => seq.name + seq.state).join()}`;
   const place = $("map-legend");
   if (place.dataset.key === key) return;
   place.dataset.key = key;
-  const focused = document.activeElement?.dataset?.seq;
+  const { activeElement: active } = document;
+  const focused = active instanceof HTMLElement ? active.dataset.seq : null;
   place.replaceChildren(...all.slice(0, MAX_CHIPS).map((seq) => {
     const runs = seq.state === "running";
     return chip([el("i"), nameOf(seq.name) + (runs ? "" : ` ${seq.state}`)], () => select({ kind: "seq", id: seq.name }), {
@@ -95,7 +96,7 @@ export function ownNumbers(run) {
   };
 }
 
-/** Return what differs between the page, the server and /metrics. */
+/** Return differences between the page, the server and /metrics. */
 export function differences(run, { server, metrics }) {
   const own = ownNumbers(run);
   return Object.keys(server).flatMap((name) => {

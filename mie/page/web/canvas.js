@@ -6,7 +6,7 @@ import { change } from "./store.js";
 /** Return whether a box has a point inside. */
 export const around = (x, y) => (box) => x >= box.x && x < box.x + box.w && y >= box.y && y < box.y + box.h;
 
-/** A part has `at(x, y)`, `describe(thing)`, `click(thing)`, and `key(event)`, which returns the thing to select or null. */
+/** A part has `at(x, y)`, `describe(thing)`, `click(thing)`, and `key(event)`, which returns a thing to select. */
 export function listen(part) {
   const { surface } = part;
   const { canvas } = surface;

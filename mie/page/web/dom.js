@@ -1,5 +1,6 @@
 // Small helpers for elements and words.
 
+/** @type {(id: string) => any} */
 export const $ = (id) => document.getElementById(id);
 
 /** Return an element with properties and children. Text is always text, never markup. */
@@ -49,7 +50,7 @@ export const announce = (text) => say("announce", text);
 const MARGIN = 14;
 
 /** Show nodes or lines of text near the place of an event, or nothing. */
-export function tip(content, { clientX: x, clientY: y } = {}) {
+export function tip(content, { clientX: x, clientY: y } = { clientX: 0, clientY: 0 }) {
   const node = $("tip");
   node.hidden = !content?.length;
   if (node.hidden) return;

@@ -21,7 +21,7 @@ export class Inspector {
     const state = shown();
     const { selected } = store;
     $("clear").hidden = !selected;
-    const key = `${store.run.title ?? ""} ${state.version} ${store.step} ${JSON.stringify(selected)} ${this.why?.sentence ?? ""} ${store.textVersion}`;
+    const key = `${store.run.title} ${state.version} ${store.step} ${JSON.stringify(selected)} ${this.why?.sentence ?? ""} ${store.textVersion}`;
     if (key === this.key) return;
     this.key = key;
     $("inspector").replaceChildren(...this.make(state, selected).filter(Boolean));
@@ -90,7 +90,7 @@ export class Inspector {
     ];
   }
 
-  /** Answer why a sequence waits: the server's answer for now, the state's numbers for the past. */
+  /** Say why a sequence waits: the server's answer for now, the state's numbers for the past. */
   reason(state, seq) {
     const isNow = this.isLive && store.follows;
     if (isNow) this.askWhy(seq.name);

@@ -1,9 +1,12 @@
-// What happened to each sequence, as the timeline draws it: stretches of steps, and marks.
+// The stretches of steps and the marks of each sequence, for the timeline.
 
 class Lane {
+  number; index; name; requestId; n; numPrompt; born;
+  end = null; parts = []; marks = []; made = new Map(); forced = new Set(); computed = 0;
+
   constructor(name, born, { requestId = "", n = 1, numPrompt = null } = {}) {
     [this.number, this.index] = name.split(".").map(Number);
-    Object.assign(this, { name, requestId, n, numPrompt, born, end: null, parts: [], marks: [], made: new Map(), forced: new Set(), computed: 0 });
+    Object.assign(this, { name, requestId, n, numPrompt, born });
   }
 
   get last() {

@@ -127,7 +127,7 @@ function logIn() {
     }
   });
   document.querySelector("main").replaceChildren(form);
-  for (const node of document.querySelectorAll("#stats, .source, #open, #help, .scrub")) node.hidden = true;
+  for (const node of document.querySelectorAll("#stats, .source, #open, #help, .scrub")) node.toggleAttribute("hidden", true);
   key.focus();
 }
 
@@ -194,7 +194,7 @@ function listen(timeline, player) {
     " ": clicks.run, "+": clicks["zoom-in"], "-": clicks["zoom-out"], t: switchTheme, Escape: () => change({ selected: null }), p: () => $("prompt").focus(),
   };
   document.addEventListener("keydown", (event) => {
-    const { target } = event;
+    const target = /** @type {Element} */ (event.target);
     if (event.ctrlKey || event.metaKey || event.altKey || $("about").open || !store.run) return;
     if (target.matches("textarea, input, select") || (event.key === " " && target.matches("button, summary"))) return;
     const act = keys[event.key];
@@ -221,7 +221,7 @@ listen(timeline, new Player());
 addEventListener("resize", () => { readTheme(); redraw(); });
 
 /** What tests look at. */
-window.mie = {
+Object.assign(window, { mie: {
   store, frames, seek, select, parts,
   state: () => ({ ...shown().plain(), counters: store.run.counters(store.step) }),
   at: async (step) => (await store.run.exactly(step)).plain(),
@@ -232,5 +232,5 @@ window.mie = {
   read: (text) => recorded(parse(text), "a run"),
   answers: () => page.playground.answers,
   describe: (marks) => marks.map((mark) => describe(mark, (name) => name)).join("; "),
-};
+} });
 start();

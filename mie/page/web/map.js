@@ -33,6 +33,8 @@ function grid(numBlocks, width, height, rem) {
 }
 
 export class MemoryMap {
+  lay; hosts; gutter; top; hostTop; placed;
+
   constructor(canvas) {
     this.surface = new Surface(canvas, () => redraw("map"));
     this.effects = [];
@@ -218,7 +220,7 @@ export class MemoryMap {
     }
   }
 
-  /** Collect what copies and evictions the steps since the last frame had. */
+  /** Collect the copies and evictions since the last frame. */
   collect(run) {
     const { step } = store;
     if (step === this.lastStep) return;
@@ -239,7 +241,7 @@ export class MemoryMap {
     return prefersStill() ? Number(effect.step === store.step) : Math.max(0, 1 - (now - effect.born) / FADE);
   }
 
-  /** Draw an arrow for each copy, and frames around what was evicted. They fade while time goes on. */
+  /** Draw an arrow for each copy, and frames around evicted blocks. They fade with time. */
   marks(pen) {
     const now = performance.now();
     const { w, h } = this.lay;
@@ -265,7 +267,7 @@ export class MemoryMap {
     if (isMoving && !prefersStill()) redraw("map");
   }
 
-  /** Draw the tables of the selected request, and a line from each entry to its block. */
+  /** Draw the selected request's tables, and a line from each entry to its block. */
   lines(pen, tables) {
     const { rem } = ink;
     tables.forEach((seq, row) => {

@@ -79,7 +79,7 @@ export class Playground {
     for (const views of this.views.values()) for (const each of views) each.draw(lit);
   }
 
-  /** Return the sequences that have the selected block, and the position where it begins in each. */
+  /** Return the sequences of the selected block, and its position in each. */
   lit() {
     const { run, selected } = store;
     if (selected?.kind !== "block") return new Map();
@@ -91,6 +91,8 @@ export class Playground {
 
 /** The choices of one prompt. */
 class AnswerView {
+  answer; place;
+
   constructor(answer, prompt, place) {
     Object.assign(this, { answer, place });
     this.head = el("span");
@@ -127,7 +129,7 @@ class AnswerView {
     for (const choice of this.choices) choice.draw(lit);
   }
 
-  /** Find the number of this prompt's request, for the steps and blocks of tokens. */
+  /** Find the number of this prompt's request. */
   find() {
     if (this.number !== undefined || !this.answer.id || !store.run.isLive) return;
     const id = this.answer.requestId(this.place);
@@ -144,8 +146,10 @@ class AnswerView {
 }
 
 class ChoiceView {
+  view; choice; index; spans = []; at = -1;
+
   constructor(view, choice, index) {
-    Object.assign(this, { view, choice, index, spans: [], at: -1 });
+    Object.assign(this, { view, choice, index });
     this.node = el("div", {
       className: "tokens", tabIndex: 0, role: "group",
       "aria-label": `Answer ${index + 1}: tokens. Arrow keys move, Enter shows the block.`,
@@ -193,7 +197,7 @@ class ChoiceView {
     ];
   }
 
-  /** Return the step that sampled a token, and the block that has it in the state that is shown. */
+  /** Return the step that sampled a token, and its block in the shown state. */
   place(index) {
     const lane = this.view.lane(this.index);
     if (!lane) return {};

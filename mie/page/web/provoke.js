@@ -1,4 +1,4 @@
-// Experiments: each sends requests that make the engine do something worth seeing, and says what came of it.
+// Experiments: each sends requests that provoke a mechanism, and says what happened.
 
 import { count, some } from "./dom.js";
 import { store } from "./store.js";
@@ -9,13 +9,15 @@ const story = (_, i) => `Tell me a long story about ${NAMES[i % 12]} and ${PLACE
 const stories = (length) => Array.from({ length }, story);
 const NUM_LONG = 12;
 
-/** `send(changes, prompts)` returns an Answer; `running` those that run; `limits` are the server's; `say` shows a sentence. */
+/** `send(changes, prompts)` and `running` return Answers; `say` shows a sentence. */
 export class Provoke {
+  send; running; limits; say;
+
   constructor(tools) {
     Object.assign(this, tools);
   }
 
-  /** Do an experiment, and say what came of it, or why nothing did. */
+  /** Do an experiment, and say its result. */
   async run(name) {
     try {
       this.say(await this[name]());

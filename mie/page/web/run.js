@@ -19,6 +19,7 @@ export class Run {
   constructor(head) {
     if (head.version !== 1) throw new Error(`these are page records of version ${head.version}; this page reads version 1`);
     this.head = head;
+    this.title = "";
     this.numBlocks = head.num_blocks;
     this.numHostBlocks = head.num_host_blocks;
     this.blockSize = head.block_size;
@@ -143,7 +144,7 @@ export class Run {
     return Object.fromEntries(COUNTERS.map(([name], i) => [name, this.offsets[i] + sums[i]]));
   }
 
-  /** Return the prompt tokens that were hits, and all of them, in the last steps up to one. */
+  /** Return the hits and all prompt tokens in the last steps up to one. */
   prefix(step, size = Infinity) {
     const last = this.indexOf(step);
     const [a, b] = [this.sums(last - size), this.sums(last)];
@@ -158,7 +159,7 @@ export class Run {
     return this.walk(this.boundary(step));
   }
 
-  /** Return whether the state after a step is the replay's own, not that of another moment. */
+  /** Return whether the state after a step is the replay's own. */
   isExact(step) {
     const found = this.records[this.boundary(step)];
     return !this.isLive || this.exact.has(step) || (found.last === step && !isLater(found));
@@ -213,14 +214,14 @@ export class Run {
     return this.lanes.all.get(name)?.n ?? 1;
   }
 
-  /** Return what tells the contents of a block from others: a place in a sequence, or a node of the tree. */
+  /** Return the identity of a block's contents: a place in a sequence, or a node of the tree. */
   identity(state, block, names = state.holders().get(block)) {
     if (names?.length) return `${names[0]} ${state.seqs.get(names[0]).blocks.indexOf(block)}`;
     const gone = this.evictions.get(block) ?? [];
     return `${block} tree ${gone[before(gone, state.step, (step) => step)] ?? ""}`;
   }
 
-  /** Return the text of a block, or "" if it is not known. What is known may lack the last tokens. */
+  /** Return the known text of a block, which may lack the last tokens. */
   textOfBlock(state, block, names) {
     const node = state.tree.get(block);
     if (node?.text) return node.text;
@@ -229,7 +230,7 @@ export class Run {
   }
 }
 
-/** Return whether the state that a record leads to includes what happened after its step. */
+/** Return whether a record's state includes events after its step. */
 const isLater = ({ record, is_now: isNow }) => record === "now" || isNow;
 
 /** Return the index of the last item whose number is at most the limit, or −1. */

@@ -2,14 +2,13 @@
 
 import { Run } from "./run.js";
 
-/** Fetch from the server of this page. Every request says that it comes from the page. */
+/** Fetch from this page's server. Every request says that the page sends it. */
 export async function ask(path, options = {}) {
   const answer = await fetch(path, { ...options, headers: { "x-mie-page": "1", ...options.headers } });
   if (answer.ok) return answer;
   const { error } = await answer.json().catch(() => ({ error: null }));
-  const refused = new Error(error?.message ?? `${path}: ${answer.status} ${answer.statusText}`);
-  refused.status = answer.status;
-  throw refused;
+  const message = error?.message ?? `${path}: ${answer.status} ${answer.statusText}`;
+  throw Object.assign(new Error(message), { status: answer.status });
 }
 
 export const askJson = async (path, options) => (await ask(path, options)).json();

@@ -24,7 +24,7 @@ export class State {
     this.treeVersion += 1;
   }
 
-  /** Assign a record: a key, steps or what happened since. `step` is the step that it leads to. */
+  /** Assign a record: a key, steps or later events. `step` is the step that it leads to. */
   apply(record, step) {
     if (record.record === "key") this.clear();
     this.assign(record.record === "key" ? record : record.set);

@@ -1,4 +1,4 @@
-// The same data as tables, for screen readers and for those who like numbers. Only open ones are drawn.
+// The same data as tables, for screen readers and in numbers. Only open ones are drawn.
 
 import { $, chip, count, el, some, visible } from "./dom.js";
 import { KINDS } from "./state.js";

@@ -9,7 +9,7 @@ const MOST = 512; // blocks that the server tells at once
 export class Texts {
   constructor(run) {
     this.run = run;
-    this.missed = new Set(); // what the server did not know at the step that is shown
+    this.missed = new Set(); // texts that the server did not know at this step
     this.timer = setInterval(() => this.fetch(), EVERY);
   }
 
@@ -34,7 +34,7 @@ export class Texts {
       while (run.last < known && !this.isClosed) await new Promise((resolve) => { setTimeout(resolve, 50); });
       for (const [block, identity] of wanted) {
         const found = blocks[block];
-        // The page now has what the server had. A block that another request got meanwhile waits for the next time.
+        // A block that another request got meanwhile waits for the next time.
         if (step === null && run.identity(run.newest, block) !== identity) continue;
         if (found) run.texts.set(identity, { fill: found.tokens.length, text: found.text ?? "" });
         else this.missed.add(identity);

@@ -29,9 +29,12 @@ function hits(step, run) {
 
 const valueOf = (step, field, run) => (typeof field === "function" ? field(step, run) : run.value(step, field));
 
+/** @type {(chart: any) => any[]} */
 const seriesOf = ({ parts, line }) => (line ? [...parts, line] : parts);
 
 export class Timeline {
+  steps; from; to; lanes; lanesTop; pitch; chartsTop; chartHeight; marks;
+
   constructor(canvas) {
     this.surface = new Surface(canvas, () => redraw("timeline"));
     canvas.addEventListener("pointerdown", (event) => this.press(event));
@@ -269,7 +272,7 @@ export class Timeline {
     }
   }
 
-  /** Return the steps of each column, which is a step or a pixel wide, and note where columns begin. */
+  /** Return the steps of each column (a step or a pixel wide), and note where it begins. */
   columns(right) {
     if (this.columned?.steps === this.steps && this.columned.right === right) return this.columned.columns;
     const width = right - this.left;
@@ -363,7 +366,7 @@ export class Timeline {
     tip(lines, event);
   }
 
-  /** Say what is at a place: a part of a lane, or the numbers of a step. */
+  /** Describe a place: a part of a lane, or the numbers of a step. */
   lines(x, y) {
     const { run } = store;
     if (x < this.left) return [];

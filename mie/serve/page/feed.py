@@ -8,7 +8,6 @@ import secrets
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from mie.async_llm import AsyncLLM
@@ -16,13 +15,14 @@ from mie.engine.look import Look
 from mie.engine.metrics import Snapshot
 from mie.errors import EngineDeadError
 from mie.page.cells import Cells, encode
-from mie.page.follow import Line
-from mie.page.follower import Place
+from mie.page.follow import Place
 from mie.serve.errors import ApiError
-from mie.serve.page.child import Child
-from mie.serve.page.worker import Worker
+from mie.serve.page.processes import Child, Worker
 
 logger = logging.getLogger(__name__)
+
+Line = tuple[str, bytes]
+"""A page record: its kind, and its JSON."""
 
 TICK_SECONDS = 0.1
 """Time between two looks at the engine."""
@@ -32,7 +32,7 @@ TRUTH_TICKS = 10
 """Ticks between two comparisons of the page, `/metrics` and the engine."""
 MAX_BEHIND_TICKS = 20
 MAX_BEHIND_BYTES = 4 << 20
-"""What may wait for one page. A page that is further behind gets the whole state instead."""
+"""Maximum backlog of one page. A page that is further behind gets the whole state instead."""
 KEEP_ALIVE_SECONDS = 10.0
 MAX_RECENT = 200
 """Events that are kept for a page that comes back."""
@@ -110,22 +110,6 @@ class Page:
         self._queue.clear()
         self._num_bytes = 0
         self._news.clear()
-
-
-@dataclass(frozen=True, kw_only=True)
-class News:
-    """What a look at the engine gave."""
-
-    step: int
-    """The number of the last step."""
-    head: bytes | None
-    """The record that begins every stream, if the replay began again."""
-    lines: Sequence[Line]
-    """The records for every page."""
-    is_change: bool
-    """Whether they tell more than that page, `/metrics` and engine agree."""
-    key: bytes
-    """The record of the whole state, if a page needs it."""
 
 
 class Feed:
@@ -218,12 +202,12 @@ class Feed:
             ApiError: the engine cannot be followed.
             EngineDeadError: the engine cannot go on.
         """
-        return await self._ask("key")  # type: ignore[no-any-return]  # what `Desk.key` returns
+        return await self._ask("key")  # type: ignore[no-any-return]  # from `Follower.key`
 
     async def tokens(
         self, blocks: Sequence[int]
     ) -> tuple[int, dict[int, Sequence[int]], dict[int, Place]]:
-        """Return the tokens of blocks, as `mie.page.follow.Desk.tokens` does.
+        """Return the tokens of blocks, as `mie.page.follow.Follower.tokens` does.
 
         Raises:
             ApiError: the engine cannot be followed.
@@ -285,36 +269,41 @@ class Feed:
                 page.wake()
 
     async def tick(self, delay: float = 0, *, with_metrics: bool = False) -> None:
-        """Look at the engine once, after a delay, and queue what is new for each page."""
+        """Look at the engine once, after a delay, and queue the new events for each page."""
         child = self.child = self.child or Child()
         step = self._step
 
-        def follow() -> News:
+        def follow() -> tuple[int, list[Line], bytes]:
             time.sleep(delay)  # here, so that the event loop wakes only once for each look
             look = self._engine.look_and_wait(step, with_metrics=with_metrics)
             needs_key = any(page.is_hungry for page in tuple(self._pages))
             return self._follow(child, look, needs_key=needs_key)
 
-        news = await self._worker.call(follow)
+        self._step, lines, key = await self._worker.call(follow)
         first = self._number + 1
-        if news.head is not None:
-            self._head = news.head
+        if lines and lines[0][0] == "head":
+            self._head = lines.pop(0)[1]
             self._recent.clear()
-        self._step = news.step
-        self._is_truth_due = news.is_change or (self._is_truth_due and not with_metrics)
-        for line in news.lines:
+        is_change = any(kind != "truth" for kind, _ in lines)
+        self._is_truth_due = is_change or (self._is_truth_due and not with_metrics)
+        for line in lines:
             self._number += 1
             self._recent.append((self._number, self._numbered(line)))
         self._drop_old(first)
         events = b"".join(events for number, events in self._recent if number >= first)
         for page in self._pages:
-            if page.is_hungry and news.key:
-                page.begin(self._numbered(("key", news.key)))
+            if page.is_hungry and key:
+                page.begin(self._numbered(("key", key)))
             elif not page.needs_key and events:
                 page.put(events)
 
-    def _follow(self, child: Child, look: Look, *, needs_key: bool) -> News:
-        """Let the child take in what is new.
+    def _follow(
+        self, child: Child, look: Look, *, needs_key: bool
+    ) -> tuple[int, list[Line], bytes]:
+        """Let the child take in a look at the engine.
+
+        Return the number of the last step, the records for every page, and the record of the whole
+        state if a page needs it. A head comes first if the replay began again.
 
         Raises:
             ApiError: the engine keeps no event log, or the child has ended.
@@ -333,12 +322,11 @@ class Feed:
         step, lines = child.call("follow", look.steps, look.rest, look.counts)
         key = child.call("key") if needs_key or head is not None else b""
         if head is not None:  # pages that were open begin again
-            lines = [("key", key)]
-        is_change = bool(lines)
+            lines = [("head", head), ("key", key)]
         if look.metrics is not None:
             truth = self._truth(step, look.counts, look.metrics)
             lines.append(("truth", encode(truth).encode()))
-        return News(step=step, head=head, lines=lines, key=key, is_change=is_change)
+        return step, lines, key
 
     def _drop_old(self, first: int) -> None:
         """Forget old events, but none of those from ``first`` on, which are about to be sent."""

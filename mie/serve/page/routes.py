@@ -17,8 +17,8 @@ from mie.errors import TraceError, shown
 from mie.events import Segment
 from mie.page.assets import RECORDED_RUNS, Asset, assets
 from mie.page.cells import NodeText, encode, key_record
-from mie.page.events import seq_from
 from mie.page.recording import Recording
+from mie.page.records import seq_from
 from mie.replay import State, at
 from mie.serve.asgi import route_of
 from mie.serve.auth import WrongKeys
@@ -26,10 +26,8 @@ from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, invalid
 from mie.serve.page.access import check_may_see, has_keys, may_read_text, name_of
 from mie.serve.page.feed import Feed
+from mie.serve.page.processes import Worker, converted
 from mie.serve.page.sessions import Sessions, cookie_for
-from mie.serve.page.upload import Uploads
-from mie.serve.page.why import sentence
-from mie.serve.page.worker import Worker
 from mie.serve.serving import Serving
 from mie.serve.sse import EventStream
 
@@ -59,7 +57,7 @@ HISTORY_STEPS = 1000
 
 
 class PageRoutes:
-    """The routes of one app's page, and what they share."""
+    """The routes of one app's page, and their common state."""
 
     def __init__(self, engine: AsyncLLM, config: ServeConfig, name: str) -> None:
         self.sessions = Sessions()
@@ -68,7 +66,7 @@ class PageRoutes:
         self._engine = engine
         self._config = config
         self._name = name
-        self._uploads = Uploads()
+        self._uploader = Worker("mie-page-upload")
         self._worker = Worker("mie-page-replay")
 
     def routes(self) -> list[Route]:
@@ -95,10 +93,10 @@ class PageRoutes:
     async def close(self) -> None:
         """End the live streams and the threads."""
         await self.feed.close()
-        self._uploads.close()
+        self._uploader.close()
         self._worker.close()
 
-    # What needs no key, because it shows nothing.
+    # Routes that need no key, because they show nothing.
 
     async def _index(self, request: Request) -> Response:
         return _file(request, self._assets["index.html"])
@@ -136,7 +134,7 @@ class PageRoutes:
         cookie = cookie_for(value, request.scope, self._config.root_path)
         return Response(status_code=204, headers={**DATA_HEADERS, "set-cookie": cookie})
 
-    # What does.
+    # Routes that need one.
 
     async def _tell_config(self, request: Request) -> Response:
         check_may_see(request)
@@ -236,8 +234,10 @@ class PageRoutes:
         if seq is None:
             raise invalid(f"seq must be a sequence, such as 7.0; got {shown(name)}", "seq")
         wait = await self._engine.why_waiting(seq)
-        numbers = {"because": None} if wait is None else vars(wait)
-        return _json({"seq": name, **numbers, "sentence": sentence(wait)})
+        if wait is None:
+            sentence = "It does not wait: it runs, or has ended."
+            return _json({"seq": name, "because": None, "sentence": sentence})
+        return _json({"seq": name, **vars(wait), "sentence": wait.sentence})
 
     async def _run(self, request: Request) -> Response:
         check_may_see(request)
@@ -251,7 +251,16 @@ class PageRoutes:
 
     async def _trace(self, request: Request) -> Response:
         check_may_see(request)
-        records = await self._uploads.convert(await request.body())
+        log = await request.body()
+        if self._uploader.is_busy:
+            raise ApiError(
+                429,
+                "another trace is being opened (try again in a moment)",
+                type="rate_limit_error",
+                code="busy",
+                headers={"retry-after": "2"},
+            )
+        records = await self._uploader.call(lambda: converted(log))
         return Response(records, headers=DATA_HEADERS, media_type=NDJSON)
 
     # Parts of the above.

@@ -75,6 +75,7 @@ def write_model(name: str, directory: Path) -> ModelConfig:
     if name == BUNDLED:
         shutil.copytree(locate_model(BUNDLED), directory, dirs_exist_ok=True)
     else:
+        directory.mkdir(exist_ok=True)
         config = {**LLAMA, **SHAPES[name]}
         (directory / "config.json").write_text(json.dumps(config))
         _write_weights(ModelConfig.from_hf(config), directory)

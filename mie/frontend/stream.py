@@ -1,0 +1,101 @@
+"""Hand the outputs of requests to one asyncio task."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from mie.frontend.loop import EngineLoop
+from mie.frontend.outputs import RequestOutput
+from mie.frontend.request_state import Collector, PreparedRequest
+from mie.sched.sequence import Request
+from mie.stats.request import RequestMetrics
+
+Hold = Callable[[Callable[[], object]], object]
+"""Calls its argument in the event loop's thread, at a moment that it chooses."""
+
+
+class OutputStream(Collector):
+    """The outputs of requests that were added together, for one task.
+
+    while stream.num_unfinished:
+        await stream.arrival
+        for output in stream.take():
+            …
+
+    Waiting for ``arrival`` does what an `asyncio.Event` that is cleared after every wait does, at
+    half the cost.
+    """
+
+    event_loop: asyncio.AbstractEventLoop
+
+    def __init__(self, loop: EngineLoop, prepared: Sequence[PreparedRequest]) -> None:
+        super().__init__(loop.note_gone)
+        self.num_unfinished = len(prepared)
+        """Requests whose final output was not taken yet."""
+        self.event_loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._prepared = prepared
+        self._hold: Hold | None = None
+        self._arrival: asyncio.Future[None] = self.event_loop.create_future()
+
+    @property
+    def arrival(self) -> asyncio.Future[None]:
+        """The future that is done when there may be something to take.
+
+        Raises:
+            EngineDeadError: the engine cannot go on.
+        """
+        if not self.has_news:
+            self._loop.check_alive()
+        return self._arrival
+
+    @property
+    def requests(self) -> list[Request]:
+        """The requests that were added to the engine."""
+        return [each.request for each in self._prepared if each.request is not None]
+
+    @property
+    def num_generated(self) -> int:
+        """The number of tokens that the requests got so far."""
+        return sum(seq.num_generated for request in self.requests for seq in request.sequences)
+
+    @property
+    def metrics(self) -> list[RequestMetrics]:
+        """The times and counts of each request so far."""
+        return [request.metrics for request in self.requests]
+
+    def take(self) -> list[RequestOutput]:
+        """Return one output for each request with news, merged since it was last taken."""
+        self._arrival = self.event_loop.create_future()
+        outputs = super().take()
+        for output in outputs:
+            self.num_unfinished -= output.finished
+        return outputs
+
+    def close(self) -> None:
+        """End the requests that are unfinished before the next step. It never waits."""
+        self.num_unfinished = 0
+        super().close()
+
+    def arrive(self) -> None:
+        """End the wait for `arrival`, now or when the task wants to hear of it."""
+        if self._hold is None:
+            self.nudge()
+        else:
+            self._hold(self.nudge)
+
+    def delay(self, hold: Hold) -> None:
+        """Let ``hold`` choose when the task hears of news from now on."""
+        self._hold = hold
+
+    def nudge(self) -> None:
+        """End the wait for `arrival`, in the event loop's own thread."""
+        if not self._arrival.done():
+            self._arrival.set_result(None)
+
+    def progress(self) -> tuple[int, int]:
+        """Return the number of computed tokens of unfinished prompts, and of all their tokens."""
+        unfinished = [request for request in self.requests if not request.is_finished]
+        computed = sum(min(r.sequences[0].num_computed, r.num_prompt) for r in unfinished)
+        return computed, sum(request.num_prompt for request in unfinished)

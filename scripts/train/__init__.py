@@ -1,1 +1,0 @@
-"""Modules of train_tiny_model.py: the grammar, the stories and the chat template."""

@@ -1,0 +1,91 @@
+// The page's replay of the recorded runs: every step, in any order, and the numbers of each step.
+
+import assert from "node:assert/strict";
+import { readdirSync, readFileSync } from "node:fs";
+import { test } from "node:test";
+import { gunzipSync } from "node:zlib";
+
+import { parse, recorded } from "../../mie/page/web/source.js";
+import { shape } from "../../mie/page/web/tree.js";
+
+const RUNS = new URL("../../mie/page/runs/", import.meta.url);
+
+/** Return a fresh run of a recorded file. */
+function load(name) {
+  return recorded(parse(gunzipSync(readFileSync(new URL(name, RUNS))).toString()), name);
+}
+
+for (const name of readdirSync(RUNS)) {
+  test(`${name}: a jump to a step shows the state that playing reaches`, () => {
+    const played = load(name);
+    const states = new Map(played.steps.map(({ step }) => [step, played.at(step).plain()]));
+    assert.ok(states.size > 20);
+    const jumped = load(name);
+    const steps = [...states.keys()];
+    for (let i = 0; i < steps.length; i += 1) {
+      const step = steps[(i * 7919) % steps.length];
+      assert.deepEqual(jumped.at(step).plain(), states.get(step), `step ${step}`);
+    }
+  });
+
+  test(`${name}: the cells give the numbers that the engine wrote for each step`, () => {
+    const run = load(name);
+    let numEqual = 0;
+    for (const step of run.steps) {
+      const { used, cached, free, running } = run.at(step.step).totals();
+      assert.equal(used + cached + free, run.numBlocks);
+      assert.ok(running <= run.value(step, "num_running"), `step ${step.step}`);
+      // A row counts the blocks of sequences that end in the step. The cells show the state after it.
+      assert.ok(used <= run.value(step, "num_blocks_used"), `step ${step.step}`);
+      if (used === run.value(step, "num_blocks_used")) {
+        assert.equal(cached, run.value(step, "num_blocks_cached"), `step ${step.step}`);
+        numEqual += 1;
+      }
+    }
+    assert.ok(numEqual > run.steps.length / 2);
+  });
+
+  test(`${name}: tables, holders and the tree agree`, () => {
+    const run = load(name);
+    for (const { step } of run.steps) {
+      const state = run.at(step);
+      for (const [block, names] of state.holders()) {
+        assert.ok(state.kind[block] > 0, `step ${step}: block ${block} is free and held`);
+        for (const each of names) assert.ok(state.seqs.get(each).blocks.includes(block));
+      }
+      const { children } = shape(state);
+      const placed = [...children.values()].flat();
+      assert.deepEqual(placed.sort((a, b) => a - b), [...state.tree.keys()].sort((a, b) => a - b));
+    }
+  });
+
+  test(`${name}: counters are the sums of the steps before`, () => {
+    const run = load(name);
+    let preempted = 0;
+    let evicted = 0;
+    for (const step of run.steps) {
+      preempted += run.value(step, "num_preempted");
+      evicted += step.events.filter(({ kind }) => kind === "evict").length;
+      const counters = run.counters(step.step);
+      assert.equal(counters.num_preemptions, preempted);
+      assert.equal(counters.num_evicted, evicted);
+    }
+  });
+}
+
+test("steps are found by number, also between two of them and outside", () => {
+  const run = load("small-pool.page.jsonl.gz");
+  const { first, last } = run;
+  assert.equal(run.nearest(last + 100), last);
+  assert.equal(run.nearest(first - 100), first);
+  assert.equal(run.steps[run.indexOf(last)].step, last);
+  assert.deepEqual(run.between(first + 1, first + 3).map(({ step }) => step), [first + 1, first + 2, first + 3]);
+  assert.deepEqual(run.between(last + 1, last + 9), []);
+});
+
+test("files that are no records of the page are refused with the reason", () => {
+  assert.throws(() => recorded([{ event: "snapshot" }], ""), /raw event log.*mie trace/);
+  assert.throws(() => recorded([{ a: 1 }], ""), /no page records/);
+  assert.throws(() => recorded([{ record: "head", version: 2 }], ""), /version 2; this page reads version 1/);
+  assert.throws(() => parse('{"a": 1}\n{"a":'), /line 2 is not JSON/);
+});
