@@ -15,10 +15,10 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
+from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Generic, TypeVar
 
 import yaml
@@ -167,12 +167,9 @@ def _is_same(value: object, other: object) -> bool:
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
-@cache
-def _table() -> dict[str, dict[str, list[Any] | None]]:
-    found: dict[str, dict[str, list[Any] | None]] = yaml.safe_load(
-        files("mie.serve").joinpath("fields.yaml").read_text(encoding="utf-8")
-    )
-    return found
+_TABLE: Mapping[str, Mapping[str, list[Any] | None]] = MappingProxyType(
+    yaml.safe_load(Path(__file__).with_name("fields.yaml").read_text(encoding="utf-8"))
+)
 
 
 def with_fields_of(dialect: str) -> Callable[[type[B]], type[B]]:
@@ -180,7 +177,7 @@ def with_fields_of(dialect: str) -> Callable[[type[B]], type[B]]:
 
     def add(body: type[B]) -> type[B]:
         fields: dict[str, Any] = {}
-        for name, row in _table()[dialect].items():
+        for name, row in _TABLE[dialect].items():
             kind = WithoutEffect if row is None else Annotated[Any, Unsupported(row[0], row[1:])]
             fields[name] = (kind, None)
         return create_model(

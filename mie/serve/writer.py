@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from starlette.responses import Response
@@ -130,7 +130,7 @@ class PartEvent(NamedTuple):
     what: Literal["begin", "grow", "end"]
     part: Part
     text: str = ""
-    logprobs: list[dict[str, Any]] = []  # noqa: RUF012  # nobody changes it
+    logprobs: Sequence[dict[str, Any]] = ()
 
 
 class Parts:

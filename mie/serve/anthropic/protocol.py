@@ -18,12 +18,12 @@ from mie.serve.body import (
     any_of,
     with_fields_of,
 )
+from mie.serve.openai.formats import Schema
 from mie.serve.openai.protocol import (
     Count,
     Integer64,
     Natural,
     Salt,
-    Schema,
     Stop,
     Temperature,
     ToolName,

@@ -9,12 +9,8 @@ from mie.params.sampling import SamplingParams
 from mie.params.structured import StructuredOutputsParams
 from mie.serve.body import Asked
 from mie.serve.errors import invalid
-from mie.serve.openai.protocol import (
-    GenerationBody,
-    JsonObjectFormat,
-    JsonSchemaFormat,
-    NamedSchema,
-)
+from mie.serve.openai.formats import JsonObjectFormat, JsonSchemaFormat, NamedSchema
+from mie.serve.openai.protocol import GenerationBody
 
 _SAME = (
     "n",

@@ -15,9 +15,9 @@ from mie.frontend.outputs import CompletionOutput, RequestOutput
 from mie.params.structured import StructuredOutputsParams
 from mie.serve.body import Asked, read
 from mie.serve.errors import ApiError, invalid
+from mie.serve.openai.formats import JsonObjectFormat
 from mie.serve.openai.logprobs import LogprobWriter
 from mie.serve.openai.params import schema_of
-from mie.serve.openai.protocol import JsonObjectFormat
 from mie.serve.openai.responses_protocol import (
     CallItem,
     FlatSchemaFormat,

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from mie.serve.body import AtMost, Body, Items, Unsupported, WithoutEffect, all_of, with_fields_of
+from mie.serve.openai.formats import JsonObjectFormat, NamedSchema, Text, TextFormat
 from mie.serve.openai.protocol import (
     CHOSEN,
     Choice,
@@ -15,13 +16,9 @@ from mie.serve.openai.protocol import (
     Function,
     FunctionName,
     Integer64,
-    JsonObjectFormat,
-    NamedSchema,
     Natural,
     Salt,
     Temperature,
-    Text,
-    TextFormat,
     TopP,
 )
 from mie.text.messages import MOST_MESSAGES
