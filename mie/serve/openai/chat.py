@@ -34,11 +34,10 @@ async def chat_completions(request: Request) -> Response:
     params, structure_name = generation_params(
         asked,
         has_tools=bool(body.tools) and body.tool_choice != "none",
+        fills_context=True,
         max_tokens=max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
-    if max_tokens is None and "max_tokens" not in asked.serving.defaults:
-        params.max_tokens = None  # the rest of the context
     parallel = body.parallel_tool_calls
     job = Job(
         response_id=new_id("chatcmpl"),

@@ -40,9 +40,15 @@ _SAME = (
 
 
 def generation_params(
-    asked: Asked[GenerationBody], *, has_tools: bool = False, **more: Any
+    asked: Asked[GenerationBody],
+    *,
+    has_tools: bool = False,
+    fills_context: bool = False,
+    **more: Any,
 ) -> tuple[SamplingParams, str]:
     """Return sampling parameters, and the name of the field that gives the answer's structure.
+
+    If the answer ``fills_context``, the rest of the context is its default length.
 
     Raises:
         ApiError: a field is malformed or out of range, or two fields exclude each other.
@@ -60,10 +66,11 @@ def generation_params(
         raise invalid("prompt_logprobs are not available with stream", "prompt_logprobs")
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options needs stream=true", "stream_options")
+    base = {"max_tokens": None, **serving.defaults} if fills_context else serving.defaults
     values = {name: getattr(body, name) for name in _SAME}
     values |= {name: value for name, value in more.items() if value is not None}
     values["structured_outputs"] = structure
-    params = serving.params(structure_name, body.stream, serving.defaults, **values)
+    params = serving.params(structure_name, body.stream, base, **values)
     return params, structure_name
 
 
