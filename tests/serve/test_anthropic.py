@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
@@ -16,7 +16,10 @@ from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, anthropic_body, refuse_unfinished
 from mie.serve.keys import Keys
 
-anthropic = lazy_module("anthropic")
+if TYPE_CHECKING:
+    import anthropic
+else:
+    anthropic = lazy_module("anthropic")
 
 USER = {"role": "user", "content": "Tell me a story about an otter."}
 

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
@@ -14,7 +14,10 @@ from lazy_module import lazy_module
 
 from mie import AsyncLLM
 
-openai = lazy_module("openai")
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = lazy_module("openai")
 
 PROMPT = "Once upon a time there was an otter"
 MESSAGES: list[Any] = [{"role": "user", "content": "Tell me a story about an otter."}]
