@@ -12,7 +12,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 
 from mie.front.app import Batches, front_app
-from mie.front.call import Answer, Call
+from mie.front.call import Call, ReplicaAnswer
 from mie.ray.config import ROUTERS, ReplicaConfig
 from mie.ray.replica import Replica
 from mie.serve.access_log import logging_as
@@ -37,11 +37,11 @@ class RayReplicas:
         streaming = self._handle.options(method_name="stream", stream=True)
         return cast(Batches, streaming.remote(call))
 
-    async def ask_all(self, call: Call) -> list[Answer]:
+    async def ask_all(self, call: Call) -> list[ReplicaAnswer]:
         """Return the answers of those replicas that answer in time."""
         asked = self._handle.broadcast("answer", call)
         results = await asked.results_async(timeout_s=ANSWER_SECONDS, return_exceptions=True)
-        return [result for result in results if isinstance(result, Answer)]
+        return [result for result in results if isinstance(result, ReplicaAnswer)]
 
 
 def build_openai_app(config: ReplicaConfig | Mapping[str, Any]) -> Application:

@@ -273,6 +273,7 @@ def test_a_terminal_shows_a_progress_bar(tmp_path: Path) -> None:
         (("--system", "Be brief.", "Hi"), "--system needs --chat"),
         (("--input", "no-such-file"), "cannot read no-such-file"),
         (("--input", "-", "Hi"), "--input cannot be combined with"),
+        (("Hi", "far " * 2000), "the context holds 1024"),
         (("Hi", ""), "prompt 2 is empty"),
         ((), "standard input is empty"),
     ],
