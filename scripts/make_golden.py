@@ -11,7 +11,7 @@ transformers computed and, for each prompt:
     <prompt>.rows     positions in prompt + greedy whose logits are recorded
     <prompt>.logits   those logits, float32 [rows, V]
 
-``provenance.json`` says what made the files.
+``provenance.json`` records versions and the seed.
 
 A model is kept only if it can tell right from wrong. Its logits must spread. Its greedy tokens must
 vary, and lead by a margin that float32 noise cannot reverse. Each feature that the case is about
@@ -268,7 +268,7 @@ def effect_of(
 
 
 def provenance(case: Case, seed: int) -> dict[str, Any]:
-    """Return the facts about what made this golden file."""
+    """Return the versions and the seed of this golden file."""
     return {
         "name": case.name,
         "about": case.about,

@@ -60,7 +60,7 @@ def test_causal_pairs_equal_a_count_over_the_mask(start: int, end: int):
 @pytest.mark.parametrize("values", [{"step_ps": -1}, {"token_ps": 0.5}, {"speed": 1}])
 def test_wrong_costs_are_refused(values: dict):
     with pytest.raises(ConfigError, match=next(iter(values))):
-        Costs.from_dict(values)
+        Costs(**values)
 
 
 # The table.
