@@ -96,6 +96,7 @@ def request(**values: object) -> dict:
         ([request(), request()], "twice"),
         ([request(after="b")], "not before it"),
         ([request(prompt=[{"answer_of": "b"}])], "has not ended"),
+        ([request(), request(request_id="b", prompt=[{"answer_of": "a"}])], "has not ended"),
         (
             [
                 request(),
