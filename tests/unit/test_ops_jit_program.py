@@ -119,6 +119,15 @@ def test_a_buffer_is_used_again_after_the_last_instruction_that_reads_it() -> No
     assert second not in (first, 0)
 
 
+def test_results_of_another_width_do_not_share_a_buffer() -> None:
+    program = Program(lambda name: 1, 1, 1)
+    for width in (8, 16):
+        program.emit("kernel", NUM_TOKENS, 8, 1, program.value(NUM_TOKENS, width))
+    program.finish()
+    program.bind()
+    assert program.words[0, 4] != program.words[1, 4]
+
+
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
 def test_memory_that_could_not_be_provided_is_provided_by_the_next_step(
     error: type[BaseException], monkeypatch: pytest.MonkeyPatch
