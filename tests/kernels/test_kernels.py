@@ -456,7 +456,7 @@ def operators_attention(
     q: np.ndarray, planes: Iterable[np.ndarray], batch: StepBatch, shape: Shape
 ) -> np.ndarray:
     """Return the operator's result in float64 for a cache of these keys and values."""
-    return attention.paged_attention(
+    return attention.paged_attention(  # type: ignore[call-arg]
         wide(q),
         *planes,
         batch.block_tables,

@@ -396,7 +396,7 @@ def test_rope_write_kv(machine: Machine, sequences: list[tuple[int, int]], scali
     table = rope.rope_table(INV_FREQ, scaling, 20, "float64")
     rotated = rope.rope(qkv[:, : num_heads + 3], table[batch.positions])
     planes = np.zeros((2, 2, SHAPE.num_blocks, SHAPE.block_size, 3, 8))
-    kv_cache.write_kv(
+    kv_cache.write_kv(  # type: ignore[call-arg]
         rotated[:, num_heads:], qkv[:, num_heads + 3 :], *planes[1], batch.slot_mapping
     )
 

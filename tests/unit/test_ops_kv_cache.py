@@ -194,7 +194,7 @@ def test_a_quantised_cache_behaves_like_a_float_cache(stored: np.dtype):
     slots = np.random.default_rng(2).permutation(NUM_BLOCKS * 3)[:9]
     write_kv(keys, values, cache[1, 0], cache[1, 1], slots)
     rounded = [dequantize(quantize(x, stored), np.float32) for x in (keys, values)]
-    write_kv(*rounded, plain[1, 0], plain[1, 1], slots)
+    write_kv(*rounded, plain[1, 0], plain[1, 1], slots)  # type: ignore[call-arg]
     np.testing.assert_array_equal(dequantize(cache, np.float32), plain)
 
     copies = np.array([0, 4, 5]), np.array([4, 0, 2])
