@@ -42,10 +42,8 @@ class LLM:
     def __init__(self, *args: Any, **settings: Any) -> None:
         """Load a model: "bundled", a directory in Hugging Face format, or a hub id.
 
-        The arguments are the fields of `EngineArgs`. They select the model and its tokenizer, the
-        backend and the dtype. They include the settings of `EngineConfig`, such as max_num_seqs and
-        num_blocks. docs/settings.md explains all of them, and docs/vllm.md those that have no
-        effect.
+        The arguments are the fields of `EngineArgs`, which include the settings of `EngineConfig`.
+        docs/settings.md explains all of them, and docs/vllm.md those that have no effect.
 
         Raises:
             ConfigError: a setting is unknown, out of range, or refused with the reason.
