@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
@@ -18,7 +18,10 @@ from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, anthropic_body
 from mie.serve.keys import Keys
 
-anthropic = lazy_module("anthropic")
+if TYPE_CHECKING:
+    import anthropic
+else:
+    anthropic = lazy_module("anthropic")
 
 USER = {"role": "user", "content": "Tell me a story about an otter."}
 

@@ -200,7 +200,7 @@ def test_every_declared_field_is_read(server, monkeypatch, path, stream):
     cls = CompletionRequest if path == COMPLETIONS else ChatCompletionRequest
     read = set()
 
-    class Recorded(cls):
+    class Recorded(cls):  # type: ignore[valid-type]
         def __getattribute__(self, name):
             read.add(name)
             return super().__getattribute__(name)

@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
@@ -16,7 +16,10 @@ from live_server import INVARIANT, live
 
 from mie import LLM, AsyncLLM, SamplingParams
 
-openai = lazy_module("openai")
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = lazy_module("openai")
 
 PROMPT = "Once upon a time there was an otter"
 MESSAGES: list[Any] = [{"role": "user", "content": "Tell me a story about an otter."}]

@@ -67,7 +67,7 @@ def begun(grammars: Grammars) -> None:
 
 
 def order_of(*jobs: tuple[str, str]) -> list[str]:
-    turns: Turns[str] = Turns()
+    turns: Any = Turns()
     for key, caller in jobs:
         turns.join(key, caller, Future())
     order = []
@@ -90,7 +90,7 @@ def test_equal_jobs_are_one_and_have_the_best_of_their_places():
 
 
 def test_a_job_that_nothing_waits_for_is_forgotten():
-    turns: Turns[str] = Turns()
+    turns: Any = Turns()
     first, second, other = Future[Any](), Future[Any](), Future[Any]()
     job = turns.join("a", "A", first)
     assert turns.join("a", "B", second) is job
@@ -255,6 +255,8 @@ def test_a_forked_child_compiles_anew():
         text=True,
         timeout=120,
         cwd=Path(small_tokenizers.__file__).parent,
+        # tokenizers 0.20 warns about a fork, even if the child uses none of its threads
+        env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
     )
     assert process.stderr == ""
     assert "takes more than 1 s of CPU time" in process.stdout

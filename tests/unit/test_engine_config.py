@@ -155,7 +155,7 @@ def test_an_unknown_name_is_refused_with_a_suggestion(name: str, near: str):
 
 def test_an_unknown_name_without_a_near_match_is_refused_without_a_list():
     with pytest.raises(ConfigError, match="no parameter 'xyzzy'; leave it out"):
-        EngineConfig(xyzzy=1)
+        EngineConfig(xyzzy=1)  # type: ignore[call-arg]
 
 
 def test_a_refusal_is_a_value_error_and_an_error_of_mie():

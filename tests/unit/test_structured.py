@@ -134,7 +134,7 @@ def test_beam_search_refuses_them_by_name():
 # What is refused before anything is queued.
 
 EXCEEDED = "takes more than (1 s of CPU time|128 MiB of memory) to compile"
-DEEP: Any = functools.reduce(lambda inner, _: {"items": inner}, range(200), {})
+DEEP: Any = functools.reduce(lambda inner, _: {"items": inner}, range(200), {})  # type: ignore[return-value]
 CONJUNCTION = [{"type": "string", "pattern": f".*{a}.{{9}}"} for a in string.ascii_letters[:40]]
 BAD = [
     ({"regex": "("}, "regex that cannot be followed: .*invalid regex"),
@@ -594,7 +594,7 @@ TOKENIZERS = ["byte_level", "llama2", "bundled"]
 
 
 def tokenizer_named(name: str) -> Tokenizer:
-    return bundled().tokenizer if name == "bundled" else getattr(small_tokenizers, name)()
+    return bundled().tokenizer if name == "bundled" else getattr(small_tokenizers, name)()  # type: ignore[return-value]
 
 
 def bits(mask: bytes) -> list[int]:
