@@ -155,7 +155,7 @@ def _run_serve(args: argparse.Namespace) -> int:
 
 
 def _stepped(args: argparse.Namespace, workload: Workload) -> tuple[dict[str, Any], AnyResult]:
-    """The load on an engine in this process."""
+    """Run the load on an engine in this process."""
     for name in ("api_key", "vocab_size", "openai_only", "reset_prefix_cache"):
         if getattr(args, name):
             raise ConfigError(f"{option(name)} needs --base-url")
@@ -164,7 +164,7 @@ def _stepped(args: argparse.Namespace, workload: Workload) -> tuple[dict[str, An
 
 
 def _served(args: argparse.Namespace, workload: Workload) -> tuple[dict[str, Any], AnyResult]:
-    """The load on the server that ``--base-url`` names."""
+    """Run the load on the server that ``--base-url`` names."""
     from mie.config.engine import check_integer
     from mie.sim.remote import Server, run_load_on
 
@@ -208,7 +208,7 @@ def _percentiles(text: str) -> list[float]:
 
 
 def _details(result: AnyResult) -> dict[str, list[Any]]:
-    """A value for each request, times in seconds, as vLLM keeps them."""
+    """Return a value for each request, times in seconds, as vLLM keeps them."""
     from mie.sim.clock import SECOND
 
     return {
