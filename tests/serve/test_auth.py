@@ -26,13 +26,6 @@ MESSAGES = [{"role": "user", "content": "Tell me a story."}]
 PROMPT = "Once upon a time there was an otter who lived by a mill. " * 3
 
 
-@pytest.fixture(scope="module")
-def engine():
-    with_engine = load()
-    yield with_engine
-    with_engine.shutdown()
-
-
 def bearer(key):
     return {"authorization": f"Bearer {key}"}
 
