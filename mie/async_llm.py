@@ -87,7 +87,7 @@ class AsyncLLM:
         self._llm = LLM(*args, **settings)
         self._loop = self._llm.loop
         self.limits = self._llm.engine_args.limits
-        """What one request may ask for."""
+        """The limits of one request."""
         self._loop.start()
         # The thread must not keep this object alive: it ends when the object is collected.
         self._finalizer = weakref.finalize(self, self._loop.stop)
@@ -110,10 +110,10 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield a request's outputs as they arrive; the last one has ``finished``.
 
-        ``sampling_params.output_kind`` selects what each output contains. Outputs are merged if the
-        consumer is slower than the engine. Cancelling the task, or closing the generator, aborts
-        the request before the next step. Under the fair policy, each ``client`` gets an equal
-        share of tokens. vLLM's other arguments are accepted as None.
+        ``sampling_params.output_kind`` selects the content of each output. Outputs are merged if
+        the consumer is slower than the engine. Cancelling the task, or closing the generator,
+        aborts the request before the next step. Under the fair policy, each ``client`` gets an
+        equal share of tokens. vLLM's other arguments are accepted as None.
 
         Raises:
             ConfigError: a parameter is unknown, or refused with the reason.
@@ -149,13 +149,13 @@ class AsyncLLM:
     ) -> PreparedRequest:
         """Check and tokenize a request in a worker thread, for `add`.
 
-        What outputs must match is compiled for one ``caller`` after the other. Cancelling the task
+        Constraints of outputs are compiled for one ``caller`` after the other. Cancelling the task
         ends it.
 
         Raises:
             ConfigError: a parameter is not allowed.
             RequestError: the prompt or a label is malformed, or exceeds a limit.
-            WorkerError: the process that compiles what an output must match failed.
+            WorkerError: the process that compiles constraints failed.
             EngineDeadError: the engine cannot go on.
         """
         self._loop.check_alive()
@@ -180,8 +180,8 @@ class AsyncLLM:
     ) -> OutputStream:
         """Queue one client's requests, all or none, and return the stream of their outputs.
 
-        Cancelling the task aborts them. ``check`` is called in the engine's thread with what waits
-        of that client, and may raise a `MieError` to refuse them.
+        Cancelling the task aborts them. ``check`` is called in the engine's thread with the number
+        of that client's waiting requests and tokens, and may raise a `MieError` to refuse them.
 
         Raises:
             RequestError: one of them could never be served; nothing was added.
@@ -202,7 +202,7 @@ class AsyncLLM:
         return stream
 
     def queue(self, client: str | None = None) -> QueueState:
-        """Return what waits of a client's requests; under other policies than fair, of all."""
+        """Count a client's waiting requests; under other policies than fair, all of them."""
         return self._loop.engine.queue(client)
 
     async def chat_prompt(self, messages: Sequence[Message], **options: Any) -> dict[str, Any]:
@@ -262,7 +262,7 @@ class AsyncLLM:
         )
 
     async def weights_digest(self) -> str:
-        """Return what tells the weights from others; see `LLM.weights_digest`."""
+        """Return a digest of the weights; see `LLM.weights_digest`."""
         return await call_in_thread(self._llm.weights_digest)
 
     @property
@@ -295,11 +295,11 @@ class AsyncLLM:
         return await call_in_thread((await self.metrics_snapshot()).read, name)
 
     async def look(self) -> Look:
-        """Return what the engine's log has, and the engine's counts."""
+        """Return the records of the engine's log, and the engine's counts."""
         return await self._loop.call_async(lambda: look_at(self._loop.engine, None))
 
     def look_and_wait(self, after: int | None, *, with_metrics: bool) -> Look:
-        """Return what is new after a step, for a thread without an event loop: see `look_at`.
+        """Return the news after a step, for a thread without an event loop: see `look_at`.
 
         Raises:
             EngineDeadError: the engine cannot go on.
@@ -321,7 +321,7 @@ class AsyncLLM:
         return await self._loop.call_async(lambda: tokens_of(self._loop.engine, places))
 
     async def metrics_snapshot(self) -> Snapshot:
-        """Return what `get_metrics` reads; the engine does not wait while it is read."""
+        """Return the counts for `get_metrics`; the engine does not wait while it is read."""
         return await self._loop.call_async(self._loop.engine.metrics_snapshot)
 
     @property

@@ -33,7 +33,7 @@ class LLM:
         [output] = llm.generate(["Once upon a time"], SamplingParams(max_tokens=64))
         print(output.outputs[0].text)
 
-    All requests share one paged cache, whichever call or thread they come from. Any number of
+    All requests of all calls and threads share one paged cache. Any number of
     threads may call any method. The engine has no thread: a caller that waits for its outputs runs
     steps for all callers.
     """
@@ -136,7 +136,7 @@ class LLM:
         *,
         use_tqdm: bool | Callable[..., Any] = True,
     ) -> list[RequestOutput]:
-        """Finish what `enqueue` and `enqueue_chat` queued, and return the outputs in order.
+        """Finish the requests of `enqueue` and `enqueue_chat`, and return the outputs in order.
 
         Raises:
             ConfigError: ``output_type`` is given and is not `RequestOutput`.
@@ -189,8 +189,8 @@ class LLM:
         """Yield the output of one prompt after every token.
 
         `CompletionOutput.new_text` is the new piece. The ``output_kind`` of the parameters selects
-        what each output contains. Outputs are merged if the caller is slower than the engine, which
-        other threads may drive. Closing the iterator aborts the request.
+        the content of each output. Outputs are merged if the caller is slower than the engine,
+        which other threads may drive. Closing the iterator aborts the request.
 
         Raises:
             RequestFailedError: the request failed.
@@ -250,7 +250,7 @@ class LLM:
                 text parts. A tool's content and the arguments of tool calls may be any JSON value.
             chat_template: the text of another template, or the name of one of the model's.
             chat_template_content_format: "string" joins text parts, "openai" makes parts of text,
-                and "auto" detects what the template expects.
+                and "auto" detects the format that the template expects.
             add_generation_prompt: end with the beginning of the assistant's answer.
             continue_final_message: end with the last message's text instead, so that the model
                 continues it. Requires ``add_generation_prompt=False``.
@@ -299,7 +299,7 @@ class LLM:
         return self.llm_engine.get_tokenizer()
 
     def weights_digest(self) -> str:
-        """Return what tells these weights from others, such as another training of the model.
+        """Return a digest of these weights, which another training of the model changes.
 
         Raises:
             WeightsError: the files of the weights cannot be read any more.

@@ -169,7 +169,7 @@ class LLMEngine:
         Raises:
             ConfigError: a parameter is not allowed.
             RequestError: the prompt or a label is malformed, or exceeds a limit.
-            WorkerError: the process that compiles what an output must match failed.
+            WorkerError: the process that compiles constraints failed.
         """
         given = self.get_default_sampling_params() if params is None else params
         prepared = self.preparer.prepare(prompt, given, output_kind, request_id, priority, client)

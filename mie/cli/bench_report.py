@@ -91,7 +91,7 @@ def markdown(results: Mapping[str, Any]) -> Iterator[str]:
 
 
 def place_line(results: Mapping[str, Any]) -> str:
-    """Return a line that says whether results are simulated or measured, and on what."""
+    """Return a line that says whether results are simulated or measured, and on which device."""
     model = results["model_id"]
     if "base_url" in results:
         return f"Measured over HTTP at {results['base_url']}: {model}"

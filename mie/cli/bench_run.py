@@ -1,4 +1,4 @@
-"""What the benchmarks share about a run: how it starts, and what its results say of it."""
+"""Start the runs of the benchmarks, and describe them in their results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run_engine_load(
 
 
 def about(place: Mapping[str, Any], workload: Workload, result: AnyResult) -> dict[str, Any]:
-    """Where the load ran, what it was, and what is counted in a run besides times."""
+    """Return the device, the load, and the counts of a run besides times."""
     return {
         "backend": "mie",
         **place,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mie.cli.bench_run import AnyResult
     from mie.sim.workload import Workload
 
-Subparsers = argparse._SubParsersAction  # what add_subparsers returns has no public name
+Subparsers = argparse._SubParsersAction  # the result of add_subparsers has no public name
 
 
 def add_serve(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
@@ -128,7 +128,7 @@ def _run_serve(args: argparse.Namespace) -> int:
         "percentiles": _percentiles(args.metric_percentiles),
         "goodput": goodput,
     }
-    summarize([], 0, **wanted)  # refuses what is wrong before anything is loaded
+    summarize([], 0, **wanted)  # refuses wrong options before anything is loaded
     workload = workload_of(args, args.request_rate, args.burstiness)
     place, result = _served(args, workload) if args.base_url else _stepped(args, workload)
     results = {

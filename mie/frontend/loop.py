@@ -112,7 +112,7 @@ class EngineLoop:
         return result
 
     async def call_async(self, function: Callable[[], T]) -> T:
-        """Do what `call` does for a task, if the loop has its own thread."""
+        """Run a command as `call` does, for a task, if the loop has its own thread."""
         self.check_alive()
         done, when_done = new_future()
         command = self.post(function, when_done)

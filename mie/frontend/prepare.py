@@ -1,4 +1,4 @@
-"""Check and tokenize requests in the caller's thread, and turn them into what the engine runs.
+"""Check and tokenize requests in the caller's thread, and turn them into requests of the engine.
 
 The cost of a refusal does not grow with the input: a prompt that is too long is refused by its
 length, before it is encoded or copied.
@@ -84,7 +84,7 @@ class Preparer:
         )
 
     def submit(self, prepared: PreparedRequest, caller: Hashable) -> Future[Any] | None:
-        """Begin to compile what a request's output must match, if it is constrained.
+        """Begin to compile the constraint of a request's output, if it has one.
 
         Wait for the future, and hold it, so that `constrained` need not wait. Callers take turns.
 
@@ -150,7 +150,7 @@ def _answering(
     """Return parameters with the grammar of an answer that must be calls, and how it is read.
 
     Raises:
-        RequestError: the parameters say what else the answer must be, or ask for no text.
+        RequestError: the parameters constrain the answer in another way, or ask for no text.
     """
     if answer is None:
         return params, None
@@ -158,7 +158,7 @@ def _answering(
 
     if not isinstance(answer, AnswerFormat):
         raise RequestError(f"a prompt's answer must come from chat_prompt; got {shown(answer)}")
-    if answer.calls is None:  # a constraint leaves no room for reasoning before what it describes
+    if answer.calls is None:  # a constraint leaves no room for reasoning before the answer
         return params, answer if params.structured_outputs is None else None
     if not params.detokenize:
         raise RequestError("tools need text; got detokenize=False")

@@ -24,7 +24,7 @@ class OutputStream(Collector):
         for output in stream.take():
             …
 
-    Waiting for ``arrival`` does what an `asyncio.Event` that is cleared after every wait does, at
+    Waiting for ``arrival`` is like waiting for an `asyncio.Event` and clearing it, at
     half the cost.
     """
 

@@ -1,4 +1,4 @@
-"""What callers of a loop wait for, and how they are woken: commands, threads and asyncio tasks."""
+"""Let callers of a loop wait, and wake them: commands, threads and asyncio tasks."""
 
 from __future__ import annotations
 

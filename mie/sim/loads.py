@@ -266,8 +266,8 @@ def agents(
 def calibration(*, max_requests: int = 64, output_len: int = 24, seed: int = 0) -> Workload:
     """Return 1, 2, 4, … requests at once with short, middling and long prompts (fewer of these).
 
-    Each batch comes after the one before. From such a run `mie.sim.calibrate` can tell what depends
-    on what, on a machine of any speed.
+    Each batch comes after the one before. From such a run `mie.sim.calibrate` can tell the causes
+    of costs apart, on a machine of any speed.
     """
     settings = _described(locals())
     check_integer("max_requests", max_requests, 1)

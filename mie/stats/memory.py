@@ -1,4 +1,4 @@
-"""Count what the allocator does."""
+"""Count the allocator's work."""
 
 from __future__ import annotations
 
