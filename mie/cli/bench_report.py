@@ -112,7 +112,7 @@ def _columns(results: Mapping[str, Any], name: str) -> dict[str, str]:
 
 
 def distributions(results: Mapping[str, Any]) -> dict[str, str]:
-    """The fields that tell of distributions, with a label each."""
+    """Return the fields of distributions, with a label each."""
     return {
         f"{head}_{name}_ms": f"{title}, {head} (ms)"
         for name, title in _DISTRIBUTIONS.items()

@@ -1,4 +1,4 @@
-"""The parts of an answer, and how much of them the caller has received."""
+"""Split a model's text into an answer's parts, and count the parts that its caller received."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define the constraints of an output's text, with vLLM's names."""
+"""Describe the text that an output must match, with vLLM's names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Count the allocator's work."""
+"""Count the lookups, copies and evictions of the allocator."""
 
 from __future__ import annotations
 

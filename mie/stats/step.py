@@ -1,4 +1,4 @@
-"""Count the work of an engine's steps."""
+"""Count the tokens, blocks and seconds of an engine's steps."""
 
 from dataclasses import dataclass
 
