@@ -23,7 +23,7 @@ LEDGER = ROOT / "tests" / "kernels" / "sass.json"
 
 
 class Multiprocessor(NamedTuple):
-    """What limits the blocks of a multiprocessor, from the CUDA C++ Programming Guide."""
+    """The limits of the blocks of a multiprocessor, from the CUDA C++ Programming Guide."""
 
     warps: int
     blocks: int
@@ -39,7 +39,7 @@ MULTIPROCESSORS = {
 
 
 class Profile(NamedTuple):
-    """What the machine code of a kernel consists of, and its occupancy."""
+    """The parts of a kernel's machine code, and its occupancy."""
 
     warps: int
     """Warps that a multiprocessor holds at once."""

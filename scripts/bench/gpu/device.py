@@ -1,4 +1,4 @@
-"""Define what is measured on: a CUDA device, or the emulator with an arbitrary clock."""
+"""Define the measured device: a CUDA device, or the emulator with an arbitrary clock."""
 
 from __future__ import annotations
 
