@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Compile every kernel for every target with NVRTC, as CuPy would, and compare with the ledgers.
 
-    scripts/nvrtc_check.py                  the check of `make test-all`
-    scripts/nvrtc_check.py --update         write the current figures into the ledgers
+    scripts/nvrtc_check.py                  the checks of `make test-all`
+    scripts/nvrtc_check.py --update         write the kernels' present needs into the ledgers
     scripts/nvrtc_check.py --show rms_norm  print the loops of kernels with this in their names
 
 This needs neither a GPU nor a driver nor CuPy. `pip install 'mie[nvrtc]'` brings two compilers,
@@ -66,7 +66,7 @@ class Compiled(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What the kernels need on one target. Without a disassembler there are no profiles."""
+    """The needs of the kernels on one target. Without a disassembler there are no profiles."""
 
     usages: Usages
     profiles: dict[str, Profile]
@@ -311,7 +311,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def complaints(target: str, report: Report) -> Iterator[str]:
-    """Yield sentences about kernels that exceed the limits and the ledgers."""
+    """Yield sentences about needs above the limits and the ledgers."""
     yield from limits(report.usages)
     yield from growth(report.usages, read_ledger().get(target, {}))
     if sass.nvdisasm():

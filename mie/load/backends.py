@@ -25,7 +25,7 @@ class Choice:
 
     backend: Backend
     line: str
-    """What a log says: the backend's name, with what it runs or why "auto" took it."""
+    """The text for a log: the backend's name, with its compiler or the reason of "auto"."""
 
 
 def load_backend(

@@ -26,7 +26,7 @@ def start_thread(thread: threading.Thread) -> None:
 
 
 async def call_in_thread(function: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
-    """Do what `asyncio.to_thread` does.
+    """Call a function in a thread, as `asyncio.to_thread` does.
 
     Raises:
         ThreadLimitError: the system refuses the thread.

@@ -136,7 +136,7 @@ def diff(run: Run, seconds: float) -> Outcome:
 
 
 def benchmark(run: Run, seconds: float) -> Outcome:
-    """Run scripts/bench_gpu.py. Its measurements before the time limit count."""
+    """Run scripts/bench_gpu.py. Rows measured before its time limit count."""
     prefix = run.directory / "bench"
     script = SCRIPTS / "bench_gpu.py"
     command: list[str | Path] = [sys.executable, script, "--output", prefix]
