@@ -1,4 +1,4 @@
-"""Define what the processes of the parts do."""
+"""Define the work of the parts' processes."""
 
 from __future__ import annotations
 

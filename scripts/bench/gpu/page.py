@@ -1,4 +1,4 @@
-"""Write the results as Markdown: tables, goals, and what is missing."""
+"""Write the results as Markdown: tables, goals, and gaps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define what is measured: shapes of attention, and their batches and floors."""
+"""Define the measurements: shapes of attention, and their batches and floors."""
 
 from __future__ import annotations
 
