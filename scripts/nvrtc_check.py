@@ -2,7 +2,7 @@
 """Compile every kernel for every target with NVRTC, as CuPy would, and compare with the ledgers.
 
     scripts/nvrtc_check.py                  the checks of `make test-all`
-    scripts/nvrtc_check.py --update         write the kernels' present use into the ledgers
+    scripts/nvrtc_check.py --update         write the kernels' present needs into the ledgers
     scripts/nvrtc_check.py --show rms_norm  print the loops of kernels with this in their names
 
 This needs neither a GPU nor a driver nor CuPy. `pip install 'mie[nvrtc]'` brings two compilers,
@@ -46,7 +46,7 @@ REGISTER_FILE = 65536  # 32-bit registers of a multiprocessor: a block must fit
 
 
 class Usage(NamedTuple):
-    """The resources of one kernel on one target."""
+    """The needs of one kernel on one target."""
 
     registers: int
     shared: int
@@ -67,7 +67,7 @@ class Compiled(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The resources of the kernels on one target. Without a disassembler there are no profiles."""
+    """The needs of the kernels on one target. Without a disassembler there are no profiles."""
 
     usages: Usages
     profiles: dict[str, Profile]
@@ -138,7 +138,7 @@ class Nvrtc:
 
 
 def read_log(log: str) -> dict[str, Usage]:
-    """Return ptxas's report about each kernel, by its mangled name."""
+    """Return the report of ptxas on each kernel, by its mangled name."""
     usages = {}
     for part in log.split("Compiling entry function '")[1:]:
         numbers = {
@@ -169,7 +169,7 @@ def options_for(arch: int, extra: Sequence[str] = ()) -> list[str]:
 
 
 def compile_all(nvrtc: Nvrtc, arch: int, entries: Sequence[Entry] = ENTRIES) -> Report:
-    """Return the resources of every kernel on one target."""
+    """Return the needs of every kernel on one target."""
     report = Report({}, {})
     for entry in entries:
         usages, counts = _compile_once(nvrtc, entry, arch)
@@ -312,7 +312,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def complaints(target: str, report: Report) -> Iterator[str]:
-    """Yield sentences about numbers that exceed the limits and the ledgers."""
+    """Yield sentences about needs above the limits and the ledgers."""
     yield from limits(report.usages)
     yield from growth(report.usages, read_ledger().get(target, {}))
     if sass.nvdisasm():

@@ -47,7 +47,7 @@ _ELSEWHERE = {"RequestMetrics": RequestMetrics, "Logprob": Logprob}
 
 @dataclass(frozen=True)
 class Status:
-    """The treatment of a name by mie."""
+    """The treatment of a name in mie."""
 
     kind: str
     """"runs", "neutral" or "refused"."""
@@ -58,7 +58,7 @@ class Status:
 
 
 def status(owner: str, name: str) -> Status:
-    """Return mie's treatment of a name of an owner: a module, a class, or ``Class.method``."""
+    """Return the treatment of a name of an owner: a module, a class, or ``Class.method``."""
     if name in REFUSED.get(owner, ()):
         return Status("refused", why=REFUSED[owner][name])
     neutral = ACCEPTED.get(owner, NEUTRAL["calls"] if "." in owner and not is_module(owner) else {})

@@ -1,4 +1,4 @@
-"""Define the work of the parts' processes."""
+"""Define the processes of the parts."""
 
 from __future__ import annotations
 

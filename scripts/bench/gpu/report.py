@@ -34,7 +34,7 @@ class BenchReport:
         Path(f"{self.prefix}.md").write_text(as_markdown(values))
 
     def skip(self, name: str, reason: str) -> None:
-        """Add a skipped measurement, by name."""
+        """Add a part that was not measured, by name."""
         if {"name": name, "reason": reason} in self.skipped:
             return
         self.skipped.append({"name": name, "reason": reason})
