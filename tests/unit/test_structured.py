@@ -131,7 +131,7 @@ def test_beam_search_refuses_them_by_name():
         BeamSearchParams(beam_width=2, max_tokens=3, structured_outputs={})  # type: ignore
 
 
-# What is refused before anything is queued.
+# Refusals before anything is queued.
 
 EXCEEDED = "takes more than (1 s of CPU time|128 MiB of memory) to compile"
 DEEP: Any = functools.reduce(lambda inner, _: {"items": inner}, range(200), {})  # type: ignore[return-value]
@@ -239,7 +239,7 @@ def test_a_model_without_an_end_is_refused():
         grammars.start(StructuredOutputsParams(regex="a"))
 
 
-# What comes out.
+# Outputs.
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -522,7 +522,7 @@ def alone() -> list[list[list[int]]]:
 @pytest.mark.parametrize("when", [1, pytest.param(5, marks=pytest.mark.slow), 20])
 @pytest.mark.parametrize("where", ["accept", "mask"])
 def test_an_exception_in_a_step_changes_no_token(where: str, when: int, monkeypatch):
-    """Once a matcher raises what is not the request's fault, its state is made from the tokens."""
+    """After an error that is not the request's fault, a matcher's state is made from the tokens."""
     from mie.structured.matcher import Matcher
 
     llm = LLM("bundled", num_threads=1, dtype="float64")

@@ -49,7 +49,7 @@ def opened(directory: Path) -> Checkpoint:
 
 
 def refused(directory: Path, *named: str) -> str:
-    """Return the message of a checkpoint's refusal, after checking what it names."""
+    """Return the message of a checkpoint's refusal, after checking the names in it."""
     with pytest.raises(WeightsError) as error:
         opened(directory)
     message = str(error.value)
@@ -514,7 +514,7 @@ def test_loading_peaks_at_little_more_than_the_loaded_weights(
     write_large_model(tmp_path, dtype)
     assert peak_over_weights(tmp_path, "release") < 1.15
     keeping = 1 + np.dtype(dtype).itemsize / 4
-    assert peak_over_weights(tmp_path, "keep") > keeping - 0.1  # what the measure must see
+    assert peak_over_weights(tmp_path, "keep") > keeping - 0.1  # the measure must see this
 
 
 ENGINE_LOADER = """
