@@ -13,9 +13,7 @@ import pytest
 import small_tokenizers
 import tiny_models
 
-from mie import LLM, AsyncEngineArgs, EngineArgs, SamplingParams
-from mie.checkpoint.generation import GenerationConfig
-from mie.checkpoint.locate import BUNDLED_DIRECTORY
+from mie import LLM, EngineArgs, SamplingParams
 from mie.cli import main
 from mie.cli.options import (
     add_engine_options,
@@ -68,13 +66,6 @@ def test_the_models_generation_config_is_the_default(tmp_path: Path) -> None:
     llm = loaded(model(tmp_path, RECOMMENDED))
     assert llm.get_default_sampling_params() == SamplingParams(**AS_PARAMETERS)
     assert llm.get_default_sampling_params() is not llm.get_default_sampling_params()
-
-
-@pytest.mark.parametrize("generation", [None, {}, {"temperature": None, "top_k": None}])
-def test_without_recommendations_the_defaults_are_neutral(
-    generation: dict[str, Any] | None, tmp_path: Path
-) -> None:
-    assert loaded(model(tmp_path, generation)).get_default_sampling_params() == SamplingParams()
 
 
 def test_vllm_means_neutral_and_a_directory_means_its_file(tmp_path: Path) -> None:
@@ -130,11 +121,6 @@ def test_mistakes_are_named_before_weights_are_read(
         LLM(directory, skip_tokenizer_init=True, **settings)
 
 
-def test_a_bad_recommendation_can_be_left_out(tmp_path: Path) -> None:
-    directory = model(tmp_path, {"temperature": -1})
-    assert loaded(directory, generation_config="vllm").get_default_sampling_params()
-
-
 def test_a_broken_generation_config_file_is_named(tmp_path: Path) -> None:
     directory = model(tmp_path / "model", None)
     other = model(tmp_path / "other", {"eos_token_id": "x"})
@@ -161,12 +147,6 @@ def test_generate_and_stream_use_it_only_without_parameters(tmp_path: Path) -> N
     assert len(tokens()) == 3
     assert len(tokens(SamplingParams(seed=1))) == 16
     assert [*llm.stream(prompt)][-1].outputs[0].token_ids == tokens()
-
-
-def test_the_bundled_model_recommends_its_evaluation_temperature() -> None:
-    values = json.loads((BUNDLED_DIRECTORY / "generation_config.json").read_text())
-    assert (values["do_sample"], values["temperature"]) == (True, 0.7)
-    assert GenerationConfig.load(BUNDLED_DIRECTORY).sampling == {"temperature": 0.7}
 
 
 # The command line.
@@ -292,22 +272,6 @@ def test_max_logprobs_limits_log_probabilities(tmp_path: Path) -> None:
 
 
 # `EngineArgs`.
-
-
-def test_engine_args_build_the_parts_of_an_llm(tmp_path: Path) -> None:
-    directory = model(tmp_path, RECOMMENDED, vocab_size=420)
-    eos = with_tokenizer(directory)
-    args = AsyncEngineArgs(directory, load_format="dummy", num_blocks=9, max_num_seqs=3)
-    parts = build(args)
-    assert parts.directory == parts.text_directory == directory
-    assert parts.engine.config.max_num_seqs == 3
-    assert parts.engine.scheduler.manager.num_blocks == 9
-    assert parts.tokenizer is not None
-    assert parts.model.eos_token_ids == (3, eos)
-    assert SamplingParams(**parts.generation.sampling) == SamplingParams(**AS_PARAMETERS)
-    llm = LLM.from_engine_args(args)
-    assert llm.engine_args == EngineArgs(**vars(args))
-    assert llm.engine.config == parts.engine.config
 
 
 def test_a_separate_tokenizer_can_be_loaded(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ import small_tokenizers
 from mie import (
     LLM,
     AsyncLLM,
-    BeamSearchParams,
     EngineConfig,
     RequestLimits,
     SamplingParams,
@@ -124,11 +123,6 @@ def test_a_schema_keeps_the_order_of_its_properties_and_later_changes_do_not_mat
     schema.clear()
     assert params.json == '{"properties": {"b": {}, "a": {}}}'
     assert hash(params) == hash(StructuredOutputsParams(json=str(params.json)))
-
-
-def test_beam_search_refuses_them_by_name():
-    with pytest.raises(ConfigError, match="structured_outputs"):
-        BeamSearchParams(beam_width=2, max_tokens=3, structured_outputs={})  # type: ignore
 
 
 # What is refused before anything is queued.
@@ -242,7 +236,7 @@ def test_a_model_without_an_end_is_refused():
 # What comes out.
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_every_kind_gives_what_it_describes(seed: int):
     llm = bundled()
     for text in texts(llm, params_of(seed, regex=DATE, n=4)):
@@ -348,12 +342,6 @@ def test_each_of_several_ends_may_follow_a_complete_text():
     assert bits(only.mask()) == sorted(ends)
 
 
-def test_max_tokens_cuts_the_text():
-    [output] = bundled().generate("a", params_of(json=SCHEMA, max_tokens=3), use_tqdm=False)
-    assert output.outputs[0].finish_reason == "length"
-    assert '{"animal":"'.startswith(output.outputs[0].text[:11])
-
-
 # Determined tokens.
 
 
@@ -420,15 +408,6 @@ def test_min_tokens_bans_the_end_until_then():
     params = params_of(regex="[ab]*", min_tokens=30, max_tokens=60)
     [output] = bundled().generate("a", params, use_tqdm=False)
     assert len(output.outputs[0].token_ids) > 30
-
-
-def test_stop_strings_and_stop_tokens_end_earlier():
-    assert texts(bundled(), params_of(regex="a{50}b", stop="aaa", max_tokens=99))[0] == ""
-    [b] = bundled().tokenizer.encode("b", add_special_tokens=False)[-1:]
-    [output] = bundled().generate(
-        "a", params_of(grammar='start: "a" "b" "c"', stop_token_ids=[b]), use_tqdm=False
-    )
-    assert output.outputs[0].stop_reason in (b, None)
 
 
 def test_bias_bans_and_penalties_choose_among_what_is_allowed():
@@ -572,15 +551,6 @@ def test_async_llm_constrains_too():
     assert json.loads(asyncio.run(run())).keys() == {"animal", "age", "tags"}
 
 
-def test_a_stream_and_a_chat_are_constrained():
-    llm = bundled()
-    pieces = [out.outputs[0].new_text for out in llm.stream("Once", params_of(json=SCHEMA))]
-    assert json.loads("".join(pieces))["age"] > 0
-    message = [{"role": "user", "content": "Tell me a story."}]
-    [answer] = llm.chat(message, params_of(json=SCHEMA), use_tqdm=False)
-    assert json.loads(answer.outputs[0].text)["age"] > 0
-
-
 # The masks.
 
 GRAMMARS: list[dict[str, Any]] = [
@@ -686,7 +656,7 @@ def test_the_text_that_users_see_is_what_the_grammar_describes(name: str):
     eos = tokenizer.eos_token_id
     prompt = tokenizer.encode("The dragon's friends")
     grammars, rng = Grammars(tokenizer, tokenizer.vocab_size, [eos]), random.Random(name)
-    for _ in range(60):
+    for _ in range(20):
         matcher = grammars.start(StructuredOutputsParams(json=SCHEMA))
         detokenizer, text = Detokenizer(tokenizer, prompt), ""
         while (chosen := rng.choice(bits(matcher.mask()))) != eos:
@@ -777,21 +747,3 @@ def test_the_options_of_the_command_line(capsys: pytest.CaptureFixture[str], tmp
     ):
         assert main(["generate", "--temperature", "9", "--seed", "1", *options, "Hi"]) == 0
         assert re.fullmatch(pattern, capsys.readouterr().out.strip())
-
-
-def test_bad_options_of_the_command_line_are_named(capsys: pytest.CaptureFixture[str]):
-    for options, message in (
-        (["--regex", "("], "structured_outputs has a regex"),
-        (["--regex", "a", "--choice", "b"], "got regex and choice"),
-        (["--grammar", "@/nowhere"], "cannot read --grammar @/nowhere"),
-    ):
-        assert main(["generate", *options, "Hi"]) == 2
-        assert message in capsys.readouterr().err
-
-
-def test_a_json_line_may_have_them(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    lines = tmp_path / "lines.jsonl"
-    line = {"prompt": "Hi", "temperature": 9, "structured_outputs": {"choice": ["yes", "no"]}}
-    lines.write_text(json.dumps(line) + "\n")
-    assert main(["generate", "--input", str(lines)]) == 0
-    assert capsys.readouterr().out.strip() in ("yes", "no")

@@ -27,7 +27,7 @@ from mie.tools.formats import (
     reasoning_in,
     reasoning_tags,
 )
-from mie.tools.parser import BorderedText, JsonEnd
+from mie.tools.parser import JsonEnd
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data/answers.json").read_text("utf-8"))
 TOOLS = frozenset({"weather", "add"})
@@ -124,24 +124,6 @@ def test_no_call_is_invented_and_no_text_is_lost(name: str, text: str):
         assert content == text
 
 
-@given(text=st.text())
-def test_any_text_without_tags_stays_what_it_is(text: str):
-    assert read(form_of(formats.HERMES), list(text)) == ("", text, [], 0)
-
-
-@given(text=st.lists(st.sampled_from([" ", "\n", "a", "b "]), max_size=9), place=st.integers(0, 9))
-def test_space_at_a_border_is_dropped(text: list[str], place: int):
-    bordered = BorderedText()
-    for piece in text[:place]:
-        bordered.add(piece)
-    bordered.border()
-    for piece in text[place:]:
-        bordered.add(piece)
-    bordered.end()
-    before, after = "".join(text[:place]).rstrip(), "".join(text[place:]).lstrip()
-    assert bordered.text == (f"{before}\n{after}" if before and after else before + after)
-
-
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
@@ -191,12 +173,6 @@ def test_a_call_without_its_closing_tag_is_one_only_at_the_end():
     assert len(read(form_of(formats.HERMES), [f"{call} </tool_"])[2]) == 1
     for rest in ("\nSo.", "<tool_call>", "</tool>"):
         assert read(form_of(formats.HERMES), [call + rest])[2] == []
-
-
-def test_calls_after_text_that_looked_like_one_are_found():
-    text = '<tool_call>no <tool_call>{"name": "add", "arguments": {}}</tool_call>'
-    _, content, calls, num_unparsed = read(form_of(formats.HERMES), [text])
-    assert (content, len(calls), num_unparsed) == ("<tool_call>no", 1, 1)
 
 
 def test_at_most_one_call_without_parallel_calls():
@@ -289,17 +265,6 @@ def test_a_grammar_names_special_tokens_by_their_ids():
     plain = grammar_of(formats.HERMES, choice, lambda tag: None).grammar
     assert plain is not None
     assert r'start: "<tool_call>" "\n{\"name\": \"" call' in plain
-
-
-def test_a_named_tool_and_no_parallel_calls_give_one_call():
-    for choice in (
-        tool_choice_of([tool(), tool("b")], {"type": "function", "function": {"name": "b"}}),
-        tool_choice_of([tool("b")], "required", False),
-    ):
-        grammar = grammar_of(formats.HERMES, choice, lambda tag: None).grammar
-        assert grammar is not None
-        assert "{0,31}" not in grammar
-        assert r'"add\"' not in grammar
 
 
 # The parameters.
@@ -442,8 +407,3 @@ UNSUPPORTED: dict[str, tuple[Any, str]] = {
 def test_other_keys_of_a_response_template_are_refused_by_name(template: Any, message: str):
     with pytest.raises(RequestError, match=re.escape(f"is not supported: {message}")):
         calls_in(template)
-
-
-def test_reasoning_in_a_pattern_is_refused_by_name():
-    with pytest.raises(RequestError, match=r"fields\.thinking\.open_pattern"):
-        reasoning_in({"fields": {"thinking": {"open_pattern": "x"}}})

@@ -39,7 +39,7 @@ from mie.errors import (
     UnsupportedImportError,
     UnsupportedNameError,
 )
-from mie.params.unsupported import BEAM_SEARCH, SAMPLING
+from mie.params.unsupported import SAMPLING
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "vllm_page.py"))
@@ -269,11 +269,6 @@ def test_a_neutral_parameter_can_be_read_assigned_and_copied(cls: Any, table: An
     assert copy.deepcopy(params) == pickle.loads(pickle.dumps(params)) == cls()
 
 
-def test_neutral_parameters_of_a_beam_search_can_be_read():
-    params = BeamSearchParams(beam_width=1, max_tokens=1)
-    assert [getattr(params, name) for name in BEAM_SEARCH] == [None] * len(BEAM_SEARCH)
-
-
 # Names that run.
 
 
@@ -476,16 +471,6 @@ def test_from_optional_gives_defaults_for_none():
     assert SamplingParams.from_optional(max_tokens=None) == SamplingParams(max_tokens=None)
     with pytest.raises(ConfigError, match="top_p must be a number"):
         SamplingParams.from_optional(top_p=2)
-
-
-def test_the_text_of_a_beam_has_special_tokens_if_asked(llm: LLM):
-    def text(**given: Any) -> str:
-        params = BeamSearchParams(beam_width=1, max_tokens=1, **given)
-        [found] = llm.beam_search([[llm.get_tokenizer().eos_token_id, 20]], params)
-        return found.sequences[0].text or ""
-
-    assert text(skip_special_tokens=False).startswith("<|eos|>")
-    assert not text().startswith("<|eos|>")
 
 
 def test_the_parameters_of_a_beam_search_and_of_a_structure_run(llm: LLM):
