@@ -177,8 +177,8 @@ def fuzz(zygote: Zygote, files: Files, seed: int, count: int) -> None:
             raise AssertionError(f"case {number}, {case.__name__}: {error}") from error
 
 
-def test_fifty_mutations(zygote: Zygote, files: Files) -> None:
-    fuzz(zygote, files, 0, 50)
+def test_one_hundred_mutations(zygote: Zygote, files: Files) -> None:
+    fuzz(zygote, files, 0, 100)
 
 
 @pytest.mark.slow
