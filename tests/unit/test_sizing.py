@@ -20,7 +20,7 @@ from mie.checkpoint.tensors import num_parameters
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
 from mie.load import sizing
-from mie.load.backends import Choice, load_backend
+from mie.load.backends import load_backend
 from mie.load.engine import load_engine
 from mie.load.sizing import MemoryPlan, plan_memory, smaller_settings
 from mie.ops.backend import Memory
@@ -158,13 +158,13 @@ def test_a_data_type_is_suggested_only_if_it_fits(
 ):
     config, directory = EngineConfig(num_blocks=100), tiny["llama"].directory
 
-    def choose(name: str, dtype: str, config: EngineConfig, **_: Any) -> Choice:
+    def choose(name: str, dtype: str, config: EngineConfig, **_: Any) -> Backend:
         backend = Backend(needs() + 60 * BLOCK)
         if dtype == "float16":
             backend.dtype, backend.itemsize = np.dtype(np.float16), 2
-        return Choice(backend=backend, line="")
+        return backend
 
-    monkeypatch.setattr("mie.load.engine.choose_backend", choose)
+    monkeypatch.setattr("mie.load.engine.load_backend", choose)
     text = refusal(lambda: load_engine(directory, config))
     assert "(num_blocks=60; or " in text
     assert text.endswith("; or dtype=float16 fits)")
