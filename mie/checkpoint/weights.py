@@ -52,7 +52,7 @@ class Checkpoint:
     """
 
     def __init__(self, entries: Mapping[str, TensorEntry], ignored: Iterable[str] = ()) -> None:
-        """Use `Checkpoint.open` instead, which checks what is passed here."""
+        """Use `Checkpoint.open` instead, which checks the entries."""
         self._entries = dict(entries)
         self._maps: dict[Path, mmap.mmap] = {}
         self.ignored = tuple(ignored)

@@ -39,7 +39,7 @@ def load_backend(
 
     On a GPU, dtype "auto" follows ``checkpoint_dtype``, the one that the model's config names.
     ``weights_dtype`` is the widest dtype of the matrices in the files. ``tell`` gets a line for the
-    log: the backend's name, with what it runs or why "auto" took it.
+    log: the backend's name, with its threads or the reason why "auto" took it.
 
     Raises:
         ConfigError: there is no such backend, it cannot run here, it does not compute in ``dtype``,

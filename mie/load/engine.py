@@ -33,7 +33,7 @@ from mie.sched.scheduler import Scheduler
 from mie.system.logs import PreemptionWarnings
 
 Count = Callable[[int], object]
-"""Counts what is done since the last call."""
+"""Counts the work that was done since the last call."""
 
 CPUS = ("jit", "numpy", "numpy-plain")
 """The backends that compute in float32 with weights and a cache of 16 bits."""

@@ -70,7 +70,7 @@ class Grammars:
         return Matcher(grammar, self.eos_token_ids, self.vocab_size)
 
     def submit(self, params: StructuredOutputsParams, caller: Hashable = None) -> Future[Grammar]:
-        """Begin to compile a description, and return what will have the grammar; it never waits.
+        """Begin to compile a description, and return the future of its grammar, without waiting.
 
         While it is held, `start` returns at once. Callers take turns. The future may be cancelled.
 
