@@ -20,7 +20,6 @@ from mie.cli.options import (
     add_sampling_options,
     load_llm,
     report_sampling_defaults,
-    sampling_params,
 )
 from mie.errors import ConfigError, ModelError, RequestError
 from mie.load.parts import build
@@ -157,17 +156,6 @@ def arguments(*words: str, max_tokens: int | None = 256) -> argparse.Namespace:
     add_engine_options(parser)
     add_sampling_options(parser, max_tokens=max_tokens)
     return parser.parse_args(words)
-
-
-def test_options_override_the_model_and_a_request_overrides_both() -> None:
-    defaults = {"temperature": 0.6, "top_k": 20, "max_tokens": 99}
-    args = arguments("--temperature", "0.5")
-    params = sampling_params(args, {"top_k": 3}, defaults)
-    assert params == SamplingParams(temperature=0.5, top_k=3, max_tokens=99)
-    assert sampling_params(args, {"max_tokens": 4}, defaults).max_tokens == 4
-    assert sampling_params(arguments("--max-tokens", "5"), None, defaults).max_tokens == 5
-    assert sampling_params(arguments(), None, {}).max_tokens == 256
-    assert sampling_params(arguments(max_tokens=None), None, {}).max_tokens is None
 
 
 def test_the_command_line_prints_the_defaults_in_use(

@@ -132,12 +132,6 @@ def test_the_tables_of_the_docs_equal_the_declarations(page: Path) -> None:
     assert SCRIPT["rewritten"](text) == text, "run scripts/settings_tables.py"
 
 
-def test_the_docs_explain_every_setting() -> None:
-    text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
-    for name in DECLARED:
-        assert f"`{name}`" in text
-
-
 # The simulator.
 
 SIMULATED = ("bench", "throughput", "--device", "h200", "--num-prompts", "2")
@@ -168,13 +162,6 @@ def test_settings_without_effect_on_a_simulation_are_refused(
 ) -> None:
     assert main([*SIMULATED, *arguments_of(name, DECLARED[name][1])]) == 2
     assert f"{option(name)} has no effect on a simulated engine" in capsys.readouterr().err
-
-
-def test_settings_of_a_simulation_are_accepted(capsys: pytest.CaptureFixture[str]) -> None:
-    small = ("--num-gpu-blocks-override", "64", "--max-num-seqs", "2", "--sjf-ageing", "2")
-    policy = ("--scheduling-policy", "sjf", "--tensor-parallel-size", "1")
-    assert main([*SIMULATED, *small, *policy]) == 0
-    assert capsys.readouterr().err == ""
 
 
 # vLLM's names.

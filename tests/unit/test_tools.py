@@ -24,7 +24,6 @@ from mie.tools.formats import (
     CallFormat,
     call_format,
     calls_in,
-    reasoning_in,
     reasoning_tags,
 )
 from mie.tools.parser import JsonEnd
@@ -68,21 +67,6 @@ def test_answers_are_read_as_transformers_reads_them(case: dict[str, Any]):
     expected = [call["function"] for call in message.get("tool_calls", ())]
     assert named((0, 0, found)) == [(each["name"], each["arguments"]) for each in expected]
     assert num_unparsed == 0
-
-
-def test_a_response_template_says_what_the_table_says():
-    template = GOLDEN["templates"]["hermes"]
-    assert reasoning_in(template) == formats.THINK
-    calls = calls_in(template)
-    assert (calls.open, calls.close) == (formats.HERMES.open, formats.HERMES.close)
-    assert calls_in(GOLDEN["templates"]["cohere"]) == CallFormat(
-        open="<|START_ACTION|>",
-        close="<|END_ACTION|>",
-        name="tool_name",
-        arguments="parameters",
-        is_list=True,
-        separator=", ",
-    )
 
 
 # Pieces.
@@ -192,11 +176,6 @@ def test_half_a_character_in_arguments_stays_an_escape():
     text = '<tool_call>{"name": "add", "arguments": {"a": "\\ud83e", "b": "é"}}</tool_call>'
     [(_, _, _, arguments)] = read(form_of(formats.HERMES), [text])[2]
     assert arguments.encode() == b'{"a": "\\ud83e", "b": "\\u00e9"}'
-
-
-def test_a_json_answer_is_no_call_of_llama():
-    answer = '{"name": "Mia", "animal": "otter"}'
-    assert read(form_of(formats.LLAMA3), list(answer)) == ("", answer, [], 0)
 
 
 def test_reasoning_is_at_the_beginning_or_nowhere():
