@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # Each worker and each command of the tests imports what the others have compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all check docs clean
+.PHONY: demo test test-all test-lowest check check-build docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/mie generate --temperature 0.7 --seed 5 \
@@ -23,10 +23,22 @@ test-all: check
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 	MIE_HYPOTHESIS=far $(BIN)/python -m pytest tests/property
 
+# The package with the oldest version in each range of pyproject.toml, in an environment of its own.
+test-lowest:
+	$(PYTHON) -m venv build/lowest
+	build/lowest/bin/python -m pip install --quiet --constraint constraints-lowest.txt \
+	  --editable ".[jit,serve,structured,chat,hub]" pytest pytest-timeout hypothesis jsonschema
+	build/lowest/bin/python -m pytest -m "not slow" tests/unit tests/golden tests/parity \
+	  tests/property/test_engine_equals_naive.py tests/serve/test_chat.py tests/serve/test_completions.py
+
 check: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python scripts/check_types.py
+
+# The distributions, in dist/, and the wheel tried in a fresh environment.
+check-build: $(VENV)/.installed-test
+	$(BIN)/python scripts/check_build.py --output-dir dist
 
 # The documentation, in build/docs. Everything is read again, so that no warning is missed.
 docs: $(VENV)/.installed-docs

@@ -25,7 +25,7 @@ from mie.text.pretrained import PretrainedTokenizer
 
 @refuses_names
 class LLMEngine:
-    """A model, its tokenizer and an engine, for programs that run the steps themselves.
+    """A model, its tokenizer and an engine, for programs that run the steps themselves::
 
         engine = LLMEngine.from_engine_args(EngineArgs("bundled"))
         engine.add_request("1", "Once upon a time", SamplingParams())

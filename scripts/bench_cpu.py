@@ -16,70 +16,32 @@ so that its threads do not spin. Engines that do not fit into memory together ar
 groups, each of which has mie's first row. In a round, every engine of the group runs one workload,
 in alternating order. A round below one second is repeated until a second has passed, and counts
 with its median. Tables show medians over rounds (least–most). Ratios are taken within a round.
-bench/cpu/metrics.py defines what is measured.
+bench/cpu/metrics.py defines the rates.
 
 Each row also shows its share of the best that this machine does with as many threads, measured
 before and after each group (bench/cpu/limits.py). Decoding compares the bytes that a step must read
 with the bandwidth. Prefill compares its products with the best sgemm. bench/cpu/shapes.py has the
-formulas.
-
-Variables that tune OpenBLAS, OpenMP or MKL are removed, so that engines run as their users run
-them. With --without-avx512, other variables keep the engines from using AVX-512. llama.cpp needs a
-special build for that; pass its interpreter as --python llama.cpp=PATH:
-
-    CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON" \
-        pip install --no-binary llama-cpp-python llama-cpp-python gguf
+formulas. Variables that tune OpenBLAS, OpenMP or MKL are removed.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
-import platform
-import re
 import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.cpu.children import WITHOUT_AVX512, child_environment
-from bench.cpu.entries import FORMATS, entries_of, mie_entries
-from bench.cpu.metrics import WORKLOADS, quick
-from bench.cpu.model_bench import ModelBench
-from bench.cpu.report import as_json, markdown
-from bench.cpu.results import BASELINE, ModelResults
+from bench.cpu.metrics import BASELINE, WORKLOADS, ModelResults, markdown, quick
+from bench.cpu.model_bench import FORMATS, ModelBench, entries_of
 from bench.cpu.shapes import BUNDLED, MODELS, SHAPES
+from bench.harness import machine, write_report
 
 FAMILIES = tuple(dict.fromkeys(name.split("-")[0] for name in FORMATS))
-
-
-def machine_state(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the facts about the machine and the software that the figures hold for."""
-    cpu_info = Path("/proc/cpuinfo").read_text()
-    model = re.search(r"model name\s*:\s*(.*)", cpu_info)
-    numbers = re.search(r"cpu family\s*:\s*(\d+)\s*model\s*:\s*(\d+)", cpu_info)
-    kept = child_environment(without_avx512=False)
-    removed = {name: value for name, value in os.environ.items() if name not in kept}
-    mine = {each.name: each.settings for each in args.entries if each.family == BASELINE}
-    return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="minutes"),
-        "cpu": (model[1] if model else platform.processor())
-        + (f" (family {numbers[1]}, model {numbers[2]})" if numbers else ""),
-        "avx512": " avx512f " in cpu_info and not args.without_avx512,
-        "threads": args.threads,
-        "cpus": f"{sorted(os.sched_getaffinity(0))} of {os.cpu_count()}",
-        "load average at the start": [round(load, 2) for load in os.getloadavg()],
-        "variables removed": removed or "none",
-        "variables set": WITHOUT_AVX512 if args.without_avx512 else "none",
-        "mie's rows": mine,
-        "weights": "bfloat16 files",
-        "rounds": f"{args.rounds}, of small workloads: a trial" if args.quick else args.rounds,
-        "requests of transformers one by one": args.baseline_requests,
-    }
 
 
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -93,39 +55,18 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="NAME")
     add("--rounds", type=int, default=3)
     add("--threads", type=int, default=2, help="CPUs that each engine may use")
-    add(
-        "--mie",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="set an argument of LLM in all of mie's rows",
-    )
-    add(
-        "--mie-variant",
-        action="append",
-        default=[],
-        metavar="NAME:KEY=VALUE,...",
-        help="add a row of mie with these arguments",
-    )
-    add(
-        "--python",
-        action="append",
-        default=[],
-        metavar="FAMILY=PATH",
-        help="run an engine with this interpreter",
-    )
-    add("--without-avx512", action="store_true")
-    add(
-        "--baseline-requests",
-        type=int,
-        default=2,
-        help="requests that transformers runs one by one",
-    )
+    for name, metavar, text in (
+        ("--mie", "KEY=VALUE", "set an argument of LLM in all of mie's rows"),
+        ("--mie-variant", "NAME:KEY=VALUE,...", "add a row of mie with these arguments"),
+        ("--python", "FAMILY=PATH", "run an engine with this interpreter"),
+    ):
+        add(name, action="append", default=[], metavar=metavar, help=text)
+    add("--baseline-requests", type=int, default=2, help="of transformers one by one")
     add("--quick", action="store_true", help="try the script: small workloads, one round")
     add("--output", metavar="PREFIX", help="write PREFIX.json and PREFIX.md")
     args = parser.parse_args(words)
     try:
-        args.entries = entries_of(args.engines, mie_entries(args.mie, args.mie_variant))
+        args.entries = entries_of(args.engines, args.mie, args.mie_variant)
     except ValueError as error:
         parser.error(str(error))
     args.python = dict(word.partition("=")[::2] for word in args.python)
@@ -143,25 +84,34 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def write_report(
-    prefix: str, state: Mapping[str, Any], results: list[ModelResults], skipped: list[str]
-) -> None:
-    """Write PREFIX.json and PREFIX.md."""
-    text = json.dumps(as_json(state, results, skipped), indent=2)
-    Path(f"{prefix}.json").write_text(text + "\n")
-    Path(f"{prefix}.md").write_text(markdown(state, results, skipped) + "\n")
+def report(
+    state: Mapping[str, Any], results: Sequence[ModelResults], skipped: Sequence[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return all results as JSON data and as lines of Markdown."""
+    lines = [f"* {key}: {value}" for key, value in state.items()]
+    lines += [f"* skipped: {each}" for each in skipped]
+    lines += ["", *(line for each in results for line in markdown(each))]
+    models = [asdict(each) for each in results]
+    return {"state": state, "skipped": list(skipped), "models": models}, lines
 
 
 def main() -> int:
-    """Measure, print, and write the results after each model.
+    """Measure, and print and write the results after each model.
 
     Returns 1 if a row of mie is missing, else 0.
     """
     args = parse_arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and so through every `finally`
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])  # children inherit it
-    state = machine_state(args)
-    print("\n".join(f"{key}: {value}" for key, value in state.items()), flush=True)
+    mine = {each.name: each.settings for each in args.entries if each.family == BASELINE}
+    state = {
+        **machine(),
+        "threads": args.threads,
+        "mie's rows": mine,
+        "weights": "bfloat16 files",
+        "rounds": f"{args.rounds}, of small workloads: a trial" if args.quick else args.rounds,
+        "requests of transformers one by one": args.baseline_requests,
+    }
     results: list[ModelResults] = []
     skipped: list[str] = []
     for name in args.models:
@@ -170,11 +120,10 @@ def main() -> int:
             found = bench.run()
         results += [found] if found else []
         skipped += bench.skipped
-        if args.output:
-            write_report(args.output, state, results, skipped)
-    print(f"\n{markdown(state, results, skipped)}")
-    mine = {each.name for each in args.entries if each.family == BASELINE}
-    return int(any(mine - set(each.loaded) for each in results) or len(results) < len(args.models))
+        write_report(args.output, *report(state, results, skipped))
+    return int(
+        any(mine.keys() - each.loaded for each in results) or len(results) < len(args.models)
+    )
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.cpu.children import child_environment
 from bench.cpu.shapes import write_model
+from bench.harness import user_environment
 from bench_serve_callers import stream_all
 
 ROOT = Path(__file__).parent.parent
@@ -157,7 +157,7 @@ def running(name: str, python: str, directory: Path, log: Path) -> Iterator[int]
         "threads": len(os.sched_getaffinity(0)),
     }
     command = [python, *(part.format(**values) for part in peer.arguments)]
-    environment = {**child_environment(False), "HF_HUB_OFFLINE": "1"}
+    environment = {**user_environment(), "HF_HUB_OFFLINE": "1"}
     if name == "mie":
         environment["PYTHONPATH"] = str(ROOT)
     with log.open("wb") as file:

@@ -7,41 +7,29 @@ Python alone, Python with `import mie`, and the first byte of the bundled model'
 """
 
 import argparse
-import os
-import re
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+
+from bench.harness import ROOT, Spread, machine, user_environment
 
 PROMPT = "Tell me a story about Mia the fox, the old mill and a silver bell."
-GENERATE = [sys.executable, "-m", "mie", "generate", "--temperature", "0", PROMPT]
-ROOT = Path(__file__).resolve().parents[1]
+COMMANDS = {
+    "Python alone": ["-c", "print()"],
+    "Python and `import mie`": ["-c", "import mie; print()"],
+    "`mie generate`, first token": ["-m", "mie", "generate", "--temperature", "0", PROMPT],
+}
 
 
-def environment(root: Path = ROOT) -> dict[str, str]:
-    """Return a user's environment, without tuning and with cached bytecode, for a checkout."""
-    tuned = re.compile("OPENBLAS_|OMP_|PYTHONDONTWRITEBYTECODE")
-    kept = {k: v for k, v in os.environ.items() if not tuned.match(k)}
-    return kept | {"PYTHONPATH": str(root)}
-
-
-def seconds_to_run(code: str, root: Path = ROOT) -> float:
-    start = time.perf_counter()
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment(root), cwd=root)
-    return time.perf_counter() - start
-
-
-def seconds_to_first_token(root: Path = ROOT) -> float:
+def seconds_to_first_byte(arguments: list[str]) -> float:
+    """Return the seconds until a fresh process writes to stdout."""
     start = time.perf_counter()
     with subprocess.Popen(
-        GENERATE,
+        [sys.executable, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=environment(root),
-        cwd=root,
+        env=user_environment(),
+        cwd=ROOT,
     ) as process:
         assert process.stdout is not None
         process.stdout.read(1)
@@ -50,20 +38,11 @@ def seconds_to_first_token(root: Path = ROOT) -> float:
     return seconds
 
 
-def median(measure: Callable[[], float], rounds: int) -> str:
-    times = [measure() for _ in range(rounds)]
-    return f"{statistics.median(times):.3f} s ({min(times):.3f}–{max(times):.3f})"
-
-
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds
-    print(f"load average {os.getloadavg()[0]:.2f}, {os.cpu_count()} CPUs, median of {rounds}")
-    print("python alone            ", median(lambda: seconds_to_run("pass"), rounds))
-    print("python and import mie   ", median(lambda: seconds_to_run("import mie"), rounds))
-    print("mie generate, 1st token ", median(seconds_to_first_token, rounds))
-
-
-if __name__ == "__main__":
-    main()
+    print(", ".join(f"{name}: {value}" for name, value in machine().items()))
+    for title, arguments in COMMANDS.items():
+        found = Spread.of(seconds_to_first_byte(arguments) for _ in range(rounds))
+        print(f"{title}: {found.median:.3f} s ({found.least:.3f}–{found.most:.3f})")

@@ -5,10 +5,8 @@
 * ``steps``: a step of 64 decodes, all free or all constrained. Only steps with 64 rows and nothing
   else are compared, so that the model computes the same. Records are sampled one by one, because
   their determined tokens would add rows to other steps. Text has no determined tokens, so its steps
-  include the search for them. Turns alternate. The table has medians of ``Engine.step``, and the
-  median and range of the ratios of neighbouring turns. They compare ``Engine.step`` alone, the time
-  from the end of a step to the end of the next, with the text in between, and its CPU time. CPU
-  time counts all threads, also while they spin-wait.
+  include the search for them. The table has medians of ``Engine.step``, and the ratios of
+  neighbouring turns.
 * ``masks``: one mask for a vocabulary of 131,072 tokens, over random runs.
 * ``forced``: whole answers with determined tokens taken at once or one by one, in alternating
   turns, and the share of such tokens.
@@ -20,18 +18,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from bench.cpu.shapes import LLAMA, SHAPES
+from bench.harness import Spread, in_turn, untune
 from bench.vocabulary import write_tokenizer
 
 from mie import LLM, RequestOutputKind, SamplingParams, StructuredOutputsParams
@@ -82,35 +79,23 @@ def constrained(schema: dict[str, Any], **params: Any) -> SamplingParams:
     return SamplingParams(structured_outputs=StructuredOutputsParams(json=schema), **params)
 
 
-def spread(values: Iterable[float], digits: int = 3) -> str:
-    """Return the median, the least and the most."""
-    found = sorted(values)
-    low, middle, high = found[0], statistics.median(found), found[-1]
-    return f"{middle:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})"
-
-
 # Steps.
 
 
-RATIOS = ("seconds", "clock_seconds", "cpu_seconds")
+def step_seconds(llm: LLM, prompts: list[str], params: SamplingParams) -> float:
+    """Return the median time of the steps in which all streams decode and nothing else happens."""
+    seconds: list[float] = []
 
-
-class Turn:
-    """The steps of one turn in which all streams decode and nothing else happens."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.clock_seconds: list[float] = []
-        self.cpu_seconds: list[float] = []
-        self._last = 0.0, 0.0
-
-    def observe(self, stats: StepStats) -> None:
-        """Note a step and the time since the one before."""
-        last, self._last = self._last, (time.perf_counter(), time.process_time())
+    def observe(stats: StepStats) -> None:
         if stats.num_decode_tokens == NUM_STREAMS and not stats.num_prefill_tokens:
-            self.seconds.append(stats.seconds)
-            self.clock_seconds.append(self._last[0] - last[0])
-            self.cpu_seconds.append(self._last[1] - last[1])
+            seconds.append(stats.seconds)
+
+    llm.engine.observers.append(observe)
+    llm.generate(prompts, params, use_tqdm=False)
+    llm.engine.observers.remove(observe)
+    assert params.max_tokens is not None
+    assert len(seconds) > params.max_tokens // 2, "too few steps have the same work"
+    return statistics.median(seconds)
 
 
 def measure_steps(model: str, output: str, folder: Path, rounds: int, tokens: int) -> None:
@@ -125,33 +110,15 @@ def measure_steps(model: str, output: str, folder: Path, rounds: int, tokens: in
             "free": SamplingParams(**options, ignore_eos=True),
             "constrained": constrained(schema, **options),
         }
-        turns: dict[str, list[Turn]] = {kind: [] for kind in kinds}
+        found: dict[str, list[float]] = {kind: [] for kind in kinds}
         for turn in range(rounds + 1):  # the first warms up
-            for kind, params in kinds.items() if turn % 2 else reversed(kinds.items()):
-                seen = Turn()
-                llm.engine.observers.append(seen.observe)
-                llm.generate(prompts, params, use_tqdm=False)
-                llm.engine.observers.remove(seen.observe)
-                assert len(seen.seconds) > tokens // 2, "too few steps have the same work"
+            for kind in in_turn(kinds, turn):
+                seconds = step_seconds(llm, prompts, kinds[kind])
                 if turn:
-                    turns[kind].append(seen)
-        columns = [
-            f"{1e3 * statistics.median(median_of(each, 'seconds') for each in turns[kind]):.2f}"
-            for kind in kinds
-        ]
-        columns += [
-            spread(
-                median_of(constrained_turn, name) / median_of(free_turn, name)
-                for free_turn, constrained_turn in zip(*turns.values(), strict=True)
-            )
-            for name in RATIOS
-        ]
-        print(f"| {model} | {output} | {temperature:g} | {' | '.join(columns)} |", flush=True)
-
-
-def median_of(turn: Turn, name: str) -> float:
-    """Return the median of the steps of a turn."""
-    return statistics.median(getattr(turn, name))
+                    found[kind].append(seconds)
+        free, bound = (1e3 * statistics.median(each) for each in found.values())
+        ratio = Spread.of(b / a for a, b in zip(*found.values(), strict=True))
+        print(f"| {model} | {output} | {temperature:g} | {free:.2f} | {bound:.2f} | {ratio} |")
 
 
 # Masks.
@@ -217,27 +184,25 @@ def measure_forced(rounds: int) -> None:
         params = [constrained(RECORD, max_tokens=200, seed=i) for i in range(streams)]
         speeds: dict[str, list[float]] = {"at once": [], "one by one": []}
         share = 0.0
+        engines = {"at once": at_once, "one by one": one_by_one}
         for turn in range(rounds + 1):
-            order = [("at once", at_once), ("one by one", one_by_one)]
-            for name, llm in order if turn % 2 else order[::-1]:
+            for name in in_turn(engines, turn):
                 began = time.perf_counter()
-                outputs = llm.generate(prompts, params, use_tqdm=False)
+                outputs = engines[name].generate(prompts, params, use_tqdm=False)
                 seconds = time.perf_counter() - began
                 num_tokens = sum(len(each.outputs[0].token_ids) for each in outputs)
                 if turn:
                     speeds[name].append(num_tokens / seconds)
                 if name == "at once":
                     share = sum(each.metrics.num_forced_tokens for each in outputs) / num_tokens
-        ratios = [a / b for a, b in zip(*speeds.values(), strict=True)]
+        ratio = Spread.of(a / b for a, b in zip(*speeds.values(), strict=True))
         medians = " | ".join(f"{statistics.median(each):,.0f}" for each in speeds.values())
-        print(f"| {streams} | {share:.0%} | {medians} | {spread(ratios, 2)} |", flush=True)
+        print(f"| {streams} | {share:.0%} | {medians} | {ratio} |", flush=True)
 
 
 def main() -> None:
-    """Run the parts, without variables that tune OpenBLAS."""
-    untuned = {name: x for name, x in os.environ.items() if not name.startswith("OPENBLAS_")}
-    if untuned != dict(os.environ):
-        os.execve(sys.executable, [sys.executable, *sys.argv], untuned)
+    """Run the parts, without variables that tune a library."""
+    untune()
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parts = ("steps", "masks", "forced")
     parser.add_argument("--parts", nargs="+", default=parts, choices=parts)
@@ -248,11 +213,8 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if "steps" in args.parts:
-            print(
-                "| model | output | temperature | free ms | constrained ms "
-                "| ratio of steps | from step to step | of CPU time |"
-            )
-            print("|---|---|---|---|---|---|---|---|")
+            print("| model | output | temperature | free ms | constrained ms | ratio |")
+            print("|---|---|---|---|---|---|")
             for model in args.models:
                 for output in args.outputs:
                     measure_steps(model, output, Path(folder), args.rounds, args.tokens)

@@ -120,7 +120,7 @@ def section(owner: str) -> Iterator[str]:
     """Yield the lines about the names of one owner."""
     found = {name: status(owner, name) for name in NAMES[owner]}
     runs = [f"`{name}`" for name, each in found.items() if each.kind == "runs"]
-    yield f"### {owner.replace('vllm', 'mie', 1) if is_module(owner) else owner}\n"
+    yield f"## {owner.replace('vllm', 'mie', 1) if is_module(owner) else owner}\n"
     yield f"Runs: {', '.join(runs) or 'nothing'}.\n"
     alike: dict[str, list[str]] = {}
     for name, each in found.items():

@@ -41,7 +41,7 @@ def check_memory(
     tables: Iterable[BlockTable],
     host_tables: Iterable[HostTable] = (),
 ) -> None:
-    """Assert, between steps, that every count equals what the tables and the cache hold.
+    """Assert, between steps, that every count equals the holders of its block.
 
     ``tables`` and ``host_tables`` are all that are open.
     """
@@ -81,7 +81,7 @@ def check_pool(pool: BlockPool) -> None:
 
 
 def _check_holders(pool: BlockPool, prefix: PrefixCache, tables: Sequence[BlockTable]) -> None:
-    """Assert that every reference count equals what the open tables and the prefix cache hold."""
+    """Assert that every reference count equals the entries in open tables and the prefix cache."""
     check_pool(pool)
     held = Counter(block_id for table in tables for block_id in table.block_ids)
     nodes = list(_blocks(prefix))

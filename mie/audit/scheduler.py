@@ -37,7 +37,7 @@ def scheduler_snapshot(scheduler: Scheduler) -> dict[str, Any]:
 def check_scheduler(scheduler: Scheduler) -> None:
     """Assert the invariants that hold between steps, for tests.
 
-    Each live sequence is in exactly one queue and holds what that queue allows.
+    Each live sequence is in exactly one queue, and holds blocks only while it runs.
     """
     waiting, running = list(scheduler.waiting), scheduler.running
     holders = [*running, *scheduler._admission.kept.values()]

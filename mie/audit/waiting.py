@@ -15,10 +15,10 @@ Because = Literal["queue", "quota", "seats", "blocks", "budget", "nothing"]
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """What a waiting sequence needs to be admitted, and what there is, between two steps."""
+    """The needs of a waiting sequence, and the free seats, blocks and tokens, between two steps."""
 
     because: Because
-    """What is missing first. With "nothing" the next step admits it."""
+    """The first thing that is missing. With "nothing" the next step admits it."""
     position: int
     """Number of waiting sequences that are before it in the queue."""
     num_tokens: int
@@ -43,7 +43,7 @@ class Wait:
 
     @property
     def sentence(self) -> str:
-        """What is missing, in words."""
+        """The missing thing, in words."""
         blocks = (
             f"It needs {count(self.blocks_needed, 'block')}; {self.blocks_free} are free and "
             f"{self.blocks_evictable} can be evicted"

@@ -1,9 +1,9 @@
-"""Follow what may come next in a constrained output. The engine sees tokens, not text."""
+"""Follow a constrained output token by token. The engine sees tokens, not text."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -12,87 +12,14 @@ from mie.errors import RequestError
 from mie.ops.sampling import AllowedTokens, TokenMask, Words
 from mie.params.sampling import SamplingParams
 from mie.params.structured import StructuredOutputsParams
+from mie.structured.grammars import Grammars
+from mie.structured.matcher import Matcher
 
-if TYPE_CHECKING:
-    from concurrent.futures import Future
+Constraints: TypeAlias = Grammars
+"""Makes constraints for a model and its tokenizer."""
 
-
-class TokenConstraint(Protocol):
-    """The state of one output: which tokens may come next."""
-
-    def determined(self) -> int | None:
-        """Return the only token that may come next, or None if there are several.
-
-        Raises:
-            RequestError: the grammar is too complex to continue.
-        """
-
-    def mask(self) -> bytes:
-        """Return a bit for each token that may come next, at least ceil(V / 32) words.
-
-        At least one bit is set.
-
-        Raises:
-            RequestError: the grammar is too complex to continue.
-        """
-
-    def allows(self, token_id: int) -> bool:
-        """Return whether the mask has a token. This is cheaper than the mask.
-
-        Raises:
-            RequestError: the grammar is too complex to continue.
-        """
-
-    def accept(self, token_id: int) -> None:
-        """Advance by a token.
-
-        Raises:
-            RequestError: the token may not come next.
-        """
-
-    def validate(self, token_ids: Sequence[int]) -> int:
-        """Return how many of the tokens may come next, one after another. Nothing changes."""
-
-    def rollback(self, num_tokens: int) -> None:
-        """Return to the state before the last accepted tokens."""
-
-
-class Constraints(Protocol):
-    """Makes constraints for a model and its tokenizer."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of logits of a row, V."""
-
-    @property
-    def eos_token_ids(self) -> Sequence[int]:
-        """The tokens that end a complete output."""
-
-    def index(self) -> None:
-        """Prepare what all constraints need, which the first one does otherwise.
-
-        For a large vocabulary this takes seconds, in which no other thread runs Python.
-        """
-
-    def start(self, params: StructuredOutputsParams) -> TokenConstraint:
-        """Return a constraint at the beginning of an output.
-
-        This may wait for a compiler, but not while another constraint of equal parameters exists.
-
-        Raises:
-            RequestError: the parameters describe nothing that can be generated.
-            WorkerError: the compiler failed.
-        """
-
-    def submit(self, params: StructuredOutputsParams, caller: Hashable = None) -> Future[Any]:
-        """Begin to compile, and return a future. While its result is held, `start` never waits.
-
-        Callers take turns. Cancelling the future ends the work if nothing else waits for it.
-
-        Raises:
-            RequestError: the parameters describe nothing that can be generated.
-            WorkerError: the compiler cannot run.
-        """
+TokenConstraint: TypeAlias = Matcher
+"""The state of one output, which tells the tokens that may come next."""
 
 
 def check_constraint(
@@ -228,7 +155,7 @@ class RowConstraint:
 
 
 def structure_of(params: SamplingParams) -> StructuredOutputsParams:
-    """Return what the output of a request must match, after its parameters are verified."""
+    """Return the structure of a request's output, after its parameters are verified."""
     structure = params.structured_outputs
     assert isinstance(structure, StructuredOutputsParams), "`verified` converts mappings"
     return structure

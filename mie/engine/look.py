@@ -1,4 +1,4 @@
-"""What a page sees of an engine between two steps: what its log has that is new, and its counts."""
+"""Show an engine to a page between two steps: the new part of its log, and its counts."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ class Look:
     """An engine at one moment between two steps."""
 
     segments: Sequence[Segment] | None
-    """What the log has in memory, if the steps that were asked for are not all there."""
+    """The log in memory, if the steps that were asked for are not all there."""
     steps: Sequence[Step]
     """The steps that were asked for."""
     rest: Step
-    """What happened after the last step."""
+    """The records after the last step."""
     counts: Mapping[str, int]
     """Read from the scheduler and the allocator, not from the log."""
     metrics: Snapshot | None
-    """What `/metrics` would say, if it was asked for."""
+    """The numbers of `/metrics`, if they were asked for."""
 
 
 def look_at(engine: Engine, after: int | None, *, with_metrics: bool = False) -> Look:
-    """Return what happened after a step. Without it, and where the log has a hole, return it all.
+    """Return the log after a step. Without a step, and where the log has a hole, return it all.
 
     Call it in the engine's thread. It copies references to records, and computes nothing.
     """

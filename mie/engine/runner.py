@@ -1,7 +1,7 @@
 """Run a step's plan on a backend, which is the only place where host lists become arrays.
 
 The runner keeps one row for each running sequence (its block table, tokens and sampling) and
-applies the plan's deltas to it. So the cost of a step depends on what changed, not on the total.
+applies the plan's deltas to it. So the cost of a step depends on the changes, not on the total.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ class ModelRunner:
         return StepResult(token_ids=decoded, logprobs=logprobs, chunks=chunks, forced=forced)
 
     def advance(self, plan: StepPlan, decoded: Sequence[int]) -> None:
-        """Record what a step stored, and the tokens that its decodes sampled."""
+        """Record the tokens that a step stored, and those that its decodes sampled."""
         rows = np.array(plan.decodes, np.int64)
         self._num_stored[rows] += 1
         self._last_tokens[rows] = decoded

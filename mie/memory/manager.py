@@ -99,10 +99,10 @@ class KVCacheManager:
         """Find blocks for a table of all the tokens, with ``num_spare`` blocks left over.
 
         Return None if there are too few. Nothing is allocated. The table shares the longest cached
-        run of full blocks. It also copies the cached block that shares the longest prefix with what
-        follows. Swapped-out blocks are restored from ``host`` where the cache does not have them.
-        At least the last token is left to compute, so that there are logits. With an open table
-        ``parent``, whose tokens these begin with, the table is a fork of it instead.
+        run of full blocks. It also copies the cached block that shares the longest prefix with the
+        next tokens. Swapped-out blocks are restored from ``host`` where the cache does not have
+        them. At least the last token is left to compute, so that there are logits. With an open
+        table ``parent``, whose tokens these begin with, the table is a fork of it instead.
         """
         limit = len(token_ids) - 1
         path: list[Node] = []
@@ -204,7 +204,7 @@ class KVCacheManager:
     def advance(self, tables: Sequence[BlockTable]) -> None:
         """Record one more stored token for each table. This is `commit` for a step's decodes.
 
-        The full blocks of what is stored before must be published, which `commit` has done.
+        The full blocks of earlier tokens must be published, which `commit` has done.
         """
         size = self.block_size
         self._num_stored += len(tables)

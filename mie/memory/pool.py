@@ -20,7 +20,7 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._refcounts = [0] * num_blocks
-        # Ordered sets. What was freed last is taken first, and lower ids come first at the start.
+        # Ordered sets. The last freed is taken first, and lower ids come first at the start.
         self._free = dict.fromkeys(reversed(range(num_blocks)))
         self._free_regions = dict.fromkeys(reversed(range(num_blocks // REGION)))
         self._num_held = [0] * (num_blocks // REGION + 1)  # by region

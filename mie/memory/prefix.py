@@ -94,8 +94,8 @@ class PrefixCache:
     ) -> PartialMatch | None:
         """Return the block after ``path`` with the longest common prefix with the next tokens.
 
-        The prefix ends at ``limit`` at most. The block is a child, or what a running sequence has
-        written of its next block.
+        The prefix ends at ``limit`` at most. The block is a child, or the next block of a
+        running sequence, as far as it is written.
         """
         node = path[-1] if path else self._roots.get(salt)
         start = len(path) * self._block_size

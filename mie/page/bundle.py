@@ -52,7 +52,7 @@ def page_html(runs: Iterable[EmbeddedRun]) -> str:
         return f"{match[1]}data:image/svg+xml;base64,{content}{match[3]}"
 
     page = _ICON.sub(icon, _STYLE.sub(style, files["index.html"]))
-    # The meta element must come before what it allows, and knows the digests of that.
+    # The meta element must come before the scripts and styles that it allows by their digests.
     csp = (
         f"default-src 'none'; script-src {_digest(script)}; "
         f"style-src {' '.join(map(_digest, styles))}; img-src data: blob:; base-uri 'none'; "
@@ -80,7 +80,7 @@ def _digest(text: str) -> str:
 
 
 def bundle(files: Mapping[str, str]) -> str:
-    """Return one script that does what `MAIN` does.
+    """Return one script that has the effect of `MAIN`.
 
     Raises:
         ValueError: a module is missing, imports itself, or has a statement of another form.

@@ -63,7 +63,7 @@ def _state_of(values: SequenceState) -> str:
 
 
 class NodeText:
-    """What a page is told of the tokens in the prefix tree."""
+    """The cells of the prefix tree's tokens."""
 
     def __init__(
         self, decode: Callable[[Sequence[int]], str] | None = None, *, shows_tokens: bool = True

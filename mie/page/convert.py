@@ -2,7 +2,7 @@
 
     python -I -S convert.py DIRECTORY CPU_SECONDS MEMORY_BYTES OUTPUT_BYTES < log > records
 
-The log comes from a stranger, so the kernel limits what the process may use. It exits with 2 and a
+The log comes from a stranger, so the kernel limits the process. It exits with 2 and a
 message on standard error if the log is refused, and with `OUT_OF_MEMORY` if there is not enough.
 """
 
@@ -15,7 +15,7 @@ import sys
 OUT_OF_MEMORY = 77
 REFUSED = 2
 NAME = "the log"
-"""What messages call the file, whose name is not known here."""
+"""The name of the file in messages. Its own name is not known here."""
 
 
 def main() -> int:

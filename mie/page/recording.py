@@ -1,4 +1,4 @@
-"""A whole log as page records: a head, the whole state now and then, and what each step changed."""
+"""Write a log as page records: a head, the whole state now and then, and each step's changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mie.replay import State
 MAX_STEPS = 20_000
 """Steps that a page holds of a recorded run. The first ones of a longer run are left out."""
 STEPS_PER_KEY = 250
-"""Fewest steps between two keys. There are more if a key is larger than what they changed."""
+"""Fewest steps between two keys. There are more if a key is larger than their changes."""
 
 
 @dataclass(kw_only=True)
@@ -69,7 +69,7 @@ class Recording:
         return self._view.state.step
 
     def lines(self, name: str) -> Iterator[str]:
-        """Yield the head and all records. ``name`` is what the page calls the run."""
+        """Yield the head and all records. ``name`` is the title of the run."""
         first = self._chunks[0].first
         facts = {"dropped": self.num_dropped, "is_cut": self.is_cut}
         yield encode(

@@ -33,7 +33,7 @@ _NAMING = MappingProxyType(
         for kind, names in FIELDS.items()
     }
 )
-"""The fields of each kind of record that name what may change, and where they are in it."""
+"""The fields of each kind of record that name changed cells, and their places in it."""
 
 
 class View:
@@ -131,7 +131,7 @@ class View:
         """Return a sequence whose table has the block, and its index there, or None."""
         return next(iter(self._holders.get(block, {}).items()), None)
 
-    # What may have changed.
+    # Cells that may have changed.
 
     def _forget_changes(self) -> None:
         self._changed: set[Seq] = set()
@@ -161,7 +161,7 @@ class View:
             else:
                 (self._computed if kind in _COMPUTES else self._changed).add(value)
 
-    # What did change.
+    # Cells that did change.
 
     def _compare_sequence(self, seq: Seq, found: Cells) -> None:
         values, name = self.state.sequences.get(seq), seq_text(seq)
@@ -240,7 +240,7 @@ class View:
         return found
 
     def _fill(self, block: int) -> int:
-        """Return what `State.fills` has for one block."""
+        """Return the number of filled slots of one block, as `State.fills` does."""
         size, fill = self.state.blocks.block_size, 0
         if block in self.state.blocks.tree:
             return size

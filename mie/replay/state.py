@@ -127,7 +127,10 @@ class State:
         kind, *values = record
         try:
             require(kind in FIELDS, "unknown event")
-            getattr(self, f"_on_{kind}")(*values)
+            if kind in ("seal", "evict", "pin", "unpin"):
+                getattr(self.blocks, kind)(*values)
+            else:
+                getattr(self, f"_on_{kind}")(*values)
         except TraceError as error:
             raise self._located(record, error) from error
 
@@ -205,7 +208,9 @@ class State:
 
     def _on_decode(self, rows: Iterable[int]) -> None:
         size, seqs, sequences = self.blocks.block_size, self.rows, self.sequences
-        for row in rows:  # Most of a replay is spent here, so no message is formatted in vain.
+        for row in (
+            rows
+        ):  # Most of a replay is spent here, so a message is formatted only if it is needed.
             if row not in seqs:
                 raise TraceError(f"unknown row {row}")
             values = sequences[seqs[row]]
@@ -290,20 +295,6 @@ class State:
     def _on_copy(self, source: int, target: int, seq: Seq, cause: str) -> None:
         require(target in self._runner(seq).blocks, "the target is not in its table")
         require(source in self.blocks.refs, "the source has no holder")
-
-    def _on_seal(
-        self, block: int, parent: int | None, salt: str | None, tokens: Iterable[int]
-    ) -> None:
-        self.blocks.seal(block, parent, salt, tokens)
-
-    def _on_evict(self, block: int) -> None:
-        self.blocks.evict(block)
-
-    def _on_pin(self, block: int) -> None:
-        self.blocks.pin(block)
-
-    def _on_unpin(self, block: int) -> None:
-        self.blocks.unpin(block)
 
     def _on_export(self, seq: Seq, host: Iterable[int]) -> None:
         values, host = self._runner(seq), list(host)

@@ -42,7 +42,7 @@ MOST_ACCOUNTS = 1024
 def cost(request: Request) -> int:
     """Return the weighted number of tokens that a request was served so far.
 
-    Prompt tokens from the prefix cache cost nothing, and neither does what a preemption lost.
+    Prompt tokens from the prefix cache cost nothing, and neither do tokens that a preemption lost.
     """
     if request.rank == NOT_RANKED:
         return 0
@@ -105,7 +105,7 @@ class FairPolicy(Policy):
             self.charge(request)
 
     def charge(self, request: Request) -> None:
-        """Charge what a request was served since it was last charged."""
+        """Charge the tokens that a request was served since it was last charged."""
         due = cost(request) - request.num_charged
         if due:
             request.num_charged += due
@@ -152,8 +152,7 @@ class FairPolicy(Policy):
     def _level(self, seq: Sequence) -> float:
         """Return the counter of a waiting sequence's client.
 
-        A prompt that was computed in vain, because it was preempted before its first token, does
-        not count against it.
+        A prompt that was preempted before its first token does not count against it.
         """
         served = self.served[seq.request.client]
         if any(each.num_generated for each in seq.request.sequences):

@@ -10,7 +10,7 @@ SeqId = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class NewRow:
-    """What the runner must know of a sequence that gets a row (admission, resumption or fork)."""
+    """A sequence that gets a row of the runner (admission, resumption or fork)."""
 
     row: int
     choice: int
@@ -52,7 +52,7 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """One step: what is moved, what is computed, and which sequences are preempted."""
+    """One step: moves of blocks, tokens to compute, and preempted sequences."""
 
     step: int
     new_rows: tuple[NewRow, ...]

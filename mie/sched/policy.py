@@ -97,10 +97,10 @@ class Policy:
     # Accounts.
 
     def settle(self, running: Iterable[Sequence]) -> None:
-        """Charge the running sequences for what they got, before sequences are admitted."""
+        """Charge the running sequences for their tokens, before sequences are admitted."""
 
     def charge(self, request: Request) -> None:
-        """Charge a request for what it got, because one of its sequences got or lost its seat."""
+        """Charge a request for its tokens, because one of its sequences got or lost its seat."""
 
     # The step.
 

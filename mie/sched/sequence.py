@@ -1,4 +1,4 @@
-"""Define what the scheduler runs: a request and its sequences, one for each of its n choices."""
+"""Define a request and its sequences, one for each of its n choices."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Request:
     """Who sent it. Under the "fair" policy, each client gets its share."""
     beam: Beam | None = None
     constraint: object = field(init=False, default=None)
-    """Something that keeps compiled what its output must match, or None."""
+    """An object that keeps the grammar of its output compiled, or None."""
     rank: int = field(init=False, default=0)
     """The first part of its sequences' keys. The scheduler sets it."""
     num_charged: int = field(init=False, default=0)
-    """What its client's account was charged for it so far. The "fair" policy sets it."""
+    """The tokens for which its client was charged so far. The "fair" policy sets it."""
     prompt_logprobs: list[TokenLogprobs] = field(init=False, default_factory=list)
     """Log-probabilities of the prompt's positions, from the first to the last computed one.
 
@@ -221,7 +221,7 @@ class Sequence:
         )
 
     def new_row(self) -> NewRow:
-        """Return what the runner must know of it."""
+        """Return its row for the runner."""
         assert self.table is not None
         return NewRow(
             row=self.table.row,

@@ -1,1 +1,1 @@
-"""The modules of bench_cpu.py (`cpu/`), bench_gpu.py (`gpu/`) and bench_sched.py."""
+"""The modules that the benchmarks share, and those of bench_cpu.py and bench_gpu.py."""

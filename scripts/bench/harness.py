@@ -32,6 +32,13 @@ def user_environment() -> dict[str, str]:
     return {**kept, "PYTHONPATH": f"{ROOT}{os.pathsep}{SCRIPTS}"}
 
 
+def untune() -> None:
+    """Start this script again without variables that tune a library, which has read them."""
+    environment = user_environment()
+    if os.environ.keys() - environment.keys():
+        os.execve(sys.executable, [sys.executable, *sys.argv], environment)
+
+
 def run_child(
     module: str,
     request: object = None,

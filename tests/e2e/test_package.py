@@ -1,7 +1,6 @@
 """Test the sdist, the wheel and the editable install."""
 
 import os
-import re
 import subprocess
 import sys
 import tarfile
@@ -14,6 +13,10 @@ pytest.importorskip("hatchling")
 pytest.importorskip("hatch_fancy_pypi_readme")
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import check_build  # noqa: E402
+
 BACKEND = "import sys, hatchling.build; hatchling.build.{hook}(sys.argv[1])"
 
 
@@ -56,19 +59,27 @@ def test_the_wheel_is_the_package_and_nothing_else(wheel: ZipFile) -> None:
     assert any(name.endswith(".cu") for name in packaged)
 
 
-def test_the_description_has_no_relative_links(wheel: ZipFile) -> None:
+def test_the_description_begins_with_the_install_and_leads_nowhere(wheel: ZipFile) -> None:
+    assert wheel.filename is not None
+    assert check_build.problems_of(Path(wheel.filename)) == []
     metadata = metadata_of(wheel)
-    assert "docs/architecture.md is the map" in metadata
-    assert not re.findall(r"\]\((?!https?:|#)[^)]*\)", metadata)
+    assert "beginning with `docs/index.md`" in metadata
+    assert "schema, an expression or a grammar, and a model can call tools" in " ".join(
+        metadata.split()
+    )
+    assert "## How it is checked" in metadata
 
 
-def test_the_description_leaves_out_the_picture_and_nothing_around_it(wheel: ZipFile) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    before, _, rest = readme.partition("![")
-    after = rest.split("\n\n", maxsplit=1)[1]
-    description = metadata_of(wheel)
-    assert before + after.partition("[")[0] in description
-    assert ".svg" not in description
+def test_the_check_of_a_build_notices_a_picture_and_a_relative_link(tmp_path: Path) -> None:
+    path = tmp_path / "mie-9-py3-none-any.whl"
+    with ZipFile(path, "w") as wheel:
+        wheel.writestr("mie-9.dist-info/METADATA", "Name: mie\n\n# mie\n![a](b.svg) [c](d.md)\n")
+        wheel.writestr("tests/e.py", "")
+    text = "; ".join(check_build.problems_of(path))
+    for part in ("tests/e.py", "install command", "'![a]'", "'](d.md)'"):
+        assert part in text
+    assert check_build.undated("9", "## 9 (unreleased)\n")
+    assert not check_build.undated("9", "## 9 (2026-11-24)\n")
 
 
 def test_the_wheel_runs_a_model(wheel: ZipFile, tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import yaml
+
+from mie.version import __version__
 
 ROOT = Path(__file__).parents[2]
 WORKFLOW = (ROOT / ".github/workflows/test.yml").read_text()
@@ -37,6 +40,53 @@ def test_pre_commit_runs_the_checks_of_make_check():
     checks = [line.strip().replace("$(BIN)", ".venv/bin") for line in recipe.splitlines()]
     config = (ROOT / ".pre-commit-config.yaml").read_text()
     assert re.findall(r"^ *entry: (.*)$", config, re.MULTILINE) == checks
+
+
+def lower_bounds() -> dict[str, str]:
+    """Return the oldest allowed versions of the dependencies, also of the small extras."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    lists = re.findall(r"^(\w+) = \[(.*?)\]$", text, re.MULTILINE | re.DOTALL)
+    wanted = {"dependencies", "jit", "serve", "structured", "chat", "hub"}
+    lines = "".join(body for name, body in lists if name in wanted)
+    found = re.findall(r'"([\w-]+)>=([\d.]+)', lines)
+    return {name.lower().replace("_", "-"): version for name, version in found}
+
+
+def test_the_lowest_constraints_are_the_lower_bounds() -> None:
+    text = (ROOT / "constraints-lowest.txt").read_text(encoding="utf-8")
+    pins = re.findall(r"^([\w-]+)==([\d.]+)$", text, re.MULTILINE)
+    bounds = lower_bounds()
+    assert {name.replace("_", "-") for name, _ in pins} == bounds.keys()
+    for name, version in pins:
+        padded = bounds[name.replace("_", "-")]
+        assert re.fullmatch(rf"{re.escape(padded)}(\.0)*", version), name
+
+
+def test_workflows_run_targets_and_scripts_that_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    steps = [
+        step.get("run", "")
+        for path in sorted((ROOT / ".github/workflows").glob("*.yml"))
+        for job in yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"].values()
+        for step in job["steps"]
+    ]
+    targets = [target for run in steps for target in re.findall(r"\bmake ([\w-]+)$", run)]
+    assert {"docs", "test-all", "test-lowest", "check-build"} <= set(targets)
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    scripts = [script for run in steps for script in re.findall(r"scripts/[\w/]+\.py", run)]
+    assert {"scripts/mutate.py", "scripts/check_build.py"} <= set(scripts)
+    assert all((ROOT / script).is_file() for script in scripts)
+    commands = set(json.loads((ROOT / "package.json").read_text())["scripts"])
+    assert {"check", "test"} <= commands
+    assert {"npm run check", "npm test"} <= set(steps)
+
+
+def test_the_changelog_begins_with_this_version_or_with_what_follows_it() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    newest = next(heading for heading in headings if heading != "Unreleased")
+    assert re.fullmatch(rf"{re.escape(__version__)} \((unreleased|\d{{4}}-\d\d-\d\d)\)", newest)
 
 
 def test_the_log_is_newest_first() -> None:

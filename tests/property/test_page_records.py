@@ -13,7 +13,7 @@ from event_stories import BEAMS, REBUILD, STORY, write_story
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_cells import Page, cells_of
-from test_replay import EOS, Run, configs, requests
+from test_replay import new_run, runs
 
 from mie.events import FIELDS, read_log
 from mie.page import recording as stream_of_log
@@ -24,35 +24,6 @@ from mie.page.recording import Recording
 from mie.replay import State, walk
 
 seen: Counter[str] = Counter()
-
-
-def logged_run(path, config, arrivals, pools, tokens, aborted, broken, beams, releases):
-    """Write the log of a random run, with a record after its last step."""
-    with path.open("w") as file:
-        run = Run(config, *pools, file)
-        waiting, number, drawn = list(arrivals), 0, 0
-
-        def draw_token():
-            nonlocal drawn
-            drawn += 1
-            return tokens[drawn % len(tokens)]
-
-        while waiting or run.scheduler.running or run.scheduler.waiting:
-            for arrival in [each for each in waiting if each[0] <= number]:
-                waiting.remove(arrival)
-                prompt, max_tokens, n, *labels = arrival[1:]
-                run.add(prompt, max_tokens, n, *labels)
-            run.add_beams(beams.get(number, 0))
-            if number in releases:
-                run.release()
-            victim = aborted.get(number)
-            if victim is not None and victim < len(run.requests):
-                swapped = [seq.request for seq in run.scheduler.waiting if seq.host]
-                run.scheduler.abort([*swapped, run.requests[victim]][0])
-            number += 1
-            run.step(number, draw_token, number in broken)
-        run.add([0], 1, 1, 0, None)
-        run.log.close()
 
 
 def check_eviction_order(path):
@@ -136,26 +107,20 @@ def check_follower(segment, text, splits):
 
 
 @given(
-    config=configs(),
-    arrivals=requests(),
-    spare=st.integers(0, 5),
-    num_host_blocks=st.integers(1, 9),
-    tokens=st.lists(st.sampled_from([0, 2, 2, 2, EOS]), min_size=1, max_size=7),
-    aborted=st.dictionaries(st.integers(0, 12), st.integers(0, 5), max_size=4),
-    broken=st.sets(st.integers(3, 30), max_size=1),
-    beams=st.dictionaries(st.integers(0, 15), st.integers(1, 3), max_size=6),
-    releases=st.sets(st.integers(3, 30), max_size=4),
+    **runs(12, 4),
     steps_per_record=st.sampled_from([1, 1, 2, 5]),
     splits=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 4)), min_size=1, max_size=3),
 )
 @settings(max_examples=max(60, settings().max_examples))
 def check_run(
-    path, config, arrivals, spare, num_host_blocks, tokens, aborted, broken, beams, releases,
-    steps_per_record, splits,
-):  # fmt: skip
-    longest = max(len(prompt) for _, prompt, *_ in arrivals)
-    pools = -(-longest // config.block_size) + spare, num_host_blocks
-    logged_run(path, config, arrivals, pools, tokens, aborted, broken, beams, releases)
+    path, config, arrivals, spare, num_host_blocks, steps_per_record, splits, **accidents
+):
+    with path.open("w") as file:
+        run = new_run(file, config, arrivals, spare, num_host_blocks)
+        for _ in run.drive(arrivals, **accidents):
+            pass
+        run.add([0], 1, 1, 0, None)  # a record after the last step
+        run.log.close()
     check_eviction_order(path)
     [segment] = read_log(path)
     check_recording(segment, steps_per_record)

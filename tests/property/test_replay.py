@@ -6,6 +6,8 @@ Replaying shares no code with it.
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
+from itertools import cycle
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -130,54 +132,64 @@ class Run:
         self.log.end_step({**dict.fromkeys(SUMMARY_FIELDS, 0), "step": number})
         return self.log.segments()[-1].steps[-1]
 
+    def drive(self, arrivals, tokens, aborted, broken, beams, releases):
+        """Yield the records of each step, until all requests have ended.
 
-@given(
-    config=configs(),
-    arrivals=requests(),
-    spare=st.integers(0, 5),
-    num_host_blocks=st.integers(1, 9),
-    tokens=st.lists(st.sampled_from([0, 2, 2, 2, EOS]), min_size=1, max_size=7),
-    aborted=st.dictionaries(st.integers(0, 24), st.integers(0, 5), max_size=8),
-    broken=st.sets(st.integers(3, 30), max_size=1),
-    beams=st.dictionaries(st.integers(0, 15), st.integers(1, 3), max_size=6),
-    releases=st.sets(st.integers(3, 30), max_size=4),
-)
-@settings(max_examples=max(250, settings().max_examples))
-def check_run(
-    path, config, arrivals, spare, num_host_blocks, tokens, aborted, broken, beams, releases
-):
-    longest = max(len(prompt) for _, prompt, *_ in arrivals)
-    num_blocks = -(-longest // config.block_size) + spare
-    with path.open("w") as file:
-        run = Run(config, num_blocks, num_host_blocks, file)
-        state = State.from_snapshot(scheduler_snapshot(run.scheduler))
-        waiting, number, drawn, snapshots = list(arrivals), 0, 0, []
-
-        def draw_token():
-            nonlocal drawn
-            drawn += 1
-            return tokens[drawn % len(tokens)]
-
-        while waiting or run.scheduler.running or run.scheduler.waiting:
+        ``aborted`` maps steps to requests, ``beams`` maps them to numbers of beams.
+        """
+        waiting, number, answers = list(arrivals), 0, cycle([*tokens[1:], tokens[0]])
+        while waiting or self.scheduler.running or self.scheduler.waiting:
             for arrival in [each for each in waiting if each[0] <= number]:
                 waiting.remove(arrival)
                 prompt, max_tokens, n, *labels = arrival[1:]
-                run.add(prompt, max_tokens, n, *labels)
-            run.add_beams(beams.get(number, 0))
+                self.add(prompt, max_tokens, n, *labels)
+            self.add_beams(beams.get(number, 0))
             if number in releases:
-                run.release()
+                self.release()
             victim = aborted.get(number)
-            if victim is not None and victim < len(run.requests):
+            if victim is not None and victim < len(self.requests):
                 # Prefer a swapped-out sequence, which is rare.
-                swapped = [seq.request for seq in run.scheduler.waiting if seq.host]
-                run.scheduler.abort([*swapped, run.requests[victim]][0])
+                swapped = [seq.request for seq in self.scheduler.waiting if seq.host]
+                self.scheduler.abort([*swapped, self.requests[victim]][0])
             number += 1
-            records = run.step(number, draw_token, number in broken)
+            yield self.step(number, partial(next, answers), number in broken)
+            assert number < 1000
+
+
+def runs(last_abort, most_aborts):
+    """Draw the settings, the requests and the accidents of a run, as keywords."""
+    return {
+        "config": configs(),
+        "arrivals": requests(),
+        "spare": st.integers(0, 5),
+        "num_host_blocks": st.integers(1, 9),
+        "tokens": st.lists(st.sampled_from([0, 2, 2, 2, EOS]), min_size=1, max_size=7),
+        "aborted": st.dictionaries(
+            st.integers(0, last_abort), st.integers(0, 5), max_size=most_aborts
+        ),
+        "broken": st.sets(st.integers(3, 30), max_size=1),
+        "beams": st.dictionaries(st.integers(0, 15), st.integers(1, 3), max_size=6),
+        "releases": st.sets(st.integers(3, 30), max_size=4),
+    }
+
+
+def new_run(file, config, arrivals, spare, num_host_blocks):
+    """Return a run whose pool is not much larger than its longest prompt."""
+    longest = max(len(prompt) for _, prompt, *_ in arrivals)
+    return Run(config, -(-longest // config.block_size) + spare, num_host_blocks, file)
+
+
+@given(**runs(24, 8))
+@settings(max_examples=max(250, settings().max_examples))
+def check_run(path, config, arrivals, spare, num_host_blocks, **accidents):
+    with path.open("w") as file:
+        run = new_run(file, config, arrivals, spare, num_host_blocks)
+        state, snapshots = State.from_snapshot(scheduler_snapshot(run.scheduler)), []
+        for records in run.drive(arrivals, **accidents):
             seen.update(kind for kind, *_ in records)
             state.apply_step(records)
             snapshots.append(scheduler_snapshot(run.scheduler))
             assert state.snapshot() == snapshots[-1]
-            assert number < 1000
         run.log.close()
     segments = list(read_log(path))
     for step in {1, len(snapshots) // 2 + 1, len(snapshots)} - {len(snapshots) + 1}:

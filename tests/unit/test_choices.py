@@ -59,17 +59,6 @@ def test_many_choices_do_not_keep_a_small_request_waiting():
     assert num_steps < 100, "eight choices of ten tokens, one after the other"
 
 
-def test_a_later_request_takes_a_seat_while_the_prompt_is_under_way():
-    driver = Driver(max_num_seqs=3, max_prefill_chunk=4)
-    driver.add(8, n=3, max_tokens=9)
-    driver.add(2, max_tokens=9)
-    driver.step()
-    assert driver.work == {0: 4, 1: 2}
-    driver.step()
-    assert running(driver) == [(0, 0), (0, 1), (1, 0)]
-    assert waiting(driver) == [(0, 2)]
-
-
 def test_seats_of_forks_to_come_are_not_given_to_the_next():
     driver = Driver(max_num_seqs=3)
     driver.add(2, n=3, max_tokens=9)
@@ -87,15 +76,6 @@ def test_two_requests_that_fork_in_one_step_share_the_seats():
     driver.step()
     assert running(driver) == [(0, 0), (0, 1), (0, 2), (1, 0)]
     assert waiting(driver) == [(1, 1), (1, 2)]
-
-
-def test_two_requests_that_fork_in_one_step_share_the_blocks():
-    driver = Driver(num_blocks=6)
-    for _ in range(2):
-        driver.add(5, n=3)
-    driver.step()
-    assert running(driver) == [(0, 0), (0, 1), (0, 2), (1, 0)], "two blocks for two forks"
-    assert driver.step().preempted == ()
 
 
 @pytest.mark.parametrize("num_prompt", [5, 8])
@@ -137,18 +117,6 @@ def test_choices_do_not_pass_the_head_of_the_queue():
     assert waiting(driver) == [(1, 0), (0, 1)]
 
 
-def test_a_fork_in_a_step_that_preempted_needs_its_block_too():
-    driver = Driver(num_blocks=5, max_num_batched_tokens=6, max_prefill_chunk=4)
-    driver.add(4, max_tokens=9)
-    driver.add(8, n=2, max_tokens=4)
-    request = driver.add(4, max_tokens=9)
-    while not driver.step().preempted:
-        pass
-    assert request.metrics.num_preemptions == 1
-    driver.run()
-    assert [lengths(request) for request in driver.requests] == [[9], [4, 4], [9]]
-
-
 def test_a_static_batch_is_not_joined_by_choices_that_wait():
     driver = Driver(batching="static", max_num_seqs=3)
     long = driver.add(2, max_tokens=6)
@@ -160,13 +128,6 @@ def test_a_static_batch_is_not_joined_by_choices_that_wait():
         driver.step()
     driver.run()
     assert lengths(request) == [2, 2, 2]
-
-
-def test_a_choice_that_ends_with_its_first_token_frees_its_seat():
-    driver = Driver(max_num_seqs=2)
-    request = driver.add(3, n=5, max_tokens=1)
-    assert [len(driver.step().chunks) for _ in range(3)] == [1, 2, 1]
-    assert [seq.finish_reason for seq in request.sequences] == ["length"] * 5
 
 
 # Waiting choices.

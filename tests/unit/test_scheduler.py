@@ -114,16 +114,6 @@ def test_decodes_come_before_running_prefills_before_admissions():
     assert list(driver.work.items()) == [(0, 1), (1, 4), (2, 1)]
 
 
-def test_a_late_decode_comes_before_an_early_prefill():
-    driver = Driver(max_prefill_chunk=2)
-    driver.add(9)
-    driver.add(1)
-    driver.step()
-    assert driver.work == {0: 2, 1: 1}
-    assert driver.step().decodes == (1,)
-    assert list(driver.work.items()) == [(1, 1), (0, 2)]
-
-
 def test_no_prompt_takes_more_than_its_chunk():
     driver = Driver(max_prefill_chunk=3, max_num_batched_tokens=8)
     for _ in range(3):
@@ -152,18 +142,6 @@ def test_an_unchunked_prompt_waits_and_is_not_overtaken():
     assert numbers(driver.scheduler.waiting) == [1, 2], "and takes no blocks while it waits"
     driver.step()
     assert driver.work == {0: 1, 1: 8, 2: 2}
-
-
-def test_a_static_batch_does_not_overtake_an_unchunked_prompt():
-    driver = Driver(
-        enable_chunked_prefill=False,
-        max_num_batched_tokens=18,
-        max_model_len=18,
-        batching="static",
-    )
-    for num_prompt in (10, 12, 2):
-        driver.add(num_prompt, max_tokens=2)
-    assert driver.run()[:2] == [{0: 10}, {0: 1, 1: 12, 2: 2}]
 
 
 def test_without_chunking_a_step_must_take_a_whole_context():
@@ -295,11 +273,6 @@ def test_priority_preempts_the_lowest_then_the_latest():
     ]
 
 
-def test_a_priority_needs_its_policy():
-    with pytest.raises(RequestError, match=r"priority is 1; .* by fcfs \(set scheduling_policy"):
-        Driver().add(2, priority=1)
-
-
 def test_sjf_takes_the_shortest_job():
     driver = Driver(max_num_seqs=1, scheduling_policy="sjf")
     for num_prompt, max_tokens in ((9, 4), (2, 8), (5, 4), (1, None)):
@@ -328,11 +301,6 @@ def test_fair_takes_the_client_that_was_served_least():
         driver.add_ids([10], labels={"client": client}, max_tokens=2)
     driver.run()
     assert admitted(driver) == [0, 3, 1, 2]
-
-
-def test_a_client_needs_the_fair_policy():
-    with pytest.raises(RequestError, match=r"client is 'a'; .* \(set scheduling_policy='fair'\)"):
-        Driver().add_ids([10], labels={"client": "a"}, max_tokens=1)
 
 
 # Preemption.
@@ -493,10 +461,15 @@ def test_eos_stop_tokens_and_limits_end_a_sequence():
 
 
 def test_the_context_and_the_pool_end_a_sequence_with_length():
-    for num_blocks, max_model_len, expected in [(16, 10, 10), (2, 64, 9)]:
+    for num_blocks, max_model_len, max_tokens, expected in [
+        (16, 10, None, 10),
+        (16, 10, 50, 10),
+        (2, 64, None, 9),
+        (2, 64, 50, 9),
+    ]:
         driver = Driver(num_blocks=num_blocks, max_model_len=max_model_len)
-        [seq] = driver.add(5, max_tokens=None).sequences
-        driver.run()
+        [seq] = driver.add(5, max_tokens=max_tokens).sequences
+        driver.run(max_steps=20)
         assert seq.finish_reason == "length"
         assert seq.num_tokens == expected
 
@@ -510,6 +483,8 @@ def test_the_context_and_the_pool_end_a_sequence_with_length():
             {},
             r"prompt has 40 tokens; the KV cache holds 32 \(raise num_blocks to at least 11\)",
         ),
+        (2, {"priority": 1}, r"priority is 1; .* by fcfs \(set scheduling_policy='priority'\)"),
+        (2, {"client": "a"}, r"client is 'a'; .* by fcfs \(set scheduling_policy='fair'\)"),
     ],
 )
 def test_a_request_that_can_never_run_is_refused(num_prompt, params, message):
@@ -551,18 +526,6 @@ def test_scores_before_a_preemption_are_not_computed_again():
     assert spans[:4] == [(0, 5), (0, 0), (5, 10), (10, 11)]
 
 
-def test_after_its_scores_are_out_a_preempted_request_may_use_the_cache():
-    driver = Driver(num_blocks=6, enable_prefix_caching=True)
-    driver.add(9, max_tokens=8)
-    request = driver.add(8, max_tokens=4, first_id=40, prompt_logprobs=0)
-    driver.step()
-    driver.scheduler.preempt(request.sequences[0], by=request.sequences[0])
-    plan = driver.step()
-    resumed = next(chunk for chunk in plan.chunks if chunk.seq_id[0] == 1)
-    assert resumed.start == 8
-    assert resumed.scored == (0, 0)
-
-
 def test_a_plan_is_plain_data():
     driver = Driver()
     driver.add(6, n=2)
@@ -581,3 +544,123 @@ def test_an_abandoned_step_is_recomputed():
     assert [seq.seq_id for seq in driver.scheduler.waiting] == [(0, 0), (1, 0), (1, 1), (2, 0)]
     driver.run()
     assert {seq.num_generated for request in requests for seq in request.sequences} == {4}
+
+
+# Finer rules.
+
+
+def test_decodes_are_ordered_by_row_and_not_by_priority():
+    driver = Driver(scheduling_policy="priority")
+    for priority in (5, -5):
+        driver.add(2, priority=priority)
+        driver.step()
+    assert driver.step().decodes == (0, 1)
+
+
+def test_static_batching_without_chunking_does_not_overtake_a_prompt():
+    sizes = {"max_num_batched_tokens": 18, "max_model_len": 18}
+    driver = Driver(batching="static", enable_chunked_prefill=False, **sizes)
+    for num_prompt in (15, 10, 10, 4):
+        driver.add(num_prompt)
+    driver.step()
+    assert driver.work == {0: 15}
+    driver.step()
+    assert driver.work == {0: 1, 1: 10}, "7 are left: not enough for the third"
+
+
+def test_a_request_is_one_query_however_often_it_is_admitted():
+    driver = Driver(enable_prefix_caching=True)
+    request = driver.add(9)
+    driver.step()
+    driver.scheduler.preempt(request.sequences[0], by=request.sequences[0])
+    driver.run()
+    assert driver.manager.stats.num_queried_tokens == 9
+    assert driver.manager.stats.num_hit_tokens == 0
+
+
+def test_full_and_partial_block_hits_are_counted_separately():
+    driver = Driver(enable_prefix_caching=True)
+    driver.add(8, max_tokens=1)
+    driver.run()
+    request = driver.add(7, max_tokens=1)
+    driver.run()
+    stats = driver.manager.stats
+    assert (stats.num_hit_tokens, stats.num_partial_hit_tokens) == (4, 2)
+    assert request.metrics.num_cached_tokens == 6
+
+
+def test_cached_blocks_are_not_recomputed():
+    driver = Driver(enable_prefix_caching=True)
+    request = driver.add(9)
+    driver.step()
+    driver.scheduler.preempt(request.sequences[0], by=request.sequences[0])
+    driver.run()
+    assert request.metrics.num_recomputed_tokens == 1, "9 were computed, and 8 found again"
+
+
+def swapped_out():
+    """Return the driver after the step that swapped its second request out, and that sequence."""
+    driver = Driver(num_blocks=4, num_host_blocks=4, preemption_mode="swap")
+    driver.add(7, max_tokens=9)
+    [seq] = driver.add(7, max_tokens=9).sequences
+    for _ in range(3):
+        driver.step()
+    assert seq.host is not None
+    return driver, seq
+
+
+def test_a_swap_loses_no_tokens():
+    driver, _ = swapped_out()
+    [(*_, mode, _, num_lost)] = driver.events("preempt")
+    assert (mode, num_lost) == ("swap", 0)
+
+
+def test_a_sequence_without_computed_tokens_is_not_swapped_out():
+    sizes = {"max_num_batched_tokens": 4, "num_host_blocks": 4}
+    driver = Driver(batching="static", preemption_mode="swap", **sizes)
+    driver.add(4)
+    request = driver.add(4)
+    driver.step()
+    assert driver.work == {0: 4}, "the second is admitted, and waits for its turn"
+    driver.scheduler.preempt(request.sequences[0], by=request.sequences[0])
+    assert request.sequences[0].host is None
+    assert request.metrics.num_swaps == 0
+
+
+def test_an_abandoned_step_keeps_earlier_swaps():
+    driver, seq = swapped_out()
+    driver.scheduler.schedule()
+    driver.scheduler.preempt_all()
+    assert seq.host is not None
+    driver.run()
+    assert seq.num_generated == 9
+
+
+def test_each_row_is_announced_to_the_runner_once():
+    driver = Driver()
+    driver.add(6, n=2)
+    assert [[row.row for row in driver.step().new_rows] for _ in range(3)] == [[0], [1], []]
+
+
+def test_a_choice_that_ends_before_its_row_is_announced_is_not_announced():
+    driver = Driver()
+    request = driver.add(6, n=3)
+    driver.step()
+    driver.scheduler.finish(request.sequences[1], "stop", "END")
+    assert [row.row for row in driver.step().new_rows] == [2]
+
+
+def test_a_row_forgets_the_sequence_that_left_it():
+    driver = Driver()
+    driver.add(6, n=2)
+    driver.run()
+    assert not driver.scheduler._seats.rows
+
+
+def test_an_abort_after_the_end_changes_nothing():
+    driver = Driver()
+    request = driver.add(3)
+    driver.run()
+    driver.scheduler.abort(request)
+    assert request.sequences[0].finish_reason == "length"
+    assert len(driver.events("finish")) == 1

@@ -7,6 +7,7 @@ import math
 import struct
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from model_files import (
     write_shards,
 )
 from numpy.typing import DTypeLike, NDArray
-from safetensors.numpy import save_file
+from safetensors import SafetensorError
+from safetensors.numpy import save, save_file
 
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.safetensors_header import TensorEntry, read_header
@@ -251,11 +253,14 @@ def test_a_corrupt_header_is_refused(tmp_path: Path, data: bytes, named: str) ->
         read_header(path)
 
 
-DTYPES = (
+DTYPES = [
     *(np.float64, np.float32, np.float16, np.int64, np.int32, np.int16, np.int8, np.uint64),
-    *(np.uint32, np.uint16, np.uint8, np.bool_, np.complex64, ml_dtypes.bfloat16),
+    *(np.uint32, np.uint16, np.uint8, np.bool_, ml_dtypes.bfloat16),
     *(ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2),
-)
+]
+with suppress(SafetensorError):  # safetensors 0.6 writes no complex numbers
+    save({"a": np.zeros(1, np.complex64)})
+    DTYPES.append(np.complex64)
 SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 
 

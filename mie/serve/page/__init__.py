@@ -1,1 +1,1 @@
-"""The web page of a server: its files, its live stream, and what it asks."""
+"""The web page of a server: its files, its live stream, and its questions."""

@@ -15,7 +15,7 @@ FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"
 
 
 def check_may_see(request: Request) -> None:
-    """Raise the 403 of a client that may use the server, but not see what others send.
+    """Raise the 403 of a client that may use the server, but not see the requests of others.
 
     The page shows the requests of all clients. So with several keys, it is for the administrator.
     """

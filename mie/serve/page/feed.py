@@ -32,7 +32,7 @@ TRUTH_TICKS = 10
 """Ticks between two comparisons of the page, `/metrics` and the engine."""
 MAX_BEHIND_TICKS = 20
 MAX_BEHIND_BYTES = 4 << 20
-"""What may wait for one page. A page that is further behind gets the whole state instead."""
+"""Maximum backlog of one page. A page that is further behind gets the whole state instead."""
 KEEP_ALIVE_SECONDS = 10.0
 MAX_RECENT = 200
 """Events that are kept for a page that comes back."""

@@ -57,7 +57,7 @@ HISTORY_STEPS = 1000
 
 
 class PageRoutes:
-    """The routes of one app's page, and what they share."""
+    """The routes of one app's page, and their common state."""
 
     def __init__(self, engine: AsyncLLM, config: ServeConfig, name: str) -> None:
         self.sessions = Sessions()
@@ -96,7 +96,7 @@ class PageRoutes:
         self._uploader.close()
         self._worker.close()
 
-    # What needs no key, because it shows nothing.
+    # Routes that need no key, because they show nothing.
 
     async def _index(self, request: Request) -> Response:
         return _file(request, self._assets["index.html"])
@@ -134,7 +134,7 @@ class PageRoutes:
         cookie = cookie_for(value, request.scope, self._config.root_path)
         return Response(status_code=204, headers={**DATA_HEADERS, "set-cookie": cookie})
 
-    # What does.
+    # Routes that need one.
 
     async def _tell_config(self, request: Request) -> Response:
         check_may_see(request)

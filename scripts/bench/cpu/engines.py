@@ -1,4 +1,11 @@
-"""Give the engines of bench_cpu.py one small interface.
+"""Run one engine of bench_cpu.py in its own process.
+
+    python -m bench.cpu.engines SPEC          in scripts/
+
+SPEC is an `EngineSpec` as a JSON object. With "prepare", the child converts the model to the
+engine's own format and exits. Otherwise it loads the model and answers each line of stdin, which is
+a request, with a line on stdout. The first line is "ready". A line "failed" gives a reason and is
+the last one.
 
 Only `MieEngine` imports mie, and each peer is imported only in its own class, because each may run
 under another interpreter (bench_cpu.py's --python).
@@ -6,22 +13,27 @@ under another interpreter (bench_cpu.py's --python).
 
 from __future__ import annotations
 
-import functools
+import ctypes
 import importlib.metadata
 import json
+import os
 import re
+import signal
+import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
-from unittest import mock
+
+from bench.harness import peak_bytes
+
+PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSpec:
-    """What a child loads."""
+    """The engine and the model that a child loads."""
 
     family: str
     """The engine's name in `ENGINES`."""
@@ -48,8 +60,6 @@ class Generated:
     """The new tokens of each prompt."""
     times: list[list[float]]
     """The time of each token, in seconds since the start."""
-    steps: list[tuple[float, float]] = field(default_factory=list)
-    """The end of each step of mie, and the seconds of its forward pass and sampling."""
 
 
 class Engine(Protocol):
@@ -72,39 +82,24 @@ class MieEngine:
     """The engine mie, called through `LLM.add_request` and `LLM.step` as `LLM.generate` does."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        import mie.load.parts
-        from mie.load.engine import load_engine
+        import mie
+        from mie.config.engine import EngineConfig
 
-        defaults: dict[str, Any] = {
+        given: dict[str, Any] = {
             "dtype": "float32",
             "max_num_seqs": spec.max_num_seqs,
             "max_model_len": spec.max_model_len,
         }
         if "num_blocks" not in spec.settings:
-            defaults["kv_cache_memory_bytes"] = spec.kv_cache_bytes
-        self._operator_seconds = 0.0
-        self._num_inside = 0
-        load = functools.partial(load_engine, wrap=self._timed)
-        with mock.patch.object(mie.load.parts, "load_engine", load):  # LLM itself has no `wrap`
-            self._llm = mie.LLM(
-                spec.directory, skip_tokenizer_init=True, **(defaults | spec.settings)
-            )
-        self.version = ", ".join(
-            [f"mie {mie.__version__}", numpy_version(), *self._mode(set(defaults))]
-        )
-
-    def _mode(self, given: set[str]) -> list[str]:
-        """Return the settings that were given or chosen for this machine."""
-        from mie.config.engine import EngineConfig
-
+            given["kv_cache_memory_bytes"] = spec.kv_cache_bytes
+        self._llm = mie.LLM(spec.directory, skip_tokenizer_init=True, **(given | spec.settings))
         default = EngineConfig()
-        plans = Counter(getattr(self._backend, "linear_plans", {}).values())
-        settings = vars(self._llm.engine.config).items()
-        return [f"{count} shapes {plan}" for plan, count in plans.items()] + [
+        chosen = [
             f"{name}={value}"
-            for name, value in settings
+            for name, value in vars(self._llm.engine.config).items()
             if name not in given and value != getattr(default, name)
         ]
+        self.version = ", ".join([f"mie {mie.__version__}", numpy_version(), *chosen])
 
     @staticmethod
     def prepare(spec: EngineSpec) -> None:
@@ -119,41 +114,14 @@ class MieEngine:
         ids = [self._llm.add_request({"prompt_token_ids": each}, params) for each in prompts]
         tokens: dict[str, list[int]] = {request_id: [] for request_id in ids}
         times: dict[str, list[float]] = {request_id: [] for request_id in ids}
-        steps = []
         while self._llm.has_work:
-            self._operator_seconds = 0.0
             outputs = self._llm.step()
             now = time.perf_counter() - start
-            steps.append((now, self._operator_seconds))
             for output in outputs:
                 token_ids = output.outputs[0].token_ids
                 times[output.request_id] += [now] * (len(token_ids) - len(times[output.request_id]))
                 tokens[output.request_id] = token_ids
-        return Generated(
-            tokens=[list(tokens[each]) for each in ids], times=[times[i] for i in ids], steps=steps
-        )
-
-    def _timed(self, backend: Any) -> Any:
-        """The backend, whose forward pass and sampling add to `_operator_seconds`."""
-        self._backend = backend
-        for name in ("run_step", "sample", "start_sample", "finish_sample"):
-            if hasattr(backend, name):
-                setattr(backend, name, self._timed_method(getattr(backend, name)))
-        return backend
-
-    def _timed_method(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def timed(*args: Any) -> Any:
-            start = time.perf_counter()
-            self._num_inside += 1
-            try:
-                return method(*args)
-            finally:
-                self._num_inside -= 1
-                if self._num_inside == 0:  # One method may call another.
-                    self._operator_seconds += time.perf_counter() - start
-
-        return timed
+        return Generated(tokens=[list(tokens[each]) for each in ids], times=[times[i] for i in ids])
 
 
 class TransformersEngine:
@@ -168,7 +136,9 @@ class TransformersEngine:
         self._model = AutoModelForCausalLM.from_pretrained(spec.directory, dtype=dtype).eval()
         self._model.generation_config.eos_token_id = None
         capability = torch.backends.cpu.get_cpu_capability()
-        self.version = f"transformers {version_of('transformers')}, torch {torch.__version__}"
+        self.version = (
+            f"transformers {importlib.metadata.version('transformers')}, torch {torch.__version__}"
+        )
         self.version += f" ({capability})"
 
     @staticmethod
@@ -363,13 +333,67 @@ ENGINES: dict[str, type[Engine]] = {
 }
 
 
-def version_of(package: str) -> str:
-    """Return the version of an installed package."""
-    return importlib.metadata.version(package)
-
-
 def numpy_version() -> str:
     """Return the versions of NumPy and its BLAS."""
     from mie.ops_cpu.environment import numpy_facts
 
     return "NumPy {version} ({blas} {blas_version})".format(**numpy_facts())
+
+
+# The child process.
+
+
+def answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
+    """Return the engine's tokens for a request, as JSON data.
+
+    With ``one_by_one`` each prompt runs alone.
+    """
+    prompts, num_new_tokens = request["prompts"], request["num_new_tokens"]
+    result = Generated(tokens=[], times=[])
+    before = 0.0
+    for group in [[each] for each in prompts] if request["one_by_one"] else [prompts]:
+        start = time.perf_counter()
+        part = engine.generate(group, num_new_tokens)
+        result.tokens += part.tokens
+        result.times += [[before + when for when in each] for each in part.times]
+        before += time.perf_counter() - start
+    wanted = [num_new_tokens] * len(prompts)
+    got = [len(each) for each in result.times]
+    if got != wanted or [len(each) for each in result.tokens] != wanted:
+        raise RuntimeError(f"asked for {num_new_tokens} new tokens a prompt; times of {set(got)}")
+    return vars(result) | {"seconds": before, "peak_bytes": peak_bytes()}
+
+
+def serve(spec: EngineSpec, say: Callable[[dict[str, Any]], None]) -> None:
+    """Load the engine, then answer requests until stdin ends."""
+    engine_class = ENGINES[spec.family]
+    if spec.prepare:
+        engine_class.prepare(spec)
+        say({"ready": spec.converted})
+        return
+    start = time.perf_counter()
+    engine = engine_class(spec)
+    seconds = time.perf_counter() - start
+    say({"ready": engine.version, "load_seconds": seconds, "peak_bytes": peak_bytes()})
+    for line in sys.stdin:
+        say(answer(engine, json.loads(line)))
+
+
+def main() -> None:
+    """Answer on the original stdout, and send the output of libraries to stderr."""
+    # A child that is stopped would outlive a parent that was killed.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    stdout = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def say(message: dict[str, Any]) -> None:
+        print(json.dumps(message), file=stdout, flush=True)
+
+    try:
+        serve(EngineSpec(**json.loads(sys.argv[1])), say)
+    except Exception as error:  # any error of a peer is the reason to skip it
+        say({"failed": f"{type(error).__name__}: {error}".splitlines()[0]})
+
+
+if __name__ == "__main__":
+    main()

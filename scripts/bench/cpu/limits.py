@@ -31,9 +31,9 @@ NUM_TRIES = 5
 
 def best_rate(amount: float, work: Callable[[Any], object], inputs: list[Any]) -> float:
     """Return ``amount`` per second at the best of a few tries, with a thread for each input."""
+    best = 0.0
     with ThreadPoolExecutor(len(inputs)) as pool:
         list(pool.map(work, inputs))  # threads started, pages touched
-        best = 0.0
         for _ in range(NUM_TRIES):
             start = time.perf_counter()
             list(pool.map(work, inputs))
@@ -41,32 +41,20 @@ def best_rate(amount: float, work: Callable[[Any], object], inputs: list[Any]) -
     return best
 
 
-def bandwidth(num_threads: int) -> float:
-    """Return the bytes read per second."""
-    arrays = [np.ones(READ_BYTES // 4, np.float32) for _ in range(num_threads)]
-    readers: tuple[Callable[[Any], object], ...] = (np.max, lambda array: np.dot(array, array))
-    return max(best_rate(num_threads * READ_BYTES, reader, arrays) for reader in readers)
+def sgemm(size: int, num_threads: int) -> float:
+    """Return the floating-point operations per second of matrix products of a size."""
 
-
-def sgemm(num_threads: int) -> float:
-    """Return the floating-point operations per second of large matrix products."""
-    return max(_sgemm_of(size, num_threads) for size in SIZES)
-
-
-def _sgemm_of(size: int, num_threads: int) -> float:
-    count = FLOPS // (2 * size**3)
-    matrices = [
-        [np.full((size, size), value, np.float32) for value in (1.5, 0.5, 0.0)]
-        for _ in range(num_threads)
-    ]
-
-    def multiply(each: list[Any]) -> None:
-        for _ in range(count):
+    def multiply(each: Any) -> None:
+        for _ in range(FLOPS // (2 * size**3)):
             np.matmul(each[0], each[1], out=each[2])
 
+    matrices = [np.full((3, size, size), 1.5, np.float32) for _ in range(num_threads)]
     return best_rate(num_threads * FLOPS, multiply, matrices)
 
 
 if __name__ == "__main__":
-    num_threads = int(sys.argv[1])
-    print(json.dumps({"bandwidth": bandwidth(num_threads), "sgemm": sgemm(num_threads)}))
+    count = int(sys.argv[1])
+    arrays = [np.ones(READ_BYTES // 4, np.float32) for _ in range(count)]
+    readers: tuple[Callable[[Any], object], ...] = (np.max, lambda array: np.dot(array, array))
+    bandwidth = max(best_rate(count * READ_BYTES, reader, arrays) for reader in readers)
+    print(json.dumps({"bandwidth": bandwidth, "sgemm": max(sgemm(s, count) for s in SIZES)}))

@@ -1,4 +1,4 @@
-"""Define the workloads of bench_cpu.py and the rates computed from the answers.
+"""Define the workloads of bench_cpu.py, and compute its tables from the samples.
 
 decode        tokens per second of the steps in which every request is between its first and its
               last token. Steps that compute prompts do not count.
@@ -11,30 +11,34 @@ end to end    new tokens per second, from the first request's arrival to the las
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench.cpu.shapes import Costs, Format
+from bench.harness import Spread, number, table
 
 Times = Sequence[Sequence[float]]
 """The time of each token of each request, in seconds since the requests arrived."""
 
+BASELINE = "mie"
+ONE_BY_ONE = ", one by one"
 DECODE, PREFILL, END_TO_END = "decode", "prefill", "end to end"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CpuWorkload:
     """Requests that arrive at once, with prompts of one length."""
 
-    name: str
     measures: str
     num_requests: int
     prompt_length: int
     num_new_tokens: int
-    only_mie: bool = False
-    repeats_prompts: bool = False
-    """Whether every round has the same prompts, which the prefix cache then holds."""
+
+    @property
+    def name(self) -> str:
+        """The name on the command line."""
+        return f"{self.measures.replace(' ', '-')}-{self.num_requests}"
 
     @property
     def length(self) -> int:
@@ -42,62 +46,20 @@ class CpuWorkload:
         return self.prompt_length + self.num_new_tokens
 
     @property
-    def mean_context(self) -> float:
-        """The tokens that a decode step finds in the cache for each request, on average."""
-        return self.prompt_length + self.num_new_tokens / 2
-
-    @property
     def description(self) -> str:
         """A description of the workload in words."""
-        requests = "1 request" if self.num_requests == 1 else f"{self.num_requests} requests"
         return (
-            f"{self.measures}, {requests} of {self.prompt_length} prompt tokens and "
-            f"{self.num_new_tokens} new"
+            f"{self.measures}, {self.num_requests} requests of {self.prompt_length} prompt tokens "
+            f"and {self.num_new_tokens} new"
         )
 
 
-def _decode(num_requests: int) -> CpuWorkload:
-    return CpuWorkload(
-        name=f"decode-{num_requests}",
-        measures=DECODE,
-        num_requests=num_requests,
-        prompt_length=16,
-        num_new_tokens=48,
-    )
-
-
-def _prefill(num_requests: int) -> CpuWorkload:
-    return CpuWorkload(
-        name=f"prefill-{num_requests}",
-        measures=PREFILL,
-        num_requests=num_requests,
-        prompt_length=512,
-        num_new_tokens=1,
-    )
-
-
-CONTEXT = CpuWorkload(
-    name="context-16",
-    measures=DECODE,
-    num_requests=16,
-    prompt_length=4096,
-    num_new_tokens=16,
-    only_mie=True,
-    repeats_prompts=True,
-)
 WORKLOADS = {
     each.name: each
     for each in (
-        *map(_decode, (1, 8, 16, 64)),
-        *map(_prefill, (1, 4)),
-        CpuWorkload(
-            name="end-to-end-64",
-            measures=END_TO_END,
-            num_requests=64,
-            prompt_length=16,
-            num_new_tokens=150,
-        ),
-        CONTEXT,
+        *(CpuWorkload(DECODE, count, 16, 48) for count in (1, 8, 16, 64)),
+        *(CpuWorkload(PREFILL, count, 512, 1) for count in (1, 4)),
+        CpuWorkload(END_TO_END, 64, 16, 150),
     )
 }
 
@@ -121,76 +83,26 @@ def rate(workload: CpuWorkload, times: Times) -> float:
         return len(times) * workload.prompt_length / max(each[0] for each in times)
     if workload.measures == END_TO_END:
         return sum(map(len, times)) / max(each[-1] for each in times)
-    start, end = decode_window(times)
-    return sum(start < when <= end for each in times for when in each) / (end - start)
-
-
-def decode_window(times: Times) -> tuple[float, float]:
-    """Return the times of the last request's first token and the first request's last token."""
     start, end = max(each[0] for each in times), min(each[-1] for each in times)
     if end <= start:
         raise ValueError(
             f"the first of {len(times)} requests ended before the last one had a token: no moment "
             "at which all decode (ask for more new tokens)"
         )
-    return start, end
-
-
-def time_to_first_token(times: Times) -> float:
-    """Return the median time to first token of the requests, in seconds."""
-    return statistics.median(each[0] for each in times)
-
-
-def overhead(steps: Sequence[Sequence[float]], times: Times) -> float:
-    """Return the share of the decode steps' time outside the forward pass and sampling.
-
-    ``steps`` are (end, seconds of forward pass and sampling).
-    """
-    start, end = decode_window(times)
-    inside = [seconds for when, seconds in steps if start < when <= end]
-    return 1 - sum(inside) / (end - start)
+    return sum(start < when <= end for each in times for when in each) / (end - start)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One measurement."""
+    """One measurement, the median of one round's answers."""
 
-    model: str
     engine: str
     workload: str
     moment: tuple[int, int]
     """Group and round. Samples with the same moment were taken side by side."""
     rate: float
-    time_to_first_token: float | None
-    """Seconds, or None where the requests did not arrive at once."""
-    overhead: float | None
-
-
-def sample(
-    workload: CpuWorkload,
-    answers: Sequence[Mapping[str, Any]],
-    *,
-    model: str,
-    engine: str,
-    moment: tuple[int, int],
-    one_by_one: bool = False,
-) -> Sample:
-    """Return the median of one round's answers."""
-    overheads = [
-        overhead(each["steps"], each["times"])
-        for each in answers
-        if each["steps"] and workload.measures == DECODE
-    ]
-    first = [time_to_first_token(each["times"]) for each in answers]
-    return Sample(
-        model=model,
-        engine=engine,
-        workload=workload.name,
-        moment=moment,
-        rate=statistics.median(rate(workload, each["times"]) for each in answers),
-        time_to_first_token=None if one_by_one else statistics.median(first),
-        overhead=statistics.median(overheads) if overheads else None,
-    )
+    time_to_first_token: float
+    """The median of the requests, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,30 +125,90 @@ def shares(
         return None, costs.prefill_flops(workload.prompt_length) / seconds / limits.sgemm
     if workload.measures == END_TO_END:
         return None, None
-    num_seqs, context = workload.num_requests, workload.mean_context
-    seconds = num_seqs / tokens_per_second
+    num_seqs, seconds = workload.num_requests, workload.num_requests / tokens_per_second
+    context = workload.prompt_length + workload.num_new_tokens / 2  # the mean of the steps
     return (
         costs.decode_bytes(num_seqs, context, stored) / seconds / limits.bandwidth,
         costs.decode_flops(num_seqs, context) / seconds / limits.sgemm,
     )
 
 
-def attention_share(
-    long: tuple[CpuWorkload, float],
-    short: tuple[CpuWorkload, float],
-    costs: Costs,
-    stored: Format,
-    limits: Limits,
-) -> float:
-    """Return the share of the bandwidth that attention reaches.
+@dataclass(kw_only=True)
+class ModelResults:
+    """The results of one model."""
 
-    It is a step's additional bytes over its additional time, at a long context compared with a
-    short one with as many requests. Each argument is a workload and its tokens per second.
-    """
-    (workload, rate_long), (other, rate_short) = long, short
-    assert workload.num_requests == other.num_requests
-    num_seqs = workload.num_requests
-    num_bytes = costs.decode_bytes(num_seqs, workload.mean_context, stored) - costs.decode_bytes(
-        num_seqs, other.mean_context, stored
+    name: str
+    costs: Costs
+    limits: Limits = field(default_factory=lambda: Limits(bandwidth=0, sgemm=0))
+    formats: Mapping[str, Format] = field(default_factory=dict)
+    """The number format of each engine."""
+    loaded: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By engine: version, load_seconds, loaded_bytes, peak_bytes, agreement."""
+    workloads: Mapping[str, CpuWorkload] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+
+    def of(self, workload: str, engine: str) -> list[Sample]:
+        """Return an engine's samples of a workload."""
+        return [each for each in self.samples if (each.workload, each.engine) == (workload, engine)]
+
+    def ratio(self, workload: str, engine: str) -> Spread | None:
+        """Return how many times as fast as this engine mie was, round by round.
+
+        Returns None if they were never measured side by side.
+        """
+        rates = {each.moment: each.rate for each in self.of(workload, BASELINE)}
+        ratios = [
+            rates[each.moment] / each.rate
+            for each in self.of(workload, engine)
+            if each.moment in rates
+        ]
+        return Spread.of(ratios) if ratios else None
+
+
+def markdown(results: ModelResults) -> Iterator[str]:
+    """Yield the tables of a model: its engines, then each workload."""
+    limits = results.limits
+    yield from (f"### {results.name}", "")
+    yield (
+        f"Measured beside it: {limits.bandwidth / 1e9:.1f} GB/s read, {limits.sgemm / 1e9:.0f} "
+        "GFLOP/s in the best sgemm."
     )
-    return num_bytes / (num_seqs / rate_long - num_seqs / rate_short) / limits.bandwidth
+    yield ""
+    heads = ("engine", "loads in, s", "peak memory, MiB: loaded", "at the end")
+    yield from table(
+        (*heads, "same greedy tokens", "version"),
+        (
+            (
+                engine,
+                f"{facts['load_seconds']:.1f}",
+                *(f"{facts[name] / 2**20:.0f}" for name in ("loaded_bytes", "peak_bytes")),
+                facts["agreement"],
+                facts["version"],
+            )
+            for engine, facts in results.loaded.items()
+        ),
+    )
+    for name, workload in results.workloads.items():
+        engines = dict.fromkeys(each.engine for each in results.samples if each.workload == name)
+        if engines:
+            yield from ("", f"**{name}**: {workload.description}", "")
+            heads = ("engine", "tokens/s", "mie ÷ it", "TTFT, ms")
+            rows = (_row(results, workload, engine) for engine in engines)
+            yield from table((*heads, "of bandwidth", "of sgemm"), rows)
+    yield ""
+
+
+def _row(results: ModelResults, workload: CpuWorkload, engine: str) -> Sequence[str]:
+    samples = results.of(workload.name, engine)
+    rates = Spread.of(each.rate for each in samples)
+    ratio = results.ratio(workload.name, engine)
+    first = statistics.median(each.time_to_first_token for each in samples)
+    stored = results.formats[engine.removesuffix(ONE_BY_ONE)]
+    used = shares(workload, rates.median, results.costs, stored, results.limits)
+    return (
+        engine,
+        str(rates),
+        "1" if engine == BASELINE else "–" if ratio is None else f"{ratio} ×",
+        "–" if engine.endswith(ONE_BY_ONE) else number(1000 * first),
+        *("–" if share is None else f"{100 * share:.0f} %" for share in used),
+    )
