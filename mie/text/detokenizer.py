@@ -37,7 +37,8 @@ class Detokenizer:
     tokens, where some decoders put one. As in vLLM, this requires ``skip_special_tokens=False``,
     and the prompt's last token does not count. Special tokens in ``kept_tokens`` are never skipped.
 
-    A decoder that rewrites whole words (CTC, ``</w>`` suffixes) yields its text at the end.
+    A decoder that rewrites whole words (CTC, ``</w>`` suffixes) yields its text at the end. A
+    tokenizer whose own decoder fails raises `RequestError`.
     """
 
     def __init__(
@@ -62,11 +63,7 @@ class Detokenizer:
             self._joined = tokenizer.added_tokens
 
     def add(self, token_ids: Sequence[int]) -> str:
-        """Return the text that ``token_ids`` settle, which is often empty.
-
-        Raises:
-            RequestError: the tokenizer's own decoder fails.
-        """
+        """Return the text that ``token_ids`` settle, which is often empty."""
         with library_errors(RequestError, _CANNOT_DECODE):
             if isinstance(self._steps[0], _WholeText):
                 return self._steps[0].hold(token_ids)
@@ -75,11 +72,7 @@ class Detokenizer:
             return "".join(_run(self._steps, self._tokens(token_ids)))
 
     def finish(self) -> str:
-        """Return the rest of the text. Incomplete characters become U+FFFD. Call it once, last.
-
-        Raises:
-            RequestError: the tokenizer's own decoder fails.
-        """
+        """Return the rest of the text. Incomplete characters become U+FFFD. Call it once, last."""
         with library_errors(RequestError, _CANNOT_DECODE):
             return "".join(_run(self._steps, [], is_last=True))
 
