@@ -1,4 +1,4 @@
-"""What HTTP costs: `mie serve` with concurrent streams beside `LLM.generate`, in one run.
+"""Measure the cost of HTTP: concurrent streams of `mie serve` beside `LLM.generate`.
 
     python scripts/bench_serve_callers.py [--streams 64] [--tokens 128] [--rounds 5]
 
@@ -40,7 +40,7 @@ PROMPTS = ("Once upon a time", "Tell me a story about Mia the fox", "The old mil
 
 
 def write_model(model: str, folder: Path) -> str:
-    """Write what there is of a model but its weights, and return what loads it."""
+    """Write a model's configuration and tokenizer, and return its directory or name."""
     if model == "bundled":
         return model
     config = {**LLAMA, **SHAPES[model]}
@@ -105,7 +105,7 @@ def serving(arguments: list[str]) -> Iterator[Served]:
                 break
         else:
             raise SystemExit("the server did not start")
-        # The server waits when nothing reads what it logs.
+        # The server waits when nothing reads its log.
         threading.Thread(target=process.stderr.read, daemon=True).start()
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/version") as answer:
             answer.read()
@@ -116,7 +116,7 @@ def serving(arguments: list[str]) -> Iterator[Served]:
 
 
 class Client(asyncio.Protocol):
-    """Sends one request, and keeps what comes back with the times."""
+    """Sends one request, and keeps the pieces of the answer with their times."""
 
     def __init__(self, body: dict[str, Any]) -> None:
         data = json.dumps(body).encode()

@@ -6,8 +6,8 @@
 Each server runs alone, one after another, in the environment that has it, with the same weights:
 SmolLM2-135M's published shape with random numbers, in float32. As many clients as the table says
 ask at once, each for one streamed answer of a few tokens to a different short prompt. The numbers
-are tokens per second until the last answer ended: the median of the rounds, and their range. What
-is not installed is left out.
+are tokens per second until the last answer ended: the median of the rounds, and their range.
+Servers that are not installed are left out.
 
 All have ``/v1/completions``. transformers serves with continuous batching, and llama.cpp's Python
 server answers one request at a time.
@@ -46,7 +46,7 @@ class Peer:
     """How a server is started and asked."""
 
     module: str
-    """What its environment must have."""
+    """The module that its environment must have."""
     arguments: tuple[str, ...]
     """Its command line after the interpreter; {model}, {gguf} and {port} are filled in."""
     health: str
@@ -192,7 +192,7 @@ def measure(peer: Peer, port: int, model: str, num_clients: int, num_tokens: int
 
 
 def num_tokens_of(answer: bytes) -> int:
-    """Return the tokens of a complete stream: what it says, or a token for each chunk."""
+    """Return the tokens of a complete stream: its usage, or a token for each chunk."""
     lines = [line for line in answer.splitlines() if line.startswith(b"data: {")]
     chunks = [json.loads(line[6:]) for line in lines]
     choices = [choice for chunk in chunks for choice in chunk.get("choices", ())]

@@ -1,5 +1,8 @@
-"""Run mypy in the one environment its result is pinned for.
+"""Run mypy in the one environment its result is pinned for: on the package, then on the rest.
 
+    python scripts/check_types.py
+
+The package is checked strictly, and tests and scripts as `tests/mypy.toml` says.
 The verdict of mypy depends on the type stubs that NumPy ships. So it runs where NumPy has the
 pinned version (`constraints.txt`: Python 3.11 and later). Elsewhere it says that it did not run.
 """
@@ -10,7 +13,9 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-CONSTRAINTS = Path(__file__).parent.parent / "constraints.txt"
+ROOT = Path(__file__).parent.parent
+CONSTRAINTS = ROOT / "constraints.txt"
+TESTS = str(ROOT / "tests/mypy.toml")
 
 
 def main() -> int:
@@ -18,7 +23,9 @@ def main() -> int:
     if version("numpy") != pinned:
         print(f"mypy not run: NumPy is {version('numpy')}; types are checked with {pinned}")
         return 0
-    return subprocess.run([sys.executable, "-m", "mypy"], check=False).returncode
+    package = subprocess.run([sys.executable, "-m", "mypy"], check=False)
+    rest = subprocess.run([sys.executable, "-m", "mypy", "--config-file", TESTS], check=False)
+    return package.returncode or rest.returncode
 
 
 if __name__ == "__main__":

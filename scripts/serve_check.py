@@ -6,7 +6,7 @@
     python scripts/serve_check.py clients [--python lm-eval=VENV/bin/python ...]
 
 Each starts ``mie serve`` in a new process, with a key and on a free port. The exit code is 1
-if something is wrong. ``clients`` runs what is installed, and says what is not.
+if something is wrong. ``clients`` runs the installed ones, and names the others.
 """
 
 import argparse
@@ -14,75 +14,116 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import httpx2
 from serve_checks.clients import run_clients
 from serve_checks.server import RunningServer, serving
-from serve_checks.soak import Soak, p99_of_ends
 from serve_checks.storm import Storm, good_requests, malformed_payloads, slow_request
 
 MODEL = "bundled"
 GROWTH_KIB = 24 << 10
-"""What the server's memory may grow by after the warm-up: what an allocator keeps, not a leak."""
+"""Growth of the server's memory after the warm-up that an allocator may cause without a leak."""
 
 
 STEADY = ("--batch-invariant", "--num-blocks", "640", "--event-log-steps", "0")
-"""Options under which answers do not depend on other requests, and memory is soon what it stays.
+"""Options under which answers do not depend on other requests, and memory soon stays the same.
 
 A pool takes memory until each block was used once, and the event log until it has its steps. If an
 option is given twice, the last one counts.
 """
 
 
-class Memory:
-    """The server's memory, sampled at ten moments of a run."""
+async def watched(
+    server: RunningServer,
+    num_requests: int,
+    run: Callable[[Callable[[int], None]], Awaitable[tuple[list[str], dict[str, Any]]]],
+) -> list[str]:
+    """Run a check while the server's memory is sampled, print its report, and return the faults.
 
-    def __init__(self, server: RunningServer, num_requests: int) -> None:
-        self.kib: list[int] = []
-        self._server = server
-        self._every = max(1, num_requests // 10)
+    ``run`` gets a function to call before each request, and returns its faults and its report.
+    """
+    kib: list[int] = []
+    every = max(1, num_requests // 10)
 
-    def sample(self, number: int) -> None:
-        """Look at the memory if a tenth of the run is over."""
-        if number % self._every == 0:
-            self.kib.append(self._server.resident_kib())
+    def sample(number: int) -> None:
+        if number % every == 0:
+            kib.append(server.resident_kib())
 
-    @property
-    def growth_kib(self) -> int:
-        """The growth since the first fifth of the run."""
-        self.kib.append(self._server.resident_kib())
-        return self.kib[-1] - self.kib[min(2, len(self.kib) - 1)]
+    faults, report = await run(sample)
+    kib.append(server.resident_kib())
+    growth = kib[-1] - kib[min(2, len(kib) - 1)]  # since the first fifth of the run
+    faults += await left_behind(server)
+    if growth > GROWTH_KIB:
+        faults.append(f"memory grew by {growth / 1024:.1f} MiB after the first fifth")
+    print(json.dumps({**report, "memory_mib": [round(each / 1024, 1) for each in kib]}))
+    return faults
 
 
 async def storm(server: RunningServer, num_requests: int, num_clients: int) -> list[str]:
-    """Run the storm, print what happened, and return what is wrong."""
-    each = Storm(url=server.url, key=server.key, num_clients=num_clients)
-    memory = Memory(server, num_requests)
-    await each.run(
-        num_requests,
-        good_requests(MODEL),
-        slow=slow_request(MODEL),
-        malformed=malformed_payloads(MODEL),
-        at_request=memory.sample,
-    )
-    growth = memory.growth_kib
-    wrong = list(each.wrong)
-    wrong += await left_behind(server)
-    if growth > GROWTH_KIB:
-        wrong.append(f"memory grew by {growth / 1024:.1f} MiB after the first fifth")
-    report = {
-        **each.counts,
-        "wrong": len(each.wrong),
-        "preemptions": server.metric("vllm:num_preemptions_total"),
-        "memory_mib": [round(kib / 1024, 1) for kib in memory.kib],
-    }
-    print(json.dumps(report))
-    return wrong
+    """Run the storm, and return the faults."""
+
+    async def run(sample: Callable[[int], None]) -> tuple[list[str], dict[str, Any]]:
+        each = Storm(url=server.url, key=server.key, num_clients=num_clients)
+        await each.run(
+            num_requests,
+            good_requests(MODEL),
+            slow=slow_request(MODEL),
+            malformed=malformed_payloads(MODEL),
+            at_request=sample,
+        )
+        preemptions = server.metric("vllm:num_preemptions_total")
+        return [*each.wrong], {
+            **each.counts,
+            "wrong": len(each.wrong),
+            "preemptions": preemptions,
+        }
+
+    return await watched(server, num_requests, run)
+
+
+async def soak(server: RunningServer, num_requests: int, num_clients: int = 8) -> list[str]:
+    """Send many short requests, one after another from each client, and return the faults."""
+    seconds, failed = [0.0] * num_requests, list[str]()
+    numbers = iter(range(num_requests))
+    headers = {"Authorization": f"Bearer {server.key}"}
+
+    async def run(sample: Callable[[int], None]) -> tuple[list[str], dict[str, Any]]:
+        async with httpx2.AsyncClient(base_url=server.url, headers=headers, timeout=600) as client:
+
+            async def one_client() -> None:
+                for number in numbers:
+                    sample(number)
+                    prompt = f"Request {number % 1000}"
+                    body = {"prompt": prompt, "max_tokens": 4, "seed": number, "ignore_eos": True}
+                    began = time.perf_counter()
+                    response = await client.post("/v1/completions", json=body)
+                    seconds[number] = time.perf_counter() - began
+                    if (response.json().get("usage") or {}).get("completion_tokens") != 4:
+                        failed.append(f"{response.status_code}: {response.text[:200]}")
+
+            await asyncio.gather(*(one_client() for _ in range(num_clients)))
+        tenth = max(1, num_requests // 10)
+        return [*failed], {
+            "requests": num_requests,
+            "failed": len(failed),
+            "p99_ms_first_tenth": round(p99(seconds[:tenth]) * 1000, 2),
+            "p99_ms_last_tenth": round(p99(seconds[-tenth:]) * 1000, 2),
+        }
+
+    return await watched(server, num_requests, run)
+
+
+def p99(values: Sequence[float]) -> float:
+    """Return the value below which 99 percent of the values are."""
+    return sorted(values)[int(0.99 * (len(values) - 1))]
 
 
 async def left_behind(server: RunningServer) -> list[str]:
-    """Return what the server still holds although every client has gone."""
+    """Return the metrics that are not zero although every client has gone."""
     names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
     found: list[str] = []
     for _ in range(100):  # a connection that was closed last may be noticed a moment later
@@ -91,26 +132,6 @@ async def left_behind(server: RunningServer) -> list[str]:
             return []
         await asyncio.sleep(0.1)
     return [f"{name} is {server.metric(name)} although every client has gone" for name in found]
-
-
-async def soak(server: RunningServer, num_requests: int) -> list[str]:
-    """Run the soak, print what happened, and return what is wrong."""
-    each, memory = Soak(), Memory(server, num_requests)
-    await each.run(server, num_requests, at_request=memory.sample)
-    growth = memory.growth_kib
-    first, last = p99_of_ends(each.seconds)
-    wrong = each.failed + await left_behind(server)
-    if growth > GROWTH_KIB:
-        wrong.append(f"memory grew by {growth / 1024:.1f} MiB after the first fifth")
-    report = {
-        "requests": num_requests,
-        "failed": len(each.failed),
-        "p99_ms_first_tenth": round(first * 1000, 2),
-        "p99_ms_last_tenth": round(last * 1000, 2),
-        "memory_mib": [round(kib / 1024, 1) for kib in memory.kib],
-    }
-    print(json.dumps(report))
-    return wrong
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,8 +19,7 @@ from typing import Any
 import mie
 from mie.config.vllm_names import VllmNames
 from mie.frontend.outputs import Logprob
-from mie.params.unsupported import BEAM_SEARCH, CALLS, SAMPLING
-from mie.refusals import REFUSED
+from mie.refusals import NEUTRAL, REFUSED
 from mie.stats.request import RequestMetrics
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -33,15 +32,15 @@ _ENGINE_ARGS = {
     each.name: (each.metadata["neutral"].allowed, each.metadata["neutral"].why)
     for each in fields(VllmNames)
 }
-NEUTRAL: Mapping[str, Mapping[str, tuple[tuple[Any, ...] | None, str]]] = {
+ACCEPTED: Mapping[str, Mapping[str, tuple[tuple[Any, ...] | None, str]]] = {
     "EngineArgs": _ENGINE_ARGS,
     "AsyncEngineArgs": _ENGINE_ARGS,
     "LLM.__init__": _ENGINE_ARGS,
-    "SamplingParams": SAMPLING,
-    "SamplingParams.from_optional": SAMPLING,
-    "BeamSearchParams": BEAM_SEARCH,
+    "SamplingParams": NEUTRAL["SamplingParams"],
+    "SamplingParams.from_optional": NEUTRAL["SamplingParams"],
+    "BeamSearchParams": NEUTRAL["BeamSearchParams"],
 }
-"""Names that are accepted at some values only, by owner; other methods have those of `CALLS`."""
+"""Names that are accepted at some values only, by owner; other methods have those of the calls."""
 
 _ELSEWHERE = {"RequestMetrics": RequestMetrics, "Logprob": Logprob}
 
@@ -62,7 +61,7 @@ def status(owner: str, name: str) -> Status:
     """Return what mie does with a name of an owner: a module, a class, or ``Class.method``."""
     if name in REFUSED.get(owner, ()):
         return Status("refused", why=REFUSED[owner][name])
-    neutral = NEUTRAL.get(owner, CALLS if "." in owner and not is_module(owner) else {})
+    neutral = ACCEPTED.get(owner, NEUTRAL["calls"] if "." in owner and not is_module(owner) else {})
     if name in neutral:
         return Status("neutral", *neutral[name])
     assert has(owner, name), f"mie does not know {name} of {owner}: add it to mie.refusals"

@@ -16,7 +16,7 @@ from mie.ops.kv_cache import HALVES, QUANTIZED
 
 if TYPE_CHECKING:
     from mie.ops_jit.jit_backend import JitBackend
-    from mie.ops_jit.kv_cache import JitCache
+    from mie.ops_jit.memory import JitCache
 
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
 

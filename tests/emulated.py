@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shlex
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
-if TYPE_CHECKING:
-    from mie.ops_gpu.host.emulator import EmulatedLauncher, Order
+from mie.ops_gpu.host.emulator import EmulatedLauncher, Order
 
 COMPILER = shlex.split(os.environ.get("CXX") or "g++")[0]
 HAS_COMPILER = shutil.which(COMPILER) is not None
@@ -21,9 +22,22 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
+class OneLibrary(EmulatedLauncher):
+    """Builds a file's kernels that are no templates at once, in a fraction of the time."""
+
+    def built_together(self, path: Path, name: str) -> Sequence[str]:
+        plain = plain_kernels(path)
+        return plain if name in plain else [name]
+
+
+def plain_kernels(path: Path) -> list[str]:
+    """Return the kernels of a file of tests that are no templates, in order."""
+    pattern = r"^(template.*\n)?__global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\("
+    found = re.finditer(pattern, path.read_text(), re.MULTILINE)
+    return [match[2] for match in found if match[1] is None]
+
+
 @functools.cache
 def launcher(check: bool = False, order: Order = "forward") -> EmulatedLauncher:
     """Return a cached launcher for each mode, so that a process opens every kernel once."""
-    from mie.ops_gpu.host.emulator import EmulatedLauncher
-
-    return EmulatedLauncher(check=check, order=order, seed=1)
+    return OneLibrary(check=check, order=order, seed=1)

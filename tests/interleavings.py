@@ -114,7 +114,8 @@ def functions_of(source: str, num_runs: int) -> dict[str, Callable[..., Thread]]
         if isinstance(node, ast.FunctionDef)
         and [ast.unparse(each) for each in node.decorator_list] == ["kernel_function"]
     ]
-    constants = [node for node in tree.body if isinstance(node, ast.Assign)]
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+    constants = [node for node in assigned if isinstance(node.targets[0], ast.Name)]
     names = {node.name for node in kernels}
     body = [*constants, *(_Yields(names | {"call_kernel"}).function(each) for each in kernels)]
     module = ast.fix_missing_locations(ast.Module(body, []))  # type: ignore[arg-type]

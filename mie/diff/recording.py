@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.ops.backend import Array, Backend, StepBatch
-from mie.ops.composed import ComposedOperators
+from mie.ops.backend import Array, Backend, ComposedOperators, StepBatch
 from mie.ops.sampling import RowControls
 
 ROLES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mie.config.arguments import format_size
 from mie.doctor.survey import Finding, Survey, note, ok, problem, version_of
-from mie.ops_gpu.capability import remedy_for
+from mie.ops_gpu.environment import remedy_for
 
 _NUMPY_OF_CUPY = {13: ("1.22", "2.6"), 14: ("2.0", "2.6")}
 """The NumPy range (from, before) by CuPy's major version, as its wheels require."""

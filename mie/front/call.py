@@ -1,14 +1,18 @@
-"""What crosses the hop between the front and a replica."""
+"""Requests and batches of answers on the hop between the front and a replica.
+
+A hop costs as much for one message as for many.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from starlette.datastructures import Headers
-from starlette.types import Message, Scope
+from starlette.types import ASGIApp, Message, Scope
 
 from mie.routing import beginning_of
 
@@ -25,12 +29,12 @@ _CROSSES = (
     "client",
     "server",
 )
-"""What crosses of an ASGI scope. The rest belongs to the process that has the connection."""
+"""The keys of an ASGI scope that cross. The rest belongs to the process with the connection."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """An HTTP request on its way to a replica, and what a router reads of it."""
+    """An HTTP request on its way to a replica, and the parts of it that a router reads."""
 
     scope: Mapping[str, Any]
     body: bytes
@@ -54,11 +58,11 @@ class Call:
 
     @property
     def prompt(self) -> str:
-        """What Ray's own prefix-aware router compares, which may not be empty."""
+        """The text that Ray's own prefix-aware router compares. It may not be empty."""
         return self.beginning.decode()
 
 
-class Answer(NamedTuple):
+class ReplicaAnswer(NamedTuple):
     """A replica's whole answer to a request that goes to all of them."""
 
     replica: str
@@ -68,10 +72,46 @@ class Answer(NamedTuple):
     body: bytes
 
     @classmethod
-    async def of(cls, replica: str, batches: AsyncIterable[list[Message]]) -> Answer:
+    async def of(cls, replica: str, batches: AsyncIterable[list[Message]]) -> ReplicaAnswer:
         """Return the answer that messages make up."""
         head, *rest = [message async for batch in batches for message in batch]
         body = b"".join(message.get("body", b"") for message in rest)
         headers = {**Headers(raw=head["headers"])}
         headers.pop("content-length", None)
         return cls(replica, head["status"], headers, body)
+
+
+async def piped(app: ASGIApp, call: Call) -> AsyncGenerator[list[Message], None]:
+    """Yield the messages of the answer. Pieces of the body that wait are joined.
+
+    Closing the generator, or cancelling its task, tells the application that the client has left.
+    """
+    waiting: list[Message] = []
+    request: list[Message] = [{"type": "http.request", "body": call.body}]
+    news, has_left = asyncio.Event(), asyncio.Event()
+
+    async def receive() -> Message:
+        if request:
+            return request.pop()
+        await has_left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        if waiting and waiting[-1]["type"] == message["type"]:  # a piece of the body
+            message = {**message, "body": waiting.pop().get("body", b"") + message.get("body", b"")}
+        waiting.append(message)
+        news.set()
+
+    work = asyncio.ensure_future(app(dict(call.scope), receive, send))
+    work.add_done_callback(lambda _: news.set())
+    try:
+        while waiting or not work.done():
+            await news.wait()
+            news.clear()
+            if waiting:
+                taken, waiting[:] = waiting[:], []
+                yield taken
+        work.result()
+    finally:
+        has_left.set()
+        await asyncio.wait([work])

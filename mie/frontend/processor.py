@@ -80,15 +80,18 @@ class OutputProcessor:
             self._advance(request_id)
 
     def drop_orphans(self) -> None:
-        """End the requests whose callers are gone, and free what their beams keep."""
+        """Drop the requests whose callers are gone."""
         while self.gone:
-            request_ids = self.gone[0]
-            for request_id in list(request_ids):
-                self._engine.abort(request_id)
-                self._states.pop(request_id, None)
-            self.release(request_ids)
-            request_ids.clear()
+            self.drop(self.gone[0])
             self.gone.popleft()
+
+    def drop(self, request_ids: set[str]) -> None:
+        """End a caller's requests without outputs, and free the blocks that its beams keep."""
+        for request_id in list(request_ids):
+            self._engine.abort(request_id)
+            self._states.pop(request_id, None)
+        self.release(request_ids)
+        request_ids.clear()
 
     def release(self, request_ids: set[str], keep: Sequence[str] = ()) -> None:
         """Free the blocks that a caller's finished beams keep, except for ``keep``."""

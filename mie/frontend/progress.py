@@ -1,4 +1,4 @@
-"""Show the progress of `LLM.generate`: finished requests and tokens per second."""
+"""Show the progress of `LLM.generate` and of a beam search."""
 
 from __future__ import annotations
 
@@ -20,18 +20,9 @@ class ProgressBar:
     def __init__(self, total: int, use_tqdm: bool | Callable[..., Any] = True) -> None:
         self._num_input = self._num_output = 0
         self._bar: Any = None
-        if not use_tqdm:
-            return
-        from tqdm.auto import tqdm
-
-        make = use_tqdm if callable(use_tqdm) else tqdm
-        self._bar = make(
-            total=total,
-            desc="generating",
-            unit="request",
-            dynamic_ncols=True,
-            postfix=_speeds(0, 0),
-        )
+        if use_tqdm:
+            options = {"desc": "generating", "unit": "request", "postfix": _speeds(0, 0)}
+            self._bar = _new_bar(use_tqdm, total=total, **options)
 
     def __enter__(self) -> ProgressBar:
         return self
@@ -47,25 +38,28 @@ class ProgressBar:
 
     def update(self, output: RequestOutput) -> None:
         """Count a finished request and its tokens."""
-        if self._bar is None:
-            return
-        self._num_input += len(output.prompt_token_ids)
-        self._num_output += sum(len(choice.token_ids) for choice in output.outputs)
-        elapsed = self._bar.format_dict["elapsed"] or 1e-9
-        self._bar.postfix = _speeds(self._num_input / elapsed, self._num_output / elapsed)
-        self._bar.update()
-
-
-def _speeds(num_input: float, num_output: float) -> str:
-    return f"est. speed input: {num_input:.2f} toks/s, output: {num_output:.2f} toks/s"
+        if self._bar is not None:
+            self._num_input += len(output.prompt_token_ids)
+            self._num_output += sum(len(choice.token_ids) for choice in output.outputs)
+            elapsed = self._bar.format_dict["elapsed"] or 1e-9
+            self._bar.postfix = _speeds(self._num_input / elapsed, self._num_output / elapsed)
+            self._bar.update()
 
 
 def steps(count: int, use_tqdm: bool | Callable[..., Any]) -> Iterable[int]:
     """Count the tokens of a beam search with a bar. The search may end before ``count``."""
     if not use_tqdm:
         return range(count)
+    bar: Iterable[int] = _new_bar(use_tqdm, range(count), desc="beam search", unit="token")
+    return bar
+
+
+def _new_bar(use_tqdm: bool | Callable[..., Any], *args: Any, **options: Any) -> Any:
     from tqdm.auto import tqdm
 
     make = use_tqdm if callable(use_tqdm) else tqdm
-    bar: Iterable[int] = make(range(count), desc="beam search", unit="token", dynamic_ncols=True)
-    return bar
+    return make(*args, dynamic_ncols=True, **options)
+
+
+def _speeds(num_input: float, num_output: float) -> str:
+    return f"est. speed input: {num_input:.2f} toks/s, output: {num_output:.2f} toks/s"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from mie.frontend.loop import EngineLoop
 from mie.frontend.outputs import RequestOutput
@@ -75,8 +76,10 @@ class OutputStream(Collector):
 
     def close(self) -> None:
         """End the requests that are unfinished before the next step. It never waits."""
-        self.num_unfinished = 0
-        super().close()
+        if self.num_unfinished:
+            self.num_unfinished = 0
+            # A command, because the one that adds the requests may still be in the inbox.
+            self._loop.post(partial(self._loop.processor.drop, self.request_ids))
 
     def arrive(self) -> None:
         """End the wait for `arrival`, now or when the task wants to hear of it."""

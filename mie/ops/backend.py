@@ -103,7 +103,7 @@ class StepSize:
 
 
 Progress = Callable[[int], AbstractContextManager[Callable[[int], object]]]
-"""Opens a progress bar for so many things to do. What it returns counts those that are done."""
+"""Opens a progress bar for so many things to do. The returned function counts those done."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeadWeights:
-    """What turns hidden states into query, key and value heads, as the backend keeps it."""
+    """The weights of query, key and value heads, in the backend's layout."""
 
     norm: Array  # [D], applied to the hidden states
     qkv: Array  # D inputs, (Hq + 2 Hkv) Dh outputs
@@ -132,7 +132,37 @@ class HeadWeights:
     eps: float  # of the norms
 
 
-class Backend(Protocol):
+class ComposedOperators(Protocol):
+    """Several operators in one call, defined by single ones. A backend may compute them at once."""
+
+    def norm_linear(self: "Backend", x: Array, norm: Array, eps: float, weight: Array) -> Array:
+        """Normalise, then multiply to [T, N]."""
+        return self.linear(self.rms_norm(x, norm, eps), weight)
+
+    def norm_gate_up(self: "Backend", x: Array, norm: Array, eps: float, weight: Array) -> Array:
+        """Normalise, multiply, then apply the gated activation, as [T, F]."""
+        return self.silu_mul(self.norm_linear(x, norm, eps, weight))
+
+    def norm_heads(
+        self: "Backend",
+        x: Array,
+        weights: HeadWeights,
+        rope: Array,
+        kv_cache: Array,
+        layer: int,
+        batch: StepBatch,
+    ) -> Array:
+        """Return the rotated q [T, Hq, Dh] of hidden states, and write keys and values."""
+        w, num_keys_end = weights, weights.num_heads + weights.num_kv_heads
+        qkv = self.norm_linear(x, w.norm, w.eps, w.qkv)
+        qkv = qkv.reshape(len(qkv), num_keys_end + w.num_kv_heads, w.head_dim)
+        if w.q_norm is not None:
+            self.head_norm(qkv, 0, w.num_heads, w.q_norm, w.eps)
+            self.head_norm(qkv, w.num_heads, num_keys_end, w.k_norm, w.eps)
+        return self.rope_write_kv(qkv, rope, kv_cache, layer, batch)
+
+
+class Backend(ComposedOperators, Protocol):
     """The operations of every backend. The function of `mie.ops` that each names defines it."""
 
     name: str
@@ -163,8 +193,8 @@ class Backend(Protocol):
     def step_bytes(self, size: StepSize) -> int:
         """Return the bytes that steps of at most this size take.
 
-        They are an estimate of the results, and the maximum of what attention keeps from step to
-        step.
+        They are an estimate of the results, and the maximum of the memory that attention keeps from
+        step to step.
         """
 
     # Weights: loaded once. A matrix arrives as blocks of whole rows in a checkpoint's dtype
@@ -196,7 +226,7 @@ class Backend(Protocol):
         """Allocate host memory for blocks that are swapped out of a KV cache."""
 
     def prepare(self, progress: Progress) -> None:
-        """Compile what steps need, once weights and cache are loaded.
+        """Compile the code of steps, once weights and cache are loaded.
 
         ``progress`` is called if there is something to compile.
         """
@@ -234,27 +264,9 @@ class Backend(Protocol):
     def take_rows(self, x: Array, rows: Array) -> Array:
         """Return x[rows] as [R, D]."""
 
-    # Several operators in one call. `ops.composed` defines them by those above.
-    def norm_linear(self, x: Array, norm: Array, eps: float, weight: Array) -> Array:
-        """Normalise, then multiply to [T, N]."""
-
-    def norm_gate_up(self, x: Array, norm: Array, eps: float, weight: Array) -> Array:
-        """Normalise, multiply, then apply the gated activation, as [T, F]."""
-
-    def norm_heads(
-        self,
-        x: Array,
-        weights: HeadWeights,
-        rope: Array,
-        kv_cache: Array,
-        layer: int,
-        batch: StepBatch,
-    ) -> Array:
-        """Return the rotated q [T, Hq, Dh] of hidden states, and write keys and values."""
-
     # Blocks and tokens.
     def copy_blocks(self, kv_cache: Array, src: Sequence[int], dst: Sequence[int]) -> None:
-        """Copy whole blocks in every plane: `ops.kv_cache.copy_blocks`."""
+        """Copy whole blocks in every plane: `ops.kv_cache.move_blocks`."""
 
     def export_blocks(
         self, kv_cache: Array, host_cache: Array, src: Sequence[int], dst: Sequence[int]

@@ -149,19 +149,11 @@ def gather_kv(
     return blocks.reshape(-1, *cache.shape[2:])[start - offset : stop - offset]
 
 
-def copy_blocks(caches: Cache, src: Ints, dst: Ints) -> None:
-    """Copy whole blocks src [C] onto dst [C] in every plane of ``caches`` [..., N, B, Hkv, Dh].
-
-    All sources are read before any destination is written.
-    """
-    move_blocks(caches, caches, src, dst)
-
-
 def move_blocks(source: Cache, target: Cache, src: Ints, dst: Ints) -> None:
     """Copy whole blocks src [C] of ``source`` onto dst [C] of ``target``, in every plane.
 
-    Both are [..., N, B, Hkv, Dh] of the same kind, and N may differ. The planes include elements
-    and scales.
+    Both are [..., N, B, Hkv, Dh] of the same kind, and N may differ. They may be one cache, because
+    all sources are read before any destination is written. The planes include elements and scales.
     """
     if isinstance(source, QuantizedCache):
         target = cast(QuantizedCache, target)

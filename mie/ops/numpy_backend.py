@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from mie.errors import ConfigError
 from mie.ops import activation, attention, kv_cache, linear, norm, rope, sampling
 from mie.ops.arrays import Floats, Ints
-from mie.ops.backend import KVCacheShape, Memory, Progress, StepBatch, StepSize
-from mie.ops.composed import ComposedOperators
+from mie.ops.backend import Backend, KVCacheShape, Memory, Progress, StepBatch, StepSize
 from mie.ops.kv_cache import Cache, QuantizedCache
 from mie.ops.sampling import RowControls
 from mie.system.resources import available_bytes
@@ -25,7 +24,7 @@ class NumpyLinear(NamedTuple):
     bias: Floats | None
 
 
-class NumpyBackend(ComposedOperators):
+class NumpyBackend(Backend):
     """Runs on the CPU in ``dtype``: "float32" (also "auto"), or "float64" for the oracle tests.
 
     "bfloat16" and "float16" keep weights and the KV cache in 16 bits, and compute in float32.
@@ -182,22 +181,24 @@ class NumpyBackend(ComposedOperators):
     def take_rows(self, x: Floats, rows: Ints) -> Floats:
         return x.take(rows, 0)  # in a quarter of the time of x[rows]
 
-    def copy_blocks(self, cache: Cache, src: Sequence[int], dst: Sequence[int]) -> None:
-        kv_cache.copy_blocks(cache, np.asarray(src, np.int64), np.asarray(dst, np.int64))
+    def copy_blocks(self, cache: Any, src: Sequence[int], dst: Sequence[int]) -> None:
+        self._move_blocks(cache, cache, src, dst)
 
     def export_blocks(
-        self, cache: Cache, host_cache: Cache, src: Sequence[int], dst: Sequence[int]
+        self, cache: Any, host_cache: Any, src: Sequence[int], dst: Sequence[int]
     ) -> None:
-        kv_cache.move_blocks(
-            cache, host_cache, np.asarray(src, np.int64), np.asarray(dst, np.int64)
-        )
+        self._move_blocks(cache, host_cache, src, dst)
 
     def import_blocks(
-        self, host_cache: Cache, cache: Cache, src: Sequence[int], dst: Sequence[int]
+        self, host_cache: Any, cache: Any, src: Sequence[int], dst: Sequence[int]
     ) -> None:
-        kv_cache.move_blocks(
-            host_cache, cache, np.asarray(src, np.int64), np.asarray(dst, np.int64)
-        )
+        self._move_blocks(host_cache, cache, src, dst)
+
+    def _move_blocks(
+        self, source: Any, target: Any, src: Sequence[int], dst: Sequence[int]
+    ) -> None:
+        """Copy whole blocks. All are read before any is written."""
+        kv_cache.move_blocks(source, target, np.asarray(src, np.int64), np.asarray(dst, np.int64))
 
     def sample(self, logits: Floats, rows: Sequence[RowControls]) -> list[int]:
         return sampling.sample(logits, rows)
@@ -214,7 +215,12 @@ class NumpyBackend(ComposedOperators):
         return sampling.top_logprobs(logits[row], token_id, num_top)
 
     def run_step(self, forward: Callable[[StepBatch], Floats], batch: StepBatch) -> Floats:
-        if batch.drawn_rows is not None:
-            token_ids = np.asarray(batch.drawn, np.int64)[batch.drawn_rows]
-            batch = replace(batch, token_ids=token_ids, drawn=None, drawn_rows=None)
-        return forward(batch)
+        return forward(with_tokens(batch))
+
+
+def with_tokens(batch: StepBatch) -> StepBatch:
+    """Return the batch with the tokens that the previous step drew, if they are its input."""
+    if batch.drawn_rows is None:
+        return batch
+    token_ids = np.asarray(batch.drawn, np.int64)[batch.drawn_rows]
+    return replace(batch, token_ids=token_ids, drawn=None, drawn_rows=None)

@@ -1,4 +1,4 @@
-"""Turn logits into tokens: softmax, logit edits, and the draw.
+"""Turn logits into tokens: log-probabilities, logit edits, and the draw.
 
 The edits are applied in vLLM's order: logit bias and masks, penalties, temperature, min-p, top-k,
 top-p.
@@ -22,13 +22,6 @@ LOGITS_WEIGHED = 1 << 15
 """Logits that are weighed at a time. The arrays of more would leave the caches."""
 
 
-def softmax(x: Floats) -> Floats:
-    """Return exp(x) / sum(exp(x)) over the last axis as a new array, stable at ±1e4 and beyond."""
-    y: Floats = np.exp(x - x.max(axis=-1, keepdims=True))
-    y /= y.sum(axis=-1, keepdims=True)
-    return y
-
-
 def log_softmax(x: Floats) -> Floats:
     """Return log(softmax(x)) over the last axis as a new array, stable at ±1e4 and beyond."""
     y: Floats = x - x.max(axis=-1, keepdims=True)
@@ -41,7 +34,7 @@ Words = NDArray[np.int32]
 
 
 class AllowedTokens(Protocol):
-    """The tokens that a row may get. Sampling asks only for what it needs of them."""
+    """The tokens that a row may get. Sampling calls only the methods that it needs."""
 
     def words(self) -> Words:
         """Return all of them. This may take long, and may raise."""
@@ -158,11 +151,6 @@ def sample(logits: Floats, rows: Sequence[RowControls]) -> list[int]:
         for r, token_id in zip(some, draw_rows(x, [rows[r] for r in some]), strict=True):
             token_ids[r] = token_id
     return token_ids
-
-
-def sample_row(logits: Floats, row: RowControls) -> int:
-    """Sample one token id for one row of logits [V]."""
-    return sample(logits[None], [row])[0]
 
 
 def edit_logits(logits: Floats, row: RowControls) -> Floats:

@@ -158,7 +158,7 @@ class _Signal:
 
 
 class _Job:
-    """What a helper shares with its thread.
+    """The state that a helper shares with its thread.
 
     The thread does not refer to the helper, so the helper ends with its `Workers`.
     """

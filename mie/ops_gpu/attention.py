@@ -1,7 +1,8 @@
 """Launch paged attention over one cache, with decodes and prompts apart."""
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -30,46 +31,31 @@ STREAM_BLOCKS_PER_MULTIPROCESSOR = 3
 """Maximum number of blocks on a multiprocessor, given the kernel's registers."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class AttentionCall:
-    """One layer's attention: its arrays, and the sizes that follow from them."""
+    """One layer's attention: its arrays, and the sizes that follow from them.
 
-    q: Array  # [T, Hq, Dh]
-    kv: Array  # [N, 2, Hkv, B, Dh]
-    scales: Array | None  # [N, 2, Hkv, B] of a quantised cache
-    out: Array  # [T, Hq, Dh]
-    batch: DeviceBatch
-    window: int | None
+    q, out [T, Hq, Dh]; kv [N, 2, Hkv, B, Dh]; scales [N, 2, Hkv, B] of a quantised cache.
+    """
 
-    @property
-    def num_heads(self) -> int:
-        """Number of query heads, Hq."""
-        return int(self.q.shape[1])
-
-    @property
-    def num_kv_heads(self) -> int:
-        """Number of KV heads, Hkv."""
-        return int(self.kv.shape[2])
-
-    @property
-    def group(self) -> int:
-        """Number of query heads for each KV head."""
-        return self.num_heads // self.num_kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        """Head size, Dh."""
-        return int(self.q.shape[2])
-
-    @property
-    def block_size(self) -> int:
-        """Number of tokens in a block, B."""
-        return int(self.kv.shape[3])
-
-    @property
-    def table_width(self) -> int:
-        """Number of blocks in a table row, M."""
-        return int(self.batch.block_tables.shape[1])
+    def __init__(
+        self,
+        *,
+        q: Array,
+        kv: Array,
+        scales: Array | None,
+        out: Array,
+        batch: DeviceBatch,
+        window: int | None,
+    ) -> None:
+        """Drop a window that every sequence of the step fits."""
+        self.q, self.kv, self.scales, self.out, self.batch = q, kv, scales, out, batch
+        self.window = None if window is not None and window >= batch.max_len else window
+        self.num_heads, self.head_dim = int(q.shape[1]), int(q.shape[2])
+        self.num_kv_heads, self.block_size = int(kv.shape[2]), int(kv.shape[3])
+        self.group = self.num_heads // self.num_kv_heads
+        self.table_width = int(batch.block_tables.shape[1])
+        # Scores are in base 2, because exp(x) is exp2(x * log2(e)).
+        self.scale = np.float32(math.log2(math.e) / math.sqrt(self.head_dim))
 
     @property
     def max_splits(self) -> int:
@@ -77,11 +63,14 @@ class AttentionCall:
         max_len = self.batch.max_len
         return max_splits(min(max_len, (self.window or max_len) + 15))
 
-    @property
-    def scale(self) -> np.float32:
-        """The scale of scores in base 2, because exp(x) is exp2(x * log2(e))."""
-        scale: np.float32 = np.float32(math.log2(math.e) / math.sqrt(self.head_dim))
-        return scale
+    def arguments(
+        self, sequences: Array, others: Sequence[Array | None], sizes: Sequence[int]
+    ) -> tuple[Any, ...]:
+        """Return a kernel's arguments: the arrays of all kernels, others, and its numbers."""
+        batch = self.batch
+        tables = batch.block_tables, batch.seq_lens, batch.cu_seqlens_q, sequences
+        numbers = *map(np.int32, sizes), self.scale
+        return (self.q, self.kv, self.scales, *tables, *others, *numbers)
 
 
 def max_splits(num_tokens: int) -> int:
@@ -128,8 +117,6 @@ class PagedAttention:
         assert kv.size // q.shape[2] < 1 << 32, "the kernels count rows in 32 bits"
         out = self._empty("attention", q.shape, q.dtype)
         call = AttentionCall(q=q, kv=kv, scales=scales, out=out, batch=batch, window=window)
-        if window is not None and window >= batch.max_len:
-            call = replace(call, window=None)  # every sequence of the step fits it
         kernel = decode_kernel(
             kernel_type(call.q),
             call.head_dim,
@@ -140,7 +127,8 @@ class PagedAttention:
         )
         self.follows_lengths = kernel.kind != "stream"
         if batch.decodes.size:
-            self._decode(call, kernel)
+            decode = self._decode_stream if kernel.kind == "stream" else self._decode_splits
+            decode(call, kernel)
         if batch.prefills.size:
             self._prefill(call)
         return out
@@ -187,78 +175,39 @@ class PagedAttention:
             return 1
         return self._chip.resident_blocks(kernel.shared_bytes, kernel.blocks_per_multiprocessor)
 
-    def _decode(self, call: AttentionCall, kernel: DecodeKernel) -> None:
-        if kernel.kind == "stream":
-            self._decode_stream(call, kernel)
-        else:
-            self._decode_splits(call, kernel)
-
     def _decode_splits(self, call: AttentionCall, kernel: DecodeKernel) -> None:
-        batch, num_decodes = call.batch, call.batch.decodes.size
-        num_splits = call.max_splits
-        partial = partial_lse = arrived = None  # without splits the kernel writes the output itself
-        if num_splits > 1:
-            arrived = self._counters(num_decodes * call.num_kv_heads)
-            partial, partial_lse = self._partials(num_decodes, call.num_heads, num_splits, call)
+        decodes, num_splits = call.batch.decodes, call.max_splits
+        partials: list[Array | None] = [None, None, None]
+        if num_splits > 1:  # without splits the kernel writes the output itself
+            partials = [*self._partials(decodes.size, call.num_heads, num_splits, call)]
+            partials.append(self._counters(decodes.size * call.num_kv_heads))
         name = "paged_decode" if kernel.kind == "plain" else "paged_decode_mma"
-        # The name of the plain kernel includes the group.
         splitting = [SPLIT_TOKENS, MAX_SPLITS, call.window or 0]
         sizes = [call.table_width, call.block_size, *splitting]
-        if kernel.kind == "mma":
+        if kernel.kind == "mma":  # The name of the plain kernel includes the group.
             sizes.insert(0, call.group)
         attend = self._launcher.kernel(f"{name}.cu", name + kernel.parameters)
         attend(
-            (call.num_kv_heads, num_decodes, num_splits),
+            (call.num_kv_heads, decodes.size, num_splits),
             (32 * WARPS,),
-            (
-                call.q,
-                call.kv,
-                call.scales,
-                batch.block_tables,
-                batch.seq_lens,
-                batch.cu_seqlens_q,
-                batch.decodes,
-                call.out,
-                partial,
-                partial_lse,
-                arrived,
-                *map(np.int32, sizes),
-                call.scale,
-            ),
+            call.arguments(decodes, [call.out, *partials], sizes),
             shared_bytes=kernel.shared_bytes,
         )
 
     def _decode_stream(self, call: AttentionCall, kernel: DecodeKernel) -> None:
-        batch, num_decodes = call.batch, call.batch.decodes.size
-        num_blocks = self._stream_blocks(kernel)
-        partial, partial_lse = self._partials(2 * num_blocks, 8 * kernel.head_tiles, 1, call)
-        tiles = self._tiles(batch, call.window)
-        arrived = self._counters(num_decodes * call.num_kv_heads)
+        decodes, num_blocks = call.batch.decodes, self._stream_blocks(kernel)
+        partials = self._partials(2 * num_blocks, 8 * kernel.head_tiles, 1, call)
+        tiles = self._tiles(call.batch, call.window)
+        arrived = self._counters(decodes.size * call.num_kv_heads)
         assert 4 * call.group * num_blocks <= kernel.shared_bytes, "a weight for each part"
-        attend = self._launcher.kernel(
-            "paged_decode_stream.cu", "paged_decode_stream" + kernel.parameters
-        )
-        sizes = [num_decodes, call.num_kv_heads, call.group, call.table_width, call.block_size]
+        name = "paged_decode_stream"
+        sizes = [decodes.size, call.num_kv_heads, call.group, call.table_width, call.block_size]
         sizes.append(call.window or 0)
+        attend = self._launcher.kernel(f"{name}.cu", name + kernel.parameters)
         attend(
             (num_blocks,),
             (32 * WARPS,),
-            (
-                call.q,
-                call.kv,
-                call.scales,
-                batch.block_tables,
-                batch.seq_lens,
-                batch.cu_seqlens_q,
-                batch.decodes,
-                tiles,
-                call.out,
-                partial,
-                partial_lse,
-                arrived,
-                *map(np.int32, sizes),
-                call.scale,
-            ),
+            call.arguments(decodes, [tiles, call.out, *partials, arrived], sizes),
             shared_bytes=kernel.shared_bytes,
         )
 
@@ -272,16 +221,9 @@ class PagedAttention:
         if window not in batch.window_tiles:
             num_decodes = batch.decodes.size
             tiles = self._empty(f"tiles {window}", (num_decodes + 1,), np.dtype(np.int32))
-            self._launcher.kernel("paged_decode_stream.cu", "count_tiles")(
-                (1,),
-                (32,),
-                (
-                    batch.seq_lens,
-                    batch.decodes,
-                    tiles,
-                    *map(np.int32, [num_decodes, TILE_TOKENS, window]),
-                ),
-            )
+            count = self._launcher.kernel("paged_decode_stream.cu", "count_tiles")
+            sizes = map(np.int32, [num_decodes, TILE_TOKENS, window])
+            count((1,), (32,), (batch.seq_lens, batch.decodes, tiles, *sizes))
             batch.window_tiles[window] = tiles
         return batch.window_tiles[window]
 
@@ -326,19 +268,7 @@ class PagedAttention:
         attend(
             grid,
             (32 * WARPS,),
-            (
-                call.q,
-                call.kv,
-                call.scales,
-                batch.block_tables,
-                batch.seq_lens,
-                batch.cu_seqlens_q,
-                batch.prefills,
-                call.out,
-                *partials,
-                *map(np.int32, sizes),
-                call.scale,
-            ),
+            call.arguments(batch.prefills, [call.out, *partials], sizes),
             shared_bytes=kernel.shared_bytes,
         )
 

@@ -9,9 +9,13 @@ import ctypes
 import weakref
 from typing import Any
 
+import numpy as np
+
+from mie.arithmetic import ceil_div
 from mie.errors import ConfigError
 from mie.ops.backend import Array
-from mie.ops_gpu.arrays import DTYPES
+from mie.ops_gpu.arrays import DTYPES, block_threads, kernel_type
+from mie.ops_gpu.launcher import Launcher
 
 WORKSPACE_BYTES = {9: 32 << 20, 0: 4 << 20}
 """Workspace by minimum compute capability, as the cuBLAS documentation recommends."""
@@ -63,10 +67,11 @@ class CublasError(RuntimeError):
 
 
 class Cublas:
-    """A cuBLAS handle that works in ``stream``."""
+    """A `Gemm` with a cuBLAS handle that works in ``stream``."""
 
-    def __init__(self, cupy: Any, stream: Any, library: Any = None) -> None:
+    def __init__(self, cupy: Any, stream: Any, launcher: Launcher, library: Any = None) -> None:
         """Create a handle. ``library`` is the loaded libcublas, by default that of CuPy."""
+        self._launcher = launcher
         self._library = load_library(cupy) if library is None else library
         for name, parameters in SIGNATURES.items():
             function = getattr(self._library, name)
@@ -84,6 +89,27 @@ class Cublas:
         self._call("cublasSetMathMode", handle, MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)
         # The factors alpha and beta are read from host memory during the call.
         self._one, self._zero = (ctypes.byref(ctypes.c_float(factor)) for factor in (1, 0))
+
+    def matmul(
+        self, x: Array, weight: Array, bias: Array | None, residual: Array | None, out: Array
+    ) -> None:
+        """Multiply, with the addend in ``out`` beforehand.
+
+        That is the residual, the bias, or both. Their sum is then rounded once more.
+        """
+        assert residual is None or residual is out
+        if bias is not None:
+            self.add_bias(bias, out, has_residual=residual is not None)
+        is_added = bias is not None or residual is not None
+        self.multiply(x, weight, out, is_added=is_added)
+
+    def add_bias(self, bias: Array, out: Array, *, has_residual: bool) -> None:
+        """Write the bias to each row of ``out``, or add it to the residual there."""
+        num_tokens, width = out.shape
+        threads = block_threads(width)
+        kernel = self._launcher.kernel("add_bias.cu", f"add_bias<{kernel_type(out)}>")
+        args = (bias, out, np.int32(width), np.int32(has_residual))
+        kernel((num_tokens, ceil_div(width, threads)), (threads,), args)
 
     def multiply(self, x: Array, weight: Array, out: Array, *, is_added: bool) -> None:
         """Compute out = x @ weight.T, or out += x @ weight.T.

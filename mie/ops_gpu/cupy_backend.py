@@ -19,6 +19,7 @@ from mie.errors import ConfigError, UnsupportedModelError
 from mie.ops import rope
 from mie.ops.backend import (
     Array,
+    Backend,
     HeadWeights,
     KVCacheShape,
     Memory,
@@ -26,7 +27,6 @@ from mie.ops.backend import (
     StepBatch,
     StepSize,
 )
-from mie.ops.composed import ComposedOperators
 from mie.ops.kv_cache import SCALE_BYTES
 from mie.ops.sampling import RowControls
 from mie.ops_gpu import kv_cache, sampling
@@ -71,7 +71,7 @@ class CupyLinear(NamedTuple):
     bias: Array | None
 
 
-class CupyBackend(ComposedOperators):
+class CupyBackend(Backend):
     """Runs where its launcher does, in ``dtype``: "float32", "float16" or "bfloat16".
 
     Weights and activations have that dtype. So does the cache unless ``kv_cache_dtype`` is "int8"

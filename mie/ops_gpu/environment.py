@@ -1,6 +1,7 @@
 """Describe the NVIDIA driver, its GPUs, CuPy, and the CUDA libraries that CuPy uses.
 
-The driver is asked through libcuda, so that its facts need no CuPy.
+The driver is asked through libcuda, so that its facts need no CuPy. Only the standard library is
+imported, so that `mie doctor` can always ask.
 """
 
 import ctypes
@@ -12,6 +13,18 @@ from typing import Any
 
 _ATTRIBUTES = {"integrated": 18, "major": 75, "minor": 76}
 """The device attributes to ask for, as cuda.h numbers them in CUdevice_attribute."""
+
+
+OLDEST_CAPABILITY = (8, 0)
+"""Compute capability of the oldest GPU. Its cp.async and bfloat16 products need Ampere."""
+
+
+def remedy_for(capability: tuple[int, ...]) -> str | None:
+    """Return why a GPU of this compute capability is refused and the remedy, or None if it runs."""
+    if capability >= OLDEST_CAPABILITY:
+        return None
+    oldest = ".".join(map(str, OLDEST_CAPABILITY))
+    return f"the kernels need {oldest} (Ampere) or later; use backend numpy"
 
 
 def driver_facts(load: Callable[[str], Any] = ctypes.CDLL) -> dict[str, Any]:
@@ -58,7 +71,7 @@ def _version(number: int) -> str:
 
 
 def cupy_facts() -> dict[str, Any]:
-    """Return what is installed of CuPy, and the facts about its libraries.
+    """Return the installed packages of CuPy, and the facts about its libraries.
 
     The facts are "packages", its installed distributions and their versions, and then "found" false
     if there is no CuPy, or the "error" with which it cannot be imported, or its "version" and the
@@ -113,7 +126,7 @@ def library_facts(cupy: Any) -> dict[str, Any]:
     for name, find in _LIBRARY_FACTS.items():
         try:
             facts[name] = find(cupy)
-        except Exception as error:  # whatever the library raises is the answer
+        except Exception as error:  # the error is the answer
             facts[f"{name}_error"] = one_line(error)
     return facts
 

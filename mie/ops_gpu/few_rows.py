@@ -65,7 +65,7 @@ class FewRows:
         norm: Norm | None = None,
         is_added: bool = False,
     ) -> None:
-        """Compute out = norm(x) @ weight.T + bias, plus what is in ``out`` if ``is_added``.
+        """Compute out = norm(x) @ weight.T + bias, plus the old ``out`` if ``is_added``.
 
         x [R, K], weight [N, K], bias [N], out [R, N].
         """

@@ -5,11 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from mie.arithmetic import ceil_div
 from mie.ops.backend import Array
-from mie.ops_gpu.arrays import block_threads, kernel_type
-from mie.ops_gpu.cublas import Cublas
-from mie.ops_gpu.launcher import Launcher
 from mie.ops_gpu.queue import Task
 
 
@@ -50,34 +46,3 @@ def _multiply(
         y += residual.astype(np.float32, copy=False)
     with np.errstate(over="ignore"):  # a float16 that overflows is infinite, as on the device
         out[...] = y
-
-
-class CublasGemm:
-    """The product by cuBLAS.
-
-    ``out`` holds the addend beforehand: the residual, the bias, or both (then their sum is rounded
-    once more).
-    """
-
-    def __init__(self, launcher: Launcher, cublas: Cublas) -> None:
-        self._launcher = launcher
-        self._cublas = cublas
-
-    def matmul(
-        self, x: Array, weight: Array, bias: Array | None, residual: Array | None, out: Array
-    ) -> None:
-        assert residual is None or residual is out
-        if bias is not None:
-            self._add_bias(bias, out, has_residual=residual is not None)
-        is_added = bias is not None or residual is not None
-        self._cublas.multiply(x, weight, out, is_added=is_added)
-
-    def _add_bias(self, bias: Array, out: Array, *, has_residual: bool) -> None:
-        num_tokens, width = out.shape
-        threads = block_threads(width)
-        kernel = self._launcher.kernel("add_bias.cu", f"add_bias<{kernel_type(out)}>")
-        kernel(
-            (num_tokens, ceil_div(width, threads)),
-            (threads,),
-            (bias, out, np.int32(width), np.int32(has_residual)),
-        )

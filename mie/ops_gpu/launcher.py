@@ -2,7 +2,7 @@
 
     launcher.kernel("rms_norm.cu", "rms_norm<float>")(grid, block, args, shared_bytes)
 
-Both launchers check what CuPy does not: the number of arguments, their dtypes and contiguity.
+CuPy does not check the number of arguments, their dtypes or contiguity. Both launchers do.
 Numbers must be NumPy scalars of the kernel's type (CuPy would pass a Python int as 64 bits). An
 empty grid launches nothing (CuPy would launch one block).
 """
@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from mie.errors import ConfigError, MissingExtraError
-from mie.ops_gpu.capability import remedy_for
+from mie.ops_gpu.environment import remedy_for
 from mie.ops_gpu.host.emulator import EmulatedLauncher
-from mie.ops_gpu.signature import KernelFault, check_arguments, check_launch, read_signature
+from mie.ops_gpu.signature import KernelFault, check_arguments, check_launch, declared
 from mie.ops_gpu.source import KERNELS, NVRTC_OPTIONS, flat_source
 
 __all__ = ["CupyLauncher", "EmulatedLauncher", "Kernel", "KernelFault", "Launcher"]
@@ -128,7 +128,7 @@ class CupyKernel:
         self._function = module.get_function(name)
         self._most_shared_bytes: int = self._function.max_dynamic_shared_size_bytes
         self._has_carveout = False
-        self._parameters = read_signature(source, name)
+        self._parameters = declared(name)
         self._array_type = cupy.ndarray
 
     def __call__(
@@ -139,7 +139,8 @@ class CupyKernel:
         shared_bytes: int = 0,
     ) -> None:
         check_launch(self.name, grid, block)
-        check_arguments(self.name, self._parameters, args, self._array_type)
+        if self._parameters is not None:
+            check_arguments(self.name, self._parameters, args, self._array_type)
         if math.prod(grid) == 0:
             return
         if shared_bytes and not self._has_carveout:

@@ -6,7 +6,7 @@ from mie.errors import ConfigError
 from mie.ops_gpu.chip import current_chip
 from mie.ops_gpu.cublas import Cublas
 from mie.ops_gpu.cupy_backend import EMULATED_CHIP, CupyBackend
-from mie.ops_gpu.gemm import CublasGemm, NumpyGemm
+from mie.ops_gpu.gemm import NumpyGemm
 from mie.ops_gpu.launcher import CupyLauncher, EmulatedLauncher
 from mie.ops_gpu.queue import CupyQueue, EmulatedQueue
 
@@ -46,7 +46,7 @@ def load_cupy_backend(
     return CupyBackend(
         "cupy",
         launcher,
-        CublasGemm(launcher, Cublas(xp, queue.stream)),
+        Cublas(xp, queue.stream, launcher),
         chosen,
         current_chip(xp),
         queue=queue,

@@ -1,10 +1,11 @@
 """Queue work for a device in order, and capture it in graphs to replay.
 
-On a GPU the host only queues copies and launches, and waits for a `Mark`. A `Graph` is a sequence
-of launches that was captured once and is queued again as a whole. Its arguments (pointers, grids
-and numbers) are fixed, but the contents of the memory may change.
+On a GPU the host only queues copies and launches, and waits for a place in the queue. A graph is a
+sequence of launches that was captured once and is queued again as a whole. Its arguments (pointers,
+grids and numbers) are fixed, but the contents of the memory may change.
 """
 
+import functools
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
@@ -19,21 +20,8 @@ T = TypeVar("T")
 Task = Callable[[], None]
 
 
-class Graph(Protocol):
-    """Captured launches."""
-
-    def launch(self) -> None:
-        """Queue all launches."""
-
-
-class Mark(Protocol):
-    """A position in the queue."""
-
-    def record(self) -> None:
-        """Set the mark after everything that was queued so far."""
-
-    def wait(self) -> None:
-        """Wait until the device has passed the mark. Return at once if it was never set."""
+def no_wait() -> None:
+    """Return at once: all earlier work is done."""
 
 
 class Queue(Protocol):
@@ -55,8 +43,8 @@ class Queue(Protocol):
     def host_memory(self, num_bytes: int) -> NDArray[np.uint8]:
         """Allocate host memory for `upload` and `download`, for good."""
 
-    def new_mark(self) -> Mark:
-        """Return a mark that is not set."""
+    def mark(self) -> Task:
+        """Return a function that waits until everything that was queued so far is done."""
 
     def upload(self, host: NDArray[Any], device: Array) -> None:
         """Queue a copy. ``host`` may change once it is done.
@@ -67,10 +55,11 @@ class Queue(Protocol):
     def download(self, device: Array, host: NDArray[Any]) -> None:
         """Queue a copy. ``host`` holds the data once it is done."""
 
-    def capture(self, work: Callable[[], T]) -> tuple[Graph, T]:
-        """Capture the launches of ``work`` without running them, and return them with its result.
+    def capture(self, work: Callable[[], T]) -> tuple[Task, T]:
+        """Capture the launches of ``work`` without running them.
 
-        It must allocate nothing, copy nothing and wait for nothing.
+        Return a function that queues all of them, and the work's result. The work must allocate
+        nothing, copy nothing and wait for nothing.
         """
 
 
@@ -97,30 +86,27 @@ class CupyQueue:
         pinned = self._cupy.cuda.alloc_pinned_memory(num_bytes)
         return np.frombuffer(pinned, np.uint8, num_bytes)
 
-    def new_mark(self) -> "CupyMark":
-        return CupyMark(self._cupy.cuda.Event(disable_timing=True), self.stream)
+    def mark(self) -> Task:
+        event = self._cupy.cuda.Event(disable_timing=True)
+        event.record(self.stream)
+        wait: Task = event.synchronize
+        return wait
 
     def upload(self, host: NDArray[Any], device: Array) -> None:
         if device.flags.c_contiguous:
             device.set(host, self.stream)
             return
         runtime = self._cupy.cuda.runtime
-        num_rows, pitch = len(host), host.strides[0]
+        pitch = host.strides[0]
         runtime.memcpy2DAsync(
-            device.data.ptr,
-            device.strides[0],
-            host.ctypes.data,
-            pitch,
-            pitch,
-            num_rows,
-            runtime.memcpyHostToDevice,
-            self.stream.ptr,
+            *(device.data.ptr, device.strides[0], host.ctypes.data, pitch),
+            *(pitch, len(host), runtime.memcpyHostToDevice, self.stream.ptr),
         )
 
     def download(self, device: Array, host: NDArray[Any]) -> None:
         device.get(self.stream, out=host, blocking=False)
 
-    def capture(self, work: Callable[[], T]) -> tuple[Graph, T]:
+    def capture(self, work: Callable[[], T]) -> tuple[Task, T]:
         with self.stream:
             self.stream.begin_capture()
             try:
@@ -129,32 +115,7 @@ class CupyQueue:
                 with suppress(Exception):  # the original exception is more useful than CUDA's
                     self.stream.end_capture()
                 raise
-            return CupyGraph(self.stream.end_capture(), self.stream), result
-
-
-class CupyMark:
-    """An event."""
-
-    def __init__(self, event: Any, stream: Any) -> None:
-        self._event = event
-        self._stream = stream
-
-    def record(self) -> None:
-        self._event.record(self._stream)
-
-    def wait(self) -> None:
-        self._event.synchronize()
-
-
-class CupyGraph:
-    """A CUDA graph."""
-
-    def __init__(self, graph: Any, stream: Any) -> None:
-        self._graph = graph
-        self._stream = stream
-
-    def launch(self) -> None:
-        self._graph.launch(self._stream)
+            return functools.partial(self.stream.end_capture().launch, self.stream), result
 
 
 class EmulatedQueue:
@@ -181,43 +142,26 @@ class EmulatedQueue:
     def host_memory(self, num_bytes: int) -> NDArray[np.uint8]:
         return np.empty(num_bytes, np.uint8)
 
-    def new_mark(self) -> "EmulatedMark":
-        return EmulatedMark()
+    def mark(self) -> Task:
+        return no_wait
 
     def upload(self, host: NDArray[Any], device: Array) -> None:
         assert self._captured is None, "a copy inside a capture"
         np.copyto(device, host)
 
     def download(self, device: Array, host: NDArray[Any]) -> None:
-        assert self._captured is None, "a copy inside a capture"
-        np.copyto(host, device)
+        self.upload(device, host)
 
-    def capture(self, work: Callable[[], T]) -> tuple[Graph, T]:
+    def capture(self, work: Callable[[], T]) -> tuple[Task, T]:
         tasks: list[Task] = []
         self._captured = tasks
         try:
             result = work()
         finally:
             self._captured = None
-        return EmulatedGraph(tasks), result
+        return functools.partial(_run, tasks), result
 
 
-class EmulatedMark:
-    """A mark that is always passed, because all earlier work is done."""
-
-    def record(self) -> None:
-        pass
-
-    def wait(self) -> None:
-        pass
-
-
-class EmulatedGraph:
-    """Tasks that are run again in order."""
-
-    def __init__(self, tasks: list[Task]) -> None:
-        self._tasks = tasks
-
-    def launch(self) -> None:
-        for task in self._tasks:
-            task()
+def _run(tasks: list[Task]) -> None:
+    for task in tasks:
+        task()

@@ -23,7 +23,7 @@ from mie.ops.weights import lowest_kept_z, scale_of
 from mie.ops_gpu.arena import Arena
 from mie.ops_gpu.arrays import block_threads, kernel_type, next_power_of_two, to_host
 from mie.ops_gpu.launcher import Launcher
-from mie.ops_gpu.queue import Queue
+from mie.ops_gpu.queue import Queue, no_wait
 from mie.ops_gpu.staging import Staging
 
 MAX_ROWS = 128
@@ -52,7 +52,7 @@ MAX_TOP_K = 2**31 - 1
 
 KINDS = {"greedy": 0, "drawn": 1, "forced": 2}
 ALL, IDS, WORDS = 0, 1, 2
-"""What a row's allowed tokens are: all of them, a list of ids, or words of bits."""
+"""Forms of a row's allowed tokens: all of them, a list of ids, or words of bits."""
 
 _DOUBLES = ("top_p", "uniform", "repetition_penalty")
 _FLOATS = ("scale", "largest_t")
@@ -75,22 +75,15 @@ ROW = np.dtype(
 _NO_IDS = np.zeros(0, np.int32)
 
 
-class Packed(NamedTuple):
-    """The controls of some rows in one buffer of bytes: `ROW`, float64 values, int32 ids."""
+class Controls(NamedTuple):
+    """The controls of some rows, and how many of these need scratch memory.
 
-    buffer: NDArray[np.uint8]
-    rows_end: int
-    values_end: int
-    num_edited: int
-    num_drawn: int
+    The arrays are parts of one buffer. They are None if every row is plain greedy.
+    """
 
-
-class _Controls(NamedTuple):
-    """The rows' controls on the device. All arrays are None if every row is plain greedy."""
-
-    rows: Array | None = None
-    ids: Array | None = None
-    values: Array | None = None
+    rows: Array | None = None  # bytes: `ROW` for each row
+    values: Array | None = None  # float64
+    ids: Array | None = None  # int32
     num_edited: int = 0
     num_drawn: int = 0
 
@@ -111,14 +104,15 @@ class _Slot:
     def __init__(self, xp: Any, queue: Queue) -> None:
         self._xp = xp
         self._queue = queue
-        self.mark = queue.new_mark()
+        self.wait = no_wait
+        """Waits until the last ids are on the host."""
         self.token_ids: Array = xp.empty(0, np.int32)
         self.on_host = np.zeros(0, np.int32)
         self.turn = 0
 
     def grow(self, size: int) -> None:
         """Make space for this many ids. Earlier ids stay valid for those who refer to them."""
-        self.mark.wait()
+        self.wait()
         self.token_ids = self._xp.empty(size, np.int32)
         self.on_host = self._queue.host_memory(4 * size).view(np.int32)
 
@@ -146,13 +140,13 @@ class Sampler:
                 logits[part], controls._replace(rows=table), rows[part], drawn.token_ids[part]
             )
         self._queue.download(drawn.token_ids, drawn.on_host)
-        drawn.slot.mark.record()
+        drawn.slot.wait = self._queue.mark()
         return drawn
 
     def finish(self, drawn: Drawn) -> list[int]:
         """Wait for the ids of `start` and return them."""
         assert drawn.slot.turn == drawn.turn, "read too late: the slot was reused"
-        drawn.slot.mark.wait()
+        drawn.slot.wait()
         chosen: list[int] = drawn.on_host.tolist()
         return chosen
 
@@ -165,22 +159,23 @@ class Sampler:
                 each.grow(next_power_of_two(num_rows))
         return Drawn(slot.token_ids[:num_rows], slot.on_host[:num_rows], slot, slot.turn)
 
-    def _controls(self, rows: Sequence[RowControls]) -> _Controls:
+    def _controls(self, rows: Sequence[RowControls]) -> Controls:
+        """Copy the rows' controls to the device, in one buffer."""
         if all(_is_plain(row) for row in rows):
-            return _Controls()
+            return Controls()
         packed = pack(rows)
-        buffer = self._arena.empty("controls", (packed.buffer.size,), np.dtype(np.uint8))
-        self._staging.upload([packed.buffer], buffer)
-        return _Controls(
-            rows=buffer[: packed.rows_end],
-            ids=buffer[packed.values_end :].view(np.int32),
-            values=buffer[packed.rows_end : packed.values_end].view(np.float64),
-            num_edited=packed.num_edited,
-            num_drawn=packed.num_drawn,
+        parts = [np.asarray(part).view(np.uint8) for part in packed[:3]]
+        rows_end, values_end, size = accumulate(map(len, parts))
+        buffer = self._arena.empty("controls", (size,), np.dtype(np.uint8))
+        self._staging.upload(parts, buffer)
+        return packed._replace(
+            rows=buffer[:rows_end],
+            values=buffer[rows_end:values_end].view(np.float64),
+            ids=buffer[values_end:].view(np.int32),
         )
 
     def _launch(
-        self, logits: Array, controls: _Controls, rows: Sequence[RowControls], token_ids: Array
+        self, logits: Array, controls: Controls, rows: Sequence[RowControls], token_ids: Array
     ) -> None:
         """Launch the kernels for at most `MAX_ROWS` rows of logits [R, V]. See sampling.cuh."""
         num_rows, vocab_size = logits.shape
@@ -254,8 +249,8 @@ def _is_cut(row: RowControls, vocab_size: int) -> bool:
     return 0 < row.top_k < vocab_size or row.top_p < 1.0
 
 
-def pack(rows: Sequence[RowControls]) -> Packed:
-    """Pack the rows' controls, with their lists concatenated."""
+def pack(rows: Sequence[RowControls]) -> Controls:
+    """Return the rows' controls on the host, with their lists concatenated."""
     table: list[tuple[float, ...]] = []
     ids: list[NDArray[Any]] = []
     values: list[NDArray[Any]] = []
@@ -276,15 +271,13 @@ def pack(rows: Sequence[RowControls]) -> Packed:
             num_ids, num_values = begins[-1], num_values + sum(map(len, added))
         places = (edited_row, drawn_row, *begins, value_begin)
         table.append((*_numbers(row), *places, _allowed_form(row)))
-    parts = (
+    return Controls(
         np.array(table, ROW),  # at once: setting fields of an array takes five times as long
         np.concatenate([np.zeros(0), *values]),
         np.concatenate([np.zeros(0, np.int32), *ids], dtype=np.int32, casting="unsafe"),
+        min(num_edited, MAX_ROWS),
+        min(num_drawn, MAX_ROWS),
     )
-    rows_end, values_end, _ = np.cumsum([part.nbytes for part in parts]).tolist()
-    buffer = np.concatenate([part.view(np.uint8) for part in parts])
-    most = min(num_edited, MAX_ROWS), min(num_drawn, MAX_ROWS)
-    return Packed(buffer, rows_end, values_end, *most)
 
 
 def _numbers(row: RowControls) -> tuple[float, ...]:
@@ -322,7 +315,7 @@ def _id_lists(row: RowControls) -> list[NDArray[Any]]:
 
 
 def _values(row: RowControls) -> list[NDArray[Any]]:
-    """Return what is added to the bias ids' logits and subtracted from the output ids' logits."""
+    """Return the bias of its ids, and the penalties of the output ids."""
     values: list[NDArray[Any]] = []
     if row.bias is not None:
         values.append(row.bias[1])

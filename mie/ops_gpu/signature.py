@@ -2,10 +2,12 @@
 
 A parameter's type is written in letters: ``f4`` float, ``i4`` int, ``u1`` unsigned char, and so on.
 ``f2`` and ``b2`` are the 16-bit floats, and ``s`` is a struct. ``*c`` or ``*m`` before it is a
-pointer to constant or to mutable memory. The emulator gets the types from the compiler. For the GPU
-they are read from the source text, which the emulator compares.
+pointer to constant or to mutable memory. kernels/signatures.json has the parameters of each kernel,
+with ``T`` and ``C`` for the first and the last of its types. The emulator compares them with the
+compiler's.
 """
 
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -16,26 +18,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from mie.ops_gpu.source import KERNELS
+
 MAX_THREADS = 1024
 
-_LETTERS = {
-    "bool": "u1",
-    "signed char": "i1",
-    "unsigned char": "u1",
-    "short": "i2",
-    "unsigned short": "u2",
-    "int": "i4",
-    "unsigned": "u4",
-    "unsigned int": "u4",
-    "long long": "i8",
-    "unsigned long long": "u8",
-    "float": "f4",
-    "double": "f8",
-    "f16": "f2",
-    "bf16": "b2",
-    "int8": "i1",
-    "e4m3": "u1",
-}
+LETTERS = {"float": "f4", "f16": "f2", "bf16": "b2", "int8": "i1", "e4m3": "u1"}
+"""The types that a template takes."""
+
+SIGNATURES: dict[str, str] = json.loads((KERNELS / "signatures.json").read_text())
 
 _DTYPES: dict[str, list[np.dtype[Any]]] = {
     "i1": [np.dtype(np.int8)],
@@ -81,12 +71,12 @@ class Parameter:
 
     @property
     def unsized(self) -> str:
-        """The letters without a struct's size, which the source text does not tell."""
+        """The letters without a struct's size, which only the compiler knows."""
         return re.sub(r"s\d+$", "s", self.letters)
 
     @cached_property
     def dtypes(self) -> list[np.dtype[Any]]:
-        """The dtypes of a number or of what a pointer points at, empty if any will do."""
+        """The dtypes of a number or of a pointer's target, empty if any will do."""
         # Any dtype will do for a pointer to a struct such as uint4.
         return _DTYPES.get(self.letters[2:] if self.is_pointer else self.letters, [])
 
@@ -94,6 +84,21 @@ class Parameter:
     def number_types(self) -> list[type[Any]]:
         """The types of a number, empty for pointers and structs."""
         return [] if self.is_pointer else [dtype.type for dtype in self.dtypes]
+
+
+def declared(name: str) -> tuple[Parameter, ...] | None:
+    """Return the parameters of a kernel such as ``rms_norm<float>``, or None if it is a test's."""
+    template, *arguments = re.findall(r"\w+", name)
+    if template not in SIGNATURES:
+        return None
+    types = [LETTERS[word] for word in arguments if word in LETTERS]
+    found = []
+    for parameter in SIGNATURES[template].split():
+        own, _, letters = parameter.partition(":")
+        if types:
+            letters = letters.replace("T", types[0]).replace("C", types[-1])
+        found.append(Parameter(name=own, letters=letters))
+    return tuple(found)
 
 
 def check_launch(kernel: str, grid: Sequence[int], block: Sequence[int]) -> None:
@@ -143,78 +148,3 @@ def _problem(parameter: Parameter, arg: Any, array_type: Any) -> str | None:
     if type(arg) not in parameter.number_types:
         return f"must be a NumPy {parameter.dtypes[0].name}, got {type(arg).__name__}"
     return None
-
-
-# Reading signatures from the source text.
-
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-_BOUNDS = r"(?:__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)\s*)?"
-
-
-def kernels_in(source: str) -> dict[str, bool]:
-    """Return the kernels in source order: name, and whether it is a template."""
-    found = re.finditer(
-        rf"(template\s*<[^{{}}();]*>\s*)?__global__\s+{_BOUNDS}void\s+{_BOUNDS}(\w+)\s*\(",
-        _COMMENT.sub(" ", source),
-    )
-    return {match[2]: bool(match[1]) for match in found}
-
-
-def plain_kernels(source: str) -> list[str]:
-    """Return the kernels that are not templates, in source order."""
-    return [name for name, is_template in kernels_in(source).items() if not is_template]
-
-
-def read_signature(source: str, name: str) -> tuple[Parameter, ...]:
-    """Return the parameters of the kernel ``name``, such as ``rms_norm<float, 64>``."""
-    text = _COMMENT.sub(" ", source)
-    plain, _, rest = name.partition("<")
-    found = re.search(
-        r"(?:template\s*<([^{}();]*)>\s*)?__global__\s+"
-        rf"{_BOUNDS}void\s+{_BOUNDS}{re.escape(plain.strip())}\s*\(([^)]*)\)",
-        text,
-    )
-    if found is None:
-        raise ValueError(f"no __global__ void {plain}(...) in the source of {name}")
-    bound = _bind(found[1] or "", rest.rpartition(">")[0])
-    return tuple(_parameter(words, bound) for words in _split(found[2]))
-
-
-def _bind(template: str, arguments: str) -> dict[str, str]:
-    """Map type template parameters to their arguments."""
-    values = _split(arguments)
-    bound: dict[str, str] = {}
-    for index, words in enumerate(_split(template)):
-        declared, _, default = words.partition("=")
-        kind, _, name = declared.strip().rpartition(" ")
-        if kind in ("typename", "class"):
-            value = values[index] if index < len(values) else default.strip()
-            bound[name] = bound.get(value, value)
-    return bound
-
-
-def _split(text: str) -> list[str]:
-    """Split at the commas outside angle brackets."""
-    parts, depth = [""], 0
-    for character in text:
-        depth += (character == "<") - (character == ">")
-        if character == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part.strip() for part in parts if part.strip()]
-
-
-def _parameter(words: str, bound: dict[str, str]) -> Parameter:
-    declared = words.replace("__restrict__", " ").replace("__grid_constant__", " ")
-    match = re.fullmatch(r"\s*(.*?)\s*(\w+)\s*", declared, re.DOTALL)
-    if match is None:
-        raise ValueError(f"cannot read the parameter {words!r}")
-    pointee, star, _ = match[1].partition("*")
-    kind = [word for word in pointee.split() if word != "const"]
-    is_constant = len(kind) < len(pointee.split())
-    plain = " ".join(bound.get(word, word) for word in kind)
-    letters = _LETTERS.get(plain, "s")
-    if star:
-        letters = ("*c" if is_constant else "*m") + letters
-    return Parameter(name=match[2], letters=letters)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from mie.ops.backend import Array
 from mie.ops_gpu.arrays import next_power_of_two
-from mie.ops_gpu.queue import Queue
+from mie.ops_gpu.queue import Queue, no_wait
 
 NUM_BUFFERS = 2
 """Number of buffers: the host writes one while the device reads the other."""
@@ -24,7 +24,7 @@ class Staging:
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._buffers = [np.zeros(0, np.uint8) for _ in range(NUM_BUFFERS)]
-        self._marks = [queue.new_mark() for _ in range(NUM_BUFFERS)]
+        self._waits = [no_wait] * NUM_BUFFERS
         self._turn = 0
 
     def upload(self, parts: Sequence[NDArray[Any]], *devices: Array) -> None:
@@ -34,7 +34,7 @@ class Staging:
         """
         turn = self._turn
         self._turn = (turn + 1) % NUM_BUFFERS
-        self._marks[turn].wait()
+        self._waits[turn]()
         num_bytes = sum(device.nbytes for device in devices)
         if self._buffers[turn].size < num_bytes:
             self._grow(next_power_of_two(num_bytes))
@@ -45,10 +45,10 @@ class Staging:
             part = host[start : start + device.size]
             self._queue.upload(part.reshape(device.shape), device)
             start += device.size
-        self._marks[turn].record()
+        self._waits[turn] = self._queue.mark()
 
     def _grow(self, num_bytes: int) -> None:
         """Grow all buffers at once, so that the next steps need no more."""
-        for turn, mark in enumerate(self._marks):
-            mark.wait()
+        for turn, wait in enumerate(self._waits):
+            wait()
             self._buffers[turn] = self._queue.host_memory(num_bytes)

@@ -19,7 +19,7 @@ from mie.ops_gpu.arena import Arena
 from mie.ops_gpu.arrays import block_threads, next_power_of_two
 from mie.ops_gpu.batch import Bucket, DeviceBatch, bucket_of, host_batch, padded
 from mie.ops_gpu.launcher import Launcher
-from mie.ops_gpu.queue import Graph, Queue
+from mie.ops_gpu.queue import Queue, Task
 from mie.ops_gpu.staging import Staging
 
 MAX_GRAPHS = 64
@@ -41,7 +41,7 @@ Forward = Callable[[StepBatch], Array]
 class CapturedStep(NamedTuple):
     """A graph of a forward pass, and the memory that it reads and writes."""
 
-    graph: Graph
+    launch: Task
     batch: DeviceBatch
     logits: Array
     buffers: tuple[Array, ...]
@@ -97,7 +97,7 @@ class Steps:
             logits = self._launch(forward, device_batch)
             self._warm.add(bucket)
         else:
-            captured.graph.launch()
+            captured.launch()
             logits = captured.logits
         return logits[:num_rows]
 
@@ -126,8 +126,8 @@ class Steps:
         kernel((ceil_div(num_tokens, threads),), (threads,), args)
 
     def _capture(self, forward: Forward, batch: DeviceBatch) -> CapturedStep:
-        graph, logits = self._queue.capture(lambda: self._launch(forward, batch))
-        return CapturedStep(graph, batch, logits, self.arena.buffers)
+        launch, logits = self._queue.capture(lambda: self._launch(forward, batch))
+        return CapturedStep(launch, batch, logits, self.arena.buffers)
 
     def _launch(self, forward: Forward, batch: DeviceBatch) -> Array:
         self.is_running = True

@@ -42,11 +42,6 @@ class Cpu(NamedTuple):
         needed = NEEDED_FEATURES.get(self.architecture, ())
         return tuple(each for each in needed if f"+{each}" not in present)
 
-    @property
-    def has_fma(self) -> bool:
-        """Whether it multiplies and adds with one rounding, and widens float16."""
-        return self.architecture in NEEDED_FEATURES and not self.missing
-
 
 def binding() -> Any:
     """Import LLVM's binding. Nothing else imports it, except the kernels."""
@@ -68,17 +63,13 @@ def kernel_named(name: str, cpu: Cpu) -> Any:
     from mie.ops_jit.kernels import attention, elementwise, linear, products, team
     from mie.ops_jit.kernels.formats import FORMATS
 
-    base, _, rest = name.partition("[")
-    if not rest:
-        modules = (elementwise, attention, team)
-        return next(vars(module)[base] for module in modules if base in vars(module))
-    fmt = FORMATS[rest.rstrip("]")]
+    base, _, dtype = name.rstrip("]").partition("[")
     if base == "multiply":
-        x86 = products.AVX512 if "+avx512f" in cpu.features else products.AVX2
-        is_x86 = cpu.triple.startswith("x86_64")
-        return products.multiply(fmt, x86 if is_x86 else products.NEON)
-    modules = (elementwise, linear, attention)
-    return next(vars(module)[base] for module in modules if base in vars(module))(fmt)
+        tiles = {128: products.NEON, 256: products.AVX2, 512: products.AVX512}
+        return products.multiply(FORMATS[dtype], tiles[cpu.vector_bits])
+    modules = (elementwise, linear, attention, team)
+    found = next(vars(module)[base] for module in modules if base in vars(module))
+    return found(FORMATS[dtype]) if dtype else found
 
 
 def intermediate_code(name: str, cpu: Cpu) -> str:

@@ -37,7 +37,7 @@ class CannotRun(ConfigError):
 
 
 def check_machine(find_cpu: Callable[[], Cpu] = host_cpu) -> Cpu:
-    """Return this machine's CPU if Numba is installed and the CPU has what kernels need.
+    """Return this machine's CPU if Numba is installed and the CPU has the instructions of kernels.
 
     Raises:
         CannotRun: something is missing.
@@ -95,7 +95,7 @@ def one_line(error: BaseException) -> str:
 
 
 def jit_facts() -> dict[str, Any]:
-    """Return what `mie doctor` says about the backend.
+    """Return the facts that `mie doctor` prints about the backend.
 
     The facts are the versions "numba" and "llvmlite", which are None if they are not installed, the
     "cache" folder and, if the backend can run, "cpu", "vector_bits" and "num_threads". Else there

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import KVCacheShape, Progress, StepBatch, StepSize
 from mie.ops.kv_cache import HALVES, LARGEST, SCALE_BYTES
 from mie.ops.linear import check_kept
-from mie.ops.numpy_backend import NumpyBackend
-from mie.ops_jit import layout, operators
+from mie.ops.numpy_backend import NumpyBackend, with_tokens
+from mie.ops_jit import layout
 from mie.ops_jit.environment import version_of
 from mie.ops_jit.kernel_cache import Kernels, kernel_names
-from mie.ops_jit.kv_cache import JitCache, move_blocks, padded
-from mie.ops_jit.panels import LANES, Panels, padded_rows
+from mie.ops_jit.layout import LANES, NUM_ROWS, NUM_TOKENS, ROW_TILE, SUMS_BYTES
+from mie.ops_jit.memory import JitCache, Panels, move_blocks, padded, padded_rows
 from mie.ops_jit.program import Program, Value, room_for
-from mie.ops_jit.step import SUMS_BYTES, StepHeader, partial_bytes, scratch_bytes
+from mie.ops_jit.step import StepHeader, attention_scratch, partial_bytes
 from mie.ops_jit.team import Team
 from mie.system.resources import available_cpus
 
@@ -32,6 +34,18 @@ LARGE_STEP = 64
 """Tokens from which a step is large."""
 SCRATCH_BYTES = 2 * SUMS_BYTES
 """Memory of a thread at first, which is enough for products."""
+
+
+def _operator(append: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a method append an operator to the program that is being recorded, or run it at once."""
+
+    @functools.wraps(append)
+    def operator(self: JitBackend, *arguments: Any, **options: Any) -> Any:
+        if self._recording is not None:
+            return append(self, *arguments, **options)
+        return self._run_now(append, *arguments, **options)
+
+    return operator
 
 
 class JitBackend(NumpyBackend):
@@ -78,22 +92,19 @@ class JitBackend(NumpyBackend):
         self._kernels = Kernels()
         self._header = StepHeader()
         self._recording: Program | None = None
-        self._recorded: tuple[weakref.WeakMethod[Any], tuple[Program, Value]] | None = None
+        self._recorded: tuple[Callable[[], Any], tuple[Program, Value]] | None = None
         self.num_threads = num_threads or available_cpus()
-        self._team = self._new_team(SCRATCH_BYTES)
-
-    def _new_team(self, scratch_bytes: int) -> Team:
-        return Team(self._kernels, self.num_threads, scratch_bytes)
+        self._team = Team(self._kernels, self.num_threads, SCRATCH_BYTES)
 
     def _team_for(self, program: Program) -> Team:
         """Return a team whose threads have enough memory for a program."""
         if program.scratch_bytes > self._team.scratch_bytes:
-            self._team = self._new_team(program.scratch_bytes)
+            self._team = Team(self._kernels, self.num_threads, program.scratch_bytes)
         return self._team
 
     @property
     def description(self) -> str:
-        """What computes, such as "Numba 0.68.1, znver4, 2 threads"."""
+        """The compiler, the CPU and the threads, such as "Numba 0.68.1, znver4, 2 threads"."""
         threads = "1 thread" if self.num_threads == 1 else f"{self.num_threads} threads"
         return f"Numba {version_of('numba')}, {self._kernels.cpu.name}, {threads}"
 
@@ -127,7 +138,9 @@ class JitBackend(NumpyBackend):
         of_a_token = 3 * hidden + heads + (inner if is_fused else 3 * inner)
         num_results = room_for(size.num_tokens) * of_a_token
         num_results += room_for(size.num_seqs) * (2 * hidden + size.vocab_size)
-        scratch = scratch_bytes(size.num_heads, cache.num_kv_heads, cache.head_dim)
+        scratch = max(
+            SCRATCH_BYTES, attention_scratch(size.num_heads // cache.num_kv_heads, cache.head_dim)
+        )
         partials = partial_bytes(size.num_seqs, size.max_len, size.num_heads, cache.head_dim)
         return 4 * num_results + self.num_threads * scratch + partials
 
@@ -139,18 +152,13 @@ class JitBackend(NumpyBackend):
     # Weights and caches.
 
     def load_embedding(self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]]) -> Panels:  # type: ignore[override]  # an opaque weight is a backend's own
-        return self._panels(shape, blocks, None)
+        return self.load_linear(shape, blocks)
 
     def load_linear(  # type: ignore[override]  # as above
         self,
         shape: tuple[int, int],
         blocks: Iterable[NDArray[Any]],
         bias: NDArray[Any] | None = None,
-    ) -> Panels:
-        return self._panels(shape, blocks, bias)
-
-    def _panels(
-        self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]], bias: NDArray[Any] | None
     ) -> Panels:
         dtype = np.dtype(np.float32) if self._weight_dtype == "float32" else None
         if self._weight_dtype in HALVES:
@@ -169,152 +177,179 @@ class JitBackend(NumpyBackend):
         names = kernel_names(self._weight_dtypes, [self.kv_dtype.name])
         self._kernels.prepare(names, progress)
 
-    # Operators.
+    # Operators. The functions of `mie.ops` define them. Arguments of a kernel are in the order that
+    # its docstring in `kernels` gives.
 
-    def _do(
-        self,
-        record: Callable[..., Value | None],
-        *arrays: Any,
-        batch: StepBatch | None = None,
-        rows: Ints | None = None,
-    ) -> Any:
-        """Append an operator to the program that is being recorded, or run it now."""
-        if self._recording is not None:
-            return record(self._recording, *arrays)
-        num_tokens = len(arrays[0])
-        num_rows = num_tokens if rows is None else len(rows)
-        program = Program(self._kernels.__getitem__, num_tokens, num_rows)
-        values = [
-            None if each is None else program.given(each, layout.NUM_TOKENS) for each in arrays
-        ]
-        result = record(program, *values)
-        program.finish(result)
-        header = self._header
-        if batch is not None:
-            header.set_batch(batch, *program.heads)
-        header.words[[layout.NUM_TOKENS, layout.NUM_ROWS]] = num_tokens, num_rows
-        if rows is not None:
-            header.point(layout.LOGITS_ROWS, rows)
-        program.bind(num_tokens, num_rows)
-        self._team_for(program).run(program.words, header.words, 0, len(program))
-        return None if result is None else program.array(result)
+    @_operator
+    def embed(self, token_ids: Ints, embedding: Panels) -> Value:
+        self._header.point(layout.TOKEN_IDS, token_ids)
+        program, width = self._program, embedding.shape[1]
+        out = program.value(NUM_TOKENS, width)
+        program.need_scratch(padded(width) * embedding.dtype.itemsize)
+        kernel, arguments = f"embed[{embedding.dtype.name}]", (embedding.memory, out, width)
+        program.emit(kernel, NUM_TOKENS, ROW_TILE, 1, *arguments, NUM_TOKENS)
+        return out
 
-    def embed(self, token_ids: Any, embedding: Panels) -> Any:  # type: ignore[override]  # as above
-        if self._recording is None:
-            self._header.point(layout.TOKEN_IDS, token_ids)
-        return self._do(lambda program, _: operators.embed(program, embedding), token_ids)
+    @_operator
+    def rms_norm(self, x: Value, weight: Floats, eps: float) -> Value:
+        rows, width = x.storage.rows, x.storage.width
+        out = self._program.value(rows, *x.tail)
+        arguments = x, weight, out, 1, width, eps, rows, 0, 1  # a row is one head
+        self._program.emit("rms_norm", rows, ROW_TILE, 1, *arguments)
+        return out
 
-    def rms_norm(self, x: Any, weight: Floats, eps: float) -> Any:
-        return self._do(lambda program, x: operators.rms_norm(program, x, weight, eps), x)
+    @_operator
+    def head_norm(self, qkv: Value, first: int, last: int, weight: Floats, eps: float) -> None:
+        rows, (num_heads, head_dim) = qkv.storage.rows, qkv.tail
+        arguments = qkv, weight, qkv, num_heads, head_dim, eps, rows, first, last
+        self._program.emit("rms_norm", rows, ROW_TILE, 1, *arguments)
 
-    def linear(self, x: Any, weight: Panels, residual: Any = None) -> Any:  # type: ignore[override]  # as above
-        return self._do(
-            lambda program, x, residual: operators.linear(program, x, weight, residual), x, residual
-        )
+    @_operator
+    def linear(self, x: Value, weight: Panels, residual: Value | Floats | None = None) -> Value:
+        program, rows, (num_outputs, num_inputs) = self._program, x.storage.rows, weight.shape
+        out = program.value(rows, num_outputs)
+        if isinstance(residual, np.ndarray):
+            residual = program.given(residual)
+        program.need_scratch(SUMS_BYTES)
+        program.emit(
+            f"linear[{weight.dtype.name}]", rows, layout.BLOCK_ROWS, weight.num_groups,
+            x, weight.memory, out, num_inputs, num_outputs, weight.bias, residual, rows,
+            self._kernels[f"multiply[{weight.dtype.name}]"],
+        )  # fmt: skip
+        return out
 
-    def head_norm(self, qkv: Any, first: int, last: int, weight: Floats, eps: float) -> None:
-        assert not isinstance(qkv, np.ndarray) or qkv.flags.c_contiguous
-        self._do(
-            lambda program, qkv: operators.head_norm(program, qkv, first, last, weight, eps), qkv
-        )
+    @_operator
+    def silu_mul(self, gate_up: Value) -> Value:
+        rows, width = gate_up.storage.rows, gate_up.storage.width // 2
+        out = self._program.value(rows, width)
+        self._program.emit("silu_mul", rows, ROW_TILE, 1, gate_up, out, width, rows)
+        return out
 
+    @_operator
+    def norm_gate_up(self, x: Value, norm: Floats, eps: float, weight: Panels) -> Any:
+        """Multiply by the matrix of gate and up, and activate while the sums are in the cache."""
+        program, normed, width = self._program, self.rms_norm(x, norm, eps), weight.shape[0] // 2
+        if width % LANES:  # the second half does not begin with a panel
+            return self.silu_mul(self.linear(normed, weight))
+        rows, num_groups = x.storage.rows, ceil_div(width, LANES * layout.PANELS)
+        out = program.value(rows, width)
+        program.need_scratch(2 * SUMS_BYTES)
+        program.emit(
+            f"gate_up[{weight.dtype.name}]", rows, layout.BLOCK_ROWS, num_groups,
+            normed, weight.memory, out, weight.shape[1], width, weight.bias, rows,
+            self._kernels[f"multiply[{weight.dtype.name}]"],
+        )  # fmt: skip
+        return out
+
+    @_operator
+    def take_rows(self, x: Value, rows: Ints) -> Value:
+        self._header.point(layout.LOGITS_ROWS, rows)
+        program = self._program
+        program.lengths[NUM_ROWS] = len(rows)
+        out = program.value(NUM_ROWS, *x.tail)
+        program.emit("take_rows", NUM_ROWS, ROW_TILE, 1, x, out, x.storage.width, NUM_ROWS)
+        return out
+
+    @_operator
     def rope_write_kv(
-        self,
-        qkv: Any,
-        rope_table: Floats,
-        cache: Any,
-        layer: int,
-        batch: StepBatch,
-    ) -> Any:
-        return self._do(
-            lambda program, qkv: operators.rope_write_kv(program, qkv, rope_table, cache, layer),
-            qkv,
-            batch=batch,
-        )
+        self, qkv: Value, rope_table: Floats, cache: JitCache, layer: int, batch: StepBatch
+    ) -> Value:
+        program, shape = self._program, cache.shape
+        num_heads = qkv.tail[0] - 2 * shape.num_kv_heads
+        out = program.value(NUM_TOKENS, num_heads, shape.head_dim)
+        program.need_scratch(8 * padded(shape.head_dim))  # a head in float32, and narrowed
+        program.emit(
+            f"rope_write[{cache.elements.dtype.name}]", NUM_TOKENS, ROW_TILE, 1,
+            qkv, rope_table, out, *cache.planes(layer),
+            num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, NUM_TOKENS,
+            shape.num_blocks,
+        )  # fmt: skip
+        return out
 
+    @_operator
     def paged_attention(
-        self,
-        q: Any,
-        cache: Any,
-        layer: int,
-        batch: StepBatch,
-        window: int | None,
-    ) -> Any:
-        return self._do(
-            lambda program, q: operators.paged_attention(program, q, cache, layer, window),
-            q,
-            batch=batch,
-        )
+        self, q: Value, cache: JitCache, layer: int, batch: StepBatch, window: int | None
+    ) -> Value:
+        program, shape, num_heads = self._program, cache.shape, q.tail[0]
+        program.heads = num_heads, shape.num_kv_heads, shape.head_dim
+        program.need_scratch(attention_scratch(num_heads // shape.num_kv_heads, shape.head_dim))
+        out, stored = program.value(NUM_TOKENS, *q.tail), cache.elements.dtype.name
+        program.emit(
+            f"attend[{stored}]", layout.NUM_ITEMS, 1, shape.num_kv_heads,
+            q, *cache.planes(layer), out, shape.num_blocks,
+            num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, window or 0,
+            1 / math.sqrt(shape.head_dim),
+            self._kernels[f"multiply[{stored}]"], self._kernels["multiply[float32]"],
+        )  # fmt: skip
+        program.emit("merge", layout.NUM_MERGES, 1, 1, out, num_heads, shape.head_dim)
+        return out
 
-    def silu_mul(self, gate_up: Any) -> Any:
-        return self._do(operators.silu_mul, gate_up)
-
-    def take_rows(self, x: Any, rows: Ints) -> Any:
-        return self._do(operators.take_rows, x, rows=rows)
-
-    def norm_gate_up(self, x: Any, norm: Floats, eps: float, weight: Panels) -> Any:
-        x = self.rms_norm(x, norm, eps)
-        return self._do(lambda program, x: operators.gate_up(program, x, weight), x)
-
-    # Blocks.
-
-    def copy_blocks(self, cache: Any, src: Sequence[int], dst: Sequence[int]) -> None:
-        move_blocks(cache, cache, src, dst)
-
-    def export_blocks(
-        self,
-        cache: Any,
-        host_cache: Any,
-        src: Sequence[int],
-        dst: Sequence[int],
+    def _move_blocks(
+        self, source: JitCache, target: JitCache, src: Sequence[int], dst: Sequence[int]
     ) -> None:
-        move_blocks(cache, host_cache, src, dst)
+        move_blocks(source, target, src, dst)
 
-    def import_blocks(
-        self,
-        host_cache: Any,
-        cache: Any,
-        src: Sequence[int],
-        dst: Sequence[int],
-    ) -> None:
-        move_blocks(host_cache, cache, src, dst)
+    @property
+    def _program(self) -> Program:
+        """The program that is being recorded."""
+        assert self._recording is not None
+        return self._recording
+
+    def _run_now(
+        self, append: Callable[..., Value | None], x: Any, *others: Any, **options: Any
+    ) -> Floats | None:
+        """Run an operator outside a recording, as a program of its own."""
+        program = Program(self._kernels.__getitem__, len(x), len(x))
+        first = program.given(x) if x.dtype.kind == "f" else x
+        result = self._recorded_by(program, append, self, first, *others, **options)
+        for each in others:
+            if isinstance(each, StepBatch):
+                self._header.set_batch(each, *program.heads)
+        self._run(program, len(program))
+        return None if result is None else program.array(result)
 
     # Steps.
 
     def run_step(self, forward: Forward, batch: StepBatch) -> Floats:
-        if batch.drawn_rows is not None:
-            token_ids = np.asarray(batch.drawn, np.int64)[batch.drawn_rows]
-            batch = replace(batch, token_ids=token_ids, drawn=None, drawn_rows=None)
+        batch = with_tokens(batch)
         if self._enforce_eager:
             logits: Floats = forward(batch)
             return logits
-        num_tokens, num_rows = len(batch.token_ids), len(batch.logits_rows)
-        program, logits_value = self._program_of(forward, batch)
-        program.lengths = {layout.NUM_TOKENS: num_tokens, layout.NUM_ROWS: num_rows}
-        program.bind(num_tokens, num_rows)
+        program, result = self._program_of(forward, batch)
+        program.lengths = {NUM_TOKENS: len(batch.token_ids), NUM_ROWS: len(batch.logits_rows)}
         self._header.set_batch(batch, *program.heads)
-        step = len(program) if num_tokens < LARGE_STEP else SEGMENT
+        self._run(program, len(program) if len(batch.token_ids) < LARGE_STEP else SEGMENT)
+        return program.array(result)
+
+    def _run(self, program: Program, segment: int) -> None:
+        """Run a program with the lengths that it has now."""
+        program.bind()
+        self._header.words[: NUM_ROWS + 1] = program.lengths[NUM_TOKENS], program.lengths[NUM_ROWS]
         team = self._team_for(program)
-        for first in range(0, len(program), step):
-            end = min(first + step, len(program))
+        for first in range(0, len(program), segment):
+            end = min(first + segment, len(program))
             team.run(program.words, self._header.words, first, end)
-        return program.array(logits_value)
 
     def _program_of(self, forward: Forward, batch: StepBatch) -> tuple[Program, Value]:
         """Return the program of the last step, or a new one if that step ran another function."""
         if self._recorded is None or self._recorded[0]() != forward:
-            recorded = self._record(forward, batch)
-            if not hasattr(forward, "__self__"):
-                return recorded  # a function of its own for each step
-            self._recorded = weakref.WeakMethod(forward), recorded
+            program = Program(
+                self._kernels.__getitem__, len(batch.token_ids), len(batch.logits_rows)
+            )
+            recorded = program, self._recorded_by(program, forward, batch)
+            # The function refers to a model, which may be deleted before the backend.
+            refer = weakref.WeakMethod if hasattr(forward, "__self__") else weakref.ref
+            self._recorded = refer(forward), recorded
         return self._recorded[1]
 
-    def _record(self, forward: Forward, batch: StepBatch) -> tuple[Program, Value]:
-        program = Program(self._kernels.__getitem__, len(batch.token_ids), len(batch.logits_rows))
+    def _recorded_by(
+        self, program: Program, run: Callable[..., Any], *arguments: Any, **options: Any
+    ) -> Any:
+        """Record the operators of a function as a program, and return the function's result."""
         self._recording = program
         try:
-            logits = forward(batch)
+            result = run(*arguments, **options)
         finally:
             self._recording = None
-        program.finish(logits)
-        return program, logits
+        program.finish(result)
+        return result

@@ -24,7 +24,7 @@ def kernel_names(weight_dtypes: Iterable[str], cache_dtypes: Iterable[str]) -> S
     """Return the names of all kernels that steps use with these dtypes of weights and caches."""
     weights, caches = sorted({*weight_dtypes}), sorted({*cache_dtypes})
     return (
-        *("run", "work", "rms_norm", "head_norm", "silu_mul", "take_rows", "merge"),
+        *("run", "work", "rms_norm", "silu_mul", "take_rows", "merge"),
         *(f"{base}[{dtype}]" for dtype in weights for base in ("embed", "linear", "gate_up")),
         *(f"{base}[{dtype}]" for dtype in caches for base in ("rope_write", "attend")),
         *(f"multiply[{dtype}]" for dtype in sorted({*weights, *caches, "float32"})),
@@ -35,7 +35,7 @@ class Kernels:
     """Addresses of compiled kernels by name, such as "linear[bfloat16]"."""
 
     def __init__(self) -> None:
-        """Find out what the machine has. Nothing is loaded yet.
+        """Look at the machine. Nothing is loaded yet.
 
         Raises:
             CannotRun: the machine cannot run them.
@@ -53,27 +53,22 @@ class Kernels:
         Raises:
             CannotRun: it cannot be compiled.
         """
-        if name not in self._addresses:
-            code = read(name, self._key)
-            if code is None:
-                code = self._compiled(name)
-            self._addresses[name] = self._library.load(code)
+        if not self._has(name):
+            self._addresses[name] = self._library.load(self._compiled(name))
         return self._addresses[name]
+
+    def _has(self, name: str) -> bool:
+        """Load a kernel if the cache has it. Return whether it is loaded."""
+        if name not in self._addresses and (code := read(name, self._key)) is not None:
+            self._addresses[name] = self._library.load(code)
+        return name in self._addresses
 
     def prepare(self, names: Iterable[str], progress: Progress) -> int:
         """Load these kernels, and return how many were compiled.
 
         ``progress`` is opened only if there are some to compile.
         """
-        missing: list[str] = []
-        for name in dict.fromkeys(names):
-            if name in self._addresses:
-                continue
-            code = read(name, self._key)
-            if code is None:
-                missing.append(name)
-            else:
-                self._addresses[name] = self._library.load(code)
+        missing = [name for name in dict.fromkeys(names) if not self._has(name)]
         if missing:
             with progress(len(missing)) as advance:
                 for name in missing:

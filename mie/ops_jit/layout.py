@@ -6,10 +6,16 @@ TOKEN_IDS, POSITIONS, SLOTS, STARTS, LENGTHS, TABLES, LOGITS_ROWS = range(6, 13)
 ITEMS, MERGES, PARTIALS = range(13, 16)
 HEADER_WORDS = 16
 
+LANES = 16
+"""Numbers of a vector, and outputs of a panel."""
+PANELS = 4
+"""Panels of a group, which is the widest tile of a product."""
 ROW_TILE = 8
 """Rows of a tile of elementwise work."""
 BLOCK_ROWS = 96
 """Rows of a tile of a product."""
+SUMS_BYTES = BLOCK_ROWS * PANELS * LANES * 4
+"""The sums of a tile of a product."""
 K_BLOCK = 512
 """Inputs of a pass over the rows of a tile. The weights of a group then fit into an L2 cache."""
 
@@ -34,7 +40,8 @@ WAIT, POST, YIELD = 28, 29, 30
 """Addresses of sem_wait, sem_post and sched_yield."""
 SLEEPERS = 32
 """Two cache lines for each worker: whether it sleeps, and its semaphore."""
-WORKER_WORDS = 16
+WORKER_WORDS, SEMAPHORE = 16, 8
+"""Words of a worker, and its semaphore's place among them. POSIX's sem_t takes 32 bytes."""
 
 # A ticket's bits: the number of the run, of the instruction, and of the tiles that are left.
 RUN_SHIFT, INSTRUCTION_SHIFT = 40, 24

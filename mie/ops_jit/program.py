@@ -17,16 +17,7 @@ from numpy.typing import NDArray
 
 from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats
-from mie.ops_jit.layout import (
-    ARGUMENTS,
-    INSTRUCTION_WORDS,
-    KERNEL,
-    NUM_ROWS,
-    NUM_TOKENS,
-    TILE_COUNT,
-    TILE_FACTOR,
-    TILE_SIZE,
-)
+from mie.ops_jit.layout import ARGUMENTS, INSTRUCTION_WORDS, NUM_ROWS, NUM_TOKENS
 from mie.ops_jit.memory import zeros
 
 ROOM = 64
@@ -89,11 +80,12 @@ class Program:
     def __init__(self, address_of: Callable[[str], int], num_tokens: int, num_rows: int) -> None:
         """Begin to record a step of this size. ``address_of`` returns the address of a kernel."""
         self.lengths = {NUM_TOKENS: num_tokens, NUM_ROWS: num_rows}
+        """The numbers of rows of the step that is recorded or run, by the header's word."""
         self.heads = (1, 1, 16)
         """Hq, Hkv and Dh of its attention, which decide how `StepHeader` cuts it into items."""
         self.scratch_bytes = 0
         """The most memory that one of its kernels needs for a thread."""
-        self.address_of = address_of
+        self._address_of = address_of
         self._rows: list[list[int]] = []
         self._uses: list[tuple[int, int, Storage]] = []  # instruction, word, storage
         self._storages: list[Storage] = []
@@ -112,20 +104,17 @@ class Program:
         self._storages.append(storage := Storage(rows, math.prod(tail)))
         return Value(self, storage, tail)
 
-    def given(self, array: Floats, rows: int) -> Value:
-        """Return an existing array as a value."""
+    def given(self, array: Floats) -> Value:
+        """Return an existing array, which has a row for each token, as a value."""
         array = np.ascontiguousarray(array, np.float32)
-        storage = Storage(rows, math.prod(array.shape[1:]), array)
+        storage = Storage(NUM_TOKENS, math.prod(array.shape[1:]), array)
         return Value(self, storage, array.shape[1:])
 
     def emit(self, kernel: str, count: int, size: int, factor: int, *arguments: Argument) -> None:
         """Append an instruction with ceil(header[count] / size) * factor tiles."""
-        row = [0] * INSTRUCTION_WORDS
-        row[KERNEL] = self.address_of(kernel)
-        row[TILE_COUNT], row[TILE_SIZE], row[TILE_FACTOR] = count, size, factor
-        for word, argument in enumerate(arguments, ARGUMENTS):
-            row[word] = self._word(argument, word)
-        self._rows.append(row)
+        row = [self._address_of(kernel), count, size, factor]  # as `layout` numbers them
+        row += [self._word(argument, word) for word, argument in enumerate(arguments, ARGUMENTS)]
+        self._rows.append(row + [0] * (INSTRUCTION_WORDS - len(row)))
 
     def need_scratch(self, num_bytes: int) -> None:
         """Note that a kernel needs this much memory for a thread."""
@@ -170,20 +159,20 @@ class Program:
                 free_from.append(0)
             storage.buffer, free_from[buffer] = buffer, storage.last_use + 1
 
-    def bind(self, num_tokens: int, num_rows: int) -> None:
-        """Provide memory for a step of this size.
+    def bind(self) -> None:
+        """Provide memory for a step of the program's lengths.
 
         Raises:
             MemoryError: there is not enough. The next call tries again.
         """
-        needed, capacity = {NUM_TOKENS: num_tokens, NUM_ROWS: num_rows}, self._capacity
-        if all(needed[rows] <= capacity[rows] for rows in needed):
+        capacity = self._capacity
+        if all(needed <= capacity[rows] for rows, needed in self.lengths.items()):
             return
         # An interrupt or a fork can come at any line, so there is no room until all is in place.
-        self._capacity = dict.fromkeys(needed, 0)
+        self._capacity = dict.fromkeys(capacity, 0)
         self._memory = []  # freed before the larger ones are allocated
         larger = {
-            rows: max(capacity[rows], -(-number // ROOM) * ROOM) for rows, number in needed.items()
+            rows: max(capacity[rows], room_for(number)) for rows, number in self.lengths.items()
         }
         self._memory = [zeros((larger[rows], width), np.float32) for rows, width in self._buffers]
         for instruction, word, storage in self._uses:

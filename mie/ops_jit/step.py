@@ -9,12 +9,7 @@ from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import StepBatch
 from mie.ops_jit import layout
-from mie.ops_jit.kv_cache import padded
-from mie.ops_jit.memory import address, zeros
-from mie.ops_jit.panels import GROUP, LANES
-
-SUMS_BYTES = layout.BLOCK_ROWS * GROUP * LANES * 4
-"""The sums of a tile of a product (`kernels.linear.SUMS_BYTES`)."""
+from mie.ops_jit.memory import address, padded, zeros
 
 
 class StepHeader:
@@ -32,8 +27,7 @@ class StepHeader:
 
     def set_batch(self, batch: StepBatch, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         """Describe a step's batch."""
-        counts = len(batch.token_ids), len(batch.logits_rows), *batch.block_tables.shape
-        self.words[: layout.TABLE_WIDTH + 1] = counts
+        self.words[[layout.NUM_SEQS, layout.TABLE_WIDTH]] = batch.block_tables.shape
         for word, array in (
             (layout.TOKEN_IDS, batch.token_ids),
             (layout.POSITIONS, batch.positions),
@@ -52,11 +46,6 @@ class StepHeader:
         if size > self._partials.size:
             self._partials = zeros((size,), np.float32)
         self.words[layout.PARTIALS] = address(self._partials)
-
-
-def scratch_bytes(num_heads: int, num_kv_heads: int, head_dim: int) -> int:
-    """Return how much memory of a thread the kernels of products and attention write."""
-    return max(2 * SUMS_BYTES, attention_scratch(num_heads // num_kv_heads, head_dim))
 
 
 def attention_scratch(group: int, head_dim: int) -> int:

@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 
 from mie.arithmetic import ceil_div
 from mie.ops_jit.kernel_cache import Kernels
-from mie.ops_jit.layout import POST, SLEEPERS, STOP, WAIT, WORKER_WORDS, YIELD
+from mie.ops_jit.layout import POST, SEMAPHORE, SLEEPERS, STOP, WAIT, WORKER_WORDS, YIELD
 from mie.ops_jit.memory import address, zeros
 from mie.system.threads import start_thread
 
 _Function = Callable[..., int]
-SEMAPHORE_WORD = 8
-"""Where a worker's semaphore is, in words after its flag. POSIX's sem_t takes 32 bytes."""
 
 
 def function_at(address: int, num_arguments: int) -> _Function:
@@ -59,8 +57,7 @@ class Team:
         for word, name in ((WAIT, "sem_wait"), (POST, "sem_post"), (YIELD, "sched_yield")):
             words[word] = ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
         for worker in range(num_workers):
-            at = SLEEPERS + worker * WORKER_WORDS + SEMAPHORE_WORD
-            if library.sem_init(ctypes.c_void_p(words[at:].ctypes.data), 0, 0):
+            if library.sem_init(_semaphore(words, worker), 0, 0):
                 raise MemoryError("sem_init failed")
         arguments = self._kernels, self._work, words, scratch
         threads = [
@@ -91,6 +88,11 @@ class Team:
             )  # fmt: skip
 
 
+def _semaphore(words: NDArray[np.int64], worker: int) -> ctypes.c_void_p:
+    """Return the address of a worker's semaphore."""
+    return ctypes.c_void_p(address(words[SLEEPERS + worker * WORKER_WORDS + SEMAPHORE :]))
+
+
 def _serve(
     kernels: Kernels,
     work: _Function,
@@ -110,8 +112,7 @@ def _stop(words: NDArray[np.int64], threads: Sequence[threading.Thread], pid: in
     words[STOP] = 1
     post = ctypes.CDLL(None).sem_post
     for worker in range(len(threads)):
-        at = SLEEPERS + worker * WORKER_WORDS + SEMAPHORE_WORD
-        post(ctypes.c_void_p(words[at:].ctypes.data))
+        post(_semaphore(words, worker))
     for thread in threads:
         # One may not have started, and one may be collecting the garbage that the team was in.
         if thread.ident is not None and thread is not threading.current_thread():

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from mie.config.engine import check_switch, keyword_checked
 from mie.config.request_limits import DEFAULT_LIMITS
 from mie.params import values
-from mie.params.unsupported import BEAM_SEARCH, neutral_accepted
+from mie.params.unsupported import neutral_accepted
 from mie.refusals import refuses_names
 
 
 @refuses_names
-@neutral_accepted(BEAM_SEARCH)
+@neutral_accepted
 @keyword_checked
 @dataclass(frozen=True, kw_only=True)
 class BeamSearchParams:

@@ -4,14 +4,15 @@ import copy
 import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from mie.config.engine import check_switch, keyword_checked
 from mie.config.request_limits import DEFAULT_LIMITS, RequestLimits
 from mie.errors import ConfigError, RequestError
 from mie.params import values
-from mie.params.structured import StructuredOutputsParams
-from mie.params.unsupported import SAMPLING, neutral_accepted
+from mie.params.structured import StructuredOutputsParams, structure_from
+from mie.params.unsupported import neutral_accepted
 from mie.refusals import refuses_names
 
 MAX_LOGIT_BIAS = 100.0
@@ -30,6 +31,30 @@ class RequestOutputKind(enum.Enum):
     """All text and tokens, in one output at the end."""
 
 
+# The lowest and the highest value of each number; `RequestLimits` limits ``n``.
+INTEGERS: Mapping[str, tuple[int, int | None]] = MappingProxyType(
+    {
+        "n": (1, None),
+        "top_k": (-1, None),
+        "min_tokens": (0, None),
+        "logprobs": (-1, None),
+        "prompt_logprobs": (-1, None),
+        "seed": (-(2**63), 2**64 - 1),
+        "max_tokens": (1, None),
+        "truncate_prompt_tokens": (-1, None),
+    }
+)
+REALS: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "temperature": (0.0, 1000.0),
+        "top_p": (0.0, 1.0),  # above 0
+        "min_p": (0.0, 1.0),
+        "repetition_penalty": (0.001, 1000.0),
+        "presence_penalty": (-2.0, 2.0),
+        "frequency_penalty": (-2.0, 2.0),
+    }
+)
+MAY_BE_NONE = ("logprobs", "prompt_logprobs", "seed", "max_tokens", "truncate_prompt_tokens")
 SWITCHES = (
     "include_stop_str_in_output",
     "ignore_eos",
@@ -37,18 +62,12 @@ SWITCHES = (
     "skip_special_tokens",
     "spaces_between_special_tokens",
 )
-LISTS = (
-    "stop",
-    "stop_token_ids",
-    "bad_words",
-    "bad_words_token_ids",
-    "allowed_token_ids",
-    "trace_decode_token_ids",
-)
+TOKEN_LISTS = ("stop_token_ids", "allowed_token_ids", "trace_decode_token_ids")
+LISTS = ("stop", "bad_words", "bad_words_token_ids", *TOKEN_LISTS)
 
 
 @refuses_names
-@neutral_accepted(SAMPLING)
+@neutral_accepted
 @keyword_checked
 @dataclass(kw_only=True, slots=True)
 class SamplingParams:
@@ -193,7 +212,14 @@ class SamplingParams:
 
     def _normalise(self, limits: RequestLimits) -> None:
         """Check every field, and replace it with a plain value."""
-        self._normalise_numbers(limits)
+        for name, (low, high) in INTEGERS.items():
+            value = getattr(self, name)
+            if value is not None or name not in MAY_BE_NONE:
+                most = limits.max_n if name == "n" else high
+                setattr(self, name, values.integer(name, value, low, most))
+        for name, (lowest, highest) in REALS.items():
+            value, above = getattr(self, name), name == "top_p"
+            setattr(self, name, values.real(name, value, lowest, highest, above_low=above))
         for name in SWITCHES:
             check_switch(name, getattr(self, name))
         self._normalise_lists(limits)
@@ -209,56 +235,30 @@ class SamplingParams:
                 limit = limits.max_extra_args
                 raise ConfigError(f"extra_args may have at most {limit} entries; got {len(extra)}")
             self.extra_args = dict(extra)
-        self._normalise_structure(limits)
+        self.structured_outputs = structure_from(self.structured_outputs, limits)
         self._refuse_contradictions()
-
-    def _normalise_numbers(self, limits: RequestLimits) -> None:
-        for name, low, high in (
-            ("n", 1, limits.max_n),
-            ("top_k", -1, None),
-            ("min_tokens", 0, None),
-        ):
-            setattr(self, name, values.integer(name, getattr(self, name), low, high))
-        for name, low, high in (
-            ("logprobs", -1, None),
-            ("prompt_logprobs", -1, None),
-            ("seed", -(2**63), 2**64 - 1),
-            ("max_tokens", 1, None),
-            ("truncate_prompt_tokens", -1, None),
-        ):
-            if getattr(self, name) is not None:
-                setattr(self, name, values.integer(name, getattr(self, name), low, high))
-        for name, lowest, highest in (
-            ("temperature", 0.0, 1000.0),
-            ("min_p", 0.0, 1.0),
-            ("repetition_penalty", 0.001, 1000.0),
-            ("presence_penalty", -2.0, 2.0),
-            ("frequency_penalty", -2.0, 2.0),
-        ):
-            setattr(self, name, values.real(name, getattr(self, name), lowest, highest))
-        self.top_p = values.real("top_p", self.top_p, 0.0, 1.0, above_low=True)
 
     def _normalise_lists(self, limits: RequestLimits) -> None:
         if self.stop is not None:
-            stop = (self.stop,) if isinstance(self.stop, str) else self.stop
             most = limits.max_stop_strings, limits.max_stop_chars
-            self.stop = values.strings("stop", stop, *most, kind="a string or a list of strings")
-        if self.stop_token_ids is not None:
-            ids, limit = self.stop_token_ids, limits.max_stop_token_ids
-            self.stop_token_ids = values.token_ids("stop_token_ids", ids, limit, may_be_empty=True)
-        for name, limit in (
-            ("allowed_token_ids", limits.max_allowed_token_ids),
-            ("trace_decode_token_ids", limits.max_forced_tokens),
-        ):
-            if getattr(self, name) is not None:
-                setattr(self, name, values.token_ids(name, getattr(self, name), limit))
+            kind = "a string or a list of strings"
+            self.stop = values.strings(
+                "stop", (self.stop,) if isinstance(self.stop, str) else self.stop, *most, kind=kind
+            )
+        most_tokens = (
+            limits.max_stop_token_ids,
+            limits.max_allowed_token_ids,
+            limits.max_forced_tokens,
+        )
+        for name, limit in zip(TOKEN_LISTS, most_tokens, strict=True):
+            if (ids := getattr(self, name)) is not None:
+                may_be_empty = name == "stop_token_ids"
+                setattr(self, name, values.token_ids(name, ids, limit, may_be_empty=may_be_empty))
         if self.logit_bias is not None:
-            limit = limits.max_logit_bias
-            bias = values.biases("logit_bias", self.logit_bias, limit, MAX_LOGIT_BIAS)
+            bias = values.biases(
+                "logit_bias", self.logit_bias, limits.max_logit_bias, MAX_LOGIT_BIAS
+            )
             self.logit_bias = bias or None
-        self._normalise_bad_words(limits)
-
-    def _normalise_bad_words(self, limits: RequestLimits) -> None:
         length = limits.max_bad_word_length
         if self.bad_words is not None:
             words = values.strings("bad_words", self.bad_words, limits.max_bad_words, length)
@@ -274,26 +274,9 @@ class SamplingParams:
             lists = values.items(
                 name, self.bad_words_token_ids, "a list of lists of token ids", limit
             )
-            most = 4 * (length + 1)  # a token for each byte of a word and of a space before it
-            spelled = tuple(values.token_ids(f"each of {name}", ids, most) for ids in lists)
+            most_ids = 4 * (length + 1)  # a token for each byte of a word and of a space before it
+            spelled = tuple(values.token_ids(f"each of {name}", ids, most_ids) for ids in lists)
             self.bad_words_token_ids = spelled or None
-
-    def _normalise_structure(self, limits: RequestLimits) -> None:
-        given: object = self.structured_outputs
-        if isinstance(given, Mapping):
-            given = StructuredOutputsParams(**{str(name): given[name] for name in given})
-        if given is None:
-            return
-        if not isinstance(given, StructuredOutputsParams):
-            raise ConfigError(
-                f"structured_outputs must be StructuredOutputsParams; got {values.shown(given)}"
-            )
-        if given.num_chars > limits.max_grammar_chars:
-            limit = limits.max_grammar_chars
-            raise ConfigError(
-                f"structured_outputs may have at most {limit} characters; got {given.num_chars}"
-            )
-        self.structured_outputs = given
 
     def _refuse_contradictions(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mie.config.engine import check_switch, keyword_checked
+from mie.config.request_limits import RequestLimits
 from mie.errors import ConfigError
 from mie.params import values
 from mie.refusals import refuses_names
@@ -97,6 +98,28 @@ class StructuredOutputsParams:
         for name, default in _JSON_OPTIONS.items():
             if getattr(self, name) != default:
                 raise ConfigError(f"{name} belongs to json and json_object; got it with {kind}")
+
+
+def structure_from(given: object, limits: RequestLimits) -> StructuredOutputsParams | None:
+    """Return the parameters from a mapping of their fields, or unchanged.
+
+    Raises:
+        ConfigError: they are neither, or too long.
+    """
+    if isinstance(given, Mapping):
+        given = StructuredOutputsParams(**{str(name): given[name] for name in given})
+    if given is None:
+        return None
+    if not isinstance(given, StructuredOutputsParams):
+        raise ConfigError(
+            f"structured_outputs must be StructuredOutputsParams; got {values.shown(given)}"
+        )
+    if given.num_chars > limits.max_grammar_chars:
+        limit = limits.max_grammar_chars
+        raise ConfigError(
+            f"structured_outputs may have at most {limit} characters; got {given.num_chars}"
+        )
+    return given
 
 
 def _check_encodes(name: str, text: str) -> None:

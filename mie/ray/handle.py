@@ -7,7 +7,7 @@ from typing import cast
 from ray.serve.handle import DeploymentHandle
 
 from mie.front.app import Batches
-from mie.front.call import Answer, Call
+from mie.front.call import Call, ReplicaAnswer
 
 ANSWER_SECONDS = 10.0
 """Time that replicas get to answer what is asked of all of them."""
@@ -24,8 +24,8 @@ class RayReplicas:
         streaming = self._handle.options(method_name="stream", stream=True)
         return cast(Batches, streaming.remote(call))
 
-    async def ask_all(self, call: Call) -> list[Answer]:
+    async def ask_all(self, call: Call) -> list[ReplicaAnswer]:
         """Return the answers of those replicas that answer in time."""
         asked = self._handle.broadcast("answer", call)
         results = await asked.results_async(timeout_s=ANSWER_SECONDS, return_exceptions=True)
-        return [result for result in results if isinstance(result, Answer)]
+        return [result for result in results if isinstance(result, ReplicaAnswer)]

@@ -13,8 +13,7 @@ from starlette.types import Message
 
 from mie.async_llm import AsyncLLM
 from mie.errors import EngineDeadError
-from mie.front.call import Answer, Call
-from mie.front.pipe import piped
+from mie.front.call import Call, ReplicaAnswer, piped
 from mie.serve.access_log import logging_as
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
@@ -50,6 +49,6 @@ class Replica:
             async for messages in batches:
                 yield messages
 
-    async def answer(self, call: Call) -> Answer:
+    async def answer(self, call: Call) -> ReplicaAnswer:
         """Return the whole answer."""
-        return await Answer.of(self._name, piped(self._app, call))
+        return await ReplicaAnswer.of(self._name, piped(self._app, call))

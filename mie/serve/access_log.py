@@ -1,7 +1,7 @@
 """Log lines: one for each request, as text or as JSON.
 
-A line names the key that was used, never the key itself. What clients send is escaped, so that no
-client can forge a line. Prompts are in no line unless the server is told so.
+A line names the key that was used, never the key itself. Texts of clients are escaped, so that
+no client can forge a line. Prompts are in no line unless the server is told so.
 """
 
 from __future__ import annotations
@@ -19,27 +19,34 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mie.errors import shown_text
-from mie.serve.asgi import facts_of, header, route_of
+from mie.serve.asgi import CLIENT_LEFT, facts_of, header, route_of
 from mie.serve.metrics import ServerMetrics
-from mie.serve.sse import CLIENT_LEFT
+from mie.serve.tracing import Tracing
 from mie.stats.request import RequestMetrics
 
 logger = logging.getLogger("mie.access")
 
 MAX_LOGGED = 256
-"""Characters of what a client sends that a line has."""
+"""Maximum characters of a request field in a log line."""
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 QUIET_ROUTES = frozenset({"/health", "/ready", "/ping", "/metrics", "/load"})
 """Routes that machines ask all the time. Their requests are logged at the level DEBUG."""
 
 
 class AccessLog:
-    """Middleware that gives each request an id, and logs and counts requests."""
+    """Middleware that gives each request an id, and logs, counts and traces requests."""
 
-    def __init__(self, app: ASGIApp, metrics: ServerMetrics, paths: Collection[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: ServerMetrics,
+        tracing: Tracing | None,
+        paths: Collection[str],
+    ) -> None:
         """``paths`` are those of the routes, which metrics may be labelled with."""
         self._app = app
         self._metrics = metrics
+        self._tracing = tracing
         self._paths = frozenset(paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,7 +55,7 @@ class AccessLog:
         scope["mie.request_id"] = request_id = uuid.uuid4().hex
         facts_of(scope)
         status = 500
-        start = time.perf_counter()
+        start, start_ns = time.perf_counter(), time.time_ns()
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -63,13 +70,19 @@ class AccessLog:
         try:
             return await self._app(scope, receive, send_with_id)
         finally:
-            self._end(scope, status, time.perf_counter() - start)
+            seconds = time.perf_counter() - start
+            if scope.get("mie.client_left"):
+                status = CLIENT_LEFT
+            if self._tracing is not None:
+                self._tracing.record(scope, status, start_ns)
+            self._end(scope, status, seconds)
 
     def _end(self, scope: Scope, status: int, seconds: float) -> None:
         path, method = route_of(scope), scope["method"]
         done = scope["mie.facts"]
-        has_left = bool(scope.get("mie.client_left"))
-        status = CLIENT_LEFT if has_left else done.pop("status", status)
+        has_left = status == CLIENT_LEFT
+        if not has_left:
+            status = done.pop("status", status)
         self._metrics.observe(
             path if path in self._paths else "other",
             method if method in METHODS else "other",
@@ -100,7 +113,7 @@ class AccessLog:
 
 
 def work_of(num_prompt: int, num_output: int, parts: Collection[RequestMetrics]) -> dict[str, Any]:
-    """Return what serving a request took, in tokens, seconds and counts, for its log line.
+    """Return the tokens, seconds and counts of a request for its log line.
 
     ``parts`` are the metrics of its prompts that gave any output.
     """
@@ -134,7 +147,7 @@ def escaped(text: str) -> str:
 
 
 class TextFormat(logging.Formatter):
-    """Lines for people. What has more than one line is indented, so that it looks like no other."""
+    """Lines for people. A record of several lines is indented, so that it looks like no other."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record's line or lines."""
@@ -181,7 +194,7 @@ def logging_as(format: str) -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in ("mie", "uvicorn", "asyncio", "opentelemetry")]
     before = [(each.level, each.handlers[:]) for each in loggers]
     for each in loggers:
-        each.handlers[:] = [handler]  # others would not escape what clients send
+        each.handlers[:] = [handler]  # others would not escape the texts of clients
         if each.level == logging.NOTSET:
             each.setLevel(logging.INFO)
     try:

@@ -1,4 +1,4 @@
-"""`create_app`: the routes of the server, and what wraps them."""
+"""`create_app`: the routes of the server in their middlewares."""
 
 from __future__ import annotations
 
@@ -7,29 +7,18 @@ from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.responses import Response
 
 from mie.async_llm import AsyncLLM
 from mie.errors import MieError, shown_text
 from mie.params.sampling import SamplingParams
-from mie.serve.anthropic.messages import ROUTES as MESSAGES_ROUTES
 from mie.serve.asgi import route_of
 from mie.serve.config import ServeConfig
 from mie.serve.edge import Edge
 from mie.serve.errors import ApiError, api_error
-from mie.serve.openai.chat import chat_completions
-from mie.serve.openai.completions import completions
-from mie.serve.openai.control import cancel, refused_routes, reset_prefix_cache
-from mie.serve.openai.models import list_models, retrieve_model
-from mie.serve.openai.responses import ROUTES as RESPONSES_ROUTES
-from mie.serve.openai.tokenize import apply_template, detokenize, tokenize, tokenizer_info
-from mie.serve.openapi import ROUTES as OPENAPI_ROUTES
+from mie.serve.routes import routes
 from mie.serve.serving import Serving
-from mie.serve.sse import DisconnectMiddleware
-from mie.version import __version__
 
 _NAMES = {
     *SamplingParams.__dataclass_fields__,
@@ -50,13 +39,10 @@ def create_app(engine: AsyncLLM, config: ServeConfig | None = None) -> Starlette
         await edge.page.close()
 
     edge = Edge(engine, config)
-    all_routes = [*routes(), *edge.routes()]
+    all_routes = [*routes(), *edge.page_routes()]
     app = Starlette(
         routes=all_routes,
-        middleware=[
-            *edge.middleware([route.path for route in all_routes]),
-            Middleware(DisconnectMiddleware),
-        ],
+        middleware=edge.middleware([route.path for route in all_routes]),
         exception_handlers={
             ApiError: _refuse,
             MieError: _refuse,
@@ -69,31 +55,6 @@ def create_app(engine: AsyncLLM, config: ServeConfig | None = None) -> Starlette
     return app
 
 
-def routes() -> list[Route]:
-    """Return the routes of the server."""
-    return [
-        Route("/v1/completions", completions, methods=["POST"]),
-        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
-        Route("/v1/models", list_models),
-        Route("/v1/models/{id:path}", retrieve_model),
-        Route("/v1/requests/{id}/cancel", cancel, methods=["POST"]),
-        Route("/tokenize", tokenize, methods=["POST"]),
-        Route("/detokenize", detokenize, methods=["POST"]),
-        Route("/tokenizer_info", tokenizer_info),
-        Route("/apply-template", apply_template, methods=["POST"]),
-        Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
-        *RESPONSES_ROUTES,
-        *MESSAGES_ROUTES,
-        *OPENAPI_ROUTES,
-        Route("/version", _version),
-        *refused_routes(),
-    ]
-
-
-async def _version(request: Request) -> Response:
-    return JSONResponse({"version": __version__})
-
-
 async def _refuse(request: Request, error: Exception) -> Response:
     refused = api_error(error, _NAMES)
     if refused is not error:
@@ -102,7 +63,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 async def _refuse_http(request: Request, error: Exception) -> Response:
-    """Answer what Starlette itself refuses: an unknown route, or a wrong method."""
+    """Answer a request that Starlette itself refuses: an unknown route, or a wrong method."""
     assert isinstance(error, HTTPException)
     path = route_of(request.scope)
     messages = {

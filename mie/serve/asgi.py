@@ -1,7 +1,8 @@
-"""What the middlewares share. Each one is a plain ASGI app around the next."""
+"""The innermost and the outermost middlewares, and what all of them share."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -11,10 +12,12 @@ from mie.serve.errors import ApiError, api_error
 
 logger = logging.getLogger(__name__)
 
+CLIENT_LEFT = 499
+"""The status that logs and metrics have for a request whose client left."""
+MAX_LOGIN_BYTES = 16 << 10
+"""Maximum size of the body of a login, which needs no key."""
 OPEN_ROUTES = frozenset({"/health", "/ping", "/version", "/ready"})
 """The routes that need no key and are answered while the server drains."""
-
-
 SHELL_ROUTES = frozenset({"/", "/mie/login", "/mie/logout"})
 """The routes of the web page that show nothing, and with which one logs in."""
 
@@ -50,7 +53,7 @@ class RootPath:
 
 
 def writer_of(scope: Scope, send: Send) -> Send:
-    """Return what sends the middle of a response past the middlewares.
+    """Return a function that sends the middle of a response past the middlewares.
 
     They look at the first message and at the last. A stream has one in between for each token.
     """
@@ -94,6 +97,86 @@ class Failures:
                 await answer(failed, scope, receive, send)
 
 
+class WholeBody:
+    """Middleware that reads the body, up to a limit, and cancels the handler of a client that left.
+
+    Afterwards, the only message from the client is the disconnect, whether the answer streams or
+    not.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        most = MAX_LOGIN_BYTES if route_of(scope) in SHELL_ROUTES else self._max_bytes
+        try:
+            body = await _read_body(scope, receive, most)
+        except ApiError as refusal:
+            return await answer(refusal, scope, receive, send)
+        if body is None:
+            scope["mie.client_left"] = True
+            return None
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        gone = asyncio.ensure_future(_disconnected(receive))
+
+        async def receive_again() -> Message:
+            if messages:
+                return messages.pop()
+            await asyncio.shield(gone)
+            return {"type": "http.disconnect"}
+
+        work = asyncio.ensure_future(self._app(scope, receive_again, send))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not work.done():
+                scope["mie.client_left"] = True
+            gone.cancel()
+            work.cancel()
+            await asyncio.wait((work, gone))
+        return None if work.cancelled() else work.result()
+
+
+async def _read_body(scope: Scope, receive: Receive, most: int) -> bytes | None:
+    """Return the body, or None if the client left before its end.
+
+    Raises:
+        ApiError: it is too large; it is not read further.
+    """
+    length = header(scope, b"content-length")
+    if length is not None and length.isdecimal() and int(length[:20]) > most:
+        raise _too_large(f"has {int(length[:20])} bytes; the limit is {most}")
+    pieces, num_bytes = [], 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        pieces.append(message.get("body", b""))
+        num_bytes += len(pieces[-1])
+        if num_bytes > most:
+            raise _too_large(f"is longer than {most}")
+        if not message.get("more_body"):
+            return b"".join(pieces)
+
+
+def _too_large(what: str) -> ApiError:
+    return ApiError(
+        413,
+        f"the request's body {what} bytes (send less, or start the server with a larger "
+        "--max-request-bytes)",
+        code="request_too_large",
+        headers={"connection": "close"},  # the rest of the body is not read
+    )
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 def header(scope: Scope, name: bytes) -> str | None:
     """Return the first header of this name (in lower case), or None."""
     for key, value in scope["headers"]:
@@ -111,6 +194,6 @@ async def answer(error: ApiError, scope: Scope, receive: Receive, send: Send) ->
 
 
 def facts_of(scope: Scope) -> dict[str, Any]:
-    """Return what the log line of a request says about it, for handlers to add to."""
+    """Return the facts in a request's log line, for handlers to add to."""
     facts: dict[str, Any] = scope.setdefault("mie.facts", {})
     return facts

@@ -6,6 +6,8 @@ A field is one of four kinds, at every depth:
 * `Unsupported`: a value that changes nothing is accepted, and any other is refused by name.
 * `WithoutEffect`: clients send it for their own or their provider's records.
 * Unknown: named in the header ``x-mie-ignored`` and once in the log, or refused with ``--strict``.
+
+The fields of the second and third kind that requests have are a table, ``fields.yaml``.
 """
 
 from __future__ import annotations
@@ -13,10 +15,13 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Generic, TypeVar
 
+import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -29,10 +34,12 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
+    create_model,
     model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError, core_schema, from_json
 from starlette.requests import Request
+from starlette.types import Scope
 
 from mie.errors import shown
 from mie.serve.asgi import route_of
@@ -50,6 +57,7 @@ MAX_NAMED = 20
 
 T = TypeVar("T")
 B = TypeVar("B", bound="Body")
+A = TypeVar("A", bound="Body", covariant=True)
 
 Items = Annotated[list[T], Field(fail_fast=True)]
 """A list that is checked up to its first wrong item.
@@ -135,7 +143,7 @@ class Unsupported:
     """Marks a field that mie knows and does not implement."""
 
     why: str
-    neutral: tuple[Any, ...] = ()
+    neutral: Sequence[Any] = ()
     """Values that change nothing, beside null."""
 
     def __get_pydantic_core_schema__(
@@ -157,6 +165,26 @@ class Unsupported:
 def _is_same(value: object, other: object) -> bool:
     """Return whether two values are equal in JSON, where 1 is 1.0 and false is not 0."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
+
+
+_TABLE: Mapping[str, Mapping[str, list[Any] | None]] = MappingProxyType(
+    yaml.safe_load(Path(__file__).with_name("fields.yaml").read_text(encoding="utf-8"))
+)
+
+
+def with_fields_of(dialect: str) -> Callable[[type[B]], type[B]]:
+    """Return a decorator that adds a dialect's fields of ``fields.yaml`` to a body."""
+
+    def add(body: type[B]) -> type[B]:
+        fields: dict[str, Any] = {}
+        for name, row in _TABLE[dialect].items():
+            kind = WithoutEffect if row is None else Annotated[Any, Unsupported(row[0], row[1:])]
+            fields[name] = (kind, None)
+        return create_model(
+            body.__name__, __base__=body, __module__=body.__module__, __doc__=body.__doc__, **fields
+        )
+
+    return add
 
 
 @dataclass(frozen=True)
@@ -194,7 +222,7 @@ def limit(info: ValidationInfo, name: str) -> int:
 
 
 def limits_of(serving: Serving) -> dict[str, Any]:
-    """Return what one body is checked with: limits by their names, and a counter of objects."""
+    """Return the context of one body's validation: limits by their names, a counter of objects."""
     facts = serving.facts
     return {
         "vocabulary": facts.vocab_size,
@@ -204,7 +232,7 @@ def limits_of(serving: Serving) -> dict[str, Any]:
 
 
 def refused(message: str) -> PydanticCustomError:
-    """Return what a validator raises. ``message`` continues the name of the field."""
+    """Return a validator's error. ``message`` continues the name of the field."""
     return PydanticCustomError("refused", "{message}", {"message": message})
 
 
@@ -230,12 +258,30 @@ def parse(data: bytes, cls: type[B], serving: Serving | None = None) -> B:
         raise _validation_error(error, values) from error
 
 
-async def read(request: Request, cls: type[B]) -> tuple[B, str, dict[str, str]]:
-    """Return a request's body, the name of the model that it asks, and headers for the answer."""
+@dataclass(frozen=True)
+class Asked(Generic[A]):
+    """A request whose body was read."""
+
+    body: A
+    model: str
+    """The name of the model for the answer."""
+    headers: dict[str, str]
+    """Headers for the answer."""
+    serving: Serving
+    scope: Scope
+
+
+async def read(request: Request, cls: type[B]) -> Asked[B]:
+    """Return a request with its body, checked.
+
+    Raises:
+        ApiError: the body is wrong; see `parse`.
+    """
     serving: Serving = request.app.state.serving
     body = parse(await request.body(), cls, serving)
     model = serving.check_model(getattr(body, "model", None))
-    return body, model, _report(body, serving, route_of(request.scope))
+    headers = _report(body, serving, route_of(request.scope))
+    return Asked(body, model, headers, serving, request.scope)
 
 
 def unknown_fields(value: object, place: str = "") -> Iterator[str]:

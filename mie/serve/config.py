@@ -10,16 +10,33 @@ from typing import ClassVar
 from mie.config.engine import check_settings, keyword_checked
 from mie.config.settings import declared_in
 from mie.errors import ConfigError
-from mie.serve.edge_config import EdgeSettings
+from mie.serve.keys import Keys
 
 
 @keyword_checked
 @dataclass(frozen=True, kw_only=True)
-class ServeConfig(EdgeSettings):
-    """How the server listens, what it accepts, and how much of it."""
+class ServeConfig:
+    """The server's address, its keys, its limits, its logs, and how it ends."""
 
     SETTINGS: ClassVar = declared_in(__file__, "ServeConfig")
 
+    uds: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_ca_certs: str | None = None
+    allowed_hosts: Sequence[str] | None = None
+    allowed_origins: Sequence[str] | None = None
+    shutdown_timeout: float = 30.0
+    watchdog_timeout: float = 60.0
+    keys: Keys | None = None
+    admin_keys: Keys | None = None
+    share_prefix_cache: bool = False
+    max_request_bytes: int = 8 * 2**20
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
+    log_format: str = "text"
+    log_prompts: bool = False
+    otlp_traces_endpoint: str | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     served_model_name: Sequence[str] | None = None
@@ -32,7 +49,6 @@ class ServeConfig(EdgeSettings):
     max_logprobs: int = 20
     highest_priority: int = 0
     keepalive_interval: float = 10.0
-
     max_chunks_per_second: float = 2000.0
 
     def __post_init__(self) -> None:

@@ -36,7 +36,7 @@ def arguments_of(file: str, options: Collection[str]) -> list[str]:
 
 
 def _arguments(name: str, value: Any, options: Collection[str]) -> Iterator[str]:
-    """Return what the command line has for one line of the file."""
+    """Return the command line's words for one line of the file."""
     negation = name.replace("--", "--no-", 1)
     if isinstance(value, bool):
         if negation not in options:

@@ -1,4 +1,4 @@
-"""What web pages of other sites may not do with the server, although browsers let them."""
+"""Protection from web pages of other sites, which browsers let send requests to the server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CrossSite:
     """Middleware that refuses requests which a page of another site can cause.
 
     A server without keys on a person's own machine has no other protection from the pages that
-    they visit. Three headers tell what browsers send:
+    they visit. Three headers tell who caused a request:
 
     * ``Host`` has the name in the page's address. A site can let its own name resolve to this
       machine (DNS rebinding), but it can own no IP address, and no name that ends in localhost.

@@ -1,4 +1,4 @@
-"""What surrounds the routes: keys, limits, health, metrics, logs, shutdown."""
+"""The surroundings of the routes: keys, limits, health, metrics, logs, shutdown."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from starlette.routing import Route
 from mie.async_llm import AsyncLLM
 from mie.errors import ThreadLimitError
 from mie.serve.access_log import AccessLog
-from mie.serve.asgi import Failures, RootPath
+from mie.serve.asgi import Failures, RootPath, WholeBody
 from mie.serve.auth import Authentication
 from mie.serve.config import ServeConfig
 from mie.serve.cross_site import CrossSite
 from mie.serve.health import Gate, Health
-from mie.serve.limits import BodyLimit, QueueLimit
+from mie.serve.limits import QueueLimit
 from mie.serve.metrics import ServerMetrics
 from mie.serve.page.routes import PageRoutes
 from mie.serve.tracing import Tracing, new_provider
@@ -57,10 +57,9 @@ class Edge:
         self.page = PageRoutes(engine, config, model_name)
         self._engine = engine
 
-    def routes(self) -> list[Route]:
-        """Return the routes that belong to the middlewares."""
-        page = self.page.routes() if self.config.page else []
-        return [*self.health.routes(), *self.metrics.routes(), *page]
+    def page_routes(self) -> list[Route]:
+        """Return the routes of the web page."""
+        return self.page.routes() if self.config.page else []
 
     def middleware(self, paths: Sequence[str]) -> list[Middleware]:
         """Return the middlewares from the outermost to the innermost.
@@ -68,7 +67,10 @@ class Edge:
         A request without a key is refused before its body is read.
         """
         config = self.config
-        layers = [Middleware(AccessLog, metrics=self.metrics, paths=paths)]
+        tracing = None
+        if self._spans is not None:
+            tracing = Tracing(self._spans, self._model_name, paths)
+        layers = [Middleware(AccessLog, metrics=self.metrics, tracing=tracing, paths=paths)]
         if config.root_path:
             layers.insert(0, Middleware(RootPath, path=config.root_path))
         if config.allowed_origins:
@@ -81,13 +83,10 @@ class Edge:
                     expose_headers=["x-request-id", "retry-after"],
                 )
             )
-        # A 500 from here has a request id and may be read by web pages. The outermost answers what
-        # the layers between the two raise.
+        # A 500 from here has a request id and may be read by web pages. The outermost answers
+        # errors of the layers between the two.
         layers.append(Middleware(Failures))
         layers.insert(0, Middleware(Failures))
-        if self._spans is not None:
-            spans, name = self._spans, self._model_name
-            layers.append(Middleware(Tracing, provider=spans, model_name=name, paths=paths))
         if config.keys is not None or config.admin_keys is not None:
             layers.append(
                 Middleware(
@@ -101,7 +100,7 @@ class Edge:
             )
         layers.append(Middleware(CrossSite, config=config))
         layers.append(Middleware(Gate, health=self.health))
-        layers.append(Middleware(BodyLimit, max_bytes=config.max_request_bytes))
+        layers.append(Middleware(WholeBody, max_bytes=config.max_request_bytes))
         return layers
 
     async def watch(self) -> None:

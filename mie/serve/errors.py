@@ -1,4 +1,4 @@
-"""What a client is told when something goes wrong.
+"""Errors as clients get them.
 
 Every error is an `ApiError`: a status, and the four keys of OpenAI's error body. Exceptions of mie
 become one by `api_error`. Other dialects have their own bodies, made of the same fields.
@@ -68,10 +68,10 @@ class ApiError(Exception):
         return Response(content, self.status, self.headers, media_type="application/json")
 
 
-def body_of(error: ApiError, path: str) -> bytes:
+def body_of(error: ApiError, path: str) -> str:
     """Return the JSON that tells a client of an error, in the dialect of the route ``path``."""
     body = anthropic_body(error) if f"{path}/".startswith("/v1/messages/") else error.body()
-    return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+    return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace").decode()
 
 
 def anthropic_body(error: ApiError) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def not_json(error: ValueError) -> ApiError:
 
 @contextmanager
 def naming_structure(name: str) -> Iterator[None]:
-    """Let refusals of what an answer must be name the field that the client sent."""
+    """Let refusals of a structured output name the field that the client sent."""
     try:
         yield
     except (RequestError, ConfigError) as error:

@@ -6,9 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mie.async_llm import Pulse
@@ -20,7 +17,7 @@ Status = Literal["ok", "draining", "stalled", "dead"]
 
 
 class _Engine(Protocol):
-    """What is needed of `AsyncLLM`."""
+    """The part of `AsyncLLM` that the watchdog looks at."""
 
     @property
     def pulse(self) -> Pulse: ...
@@ -57,29 +54,13 @@ class Health:
 
     @property
     def status(self) -> Status:
-        """What the server does."""
+        """The state of the server."""
         self.sample()
         if self._engine.dead_error is not None:
             return "draining" if self.is_draining else "dead"
         if self._timeout and self._clock() - self._last_turn > self._timeout:
             return "stalled"
         return "draining" if self.is_draining else "ok"
-
-    def routes(self) -> list[Route]:
-        """Return the routes that tell a load balancer how the server is."""
-        return [
-            Route("/health", self._health),
-            Route("/ready", self._health),
-            Route("/ping", self._health, methods=["GET", "POST"]),
-            Route("/load", self._load),
-        ]
-
-    async def _health(self, request: Request) -> Response:
-        status = self.status
-        return JSONResponse({"status": status}, 200 if status == "ok" else 503)
-
-    async def _load(self, request: Request) -> Response:
-        return JSONResponse({"server_load": self.num_requests})
 
 
 class Gate:

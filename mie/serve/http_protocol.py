@@ -1,4 +1,4 @@
-"""Limits on what a connection may hold before its request is known, and for how long."""
+"""Limits on the size and the duration of a request's head and body."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Bytes of a request line and headers. What arrived with the last of them is not counted."""
+"""Bytes of a request line and headers. Bytes that arrived with the last of them are not counted."""
 HEAD_SECONDS = 60.0
 """Time in which a request line and headers must arrive."""
 BODY_SECONDS = 60.0
@@ -67,7 +67,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what arrived, and give up if the headers are too long."""
+        """Parse new bytes, and give up if the headers are too long."""
         self._num_head_bytes += len(data)
         super().data_received(data)
         if self._is_in_body:

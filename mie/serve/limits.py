@@ -1,4 +1,4 @@
-"""Limits on what clients may send: bytes of a body, and requests and tokens that wait."""
+"""Limits on the requests and tokens of a client that wait."""
 
 from __future__ import annotations
 
@@ -7,63 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from mie.async_llm import AsyncLLM
 from mie.errors import RequestError
 from mie.frontend.request_state import PreparedRequest
-from mie.serve.asgi import SHELL_ROUTES, answer, header, route_of
 from mie.serve.errors import MAX_RETRY_AFTER, ApiError, invalid
 from mie.stats.step import QueueState
-
-
-class _BodyTooLarge(Exception):
-    """More of a body arrived than is allowed."""
-
-
-MAX_LOGIN_BYTES = 16 << 10
-"""Maximum size of the body of a login, which needs no key."""
-
-
-class BodyLimit:
-    """Middleware that refuses a body that is too large, before it is read or parsed."""
-
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        most = MAX_LOGIN_BYTES if route_of(scope) in SHELL_ROUTES else self._max_bytes
-        length = header(scope, b"content-length")
-        if length is not None and length.isdecimal() and int(length[:20]) > most:
-            return await answer(_refusal(int(length[:20]), most), scope, receive, send)
-        num_bytes = 0
-
-        async def limited() -> Message:
-            nonlocal num_bytes
-            message = await receive()
-            num_bytes += len(message.get("body", b""))
-            if num_bytes > most:
-                raise _BodyTooLarge
-            return message
-
-        try:
-            return await self._app(scope, limited, send)
-        except _BodyTooLarge:  # the body is read before anything is answered
-            return await answer(_refusal(None, most), scope, receive, send)
-
-
-def _refusal(num_bytes: int | None, most: int) -> ApiError:
-    got = "is longer than" if num_bytes is None else f"has {num_bytes} bytes; the limit is"
-    return ApiError(
-        413,
-        f"the request's body {got} {most} bytes (send less, or start the server with a larger "
-        "--max-request-bytes)",
-        code="request_too_large",
-        headers={"connection": "close"},  # the rest of the body is not read
-    )
 
 
 class QueueFull(RequestError):
@@ -79,9 +29,9 @@ class QueueFull(RequestError):
 class QueueLimit:
     """Refuses requests while too many of the same client wait.
 
-    What waits is counted in the engine's thread when requests are added, so that no burst passes
-    between counting and adding. A request for which there is a seat does not count, since it does
-    not wait. Under the fair policy each key has its own queue, so that a client that floods
+    Waiting requests are counted in the engine's thread when requests are added, so that no burst
+    passes between counting and adding. A request for which there is a seat does not count, since it
+    does not wait. Under the fair policy each key has its own queue, so that a client that floods
     the server does not keep others out.
     """
 
@@ -132,7 +82,7 @@ class QueueLimit:
             self._num_entering[client] -= num_reqs
 
     def check(self, prepared: Sequence[PreparedRequest]) -> Callable[[QueueState], None]:
-        """Return what raises `QueueFull` in the engine's thread if there is no room for these."""
+        """Return a check for the engine's thread. It raises `QueueFull` without room for these."""
         num_new = sum(len(each.token_ids) for each in prepared)
 
         def check(queue: QueueState) -> None:

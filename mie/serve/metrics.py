@@ -14,9 +14,7 @@ from prometheus_client.core import (
 from prometheus_client.core import (
     Metric as Family,
 )
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from mie.async_llm import AsyncLLM
 from mie.engine.metrics import Counter, Gauge, Histogram, Metric, Snapshot, Tally
@@ -47,7 +45,7 @@ HELP = {
     "mie:tokens_recomputed": "Tokens computed again after a preemption.",
     "mie:tokens_forced": "Tokens of structured outputs that were determined, so not sampled.",
 }
-"""What is said of some metrics. The others have their names."""
+"""Descriptions of some metrics. The others have their names."""
 
 
 class ServerMetrics:
@@ -85,11 +83,7 @@ class ServerMetrics:
         self._num_calls += num_calls
         self._num_unparsed_calls += num_unparsed
 
-    def routes(self) -> list[Route]:
-        """Return the route that Prometheus scrapes."""
-        return [Route("/metrics", self._scrape)]
-
-    async def _scrape(self, request: Request) -> Response:
+    async def scrape(self) -> Response:
         """Answer a scrape. The engine's thread takes a snapshot, and does not wait for the rest."""
         try:
             asked = self._engine.metrics_snapshot()
@@ -119,18 +113,6 @@ class ServerMetrics:
             *(
                 Counter(name="vllm:admission_rejections", labels={**labels, "reason": r}, value=n)
                 for r, n in self._rejections.items()
-            ),
-            *(
-                Gauge(
-                    name="vllm:engine_sleep_state",
-                    labels={**both, "sleep_state": state},
-                    value=float(state == "awake"),
-                )
-                for state in ("awake", "weights_offloaded", "discard_all")
-            ),
-            *(
-                Counter(name=f"vllm:external_prefix_cache_{what}", labels=both, value=0)
-                for what in ("queries", "hits")
             ),
             Counter(name="mie:http_clients_disconnected", labels=both, value=self._num_left),
             Counter(name="mie:tool_calls", labels=both, value=self._num_calls),

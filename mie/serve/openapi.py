@@ -1,47 +1,21 @@
-"""``GET /openapi.json``: the routes of the server, described by what checks their bodies."""
+"""The description of the server in OpenAPI 3.1, made of the models that check its bodies."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from mie.serve.answers import (
-    AnthropicError,
-    Cancelled,
-    ChatCompletion,
-    Completion,
-    Description,
-    Error,
-    Health,
-    Load,
-    Message,
-    Model,
-    Models,
-    Prompt,
-    Reset,
-    Text,
-    TokenCount,
-    TokenizerInfo,
-    Tokens,
-    Version,
-)
-from mie.serve.answers import Response as ResponseAnswer
-from mie.serve.anthropic.protocol import CountTokensRequest, MessagesRequest
+from mie.serve.answers import AnthropicError, Error, Health
 from mie.serve.asgi import OPEN_ROUTES
 from mie.serve.auth import is_of_clients
 from mie.serve.body import Body
 from mie.serve.config import ServeConfig
-from mie.serve.openai.protocol import ChatCompletionRequest, CompletionRequest
-from mie.serve.openai.responses_protocol import ResponsesRequest
-from mie.serve.openai.stream import json_response
-from mie.serve.openai.tokenize import DetokenizeRequest, TemplateRequest, TokenizeRequest
 from mie.serve.serving import Serving
 from mie.version import __version__
 
@@ -65,6 +39,7 @@ class Operation:
 
     method: str
     path: str
+    handler: Callable[[Request], Awaitable[Response]]
     summary: str
     answer: Any
     body: type[Body] | None = None
@@ -76,51 +51,6 @@ class Operation:
         return self.body is not None and "stream" in self.body.model_fields
 
 
-_OF_RESPONSES = "Answer a conversation in the shape of the Responses API"
-_OF_ANTHROPIC = "Answer a conversation in Anthropic's shape"
-
-OPERATIONS = (
-    Operation("post", "/v1/completions", "Complete prompts", Completion, CompletionRequest),
-    Operation(
-        "post",
-        "/v1/chat/completions",
-        "Answer a conversation",
-        ChatCompletion,
-        ChatCompletionRequest,
-    ),
-    Operation("post", "/v1/responses", _OF_RESPONSES, ResponseAnswer, ResponsesRequest),
-    Operation("post", "/v1/messages", _OF_ANTHROPIC, Message, MessagesRequest),
-    Operation(
-        "post",
-        "/v1/messages/count_tokens",
-        "Count the tokens of a conversation",
-        TokenCount,
-        CountTokensRequest,
-    ),
-    Operation("post", "/tokenize", "Turn text or messages into tokens", Tokens, TokenizeRequest),
-    Operation("post", "/detokenize", "Turn tokens into text", Text, DetokenizeRequest),
-    Operation("post", "/apply-template", "Write messages as a prompt", Prompt, TemplateRequest),
-    Operation("get", "/tokenizer_info", "Describe the tokenizer", TokenizerInfo, None, (400,)),
-    Operation("get", "/v1/models", "List the models", Models),
-    Operation("get", "/v1/models/{id}", "Describe a model", Model, None, (404,)),
-    Operation(
-        "post",
-        "/v1/requests/{id}/cancel",
-        "End a request that runs",
-        Cancelled,
-        None,
-        (404, 413),
-    ),
-    Operation("post", "/reset_prefix_cache", "Forget all cached blocks", Reset, None, (409, 413)),
-    Operation("get", "/health", "Say whether the server serves", Health),
-    Operation("get", "/ready", "The same as /health", Health),
-    Operation("get", "/ping", "The same as /health", Health),
-    Operation("post", "/ping", "The same as /health", Health),
-    Operation("get", "/load", "Count the requests in work", Load),
-    Operation("get", "/version", "Name the version of mie", Version),
-    Operation("get", "/metrics", "Metrics in Prometheus' format", str),
-    Operation("get", "/openapi.json", "This description", Description),
-)
 _EVENT = {
     "description": "One event of the stream; its data are JSON, or [DONE] at the end.",
     "type": "object",
@@ -133,30 +63,19 @@ _IGNORED = {
 }
 
 
-async def openapi(request: Request) -> Response:
-    """Describe the server in OpenAPI 3.1. The description is written once."""
-    state = request.app.state
-    if not hasattr(state, "openapi"):
-        state.openapi = document(state.serving)
-    return json_response(state.openapi)
-
-
-ROUTES = (Route("/openapi.json", openapi),)
-
-
-def document(serving: Serving) -> dict[str, Any]:
+def document(serving: Serving, operations: Sequence[Operation]) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of a server."""
     config = serving.config
-    schemas, refs = _schemas()
+    schemas, refs = _schemas(operations)
     narrower = _of_server(serving)
-    for body in {each.body.__name__ for each in OPERATIONS if each.body is not None}:
+    for body in {each.body.__name__ for each in operations if each.body is not None}:
         properties = dict(schemas[body]["properties"])
         for name, schema in narrower.items():
             if name in properties and "enum" not in properties[name]:
                 properties[name] = schema
         schemas = {**schemas, body: {**schemas[body], "properties": properties}}
     paths: dict[str, dict[str, Any]] = {}
-    for operation in OPERATIONS:
+    for operation in operations:
         item = paths.setdefault(operation.path, {})
         item[operation.method] = _described(operation, config, refs)
         for name in re.findall(r"\{(\w+)\}", operation.path):
@@ -175,7 +94,7 @@ def document(serving: Serving) -> dict[str, Any]:
 
 
 def _of_server(serving: Serving) -> dict[str, Any]:
-    """Return what this server takes in fields that others may take more in, by name."""
+    """Return the schemas of fields in which this server takes less than others may."""
     config, facts = serving.config, serving.facts
     names = [*serving.names, *([] if config.strict_openai else [None])]
     token = {"type": "integer", "minimum": 0, "maximum": facts.vocab_size - 1}
@@ -194,11 +113,11 @@ def _of_server(serving: Serving) -> dict[str, Any]:
     return found
 
 
-def _schemas() -> tuple[dict[str, Any], dict[Any, Any]]:
+def _schemas(operations: Sequence[Operation]) -> tuple[dict[str, Any], dict[Any, Any]]:
     """Return the schemas of all bodies and answers by name, and a reference to each by type."""
-    types = dict.fromkeys(each.answer for each in OPERATIONS)
+    types = dict.fromkeys(each.answer for each in operations)
     types |= dict.fromkeys((Error, AnthropicError))
-    types |= dict.fromkeys(each.body for each in OPERATIONS if each.body is not None)
+    types |= dict.fromkeys(each.body for each in operations if each.body is not None)
     found, parts = TypeAdapter.json_schemas(
         [(each, "validation", TypeAdapter(each)) for each in types],
         ref_template="#/components/schemas/{model}",

@@ -51,7 +51,7 @@ def serve(load: Callable[[], AsyncLLM], config: ServeConfig) -> int:
     with bound(config) as listener, logging_as(config.log_format):
         engine = load()
         gc.collect()
-        gc.freeze()  # what is loaded stays: to look at it again takes as long as ten steps
+        gc.freeze()  # loaded objects stay: a collection of them takes as long as ten steps
         try:
             return asyncio.run(Server(engine, config).run(listener))
         finally:
@@ -324,7 +324,7 @@ def url_of(listener: socket.socket, config: ServeConfig) -> str:
 
 
 async def summary(engine: AsyncLLM) -> list[str]:
-    """Return what the server says when it starts: the model, its cache, and what is in force."""
+    """Return the lines of a start: the model, its cache, and the sampling defaults."""
     facts, generation = await engine.get_model_config(), engine.generation_config
     defaults = "sampling defaults: neutral"
     if generation.sampling:

@@ -1,4 +1,4 @@
-"""What all routes share: the engine, its model's facts, and the requests that run."""
+"""The common state of all routes: the engine, its model's facts, and the running requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from starlette.requests import Request
 from starlette.types import Scope
 
 from mie.async_llm import AsyncLLM, ModelFacts
@@ -28,22 +27,22 @@ from mie.serve.asgi import facts_of
 from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, invalid, naming_structure, stream_error, too_long
 from mie.serve.limits import QueueLimit
-from mie.serve.pace import Pace
+from mie.serve.sse import Pace
 from mie.system.threads import call_in_thread
 from mie.text.pretrained import PretrainedTokenizer
 from mie.version import __version__
 
 MAX_REPORTS = 1000
-"""Different lines that the log gets about what clients send, however much they send."""
+"""Maximum number of different lines that the log gets about unknown fields."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What one HTTP request asks the engine for."""
+    """The engine's part of one HTTP request."""
 
     response_id: str
     prompts: Sequence[Any]
-    """Texts, lists of token ids, or what `AsyncLLM.chat_prompt` returns."""
+    """Texts, lists of token ids, or prompts of `AsyncLLM.chat_prompt`."""
     params: SamplingParams
     cache_salt: str | None = None
     priority: int = 0
@@ -52,7 +51,7 @@ class Job:
     adds_special_tokens: bool = True
     """Whether texts are encoded with the special tokens that the tokenizer adds."""
     structure_name: str = "structured_outputs"
-    """The field of the client's that says what the answer must be."""
+    """The client's field that describes the structure of the answer."""
     logprobs_name: str = "logprobs"
     """The client's parameter that says how many log-probabilities each token gets."""
 
@@ -68,7 +67,7 @@ class Generation:
         serving: Serving,
         scope: Scope,
     ) -> None:
-        """``scope`` is that of the HTTP request, whose log line says what was done."""
+        """``scope`` is that of the HTTP request, whose log line gets the counts."""
         self.client: str | None = scope.get("mie.client")
         """The name of the client's key; only the same client may cancel the request."""
         self._facts = facts_of(scope)
@@ -105,7 +104,7 @@ class Generation:
             outputs = self._stream.take()
             if outputs or self._is_overdue:
                 break
-        if outputs and not self._is_paced:  # what follows the first token may be merged
+        if outputs and not self._is_paced:  # later tokens may be merged
             self._stream.delay(self._serving.pace.hold)
             self._is_paced = True
         for output in outputs:
@@ -145,7 +144,7 @@ class Generation:
         return self._stream.progress()
 
     def close(self) -> None:
-        """End what still runs before the next step, and forget the request. It never waits."""
+        """End unfinished prompts before the next step, and forget the request. It never waits."""
         if self._timer is not None:
             self._timer.cancel()
         self._stream.close()
@@ -192,7 +191,7 @@ class Serving:
 
     @classmethod
     async def of(cls, engine: AsyncLLM, config: ServeConfig, queue_limit: QueueLimit) -> Serving:
-        """Return what the routes share for an engine."""
+        """Return the routes' common state for an engine."""
         tokenizer = await engine.get_tokenizer() if engine.has_tokenizer else None
         defaults = await engine.get_default_sampling_params()
         facts = await engine.get_model_config()
@@ -236,7 +235,23 @@ class Serving:
             raise invalid("this server has no tokenizer (--skip-tokenizer-init); send token ids")
         return self.tokenizer
 
-    async def start(self, request: Request, job: Job) -> Generation:
+    def params(
+        self, structure_name: str, stream: bool | None, base: Mapping[str, Any], **given: Any
+    ) -> SamplingParams:
+        """Return sampling parameters: those given over ``base``. None is not given.
+
+        Refusals of a structured output begin with ``structure_name``.
+
+        Raises:
+            ApiError: the answer cannot be made to match.
+            ConfigError: a value is out of range, or values contradict each other.
+        """
+        values = {**base, **{name: value for name, value in given.items() if value is not None}}
+        kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
+        with naming_structure(structure_name):
+            return SamplingParams(**values, output_kind=kind)
+
+    async def start(self, scope: Scope, job: Job) -> Generation:
         """Prepare a job and queue it, all of its prompts or none.
 
         Raises:
@@ -245,27 +260,25 @@ class Serving:
         """
         if self.config.max_logprobs >= 0:
             check_logprobs(job, self.config.max_logprobs)
-        client = self.queue_limit.client_of(request.scope)
+        client = self.queue_limit.client_of(scope)
         with self.queue_limit.entering(client, len(job.prompts)):
             prepared = [
-                await self._prepare(request, job, place, prompt)
+                await self._prepare(scope, job, place, prompt)
                 for place, prompt in enumerate(job.prompts)
             ]
             stream = await self.engine.add(prepared, self.queue_limit.check(prepared))
         try:
             if self.config.log_prompts:
                 texts = [each.prompt or each.token_ids for each in prepared]
-                facts_of(request.scope)["prompts"] = json.dumps(texts, ensure_ascii=True)
-            generation = Generation(job, prepared, stream, self, request.scope)
+                facts_of(scope)["prompts"] = json.dumps(texts, ensure_ascii=True)
+            generation = Generation(job, prepared, stream, self, scope)
         except BaseException:
             stream.close()
             raise
         self.running[job.response_id] = generation
         return generation
 
-    async def _prepare(
-        self, request: Request, job: Job, place: int, prompt: Any
-    ) -> PreparedRequest:
+    async def _prepare(self, scope: Scope, job: Job, place: int, prompt: Any) -> PreparedRequest:
         max_model_len, is_text = self.facts.max_model_len, isinstance(prompt, str)
         if is_text and len(prompt) > self.engine.limits.prompt_chars(max_model_len):
             raise too_long(None, None, max_model_len)
@@ -281,11 +294,11 @@ class Serving:
             raise too_long(len(token_ids), None, max_model_len)
         with naming_structure(job.structure_name):
             prepared = await self.engine.prepare(
-                {**prompt, "cache_salt": salt_of(request, job.cache_salt)},
+                {**prompt, "cache_salt": salt_of(scope, job.cache_salt)},
                 job.params,
                 job.response_id if len(job.prompts) == 1 else f"{job.response_id}-{place}",
-                client=self.queue_limit.client_of(request.scope),
-                caller=request.scope.get("mie.client"),
+                client=self.queue_limit.client_of(scope),
+                caller=scope.get("mie.client"),
                 priority=self._clamped(job.priority),
             )
         num_prompt, num_new = len(prepared.token_ids), prepared.params.max_tokens or 0
@@ -313,9 +326,9 @@ def check_logprobs(job: Job, limit: int) -> None:
             raise invalid(f"{name} asks for {asked}; the limit is {limit} (--max-logprobs)", name)
 
 
-def salt_of(request: Request, cache_salt: str | None) -> str | None:
+def salt_of(scope: Scope, cache_salt: str | None) -> str | None:
     """Return the salt of the client's key and of its request together."""
-    of_key: str | None = request.scope.get("mie.cache_salt")
+    of_key: str | None = scope.get("mie.cache_salt")
     if of_key is None or cache_salt is None:
         return of_key or cache_salt
     return hashlib.sha256(f"{of_key}\0{cache_salt}".encode()).hexdigest()
@@ -333,7 +346,7 @@ def _names(model: str) -> list[str]:
 
 
 def _fingerprint(facts: ModelFacts, config: EngineConfig, weights: str) -> str:
-    """Return a name that changes with what equal seeds give equal text under."""
+    """Return a name for the weights and settings under which equal seeds give equal text."""
     settings = (config.batch_invariant, config.kv_cache_dtype, config.weight_dtype)
     what = (weights, facts.backend, facts.dtype, *settings, config.linear_plan, __version__)
     return f"fp_{hashlib.sha256(repr(what).encode()).hexdigest()[:12]}"

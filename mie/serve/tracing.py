@@ -7,13 +7,12 @@ its client's trace. No span contains text that a client sent.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from mie.errors import MissingExtraError
 from mie.serve.asgi import OPEN_ROUTES, facts_of, header, route_of
-from mie.serve.sse import CLIENT_LEFT
 from mie.version import __version__
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ ATTRIBUTES = {
 
 
 def new_provider(endpoint: str) -> TracerProvider:
-    """Return what sends spans to an OTLP endpoint over HTTP, from a separate thread.
+    """Return a provider that sends spans to an OTLP endpoint over HTTP, from a separate thread.
 
     Raises:
         MissingExtraError: the extra ``otel`` is not installed.
@@ -61,45 +60,31 @@ def new_provider(endpoint: str) -> TracerProvider:
 
 
 class Tracing:
-    """Middleware that makes a span of each request that asks for work."""
+    """Makes a span of each request that asks for work."""
 
-    def __init__(
-        self, app: ASGIApp, provider: TracerProvider, model_name: str, paths: Collection[str]
-    ) -> None:
+    def __init__(self, provider: TracerProvider, model_name: str, paths: Collection[str]) -> None:
         """``paths`` are those of the routes; a span names no other path."""
-        self._app = app
         self._paths = frozenset(paths)
         self._model_name = model_name
         self._tracer = provider.get_tracer("mie.serve", __version__)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or route_of(scope) in OPEN_ROUTES:
-            return await self._app(scope, receive, send)
+    def record(self, scope: Scope, status: int, start_ns: int) -> None:
+        """Send the span of a request that has ended. ``start_ns`` is in the Unix epoch."""
+        path = route_of(scope)
+        if scope["method"] != "POST" or path in OPEN_ROUTES:
+            return
         from opentelemetry.trace import SpanKind, Status, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         names = ("traceparent", "tracestate")
         carrier = {name: header(scope, name.encode()) or "" for name in names}
-        parent = TraceContextTextMapPropagator().extract(carrier)
-        span = self._tracer.start_span("llm_request", context=parent, kind=SpanKind.SERVER)
-        status = 500
-
-        async def send_and_note(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            return await self._app(scope, receive, send_and_note)
-        finally:
-            status = CLIENT_LEFT if scope.get("mie.client_left") else status
-            span.set_attributes(self._attributes(scope, status))
-            span.set_status(Status(StatusCode.ERROR if status >= 400 else StatusCode.OK))
-            span.end()
-
-    def _attributes(self, scope: Scope, status: int) -> dict[str, Any]:
-        facts, path = facts_of(scope), route_of(scope)
+        span = self._tracer.start_span(
+            "llm_request",
+            context=TraceContextTextMapPropagator().extract(carrier),
+            kind=SpanKind.SERVER,
+            start_time=start_ns,
+        )
+        facts = facts_of(scope)
         attributes = {
             "gen_ai.response.model": self._model_name,
             "gen_ai.request.id": scope.get("mie.request_id"),
@@ -109,4 +94,7 @@ class Tracing:
             "mie.key": scope.get("mie.client"),
             **{ATTRIBUTES[name]: facts.get(name) for name in ATTRIBUTES},
         }
-        return {name: value for name, value in attributes.items() if value is not None}
+        found = {name: value for name, value in attributes.items() if value is not None}
+        span.set_attributes(found)
+        span.set_status(Status(StatusCode.ERROR if status >= 400 else StatusCode.OK))
+        span.end()

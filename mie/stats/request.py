@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 
 from mie.refusals import refuses_names
 
@@ -69,62 +70,22 @@ class RequestMetrics:
         """Time from arrival to its latest token."""
         return _between(self.arrival_time, self.last_token_time)
 
-    # vLLM's names.
-
-    @property
-    def queued_ts(self) -> float:
-        """The `arrival_time`; an arriving request is queued at once."""
-        return self.arrival_time
-
-    @property
-    def scheduled_ts(self) -> float | None:
-        """The `first_step_time`."""
-        return self.first_step_time
-
-    @property
-    def first_token_ts(self) -> float | None:
-        """The `first_token_time`."""
-        return self.first_token_time
-
-    @property
-    def last_token_ts(self) -> float | None:
-        """The `last_token_time`."""
-        return self.last_token_time
-
-    @property
-    def first_token_latency(self) -> float | None:
-        """The `time_to_first_token`."""
-        return self.time_to_first_token
-
-    @property
-    def first_scheduled_time(self) -> float | None:
-        """The `first_step_time`."""
-        return self.first_step_time
-
-    @property
-    def time_in_queue(self) -> float | None:
-        """The `queue_time`."""
-        return self.queue_time
+    # vLLM's names. A request that arrives is queued at once.
+    queued_ts = property(attrgetter("arrival_time"))
+    scheduled_ts = first_scheduled_time = property(attrgetter("first_step_time"))
+    first_token_ts = property(attrgetter("first_token_time"))
+    last_token_ts = property(attrgetter("last_token_time"))
+    first_token_latency = time_to_first_token
+    time_in_queue = queue_time
 
     def as_dict(self) -> dict[str, float | None]:
         """Return durations and counts by name."""
-        names = (
-            "queue_time",
-            "prefill_time",
-            "decode_time",
-            "time_to_first_token",
-            "total_time",
-            "num_preemptions",
-            "num_swaps",
-            "num_recomputed_tokens",
-            "num_cached_tokens",
-            "num_forced_tokens",
-            "num_copied_blocks",
-            "num_reasoning_tokens",
-            "num_tool_calls",
-            "num_unparsed_calls",
-        )
-        return {name: getattr(self, name) for name in names}
+        counts = [name for name in _COUNTS if name != "num_generation_tokens"]
+        return {name: getattr(self, name) for name in (*_DURATIONS, *counts)}
+
+
+_DURATIONS = ("queue_time", "prefill_time", "decode_time", "time_to_first_token", "total_time")
+_COUNTS = tuple(each.name for each in fields(RequestMetrics) if each.name.startswith("num_"))
 
 
 def _between(start: float | None, end: float | None) -> float | None:

@@ -22,7 +22,7 @@ SECONDS = 1800
 
 
 def run_clients(server: RunningServer, pythons: dict[str, str], max_examples: int) -> list[str]:
-    """Run every client that is installed, and return what is wrong.
+    """Run every client that is installed, and return the faults.
 
     ``pythons`` has the interpreters of clients that live in environments of their own.
     """

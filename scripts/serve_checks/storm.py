@@ -1,6 +1,6 @@
 """A storm: many clients, of whom some leave, some send nonsense, and some read slowly.
 
-Every answer is compared with what the same request got before the storm, alone.
+Every answer is compared with the answer that the same request got alone before the storm.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def good_requests(model: str, seed: int = 0, count: int = 24) -> list[Good]:
 
 
 def slow_request(model: str) -> Good:
-    """A stream that is larger than what sockets buffer."""
+    """A stream that is larger than the buffers of sockets."""
     body = {"model": model, "prompt": "Once upon a time", "max_tokens": 300, "seed": 1}
     return Good(path="/v1/completions", body={**body, "ignore_eos": True, "stream": True})
 
@@ -91,7 +91,7 @@ def malformed_payloads(model: str) -> list[bytes]:
 
 @dataclass
 class Storm:
-    """What was sent, and what came back that should not have."""
+    """The counts of requests, and the wrong answers."""
 
     url: str
     key: str

@@ -336,6 +336,7 @@ def asked(path: Path, prompt: str) -> tuple[str, str]:
     return text, worker
 
 
+@pytest.mark.slow
 @with_numpy
 def test_the_workers_of_pytest_xdist(tmp_path: Path, alone: dict[str, str]) -> None:
     program(tmp_path, "", "loads.py")
@@ -359,6 +360,7 @@ def test_the_workers_of_pytest_xdist(tmp_path: Path, alone: dict[str, str]) -> N
     assert "8 passed" in run([*command, "test_inner.py"], cwd=str(tmp_path))
 
 
+@pytest.mark.slow
 @with_numpy
 def test_a_jupyter_kernel_and_the_pool_of_a_cell(tmp_path: Path, alone: dict[str, str]) -> None:
     pytest.importorskip("nbclient")

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from mie.ops.backend import KVCacheShape
 from mie.ops_jit import jit_backend as backend_module
 from mie.ops_jit import program, step
-from mie.ops_jit.kv_cache import JitCache
-from mie.ops_jit.panels import Panels
+from mie.ops_jit.memory import JitCache, Panels
+from mie.ops_jit.team import Team
 
 program.ROOM = 1  # buffers have no rows to spare
 step.np = GuardedNumpy()
@@ -47,7 +47,7 @@ backend_module.SCRATCH_BYTES = 0
 def exact_team(self: Any, program: Any) -> Any:
     """Give each thread no more memory than the program announces, up to 63 bytes."""
     if not 0 <= self._team.scratch_bytes - program.scratch_bytes < 64:
-        self._team = self._new_team(program.scratch_bytes)
+        self._team = Team(self._kernels, self.num_threads, program.scratch_bytes)
     return self._team
 
 

@@ -1,4 +1,4 @@
-"""Check that no bit of the compiled backend's results depends on what is computed beside it.
+"""Check that no bit of the compiled backend's results depends on the rest of the batch.
 
 A scenario is a few sequences of random tokens. Computed alone, in one piece, by one thread and
 operator by operator, they give the reference: the logits of every position. Then their tokens are
@@ -99,12 +99,12 @@ class Stepper:
 def new_stepper(
     model: Model, stored: str, num_blocks: int, block_size: int, threads: int, is_eager: bool
 ) -> Stepper:
-    from mie.ops_jit.kv_cache import JitCache
+    from mie.ops_jit.memory import JitCache
 
     decoder = model.on(jit_backend(threads, is_eager))
     cache = JitCache.new(cache_shape(decoder.config, num_blocks, block_size), CACHES[stored])
     if cache.scales is None:
-        cache.elements.fill(np.nan)  # what was never written must have no effect
+        cache.elements.fill(np.nan)  # unwritten slots must have no effect
     else:
         cache.scales.fill(np.nan)
     return Stepper(decoder, cache)
@@ -173,7 +173,7 @@ def random_steps(
 
 @dataclass(frozen=True, eq=False)
 class Scenario:
-    """What is computed, and all that has no effect on it."""
+    """Tokens of sequences, and the settings that must not change their logits."""
 
     rng: np.random.Generator
     token_ids: list[NDArray[np.int64]]

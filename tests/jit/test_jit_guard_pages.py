@@ -17,7 +17,8 @@ pytestmark = needs_numba
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     script = Path(__file__).with_name("guarded.py")
     command = [sys.executable, str(script), *arguments]
-    environment = os.environ | {"PYTHONPATH": str(script.parent.parent)}
+    tests = script.parents[1]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tests, tests.parent)))}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 

@@ -227,7 +227,7 @@ def step_batch(
 
 
 def cache_of(shape: KVCacheShape, dtype: str) -> Any:
-    from mie.ops_jit.kv_cache import JitCache
+    from mie.ops_jit.memory import JitCache
 
     return JitCache.new(shape, CACHES[dtype])
 

@@ -20,7 +20,7 @@ IS_WANTED = bool(os.environ.get("MIE_GPU_TESTS"))
 
 
 class DeviceLauncher:
-    """A launcher that copies NumPy arrays to the device, and copies back what the kernel wrote."""
+    """A launcher that copies NumPy arrays to the device, and copies the results back."""
 
     def __init__(self) -> None:
         self._launcher = CupyLauncher()

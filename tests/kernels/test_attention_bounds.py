@@ -1,4 +1,4 @@
-"""Bound what attention launches and allocates, whatever the lengths of the sequences."""
+"""Bound the launches and allocations of attention for any lengths of sequences."""
 
 from __future__ import annotations
 
@@ -144,9 +144,7 @@ def test_only_splits_with_tokens_write(
 ):
     """Sequences with more splits than allowed get longer ones. Results are compared as always."""
     monkeypatch.setattr(launches, "MAX_SPLITS", 3)
-    shape = Shape(
-        dtype="float16", head_dim=head_dim, group=2, num_kv_heads=2, block_size=16, window=window
-    )
+    shape = Shape("float16", head_dim, 2, 2, 16, window)
     lengths = [40, 4 * SPLIT_TOKENS + 50, 1, 2 * SPLIT_TOKENS, 3 * SPLIT_TOKENS + 1]
     launcher = EmulatedLauncher(check=True, count=True)
     attend(launcher, shape, [(1, length) for length in lengths], is_deterministic=True)
@@ -164,9 +162,7 @@ def test_only_splits_with_tokens_write(
 @needs_compiler
 @pytest.mark.parametrize("window", [21, 200, 600])
 def test_streaming_reads_the_window_only(window: int):
-    shape = Shape(
-        dtype="float16", head_dim=64, group=2, num_kv_heads=1, block_size=16, window=window
-    )
+    shape = Shape("float16", 64, 2, 1, 16, window)
     lengths = [40, 4 * SPLIT_TOKENS + 50, 1, 2 * SPLIT_TOKENS]
     launcher = EmulatedLauncher(check=True, count=True)
     attend(launcher, shape, [(1, length) for length in lengths])

@@ -41,9 +41,7 @@ LEAST = {"int8": (-127, 127.0), "fp8": (0xFE, 448.0)}  # an element, and how far
 
 def compare(mode: Any, stored: str, num_queries: int, change: Change) -> None:
     """Compare the rows of finite queries with the operator."""
-    shape = Shape(
-        dtype="bfloat16", head_dim=64, group=3, num_kv_heads=1, block_size=16, stored=stored
-    )
+    shape = Shape("bfloat16", 64, 3, 1, 16, None, stored)
     batch, num_blocks = make_batch([(num_queries, 70), (num_queries, 20)], shape.block_size)
     cache, planes = make_cache(shape, batch, num_blocks)
     q = normal(shape.dtype, 2 * num_queries, shape.group, shape.head_dim, seed=8)

@@ -20,7 +20,7 @@ from emulated import COMPILER, launcher, needs_compiler
 from mie.errors import ConfigError
 from mie.ops_gpu.arrays import DTYPES
 from mie.ops_gpu.cublas import Cublas, CublasError, load_library, workspace_bytes
-from mie.ops_gpu.gemm import CublasGemm, NumpyGemm
+from mie.ops_gpu.gemm import NumpyGemm
 
 MODES = ["plain", "checked", *(["cupy"] if on_device.IS_WANTED else [])]
 
@@ -114,7 +114,7 @@ STREAM = SimpleNamespace(ptr=0x1234_5678_9ABC)
 
 @pytest.fixture
 def cublas(library: ctypes.CDLL) -> Cublas:
-    return Cublas(CUPY, STREAM, library)
+    return Cublas(CUPY, STREAM, launcher(), library)
 
 
 @needs_compiler
@@ -128,7 +128,7 @@ def test_products(cublas: Cublas, num_tokens: int, has_bias: bool, has_residual:
         on_gpu(rng.normal(size=shape).astype(np.float32)) for shape in shapes
     )
     wanted = x @ weight.T + has_bias * bias + has_residual * residual
-    for gemm in (CublasGemm(launcher(), cublas), NumpyGemm()):
+    for gemm in (cublas, NumpyGemm()):
         out = residual.copy() if has_residual else on_gpu(np.full(shapes[3], np.nan, np.float32))
         residual_or_none = out if has_residual else None
         gemm.matmul(x, weight, bias if has_bias else None, residual_or_none, out)
@@ -150,22 +150,6 @@ def test_a_failed_call_names_its_status(cublas: Cublas):
     half = on_gpu(np.ones((1, 1), np.float16))
     with pytest.raises(CublasError, match=r"cublasGemmEx failed: CUBLAS_STATUS_NOT_SUPPORTED \(15"):
         cublas.multiply(half, half, half.copy(), is_added=False)
-
-
-@needs_compiler
-@pytest.mark.parametrize("wrong", ["dtype", "shape", "strides"])
-def test_mismatched_arrays_are_refused(library: ctypes.CDLL, cublas: Cublas, wrong: str):
-    x, weight, out = (np.ones(shape, np.float32) for shape in ((2, 4), (3, 4), (2, 3)))
-    if wrong == "dtype":
-        out = out.astype(np.float16)
-    elif wrong == "shape":
-        out = np.ones((3, 2), np.float32)
-    else:
-        x = np.ones((4, 2), np.float32).T
-    calls = ctypes.c_int.in_dll(library, "calls").value
-    with pytest.raises(AssertionError):
-        cublas.multiply(*map(on_gpu, (x, weight, out)), is_added=False)
-    assert ctypes.c_int.in_dll(library, "calls").value == calls
 
 
 def test_each_chip_gets_the_recommended_workspace():
@@ -204,22 +188,18 @@ def test_a_missing_library_says_what_to_install(
     assert cuda.was_named
 
 
-def test_cupys_message_about_a_missing_library_is_passed_on():
-    cuda = CudaModule(12060, ImportError("libcublas.so.12: no such file\nand more"))
-    with pytest.raises(ConfigError, match=r"cannot be loaded: libcublas\.so\.12: no such file \("):
-        load_library(SimpleNamespace(cuda=cuda))
-
-
 @needs_compiler
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("is_added", [False, True])
-def test_a_bias_is_written_before_the_product_is_added(mode: str, dtype: str, is_added: bool):
+def test_a_bias_is_written_before_the_product_is_added(
+    library: ctypes.CDLL, mode: str, dtype: str, is_added: bool
+):
     rng = np.random.default_rng(0)
     bias, out = (rng.normal(size=shape).astype(DTYPES[dtype]) for shape in ((300,), (3, 300)))
     wanted = (bias.astype(np.float32) + is_added * out.astype(np.float32)).astype(DTYPES[dtype])
     gpu: Any = on_device.device_launcher() if mode == "cupy" else launcher(mode == "checked")
-    CublasGemm(gpu, None)._add_bias(bias, out, has_residual=is_added)  # type: ignore[arg-type]
+    Cublas(CUPY, STREAM, gpu, library).add_bias(bias, out, has_residual=is_added)
     assert out.tobytes() == np.broadcast_to(wanted, out.shape).tobytes()
 
 
@@ -234,7 +214,7 @@ if on_device.IS_WANTED:
         from mie.ops_gpu.launcher import CupyLauncher
 
         stream = cupy.cuda.Stream()
-        gemm = CublasGemm(CupyLauncher(), Cublas(cupy, stream))
+        gemm = Cublas(cupy, stream, CupyLauncher())
         rng = np.random.default_rng(0)
         shapes = ((num_tokens, 2048), (1536, 2048), (1536,), (num_tokens, 1536))
         host = [rng.normal(size=shape).astype(DTYPES[dtype]) for shape in shapes]

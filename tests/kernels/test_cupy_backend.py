@@ -1,4 +1,4 @@
-"""Test what the GPU backends refuse. test_kernels.py tests the launches."""
+"""Test the refusals of the GPU backends. test_kernels.py tests the launches."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -17,71 +18,44 @@ STORED = [None, "int8", "e4m3"]
 """Element types of a cache. None is the type of the queries."""
 
 
-def parameters(*words: object, stored: str | None) -> str:
-    return f"<{', '.join(map(str, [*words, *([stored] if stored else [])]))}>"
-
-
+@pytest.mark.parametrize(
+    ("element", "head_dim", "group", "block_size", "decode", "prefill"),
+    [
+        ("f16", 64, 1, 16, "stream", "paged_prefill_mma"),
+        ("bf16", 128, 16, 48, "stream", "paged_prefill_mma"),
+        ("f16", 64, 17, 16, "plain", "paged_prefill_mma"),
+        ("bf16", 96, 4, 16, "plain", "paged_prefill"),
+        ("float", 64, 4, 16, "plain", "paged_prefill"),
+    ],
+)
 @pytest.mark.parametrize("stored", STORED)
-@pytest.mark.parametrize("may_stream", [False, True])
-def test_16_bit_heads_of_64_and_128_go_to_tensor_cores(may_stream: bool, stored: str | None):
-    kind = "stream" if may_stream else "mma"
-    stages = {64: 8, 128: 6} if stored else {64: 4, 128: 3}
-    shapes = itertools.product(("f16", "bf16"), (64, 128), range(1, 17), (16, 32, 48))
-    for element, head_dim, group, block_size in shapes:
+def test_kernels_are_chosen_by_the_tables(
+    element: str, head_dim: int, group: int, block_size: int, decode: str, prefill: str, stored: Any
+):
+    for may_stream in (True, False):
         chosen = decode_kernel(
             element, head_dim, group, block_size, stored=stored or element, may_stream=may_stream
         )
-        assert chosen.kind == kind
-        assert chosen.head_tiles == (1 if group <= 8 else 2)
-        assert chosen.parameters == parameters(
-            element, head_dim, chosen.head_tiles, 4, stages[head_dim], stored=stored
-        )
+        assert chosen.kind == ("mma" if decode == "stream" and not may_stream else decode)
+    assert prefill_kernel(element, head_dim, block_size, stored=stored or element).name == prefill
 
 
-@pytest.mark.parametrize(
-    ("element", "head_dim", "group", "block_size"),
-    [
-        ("float", 64, 4, 16),
-        ("f16", 80, 4, 16),
-        ("f16", 96, 4, 16),
-        ("bf16", 256, 1, 32),
-        ("f16", 64, 17, 16),
-        ("f16", 128, 4, 8),
-        ("bf16", 64, 4, 1),
-    ],
-)
-@pytest.mark.parametrize("stored", STORED)
-def test_other_shapes_go_to_the_plain_kernel(
-    element: str, head_dim: int, group: int, block_size: int, stored: str | None
-):
-    chosen = decode_kernel(
-        element, head_dim, group, block_size, stored=stored or element, may_stream=True
-    )
+def test_a_block_of_another_size_needs_the_plain_kernels():
+    chosen = decode_kernel("f16", 128, 4, 8, stored="f16", may_stream=True)
     assert chosen.kind == "plain"
-    assert chosen.parameters == parameters(element, head_dim, group, 4, stored=stored)
+    assert prefill_kernel("f16", 64, 8, stored="int8").name == "paged_prefill"
+    assert prefill_kernel("f16", 64, 8, stored="f16").name == "paged_prefill_mma"
 
 
-@pytest.mark.parametrize(
-    ("element", "head_dim", "block_size", "stored", "name"),
-    [
-        ("f16", 64, 16, None, "paged_prefill_mma"),
-        ("bf16", 128, 5, None, "paged_prefill_mma"),
-        ("f16", 96, 16, None, "paged_prefill"),
-        ("bf16", 256, 16, None, "paged_prefill"),
-        ("float", 64, 16, None, "paged_prefill"),
-        ("f16", 128, 16, "int8", "paged_prefill_mma"),
-        ("bf16", 64, 48, "e4m3", "paged_prefill_mma"),
-        ("f16", 64, 8, "int8", "paged_prefill"),
-        ("bf16", 96, 16, "e4m3", "paged_prefill"),
-        ("float", 64, 16, "int8", "paged_prefill"),
-    ],
-)
-def test_prefill_on_tensor_cores(
-    element: str, head_dim: int, block_size: int, stored: str | None, name: str
+@pytest.mark.parametrize(("head_dim", "on_h200", "on_orin"), [(128, 132 * 2, 8), (64, 132 * 3, 16)])
+@pytest.mark.parametrize("stored", ["f16", "int8"])
+def test_shared_memory_limits_the_resident_blocks(
+    stored: str, head_dim: int, on_h200: int, on_orin: int
 ):
-    chosen = prefill_kernel(element, head_dim, block_size, stored=stored or element)
-    assert chosen.name == name
-    assert chosen.parameters == parameters(element, head_dim, stored=stored)
+    size = decode_kernel("f16", head_dim, 8, 16, stored=stored, may_stream=True).shared_bytes
+    assert H200.resident_blocks(size, 3) == on_h200
+    assert ORIN_NANO.resident_blocks(size, 3) == on_orin
+    assert ORIN_NANO.resident_blocks(1 << 20, 3) == 8
 
 
 def test_every_kernel_fits_the_smallest_chip():
@@ -95,21 +69,3 @@ def test_every_kernel_fits_the_smallest_chip():
         assert chosen.shared_bytes <= 163 << 10
         chosen = prefill_kernel(element, head_dim, 16, stored=stored or element)
         assert chosen.shared_bytes <= 163 << 10
-
-
-def test_the_number_of_resident_blocks_is_right():
-    """Shared memory limits the number. A quantised cache needs about as much of it."""
-    for stored in ("f16", "int8"):
-        wide, narrow = (
-            decode_kernel("f16", head_dim, 8, 16, stored=stored, may_stream=True).shared_bytes
-            for head_dim in (128, 64)
-        )
-        check_residents(wide, narrow)
-    assert ORIN_NANO.resident_blocks(1 << 20, 3) == 8
-
-
-def check_residents(wide: int, narrow: int) -> None:
-    assert H200.resident_blocks(wide, 3) == 132 * 2
-    assert H200.resident_blocks(narrow, 3) == 132 * 3
-    assert ORIN_NANO.resident_blocks(wide, 3) == 8
-    assert ORIN_NANO.resident_blocks(narrow, 3) == 8 * 2

@@ -90,7 +90,7 @@ class Run:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] if name in ("window", "head norms") else [])
+        pytest.param(name, marks=[] if name in ("biases", "stream") else [pytest.mark.slow])
         for name in MODELS
     ],
 )
@@ -141,10 +141,10 @@ def test_a_step_of_few_rows_has_few_launches(
         engine.add_request([5, 6, 7], params)
     while engine.has_work:
         engine.step()
-    graphs = [step.graph for step in backends[0]._steps._captured.values()]
+    graphs = [step.launch.args[0] for step in backends[0]._steps._captured.values()]
     num_layers = config["num_hidden_layers"]
     assert graphs
-    assert {len(graph._tasks) for graph in graphs} == {in_a_layer * num_layers + others}
+    assert {*map(len, graphs)} == {in_a_layer * num_layers + others}
 
 
 @needs_compiler
@@ -352,15 +352,6 @@ def decodes(lengths: list[int], table_width: int) -> StepBatch:
     )
 
 
-def test_padded_sizes_have_the_expected_values():
-    sizes = sorted({padded_seqs(count) for count in range(1, 400)})
-    assert sizes[:12] == [1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112]
-    assert sizes[-3:] == [320, 384, 448]
-    for count in range(1, 400):
-        assert count <= padded_seqs(count) <= max(2 * count, 1)
-        assert count < 17 or padded_seqs(count) < 1.5 * count
-
-
 def test_only_steps_of_single_row_decodes_are_padded():
     batch = decodes([3, 9, 5], 3)
     assert bucket_of(batch) == Bucket(4, 256)
@@ -426,13 +417,3 @@ def test_an_arena_keeps_buffers_that_are_large_enough():
     assert len(arena.buffers) == 3
     assert arena.empty("x", (9, 3), dtype).ctypes.data != first.ctypes.data
     assert len(arena.buffers) == 3
-
-
-def test_an_arena_makes_the_view_of_a_shape_once():
-    arena, dtype = Arena(np), np.dtype(np.float32)
-    view = arena.empty("x", (5, 3), dtype)
-    assert arena.empty("x", (5, 3), dtype) is view
-    assert arena.empty("x", (3, 5), dtype).shape == (3, 5)
-    larger = arena.empty("x", (50, 3), dtype)
-    again = arena.empty("x", (5, 3), dtype)  # the old view's memory was replaced
-    assert again.ctypes.data == larger.ctypes.data != view.ctypes.data

@@ -15,11 +15,10 @@ from gpu import sass, sass_ledger
 from gpu.nvrtc_kernels import ENTRIES, Entry
 from nvrtc_check import CompileError, Nvrtc, Usage, growth, limits, read_ledger
 
-from mie.ops_gpu.signature import kernels_in
-from mie.ops_gpu.source import KERNELS, flat_source
+from mie.ops_gpu.signature import SIGNATURES
 
 QUICK = [("12.6", 87), ("13.4", 90)]
-"""What `make test` compiles for: the Orin under JetPack 6, and the H100."""
+"""The targets of `make test`: the Orin under JetPack 6, and the H100."""
 TARGETS = [(version, arch) for version, archs in nvrtc_check.TARGETS.items() for arch in archs]
 
 
@@ -75,11 +74,7 @@ def wrong(report: nvrtc_check.Report, version: str, arch: int, *, whole: bool) -
 
 
 def test_every_kernel_is_on_the_list():
-    listed = {(entry.file, name.partition("<")[0]) for entry in ENTRIES for name in entry.names}
-    written = {
-        (path.name, name) for path in KERNELS.glob("*.cu") for name in kernels_in(flat_source(path))
-    }
-    assert written <= listed
+    assert {name.partition("<")[0] for entry in ENTRIES for name in entry.names} >= {*SIGNATURES}
 
 
 @pytest.mark.parametrize("ledger", [read_ledger(), sass_ledger.read()], ids=["usages", "code"])
@@ -147,24 +142,9 @@ def test_a_kernel_that_grows_is_noticed(now: Usage, found: list[str]):
     assert list(growth({"k": now}, {"k": BEFORE})) == found
 
 
-def test_added_and_removed_kernels_are_noticed():
-    assert list(growth({"new": BEFORE}, {"old": BEFORE})) == [
-        "old is in the ledger, and no more (--update)",
-        "new is not in the ledger (--update)",
-    ]
-
-
 def test_a_block_that_exceeds_the_registers_is_noticed():
     entry = Entry(file="k.cu", names=("k",), threads=1024)
     assert list(limits({"k.cu k": Usage(registers=64, shared=0, stack=0)}, [entry])) == []
     assert list(limits({"k.cu k": Usage(registers=72, shared=0, stack=0)}, [entry])) == [
         "k.cu k: 72 registers do not fit 1024 threads"
     ]
-
-
-def test_a_ledger_survives_a_round_trip(tmp_path: Path):
-    path = tmp_path / "ledger.json"
-    ledger = {"12.6 sm_87": {"k": BEFORE}, "13.4 sm_90": {"k": BEFORE, "l": BEFORE}}
-    nvrtc_check.write_ledger(ledger, path)
-    assert read_ledger(path) == ledger
-    assert len(path.read_text().splitlines()) == 4

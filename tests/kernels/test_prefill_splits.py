@@ -1,4 +1,4 @@
-"""Check prompts whose keys several blocks share, against float64 and by what they launch."""
+"""Check prompts whose keys several blocks share, against float64 and by their launches."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ from mie.ops_gpu.cupy_backend import CupyBackend
 from mie.ops_gpu.dispatch import MAX_SPLITS, PrefillSplits, prefill_splits
 from mie.ops_gpu.host.emulator import EmulatedLauncher
 
-SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))]
 MODES = ("forward", "reverse", "random", "checked")
 STORED = ("auto", "int8", "fp8")
 
 
 @contextmanager
 def splits(count: int, num_tiles: int) -> Iterator[None]:
-    """Let every launch have this many splits of so many tiles, whatever the chip."""
+    """Let every launch have this many splits of so many tiles on any chip."""
     with pytest.MonkeyPatch.context() as patch:
         chosen = PrefillSplits(count=count, tokens=num_tiles * TILE)
         patch.setattr(launches, "prefill_splits", lambda *_: chosen)
@@ -41,51 +40,7 @@ def splits(count: int, num_tiles: int) -> Iterator[None]:
 def shape_of(
     stored: str = "auto", window: int | None = None, group: int = 2, dtype: str = "float16"
 ) -> Shape:
-    return Shape(
-        dtype=dtype,
-        head_dim=64,
-        group=group,
-        num_kv_heads=2,
-        block_size=16,
-        window=window,
-        stored=stored,
-    )
-
-
-@needs_compiler
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("stored", STORED)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_random_chunks_agree_in_every_row(dtype: str, stored: str, seed: int):
-    """Chunks of 1 to 130 tokens have splits of one tile and more, and fewer than are launched."""
-    rng = np.random.default_rng([seed, 64, STORED.index(stored)])
-    for mode in (MODES[:3][seed % 3], "checked") if seed else ("checked",):
-        for _ in range(2):
-            shape = Shape(
-                dtype=dtype,
-                head_dim=64 if seed % 4 < 3 else 128,
-                group=int(rng.integers(1, 9)),
-                num_kv_heads=int(rng.integers(1, 3)),
-                block_size=16 if stored != "auto" else int(rng.choice([5, 16, 64])),
-                window=int(rng.integers(1, 300)) if rng.random() < 0.5 else None,
-                stored=stored,
-            )
-            edge = TILE * int(rng.integers(0, 6)) + int(rng.integers(-1, 2))
-            sequences = [
-                (num_queries, num_queries + max(0, start))
-                for num_queries, start in [
-                    (int(rng.integers(1, 131)), int(rng.choice([0, edge]))),
-                    (int(rng.choice([1, 2, 63, 64, 65])), int(rng.integers(0, 400))),
-                ]
-            ]
-            count, num_tiles = int(rng.integers(2, 7)), int(rng.integers(1, 3))
-            scale = float(rng.choice([0.1, 1.0, 60.0]))
-            with splits(count, num_tiles):
-                try:
-                    prefill(mode, shape, sequences, scale)
-                except AssertionError as error:
-                    called = (mode, shape, sequences, count, num_tiles, scale)
-                    raise AssertionError(str(called)) from error
+    return Shape(dtype, 64, group, 2, 16, window, stored)
 
 
 @needs_compiler

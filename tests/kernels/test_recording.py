@@ -192,16 +192,8 @@ def machine(fake_cupy: FakeCupy) -> Model:
     return Model(load_cupy_backend("float32"))
 
 
-def test_the_stand_in_is_lazy(fake_cupy: FakeCupy, machine: Model):
-    logits = machine.step()
-    assert np.isnan(logits).all()
-    wanted = (machine.embedding @ machine.embedding.T)[[1, 2]]
-    np.testing.assert_allclose(logits.get(), wanted, rtol=1e-5)
-
-
 def test_the_next_step_takes_its_tokens_on_the_device(fake_cupy: FakeCupy, machine: Model):
-    """Each step is read one step late, and the host never overwrites what the device has yet to
-    read."""
+    """Each step is read one step late, and no memory is overwritten before the device reads it."""
     tokens, wanted = np.array([1, 2]), []
     for _ in range(6):
         wanted.append(machine.backend.finish_sample(machine.draw(decodes(*tokens))))
@@ -274,31 +266,6 @@ def test_a_step_after_a_failed_capture_is_captured(fake_cupy: FakeCupy, machine:
     wanted = (machine.embedding @ machine.embedding.T)[[1, 2]]
     np.testing.assert_allclose(machine.step().get(), wanted, rtol=1e-5)
     assert [graph.num_launches for graph in fake_cupy.graphs[-1:]] == [1]
-
-
-def test_integers_in_another_buffer_are_noticed(fake_cupy: FakeCupy, machine: Model):
-    machine.step()
-    machine.step()
-    [captured] = machine.backend._steps._captured.values()
-    moved = fake_cupy.empty(captured.batch.integers.shape, np.int32)
-    captured.batch.__dict__["integers"] = moved
-    with pytest.raises(Violation, match="other memory than the step's integers"):
-        machine.step()
-
-
-def test_memory_that_a_graph_does_not_keep_is_noticed(fake_cupy: FakeCupy, machine: Model):
-    machine.step()
-    machine.step()
-    steps = machine.backend._steps
-    [(bucket, captured)] = steps._captured.items()
-    machine.step()
-    fake_cupy.streams[captured.graph._stream.ptr].synchronize()
-    steps._captured[bucket] = captured._replace(buffers=(), logits=captured.logits)
-    steps.arena._buffers.clear()
-    steps.arena._views.clear()
-    del captured
-    with pytest.raises(Violation, match=r"memory at .* that was given back"):
-        machine.step()
 
 
 def test_a_launch_into_the_default_stream_is_noticed(fake_cupy: FakeCupy, machine: Model):

@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "scripts"))
 
 import nvrtc_check
-from gpu import sass, sass_ledger
+from gpu import sass
 from gpu.sass import Counts, Part
 from gpu.sass_ledger import Profile, growth, resident_warps
 
@@ -150,13 +150,6 @@ def test_machine_code_that_grows_is_noticed(now: Profile, found: list[str]):
     assert list(growth({"k": now}, {"k": BEFORE})) == sentences
 
 
-def test_added_and_removed_kernels_are_noticed():
-    assert list(growth({"new": BEFORE}, {"old": BEFORE})) == [
-        "old is in the ledger of machine code, and no more (--update)",
-        "new is not in the ledger of machine code (--update)",
-    ]
-
-
 @pytest.mark.parametrize(
     ("arch", "threads", "registers", "shared_bytes", "warps"),
     [
@@ -174,20 +167,3 @@ def test_added_and_removed_kernels_are_noticed():
 def test_resident_warps(arch: int, threads: int, registers: int, shared_bytes: int, warps: int):
     found = resident_warps(arch, threads=threads, registers=registers, shared_bytes=shared_bytes)
     assert found == warps
-
-
-def test_a_table_shows_the_kernels_asked_for():
-    lines = list(sass_ledger.table({"a.cu a": BEFORE, "b.cu b": BEFORE}, "a.cu"))
-    assert lines == [
-        "  a.cu a: 16 resident warps, 0 local accesses",
-        "    outside: 50 instructions; 50 per iteration",
-        "    loop 0: 100 instructions, 10 mma, 4 requests, 64 bytes; 10 per MMA, MMA share 10.0%",
-    ]
-
-
-def test_a_ledger_survives_a_round_trip(tmp_path: Path):
-    path = tmp_path / "sass.json"
-    ledger = {"12.6 sm_87": {"k": BEFORE}, "13.4 sm_90": {"k": BEFORE, "l": BEFORE}}
-    sass_ledger.write(ledger, path)
-    assert sass_ledger.read(path) == ledger
-    assert sum("sm_" in line for line in path.read_text().splitlines()) == 3

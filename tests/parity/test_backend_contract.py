@@ -396,7 +396,7 @@ def test_rope_write_kv(machine: Machine, sequences: list[tuple[int, int]], scali
     table = rope.rope_table(INV_FREQ, scaling, 20, "float64")
     rotated = rope.rope(qkv[:, : num_heads + 3], table[batch.positions])
     planes = np.zeros((2, 2, SHAPE.num_blocks, SHAPE.block_size, 3, 8))
-    kv_cache.write_kv(
+    kv_cache.write_kv(  # type: ignore[call-arg]
         rotated[:, num_heads:], qkv[:, num_heads + 3 :], *planes[1], batch.slot_mapping
     )
 
@@ -593,11 +593,6 @@ def test_two_backends_live_side_by_side():
     weights = [machine.backend.load_linear((5, 16), [matrix]) for machine in machines]
     for machine, weight in zip(machines, weights, strict=True):
         check(machine, "linear", machine.backend.linear(machine.put(x), weight), x @ matrix.T)
-
-
-def test_a_backend_reports_its_properties(machine: Machine):
-    assert isinstance(machine.backend.name, str)
-    assert machine.backend.itemsize == np.dtype(machine.dtype).itemsize
 
 
 def test_an_unsupported_dtype_of_numpy_is_refused():

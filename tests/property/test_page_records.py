@@ -80,7 +80,7 @@ def check_follower(segment, text, splits):
     """
     steps, page, state = segment.steps, Page(), State.from_snapshot(segment.snapshot)
     follower = Follower()
-    follower.begin(segment.after, *sent(segment.snapshot, ()), "live")
+    follower.begin(segment.after, *sent(segment.snapshot, ()), "live")  # type: ignore[call-arg]
     page.take(json.loads(follower.key()))
     coming, done, shown = iter(steps), 0, 0
     for count, part in splits:
@@ -88,7 +88,7 @@ def check_follower(segment, text, splits):
         part = shown = part if new else max(part, shown)  # what came last only grows
         following = steps[done] if done < len(steps) else segment.rest
         rest = following[: min(part, len(following) - (done < len(steps)))]
-        step, lines = follower.follow(*sent(new, rest), {})
+        step, lines = follower.follow(*sent(new, rest), {})  # type: ignore[call-arg]
         for kind, line in lines:
             record = json.loads(line)
             assert kind == record["record"]

@@ -142,7 +142,7 @@ PARAMETERS: dict[str, tuple[Callable[[], object], str]] = {
     "sampling parameters that are empty": (streamed("a", {}), "sampling_params must be"),
     "sampling parameters of the wrong number": (
         prompted(lambda: "a", sampling_params=[SamplingParams()] * 5), "1 prompts need 1"),
-    "an unknown parameter": (lambda: SamplingParams(best_off=1), "best_off"),
+    "an unknown parameter": (lambda: SamplingParams(best_off=1), "best_off"),  # type: ignore[call-arg]
 }  # fmt: skip
 
 PROMPTS: dict[str, tuple[Callable[[], object], str]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import hostile_requests
@@ -13,7 +14,6 @@ from measured import Zygote
 
 from mie import LLM, EngineArgs, RequestLimits, SamplingParams
 from mie.errors import ConfigError, RequestError
-from mie.frontend.prepare import Preparer
 
 CASES = [(group, name) for group, cases in GROUPS.items() for name in cases]
 
@@ -80,9 +80,7 @@ def test_each_limit_is_a_setting(
 ) -> None:
     sampling = SamplingParams(max_tokens=2, **params)
     own.prepare(prompt, sampling)
-    strict = Preparer(
-        tokenizer=own.tokenizer, limits=EngineArgs(request_limits=limits).limits, max_model_len=64
-    )
+    strict = replace(own.llm_engine.preparer, limits=EngineArgs(request_limits=limits).limits)
     with pytest.raises((ConfigError, RequestError), match=re.escape(message)):
         strict.prepare(prompt, sampling)
 
@@ -94,9 +92,9 @@ class NeverEncodes:
         raise AssertionError(f"{len(text)} characters were encoded")
 
 
-def test_a_long_prompt_is_never_encoded() -> None:
+def test_a_long_prompt_is_never_encoded(own: LLM) -> None:
     tokenizer: Any = NeverEncodes()
-    preparer = Preparer(tokenizer=tokenizer, limits=RequestLimits(), max_model_len=64)
+    preparer = replace(own.llm_engine.preparer, tokenizer=tokenizer, limits=RequestLimits())
     for params in (SamplingParams(), SamplingParams(truncate_prompt_tokens=3)):
         with pytest.raises(RequestError, match="65537 characters; the limit is 65536"):
             preparer.prepare("a" * 65_537, params)

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from live_server import live
 
-from mie import AsyncLLM
+from mie import LLM, AsyncLLM
 
 
 class Server:
@@ -76,6 +76,12 @@ def server() -> Iterator[Server]:
         engine.shutdown()
     manager = engine._loop.engine.scheduler.manager
     assert manager.num_used == 0, "a request has left blocks behind"
+
+
+@pytest.fixture(scope="session")
+def llm() -> LLM:
+    """The same model without a server."""
+    return LLM("bundled", num_blocks=512, batch_invariant=True)
 
 
 @pytest.fixture(scope="session")

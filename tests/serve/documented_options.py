@@ -9,7 +9,7 @@ import mie.cli
 
 
 def help_of(*words: str) -> str:
-    """What ``--help`` prints."""
+    """The output of ``--help``."""
     parser = mie.cli._parser()
     for word in words:
         [action] = [each for each in parser._actions if each.choices and word in each.choices]

@@ -70,7 +70,7 @@ async def events_of(response):
 def without_steps(engine):
     """Let an engine compute three more steps. Then it executes commands only, until the end.
 
-    What runs at that moment keeps its seat, however long the test takes.
+    Requests that run at that moment keep their seats until the end of the test.
     """
     loop, is_over, num_steps = engine._loop, threading.Event(), itertools.count()
     turn = loop.turn

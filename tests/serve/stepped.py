@@ -41,7 +41,7 @@ class Stepped:
             self._is_held = True
 
     def step(self) -> None:
-        """Let the engine compute the step that it is about to compute, and what is posted then."""
+        """Let the engine compute its next step and the calls that are posted then."""
         self.hold()
         self._is_held = False
         self._allowed.release()

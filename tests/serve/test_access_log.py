@@ -1,4 +1,4 @@
-"""Log lines: what they say, and what no client can make them say."""
+"""Log lines: their facts, and that no client can forge one."""
 
 import io
 import json
@@ -24,7 +24,7 @@ def engine():
 
 
 def lines_of(engine, requests, monkeypatch, *, format="text", **options):
-    """What is logged while a client sends requests: (method, path, keywords) each."""
+    """The log while a client sends requests: (method, path, keywords) each."""
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
 

@@ -1,4 +1,4 @@
-"""Keys: nothing is open but what says whether the server lives, and keys share no cache."""
+"""Keys: only the routes that tell the server's health are open, and keys share no cache."""
 
 import asyncio
 import hashlib
@@ -12,14 +12,14 @@ from starlette.routing import Route
 from mie.config.engine import EngineConfig
 from mie.config.quotas import ClientQuota
 from mie.errors import ConfigError
+from mie.serve import auth
 from mie.serve import keys as keys_module
-from mie.serve import wrong_keys
 from mie.serve.asgi import OPEN_ROUTES, SHELL_ROUTES, is_open
+from mie.serve.auth import WrongKeys
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
 from mie.serve.page.sessions import Sessions
 from mie.serve.server import check_sockets
-from mie.serve.wrong_keys import WrongKeys
 
 KEY, OTHER = "sk-one", "sk-two"
 MESSAGES = [{"role": "user", "content": "Tell me a story."}]
@@ -92,7 +92,7 @@ OF_CLIENTS = {"/tokenize", "/detokenize", "/tokenizer_info", "/apply-template", 
 
 @pytest.mark.parametrize("has_keys", [True, False])
 def test_with_an_admin_key_all_that_is_not_for_clients_needs_it(engine, has_keys, monkeypatch):
-    monkeypatch.setattr(wrong_keys, "SECONDS", 0.0)
+    monkeypatch.setattr(auth, "SECONDS", 0.0)
     options = {"admin_keys": Keys.of_one("admin", ADMIN), "keys": Keys.of([KEY])}
     if not has_keys:
         del options["keys"]

@@ -72,7 +72,7 @@ def scripted(script: Script) -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 
 def chunks(body: dict[str, Any], **more: Any) -> list[Any]:
-    """What mie and vLLM stream: token ids, and the usage at the end."""
+    """The stream of mie and vLLM: token ids, and the usage at the end."""
     n, count = body.get("n", 1), body["max_tokens"]
     events: list[Any] = [
         {"choices": [{"index": index, "text": "x", "token_ids": [10 * index + at]}]}

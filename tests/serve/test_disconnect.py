@@ -6,6 +6,7 @@ that, the engine must hold no trace of the request, streamed or not, waiting or 
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 import threading
@@ -24,6 +25,7 @@ from mie.serve.config import ServeConfig
 
 LONG = list(range(100, 164))  # four blocks of 16 tokens
 OTHER = list(range(300, 364))
+MESSAGES = [{"role": "user", "content": "A mill"}]
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "queued": {"max_num_seqs": 1},
@@ -86,14 +88,20 @@ def close_and_take_one_step(stepped: Stepped, connection: Connection) -> None:
     stepped.step()
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("state", SETTINGS)
+def cases() -> list[Any]:
+    """Each state, streamed with one choice and whole with three. The other cases are slow."""
+    return [
+        pytest.param(*case, marks=() if case[1:] in ((1, True), (3, False)) else pytest.mark.slow)
+        for case in itertools.product(SETTINGS, (1, 3), (False, True))
+    ]
+
+
+@pytest.mark.parametrize(("state", "n", "stream"), cases())
 def test_blocks_are_free_within_one_step(state, n, stream):
     settings = SETTINGS[state] if (state, n) != ("queued", 3) else {"max_num_seqs": 3}
     body = {"max_tokens": 200, "ignore_eos": True, "seed": 1, "stream": stream}
     with stepped_server(**settings) as (stepped, url):
-        # The first one stays, and is what the engine steps for in the end.
+        # The first one stays, so that the engine steps in the end.
         staying = Connection(url, prompt=LONG, n=n if state == "queued" else 1, **body)
         stepped.hold()
         [stays] = ids_of(stepped)
@@ -116,14 +124,13 @@ def test_blocks_are_free_within_one_step(state, n, stream):
         assert stepped.scheduler.manager.num_used == 0
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("path", "body", "stream"),
     [
-        ("/v1/completions", {"prompt": [LONG, OTHER]}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "A mill"}]}),
-        ("/v1/messages", {"messages": [{"role": "user", "content": "A mill"}], "model": "bundled"}),
-        ("/v1/responses", {"input": "A mill"}),
+        ("/v1/completions", {"prompt": [LONG, OTHER]}, True),
+        ("/v1/chat/completions", {"messages": MESSAGES}, False),
+        ("/v1/messages", {"messages": MESSAGES}, True),
+        ("/v1/responses", {"input": "A mill"}, True),
     ],
 )
 def test_every_route_ends_with_its_client(path, body, stream):

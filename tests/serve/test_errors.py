@@ -1,11 +1,10 @@
-"""What is told to clients whose requests cannot be served."""
+"""The errors that clients get."""
 
 from __future__ import annotations
 
 import json
 import logging
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPResponse, IncompleteRead
@@ -16,8 +15,8 @@ from stepped import eventually
 from mie.errors import EngineDeadError, RequestError
 from mie.serve import body as bodies
 from mie.serve.errors import MAX_RETRY_AFTER, ApiError, api_error, unavailable
-from mie.serve.openai.stream import ChunkWriter
-from mie.serve.openapi import OPERATIONS
+from mie.serve.openai.chunks import ChunkWriter
+from mie.serve.routes import OPERATIONS
 from mie.serve.serving import Generation
 
 KEYS = {"message", "type", "param", "code"}
@@ -184,14 +183,18 @@ def test_a_stream_that_fails_later_ends_with_the_error_and_no_reason(server, mon
     def add(self, token_ids, armed=True):
         self.count = getattr(self, "count", 0) + 1
         if self._searches and self.count > 5:
-            if has_begun.is_set():
-                raise ValueError("a broken tokenizer")
-            time.sleep(0.01)  # the engine goes on, so that the client gets a chunk
+            assert has_begun.wait(60)  # the client has a chunk of the first five tokens
+            raise ValueError("a broken tokenizer")
         return original(self, token_ids, armed)
 
     monkeypatch.setattr(TextStream, "add", add)
-    asked = {"prompt": "A mill", "stop": "never", "stream": True, "max_tokens": 900}
-    asked["ignore_eos"] = True
+    asked = {
+        "prompt": "A mill",
+        "stop": "never",
+        "stream": True,
+        "max_tokens": 9,
+        "ignore_eos": True,
+    }
     with server.client.stream("POST", "/v1/completions", json=asked) as answer:
         assert answer.status_code == 200
         pieces = answer.iter_text()
@@ -206,11 +209,11 @@ def test_a_stream_that_fails_later_ends_with_the_error_and_no_reason(server, mon
 
 
 @pytest.mark.parametrize(
-    "where", ["completions.CompletionWriter", "stream.json", "serving.Generation"]
+    "where", ["completions.CompletionWriter", "chunks.json", "serving.Generation"]
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_bug_costs_one_request_and_no_blocks(server, monkeypatch, where, stream):
-    """Whichever part raises, the client gets a 500 without details, and the request ends."""
+    """In each case the client gets a 500 without details, and the request ends."""
     module, _, name = where.rpartition(".")
     module = f"mie.serve.{module}" if module == "serving" else f"mie.serve.openai.{module}"
 
@@ -253,7 +256,7 @@ def broken(*args, **options):
     ("where", "has_id"),
     [
         ("mie.serve.openai.completions.read", True),
-        ("mie.serve.sse._read_body", True),
+        ("mie.serve.asgi._read_body", True),
         ("mie.serve.health.route_of", True),
         ("mie.serve.access_log.facts_of", False),
     ],
@@ -262,7 +265,7 @@ def broken(*args, **options):
 def test_a_connection_that_had_a_500_takes_the_next_request(
     server, connection, monkeypatch, caplog, where, has_id, num_bytes
 ):
-    """Whichever layer raises, and whether the body was read or not."""
+    """A route raises, or a layer before or after the body was read."""
     with monkeypatch.context() as patch:
         patch.setattr(where, broken)
         answer = ask_on(connection, prompt="A" * num_bytes)

@@ -12,8 +12,7 @@ from live_server import live
 from mie.serve import body as bodies
 from mie.serve.body import Unsupported, parse
 from mie.serve.config import ServeConfig
-from mie.serve.openai.fields import OtherFields
-from mie.serve.openai.protocol import ChatCompletionRequest, CompletionRequest
+from mie.serve.openai.protocol import ChatCompletionRequest, CompletionRequest, OtherFields
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BODY = {
@@ -59,22 +58,6 @@ def test_a_number_is_no_switch(server):
 
 
 @BOTH
-def test_fields_that_clients_always_send_are_accepted(server, path):
-    always = {
-        "user": "u",
-        "metadata": {"a": "b"},
-        "store": False,
-        "service_tier": "auto",
-        "prompt_cache_key": "k",
-        "safety_identifier": "s",
-        "parallel_tool_calls": True,
-    }
-    answer = server.post(path, **BODY[path], **always)
-    assert answer.status_code == 200, answer.text
-    assert "x-mie-ignored" not in answer.headers
-
-
-@BOTH
 def test_unknown_fields_are_named_in_a_header(server, path):
     for stream in (False, True):
         answer = server.post(path, **BODY[path], temprature=0, stream=stream, **{"a,b\n": 1})
@@ -112,71 +95,6 @@ def test_the_model_is_demanded_by_strict_openai(server):
         assert answer.json()["error"]["param"] == "model"
 
 
-@BOTH
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("temperature", -0.1),
-        ("temperature", "hot"),
-        ("temperature", True),
-        ("top_p", 0),
-        ("top_p", 1.1),
-        ("top_k", -2),
-        ("top_k", 1.5),
-        ("min_p", 2),
-        ("n", 0),
-        ("n", 9),
-        ("n", "2"),
-        ("seed", 2**63),
-        ("seed", 1.5),
-        ("presence_penalty", 2.5),
-        ("frequency_penalty", -3),
-        ("repetition_penalty", 0),
-        ("stop", ""),
-        ("stop", [""]),
-        ("stop", ["a"] * 17),
-        ("stop", [1]),
-        ("stop_token_ids", [2048]),
-        ("stop_token_ids", [-1]),
-        ("stop_token_ids", "a"),
-        ("logit_bias", {"2048": 1}),
-        ("logit_bias", {"x": 1}),
-        ("logit_bias", {"5": 101}),
-        ("logit_bias", [1]),
-        ("allowed_token_ids", []),
-        ("bad_words", [""]),
-        ("min_tokens", 3),
-        ("min_tokens", -1),
-        ("max_tokens", -1),
-        ("max_tokens", 1.5),
-        ("stream", "yes"),
-        ("stream_options", {"include_usage": True}),
-        ("prompt_logprobs", -1),
-        ("prompt_logprobs", 21),
-        ("cache_salt", ""),
-        ("priority", 1),
-        ("truncate_prompt_tokens", 0),
-        ("model", 3),
-    ],
-)
-def test_a_value_out_of_range_is_refused(server, path, name, value):
-    error = server.refused(path, **{**BODY[path], name: value})
-    assert error["param"] == name, error
-
-
-@pytest.mark.parametrize("value", [-1, 21, True, "5", 1.5])
-def test_the_number_of_logprobs_is_limited(server, value):
-    assert server.refused(COMPLETIONS, **BODY[COMPLETIONS], logprobs=value)["param"] == "logprobs"
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("logprobs", 3), ("top_logprobs", 21), ("top_logprobs", -1)]
-)
-def test_the_number_of_chat_logprobs_is_limited(server, name, value):
-    error = server.refused(CHAT, **{**BODY[CHAT], "logprobs": True, name: value})
-    assert error["param"] in (name, "logprobs")
-
-
 def test_the_limit_of_logprobs_can_be_raised(server):
     with live(server.engine, ServeConfig(max_logprobs=-1)) as url:
         body = {**BODY[COMPLETIONS], "logprobs": -1}
@@ -200,7 +118,7 @@ def test_every_declared_field_is_read(server, monkeypatch, path, stream):
     cls = CompletionRequest if path == COMPLETIONS else ChatCompletionRequest
     read = set()
 
-    class Recorded(cls):
+    class Recorded(cls):  # type: ignore[valid-type]
         def __getattribute__(self, name):
             read.add(name)
             return super().__getattribute__(name)
@@ -226,12 +144,6 @@ def test_fields_of_the_other_route_are_refused(server):
     for name, value in (("tools", []), ("tool_choice", "auto"), ("include_reasoning", False)):
         error = server.refused(COMPLETIONS, **BODY[COMPLETIONS], **{name: value})
         assert error["message"].startswith(f"{name} is not supported: it belongs to /v1/chat")
-
-
-def test_too_many_stop_strings_are_refused_by_their_number(server):
-    """The other alternative, that stop is one string, is not what is wrong."""
-    error = server.refused(COMPLETIONS, **BODY[COMPLETIONS], stop=["a"] * 17)
-    assert "at most 16" in error["message"]
 
 
 MESSAGE = {"role": "user", "content": "hi"}
@@ -349,11 +261,6 @@ def test_an_unknown_field_is_named_at_every_depth(server, name, place):
     assert answer.headers["x-mie-ignored"] == ".".join(map(str, [*place, "sparkle"]))
 
 
-def test_there_are_objects_at_many_depths():
-    assert len(PLACES) > 35
-    assert max(len(place) for _, place in PLACES) >= 5
-
-
 def test_unknown_fields_inside_others_are_refused_by_a_strict_server(server):
     message = {**MESSAGE, "tool": "saw"}
     with live(server.engine, ServeConfig(strict=True)) as url:
@@ -369,24 +276,6 @@ def test_an_unknown_field_of_a_message_still_reaches_the_template(server):
         answer = server.client.post(f"{url}/apply-template", json=body)
     assert answer.json()["prompt"] == "hi!"
     assert answer.headers["x-mie-ignored"] == "messages.0.mood"
-
-
-@pytest.mark.parametrize(
-    ("path", "change", "param"),
-    [
-        (CHAT, {"messages": [{**MESSAGE, "audio": {"id": "1"}}]}, "messages.0.audio"),
-        ("/v1/responses", {"input": "x", "text": {"verbosity": "high"}}, "text.verbosity"),
-        (
-            COMPLETIONS,
-            {"structured_outputs": {"structural_tag": "x"}},
-            "structured_outputs.structural_tag",
-        ),
-    ],
-)
-def test_a_field_inside_another_is_refused_by_name(server, path, change, param):
-    error = server.refused(path, **{**BODY.get(path, {}), **change})
-    assert error["param"] == param
-    assert error["code"] == "unsupported_parameter"
 
 
 def test_too_many_log_probabilities_are_refused_under_the_name_that_the_client_used(server):

@@ -10,13 +10,12 @@ from typing import Any
 
 import httpx2
 import pytest
+from edge_helpers import held
 from stepped import Stepped
 
 from mie import AsyncLLM
-from mie.front.app import front_app
-from mie.front.call import Answer, Call
-from mie.front.combine import combining
-from mie.front.pipe import piped
+from mie.front.app import combining, front_app
+from mie.front.call import Call, ReplicaAnswer, piped
 from mie.routing import PrefixRouter
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
@@ -62,10 +61,10 @@ class Local:
         self.streams.append(Batches(piped(self.apps[0], call), self.lost_after))
         return self.streams[-1]
 
-    async def ask_all(self, call: Call) -> list[Answer]:
+    async def ask_all(self, call: Call) -> list[ReplicaAnswer]:
         self.calls.append(call)
         return [
-            await Answer.of(f"replica{number}", piped(app, call))
+            await ReplicaAnswer.of(f"replica{number}", piped(app, call))
             for number, app in enumerate(self.apps)
         ]
 
@@ -169,14 +168,13 @@ def test_a_lost_replica_is_a_503_or_the_last_event_of_a_stream(engines, path, bo
 def test_a_client_that_leaves_cancels_its_stream(engines):
     async def run() -> None:
         async with fronted(engines) as (client, replicas):
-            body = {**BODY, "max_tokens": 900, "ignore_eos": True}
-            task = asyncio.ensure_future(client.post("/v1/completions", json=body))
-            # An earlier test's request may still be ending.
-            while not (replicas.streams and engines[0].pulse.has_work):
-                await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.wait([task])
-            assert replicas.streams[0].is_cancelled
+            with held(engines[0]) as hold:
+                body = {**BODY, "max_tokens": 100, "ignore_eos": True}
+                task = asyncio.ensure_future(client.post("/v1/completions", json=body))
+                await hold.reached()
+                task.cancel()
+                await asyncio.wait([task])
+                assert replicas.streams[0].is_cancelled
 
     asyncio.run(run())
 
@@ -276,7 +274,7 @@ def test_samples_with_and_without_labels_get_the_replica():
     )
     combine = combining("/metrics")
     assert combine is not None
-    joined = combine([Answer(name, 200, {}, text) for name in ("r0", "r1")])
+    joined = combine([ReplicaAnswer(name, 200, {}, text) for name in ("r0", "r1")])
     assert joined.body.decode().splitlines() == [
         "# HELP a A.",
         "# TYPE a gauge",

@@ -48,7 +48,7 @@ def engines(directory):
 
 
 def text_of(answer):
-    """What an answer of any dialect says."""
+    """The text of an answer in any dialect."""
     assert answer.status_code == 200, answer.text
     body = answer.json()
     if "choices" in body:

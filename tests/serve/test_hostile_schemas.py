@@ -78,16 +78,16 @@ def test_a_stream_and_new_requests_are_served_beside_hostile_ones(url: str):
     ):
         lines = running.iter_lines()
         assert next(lines).startswith("data: {")
-        refused = [pool.submit(ask, "A", "hostile", hostile(i)) for i in range(1, 6)]
+        refused = [pool.submit(ask, "A", "hostile", hostile(i)) for i in range(1, 4)]
         free, constrained = (
             pool.submit(ask, "B", name, body) for name, body in (("free", FREE), ("shaped", shaped))
         )
         assert free.result().status_code == 200
         assert constrained.result().json()["choices"][0]["text"] in ("yes", "no")
         assert [line for line in lines if line][-1] == "data: [DONE]"
-        assert [each.result().status_code for each in refused] == [400] * 5
+        assert [each.result().status_code for each in refused] == [400] * 3
     order = [name for name in done if name != "free"]
-    assert order.index("shaped") <= 3, order  # its turn comes after one or two of A's
+    assert order.index("shaped") <= 2, order  # its turn comes after one or two of A's
 
 
 def test_hostile_requests_whose_clients_left_are_not_compiled(url: str, engine: AsyncLLM):

@@ -1,4 +1,4 @@
-"""What is too large, or too much at once, is answered."""
+"""Requests that are too large, or too many at once, are refused."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 import pytest
 from edge_helpers import asks, client_of, load, server_of, without_steps
 
+from mie.serve.asgi import WholeBody
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
-from mie.serve.limits import BodyLimit
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_a_refused_body_is_never_read():
             "path": "/v1/completions",
             "headers": [(b"content-length", b"1" * 300)],
         }
-        await BodyLimit(app, 10)(scope, receive, send)
+        await WholeBody(app, 10)(scope, receive, send)
         assert sent[0]["status"] == 413
 
     asks(ask())
@@ -271,16 +271,3 @@ def test_a_client_cannot_raise_its_priority(policy, asked, highest, given):
     asks(ask())
     engine.shutdown()
     assert priorities == [given]
-
-
-@pytest.mark.parametrize("priority", [3, -3])
-def test_a_priority_under_another_policy_is_refused_by_name(engine, priority):
-    async def ask():
-        async with client_of(engine) as client:
-            response = await client.post("/v1/completions", json=completion(priority=priority))
-            assert response.status_code == 400
-            error = response.json()["error"]
-            assert error["param"] == "priority"
-            assert "schedules by fair" in error["message"]
-
-    asks(ask())

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
 from lazy_module import lazy_module
-from live_server import INVARIANT, live
 
-from mie import LLM, AsyncLLM, SamplingParams
+from mie import AsyncLLM
 
-openai = lazy_module("openai")
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = lazy_module("openai")
 
 PROMPT = "Once upon a time there was an otter"
 MESSAGES: list[Any] = [{"role": "user", "content": "Tell me a story about an otter."}]
@@ -24,16 +25,8 @@ GREEDY: dict[str, Any] = {"model": "bundled", "temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[AsyncLLM]:
-    engine = AsyncLLM("bundled", **INVARIANT)
-    yield engine
-    engine.shutdown()
-
-
-@pytest.fixture(scope="module")
-def url(engine: AsyncLLM) -> Iterator[str]:
-    with live(engine) as url:
-        yield f"{url}/v1"
+def url(server: Any) -> str:
+    return f"{server.url}/v1"
 
 
 @pytest.fixture(scope="module")
@@ -42,137 +35,7 @@ def client(url: str) -> Iterator[openai.OpenAI]:
         yield client
 
 
-@pytest.fixture(scope="module")
-def offline() -> LLM:
-    """The same model without a server."""
-    return LLM("bundled", **INVARIANT)
-
-
-# Completions
-
-
-def test_a_completion_is_the_engines(client: openai.OpenAI, offline: LLM):
-    completion = client.completions.create(**GREEDY, prompt=PROMPT, max_tokens=20)
-    params = SamplingParams(temperature=0, max_tokens=20)
-    [output] = offline.generate(PROMPT, params, use_tqdm=False)
-    [choice] = completion.choices
-    assert choice.text == output.outputs[0].text
-    assert (choice.index, choice.finish_reason, choice.logprobs) == (0, "length", None)
-    assert (completion.object, completion.model) == ("text_completion", "bundled")
-    usage = completion.usage
-    assert usage is not None
-    assert usage.prompt_tokens == len(output.prompt_token_ids)
-    assert (usage.completion_tokens, usage.total_tokens) == (20, usage.prompt_tokens + 20)
-
-
-def test_several_prompts_of_every_form(client: openai.OpenAI, offline: LLM):
-    ids = offline.get_tokenizer().encode(PROMPT)
-    [text] = [
-        choice.text
-        for choice in client.completions.create(**GREEDY, prompt=PROMPT, max_tokens=6).choices
-    ]
-    for prompt in (ids, [PROMPT, PROMPT], [ids, ids]):
-        completion = client.completions.create(**GREEDY, prompt=prompt, max_tokens=6)
-        assert {choice.text for choice in completion.choices} == {text}
-        assert [choice.index for choice in completion.choices] == [*range(len(completion.choices))]
-
-
-def test_seeded_choices_are_the_engines(client: openai.OpenAI, offline: LLM):
-    completion = client.completions.create(
-        model="bundled", prompt=PROMPT, max_tokens=12, n=3, seed=5, temperature=1.2
-    )
-    params = SamplingParams(n=3, seed=5, temperature=1.2, max_tokens=12)
-    [output] = offline.generate(PROMPT, params, use_tqdm=False)
-    assert [c.text for c in completion.choices] == [c.text for c in output.outputs]
-
-
-def test_log_probabilities_are_the_engines(client: openai.OpenAI, offline: LLM):
-    completion = client.completions.create(**GREEDY, prompt=PROMPT, max_tokens=5, logprobs=2)
-    params = SamplingParams(temperature=0, max_tokens=5, logprobs=2)
-    [output] = offline.generate(PROMPT, params, use_tqdm=False)
-    expected = output.outputs[0]
-    found = completion.choices[0].logprobs
-    assert found is not None
-    assert expected.logprobs is not None
-    pairs = zip(expected.token_ids, expected.logprobs, strict=True)
-    assert found.token_logprobs == pytest.approx([row[token].logprob for token, row in pairs])
-    assert "".join(found.tokens or ()) == completion.choices[0].text
-    assert found.text_offset is not None
-    assert found.text_offset[0] == 0
-
-
-def test_echo_scores_a_given_text(client: openai.OpenAI, offline: LLM):
-    """What evaluation harnesses send."""
-    completion = client.completions.create(
-        model="bundled", prompt=PROMPT, max_tokens=1, echo=True, logprobs=1, temperature=0
-    )
-    [output] = offline.generate(
-        PROMPT, SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1), use_tqdm=False
-    )
-    found = completion.choices[0].logprobs
-    assert found is not None
-    assert found.token_logprobs is not None
-    assert output.prompt_logprobs is not None
-    assert found.token_logprobs[0] is None
-    rows = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
-    expected = [row[token].logprob for token, row in rows if row]
-    assert found.token_logprobs[1:-1] == pytest.approx(expected)
-    assert completion.choices[0].text.startswith(PROMPT)
-
-
-def test_a_streamed_completion_is_the_whole_one(client: openai.OpenAI):
-    whole = client.completions.create(**GREEDY, prompt=PROMPT, max_tokens=20)
-    stream = client.completions.create(
-        **GREEDY,
-        prompt=PROMPT,
-        max_tokens=20,
-        stream=True,
-        stream_options={"include_usage": True},
-    )
-    *chunks, last = list(stream)
-    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
-    assert chunks[-1].choices[0].finish_reason == "length"
-    assert all(chunk.usage is None for chunk in chunks)
-    assert last.choices == []
-    assert counts(last.usage) == counts(whole.usage)
-    assert len({chunk.id for chunk in (*chunks, last)}) == 1
-
-
-def counts(usage: openai.types.CompletionUsage | None) -> tuple[int, int, int]:
-    """The three counts, which do not depend on the cache."""
-    assert usage is not None
-    return usage.prompt_tokens, usage.completion_tokens, usage.total_tokens
-
-
 # Chats
-
-
-def test_a_chat_is_the_engines(client: openai.OpenAI, offline: LLM):
-    chat = client.chat.completions.create(**GREEDY, messages=MESSAGES, max_tokens=20)
-    params = SamplingParams(temperature=0, max_tokens=20)
-    [output] = offline.chat(MESSAGES, params, use_tqdm=False)
-    [choice] = chat.choices
-    assert choice.message.content == output.outputs[0].text
-    assert (choice.message.role, choice.message.refusal) == ("assistant", None)
-    assert (choice.finish_reason, chat.object) == ("length", "chat.completion")
-
-
-def test_a_streamed_chat_is_the_whole_one(client: openai.OpenAI):
-    whole = client.chat.completions.create(**GREEDY, messages=MESSAGES, max_completion_tokens=20)
-    stream = client.chat.completions.create(
-        **GREEDY,
-        messages=MESSAGES,
-        max_completion_tokens=20,
-        stream=True,
-        stream_options={"include_usage": True},
-    )
-    first, *chunks, last = list(stream)
-    assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", "")
-    assert all(chunk.choices[0].delta.role is None for chunk in chunks)
-    texts = [chunk.choices[0].delta.content or "" for chunk in chunks]
-    assert "".join(texts) == whole.choices[0].message.content
-    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "length"
-    assert counts(last.usage) == counts(whole.usage)
 
 
 def test_the_chat_stream_helper_accumulates_the_answer(client: openai.OpenAI):
@@ -183,21 +46,6 @@ def test_the_chat_stream_helper_accumulates_the_answer(client: openai.OpenAI):
         final = stream.get_final_completion()
     assert {"chunk", "content.delta", "content.done"} <= kinds
     assert final.choices[0].message.content == whole.choices[0].message.content
-
-
-def test_chat_log_probabilities_spell_the_answer(client: openai.OpenAI):
-    chat = client.chat.completions.create(
-        **GREEDY, messages=MESSAGES, max_tokens=8, logprobs=True, top_logprobs=3
-    )
-    logprobs = chat.choices[0].logprobs
-    assert logprobs is not None
-    entries = logprobs.content or []
-    assert len(entries) == 8
-    data = b"".join(bytes(entry.bytes or ()) for entry in entries)
-    assert data.decode() == chat.choices[0].message.content
-    for entry in entries:
-        assert len(entry.top_logprobs) == 3
-        assert entry.logprob == entry.top_logprobs[0].logprob  # greedy
 
 
 # Responses
@@ -286,39 +134,6 @@ def test_the_response_stream_helper_has_log_probabilities(client: openai.OpenAI)
     assert all(len(entry.top_logprobs) == 2 for entry in part.logprobs)
 
 
-RESPONSES_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "store": ({"store": True}, "store"),
-    "a previous response": ({"previous_response_id": "resp_1"}, "previous_response_id"),
-    "a conversation": ({"conversation": "conv_1"}, "conversation"),
-    "background": ({"background": True}, "background"),
-    "tools": ({"tools": [{"type": "web_search"}]}, "tools"),
-    "reasoning": ({"reasoning": {"effort": "high"}}, "reasoning"),
-    "truncation": ({"truncation": "auto"}, "truncation"),
-    "a schema": (
-        {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}},
-        "text",
-    ),
-    "a call": ({"input": [{"type": "web_search_call", "id": "1"}]}, "input"),
-    "an image": (
-        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-        None,
-    ),
-    "no input": ({"input": []}, "input"),
-    "top_logprobs alone": ({"top_logprobs": 2}, "top_logprobs"),
-    "another include": ({"include": ["reasoning.encrypted_content"]}, "include"),
-}
-
-
-@pytest.mark.parametrize(("change", "param"), RESPONSES_REFUSED.values(), ids=RESPONSES_REFUSED)
-def test_what_responses_cannot_do_is_refused_by_name(
-    client: openai.OpenAI, change: dict[str, Any], param: str | None
-):
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.responses.create(**{**GREEDY, "input": "x", "max_output_tokens": 2, **change})
-    if param is not None:
-        assert refused.value.param == param
-
-
 def test_what_changes_nothing_is_accepted(client: openai.OpenAI):
     response = client.responses.create(
         **GREEDY,
@@ -342,27 +157,7 @@ def test_what_changes_nothing_is_accepted(client: openai.OpenAI):
 # Models
 
 
-def test_models_are_listed_and_retrieved(client: openai.OpenAI):
-    [model] = client.models.list().data
-    assert (model.id, model.object) == ("bundled", "model")
-    assert client.models.retrieve("bundled") == model
-    with pytest.raises(openai.NotFoundError) as missing:
-        client.models.retrieve("another")
-    assert missing.value.code == "model_not_found"
-
-
 # Raw responses, async, errors, timeouts, retries
-
-
-def test_raw_responses_have_headers_and_parse(client: openai.OpenAI):
-    for endpoint, arguments in (
-        (client.completions, {"prompt": PROMPT, "max_tokens": 4}),
-        (client.chat.completions, {"messages": MESSAGES, "max_tokens": 4}),
-        (client.responses, {"input": "Hello", "max_output_tokens": 4}),
-    ):
-        raw = endpoint.with_raw_response.create(**GREEDY, **arguments)
-        assert raw.headers["content-type"] == "application/json"
-        assert raw.parse().id == json.loads(raw.text)["id"]
 
 
 def test_a_raw_stream_is_server_sent_events(client: openai.OpenAI):
@@ -427,7 +222,8 @@ def held(engine: AsyncLLM) -> Iterator[None]:
         thread.join()
 
 
-def test_a_timeout_is_the_clients_own_and_is_retried(engine: AsyncLLM, url: str):
+def test_a_timeout_is_the_clients_own_and_is_retried(server: Any, url: str):
+    engine: AsyncLLM = server.engine
     sent: list[httpx2.Request] = []
     with (
         httpx2.Client(event_hooks={"request": [sent.append]}) as http_client,

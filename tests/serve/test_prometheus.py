@@ -1,4 +1,4 @@
-"""`/metrics` has what vLLM's dashboards read, and one app's counts are its own."""
+"""`/metrics` has the names of vLLM's dashboards, and one app's counts are its own."""
 
 import asyncio
 import re

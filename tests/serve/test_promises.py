@@ -1,4 +1,4 @@
-"""Promises 1 and 4: equal seeds give equal answers under any load, and what was done is seen."""
+"""Promises 1 and 4: equal seeds give equal answers under any load, and the work is seen."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_seeded_requests_get_the_same_answer_under_any_load(alone, settings):
     swapped = sum(a.json()["metrics"]["num_swaps"] for a in answers)
     recomputed = sum(a.json()["metrics"]["num_recomputed_tokens"] for a in answers)
     assert any(cached)
-    # What happened to the requests is what the engine counted, and what was to be tried.
+    # The responses and the engine count the same, and the case was tried.
     stats = engine._loop.engine.stats
     assert preempted == stats.num_preemptions
     if settings["num_blocks"] == 14:

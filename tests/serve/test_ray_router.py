@@ -17,7 +17,7 @@ NAMES = ("r0", "r1", "r2")
 
 
 class RequestRouter:
-    """What Ray's class gives to its subclasses: how many requests each replica serves."""
+    """The part of Ray's class that subclasses use: the number of requests of each replica."""
 
     def __init__(self, loads: dict[str, int]) -> None:
         self.replica_queue_len_cache = SimpleNamespace(get=lambda id: loads.get(id.unique_id))

@@ -1,4 +1,4 @@
-"""What an answer must be, in every dialect: schemas, choices, and what is refused."""
+"""Structured outputs in every dialect: schemas, choices, and log-probabilities."""
 
 from __future__ import annotations
 
@@ -98,77 +98,6 @@ def test_vllms_field(server, path):
         assert text_of(answer["choices"][0]) in texts
 
 
-BAD: dict[str, tuple[dict[str, Any], str, str]] = {
-    "a type": (
-        {"response_format": {"type": "xml"}},
-        "response_format",
-        "response_format.type must be 'text', 'json_object' or 'json_schema'; got 'xml'",
-    ),
-    "no object": (
-        {"response_format": "json"},
-        "response_format",
-        "response_format must be an object",
-    ),
-    "no schema": (
-        {"response_format": {"type": "json_schema"}},
-        "response_format",
-        "response_format.json_schema is missing",
-    ),
-    "an empty format": (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
-        "response_format",
-        "response_format.json_schema.schema is missing",
-    ),
-    "a keyword": (
-        {"response_format": {**FORMAT, "json_schema": {"schema": {"not": {}}}}},
-        "response_format",
-        "response_format has a json schema that cannot be followed",
-    ),
-    "a whitespace pattern": (
-        {"structured_outputs": {"json": {"type": "object"}, "whitespace_pattern": "("}},
-        "structured_outputs",
-        "structured_outputs has a json schema that cannot be followed",
-    ),
-    "a long schema": (
-        {"response_format": {**FORMAT, "json_schema": {"schema": {"title": "x" * 70_000}}}},
-        "response_format",
-        "response_format may have at most 65536 characters",
-    ),
-    "a regex": (
-        {"structured_outputs": {"regex": "("}},
-        "structured_outputs",
-        "structured_outputs has a regex that cannot be followed",
-    ),
-    "an unknown name": (
-        {"structured_outputs": {"rgx": "a"}},
-        "structured_outputs",
-        "needs one of json, regex",
-    ),
-    "no kind": ({"structured_outputs": {}}, "structured_outputs", "needs one of json, regex"),
-    "a wrong value": (
-        {"structured_outputs": {"choice": []}},
-        "structured_outputs",
-        "structured_outputs.choice must not be empty",
-    ),
-    "both": (
-        {"structured_outputs": {"regex": "a"}, "response_format": FORMAT},
-        "structured_outputs",
-        "exclude each other",
-    ),
-    "an old name": ({"guided_json": SCHEMA}, "guided_json", "send structured_outputs"),
-}
-
-
-@BOTH
-@pytest.mark.parametrize(("change", "param", "message"), BAD.values(), ids=BAD)
-def test_what_cannot_be_followed_is_a_400_that_names_the_field(
-    server, path, change, param, message
-):
-    error = server.refused(path, **BODY[path], **change)
-    assert error["param"] == param
-    assert message in error["message"]
-
-
 def test_without_the_library_the_operator_is_told_what_to_install(server, monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     rare = {"type": "json_schema", "json_schema": {"schema": {"title": "not compiled yet"}}}
@@ -223,45 +152,6 @@ def test_a_schema_of_anthropics_field_holds(server):
         )
     assert json.loads(message.content[0].text).keys() == {"animal", "age"}
     assert message.stop_reason == "end_turn"
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ([], "output_config must be an object"),
-        ({"effort": "low"}, "output_config.effort is not supported"),
-        ({"format": {"type": "text"}}, "output_config.format.type must be 'json_schema'"),
-        ({"format": {"type": "json_schema"}}, "output_config.format.schema is missing"),
-        (
-            {"format": {"type": "json_schema", "schema": {"not": {}}}},
-            "output_config has a json schema that cannot be followed",
-        ),
-    ],
-)
-def test_a_bad_schema_of_anthropics_field_is_refused(server, config, message):
-    body = {"max_tokens": 5, "messages": MESSAGES, "output_config": config}
-    answer = server.post("/v1/messages", **body)
-    assert answer.status_code == 400
-    assert message in answer.json()["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("text", "param", "message"),
-    [
-        ("json", "text", "text must be an object; got 'json'"),
-        ({"verbosity": "high"}, "text.verbosity", "(leave it out); got 'high'"),
-        ({"format": {"type": "xml"}}, "text", "text.format.type must be"),
-        (
-            {"format": {"type": "json_schema"}},
-            "text",
-            "text.format.schema is missing",
-        ),
-    ],
-)
-def test_a_bad_format_of_a_response_is_refused(server, text, param, message):
-    error = server.refused(RESPONSES, input="x", max_output_tokens=5, text=text)
-    assert error["param"] == param
-    assert message in error["message"]
 
 
 @BOTH

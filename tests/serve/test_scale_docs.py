@@ -1,4 +1,4 @@
-"""The options, routers and manifest of docs/scale.md exist, and what the settings refuse."""
+"""The options, routers and manifest of docs/scale.md exist, and wrong settings are refused."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_the_options_reach_the_replicas_settings(monkeypatch):
 
 
 class Deployed(SimpleNamespace):
-    """What `ray.serve.deployment` was asked for, without Ray."""
+    """The arguments of `ray.serve.deployment`, without Ray."""
 
     def bind(self, *args: Any) -> Deployed:
         self.args = args
@@ -107,7 +107,7 @@ class Deployed(SimpleNamespace):
 
 @pytest.fixture
 def build_replicas(monkeypatch) -> Any:
-    """`mie.ray.app.build_replicas` on modules that only note what they are asked for."""
+    """`mie.ray.app.build_replicas` on modules that only note their arguments."""
     serve = SimpleNamespace(
         deployment=lambda target, **options: Deployed(options=options),
         ingress=None,

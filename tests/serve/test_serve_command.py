@@ -1,4 +1,4 @@
-"""`mie serve` on the command line: its help, its defaults, and what it needs."""
+"""`mie serve` on the command line: its help, its defaults, and its packages."""
 
 from __future__ import annotations
 

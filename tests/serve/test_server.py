@@ -146,15 +146,6 @@ def test_a_client_that_never_ends_its_body_does_not_keep_the_server(monkeypatch,
     assert [each.message for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
-def test_an_idle_server_ends_at_once():
-    async def ask():
-        async with server_of(load()) as running:
-            running.server.stop("SIGTERM")
-            assert await running.task == 0
-
-    asks(ask())
-
-
 def test_the_death_of_the_engine_answers_everybody_and_is_the_exit_code(caplog):
     caplog.set_level(logging.CRITICAL + 1)
 
@@ -255,13 +246,12 @@ def slow_stream(url, **more):
     return httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains(process, number):
+def test_a_signal_drains(process):
     child, url = process("--log-format", "json")
     with slow_stream(url, prompt=[5], max_tokens=100) as response:
         lines = response.iter_lines()
         next(lines)
-        child.send_signal(number)
+        child.send_signal(signal.SIGINT)
         assert [line for line in lines if line][-1] == "data: [DONE]"
     assert child.wait(PATIENCE) == 0
     entries = [json.loads(line) for line in child.stderr]
@@ -299,7 +289,7 @@ def take(**options):
 
 
 def test_an_application_without_an_engine_is_served_until_a_signal(capsys):
-    """The front of replicas ends so: what runs may end, and then the server does."""
+    """The front of replicas ends so: running requests may end, and then the server does."""
 
     async def run():
         has_come, may_end = asyncio.Event(), asyncio.Event()
@@ -453,7 +443,7 @@ def test_options_that_cannot_work_are_refused(engine, options, message):
 
 
 async def answer_to(url, *pieces):
-    """What a server writes until it closes the connection."""
+    """The bytes of a server until it closes the connection."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     for piece in pieces:

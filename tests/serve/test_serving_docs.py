@@ -11,9 +11,8 @@ import httpx2
 import pytest
 import yaml
 from documented_options import unknown_options
-from live_server import live_bundled
 
-from mie.serve.openapi import OPERATIONS
+from mie.serve.routes import OPERATIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -50,9 +49,8 @@ def test_the_manifests_fit_each_other():
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[httpx2.Client]:
-    with live_bundled() as url, httpx2.Client(base_url=url, timeout=60) as client:
-        yield client
+def client(server: Any) -> httpx2.Client:
+    return server.client
 
 
 def test_every_probe_is_answered(client: httpx2.Client):

@@ -15,7 +15,7 @@ from stepped import PATIENCE, Stepped, eventually
 from mie import AsyncLLM
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
-from mie.serve.pace import Pace
+from mie.serve.sse import Pace
 
 PROMPT = list(range(100, 164))
 

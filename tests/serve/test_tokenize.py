@@ -5,16 +5,14 @@ from __future__ import annotations
 import pytest
 from live_server import live
 
-from mie import LLM
 from mie.serve.config import ServeConfig
-from mie.text.token_bytes import TokenBytes
 
 TEXT = "Zoë's 🦊 ran  home,\n<|eos|>"
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    return LLM("bundled", num_blocks=8).get_tokenizer()
+def tokenizer(llm):
+    return llm.get_tokenizer()
 
 
 def test_tokens_of_a_text_in_vllms_shape(server, tokenizer):
@@ -58,26 +56,6 @@ def test_text_of_tokens(server, tokenizer):
     assert server.ask("/detokenize", tokens=[])["prompt"] == ""
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("/tokenize", {}, "prompt"),
-        ("/tokenize", {"prompt": "a", "content": "a"}, "prompt"),
-        ("/tokenize", {"prompt": 3}, "prompt"),
-        ("/tokenize", {"prompt": "a" * 10**5}, "prompt"),
-        ("/tokenize", {"content": "a", "parse_special": False}, "parse_special"),
-        ("/tokenize", {"messages": []}, "messages"),
-        ("/detokenize", {}, "tokens"),
-        ("/detokenize", {"tokens": [2048]}, "tokens"),
-        ("/detokenize", {"tokens": [-1]}, "tokens"),
-        ("/detokenize", {"tokens": ["a"]}, "tokens"),
-        ("/apply-template", {}, "messages"),
-    ],
-)
-def test_what_cannot_be_tokenized_is_refused(server, path, body, param):
-    assert server.refused(path, **body)["param"] == param
-
-
 def test_facts_of_the_tokenizer(server, tokenizer):
     facts = server.get("/tokenizer_info").json()
     assert facts["vocab_size"] == len(tokenizer)
@@ -86,13 +64,6 @@ def test_facts_of_the_tokenizer(server, tokenizer):
     assert facts["chat_template"] == tokenizer.chat_template
     [eos] = server.ask("/tokenize", prompt=facts["eos_token"], add_special_tokens=False)["tokens"]
     assert eos == tokenizer.eos_token_id
-
-
-def test_bytes_of_neighbouring_tokens_join(tokenizer):
-    spell = TokenBytes(tokenizer.tokenizer)
-    ids = tokenizer.encode(TEXT, add_special_tokens=False)
-    assert b"".join(map(spell, ids)).decode() == TEXT
-    assert spell(10**6) == b""
 
 
 def test_models(server):
@@ -127,8 +98,3 @@ def test_the_prefix_cache_can_be_emptied(server):
     assert server.ask("/reset_prefix_cache") == {"reset": True}
     details = server.ask("/v1/completions", **asked)["usage"]["prompt_tokens_details"]
     assert details["cached_tokens"] == 0
-
-
-def test_an_unknown_request_cannot_be_cancelled(server):
-    answer = server.post("/v1/requests/cmpl-0/cancel")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "request_not_found")

@@ -10,7 +10,7 @@ import pytest
 
 from mie import LLM, AsyncLLM, SamplingParams
 from mie.audit.scheduler import check_scheduler
-from mie.errors import ConfigError, EngineDeadError, RequestError, RequestFailedError
+from mie.errors import EngineDeadError, RequestError
 from mie.params.sampling import RequestOutputKind
 
 PROMPTS = ("Once upon a time", "Tell me a story about Mia", "The old mill", "A silver bell")
@@ -76,24 +76,6 @@ def test_several_event_loops_may_share_an_engine(llm, alone):
     for thread in threads:
         thread.join()
     assert [texts[index] for index in range(4)] == alone
-
-
-@pytest.mark.parametrize("kind", list(RequestOutputKind))
-def test_output_kinds(llm, alone, kind):
-    async def main():
-        sampling = params(output_kind=kind)
-        return [output async for output in llm.generate(PROMPTS[0], sampling)]
-
-    outputs = asyncio.run(main())
-    texts = [output.outputs[0].text for output in outputs]
-    counts = [len(output.outputs[0].token_ids) for output in outputs]
-    if kind is RequestOutputKind.DELTA:
-        assert "".join(texts) == alone[0]
-        assert sum(counts) == 12
-    else:
-        assert texts[-1] == alone[0]
-        assert counts[-1] == 12
-    assert len(outputs) == 1 or kind is not RequestOutputKind.FINAL_ONLY
 
 
 def test_a_slow_consumer_gets_merged_outputs(llm, alone):
@@ -194,27 +176,6 @@ def test_bad_requests_are_refused_one_by_one(llm, alone):
     assert asyncio.run(main()) == alone[1]
 
 
-def test_only_the_request_that_makes_a_step_raise_fails(llm, alone, monkeypatch):
-    from mie.engine.rows import Row
-
-    original = Row.controls
-
-    def controls(row, choice, num_pending=0):
-        if row.params.top_k == 7:
-            raise ZeroDivisionError("its sampling")
-        return original(row, choice, num_pending)
-
-    monkeypatch.setattr(Row, "controls", controls)
-
-    async def main():
-        good = asyncio.create_task(text_of(llm, PROMPTS[0]))
-        with pytest.raises(RequestFailedError, match="its sampling"):
-            await text_of(llm, PROMPTS[1], params(top_k=7))
-        return await good
-
-    assert asyncio.run(main()) == alone[0]
-
-
 def test_a_dead_engine_notifies_every_caller(llm):
     async def main():
         outputs = [llm.generate(p, params(max_tokens=1000)) for p in PROMPTS]
@@ -312,30 +273,3 @@ def test_a_forked_child_is_refused_with_a_remedy(llm):
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def test_vllms_arguments_are_accepted_as_none_and_otherwise_refused(llm, alone):
-    names = ("lora_request", "tokenization_kwargs", "trace_headers", "data_parallel_rank")
-
-    async def main():
-        text = await text_of(llm, PROMPTS[0], **dict.fromkeys(names))
-        for name in names:
-            with pytest.raises(ConfigError, match=f"{name} is not supported: .*; got 0"):
-                await text_of(llm, PROMPTS[0], **{name: 0})
-        return text
-
-    assert asyncio.run(main()) == alone[0]
-
-
-def test_pooling_is_refused_by_name(llm):
-    with pytest.raises(AttributeError, match="AsyncLLM has no encode: mie runs generative models"):
-        llm.encode("Once", pooling_params=None, request_id="1")
-
-
-def test_an_engine_reports_its_state(llm):
-    async def main():
-        assert await llm.get_supported_tasks() == ("generate",)
-        assert not await llm.is_tracing_enabled()
-        assert (await llm.get_default_sampling_params()).temperature == 0.7
-
-    asyncio.run(main())

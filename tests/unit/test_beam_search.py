@@ -51,7 +51,7 @@ def assert_equal_to_brute_force(llm, model, prompts, limit=10**9, **params):
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral_window", "qwen2", "qwen3_tied"])
-@pytest.mark.parametrize("width", [1, 2, 3, 4])
+@pytest.mark.parametrize("width", [1, 3])
 def test_beams_equal_those_of_brute_force(tiny, family, width):
     llm = load(tiny[family])
     assert_equal_to_brute_force(
@@ -91,9 +91,10 @@ def test_some_beams_end_with_eos_and_some_do_not(llama, tiny):
         assert (beam.tokens[-1] == EOS) == (beam.finish_reason == "stop")
 
 
-@pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("mode", ["recompute", "swap"])
-@pytest.mark.parametrize("seats", [2, 8])
+@pytest.mark.parametrize(
+    ("caching", "mode", "seats"),
+    [(True, "recompute", 2), (False, "swap", 2), (True, "swap", 8), (False, "recompute", 8)],
+)
 def test_a_small_pool_changes_nothing(tiny, caching, mode, seats):
     swap = {"swap_space": 100_000} if mode == "swap" else {}
     llm = load(

@@ -107,39 +107,16 @@ def test_any_number_of_threads_may_call(llm, alone):
             assert call.result() == alone[index]
 
 
-def test_threads_may_step_and_add_and_abort(llm, alone):
-    """Each thread runs its own loop. The outputs of `add_request` go to the thread that steps."""
-    texts, lock = {}, threading.Lock()
-
-    def work(thread):
-        for index in range(4):
-            llm.add_request(PROMPTS[index], params(), f"{thread}/{index}")
-            victim = llm.add_request(PROMPTS[index], params(), f"{thread}/{index}/victim")
-            llm.abort(victim)
-            while llm.has_work:
-                for output in llm.step():
-                    if output.finished:
-                        with lock:
-                            assert output.request_id not in texts
-                            texts[output.request_id] = output.outputs[0]
-
-    with ThreadPoolExecutor(4) as pool:
-        for call in [pool.submit(work, thread) for thread in range(4)]:
-            call.result()
-    assert len(texts) == 32
-    for request_id, choice in texts.items():
-        _, index, *victim = request_id.split("/")
-        if choice.finish_reason != "abort":
-            assert choice.text == alone[int(index)]
-        assert not victim or alone[int(index)].startswith(choice.text)
-
-
-def test_an_abandoned_stream_ends_its_request(llm):
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_stream_that_is_closed_or_forgotten_ends_its_request(llm, is_closed):
     stream = llm.stream(PROMPTS[0], params())
     next(stream)
     assert llm.has_work
-    del stream
-    gc.collect()
+    if is_closed:
+        stream.close()
+    else:
+        del stream
+        gc.collect()
     assert not llm.has_work
     assert llm.engine.scheduler.manager.num_used == 0
 
@@ -170,12 +147,6 @@ def test_output_kinds_of_a_stream(llm, alone, kind):
     else:
         assert [len(each) for each in tokens] == list(range(1, 13))
         assert all(alone[0].startswith(text) for text in texts)
-
-
-def test_outputs_do_not_change_afterwards(llm):
-    outputs = list(llm.stream(PROMPTS[0], params()))
-    assert [len(output.outputs[0].token_ids) for output in outputs] == list(range(1, 13))
-    assert outputs[0].outputs[0].finish_reason is None
 
 
 def test_only_the_request_that_makes_a_step_raise_fails(llm, alone, monkeypatch):
@@ -336,7 +307,7 @@ def test_request_ids(llm):
     ):
         with pytest.raises(RequestError, match=message):
             llm.add_request(PROMPTS[0], params(), wrong)
-    given = [str(i) for i in range(200)]
+    given = [str(i) for i in range(20)]
     for request_id in given:
         llm.add_request(PROMPTS[0], params(max_tokens=1), request_id)
     with pytest.raises(RequestError, match="'5' is in use"):

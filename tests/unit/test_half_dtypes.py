@@ -15,7 +15,7 @@ from compiled import HAS_NUMBA, needs_numba
 from mie import LLM, EngineConfig, SamplingParams
 from mie.errors import ConfigError, WeightsError
 from mie.load.backends import load_backend
-from mie.ops.kv_cache import HALVES, QuantizedCache, copy_blocks, gather_kv, write_kv
+from mie.ops.kv_cache import HALVES, QuantizedCache, gather_kv, move_blocks, write_kv
 
 CPUS = ("numpy", "numpy-plain", pytest.param("jit", marks=needs_numba))
 NAMES = ("numpy", "numpy-plain", *(["jit"] if HAS_NUMBA else []))
@@ -141,7 +141,7 @@ def test_a_cache_of_halves_has_the_rounded_numbers(dtype: str):
     keys[0, 0, 0] = 1e5  # float16 has infinity
     slots = np.array([4, 5, 6, 7, 12])
     write_kv(keys, values, cache[1, 0], cache[1, 1], slots)
-    copy_blocks(cache, np.array([1]), np.array([5]))
+    move_blocks(cache, cache, np.array([1]), np.array([5]))
     with np.errstate(over="ignore"):
         expected = keys.astype(HALVES[dtype]).astype(np.float32)
     for block in (1, 5):

@@ -1,4 +1,4 @@
-"""Test where backend jit can run, what "auto" chooses, and what its settings and sizes mean."""
+"""Test where backend jit can run, the choice of "auto", and the settings and sizes."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from mie.ops.backend import KVCacheShape, StepBatch
 from mie.ops_jit import environment, kernel_cache
 from mie.ops_jit.compiler import Cpu
 from mie.ops_jit.environment import CannotRun, check_cpu, check_machine, jit_facts
-from mie.ops_jit.jit_backend import JitBackend
+from mie.ops_jit.jit_backend import SCRATCH_BYTES, JitBackend
 from mie.ops_jit.kernel_cache import Kernels, kernel_names
-from mie.ops_jit.step import scratch_bytes
+from mie.ops_jit.step import attention_scratch
 from mie.params.sampling import SamplingParams
 
 LINUX = "unknown-linux-gnu"
@@ -46,19 +46,6 @@ def jit() -> JitBackend:
 
 
 # Where it can run.
-
-
-@pytest.mark.parametrize(
-    "cpu",
-    [
-        HASWELL,
-        Cpu(f"aarch64-{LINUX}", "cortex-a78", "+neon"),
-        Cpu("x86_64-alpine-linux-musl", "znver4", "+avx2,+avx512f,+f16c,+fma"),
-    ],
-)
-def test_a_cpu_that_can_run_kernels(cpu: Cpu):
-    check_cpu(cpu)
-    assert cpu.has_fma
 
 
 @pytest.mark.parametrize(
@@ -76,9 +63,10 @@ def test_a_cpu_that_can_run_kernels(cpu: Cpu):
     ],
 )
 def test_a_cpu_that_cannot_is_refused_with_the_reason(cpu: Cpu, why: str):
+    check_cpu(HASWELL)
+    check_cpu(Cpu(f"aarch64-{LINUX}", "cortex-a78", "+neon"))
     with pytest.raises(CannotRun, match=rf"jit cannot run here: .*{why} \(use backend numpy\)$"):
         check_cpu(cpu)
-    assert cpu.has_fma == cpu.triple.startswith("aarch64")
 
 
 def test_a_missing_numba_is_refused_with_the_command_that_installs_it(
@@ -153,7 +141,7 @@ def test_a_numba_that_cannot_be_imported_is_refused_in_one_line(
     ]
 
 
-# What "auto" chooses.
+# The choice of "auto".
 
 
 def test_auto_takes_jit_and_says_with_what(tiny: Any, caplog: pytest.LogCaptureFixture):
@@ -234,19 +222,6 @@ def test_float32_widens_weights_at_load(backend: str):
         load_backend(backend, "bfloat16", config)
 
 
-def test_float32_weights_contradict_float64():
-    with pytest.raises(ConfigError, match="weight_dtype 'float32' contradicts dtype 'float64'"):
-        load_backend("auto", "float64", EngineConfig(weight_dtype="float32"))
-
-
-def test_infinite_float16_weights_stay_infinite(jit: JitBackend):
-    matrix = np.ones((3, 2), np.float16)
-    matrix[1], matrix[2] = (np.inf, 1), (np.nan, 1)
-    y = jit.linear(np.ones((1, 2), np.float32), jit.load_linear((3, 2), [matrix]))
-    assert y[0].tolist()[:2] == [2, np.inf]
-    assert np.isnan(y[0, 2])
-
-
 def test_kept_and_widened_weights_give_the_same_bits(tiny: Any):
     def first_logits(weight_dtype: str) -> bytes:
         engine = load_engine(
@@ -325,7 +300,7 @@ def test_attention_writes_only_its_scratch_memory(num_heads: int, num_kv_heads: 
         logits_rows=np.array([0]),
     )
     backend.paged_attention(q, cache, 0, batch, None)  # takes a larger memory if needed
-    needed = scratch_bytes(num_heads, num_kv_heads, head_dim)
+    needed = max(SCRATCH_BYTES, attention_scratch(num_heads // num_kv_heads, head_dim))
     assert backend._team.scratch_bytes >= needed
     watched = np.full((1, needed + 65536), 0xA5, np.uint8)
     backend._team._own_scratch = watched.ctypes.data

@@ -53,12 +53,6 @@ def test_a_text_and_its_token_ids_are_the_same_prompt(llm):
         assert generate(llm, prompt).outputs[0].token_ids == by_text.outputs[0].token_ids
 
 
-def test_the_text_is_the_decoding_of_the_tokens(llm):
-    choice = generate(llm, max_tokens=40, ignore_eos=True).outputs[0]
-    assert choice.text == llm.tokenizer.decode(choice.token_ids)
-    assert choice.finish_reason == "length"
-
-
 def test_a_story_ends_with_eos(llm):
     choice = generate(llm, max_tokens=400).outputs[0]
     assert (choice.finish_reason, choice.stop_reason) == ("stop", None)
@@ -224,27 +218,6 @@ def test_a_stream_gives_the_text_piece_by_piece(llm):
     assert len(pieces) == 16
 
 
-def test_closing_a_stream_ends_its_request(llm):
-    stream = llm.stream(PROMPT)
-    next(stream)
-    assert llm.has_work
-    stream.close()
-    assert not llm.has_work
-
-
-def test_requests_can_be_driven_one_by_one(llm):
-    ids = [llm.add_request(PROMPT, SamplingParams(max_tokens=n, ignore_eos=True)) for n in (2, 4)]
-    aborted = llm.add_request(PROMPT, SamplingParams())
-    llm.abort(aborted)
-    reasons = {}
-    while llm.has_work:
-        for output in llm.step():
-            if output.finished:
-                assert output.request_id not in reasons, "one final output each"
-                reasons[output.request_id] = output.outputs[0].finish_reason
-    assert reasons == {ids[0]: "length", ids[1]: "length", aborted: "abort"}
-
-
 def test_chat_writes_the_conversation_with_the_models_template(llm):
     messages = [{"role": "user", "content": PROMPT}]
     [output] = llm.chat(messages, SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
@@ -356,46 +329,6 @@ def test_ctrl_c_frees_every_block_and_leaves_the_engine_usable(llm, monkeypatch,
         assert not llm.has_work
         assert llm.engine.scheduler.manager.num_used == 0
     assert generate(llm, max_tokens=20).outputs[0].text == expected
-
-
-@pytest.mark.parametrize("method", ["add", "abort"])
-def test_ctrl_c_while_adding_or_ending_a_request_leaves_nothing(llm, monkeypatch, method):
-    original = getattr(llm.engine.scheduler, method)
-
-    def interrupted(request):
-        os.kill(os.getpid(), signal.SIGINT)
-        original(request)
-
-    streams = (
-        lambda: llm.generate([PROMPT, PROMPT], use_tqdm=False),
-        lambda: list(llm.stream(PROMPT)),
-        lambda: llm.abort(llm.add_request(PROMPT, SamplingParams())),
-    )
-    for call in streams:
-        with monkeypatch.context() as patch:
-            patch.setattr(llm.engine.scheduler, method, interrupted)
-            if method == "abort":  # something has to be aborted
-                patch.setattr(llm.engine, "step", _interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                call()
-        llm.step()  # takes the final output of a request that was aborted
-        assert not llm.has_work
-        assert not llm.loop.processor._states
-
-
-def _interrupted():
-    raise KeyboardInterrupt
-
-
-def test_unknown_settings_are_refused_with_a_suggestion():
-    with pytest.raises(
-        ConfigError, match=r"LLM has no parameter 'block_sise'; did you mean 'block_size'"
-    ):
-        LLM("bundled", block_sise=8)
-    with pytest.raises(
-        ConfigError, match=r"SamplingParams has no parameter 'max_token'; did you mean"
-    ):
-        SamplingParams(max_token=8)
 
 
 def test_detokenize_false_gives_no_text(llm):

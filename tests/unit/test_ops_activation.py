@@ -29,14 +29,11 @@ def test_silu_mul(shape: tuple[int, ...], dtype: str):
     assert y.shape == (*shape[:-1], half)
     assert y.dtype == dtype
     assert not np.shares_memory(y, gate_up)
+    gates, ups = np.split(gate_up, 2, axis=-1)
     for index in np.ndindex(y.shape):
-        gate, up = gate_up[(*index[:-1], index[-1])], gate_up[(*index[:-1], half + index[-1])]
+        gate, up = gates[index], ups[index]
         wanted = silu(float(gate)) * float(up)
         assert float(y[index]) == pytest.approx(wanted, rel=16 * float(np.finfo(dtype).eps), abs=0)
-
-
-def test_the_gate_comes_first():
-    np.testing.assert_array_equal(silu_mul(np.array([[0.0, 1e3, 5.0, 7.0]])), [[0.0, 7e3]])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -47,10 +44,3 @@ def test_extreme_gates_reach_their_limits_without_a_warning(size: float, dtype: 
     # Below e^-88 float32 may give 0 for a number that it could just represent.
     assert y[0, 1] == pytest.approx(2 * silu(-size), rel=1e-5, abs=1e-35)
     assert y[0, 1] <= 0
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_zero_gate_gives_zero_and_small_gates_are_halved(dtype: str):
-    y = silu_mul(np.array([[0.0, 1e-6, 3.0, 1.0]], dtype))
-    assert y[0, 0] == 0
-    assert y[0, 1] == pytest.approx(5e-7, rel=1e-5)

@@ -153,32 +153,6 @@ def test_a_window_never_reads_the_blocks_that_it_has_passed():
     check(paged(seen, 4), plain(batch, 4))
 
 
-@pytest.mark.parametrize("window", [None, 1, 3, 5, 100])
-def test_tiles_of_queries_join_exactly(window: int | None, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(attention, "QUERY_TILE", 4)
-    batch = ragged([(3, 3), (4, 4), (5, 5), (13, 20), (1, 6), (8, 30)])
-    check(paged(batch, window), plain(batch, window))
-
-
-@pytest.mark.parametrize("num_queries", [127, 128, 129, 257])
-@pytest.mark.parametrize("window", [None, 7])
-def test_chunks_of_several_tiles_as_shipped(num_queries: int, window: int | None):
-    assert attention.QUERY_TILE == 128, "choose other numbers of queries"
-    sequences = [(num_queries, num_queries + 5), (1, 3)]
-    batch = ragged(sequences, block_size=16, heads=(2, 1), head_dim=4)
-    check(paged(batch, window), plain(batch, window))
-
-
-@pytest.mark.parametrize("cut", [1, 4, 7])
-@pytest.mark.parametrize("window", [None, 3])
-def test_a_chunk_gives_the_same_result_as_the_whole_prompt(cut: int, window: int | None):
-    whole = ragged([(8, 8)])
-    chunk = Batch(
-        **{**vars(whole), "q": whole.q[cut:], "cu_seqlens_q": np.array([0, 8 - cut])},
-    )
-    check(paged(chunk, window), paged(whole, window)[cut:])
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_query_that_sees_one_key_returns_its_value_exactly(dtype: str):
     batch = ragged([(1, 1), (3, 6)], dtype=dtype, heads=(4, 2))
@@ -213,13 +187,6 @@ def test_no_sequences():
 def test_decodes_are_computed_together(block_size: int, heads: tuple[int, int], dtype: str):
     batch = ragged(DECODES, block_size=block_size, heads=heads, dtype=dtype)
     check(decode(batch), plain(batch), dtype)
-
-
-@pytest.mark.parametrize("num_bytes", [1, 800, 2000, 1 << 30])
-def test_decodes_in_groups_of_any_size(num_bytes: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(attention, "GATHER_BYTES", num_bytes)
-    batch = ragged(DECODES)
-    check(decode(batch), plain(batch))
 
 
 @given(

@@ -86,7 +86,7 @@ class Keys:
         planes = self.cache[1].astype(np.float64)
         scale = q.shape[-1] ** -0.5
         lay = batch.block_tables, batch.cu_seqlens_q, batch.seq_lens, scale, window
-        return paged_attention(q.astype(np.float64), *planes, *lay)
+        return paged_attention(q.astype(np.float64), *planes, *lay)  # type: ignore[call-arg]
 
 
 def attend(keys, counts, window=None, *, num_threads=2, invariant=True):
@@ -102,7 +102,7 @@ def attend(keys, counts, window=None, *, num_threads=2, invariant=True):
 def test_attention_equals_the_definition(items, dtype, scattered, heads, window):
     keys = Keys(LENGTHS, heads=heads, scattered=scattered, dtype=dtype)
     for counts in ([1] * 8, [1, 5, 1, 129, 300, 1, 70, 40]):
-        expected = keys.expected(*keys.batch(counts), window)
+        expected = keys.expected(*keys.batch(counts), window)  # type: ignore[call-arg]
         for invariant in (False, True):
             got = attend(keys, counts, window, invariant=invariant)
             assert got.dtype == dtype

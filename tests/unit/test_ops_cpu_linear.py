@@ -8,9 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
-from mie.load.backends import load_backend
 from mie.ops import linear
 from mie.ops_cpu import linear as linear_module
 from mie.ops_cpu.blas import Blas
@@ -68,13 +66,6 @@ def test_products_equal_the_definition(plan, dtype, shape, num_rows, workers):
         assert (got.dtype, got.shape) == (np.dtype(dtype), expected.shape)
         atol = num_inputs * np.finfo(dtype).eps * 10
         np.testing.assert_allclose(got, expected, rtol=0, atol=atol)
-
-
-@pytest.mark.parametrize("plan", PLANS)
-def test_a_view_of_rows_may_be_multiplied(plan, workers):
-    weight, x = normal(70, 9).astype("float32"), normal(10, 18).astype("float32")[:, ::2]
-    got = load(plan, "float32", workers, [weight]).apply(x[:5], None)
-    np.testing.assert_allclose(got, x[:5] @ weight.T, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -200,16 +191,6 @@ def test_the_plan_follows_from_the_kernels_and_the_settings(core, settings, expe
         assert isinstance(matrix, TiledMatrix if expected == "tiled" else PlainMatrix)
         wanted = x @ weight.T.astype("float32")
         np.testing.assert_allclose(backend.linear(x, matrix), wanted, rtol=0, atol=1e-5)
-
-
-def test_16_bit_weights_take_half_the_memory():
-    wide, kept = (
-        load_backend("numpy", config=EngineConfig(weight_dtype=each))
-        for each in ("auto", "bfloat16")
-    )
-    assert wide.weight_bytes((70, 9)) == 4 * 630
-    assert kept.weight_bytes((70, 9)) == 2 * 630
-    assert kept.weight_bytes((9,)) == 4 * 9  # norms are widened
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -50,7 +50,7 @@ def cache(compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 def result() -> int:
-    """Use a new backend, check what it computes, and return how many kernels it compiled."""
+    """Use a new backend, check its result, and return how many kernels it compiled."""
     backend = JitBackend(num_threads=2)
     gate, up = X[:, :16].astype(np.float64), X[:, 16:]
     np.testing.assert_allclose(backend.silu_mul(X), gate / (1 + np.exp(-gate)) * up, rtol=1e-5)
@@ -70,27 +70,9 @@ def test_the_files_are_private_and_used_again(cache: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def cut_in_the_digest(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: DIGEST_BYTES - 1])
-
-
-def flip(path: Path) -> None:
+def flipped(path: Path, at: int) -> None:
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def flip_the_digest(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[3] ^= 0x80
+    content[at] ^= 0x80
     path.write_bytes(content)
 
 
@@ -105,30 +87,22 @@ def replace_by_pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-def let_others_write(path: Path) -> None:
-    path.chmod(0o666)
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-100]),
+    "empty": lambda path: path.write_bytes(b""),
+    "cut in the digest": lambda path: path.write_bytes(path.read_bytes()[: DIGEST_BYTES - 1]),
+    "a bit of the code": lambda path: flipped(path, 1000),
+    "a bit of the digest": lambda path: flipped(path, 3),
+    "a link": replace_by_link,
+    "a pipe": replace_by_pipe,
+    "others may write": lambda path: path.chmod(0o666),
+    "missing": lambda path: path.unlink(),
+}
 
 
-def remove(path: Path) -> None:
-    path.unlink()
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        truncate,
-        empty,
-        cut_in_the_digest,
-        flip,
-        flip_the_digest,
-        replace_by_link,
-        replace_by_pipe,
-        let_others_write,
-        remove,
-    ],
-)
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_file_that_cannot_be_trusted_is_compiled_anew(
-    cache: Path, damage: Callable[[Path], None]
+    cache: Path, damage: Callable[[Path], object]
 ) -> None:
     path = file_of(cache)
     whole = path.read_bytes()

@@ -240,7 +240,7 @@ def recorded() -> Program:
 
 def test_a_buffer_is_used_again_after_the_last_instruction_that_reads_it() -> None:
     program = recorded()
-    program.bind(1, 1)
+    program.bind()
     first, second, third = program.words[0, 4], program.words[1, 5], program.words[2, 5]
     assert third == first
     assert second not in (first, 0)
@@ -254,12 +254,14 @@ def test_memory_that_could_not_be_provided_is_provided_by_the_next_step(
         raise error
 
     program = recorded()
-    program.bind(1, 1)
+    program.bind()
     with monkeypatch.context() as patch:
         patch.setattr(program_module, "zeros", refuse)
+        program.lengths[NUM_TOKENS] = 1000
         with pytest.raises(error):
-            program.bind(1000, 1)
-    program.bind(1, 1)
+            program.bind()
+    program.lengths[NUM_TOKENS] = 1
+    program.bind()
     assert [len(each) >= 1 for each in program._memory] == [True, True]
     addresses = {each.ctypes.data for each in program._memory}
     assert {program.words[0, 4], program.words[1, 5]} == addresses

@@ -55,11 +55,11 @@ SLEEP = """\
                 if acquire(ticket_at) >> RUN_SHIFT == run or exchange(at, 0) == 0:
 """
 LOOK = """\
-                # Whoever clears the flag first decides: a run that began meanwhile, or its caller.
+                # The first to clear the flag decides: this worker, or the caller of a new run.
 """
 WAKE = """\
         if exchange(at, 0) == 1:
-            call_c(word(team, POST), at + 64)
+            call_c(word(team, POST), at + SEMAPHORE * 8)
 """
 WORKERS = """\
     for worker in range(workers):

@@ -10,7 +10,6 @@ from mie.ops.kv_cache import (
     QUANTIZED,
     SMALLEST_SCALE,
     QuantizedCache,
-    copy_blocks,
     dequantize,
     gather_kv,
     move_blocks,
@@ -55,15 +54,6 @@ def test_write_kv_fills_the_slots_and_no_other(num_tokens: int, block_size: int,
             np.testing.assert_array_equal(v_cache[block, offset], values[t])
 
 
-def test_write_kv_reaches_one_plane_of_a_larger_cache():
-    """The backend keeps all layers in one array and passes a plane of it."""
-    caches = np.zeros((2, 2, 3, 4, 1, 2))
-    write_kv(np.ones((1, 1, 2)), np.full((1, 1, 2), 2.0), caches[1, 0], caches[1, 1], np.array([6]))
-    assert caches[1, 0, 1, 2, 0].tolist() == [1.0, 1.0]
-    assert caches[1, 1, 1, 2, 0].tolist() == [2.0, 2.0]
-    assert np.count_nonzero(caches) == 4
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
 def test_gather_kv_returns_any_range_of_a_sequence(block_size: int, dtype: str):
@@ -105,7 +95,7 @@ COPIES = {
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("planes", [(), (2,), (3, 2)], ids=str)
 @pytest.mark.parametrize("pairs", COPIES.values(), ids=COPIES)
-def test_copy_blocks_reads_every_source_first(
+def test_a_copy_reads_every_source_first(
     pairs: list[tuple[int, int]], planes: tuple[int, ...], dtype: str
 ):
     caches = normal(5, (*planes, NUM_BLOCKS, 3, NUM_KV_HEADS, HEAD_DIM), dtype)
@@ -115,7 +105,7 @@ def test_copy_blocks_reads_every_source_first(
         for source, destination in pairs:
             wanted[plane][destination] = before[plane][source]
     src, dst = (np.array([pair[i] for pair in pairs], np.int64) for i in (0, 1))
-    copy_blocks(caches, frozen(src), frozen(dst))
+    move_blocks(caches, caches, frozen(src), frozen(dst))
     np.testing.assert_array_equal(caches, wanted)
     assert caches.dtype == dtype
 
@@ -168,13 +158,6 @@ def test_each_number_becomes_the_nearest_element_of_its_vector_s_scale(
     )
 
 
-def test_an_int8_cache_is_off_by_half_a_scale_at_most():
-    x = normal(8, (100, 2, 64))
-    got = quantize(x, QUANTIZED["int8"])
-    errors = np.abs(dequantize(got, np.float64) - x)
-    assert (errors <= 0.5 * got.scales[..., None] * (1 + 1e-6)).all()
-
-
 def test_ties_go_to_the_even_element():
     x = np.array([[127, 0.5, 1.5, 2.5, -0.5, -1.5]])
     assert quantize(x, QUANTIZED["int8"]).elements.tolist() == [[127, 0, 2, 2, 0, -2]]
@@ -211,12 +194,12 @@ def test_a_quantised_cache_behaves_like_a_float_cache(stored: np.dtype):
     slots = np.random.default_rng(2).permutation(NUM_BLOCKS * 3)[:9]
     write_kv(keys, values, cache[1, 0], cache[1, 1], slots)
     rounded = [dequantize(quantize(x, stored), np.float32) for x in (keys, values)]
-    write_kv(*rounded, plain[1, 0], plain[1, 1], slots)
+    write_kv(*rounded, plain[1, 0], plain[1, 1], slots)  # type: ignore[call-arg]
     np.testing.assert_array_equal(dequantize(cache, np.float32), plain)
 
     copies = np.array([0, 4, 5]), np.array([4, 0, 2])
-    copy_blocks(cache, *copies)
-    copy_blocks(plain, *copies)
+    move_blocks(cache, cache, *copies)
+    move_blocks(plain, plain, *copies)
     np.testing.assert_array_equal(dequantize(cache, np.float32), plain)
     host, plain_host = QuantizedCache.zeros(shape, stored), np.zeros(shape, np.float32)
     move_blocks(cache, host, *copies)

@@ -51,21 +51,8 @@ def test_epsilon_is_added_under_the_root():
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_of_zeros_stays_zero(dtype: str):
-    np.testing.assert_array_equal(rms_norm(np.zeros((2, 3), dtype), np.ones(3, dtype), 1e-6), 0.0)
-
-
 def test_a_slice_of_heads_is_normalised_head_by_head():
     """The q and k norms of Qwen3 do this. The array is a view with gaps."""
     qkv, weight = normal(3, (4, 6, 8), "float64"), normal(4, (8,), "float64")
     y = rms_norm(qkv[:, 1:3], weight, 1e-6)
     np.testing.assert_allclose(y, formula(qkv[:, 1:3], weight, 1e-6), rtol=1e-14)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: str):
-    x, weight = normal(5, (7, 48), dtype), normal(6, (48,), dtype)
-    together = rms_norm(x, weight, 1e-6)
-    for row in range(7):
-        np.testing.assert_array_equal(rms_norm(x[row : row + 1], weight, 1e-6)[0], together[row])

@@ -61,18 +61,6 @@ def test_rope_equals_rotate_half_of_hugging_face():
     np.testing.assert_allclose(rope(x, at(positions.tolist(), 16)), wanted, atol=1e-14)
 
 
-def test_position_zero_changes_nothing():
-    x = normal((1, 3, 8), "float32")
-    np.testing.assert_array_equal(rope(x, at([0], 8, "float32")), x)
-
-
-def test_the_norm_of_every_pair_is_kept():
-    x = normal((50, 2, 12), "float64")
-    y = rope(x, at(list(range(1000, 1050)), 12))
-    before, after = np.hypot(x[..., :6], x[..., 6:]), np.hypot(y[..., :6], y[..., 6:])
-    np.testing.assert_allclose(after, before, rtol=1e-14)
-
-
 @pytest.mark.parametrize("distance", [0, 1, 17, 300])
 def test_a_product_of_q_and_k_depends_only_on_their_distance(distance: int):
     rng = np.random.default_rng(distance)
@@ -96,10 +84,6 @@ def test_the_table_has_the_cosine_and_sine_of_every_position(num_positions: int,
     angles = np.arange(num_positions)[:, None] * inv_freq
     np.testing.assert_array_equal(table[:, 0], np.cos(angles).astype(dtype))
     np.testing.assert_array_equal(table[:, 1], np.sin(angles).astype(dtype))
-
-
-def test_a_table_of_no_positions():
-    assert rope_table(frequencies(8), 1.0, 0, "float32").shape == (0, 2, 4)
 
 
 def test_scaling_multiplies_cosine_and_sine():

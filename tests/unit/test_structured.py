@@ -128,7 +128,7 @@ def test_a_schema_keeps_the_order_of_its_properties_and_later_changes_do_not_mat
 # What is refused before anything is queued.
 
 EXCEEDED = "takes more than (1 s of CPU time|128 MiB of memory) to compile"
-DEEP: Any = functools.reduce(lambda inner, _: {"items": inner}, range(200), {})
+DEEP: Any = functools.reduce(lambda inner, _: {"items": inner}, range(200), {})  # type: ignore[return-value]
 CONJUNCTION = [{"type": "string", "pattern": f".*{a}.{{9}}"} for a in string.ascii_letters[:40]]
 BAD = [
     ({"regex": "("}, "regex that cannot be followed: .*invalid regex"),
@@ -567,7 +567,7 @@ TOKENIZERS = ["byte_level", "llama2", "bundled"]
 
 
 def tokenizer_named(name: str) -> Tokenizer:
-    return bundled().tokenizer if name == "bundled" else getattr(small_tokenizers, name)()
+    return bundled().tokenizer if name == "bundled" else getattr(small_tokenizers, name)()  # type: ignore[return-value]
 
 
 def bits(mask: bytes) -> list[int]:

@@ -39,7 +39,7 @@ from mie.errors import (
     UnsupportedImportError,
     UnsupportedNameError,
 )
-from mie.params.unsupported import SAMPLING
+from mie.refusals import NEUTRAL
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "vllm_page.py"))
@@ -257,7 +257,7 @@ def test_sampling_parameters_have_vllms_defaults():
         }
 
 
-@pytest.mark.parametrize(("cls", "table"), [(SamplingParams, SAMPLING)])
+@pytest.mark.parametrize(("cls", "table"), [(SamplingParams, NEUTRAL["SamplingParams"])])
 def test_a_neutral_parameter_can_be_read_assigned_and_copied(cls: Any, table: Any):
     params = cls()
     for name, (allowed, why) in table.items():

@@ -97,7 +97,7 @@ class Builder:
         """Return the folder of the precompiled header of the stubs.
 
         Reading the header itself would be a quarter of a small kernel's build. The compiler does
-        so if it cannot use what is precompiled.
+        so if it cannot use the precompiled one.
         """
         folder = self._path("headers", sorted(HERE.glob("*.h")), flags).with_suffix("")
         path = folder / f"{_HEADER}.gch"
@@ -153,7 +153,7 @@ class Builder:
 def find_compiler(
     environment: Mapping[str, str] = os.environ, run: Callable[[Sequence[str]], str] = run_command
 ) -> tuple[list[str], str]:
-    """Return the command of the C++ compiler, and what it prints about its version.
+    """Return the command of the C++ compiler, and the text that it prints about its version.
 
     Raises:
         CommandError: there is none. The message begins with the command: "g++ is not installed".

@@ -4,7 +4,7 @@ import ctypes
 import math
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import ModuleType
@@ -20,10 +20,9 @@ from mie.ops_gpu.signature import (
     Parameter,
     check_arguments,
     check_launch,
-    plain_kernels,
-    read_signature,
+    declared,
 )
-from mie.ops_gpu.source import KERNELS, flat_source
+from mie.ops_gpu.source import KERNELS
 from mie.system.commands import CommandError, run_command
 
 Order = Literal["forward", "reverse", "random"]
@@ -76,7 +75,7 @@ class Traffic:
 
 @dataclass(frozen=True, kw_only=True)
 class Counters:
-    """What launches of a kernel did: blocks, and memory traffic as count.cpp defines it."""
+    """Counts of a kernel's launches: blocks, and memory traffic as count.cpp defines it."""
 
     launches: int = 0
     blocks: int = 0
@@ -168,6 +167,10 @@ class EmulatedLauncher:
             self._kernels[key] = EmulatedKernel(self, KERNELS / file, name, options)
         return self._kernels[key]
 
+    def built_together(self, path: Path, name: str) -> Sequence[str]:
+        """Return the kernels of a file that one library gets, ``name`` among them."""
+        return [name]
+
     def mark_uninitialised(self, array: NDArray[Any]) -> None:
         """Fill ``array`` with NaN and, if checking, report reads of bytes that were never written.
 
@@ -253,10 +256,7 @@ class EmulatedKernel:
     ) -> None:
         self.name = f"{path.name} {name}"
         self._launcher = launcher
-        source = flat_source(path)
-        declared = read_signature(source, name)
-        plain = plain_kernels(source)  # One library for all, to build only once.
-        together = plain if name in plain else [name]
+        together = launcher.built_together(path, name)
         built = launcher._builder.kernels(path.resolve(), together, options, launcher.check)
         library = ctypes.CDLL(str(built))
         index = together.index(name)
@@ -264,12 +264,15 @@ class EmulatedKernel:
         text = ctypes.create_string_buffer(4096)
         library[f"mie_signature_{index}"](text, ctypes.c_size_t(len(text)))
         letters = [part for part in text.value.decode().split(",") if part]
+        known = declared(name) or [
+            Parameter(name=f"#{i}", letters="") for i in range(1, len(letters) + 1)
+        ]
         self.parameters = tuple(
-            Parameter(name=each.name, letters=one)
-            for each, one in zip(declared, letters, strict=True)
+            Parameter(name=each.name, letters=one) for each, one in zip(known, letters, strict=True)
         )
-        # On a GPU the source text is the only signature, so the compiler must agree with it.
-        assert [each.unsized for each in declared] == [each.unsized for each in self.parameters]
+        # On a GPU the table is the only signature, so the compiler must agree with it.
+        unsized = [each.unsized for each in self.parameters]
+        assert declared(name) is None or [each.unsized for each in known] == unsized
 
     def __call__(
         self,

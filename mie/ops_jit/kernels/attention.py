@@ -3,8 +3,8 @@
 Keys are scored in groups of 16 positions, which are panels [Dh, 16], and values are panels of 16
 dimensions. The softmax is online (Milakov and Gimelshein, 2018, arXiv:1805.02867): it advances by
 64 positions, and `PART` positions at a time are merged into the result. All of these begin at
-multiples of their size. So what a query computes depends on its position only, not on how its
-prompt was cut or which thread computed it.
+multiples of their size. So a query's result depends on its position only, not on how its prompt was
+cut or which thread computed it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mie.ops_jit.kernels.calls import call_multiply
+from mie.ops_jit import layout
 from mie.ops_jit.kernels.formats import Format
+from mie.ops_jit.kernels.products import call_multiply
 from mie.ops_jit.kernels.vectors import (
     everywhere,
     exp,
@@ -33,19 +34,9 @@ from mie.ops_jit.kernels.vectors import (
     sum_of,
     within,
     word,
+    words,
 )
-from mie.ops_jit.layout import (
-    ITEM_WORDS,
-    ITEMS,
-    KEY_TILE,
-    LENGTHS,
-    MERGES,
-    PART,
-    PARTIALS,
-    STARTS,
-    TABLE_WIDTH,
-    TABLES,
-)
+from mie.ops_jit.layout import KEY_TILE, PART
 
 LOWEST = np.float32(-3e38)
 """The largest score so far where there is none. It is finite, so that differences are numbers."""
@@ -98,52 +89,46 @@ def attend(fmt: Format) -> Callable[..., None]:
     has_scales = fmt.largest is not None
 
     @kernel_function
+    def slot_of(args, table, head, position):
+        """Return the place of a position among the slots of all heads."""
+        block_size = word(args, 10)
+        block = head * word(args, 6) + word(table, position // block_size)
+        return block * block_size + position % block_size
+
+    @kernel_function
     def score(args, table, head, q, dim, rows, start, end, scores, packed):
         """Write the products of queries and the keys start … end - 1 [rows, 64], not yet scaled."""
-        padded, block_size = (dim + 15) // 16 * 16, word(args, 10)
-        keys, key_scales = word(args, 1), word(args, 3)
-        first_block = head * word(args, 6)
-        multiply = word(args, 13)
+        padded, keys, key_scales = (dim + 15) // 16 * 16, word(args, 1), word(args, 3)
+        multiply, wide = words(args + 8 * 13, 2)
         for group in range(start, end, 16):
             out = scores + (group - start) * 4
-            offset = group % block_size
-            head_base = (first_block + word(table, group // block_size)) * block_size
-            if block_size % 16 == 0:
-                panel = keys + (head_base * padded + offset * padded) * itemsize
+            if word(args, 10) % 16 == 0:
+                panel = keys + slot_of(args, table, head, group) * padded * itemsize
                 call_multiply(
                     multiply, q, dim * 4, panel, 0, 16 * itemsize, 0, dim, out, 256, rows, 1, 0
                 )
             else:  # gather the group's keys into a panel
                 for i in range(min(16, end - group)):
-                    position = group + i
-                    base = (first_block + word(table, position // block_size)) * block_size
-                    at = base + position % block_size
+                    at = slot_of(args, table, head, group + i)
                     for d in range(0, padded, 16):
                         store(packed, widened(keys + (at * padded + d) * itemsize))
                         for j in range(min(16, dim - d)):
                             set_number(packed + 64, (d + j) * 16 + i, number(packed, j))
-                panel, wide = packed + 64, word(args, 14)
-                call_multiply(wide, q, dim * 4, panel, 0, 64, 0, dim, out, 256, rows, 1, 0)
+                call_multiply(wide, q, dim * 4, packed + 64, 0, 64, 0, dim, out, 256, rows, 1, 0)
             if has_scales:
                 for i in range(min(16, end - group)):
-                    position = group + i
-                    base = (first_block + word(table, position // block_size)) * block_size
-                    at = base + position % block_size
-                    set_number(packed, i, number(key_scales + 4 * at, 0))
+                    set_number(packed, i, number(key_scales, slot_of(args, table, head, group + i)))
                 scale = load_first(packed, end - group)
                 for row in range(rows):
                     at = out + row * 256
                     store(at, load(at) * scale)
 
     @kernel_function
-    def weigh(
-        args, table, head, scores, states, state_bytes, dim, row, start, end, first, last, scale
-    ):
+    def weigh(own, state, dim, start, end, first, last, scale):
         """Turn a row's scores of the keys start … end - 1 into weights, and advance its state.
 
         It sees the positions first … last - 1.
         """
-        own, state = scores + row * 256, states + row * state_bytes
         top = everywhere(LOWEST)
         factor = everywhere(scale)
         for group in range(start, end, 16):
@@ -169,21 +154,20 @@ def attend(fmt: Format) -> Callable[..., None]:
     @kernel_function
     def add_values(args, table, head, rows, start, begin, end, scores, states, state_bytes, padded):
         """Add the weighted values begin … end - 1 to the states."""
-        first_block, block_size, values = head * word(args, 6), word(args, 10), word(args, 2)
+        block_size, values = word(args, 10), word(args, 2)
         position = begin
         while position < end:
-            offset = position % block_size
-            count = min(block_size - offset, end - position)
-            base = (first_block + word(table, position // block_size)) * block_size
+            count = min(block_size - position % block_size, end - position)
+            slot = slot_of(args, table, head, position)
             if has_scales:
-                scales = word(args, 4) + (base + offset) * 4
+                scales = word(args, 4) + slot * 4
                 for row in range(rows):
                     at = scores + row * 256 + (position - start) * 4
                     for i in range(0, count, 16):
                         v = load_first(at + 4 * i, count - i)
                         v = v * load_first(scales + 4 * i, count - i)
                         store_first(at + 4 * i, v, count - i)
-            panels = values + (base + offset) * padded * itemsize
+            panels = values + slot * padded * itemsize
             call_multiply(
                 word(args, 13), scores + (position - start) * 4, 256, panels,
                 16 * itemsize, padded * itemsize, 0, count, states + 64, state_bytes, rows,
@@ -214,10 +198,8 @@ def attend(fmt: Format) -> Callable[..., None]:
             for row in range(rows):
                 last = position + row // group + 1
                 first = max(0, last - window) if window > 0 else 0
-                weigh(
-                    args, table, head, scores, states, state_bytes, padded, row, start, stop,
-                    first, last, scale,
-                )  # fmt: skip
+                own, state = scores + row * 256, states + row * state_bytes
+                weigh(own, state, padded, start, stop, first, last, scale)
             begin = max(start, seen)
             add_values(
                 args, table, head, rows, start, begin, stop, scores, states, state_bytes, padded
@@ -230,17 +212,15 @@ def attend(fmt: Format) -> Callable[..., None]:
         Arguments: q, keys, values, their scales, out, N, Hq, Hkv, Dh, B, the window or 0,
         the scale, and the kernels that multiply by the format and by float32.
         """
-        q, out, heads, kv_heads, dim = (
-            word(args, 0), word(args, 5), word(args, 7), word(args, 8), word(args, 9),
-        )  # fmt: skip
+        q, _, _, _, _, out, _, heads, kv_heads, dim, _, window = words(args, 12)
         padded, group = (dim + 15) // 16 * 16, heads // kv_heads
         state_bytes = 64 + 4 * padded
-        item, head = word(step, ITEMS) + tile // kv_heads * ITEM_WORDS * 8, tile % kv_heads
-        sequence, query, count = word(item, 0), word(item, 1), word(item, 2)
-        part, slot = word(item, 3), word(item, 4)
-        begin, end = word(word(step, STARTS), sequence), word(word(step, STARTS), sequence + 1)
-        position = word(word(step, LENGTHS), sequence) - (end - begin) + query
-        table = word(step, TABLES) + sequence * word(step, TABLE_WIDTH) * 8
+        item = word(step, layout.ITEMS) + tile // kv_heads * layout.ITEM_WORDS * 8
+        head = tile % kv_heads
+        sequence, query, count, part, slot = words(item, 5)
+        begin, end = words(word(step, layout.STARTS) + sequence * 8, 2)
+        position = word(word(step, layout.LENGTHS), sequence) - (end - begin) + query
+        table = word(step, layout.TABLES) + sequence * word(step, layout.TABLE_WIDTH) * 8
         rows = count * group
         queries, states = scratch, scratch + rows * dim * 4 + 64
         wholes = states + rows * state_bytes
@@ -252,14 +232,14 @@ def attend(fmt: Format) -> Callable[..., None]:
                 store_first(
                     target + 4 * j, load_first(source + 4 * j, group * dim - j), group * dim - j
                 )
-        window, first, last = word(args, 11), part, part
+        first, last = part, part
         if slot < 0:
             for row in range(rows):
                 clear(wholes + row * state_bytes, padded)
             seen = max(0, position - window + 1) if window > 0 else 0
             first, last = seen // PART, (position + count - 1) // PART
         else:
-            states = word(step, PARTIALS) + (slot * heads + head * group) * state_bytes
+            states = word(step, layout.PARTIALS) + (slot * heads + head * group) * state_bytes
         for each in range(first, last + 1):
             attend_part(
                 args, table, head, queries, dim, group, count, position, each, memory, states,
@@ -281,13 +261,15 @@ def attend(fmt: Format) -> Callable[..., None]:
 @kernel_function
 def merge(args, step, tile, scratch):
     """Merge the parts of a query. Arguments: out, Hq, Dh."""
-    out, heads, dim = word(args, 0), word(args, 1), word(args, 2)
+    out, heads, dim = words(args, 3)
     padded = (dim + 15) // 16 * 16
     state_bytes = 64 + 4 * padded
-    entry = word(step, MERGES) + tile * 3 * 8
-    token, first, count = word(entry, 0), word(entry, 1), word(entry, 2)
+    entry = word(step, layout.MERGES) + tile * 3 * 8
+    token, first, count = words(entry, 3)
     for head in range(heads):
         clear(scratch, padded)
         for part in range(first, first + count):
-            merge_part(scratch, word(step, PARTIALS) + (part * heads + head) * state_bytes, padded)
+            merge_part(
+                scratch, word(step, layout.PARTIALS) + (part * heads + head) * state_bytes, padded
+            )
         finish(scratch, out + (token * heads + head) * dim * 4, dim)

@@ -9,35 +9,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from mie.ops_jit.kernels.formats import Format
 from mie.ops_jit.kernels.vectors import (
-    Emitted,
     absolute,
     everywhere,
     exp,
     fma,
     fma1,
-    int64,
     kernel_function,
     larger,
     largest_of,
     load,
     load_first,
     number,
-    plain,
-    pointer,
     set_number,
     store,
     store_first,
     sum_of,
     word,
+    words,
 )
 from mie.ops_jit.layout import LOGITS_ROWS, POSITIONS, ROW_TILE, SLOTS, TOKEN_IDS
 
@@ -63,24 +56,17 @@ def normalise(x, weight, out, dim, eps):
 
 @kernel_function
 def rms_norm(args, step, tile, scratch):
-    """Normalise the rows of x [T, D]. Arguments: x, weight, out, D, eps, the word with T."""
-    x, weight, out, dim = word(args, 0), word(args, 1), word(args, 2), word(args, 3)
-    eps = number(args + 8 * 4, 0)
-    end = min(word(step, word(args, 5)), (tile + 1) * ROW_TILE)
-    for row in range(tile * ROW_TILE, end):
-        normalise(x + row * dim * 4, weight, out + row * dim * 4, dim, eps)
+    """Normalise heads first … last - 1 of each row, to the same places of ``out``.
 
-
-@kernel_function
-def head_norm(args, step, tile, scratch):
-    """Normalise heads in place. Arguments: x, weight, heads of a row, Dh, eps, T, first, last."""
-    x, weight, heads, dim = word(args, 0), word(args, 1), word(args, 2), word(args, 3)
-    eps = number(args + 8 * 4, 0)
-    end = min(word(step, word(args, 5)), (tile + 1) * ROW_TILE)
+    Arguments: x [T, H, D], weight, out, H, D, eps, the word with T, first, last.
+    """
+    x, weight, out, heads, dim, _, rows_word, first, last = words(args, 9)
+    eps = number(args + 8 * 5, 0)
+    end = min(word(step, rows_word), (tile + 1) * ROW_TILE)
     for row in range(tile * ROW_TILE, end):
-        for head in range(word(args, 6), word(args, 7)):
-            at = x + (row * heads + head) * dim * 4
-            normalise(at, weight, at, dim, eps)
+        for head in range(first, last):
+            at = (row * heads + head) * dim * 4
+            normalise(x + at, weight, out + at, dim, eps)
 
 
 @kernel_function
@@ -93,8 +79,8 @@ def silu(gate, up):
 @kernel_function
 def silu_mul(args, step, tile, scratch):
     """Activate gate_up [T, 2 F] to out [T, F]. Arguments: gate_up, out, F, the word with T."""
-    gate_up, out, dim = word(args, 0), word(args, 1), word(args, 2)
-    end = min(word(step, word(args, 3)), (tile + 1) * ROW_TILE)
+    gate_up, out, dim, rows_word = words(args, 4)
+    end = min(word(step, rows_word), (tile + 1) * ROW_TILE)
     for row in range(tile * ROW_TILE, end):
         gate = gate_up + row * dim * 8
         for i in range(0, dim, 16):
@@ -106,41 +92,26 @@ def silu_mul(args, step, tile, scratch):
 @kernel_function
 def take_rows(args, step, tile, scratch):
     """Copy the rows whose logits are wanted. Arguments: x, out, D, the word with R."""
-    x, out, dim, rows = word(args, 0), word(args, 1), word(args, 2), word(step, LOGITS_ROWS)
-    end = min(word(step, word(args, 3)), (tile + 1) * ROW_TILE)
+    x, out, dim, rows_word = words(args, 4)
+    end = min(word(step, rows_word), (tile + 1) * ROW_TILE)
     for row in range(tile * ROW_TILE, end):
-        source = x + word(rows, row) * dim * 4
+        source = x + word(word(step, LOGITS_ROWS), row) * dim * 4
         for i in range(0, dim, 16):
             store_first(out + (row * dim + i) * 4, load_first(source + 4 * i, dim - i), dim - i)
 
 
-def item_copier(fmt: Format) -> Any:
-    """Return a function that copies one element from an address to another."""
-    element = ir.IntType(8 * fmt.itemsize)
-
-    def emit(b: ir.IRBuilder, source: ir.Value, target: ir.Value) -> None:
-        item = b.load(pointer(b, source, element), align=fmt.itemsize)
-        b.store(item, pointer(b, target, element), align=fmt.itemsize)
-
-    @intrinsic
-    def copy_item(_: Any, source: Any, target: Any) -> Emitted:
-        return plain(types.void, [int64, int64], emit)
-
-    return copy_item
-
-
 def embed(fmt: Format) -> Callable[..., None]:
     """Return the kernel that looks up tokens in a table of this format."""
-    widened, copy_item = fmt.loader(), item_copier(fmt)
+    widened, copy_item = fmt.loader(), fmt.copier()
     itemsize = fmt.itemsize
 
     @kernel_function
     def kernel(args, step, tile, scratch):
         """Take columns of the panels. Arguments: panels, out, D, the word with T."""
-        table, out, dim, ids = word(args, 0), word(args, 1), word(args, 2), word(step, TOKEN_IDS)
-        end = min(word(step, word(args, 3)), (tile + 1) * ROW_TILE)
+        table, out, dim, rows_word = words(args, 4)
+        end = min(word(step, rows_word), (tile + 1) * ROW_TILE)
         for row in range(tile * ROW_TILE, end):
-            token = word(ids, row)
+            token = word(word(step, TOKEN_IDS), row)
             column = table + (token // 16 * dim * 16 + token % 16) * itemsize
             for i in range(dim):
                 copy_item(column + i * 16 * itemsize, scratch + i * itemsize)
@@ -154,9 +125,9 @@ def embed(fmt: Format) -> Callable[..., None]:
 def rope_write(fmt: Format) -> Callable[..., None]:
     """Return the kernel that rotates queries and keys, and writes a cache of this format.
 
-    `mie.ops_jit.kv_cache` describes where an element is.
+    `mie.ops_jit.memory` describes where an element is.
     """
-    narrow, copy_item = fmt.storer(), item_copier(fmt)
+    narrow, copy_item = fmt.storer(), fmt.copier()
     itemsize = fmt.itemsize
     largest = np.float32(0 if fmt.largest is None else fmt.largest)
     smallest = np.float32(2.0**-100)
@@ -191,16 +162,16 @@ def rope_write(fmt: Format) -> Callable[..., None]:
 
     @kernel_function
     def kernel(args, step, tile, scratch):
-        qkv, table, q = word(args, 0), word(args, 1), word(args, 2)
-        keys, values, key_scales, value_scales = (
-            word(args, 3), word(args, 4), word(args, 5), word(args, 6),
-        )  # fmt: skip
-        heads, kv_heads, dim, block_size = (
-            word(args, 7), word(args, 8), word(args, 9), word(args, 10),
-        )  # fmt: skip
+        """Rotate heads, and write a cache.
+
+        Arguments: qkv, the rotations, q, keys, values, their scales, Hq, Hkv, Dh, B, the word with
+        T, N.
+        """
+        qkv, table, q, keys, values, key_scales, value_scales = words(args, 7)
+        heads, kv_heads, dim, block_size, rows_word, num_blocks = words(args + 8 * 7, 6)
         padded = (dim + 15) // 16 * 16
-        positions, slots, num_blocks = word(step, POSITIONS), word(step, SLOTS), word(args, 12)
-        end = min(word(step, word(args, 11)), (tile + 1) * ROW_TILE)
+        positions, slots = word(step, POSITIONS), word(step, SLOTS)
+        end = min(word(step, rows_word), (tile + 1) * ROW_TILE)
         for i in range(0, padded, 16):
             store(scratch + 4 * i, everywhere(np.float32(0)))
         narrowed = scratch + 4 * padded

@@ -135,6 +135,20 @@ class Format:
 
         return store_narrowed
 
+    def copier(self) -> Any:
+        """Return a function for kernels that copies one element from an address to another."""
+        size, element = self.itemsize, ir.IntType(8 * self.itemsize)
+
+        @intrinsic
+        def copy_item(_: Any, source: Any, target: Any) -> Emitted:
+            def emit(b: ir.IRBuilder, source: ir.Value, target: ir.Value) -> None:
+                item = b.load(pointer(b, source, element), align=size)
+                b.store(item, pointer(b, target, element), align=size)
+
+            return plain(types.void, [int64, int64], emit)
+
+        return copy_item
+
 
 FORMATS = {
     each.name: each

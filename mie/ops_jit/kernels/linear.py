@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mie.ops_jit.kernels.calls import call_multiply
 from mie.ops_jit.kernels.elementwise import silu
 from mie.ops_jit.kernels.formats import Format
-from mie.ops_jit.kernels.products import PANELS
+from mie.ops_jit.kernels.products import call_multiply
 from mie.ops_jit.kernels.vectors import (
     kernel_function,
     load,
@@ -18,12 +17,12 @@ from mie.ops_jit.kernels.vectors import (
     store,
     store_first,
     word,
+    words,
 )
-from mie.ops_jit.layout import BLOCK_ROWS, K_BLOCK
+from mie.ops_jit.layout import BLOCK_ROWS, K_BLOCK, PANELS, SUMS_BYTES
 
 AHEAD = 4096
 """Bytes from the weights in use to those that are prefetched."""
-SUMS_BYTES = BLOCK_ROWS * PANELS * 64
 
 
 def group_product(fmt: Format) -> Callable[..., None]:
@@ -57,18 +56,15 @@ def linear(fmt: Format) -> Callable[..., None]:
         Arguments: x, W, out, K, N, bias, residual, the word with T, and the kernel that
         multiplies.
         """
-        x, w, out, k, n = (
-            word(args, 0), word(args, 1), word(args, 2), word(args, 3), word(args, 4),
-        )  # fmt: skip
-        bias, residual, total = word(args, 5), word(args, 6), word(step, word(args, 7))
+        x, w, out, k, n, bias, residual, rows_word, multiply = words(args, 9)
+        total = word(step, rows_word)
         blocks = (total + BLOCK_ROWS - 1) // BLOCK_ROWS
         group, first = tile // blocks, tile % blocks * BLOCK_ROWS
         rows = min(BLOCK_ROWS, total - first)
         column = group * 16 * PANELS
         panels = min(PANELS, (n - column + 15) // 16)
-        product(
-            word(args, 8), x + first * k * 4, w + column * k * itemsize, k, rows, panels, scratch
-        )
+        at, weights = x + first * k * 4, w + column * k * itemsize
+        product(multiply, at, weights, k, rows, panels, scratch)
         for row in range(rows):
             for panel in range(panels):
                 at = column + 16 * panel
@@ -97,17 +93,15 @@ def gate_up(fmt: Format) -> Callable[..., None]:
 
         Arguments: x, W, out, K, F, bias, the word with T, and the kernel that multiplies.
         """
-        x, w, out, k, dim = (
-            word(args, 0), word(args, 1), word(args, 2), word(args, 3), word(args, 4),
-        )  # fmt: skip
-        bias, total = word(args, 5), word(step, word(args, 6))
+        x, w, out, k, dim, bias, rows_word, multiply = words(args, 8)
+        total = word(step, rows_word)
         blocks = (total + BLOCK_ROWS - 1) // BLOCK_ROWS
         group, first = tile // blocks, tile % blocks * BLOCK_ROWS
         rows = min(BLOCK_ROWS, total - first)
         column = group * 16 * PANELS
         panels = min(PANELS, (dim - column) // 16)
-        multiply, at = word(args, 7), x + first * k * 4
-        up, at_up = scratch + SUMS_BYTES, w + (dim + column) * k * itemsize
+        at, at_up = x + first * k * 4, w + (dim + column) * k * itemsize
+        up = scratch + SUMS_BYTES
         product(multiply, at, w + column * k * itemsize, k, rows, panels, scratch)
         product(multiply, at, at_up, k, rows, panels, up)
         for row in range(rows):

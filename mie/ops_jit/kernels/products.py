@@ -24,6 +24,7 @@ from mie.ops_jit.kernels.vectors import (
     VECTOR,
     Emitted,
     broadcast,
+    call_kernel_at,
     emit_prefetch,
     fused,
     int64,
@@ -32,9 +33,15 @@ from mie.ops_jit.kernels.vectors import (
     pointer,
     splat,
 )
+from mie.ops_jit.layout import PANELS
 
-PANELS = 4
-"""Panels of a group, which is the widest tile."""
+
+@intrinsic
+def call_multiply(
+    _, kernel, x, x_stride, w, w_stride, k_stride, ahead, k, out, out_stride, rows, panels, resume
+) -> Emitted:
+    """Call a kernel of `multiply` at an address."""
+    return plain(types.void, [int64] * 13, call_kernel_at)
 
 
 class Tiles(NamedTuple):
@@ -59,81 +66,74 @@ NEON = Tiles(5, 5, 2)
 """32 registers of a quarter. Multiply-adds take weights from registers only."""
 
 
-class _Tile:
-    """Emits the code of one tile."""
+def _emit_tile(
+    b: ir.IRBuilder, rows: int, panels: int, fmt: Format,
+    x: Any, x_stride: Any, w: Any, w_stride: Any, k_stride: Any, ahead: Any, count: Any,
+    out: Any, out_stride: Any, resume: Any,
+) -> None:  # fmt: skip
+    """Emit the code of one tile: the first sums, the loop over inputs, and the stores."""
+    xs = [b.add(x, b.mul(x_stride, I64(r))) for r in range(rows)]
+    ws = [b.add(w, b.mul(w_stride, I64(c))) for c in range(panels)]
+    outs = [
+        pointer(b, b.add(out, b.add(b.mul(out_stride, I64(r)), I64(64 * c))), VECTOR)
+        for r in range(rows)
+        for c in range(panels)
+    ]
 
-    def __init__(self, b: ir.IRBuilder, rows: int, panels: int, fmt: Format, *values: Any) -> None:
-        self.b, self.fmt = b, fmt
-        x, x_stride, w, w_stride, self.k_stride, self.ahead, self.count = values[:7]
-        out, out_stride, self.resume = values[7:]
-        self.xs = [b.add(x, b.mul(x_stride, I64(r))) for r in range(rows)]
-        self.ws = [b.add(w, b.mul(w_stride, I64(c))) for c in range(panels)]
-        outs = [b.add(out, b.mul(out_stride, I64(r))) for r in range(rows)]
-        self.outs = [
-            pointer(b, b.add(each, I64(64 * c)), VECTOR) for each in outs for c in range(panels)
-        ]
-
-    def emit(self) -> None:
-        """Emit everything: the first sums, the loop over inputs, and the stores."""
-        for total, out in zip(self._loop(self._first_sums()), self.outs, strict=True):
-            self.b.store(total, out, align=4)
-
-    def _first_sums(self) -> list[ir.Value]:
-        """Return the numbers in ``out``, or zeros."""
-        b = self.b
-        fresh, resumed, begin = (
-            b.append_basic_block(name) for name in ("fresh", "resumed", "begin")
-        )
-        b.cbranch(b.icmp_signed("==", self.resume, I64(0)), fresh, resumed)
-        b.position_at_end(resumed)
-        old = [b.load(out, align=4) for out in self.outs]
-        b.branch(begin)
-        b.position_at_end(fresh)
-        b.branch(begin)
-        b.position_at_end(begin)
-        sums = []
-        for number in old:
-            total = b.phi(VECTOR)
-            total.add_incoming(number, resumed)
-            total.add_incoming(splat(F32, 0.0), fresh)
-            sums.append(total)
-        return sums
-
-    def _loop(self, sums: Sequence[ir.Value]) -> list[ir.Value]:
-        """Add the products of all inputs."""
-        b, before = self.b, self.b.block
-        head, body, after = (b.append_basic_block(name) for name in ("head", "body", "after"))
-        b.branch(head)
-        b.position_at_end(head)
-        k = b.phi(I64)
-        k.add_incoming(I64(0), before)
-        kept = [b.phi(VECTOR) for _ in sums]
-        for phi, total in zip(kept, sums, strict=True):
-            phi.add_incoming(total, before)
-        b.cbranch(b.icmp_signed("<", k, self.count), body, after)
-        b.position_at_end(body)
-        moved = self._step(k, kept)
-        k.add_incoming(b.add(k, I64(1)), b.block)
-        for phi, total in zip(kept, moved, strict=True):
-            phi.add_incoming(total, b.block)
-        b.branch(head).set_metadata("llvm.loop", _not_unrolled(b.module))
-        b.position_at_end(after)
-        return kept
-
-    def _step(self, k: ir.Value, sums: Sequence[ir.Value]) -> list[ir.Value]:
+    def step(k: ir.Value, sums: Sequence[ir.Value]) -> list[ir.Value]:
         """Add the products of input k."""
-        b, w_offset, x_offset = self.b, self.b.mul(k, self.k_stride), self.b.shl(k, I64(2))
-        weights = [self.fmt.widen(b, b.add(w, w_offset)) for w in self.ws]
-        if len(self.ws) == 1:
-            emit_prefetch(b, b.add(b.add(self.ws[0], w_offset), self.ahead))
+        w_offset, x_offset = b.mul(k, k_stride), b.shl(k, I64(2))
+        weights = [fmt.widen(b, b.add(each, w_offset)) for each in ws]
+        if panels == 1:
+            emit_prefetch(b, b.add(b.add(ws[0], w_offset), ahead))
         totals = []
-        for r, x in enumerate(self.xs):
-            number = broadcast(b, b.load(pointer(b, b.add(x, x_offset), F32), align=4))
-            totals += [
-                fused(b, number, weight, sums[r * len(weights) + c])
-                for c, weight in enumerate(weights)
-            ]
+        for r, each in enumerate(xs):
+            number = broadcast(b, b.load(pointer(b, b.add(each, x_offset), F32), align=4))
+            own = sums[r * panels : (r + 1) * panels]
+            totals += [fused(b, number, *pair) for pair in zip(weights, own, strict=True)]
         return totals
+
+    for total, to in zip(_loop(b, count, step, _first_sums(b, outs, resume)), outs, strict=True):
+        b.store(total, to, align=4)
+
+
+def _first_sums(b: ir.IRBuilder, outs: Sequence[ir.Value], resume: ir.Value) -> list[ir.Value]:
+    """Return the numbers in ``outs``, or zeros."""
+    fresh, resumed, begin = (b.append_basic_block(name) for name in ("fresh", "resumed", "begin"))
+    b.cbranch(b.icmp_signed("==", resume, I64(0)), fresh, resumed)
+    b.position_at_end(resumed)
+    old = [b.load(out, align=4) for out in outs]
+    b.branch(begin)
+    b.position_at_end(fresh)
+    b.branch(begin)
+    b.position_at_end(begin)
+    sums = [b.phi(VECTOR) for _ in old]
+    for total, number in zip(sums, old, strict=True):
+        total.add_incoming(number, resumed)
+        total.add_incoming(splat(F32, 0.0), fresh)
+    return sums
+
+
+def _loop(
+    b: ir.IRBuilder, count: ir.Value, step: Callable[..., list[ir.Value]], sums: Sequence[ir.Value]
+) -> list[ir.Value]:
+    """Return the sums after ``count`` steps."""
+    before = b.block
+    head, body, after = (b.append_basic_block(name) for name in ("head", "body", "after"))
+    b.branch(head)
+    b.position_at_end(head)
+    k = b.phi(I64)
+    kept = [b.phi(VECTOR) for _ in sums]
+    for phi, first in zip([k, *kept], [I64(0), *sums], strict=True):
+        phi.add_incoming(first, before)
+    b.cbranch(b.icmp_signed("<", k, count), body, after)
+    b.position_at_end(body)
+    moved = [b.add(k, I64(1)), *step(k, kept)]
+    for phi, total in zip([k, *kept], moved, strict=True):
+        phi.add_incoming(total, b.block)
+    b.branch(head).set_metadata("llvm.loop", _not_unrolled(b.module))
+    b.position_at_end(after)
+    return kept
 
 
 def _not_unrolled(module: ir.Module) -> ir.MDValue:
@@ -173,7 +173,7 @@ def multiply(fmt: Format, tiles: Tiles) -> Callable[..., None]:
             block = b.append_basic_block(f"tile_{height}_{width}")
             switch.add_case(I64(height * 8 + width), block)
             b.position_at_end(block)
-            _Tile(b, height, width, fmt, *values).emit()
+            _emit_tile(b, height, width, fmt, *values)
             b.branch(after)
         b.position_at_end(after)
 

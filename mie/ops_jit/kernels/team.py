@@ -17,14 +17,14 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-from mie.ops_jit.kernels.calls import call_kernel
 from mie.ops_jit.kernels.vectors import (
     I32,
     I64,
     Emitted,
+    call,
+    call_kernel_at,
     int64,
     kernel_function,
     plain,
@@ -43,6 +43,7 @@ from mie.ops_jit.layout import (
     POST,
     PROGRAM,
     RUN_SHIFT,
+    SEMAPHORE,
     SLEEPERS,
     STOP,
     TICKET,
@@ -93,24 +94,20 @@ def swap_if(_: Any, address: Any, old: Any, new: Any) -> Emitted:
     return plain(int64, [int64, int64, int64], emit)
 
 
-@intrinsic
-def exchange(_: Any, address: Any, value: Any) -> Emitted:
-    """Replace a word and return the old one."""
-    return plain(
-        int64,
-        [int64, int64],
-        lambda b, at, value: b.atomic_rmw("xchg", pointer(b, at, I64), value, "seq_cst"),
-    )
+def _changing(instruction: str) -> Any:
+    """Return a function that changes the word at an address and returns the old one."""
+
+    @intrinsic
+    def change(_: Any, address: Any, value: Any) -> Emitted:
+        def emit(b: ir.IRBuilder, at: ir.Value, value: ir.Value) -> ir.Value:
+            return b.atomic_rmw(instruction, pointer(b, at, I64), value, "seq_cst")
+
+        return plain(int64, [int64, int64], emit)
+
+    return change
 
 
-@intrinsic
-def fetch_add(_: Any, address: Any, value: Any) -> Emitted:
-    """Add to a word and return the old one."""
-    return plain(
-        int64,
-        [int64, int64],
-        lambda b, at, value: b.atomic_rmw("add", pointer(b, at, I64), value, "seq_cst"),
-    )
+exchange, fetch_add = _changing("xchg"), _changing("add")
 
 
 @intrinsic
@@ -118,10 +115,9 @@ def pause(_: Any) -> Emitted:
     """Tell the CPU that this is a spin-wait."""
 
     def emit(b: ir.IRBuilder) -> None:
-        arm = b.module.triple.startswith("aarch64")
-        name, values = ("llvm.aarch64.hint", [I32(1)]) if arm else ("llvm.x86.sse2.pause", [])
-        signature = ir.FunctionType(ir.VoidType(), [value.type for value in values])
-        b.call(cgutils.get_or_insert_function(b.module, signature, name), values)
+        is_arm = b.module.triple.startswith("aarch64")
+        name, values = ("llvm.aarch64.hint", [I32(1)]) if is_arm else ("llvm.x86.sse2.pause", [])
+        call(b, name, ir.VoidType(), values)
 
     return plain(types.void, [], emit)
 
@@ -136,6 +132,12 @@ def call_c(_: Any, function: Any, argument: Any) -> Emitted:
         return b.sext(result, I64)
 
     return plain(int64, [int64, int64], emit)
+
+
+@intrinsic
+def call_kernel(_: Any, kernel, args, step, tile, scratch) -> Emitted:
+    """Call the kernel of an operator at an address."""
+    return plain(types.void, [int64] * 5, call_kernel_at)
 
 
 @kernel_function
@@ -198,7 +200,7 @@ def run(team, program, header, first, end, workers, scratch):
     for worker in range(workers):
         at = team + (SLEEPERS + worker * WORKER_WORDS) * 8
         if exchange(at, 0) == 1:
-            call_c(word(team, POST), at + 64)
+            call_c(word(team, POST), at + SEMAPHORE * 8)
     take_part(team, run, scratch)
 
 
@@ -214,9 +216,9 @@ def work(team, worker, scratch):
             turns += 1
             if turns == SPINS:
                 exchange(at, 1)
-                # Whoever clears the flag first decides: a run that began meanwhile, or its caller.
+                # The first to clear the flag decides: this worker, or the caller of a new run.
                 if acquire(ticket_at) >> RUN_SHIFT == run or exchange(at, 0) == 0:
-                    while call_c(word(team, WAIT), at + 64) != 0:
+                    while call_c(word(team, WAIT), at + SEMAPHORE * 8) != 0:
                         pass
                 turns = 0
             elif turns % TURNS_BEFORE_YIELD == 0:

@@ -16,7 +16,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
-LANES = 16
+from mie.ops_jit.layout import LANES
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F32 = ir.FloatType()
@@ -60,6 +60,19 @@ def call(b: ir.IRBuilder, name: str, result: ir.Type, values: Sequence[ir.Value]
     """Call an LLVM intrinsic by its full name."""
     signature = ir.FunctionType(result, [value.type for value in values])
     return b.call(cgutils.get_or_insert_function(b.module, signature, name), values)
+
+
+def call_kernel_at(b: ir.IRBuilder, kernel: ir.Value, *values: ir.Value) -> None:
+    """Call a kernel at an address, so that each is compiled once and alone.
+
+    Numba compiles functions like this: the addresses of the result and of an exception come first.
+    Kernels return nothing and do not raise.
+    """
+    byte = I8.as_pointer()
+    result, nothing = cgutils.alloca_once(b, byte), ir.Constant(byte.as_pointer(), None)
+    arguments = [result, nothing, *values]
+    signature = ir.FunctionType(I32, [value.type for value in arguments])
+    b.call(b.inttoptr(kernel, signature.as_pointer()), arguments)
 
 
 def pointer(b: ir.IRBuilder, address: ir.Value, element: ir.Type) -> ir.Value:
@@ -166,31 +179,13 @@ def fma1(_: Any, x: Any, y: Any, z: Any) -> Emitted:
     return plain(float32, [float32] * 3, lambda b, *values: call(b, "llvm.fma.f32", F32, values))
 
 
-@intrinsic
-def add(_: Any, x: Any, y: Any) -> Emitted:
-    """Return x + y."""
-    return plain(vector, [vector, vector], lambda b, x, y: b.fadd(x, y))
+def _define(function: Callable[..., Any], instruction: str) -> None:
+    """Let an operator of Python, between two vectors, be an instruction of LLVM."""
 
+    @intrinsic
+    def own(_: Any, x: Any, y: Any) -> Emitted:
+        return plain(vector, [vector, vector], lambda b, x, y: getattr(b, instruction)(x, y))
 
-@intrinsic
-def subtract(_: Any, x: Any, y: Any) -> Emitted:
-    """Return x - y."""
-    return plain(vector, [vector, vector], lambda b, x, y: b.fsub(x, y))
-
-
-@intrinsic
-def multiply(_: Any, x: Any, y: Any) -> Emitted:
-    """Return x * y."""
-    return plain(vector, [vector, vector], lambda b, x, y: b.fmul(x, y))
-
-
-@intrinsic
-def divide(_: Any, x: Any, y: Any) -> Emitted:
-    """Return x / y."""
-    return plain(vector, [vector, vector], lambda b, x, y: b.fdiv(x, y))
-
-
-def _operator(function: Callable[..., Any], own: Callable[..., Any]) -> None:
     @overload(function)
     def typed(x, y):
         if isinstance(x, Vector) and isinstance(y, Vector):
@@ -198,18 +193,20 @@ def _operator(function: Callable[..., Any], own: Callable[..., Any]) -> None:
         return None
 
 
-_operator(operator.add, add)
-_operator(operator.sub, subtract)
-_operator(operator.mul, multiply)
-_operator(operator.truediv, divide)
+_define(operator.add, "fadd")
+_define(operator.sub, "fsub")
+_define(operator.mul, "fmul")
+_define(operator.truediv, "fdiv")
+
+
+def _larger(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    return b.select(b.fcmp_ordered(">", x, y), x, y)
 
 
 @intrinsic
 def larger(_: Any, x: Any, y: Any) -> Emitted:
     """Return the larger number of each lane, or y where one of them is NaN."""
-    return plain(
-        vector, [vector, vector], lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y)
-    )
+    return plain(vector, [vector, vector], _larger)
 
 
 @intrinsic
@@ -243,11 +240,7 @@ def sum_of(_: Any, x: Any) -> Emitted:
 @intrinsic
 def largest_of(_: Any, x: Any) -> Emitted:
     """Return the largest of the 16 numbers."""
-
-    def join(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
-        return b.select(b.fcmp_ordered(">", x, y), x, y)
-
-    return plain(float32, [vector], lambda b, x: _tree(b, x, join))
+    return plain(float32, [vector], lambda b, x: _tree(b, x, _larger))
 
 
 @intrinsic
@@ -295,58 +288,47 @@ def exp(_: Any, x: Any) -> Emitted:
         bits = b.shl(b.add(b.fptosi(n, lanes(I32)), splat(I32, 127)), splat(I32, 23))
         power = b.fmul(power, b.bitcast(bits, VECTOR))
         power = b.select(low, splat(F32, 0.0), power)
-        # What is not below 128, a NaN included, is infinite or NaN.
+        # A z that is not below 128, a NaN included, gives infinity or NaN.
         return b.select(high, power, b.fadd(b.fmul(x, splat(F32, 0.0)), splat(F32, float("inf"))))
 
     return plain(vector, [vector], emit)
 
 
-@intrinsic
-def prefetch(_: Any, address: Any) -> Emitted:
-    """Begin to load a cache line. Any address will do."""
+def _array_of(element: ir.Type, kind: Any, size: int) -> tuple[Any, Any]:
+    """Return functions that load and store an element of ``size`` bytes of an array."""
 
-    def emit(b: ir.IRBuilder, at: ir.Value) -> None:
-        values = (b.inttoptr(at, I8.as_pointer()), I32(0), I32(3), I32(1))
-        call(b, "llvm.prefetch.p0", ir.VoidType(), values)
+    def place(b: ir.IRBuilder, array: ir.Value, index: ir.Value) -> ir.Value:
+        return pointer(b, b.add(array, b.mul(index, I64(size))), element)
 
-    return plain(types.void, [int64], emit)
+    @intrinsic
+    def load_element(_: Any, array: Any, index: Any) -> Emitted:
+        def emit(b: ir.IRBuilder, array: ir.Value, index: ir.Value) -> ir.Value:
+            return b.load(place(b, array, index), align=size)
 
+        return plain(kind, [int64, int64], emit)
 
-@intrinsic
-def word(_: Any, address: Any, index: Any) -> Emitted:
-    """Load a 64-bit integer of an array."""
+    @intrinsic
+    def store_element(_: Any, array: Any, index: Any, value: Any) -> Emitted:
+        def emit(b: ir.IRBuilder, array: ir.Value, index: ir.Value, value: ir.Value) -> None:
+            b.store(value, place(b, array, index), align=size)
 
-    def emit(b: ir.IRBuilder, address: ir.Value, index: ir.Value) -> ir.Value:
-        return b.load(pointer(b, b.add(address, b.shl(index, I64(3))), I64), align=8)
+        return plain(types.void, [int64, int64, kind], emit)
 
-    return plain(int64, [int64, int64], emit)
-
-
-@intrinsic
-def set_word(_: Any, address: Any, index: Any, value: Any) -> Emitted:
-    """Store a 64-bit integer of an array."""
-
-    def emit(b: ir.IRBuilder, address: ir.Value, index: ir.Value, value: ir.Value) -> None:
-        b.store(value, pointer(b, b.add(address, b.shl(index, I64(3))), I64), align=8)
-
-    return plain(types.void, [int64, int64, int64], emit)
+    return load_element, store_element
 
 
-@intrinsic
-def number(_: Any, address: Any, index: Any) -> Emitted:
-    """Load a float32 of an array."""
-
-    def emit(b: ir.IRBuilder, address: ir.Value, index: ir.Value) -> ir.Value:
-        return b.load(pointer(b, b.add(address, b.shl(index, I64(2))), F32), align=4)
-
-    return plain(float32, [int64, int64], emit)
+word, set_word = _array_of(I64, int64, 8)
+number, set_number = _array_of(F32, float32, 4)
 
 
-@intrinsic
-def set_number(_: Any, address: Any, index: Any, value: Any) -> Emitted:
-    """Store a float32 of an array."""
+@intrinsic(prefer_literal=True)
+def words(_: Any, array: Any, count: Any) -> Emitted:
+    """Load the first ``count`` words of an array, which is a literal number."""
+    result = types.UniTuple(int64, count.literal_value)
 
-    def emit(b: ir.IRBuilder, address: ir.Value, index: ir.Value, value: ir.Value) -> None:
-        b.store(value, pointer(b, b.add(address, b.shl(index, I64(2))), F32), align=4)
+    def code(context: Any, b: ir.IRBuilder, _: Any, values: Sequence[ir.Value]) -> Any:
+        places = [b.add(values[0], I64(8 * index)) for index in range(count.literal_value)]
+        loaded = [b.load(pointer(b, place, I64), align=8) for place in places]
+        return context.make_tuple(b, result, loaded)
 
-    return plain(types.void, [int64, int64, float32], emit)
+    return result(int64, count), code

@@ -2,84 +2,278 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Iterator
+from types import MappingProxyType
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from mie.params.sampling import RequestOutputKind, SamplingParams
+from mie.frontend.outputs import CompletionOutput, RequestOutput
 from mie.params.structured import StructuredOutputsParams
-from mie.serve.anthropic.conversation import conversation, structure_of, tools_of
-from mie.serve.anthropic.protocol import CountTokensRequest, MessagesRequest
-from mie.serve.anthropic.stream import MessageWriter
-from mie.serve.body import read
-from mie.serve.errors import invalid, naming_structure
-from mie.serve.openai.stream import json_response, respond
-from mie.serve.serving import Job, Serving, new_id
+from mie.serve.anthropic.protocol import (
+    ClientTool,
+    CountTokensRequest,
+    MessagesRequest,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from mie.serve.body import Asked, read
+from mie.serve.errors import ApiError, anthropic_body, invalid
+from mie.serve.serving import Generation, Job, Serving, new_id
+from mie.serve.sse import json_string
+from mie.serve.writer import Part, PartEvent, PartsWriter, json_response, respond
 
 
 async def messages(request: Request) -> Response:
     """Answer a conversation in Anthropic's shape."""
-    serving: Serving = request.app.state.serving
-    body, model, headers = await read(request, MessagesRequest)
-    structure = structure_of(body)
+    asked = await read(request, MessagesRequest)
+    body, serving = asked.body, asked.serving
+    form = None if body.output_config is None else body.output_config.format
+    structure = None if form is None else StructuredOutputsParams(json=form.schema_)
     prompt = await _prompt(body, serving)
     if structure is not None and "answer" in prompt and prompt["answer"].calls is not None:
         message = "output_config and tools exclude each other, unless tool_choice is 'none'"
         raise invalid(message, "output_config")
+    params = serving.params(
+        "output_config",
+        body.stream,
+        {**serving.defaults, "n": 1},
+        max_tokens=body.max_tokens,
+        stop=body.stop_sequences or None,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        seed=body.seed,
+        structured_outputs=structure,
+    )
     job = Job(
         response_id=new_id("msg").replace("-", "_"),
         prompts=[prompt],
-        params=_sampling_params(body, serving, structure),
+        params=params,
         cache_salt=body.cache_salt,
         priority=body.priority or 0,
         is_max_tokens_given=True,
         structure_name="output_config",
     )
-    return await respond(request, job, headers, lambda generation: MessageWriter(generation, model))
+    return await respond(asked, job, MessageWriter)
 
 
 async def count_tokens(request: Request) -> Response:
     """Count the tokens that a conversation has as a prompt."""
-    serving: Serving = request.app.state.serving
-    body, _, headers = await read(request, CountTokensRequest)
-    prompt = await _prompt(body, serving)
-    return json_response({"input_tokens": len(prompt["prompt_token_ids"])}, headers)
+    asked = await read(request, CountTokensRequest)
+    prompt = await _prompt(asked.body, asked.serving)
+    return json_response({"input_tokens": len(prompt["prompt_token_ids"])}, asked.headers)
 
 
-ROUTES = (
-    Route("/v1/messages", messages, methods=["POST"]),
-    Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
-)
+# The request in the words of chats.
 
 
 async def _prompt(body: CountTokensRequest, serving: Serving) -> dict[str, Any]:
     """Return the conversation as a prompt. The answer continues a last turn of the assistant."""
     serving.required_tokenizer()
     is_prefilled = body.messages[-1].role == "assistant"
+    choice = body.tool_choice
+    kind = None if choice is None else choice.type
+    known: dict[str | None, Any] = {"auto": "auto", "any": "required", "none": "none"}
+    if choice is not None:
+        known["tool"] = {"type": "function", "function": {"name": choice.name}}
     return await serving.engine.chat_prompt(
-        conversation(body),
+        _conversation(body),
         chat_template=serving.chat_template,
         add_generation_prompt=not is_prefilled,
         continue_final_message=is_prefilled,
-        **tools_of(body),
+        tools=[_tool(tool) for tool in body.tools or ()] or None,
+        tool_choice=known.get(kind) if body.tools or kind in ("any", "tool") else None,
+        parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
     )
 
 
-def _sampling_params(
-    body: MessagesRequest, serving: Serving, structure: StructuredOutputsParams | None
-) -> SamplingParams:
-    given = {
-        "max_tokens": body.max_tokens,
-        "stop": body.stop_sequences or None,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k,
-        "seed": body.seed,
-        "structured_outputs": structure,
+def _tool(tool: ClientTool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    return {"type": "function", "function": function}
+
+
+def _conversation(body: CountTokensRequest) -> list[dict[str, Any]]:
+    """Return the messages as a chat template takes them.
+
+    The system prompt is the first message. Turns of the same role that follow each other are
+    joined, as Anthropic joins them, because templates may refuse them. Each result of a tool
+    is a separate message.
+    """
+    found: list[dict[str, Any]] = []
+    if body.system:
+        found.append({"role": "system", "content": _text(body.system)})
+    for turn in body.messages:
+        if isinstance(turn.content, str):
+            _message_of(turn.role, found)["content"].append(turn.content)
+            continue
+        if not turn.content:
+            _message_of(turn.role, found)["content"].append("")
+        for block in turn.content:
+            _add_block(found, turn.role, block)
+    return [_joined(message) for message in found]
+
+
+def _add_block(
+    found: list[dict[str, Any]],
+    role: str,
+    block: TextBlock | ToolResultBlock | ToolUseBlock | ThinkingBlock,
+) -> None:
+    if isinstance(block, TextBlock):
+        _message_of(role, found)["content"].append(block.text)
+    elif isinstance(block, ToolResultBlock):
+        content = _text(block.content or "")
+        found.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
+    elif isinstance(block, ThinkingBlock):
+        _message_of("assistant", found).setdefault("reasoning", []).append(block.thinking)
+    else:
+        function = {"name": block.name, "arguments": block.input}
+        call = {"id": block.id, "type": "function", "function": function}
+        _message_of("assistant", found).setdefault("tool_calls", []).append(call)
+
+
+def _message_of(role: str, found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the last message if it has this role, or a new one."""
+    if not found or found[-1]["role"] != role:
+        found.append({"role": role, "content": []})
+    return found[-1]
+
+
+def _joined(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with its texts joined at once, which takes linear time."""
+    if message["role"] in ("user", "assistant"):
+        content = message["content"]
+        message["content"] = "\n".join(content) if content else None
+    if "reasoning" in message:
+        message["reasoning"] = "".join(message["reasoning"])
+    return message
+
+
+def _text(content: str | Iterable[TextBlock]) -> str:
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+
+
+# The answer.
+
+_DELTAS = MappingProxyType(
+    {
+        "text": ("text_delta", "text"),
+        "reasoning": ("thinking_delta", "thinking"),
+        "call": ("input_json_delta", "partial_json"),
     }
-    kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
-    values = {name: value for name, value in given.items() if value is not None}
-    with naming_structure("output_config"):
-        return SamplingParams(**{**serving.defaults, **values, "n": 1}, output_kind=kind)
+)
+"""Kinds of parts -> the type of their deltas, and the key of the new text."""
+
+
+class MessageWriter(PartsWriter):
+    """Writes a message."""
+
+    def __init__(self, generation: Generation, asked: Asked[MessagesRequest]) -> None:
+        super().__init__(generation)
+        self._fields = {
+            "id": generation.job.response_id,
+            "type": "message",
+            "role": "assistant",
+            "model": asked.model,
+        }
+
+    def whole(self, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
+        """Return the whole message. A call that was cut is left out."""
+        content = [block for part in self.parts.all if (block := _block(part)) is not None]
+        return {
+            **self._fields,
+            "content": content or [_begun(Part("text", 0, None))],
+            **self._stop_of(choice),
+            "usage": _usage_of(output, self.num_tokens),
+        }
+
+    def begin(self, output: RequestOutput | None) -> str:
+        """Return the first event, which counts the prompt's tokens."""
+        if output is None:
+            return ""
+        message: dict[str, Any] = {
+            **self._fields,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage_of(output, 0),
+        }
+        return _event("message_start", message=message)
+
+    def write(self, event: PartEvent, status: str) -> Iterator[str]:
+        """Yield the event of a block."""
+        index = event.part.index
+        if event.what == "begin":
+            yield _event("content_block_start", index=index, content_block=_begun(event.part))
+        elif event.what == "end":
+            yield _event("content_block_stop", index=index)
+        else:
+            kind, key = _DELTAS[event.part.kind]
+            yield (
+                'event: content_block_delta\ndata: {"type": "content_block_delta", '
+                f'"index": {index}, "delta": {{"type": "{kind}", "{key}": '
+                f"{json_string(event.text)}}}}}\n\n"
+            )
+
+    def finish(self, output: RequestOutput, choice: CompletionOutput) -> Iterator[str]:
+        """Yield the last events."""
+        usage = _usage_of(output, self.num_tokens)
+        yield _event("message_delta", delta=self._stop_of(choice), usage=usage)
+        yield _event("message_stop")
+
+    def keepalive(self) -> str:
+        """Return a ping."""
+        return _event("ping")
+
+    def failure(self, error: ApiError) -> str:
+        """Return the event of an error."""
+        return f"event: error\ndata: {json.dumps(anthropic_body(error))}\n\n"
+
+    def _stop_of(self, choice: CompletionOutput) -> dict[str, Any]:
+        """Return why the message ended."""
+        if isinstance(choice.stop_reason, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": choice.stop_reason}
+        whole = "end_turn" if self.parts.last_call is None else "tool_use"
+        reasons = {"stop": whole, "length": "max_tokens"}
+        reason = reasons.get(choice.finish_reason or "", choice.finish_reason)
+        return {"stop_reason": reason, "stop_sequence": None}
+
+
+def _begun(part: Part) -> dict[str, Any]:
+    """Return the block of a part that has begun."""
+    if part.kind == "reasoning":
+        return {"type": "thinking", "thinking": "", "signature": ""}
+    if part.kind == "text":
+        return {"type": "text", "text": "", "citations": None}
+    return {"type": "tool_use", "id": part.call.id, "name": part.call.name, "input": {}}
+
+
+def _block(part: Part) -> dict[str, Any] | None:
+    """Return the block of a whole part; None if it is a call that was cut."""
+    if part.kind != "call":
+        return {**_begun(part), _DELTAS[part.kind][1]: part.text}
+    try:
+        return {**_begun(part), "input": json.loads(part.text)}
+    except ValueError:
+        return None
+
+
+def _usage_of(output: RequestOutput, num_output: int) -> dict[str, Any]:
+    """Return Anthropic's ``usage``, whose ``input_tokens`` leaves out cached tokens."""
+    num_cached = output.num_cached_tokens or 0
+    return {
+        "input_tokens": len(output.prompt_token_ids) - num_cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": num_cached,
+        "output_tokens": num_output,
+    }
+
+
+def _event(name: str, **fields: Any) -> str:
+    return f"event: {name}\ndata: {json.dumps({'type': name, **fields})}\n\n"

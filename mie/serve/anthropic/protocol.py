@@ -7,8 +7,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from mie.config.request_limits import DEFAULT_LIMITS
-from mie.serve.body import SOME, AtMost, Body, Items, Unsupported, WithoutEffect, all_of, any_of
-from mie.serve.openai.fields import EMPTY, NO_STORE, OFF
+from mie.serve.body import (
+    SOME,
+    AtMost,
+    Body,
+    Items,
+    Unsupported,
+    WithoutEffect,
+    all_of,
+    any_of,
+    with_fields_of,
+)
 from mie.serve.openai.formats import Schema
 from mie.serve.openai.protocol import (
     Count,
@@ -24,7 +33,6 @@ from mie.text.messages import MOST_MESSAGES
 from mie.tools.definitions import MOST_TOOLS
 
 _NO_BUDGET = "the chat template decides whether a model reasons, and it has no budget"
-_NO_CUTS = "the server does not shorten conversations"
 
 
 class Block(Body):
@@ -38,7 +46,7 @@ class TextBlock(Block):
 
     type: Literal["text"]
     text: str
-    citations: Annotated[Any, Unsupported("the model reads no sources", EMPTY)] = None
+    citations: Annotated[Any, Unsupported("the model reads no sources", ([], {}, ""))] = None
 
 
 class ToolResultBlock(Block):
@@ -143,6 +151,7 @@ _CHOSEN = any_of(
 """A tool that must be called is one of the tools."""
 
 
+@with_fields_of("messages")
 class CountTokensRequest(Body):
     """The body of ``POST /v1/messages/count_tokens``."""
 
@@ -153,24 +162,6 @@ class CountTokensRequest(Body):
     system: str | Items[TextBlock] | None = None
     tools: Annotated[Items[ClientTool], AtMost(MOST_TOOLS)] | None = None
     tool_choice: ClientToolChoice | None = None
-
-    thinking: Annotated[Any, Unsupported(_NO_BUDGET, ({"type": "disabled"},))] = None
-    output_format: Annotated[Any, Unsupported("send output_config.format")] = None
-    mcp_servers: Annotated[Any, Unsupported("the server calls no other servers", ([],))] = None
-    container: Annotated[Any, Unsupported("the server runs no code")] = None
-    context_management: Annotated[Any, Unsupported(_NO_CUTS, ({},))] = None
-    inference_geo: Annotated[Any, Unsupported("there is one place")] = None
-    speed: Annotated[Any, Unsupported("there is one speed", ("standard",))] = None
-    diagnostics: Annotated[
-        Any, Unsupported("usage and the response's metrics tell what there is")
-    ] = None
-    fallbacks: Annotated[Any, Unsupported("there is one model", ([],))] = None
-    store: Annotated[Any, Unsupported(NO_STORE, OFF)] = None
-    service_tier: Annotated[Any, Unsupported("there is one tier", ("auto", "standard_only"))] = None
-    cache_control: WithoutEffect = None  # equal prefixes are cached anyway
-    metadata: WithoutEffect = None
-    user_profile_id: WithoutEffect = None
-    workspace_id: WithoutEffect = None
 
 
 class MessagesRequest(CountTokensRequest):

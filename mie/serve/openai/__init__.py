@@ -1,1 +1,1 @@
-"""OpenAI's routes, and what vLLM adds to them."""
+"""OpenAI's routes, with vLLM's additions."""

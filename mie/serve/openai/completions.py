@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
-from mie.serve.body import read
-from mie.serve.openai.params import sampling_params
+from mie.serve.body import Asked, read
+from mie.serve.openai.chunks import Choice, ChunkWriter
+from mie.serve.openai.params import generation_params
 from mie.serve.openai.protocol import CompletionRequest
-from mie.serve.openai.stream import Choice, ChunkWriter, reason, respond
-from mie.serve.openai.structure import structure_of
-from mie.serve.serving import Generation, Job, Serving, new_id
+from mie.serve.serving import Generation, Job, new_id
 from mie.serve.sse import json_string
+from mie.serve.writer import respond
 
 
 async def completions(request: Request) -> Response:
     """Complete one prompt or several."""
-    serving: Serving = request.app.state.serving
-    body, model, headers = await read(request, CompletionRequest)
-    structure, structure_name = structure_of(body)
-    params = sampling_params(
-        body,
-        serving,
-        structure_name,
+    asked = await read(request, CompletionRequest)
+    body = asked.body
+    wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
+    counts = [each for each in wanted if each is not None]
+    params, structure_name = generation_params(
+        asked,
         # The engine generates at least one token. The answer leaves it out where none is wanted.
         max_tokens=1 if body.max_tokens == 0 else body.max_tokens,
         logprobs=body.logprobs,
-        prompt_logprobs=_prompt_logprobs(body),
-        structured_outputs=structure,
+        prompt_logprobs=-1 if -1 in counts else max(counts, default=None),
     )
     job = Job(
         response_id=new_id("cmpl"),
@@ -43,116 +42,72 @@ async def completions(request: Request) -> Response:
         adds_special_tokens=body.add_special_tokens is not False,
         structure_name=structure_name,
     )
-    return await respond(
-        request, job, headers, lambda generation: CompletionWriter(generation, body, model, serving)
-    )
-
-
-def _prompt_logprobs(body: CompletionRequest) -> int | None:
-    """Return how many log-probabilities of the prompt the answer needs."""
-    asked = [body.prompt_logprobs, body.logprobs if body.echo else None]
-    counts = [each for each in asked if each is not None]
-    return -1 if -1 in counts else max(counts, default=None)
+    return await respond(asked, job, CompletionWriter)
 
 
 class CompletionWriter(ChunkWriter):
-    """The answers of ``/v1/completions``, whole or in chunks."""
+    """Writes the answers of ``/v1/completions``."""
 
-    def __init__(
-        self, generation: Generation, body: CompletionRequest, model: str, serving: Serving
-    ) -> None:
-        super().__init__(generation, body, model, serving, object="text_completion")
-        self._echoes = bool(body.echo)
-        self.has_new_tokens = body.max_tokens != 0
-        self._sends_prompt_logprobs = body.prompt_logprobs is not None
-        self._tokenizer = serving.tokenizer
+    def __init__(self, generation: Generation, asked: Asked[CompletionRequest]) -> None:
+        super().__init__(generation, asked, "text_completion")
+        self._echoes = bool(asked.body.echo)
+        self.has_new_tokens = asked.body.max_tokens != 0
 
-    # Chunks
-
-    def begin(self, choice: Choice, output: RequestOutput) -> list[str]:
-        """Return the chunks that begin a choice."""
+    def begin(self, choice: Choice, output: RequestOutput) -> Iterator[tuple[str, str]]:
+        """Yield the prompt, if the answer repeats it."""
         if not self._echoes:
-            return []
-        ids = output.prompt_token_ids
+            return
         extras = ""
         if self.logprobs is not None:
-            value = self.logprobs_of(choice, ids, list(output.prompt_logprobs or ()))
+            rows = list(output.prompt_logprobs or ())
+            value = self.logprobs_of(choice, output.prompt_token_ids, rows)
             extras = f', "logprobs": {json.dumps(value)}'
         if self.has_token_ids:
             extras += ', "token_ids": []'
-        return [self._text(choice, self._prompt_text(output), extras)]
+        yield f'"text": {json_string(self._prompt_text(output))}', extras
 
-    def news(self, choice: Choice, output: CompletionOutput, extras: str) -> list[str]:
-        """Return the chunk with new text."""
-        return [self._text(choice, output.text, extras)]
-
-    def _text(self, choice: Choice, text: str, extras: str) -> str:
-        extras = extras or ', "logprobs": null'
-        return (
-            f'{{"index": {choice.index}, "text": {json_string(text)}{extras}, '
-            '"finish_reason": null}'
-        )
-
-    def end(self, choice: Choice, output: CompletionOutput, extras: str) -> list[str]:
-        """Return the chunks that end a choice."""
-        text = output.text
-        if not self.has_new_tokens:
-            text, extras = "", ""
-        extras = extras or ', "logprobs": null'
-        ending = reason(output, output.finish_reason)
-        return [f'{{"index": {choice.index}, "text": {json_string(text)}{extras}, {ending}}}']
+    def deltas(self, choice: Choice, output: CompletionOutput) -> list[str]:
+        """Return a choice's new text."""
+        return [f'"text": {json_string(output.text if self.has_new_tokens else "")}']
 
     def logprobs_of(
         self, choice: Choice, token_ids: list[int], rows: list[LogprobRow | None]
     ) -> Any:
-        """Return log-probabilities in the shape of this route."""
+        """Return the ``logprobs`` of tokens."""
         assert self.logprobs is not None
         if choice.offsets is None:
             prompt = self.generation.prepared[choice.index // self.n].token_ids
             choice.offsets = self.logprobs.offsets(() if self._echoes else prompt)
         return self.logprobs.completion(token_ids, rows, choice.offsets)
 
-    # A whole answer
-
-    def answer(self, outputs: list[RequestOutput]) -> dict[str, Any]:
-        """Return the body of an answer that is not streamed."""
-        choices = [
-            self._whole(place * self.n, output, each)
-            for place, output in enumerate(outputs)
-            for each in output.outputs
-        ]
-        return self.whole(outputs, choices)
-
-    def _whole(self, first: int, output: RequestOutput, each: CompletionOutput) -> dict[str, Any]:
-        text, ids = each.text, each.token_ids
-        rows: list[LogprobRow | None] = [*(each.logprobs or ())]
+    def choice_of(self, index: int, request: RequestOutput, output: CompletionOutput) -> Any:
+        """Return a choice of a whole answer."""
+        text, ids = output.text, output.token_ids
+        rows: list[LogprobRow | None] = [*(output.logprobs or ())]
         if not self.has_new_tokens:
             text, ids, rows = "", [], []
-        num_new = len(ids)
+        new_ids = ids
         if self._echoes:
-            text = self._prompt_text(output) + text
+            text = self._prompt_text(request) + text
             if self.logprobs is not None:
-                ids = [*output.prompt_token_ids, *ids]
-                rows = [*(output.prompt_logprobs or ()), *rows]
-        index = first + each.index
+                ids = [*request.prompt_token_ids, *ids]
+                rows = [*(request.prompt_logprobs or ()), *rows]
         choice: dict[str, Any] = {
             "index": index,
             "text": text,
-            "logprobs": None
-            if self.logprobs is None
-            else self.logprobs_of(Choice(index), ids, rows),
-            "finish_reason": each.finish_reason,
-            "stop_reason": each.stop_reason,
+            "logprobs": self.logprobs and self.logprobs_of(Choice(index), ids, rows),
+            "finish_reason": output.finish_reason,
+            "stop_reason": output.stop_reason,
         }
-        if self._sends_prompt_logprobs:
+        if self.sends_prompt_logprobs:
             writer = self.logprobs or self.new_logprobs()
-            choice["prompt_logprobs"] = writer.prompt(output.prompt_logprobs or ())
+            choice["prompt_logprobs"] = writer.prompt(request.prompt_logprobs or ())
         if self.has_token_ids:
-            choice["token_ids"] = ids[len(ids) - num_new :]
-            choice["prompt_token_ids"] = output.prompt_token_ids
+            choice["token_ids"] = new_ids
+            choice["prompt_token_ids"] = request.prompt_token_ids
         return choice
 
     def _prompt_text(self, output: RequestOutput) -> str:
-        if output.prompt is not None or self._tokenizer is None:
+        if output.prompt is not None or self.tokenizer is None:
             return output.prompt or ""
-        return self._tokenizer.decode(output.prompt_token_ids, self.skips_special)
+        return self.tokenizer.decode(output.prompt_token_ids, self.skips_special)

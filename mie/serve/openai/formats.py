@@ -1,4 +1,4 @@
-"""What an answer must be: ``response_format``, and vLLM's ``structured_outputs``."""
+"""The structure of an answer: ``response_format``, and vLLM's ``structured_outputs``."""
 
 from __future__ import annotations
 
@@ -59,7 +59,6 @@ ResponseFormat = Annotated[
     TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
 ]
 
-
 _KINDS = {
     "json": {"type": ["string", "object"]},
     "json_object": {"const": True},
@@ -75,7 +74,7 @@ _JSON_OPTIONS = {
 
 
 def _kind_of_structure(name: str) -> dict[str, Any]:
-    """Return what the fields must be if ``name`` says what an answer must be."""
+    """Return the schema of the fields if ``name`` gives the structure."""
     others = {each: OFF if each == "json_object" else ABSENT for each in _KINDS if each != name}
     options = {} if name in ("json", "json_object") else _JSON_OPTIONS
     return {name: _KINDS[name], **others, **options}

@@ -14,7 +14,7 @@ from mie.text.token_bytes import TokenBytes
 from mie.text.tokenizer import Tokenizer
 
 LOWEST = -9999.0
-"""What is sent for a probability of zero, whose logarithm JSON does not have."""
+"""The logarithm of a probability of zero, in place of one that JSON does not have."""
 
 
 class LogprobWriter:

@@ -1,15 +1,18 @@
-"""From the body of a generation request to what the engine runs."""
+"""From the body of a generation request to sampling parameters."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from mie.params.sampling import RequestOutputKind, SamplingParams
-from mie.serve.errors import invalid, naming_structure
+from mie.errors import ConfigError
+from mie.params.sampling import SamplingParams
+from mie.params.structured import StructuredOutputsParams
+from mie.serve.body import Asked
+from mie.serve.errors import invalid
+from mie.serve.openai.formats import JsonObjectFormat, JsonSchemaFormat, NamedSchema
 from mie.serve.openai.protocol import GenerationBody
-from mie.serve.serving import Serving
 
-ENGINE_PARAMS = (
+_SAME = (
     "n",
     "temperature",
     "top_p",
@@ -36,40 +39,64 @@ ENGINE_PARAMS = (
 """Fields that are sampling parameters of the same name and meaning."""
 
 
-def sampling_params(
-    body: GenerationBody, serving: Serving, structure_name: str, **more: Any
-) -> SamplingParams:
-    """Return the sampling parameters of a request over the server's defaults.
+def generation_params(
+    asked: Asked[GenerationBody],
+    *,
+    has_tools: bool = False,
+    fills_context: bool = False,
+    **more: Any,
+) -> tuple[SamplingParams, str]:
+    """Return sampling parameters, and the name of the field that gives the answer's structure.
 
-    ``structure_name`` is the field that says what the answer must be.
+    If the answer ``fills_context``, the rest of the context is its default length.
 
     Raises:
-        ApiError: a value is out of range.
+        ApiError: a field is malformed or out of range, or two fields exclude each other.
         ConfigError: values contradict each other.
     """
-    values = {**serving.defaults}
-    for name in ENGINE_PARAMS:
-        value = getattr(body, name)
-        if value is not None:
-            values[name] = value
-    values |= {name: value for name, value in more.items() if value is not None}
+    body, serving = asked.body, asked.serving
+    structure, structure_name = _structure_of(body)
+    if structure is not None and has_tools:
+        message = f"{structure_name} and tools exclude each other, unless tool_choice is 'none'"
+        raise invalid(message, structure_name)
     limit = serving.facts.max_num_seqs
-    if values.get("n", 1) > limit:
-        raise invalid(f"n is {values['n']}; the server runs at most {limit} (--max-num-seqs)", "n")
+    if body.n is not None and body.n > limit:
+        raise invalid(f"n is {body.n}; the server runs at most {limit} (--max-num-seqs)", "n")
     if body.prompt_logprobs is not None and body.stream:
         raise invalid("prompt_logprobs are not available with stream", "prompt_logprobs")
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options needs stream=true", "stream_options")
-    kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
-    with naming_structure(structure_name):
-        return SamplingParams(**values, output_kind=kind)
+    base = {"max_tokens": None, **serving.defaults} if fills_context else serving.defaults
+    values = {name: getattr(body, name) for name in _SAME}
+    values |= {name: value for name, value in more.items() if value is not None}
+    values["structured_outputs"] = structure
+    params = serving.params(structure_name, body.stream, base, **values)
+    return params, structure_name
 
 
-def wants_usage(body: GenerationBody) -> tuple[bool, bool]:
-    """Return whether a stream ends with the usage, and whether every chunk has it."""
-    options = body.stream_options
-    if options is None:
-        return False, False
-    return bool(options.include_usage), bool(
-        options.include_usage and options.continuous_usage_stats
-    )
+def _structure_of(body: GenerationBody) -> tuple[StructuredOutputsParams | None, str]:
+    """Return the structure of the answer, and the name of the field that gives it."""
+    given, form = body.structured_outputs, body.response_format
+    structure = None
+    if isinstance(form, JsonSchemaFormat):
+        structure = schema_of(form.json_schema)
+    elif isinstance(form, JsonObjectFormat):
+        structure = schema_of(form)
+    if given is None:
+        return structure, "response_format"
+    name = "structured_outputs"
+    if structure is not None:
+        raise invalid(f"response_format and {name} exclude each other; send one of them", name)
+    try:
+        return StructuredOutputsParams(**given.known), name
+    except ConfigError as error:
+        raise invalid(f"{name}: {str(error).removeprefix(f'{name} ')}", name) from error
+
+
+def schema_of(given: NamedSchema | JsonObjectFormat) -> StructuredOutputsParams:
+    """Return the JSON schema of a format, or that of any object."""
+    if isinstance(given, NamedSchema):
+        return StructuredOutputsParams(json=given.schema_)
+    if given.schema_ is None:
+        return StructuredOutputsParams(json_object=True)
+    return StructuredOutputsParams(json={"type": "object", **given.schema_})

@@ -26,9 +26,8 @@ from mie.serve.body import (
     limit,
     refused,
     whole,
+    with_fields_of,
 )
-from mie.serve.openai import fields
-from mie.serve.openai.fields import TEXT_ONLY, OtherFields
 from mie.serve.openai.formats import ResponseFormat, Schema, StructuredOutputs
 from mie.text.messages import MOST_MESSAGES
 from mie.tools.definitions import MOST_TOOLS, NAME
@@ -242,7 +241,7 @@ class ChatMessage(Body):
     tool_calls: Annotated[Items[Call], AtMost(MOST_TOOLS)] | None = None
     tool_call_id: str | None = None
     function_call: Annotated[Any, Unsupported("send tool_calls")] = None
-    audio: Annotated[Any, Unsupported(TEXT_ONLY)] = None
+    audio: Annotated[Any, Unsupported("the model reads and writes text only")] = None
     refusal: WithoutEffect = None
     annotations: WithoutEffect = None
 
@@ -282,13 +281,18 @@ class StreamOptions(Body):
     """Send one more chunk, without choices, that has the usage."""
     continuous_usage_stats: bool | None = None
     """Send the usage so far in every chunk (vLLM)."""
-    include_obfuscation: Annotated[Any, Unsupported("chunks are not padded", fields.OFF)] = None
+    include_obfuscation: Annotated[Any, Unsupported("chunks are not padded", (False,))] = None
 
 
 STREAMED = any_of({"stream_options": ABSENT}, {"stream": {"const": True}})
 """Options of a stream need one."""
 CHOSEN = any_of({"tool_choice": {"enum": [None, "none"]}}, {"tools": SOME})
 """A choice of a tool needs tools."""
+
+
+@with_fields_of("openai")
+class OtherFields(Body):
+    """The fields that mie knows and does not implement, and those that change no answer."""
 
 
 class GenerationBody(OtherFields):

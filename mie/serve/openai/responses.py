@@ -4,47 +4,65 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from mie.frontend.outputs import CompletionOutput, RequestOutput
-from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.params.structured import StructuredOutputsParams
-from mie.serve.body import read
-from mie.serve.errors import (
-    invalid,
-    naming_structure,
-    refuse_failed,
-    refuse_unfinished,
-)
+from mie.serve.body import Asked, read
+from mie.serve.errors import ApiError, invalid
+from mie.serve.openai.formats import JsonObjectFormat
 from mie.serve.openai.logprobs import LogprobWriter
-from mie.serve.openai.responses_input import conversation, format_of, tool_choice_of, tools_of
-from mie.serve.openai.responses_items import Event, OutputItems
-from mie.serve.openai.responses_protocol import ResponsesRequest
-from mie.serve.openai.stream import respond
-from mie.serve.serving import Generation, Job, Serving, new_id
+from mie.serve.openai.params import schema_of
+from mie.serve.openai.responses_protocol import (
+    CallItem,
+    FlatSchemaFormat,
+    MessageItem,
+    NamedFunction,
+    OutputItem,
+    ReasoningItem,
+    ResponsesRequest,
+)
+from mie.serve.serving import Generation, Job, new_id
+from mie.serve.writer import Part, PartEvent, PartsWriter, respond, status_of
 
 
 async def responses(request: Request) -> Response:
     """Answer a conversation in the shape of OpenAI's Responses API."""
-    serving: Serving = request.app.state.serving
-    body, model, headers = await read(request, ResponsesRequest)
-    structure = format_of(body)
+    asked = await read(request, ResponsesRequest)
+    body, serving = asked.body, asked.serving
+    structure = _structure_of(body)
     if structure is not None and body.tools and body.tool_choice != "none":
         message = "text and tools exclude each other, unless tool_choice is 'none'"
         raise invalid(message, "text")
-    params = _sampling_params(body, serving, structure)
+    if body.top_logprobs and not body.has_logprobs:
+        raise invalid("top_logprobs needs include=['message.output_text.logprobs']", "top_logprobs")
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options needs stream=true", "stream_options")
+    params = serving.params(
+        "text",
+        body.stream,
+        {"max_tokens": None, **serving.defaults, "n": 1},
+        temperature=body.temperature,
+        top_p=body.top_p,
+        seed=body.seed,
+        max_tokens=body.max_output_tokens,
+        logprobs=(body.top_logprobs or 0) if body.has_logprobs else None,
+        structured_outputs=structure,
+    )
     serving.required_tokenizer()
+    choice: Any = body.tool_choice
+    if isinstance(choice, NamedFunction):
+        choice = {"type": "function", "function": {"name": choice.name}}
     prompt = await serving.engine.chat_prompt(
-        conversation(body),
+        _conversation(body),
         chat_template=serving.chat_template,
-        tools=tools_of(body),
-        tool_choice=tool_choice_of(body),
+        tools=[_tool(tool.given) for tool in body.tools or ()] or None,
+        tool_choice=None if choice == "auto" and not body.tools else choice,
         parallel_tool_calls=body.parallel_tool_calls,
     )
     job = Job(
@@ -57,62 +75,88 @@ async def responses(request: Request) -> Response:
         structure_name="text",
         logprobs_name="top_logprobs",
     )
-    logprobs = None
-    if body.has_logprobs:
-        tokenizer = serving.required_tokenizer().tokenizer
-        logprobs = LogprobWriter(tokenizer, num_top=body.top_logprobs or 0)
-    return await respond(
-        request, job, headers, lambda generation: ResponseWriter(generation, body, model, logprobs)
-    )
+    return await respond(asked, job, ResponseWriter)
 
 
-ROUTES = (Route("/v1/responses", responses, methods=["POST"]),)
+# The request in the words of chats.
 
 
-def _sampling_params(
-    body: ResponsesRequest, serving: Serving, structure: StructuredOutputsParams | None
-) -> SamplingParams:
-    if body.top_logprobs and not body.has_logprobs:
-        raise invalid("top_logprobs needs include=['message.output_text.logprobs']", "top_logprobs")
-    if body.stream_options is not None and not body.stream:
-        raise invalid("stream_options needs stream=true", "stream_options")
-    values: dict[str, Any] = {"max_tokens": None, **serving.defaults, "n": 1}
-    for name in ("temperature", "top_p", "seed"):
-        if getattr(body, name) is not None:
-            values[name] = getattr(body, name)
-    if body.max_output_tokens is not None:
-        values["max_tokens"] = body.max_output_tokens
-    if body.has_logprobs:
-        values["logprobs"] = body.top_logprobs or 0
-    if structure is not None:
-        values["structured_outputs"] = structure
-    kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
-    with naming_structure("text"):
-        return SamplingParams(**values, output_kind=kind)
+def _structure_of(body: ResponsesRequest) -> StructuredOutputsParams | None:
+    """Return the structure of the answer, or None for text."""
+    given = None if body.text is None else body.text.format
+    return schema_of(given) if isinstance(given, FlatSchemaFormat | JsonObjectFormat) else None
 
 
-class ResponseWriter:
-    """The answer of ``/v1/responses``, whole or as events."""
+def _tool(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {k: v for k, v in given.items() if k != "type"}}
 
-    def __init__(
-        self,
-        generation: Generation,
-        body: ResponsesRequest,
-        model: str,
-        logprobs: LogprobWriter | None,
-    ) -> None:
-        params = generation.job.params
-        self._generation = generation
-        self._items = OutputItems(generation.job.response_id)
-        self._num_tokens = 0
-        self._writer = logprobs
+
+def _conversation(body: ResponsesRequest) -> list[dict[str, Any]]:
+    """Return the messages as a chat template takes them, the instructions first."""
+    messages: list[dict[str, Any]] = []
+    if body.instructions:
+        messages.append({"role": "system", "content": body.instructions})
+    if isinstance(body.input, str):
+        return [*messages, {"role": "user", "content": body.input}]
+    for item in body.input:
+        _add(messages, item)
+    return messages
+
+
+def _add(
+    messages: list[dict[str, Any]], item: MessageItem | CallItem | OutputItem | ReasoningItem
+) -> None:
+    """Add an item to the messages. Calls and reasoning belong to an assistant's message."""
+    last: dict[str, Any] = messages[-1] if messages else {"role": None}
+    if isinstance(item, MessageItem):
+        content = item.given["content"]
+        if "reasoning" in last and last["content"] is None and item.role == "assistant":
+            last["content"] = content
+        else:
+            messages.append({"role": item.role, "content": content})
+    elif isinstance(item, CallItem):
+        if last["role"] != "assistant":
+            last = {"role": "assistant", "content": None}
+            messages.append(last)
+        function = {"name": item.name, "arguments": item.arguments}
+        call = {"id": item.call_id, "type": "function", "function": function}
+        last.setdefault("tool_calls", []).append(call)
+    elif isinstance(item, OutputItem):
+        output = {"tool_call_id": item.call_id, "content": item.given["output"]}
+        messages.append({"role": "tool", **output})
+    else:
+        text = "".join(part.text for part in item.content or ())
+        messages.append({"role": "assistant", "content": None, "reasoning": text})
+
+
+# The answer.
+
+_ITEMS = MappingProxyType(
+    {
+        "text": ("message", "msg", "output_text"),
+        "reasoning": ("reasoning", "rs", "reasoning_text"),
+        "call": ("function_call", "fc", "function_call_arguments"),
+    }
+)
+"""Kinds of parts -> the type of the item, the beginning of its id, and the name of its events."""
+
+
+class ResponseWriter(PartsWriter):
+    """Writes the answer of ``/v1/responses``."""
+
+    def __init__(self, generation: Generation, asked: Asked[ResponsesRequest]) -> None:
+        super().__init__(generation)
+        body, params = asked.body, generation.job.params
         self._number = 0
-        self._has_begun = False
+        self._logprobs = None
+        if body.has_logprobs:
+            tokenizer = asked.serving.required_tokenizer().tokenizer
+            self._logprobs = LogprobWriter(tokenizer, num_top=body.top_logprobs or 0)
         self._fields = {
             "id": generation.job.response_id,
             "object": "response",
             "created_at": int(time.time()),
-            "model": model,
+            "model": asked.model,
             "background": False,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
@@ -132,95 +176,103 @@ class ResponseWriter:
             "truncation": "disabled",
         }
 
-    def add(self, choice: CompletionOutput) -> Iterator[Event]:
-        """Take what is new of the answer, and yield its events."""
-        self._num_tokens += len(choice.token_ids)
-        logprobs: list[dict[str, Any]] = []
-        if self._writer is not None and choice.logprobs:
-            logprobs = self._writer.chat(choice.logprobs)["content"]
-        yield from self._items.add(choice, logprobs)
+    def logprobs_of(self, choice: CompletionOutput) -> list[dict[str, Any]]:
+        """Return the log-probabilities of a choice's new tokens."""
+        if self._logprobs is None or not choice.logprobs:
+            return []
+        entries: list[dict[str, Any]] = self._logprobs.chat(choice.logprobs)["content"]
+        return entries
 
-    def answer(self, outputs: list[RequestOutput]) -> dict[str, Any]:
-        """Return the body of an answer that is not streamed."""
-        refuse_failed(outputs)
-        [output] = outputs
-        choice = output.outputs[0]
-        for _ in chain(self.add(choice), self._items.end(_status(choice))):
-            pass  # nothing is sent before the end
-        return self.finished(output, choice)
-
-    def finished(self, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
+    def whole(self, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
         """Return the response after its last token."""
-        refuse_unfinished(choice)
-        status, is_whole = _status(choice), choice.finish_reason == "stop"
+        status, is_whole = status_of(choice), choice.finish_reason == "stop"
         num_prompt = len(output.prompt_token_ids)
+        last = self.parts.all[-1]
         return {
             **self._fields,
             "status": status,
             "completed_at": int(time.time()) if is_whole else None,
             "error": None,
             "incomplete_details": None if is_whole else {"reason": "max_output_tokens"},
-            "output": self._items.as_list(status),
+            "output": [
+                self._item(part, status if part is last else "completed") for part in self.parts.all
+            ],
             "usage": {
                 "input_tokens": num_prompt,
                 "input_tokens_details": {
                     "cached_tokens": output.num_cached_tokens or 0,
                     "cache_write_tokens": 0,
                 },
-                "output_tokens": self._num_tokens,
+                "output_tokens": self.num_tokens,
                 "output_tokens_details": {
                     "reasoning_tokens": output.metrics.num_reasoning_tokens if output.metrics else 0
                 },
-                "total_tokens": num_prompt + self._num_tokens,
+                "total_tokens": num_prompt + self.num_tokens,
             },
         }
 
-    async def events(self, outputs: list[RequestOutput]) -> AsyncGenerator[bytes, None]:
-        """Yield the events of the stream; ``outputs`` came already."""
-        generation = self._generation
-        try:
-            while True:
-                events = "".join(self._render(outputs))
-                if not events and generation.is_overdue:
-                    events = ": keepalive\n\n"
-                if events:
-                    yield events.encode()
-                    generation.sent()
-                if generation.is_finished:
-                    return
-                outputs = await generation.next()
-        except Exception as error:
-            yield self._failure(error)
+    # Events
 
-    def _render(self, outputs: list[RequestOutput]) -> Iterator[str]:
-        refuse_failed(outputs)
-        if not self._has_begun:
-            self._has_begun = True
-            yield from self._begin()
-        for output in outputs:
-            for choice in output.outputs:
-                yield from self._written(self.add(choice))
-                if choice.finish_reason is not None:
-                    yield from self._end(output, choice)
-
-    def _begin(self) -> Iterator[str]:
+    def begin(self, output: RequestOutput | None) -> str:
+        """Return the first events."""
         response = self._unfinished("in_progress", None)
-        yield self._event("response.created", response=response)
-        yield self._event("response.in_progress", response=response)
+        created = self._event("response.created", response=response)
+        return created + self._event("response.in_progress", response=response)
 
-    def _end(self, output: RequestOutput, choice: CompletionOutput) -> Iterator[str]:
-        refuse_unfinished(choice)
-        yield from self._written(self._items.end(_status(choice)))
-        response = self.finished(output, choice)
-        yield self._event(f"response.{response['status']}", response=response)
+    def write(self, event: PartEvent, status: str) -> Iterator[str]:
+        """Yield the events of an item."""
+        part, name = event.part, _ITEMS[event.part.kind][2]
+        place = {"item_id": self._id(part), "output_index": part.index}
+        content = place if part.kind == "call" else {**place, "content_index": 0}
+        if event.what == "grow":
+            more = {"logprobs": event.logprobs} if part.kind == "text" else {}
+            yield self._event(f"response.{name}.delta", **content, delta=event.text, **more)
+        elif event.what == "begin":
+            item = self._item(part, "in_progress")
+            yield self._event("response.output_item.added", output_index=part.index, item=item)
+            if part.kind == "text":
+                yield self._event("response.content_part.added", **content, part=_content(part))
+        else:
+            done: dict[str, Any] = {"text": part.text}
+            if part.kind == "call":
+                done = {"name": part.call.name, "arguments": part.text}
+            elif part.kind == "text":
+                done["logprobs"] = part.logprobs
+            yield self._event(f"response.{name}.done", **content, **done)
+            if part.kind == "text":
+                yield self._event("response.content_part.done", **content, part=_content(part))
+            item = self._item(part, status)
+            yield self._event("response.output_item.done", output_index=part.index, item=item)
 
-    def _written(self, events: Iterable[Event]) -> Iterator[str]:
-        for name, fields in events:
-            yield self._event(name, **fields)
+    def finish(self, output: RequestOutput, choice: CompletionOutput) -> Iterator[str]:
+        """Yield the last event."""
+        yield self._event(f"response.{status_of(choice)}", response=self.whole(output, choice))
 
-    def _failure(self, error: Exception) -> bytes:
-        failed = {"code": "server_error", "message": self._generation.failed(error).message}
-        return self._event("response.failed", response=self._unfinished("failed", failed)).encode()
+    def keepalive(self) -> str:
+        """Return a comment."""
+        return ": keepalive\n\n"
+
+    def failure(self, error: ApiError) -> str:
+        """Return the event of a response that failed."""
+        failed = {"code": "server_error", "message": error.message}
+        return self._event("response.failed", response=self._unfinished("failed", failed))
+
+    def _id(self, part: Part) -> str:
+        place = f"_{part.index}" if part.index else ""
+        response_id = self.generation.job.response_id.removeprefix("resp_")
+        return f"{_ITEMS[part.kind][1]}_{response_id}{place}"
+
+    def _item(self, part: Part, status: str) -> dict[str, Any]:
+        item: dict[str, Any] = {
+            "id": self._id(part),
+            "type": _ITEMS[part.kind][0],
+            "status": status,
+        }
+        if part.kind == "call":
+            call = {"call_id": part.call.id, "name": part.call.name, "arguments": part.text}
+            return {**item, **call}
+        about: dict[str, Any] = {"role": "assistant"} if part.kind == "text" else {"summary": []}
+        return {**item, **about, "content": [] if status == "in_progress" else [_content(part)]}
 
     def _unfinished(self, status: str, error: dict[str, Any] | None) -> dict[str, Any]:
         return {
@@ -238,5 +290,15 @@ class ResponseWriter:
         return f"event: {kind}\ndata: {data}\n\n"
 
 
-def _status(choice: CompletionOutput) -> str:
-    return "completed" if choice.finish_reason == "stop" else "incomplete"
+def _content(part: Part) -> dict[str, Any]:
+    """Return the content of an item that has text."""
+    content: dict[str, Any] = {"type": _ITEMS[part.kind][2], "text": part.text}
+    return (
+        content
+        if part.kind == "reasoning"
+        else {
+            **content,
+            "annotations": [],
+            "logprobs": part.logprobs,
+        }
+    )

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from mie.serve.body import AtMost, Body, Items, Unsupported, WithoutEffect, all_of
-from mie.serve.openai.fields import EMPTY, NO_STORE, OFF, TEXT_ONLY
+from mie.serve.body import AtMost, Body, Items, Unsupported, WithoutEffect, all_of, with_fields_of
 from mie.serve.openai.formats import JsonObjectFormat, NamedSchema, Text, TextFormat
 from mie.serve.openai.protocol import (
     CHOSEN,
@@ -26,10 +25,6 @@ from mie.text.messages import MOST_MESSAGES
 from mie.tools.definitions import MOST_TOOLS
 
 LOGPROBS = "message.output_text.logprobs"
-
-_NO_EFFORT = "the chat template decides how much a model reasons"
-_NO_CUTS = "the server does not shorten conversations"
-_NO_PARTS = f"{NO_STORE}; send the whole conversation as input"
 
 
 class FlatSchemaFormat(NamedSchema):
@@ -125,9 +120,10 @@ InputItem = Annotated[
 class ResponseStreamOptions(Body):
     """What a stream adds to its events."""
 
-    include_obfuscation: Annotated[Any, Unsupported("chunks are not padded", OFF)] = None
+    include_obfuscation: Annotated[Any, Unsupported("chunks are not padded", (False,))] = None
 
 
+@with_fields_of("responses")
 class ResponsesRequest(Body):
     """The body of ``POST /v1/responses``."""
 
@@ -152,30 +148,6 @@ class ResponsesRequest(Body):
     seed: Integer64 | None = None
     cache_salt: Salt | None = None
     priority: Integer64 | None = None
-
-    store: Annotated[Any, Unsupported(NO_STORE, OFF)] = None
-    previous_response_id: Annotated[Any, Unsupported(_NO_PARTS)] = None
-    conversation: Annotated[Any, Unsupported(_NO_PARTS)] = None
-    background: Annotated[Any, Unsupported(NO_STORE, OFF)] = None
-    background_options: Annotated[Any, Unsupported(NO_STORE, EMPTY)] = None
-    prompt: Annotated[Any, Unsupported(NO_STORE)] = None
-    access_programs: Annotated[Any, Unsupported("there are none", EMPTY)] = None
-    image: Annotated[Any, Unsupported(TEXT_ONLY, EMPTY)] = None
-    max_tool_calls: Annotated[
-        Any, Unsupported("send parallel_tool_calls=false for at most one")
-    ] = None
-    reasoning: Annotated[
-        Any, Unsupported(_NO_EFFORT, ({}, {"effort": None}, {"effort": "none"}))
-    ] = None
-    truncation: Annotated[Any, Unsupported(_NO_CUTS, ("disabled",))] = None
-    context_management: Annotated[Any, Unsupported(_NO_CUTS, EMPTY)] = None
-    moderation: Annotated[Any, Unsupported("nothing is moderated", EMPTY)] = None
-    service_tier: Annotated[Any, Unsupported("there is one tier", ("auto", "default"))] = None
-    prompt_cache_key: WithoutEffect = None  # equal prefixes are cached anyway
-    prompt_cache_options: WithoutEffect = None
-    prompt_cache_retention: WithoutEffect = None
-    safety_identifier: WithoutEffect = None
-    user: WithoutEffect = None
 
     @property
     def has_logprobs(self) -> bool:

@@ -14,10 +14,9 @@ from starlette.responses import Response
 from mie.serve.body import ABSENT, OFF, SOME, TEXT, AtMost, Items, Unsupported, all_of, any_of, read
 from mie.serve.errors import invalid, too_long, unsupported
 from mie.serve.openai.chat import chat_prompt
-from mie.serve.openai.fields import OtherFields
-from mie.serve.openai.protocol import Messages, TemplateFields, TokenId
-from mie.serve.openai.stream import json_response
+from mie.serve.openai.protocol import Messages, OtherFields, TemplateFields, TokenId
 from mie.serve.serving import Serving
+from mie.serve.writer import json_response
 from mie.system.threads import call_in_thread
 from mie.text.pretrained import PretrainedTokenizer
 from mie.text.token_bytes import TokenBytes
@@ -67,8 +66,8 @@ class DetokenizeRequest(OtherFields):
 
 async def tokenize(request: Request) -> Response:
     """Return the tokens of a text or of a conversation."""
-    serving: Serving = request.app.state.serving
-    body, _, headers = await read(request, TokenizeRequest)
+    asked = await read(request, TokenizeRequest)
+    body, serving = asked.body, asked.serving
     tokenizer = serving.required_tokenizer()
     tokens = await _tokens(body, serving, tokenizer)
     answer: dict[str, Any] = {
@@ -80,24 +79,24 @@ async def tokenize(request: Request) -> Response:
     if body.with_pieces:
         spell = TokenBytes(tokenizer.tokenizer)
         answer["tokens"] = [{"id": each, "piece": _piece(spell(each))} for each in tokens]
-    return json_response(answer, headers)
+    return json_response(answer, asked.headers)
 
 
 async def detokenize(request: Request) -> Response:
     """Return the text of tokens, special ones included."""
-    serving: Serving = request.app.state.serving
-    body, _, headers = await read(request, DetokenizeRequest)
+    asked = await read(request, DetokenizeRequest)
+    body, serving = asked.body, asked.serving
     tokenizer, vocab_size = serving.required_tokenizer(), serving.facts.vocab_size
     highest = max(body.tokens, default=0)
     if highest >= vocab_size:
         message = f"tokens has id {highest}; the vocabulary has ids 0 … {vocab_size - 1}"
         raise invalid(message, "tokens")
     text = await call_in_thread(tokenizer.decode, body.tokens)
-    return json_response({"prompt": text, "content": text}, headers)
+    return json_response({"prompt": text, "content": text}, asked.headers)
 
 
 async def tokenizer_info(request: Request) -> Response:
-    """Return what clients need to know of the tokenizer."""
+    """Describe the tokenizer."""
     serving: Serving = request.app.state.serving
     tokenizer = serving.required_tokenizer()
     return json_response(
@@ -117,10 +116,9 @@ async def tokenizer_info(request: Request) -> Response:
 
 async def apply_template(request: Request) -> Response:
     """Return a conversation as the prompt that the model gets."""
-    serving: Serving = request.app.state.serving
-    body, _, headers = await read(request, TemplateRequest)
-    prompt = await chat_prompt(body, serving)
-    return json_response({"prompt": prompt["prompt"]}, headers)
+    asked = await read(request, TemplateRequest)
+    prompt = await chat_prompt(asked.body, asked.serving)
+    return json_response({"prompt": prompt["prompt"]}, asked.headers)
 
 
 async def _tokens(

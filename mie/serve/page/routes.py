@@ -21,6 +21,7 @@ from mie.page.recording import Recording
 from mie.page.records import seq_from
 from mie.replay import State, at
 from mie.serve.asgi import route_of
+from mie.serve.auth import WrongKeys
 from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, invalid
 from mie.serve.page.access import check_may_see, has_keys, may_read_text, name_of
@@ -29,7 +30,6 @@ from mie.serve.page.processes import Worker, converted
 from mie.serve.page.sessions import Sessions, cookie_for
 from mie.serve.serving import Serving
 from mie.serve.sse import EventStream
-from mie.serve.wrong_keys import WrongKeys
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
@@ -165,7 +165,7 @@ class PageRoutes:
     async def _events(self, request: Request) -> Response:
         check_may_see(request)
         events = await self.feed.events(request.headers.get("last-event-id"))
-        return EventStream(events, _Nothing(), DATA_HEADERS)
+        return EventStream(events, headers=DATA_HEADERS)
 
     async def _history(self, request: Request) -> Response:
         check_may_see(request)
@@ -275,13 +275,6 @@ class PageRoutes:
             return await self._worker.call(lambda: at(segments, step))
         except TraceError as error:
             raise ApiError(404, str(error), type="not_found_error", code="no_such_step") from error
-
-
-class _Nothing:
-    """The work of a stream that ends when all is written."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def _past(segments: Sequence[Segment], until: int) -> list[Segment]:

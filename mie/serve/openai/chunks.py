@@ -1,0 +1,262 @@
+"""The answers of OpenAI's two generation routes, whole or in chunks.
+
+Chunks are written by hand, since they are most of the server's work for each token.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
+from mie.serve.body import Asked
+from mie.serve.errors import ApiError, body_of
+from mie.serve.openai.logprobs import LogprobWriter, TextOffsets
+from mie.serve.openai.protocol import GenerationBody
+from mie.serve.serving import Generation
+from mie.serve.sse import DONE, json_string
+from mie.serve.writer import Parts, Writer
+
+
+class Choice:
+    """One choice of a stream, and the tokens that wait for its next chunk."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.parts = Parts()
+        self.offsets: TextOffsets | None = None
+        self.num_tokens = 0
+        self.token_ids: list[int] = []
+        self.rows: list[LogprobRow | None] = []
+
+
+class ChunkWriter(Writer):
+    """Writes choices. A dialect says how the text of one looks."""
+
+    last_delta: ClassVar[str | None] = None
+    """The keys of a choice's last chunk, if that one has no text."""
+    empty_delta: ClassVar[str]
+    """The keys of a chunk without text."""
+    has_new_tokens = True
+    """Whether generated tokens are part of the answer."""
+
+    def __init__(self, generation: Generation, asked: Asked[GenerationBody], object: str) -> None:
+        super().__init__(generation)
+        body, params = asked.body, generation.job.params
+        self.n = params.n
+        self.skips_special = params.skip_special_tokens
+        self.has_token_ids = bool(body.return_token_ids)
+        self.sends_prompt_logprobs = body.prompt_logprobs is not None
+        self.tokenizer = asked.serving.tokenizer
+        self._as_ids = bool(body.return_tokens_as_token_ids)
+        options = body.stream_options
+        self._usage_at_end = bool(options and options.include_usage)
+        self._usage_always = self._usage_at_end and bool(options and options.continuous_usage_stats)
+        self.logprobs = None if params.logprobs is None else self.new_logprobs()
+        self._has_extras = self.logprobs is not None or self.has_token_ids
+        self._fields = {
+            "id": generation.job.response_id,
+            "object": object,
+            "created": int(time.time()),
+            "model": asked.model,
+            "system_fingerprint": asked.serving.system_fingerprint,
+        }
+        self._head = "data: " + json.dumps(self._fields)[:-1] + ', "choices": ['
+        self._tail = '], "usage": null}\n\n' if self._usage_at_end else "]}\n\n"
+        self._choices: dict[int, Choice] = {}
+        self._cached: dict[int, int] = {}
+
+    def new_logprobs(self) -> LogprobWriter:
+        """Return a writer of this request's log-probabilities."""
+        return LogprobWriter(
+            None if self.tokenizer is None else self.tokenizer.tokenizer,
+            num_top=self.generation.job.params.logprobs or 0,
+            as_ids=self._as_ids,
+            skips_special=self.skips_special,
+        )
+
+    # The dialect
+
+    @abstractmethod
+    def begin(self, choice: Choice, output: RequestOutput) -> Iterator[tuple[str, str]]:
+        """Yield the chunks before the first text of a choice: their keys and extras."""
+
+    @abstractmethod
+    def deltas(self, choice: Choice, output: CompletionOutput) -> list[str]:
+        """Return a choice's new output as keys of chunks."""
+
+    @abstractmethod
+    def logprobs_of(
+        self, choice: Choice, token_ids: list[int], rows: list[LogprobRow | None]
+    ) -> Any:
+        """Return the ``logprobs`` of tokens."""
+
+    @abstractmethod
+    def choice_of(self, index: int, request: RequestOutput, output: CompletionOutput) -> Any:
+        """Return a choice of a whole answer."""
+
+    def reason_of(self, choice: Choice, output: CompletionOutput) -> str | None:
+        """Return why a choice ended."""
+        return output.finish_reason
+
+    # A whole answer
+
+    def answer(self, outputs: list[RequestOutput]) -> Mapping[str, Any]:
+        """Return the body of an answer that is not streamed."""
+        all_choices = [(output, each) for output in outputs for each in output.outputs]
+        num_tokens = [len(each.token_ids) for _, each in all_choices if self.has_new_tokens]
+        num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
+        num_cached = sum(output.num_cached_tokens or 0 for output in outputs)
+        return {
+            **self._fields,
+            "choices": [
+                self.choice_of(self.generation.place(output) * self.n + each.index, output, each)
+                for output, each in all_choices
+            ],
+            "usage": usage_of(num_prompt, sum(num_tokens), num_cached),
+            "metrics": metrics_of(outputs, num_tokens),
+        }
+
+    # A stream
+
+    def render(self, outputs: list[RequestOutput]) -> Iterator[str]:
+        """Yield the events of outputs."""
+        for output in outputs:
+            place = self.generation.place(output)
+            for each in output.outputs:
+                index = place * self.n + each.index
+                choice = self._choices.get(index)
+                if choice is None:
+                    choice = self._choices[index] = Choice(index)
+                    self._cached[place] = output.num_cached_tokens or 0
+                    begun = self.begin(choice, output)
+                else:
+                    begun = iter(())
+                self._note(choice, each)
+                for keys, extras in begun:
+                    yield self._chunk(choice, keys, extras)
+                yield from self._new_chunks(choice, each)
+
+    def _note(self, choice: Choice, output: CompletionOutput) -> None:
+        if self.has_new_tokens:
+            choice.num_tokens += len(output.token_ids)
+        if self._has_extras:
+            choice.token_ids += output.token_ids
+            choice.rows += output.logprobs or ()
+
+    def _new_chunks(self, choice: Choice, output: CompletionOutput) -> Iterator[str]:
+        is_over = output.finish_reason is not None
+        is_new = output.text or output.reasoning or output.tool_calls
+        if not is_new and not is_over and not (self.has_token_ids and choice.token_ids):
+            return  # half a character, or the beginning of a stop string or of a tag
+        has_tokens = bool(choice.token_ids)
+        extras = self._extras(choice) if self._has_extras else ""
+        if is_over and self.last_delta is not None and not has_tokens:
+            extras = ""
+        deltas = self.deltas(choice, output)
+        if extras and not deltas:
+            deltas.append(self.empty_delta)
+        if is_over and self.last_delta is not None:
+            deltas.append(self.last_delta)
+        ending = "null"
+        for place, keys in enumerate(deltas, start=1):
+            if is_over and place == len(deltas):
+                reason = json_string(self.reason_of(choice, output) or "")
+                ending = f'{reason}, "stop_reason": {json.dumps(output.stop_reason)}'
+            yield self._chunk(choice, keys, extras if place == 1 else "", ending)
+
+    def _chunk(self, choice: Choice, keys: str, extras: str, reason: str = "null") -> str:
+        extras = extras or ', "logprobs": null'
+        written = f'{{"index": {choice.index}, {keys}{extras}, "finish_reason": {reason}}}'
+        tail = self._tail
+        if self._usage_always:
+            tail = f'], "usage": {json.dumps(self._usage())}}}\n\n'
+        return f"{self._head}{written}{tail}"
+
+    def _extras(self, choice: Choice) -> str:
+        """Return further keys of a choice, and forget the tokens that they report."""
+        token_ids, choice.token_ids = choice.token_ids, []
+        rows, choice.rows = choice.rows, []
+        if not self.has_new_tokens:
+            return ""
+        extras = ""
+        if self.logprobs is not None:
+            value = self.logprobs_of(choice, token_ids, rows) if token_ids else None
+            extras = f', "logprobs": {json.dumps(value)}'
+        if self.has_token_ids:
+            extras += f', "token_ids": {token_ids}'
+        return extras
+
+    def _usage(self) -> dict[str, Any]:
+        num_prompt = sum(len(each.token_ids) for each in self.generation.prepared)
+        num_new = sum(choice.num_tokens for choice in self._choices.values())
+        return usage_of(num_prompt, num_new, sum(self._cached.values()))
+
+    def end(self) -> str:
+        """Return the events after those of the last output."""
+        if not self._usage_at_end:
+            return DONE
+        num_tokens = [choice.num_tokens for choice in self._choices.values()]
+        metrics = json.dumps(metrics_of(self.generation.finished, num_tokens))
+        usage = json.dumps(self._usage())
+        return f'{self._head}], "usage": {usage}, "metrics": {metrics}}}\n\n{DONE}'
+
+    def keepalive(self) -> str:
+        """Return a comment that says how far the prompt is."""
+        computed, total = self.generation.progress()
+        return f": keepalive {computed}/{total}\n\n"
+
+    def failure(self, error: ApiError) -> str:
+        """Return the error. No choice has a ``finish_reason``."""
+        return f"data: {body_of(error, '')}\n\n{DONE}"
+
+
+def usage_of(num_prompt: int, num_completion: int, num_cached: int) -> dict[str, Any]:
+    """Return OpenAI's ``usage``."""
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_completion,
+        "total_tokens": num_prompt + num_completion,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
+    }
+
+
+def metrics_of(
+    outputs: Sequence[RequestOutput], num_tokens: Sequence[int]
+) -> dict[str, Any] | None:
+    """Return the times and counts of a request whose prompts gave these final outputs.
+
+    Times are of all prompts together: from the arrival to the first token of any, and so on.
+    ``num_tokens`` has the number of tokens of each choice.
+    """
+    each = [output.metrics for output in outputs if output.metrics is not None]
+    if not each:
+        return None
+    arrival = min(m.arrival_time for m in each)
+    started = [m.first_step_time for m in each if m.first_step_time is not None]
+    first = min((m.first_token_time for m in each if m.first_token_time is not None), default=None)
+    last = max((m.last_token_time for m in each if m.last_token_time is not None), default=None)
+    times: dict[str, Any] = {
+        "queue_time_ms": _ms(max(started) - arrival) if started else None,
+        "time_to_first_token_ms": None,
+        "generation_time_ms": None,
+        "mean_itl_ms": None,
+        "tokens_per_second": None,
+    }
+    if first is not None and last is not None:
+        times["time_to_first_token_ms"] = _ms(first - arrival)
+        times["generation_time_ms"] = _ms(last - first)
+        longest = max(num_tokens, default=0)
+        if longest > 1:
+            times["mean_itl_ms"] = _ms((last - first) / (longest - 1))
+        if last > arrival:
+            times["tokens_per_second"] = round(sum(num_tokens) / (last - arrival), 2)
+    names = ("num_preemptions", "num_swaps", "num_recomputed_tokens", "num_copied_blocks")
+    return {**times, **{name: sum(getattr(m, name) for m in each) for name in names}}
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)

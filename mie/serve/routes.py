@@ -1,0 +1,250 @@
+"""The routes of the server: a table, and the handlers of those that generate nothing."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from types import MappingProxyType
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from mie.errors import shown
+from mie.serve import answers
+from mie.serve.anthropic.messages import count_tokens, messages
+from mie.serve.anthropic.protocol import CountTokensRequest, MessagesRequest
+from mie.serve.asgi import route_of
+from mie.serve.errors import ApiError
+from mie.serve.openai.chat import chat_completions
+from mie.serve.openai.completions import completions
+from mie.serve.openai.protocol import ChatCompletionRequest, CompletionRequest
+from mie.serve.openai.responses import responses
+from mie.serve.openai.responses_protocol import ResponsesRequest
+from mie.serve.openai.tokenize import (
+    DetokenizeRequest,
+    TemplateRequest,
+    TokenizeRequest,
+    apply_template,
+    detokenize,
+    tokenize,
+    tokenizer_info,
+)
+from mie.serve.openapi import Operation, document
+from mie.serve.serving import Serving
+from mie.serve.writer import json_response
+from mie.version import __version__
+
+_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""The sampling parameters whose defaults a model's description has."""
+
+
+async def _list_models(request: Request) -> Response:
+    """List the model once for each name that clients may use."""
+    serving: Serving = request.app.state.serving
+    models = [_model(name, serving) for name in serving.names]
+    return json_response({"object": "list", "data": models})
+
+
+async def _retrieve_model(request: Request) -> Response:
+    serving: Serving = request.app.state.serving
+    return json_response(_model(serving.check_model(request.path_params["id"]), serving))
+
+
+def _model(name: str, serving: Serving) -> dict[str, Any]:
+    defaults = {name: getattr(serving.default_params, name) for name in _DEFAULTS}
+    return {
+        "id": name,
+        "object": "model",
+        "created": serving.created,
+        "owned_by": "mie",
+        "root": serving.facts.model,
+        "parent": None,
+        "max_model_len": serving.facts.max_model_len,
+        "default_sampling_params": defaults,
+    }
+
+
+async def _cancel(request: Request) -> Response:
+    """End a request that runs; its own answer ends with finish_reason "abort"."""
+    serving: Serving = request.app.state.serving
+    response_id = request.path_params["id"]
+    generation = serving.running.get(response_id)
+    if generation is None or generation.client != request.scope.get("mie.client"):
+        raise ApiError(
+            404,
+            f"no request with the id {shown(response_id)} runs",
+            type="not_found_error",
+            code="request_not_found",
+            param="id",
+        )
+    await serving.engine.abort([str(each.request_id) for each in generation.prepared])
+    return json_response({"id": response_id, "cancelled": True})
+
+
+async def _reset_prefix_cache(request: Request) -> Response:
+    """Forget all cached blocks, unless a request holds blocks."""
+    serving: Serving = request.app.state.serving
+    if not await serving.engine.reset_prefix_cache():
+        raise ApiError(
+            409,
+            "the prefix cache was not reset because requests hold blocks (try again when none "
+            "runs)",
+            code="requests_running",
+        )
+    return json_response({"reset": True})
+
+
+async def _health(request: Request) -> Response:
+    status = request.app.state.edge.health.status
+    return JSONResponse({"status": status}, 200 if status == "ok" else 503)
+
+
+async def _load(request: Request) -> Response:
+    return JSONResponse({"server_load": request.app.state.edge.health.num_requests})
+
+
+async def _version(request: Request) -> Response:
+    return JSONResponse({"version": __version__})
+
+
+async def _metrics(request: Request) -> Response:
+    response: Response = await request.app.state.edge.metrics.scrape()
+    return response
+
+
+async def _openapi(request: Request) -> Response:
+    """Describe the server in OpenAPI 3.1. The description is written once."""
+    state = request.app.state
+    if not hasattr(state, "openapi"):
+        state.openapi = document(state.serving, OPERATIONS)
+    return json_response(state.openapi)
+
+
+def _post(path: str, handler: Any, summary: str, *rest: Any) -> Operation:
+    return Operation("post", path, handler, summary, *rest)
+
+
+def _get(path: str, handler: Any, summary: str, *rest: Any) -> Operation:
+    return Operation("get", path, handler, summary, *rest)
+
+
+_OF_RESPONSES = "Answer a conversation in the shape of the Responses API"
+_OF_ANTHROPIC = "Answer a conversation in Anthropic's shape"
+_COUNT = "Count the tokens of a conversation"
+_CHATS = "/v1/chat/completions"
+_CANCEL = "/v1/requests/{id}/cancel"
+_SAME = "The same as /health"
+
+OPERATIONS = (
+    _post(
+        "/v1/completions", completions, "Complete prompts", answers.Completion, CompletionRequest
+    ),
+    _post(
+        _CHATS,
+        chat_completions,
+        "Answer a conversation",
+        answers.ChatCompletion,
+        ChatCompletionRequest,
+    ),
+    _post("/v1/responses", responses, _OF_RESPONSES, answers.Response, ResponsesRequest),
+    _post("/v1/messages", messages, _OF_ANTHROPIC, answers.Message, MessagesRequest),
+    _post(
+        "/v1/messages/count_tokens", count_tokens, _COUNT, answers.TokenCount, CountTokensRequest
+    ),
+    _post(
+        "/tokenize", tokenize, "Turn text or messages into tokens", answers.Tokens, TokenizeRequest
+    ),
+    _post("/detokenize", detokenize, "Turn tokens into text", answers.Text, DetokenizeRequest),
+    _post(
+        "/apply-template",
+        apply_template,
+        "Write messages as a prompt",
+        answers.Prompt,
+        TemplateRequest,
+    ),
+    _get(
+        "/tokenizer_info",
+        tokenizer_info,
+        "Describe the tokenizer",
+        answers.TokenizerInfo,
+        None,
+        (400,),
+    ),
+    _get("/v1/models", _list_models, "List the models", answers.Models),
+    _get("/v1/models/{id}", _retrieve_model, "Describe a model", answers.Model, None, (404,)),
+    _post(_CANCEL, _cancel, "End a request that runs", answers.Cancelled, None, (404, 413)),
+    _post(
+        "/reset_prefix_cache",
+        _reset_prefix_cache,
+        "Forget all cached blocks",
+        answers.Reset,
+        None,
+        (409, 413),
+    ),
+    _get("/health", _health, "Say whether the server serves", answers.Health),
+    _get("/ready", _health, _SAME, answers.Health),
+    _get("/ping", _health, _SAME, answers.Health),
+    _post("/ping", _health, _SAME, answers.Health),
+    _get("/load", _load, "Count the requests in work", answers.Load),
+    _get("/version", _version, "Name the version of mie", answers.Version),
+    _get("/metrics", _metrics, "Metrics in Prometheus' format", str),
+    _get("/openapi.json", _openapi, "This description", answers.Description),
+)
+
+_EMBEDDINGS = "an embedding model, and mie runs generative ones"
+NOT_SUPPORTED = MappingProxyType(
+    {
+        f"embeddings need {_EMBEDDINGS}": ("/v1/embeddings",),
+        f"scores need {_EMBEDDINGS}": ("/v1/score", "/score"),
+        f"ranking needs {_EMBEDDINGS}": ("/v1/rerank", "/rerank"),
+        f"pooling needs {_EMBEDDINGS}": ("/pooling",),
+        "classes need a classification model, and mie runs generative ones": ("/classify",),
+        "nothing is moderated": ("/v1/moderations",),
+        "the model reads and writes text only": (
+            "/v1/audio/{rest:path}",
+            "/v1/images/{rest:path}",
+        ),
+        "nothing is stored between requests": (
+            "/v1/files",
+            "/v1/files/{rest:path}",
+            "/v1/uploads",
+            "/v1/responses/{rest:path}",
+            "/v1/assistants",
+            "/v1/threads",
+            "/v1/vector_stores",
+        ),
+        "mie generate --input runs batch files": ("/v1/batches", "/v1/batches/{rest:path}"),
+        "send one request for each conversation": (
+            "/v1/messages/batches",
+            "/v1/chat/completions/batch",
+        ),
+        "models are not trained here": ("/v1/fine_tuning/{rest:path}",),
+        "there are no sessions": ("/v1/realtime",),
+        "there are no adapters": ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+        "text is generated after the prompt only": ("/infill",),
+    }
+)
+"""Why routes that clients of such servers know are not here."""
+
+
+def routes() -> list[Route]:
+    """Return the routes of the server, and those that say why they are not here."""
+    found = []
+    for path, operations in groupby(OPERATIONS, lambda operation: operation.path):
+        group = list(operations)
+        methods = [operation.method.upper() for operation in group]
+        path = "/v1/models/{id:path}" if path == "/v1/models/{id}" else path
+        found.append(Route(path, group[0].handler, methods=methods))
+    methods = ["GET", "POST", "DELETE"]
+    for why, paths in NOT_SUPPORTED.items():
+        found += [Route(path, _refusal(why), methods=methods) for path in paths]
+    return found
+
+
+def _refusal(why: str) -> Any:
+    async def refuse(request: Request) -> Response:
+        message = f"{route_of(request.scope)} is not supported: {why}"
+        raise ApiError(501, message, type="not_supported_error", code="not_supported")
+
+    return refuse

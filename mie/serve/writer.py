@@ -1,0 +1,256 @@
+"""From the engine's outputs to an answer: the common part of the four dialects.
+
+A dialect is a `Writer`. It renders outputs as the events of a stream, or as one whole answer. The
+dialects whose answers have parts, one after another, render the same stream of part events.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from starlette.responses import Response
+
+from mie.frontend.outputs import CompletionOutput, RequestOutput
+from mie.params.sampling import RequestOutputKind
+from mie.serve.body import Asked, Body
+from mie.serve.errors import ApiError, refuse_failed, refuse_unfinished
+from mie.serve.serving import Generation, Job
+from mie.serve.sse import EventStream
+from mie.tools.calls import ToolCall
+
+A = TypeVar("A", bound=Body)
+
+
+class Writer(ABC):
+    """Turns outputs into the answer of one request."""
+
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+
+    @abstractmethod
+    def answer(self, outputs: list[RequestOutput]) -> Mapping[str, Any]:
+        """Return the body of an answer that is not streamed."""
+
+    @abstractmethod
+    def render(self, outputs: list[RequestOutput]) -> Iterator[str]:
+        """Yield the events of outputs, which may be empty."""
+
+    def end(self) -> str:
+        """Return the events after those of the last output."""
+        return ""
+
+    @abstractmethod
+    def keepalive(self) -> str:
+        """Return a sign of life for a client that waits for the engine."""
+
+    @abstractmethod
+    def failure(self, error: ApiError) -> str:
+        """Return the events that end a stream which has failed."""
+
+    async def events(self, outputs: list[RequestOutput]) -> AsyncGenerator[bytes, None]:
+        """Yield the events of the stream; ``outputs`` came already."""
+        generation = self.generation
+        try:
+            while True:
+                refuse_failed(outputs)
+                events = "".join(self.render(outputs))
+                if generation.is_finished:
+                    yield (events + self.end()).encode()
+                    return
+                if not events and generation.is_overdue:
+                    events = self.keepalive()
+                if events:
+                    yield events.encode()
+                    generation.sent()
+                outputs = await generation.next()
+        except Exception as error:
+            yield self.failure(generation.failed(error)).encode("utf-8", "replace")
+
+
+async def respond(
+    asked: Asked[A], job: Job, new_writer: Callable[[Generation, Asked[A]], Writer]
+) -> Response:
+    """Run a job, and return its answer, or the stream of it once there is something to send.
+
+    Raises:
+        ApiError: it failed before anything was sent, so that the status can say so.
+        MieError: it can never be served, or the engine cannot go on.
+    """
+    generation = await asked.serving.start(asked.scope, job)
+    try:
+        writer = new_writer(generation, asked)
+        if job.params.output_kind is RequestOutputKind.DELTA:
+            generation.keep_alive(asked.serving.config.keepalive_interval)
+            first = await generation.next()
+            refuse_failed(first)
+            return EventStream(writer.events(first), generation.close, asked.headers)
+        outputs = await generation.all()
+        refuse_failed(outputs)
+        answer = writer.answer(outputs)
+    except BaseException:
+        generation.close()
+        raise
+    generation.close()
+    return json_response(answer, asked.headers)
+
+
+def json_response(content: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+    """Return an answer that is not streamed."""
+    data = json.dumps(content, ensure_ascii=False).encode()
+    return Response(data, 200, headers, media_type="application/json")
+
+
+Kind = Literal["reasoning", "text", "call"]
+
+
+class Part:
+    """A part of an answer: reasoning, text, or a call of a tool, whose text is its arguments."""
+
+    def __init__(self, kind: Kind, index: int, call: ToolCall | None) -> None:
+        self.kind: Kind = kind
+        self.index = index
+        """Its place in the answer."""
+        self._call = call
+        self.text = ""
+        self.logprobs: list[dict[str, Any]] = []
+
+    @property
+    def call(self) -> ToolCall:
+        """The call, with its id and its name."""
+        assert self._call is not None
+        return self._call
+
+
+class PartEvent(NamedTuple):
+    """A part begins, grows by a text and its log-probabilities, or ends."""
+
+    what: Literal["begin", "grow", "end"]
+    part: Part
+    text: str = ""
+    logprobs: Sequence[dict[str, Any]] = ()
+
+
+class Parts:
+    """The parts of one choice. One after another grows."""
+
+    def __init__(self) -> None:
+        self.all: list[Part] = []
+        self._waiting: list[dict[str, Any]] = []  # of tokens whose text is still to come
+
+    @property
+    def last_call(self) -> Part | None:
+        """The call that began last."""
+        return next((part for part in reversed(self.all) if part.kind == "call"), None)
+
+    def add(
+        self, choice: CompletionOutput, logprobs: list[dict[str, Any]] | None = None
+    ) -> Iterator[PartEvent]:
+        """Yield the events of a choice's new output, in the order in which the model wrote it."""
+        self._waiting += logprobs or ()
+        calls = list(choice.tool_calls or ())
+        last = self.all[-1] if self.all else None
+        if calls and last is not None and last.kind == "call" and calls[0].index == last.call.index:
+            yield from self._grow("call", calls[0].arguments, calls.pop(0))
+        if choice.reasoning:
+            yield from self._grow("reasoning", choice.reasoning)
+        is_plain = choice.reasoning is None and choice.tool_calls is None
+        if choice.text or (is_plain and self._waiting):
+            yield from self._grow("text", choice.text)
+        for call in calls:
+            yield from self._grow("call", call.arguments, call)
+
+    def end(self) -> Iterator[PartEvent]:
+        """Yield the events that end the last part. An empty answer has an empty text."""
+        if not self.all:
+            yield from self._begin("text", None)
+        yield PartEvent("end", self.all[-1])
+
+    def _grow(self, kind: Kind, text: str, call: ToolCall | None = None) -> Iterator[PartEvent]:
+        last = self.all[-1] if self.all else None
+        is_same = last is not None and last.kind == kind
+        if is_same and call is not None:
+            is_same = call.index == self.all[-1].call.index
+        if not is_same:
+            if last is not None:
+                yield PartEvent("end", last)
+            yield from self._begin(kind, call)
+        logprobs: list[dict[str, Any]] = []
+        if kind == "text":
+            logprobs, self._waiting = self._waiting, []
+        if text or logprobs:
+            part = self.all[-1]
+            part.text += text
+            part.logprobs += logprobs
+            yield PartEvent("grow", part, text, logprobs)
+
+    def _begin(self, kind: Kind, call: ToolCall | None) -> Iterator[PartEvent]:
+        part = Part(kind, len(self.all), call)
+        self.all.append(part)
+        yield PartEvent("begin", part)
+
+
+class PartsWriter(Writer):
+    """Writes an answer of one choice as its parts."""
+
+    def __init__(self, generation: Generation) -> None:
+        super().__init__(generation)
+        self.parts = Parts()
+        self.num_tokens = 0
+        self._has_begun = False
+
+    def begin(self, output: RequestOutput | None) -> str:
+        """Return the first events. Without an output yet, they may be left for later."""
+        raise NotImplementedError
+
+    def write(self, event: PartEvent, status: str) -> Iterator[str]:
+        """Yield the events of a part; ``status`` says how far the part is when it ends."""
+        raise NotImplementedError
+
+    def finish(self, output: RequestOutput, choice: CompletionOutput) -> Iterator[str]:
+        """Yield the last events."""
+        raise NotImplementedError
+
+    def whole(self, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
+        """Return the whole answer, when all parts have ended."""
+        raise NotImplementedError
+
+    def logprobs_of(self, choice: CompletionOutput) -> list[dict[str, Any]]:
+        """Return the log-probabilities of a choice's new tokens."""
+        return []
+
+    def answer(self, outputs: list[RequestOutput]) -> Mapping[str, Any]:
+        """Return the body of an answer that is not streamed."""
+        [output] = outputs
+        [choice] = output.outputs
+        refuse_unfinished(choice)
+        for _ in (*self._add(choice), *self.parts.end()):
+            pass  # nothing is sent before the end
+        return self.whole(output, choice)
+
+    def render(self, outputs: list[RequestOutput]) -> Iterator[str]:
+        """Yield the events of outputs."""
+        if not self._has_begun and (begun := self.begin(outputs[0] if outputs else None)):
+            self._has_begun = True
+            yield begun
+        for output in outputs:
+            for choice in output.outputs:
+                for event in self._add(choice):
+                    yield from self.write(event, "completed")
+                if choice.finish_reason is None:
+                    continue
+                refuse_unfinished(choice)
+                for event in self.parts.end():
+                    yield from self.write(event, status_of(choice))
+                yield from self.finish(output, choice)
+
+    def _add(self, choice: CompletionOutput) -> Iterator[PartEvent]:
+        self.num_tokens += len(choice.token_ids)
+        return self.parts.add(choice, self.logprobs_of(choice))
+
+
+def status_of(choice: CompletionOutput) -> str:
+    """Return whether a choice is whole, in OpenAI's words."""
+    return "completed" if choice.finish_reason == "stop" else "incomplete"

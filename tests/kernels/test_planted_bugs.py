@@ -1,0 +1,220 @@
+"""Break the kernels, one line at a time, and see that a check notices.
+
+    python -m pytest tests/kernels/test_planted_bugs.py -v -n0
+
+prints a line for each bug of planted_bugs.toml: PASSED if its check notices it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import test_bfloat16_range as bfloat16_range
+import test_counters
+import test_few_rows as few_rows
+import test_kernels as kernels
+import test_nonfinite
+import test_prefill
+import test_sampling as sampling
+from emulated import needs_compiler
+from test_kernels import Shape
+from test_prefill_splits import splits
+
+from mie.ops_gpu.attention import SPLIT_TOKENS
+from mie.ops_gpu.chip import Chip
+from mie.ops_gpu.dispatch import TILE_TOKENS
+from mie.ops_gpu.host import emulator
+from mie.ops_gpu.host.emulator import EmulatedLauncher
+from mie.ops_gpu.sampling import PART
+from mie.ops_gpu.signature import KernelFault
+from mie.ops_gpu.source import KERNELS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+pytestmark = [needs_compiler, pytest.mark.slow]
+
+TABLE = tomllib.loads(Path(__file__).with_name("planted_bugs.toml").read_text())
+BUGS = {bug["name"]: bug for bug in TABLE["bug"]}
+FEW_BLOCKS = Chip(num_multiprocessors=3, shared_bytes=0)
+
+
+def shape_of(stored: str, window: int | None = None) -> Shape:
+    return Shape("float16", 64, 3, 1, 32, window, stored)
+
+
+def decode(shape: Shape, *, is_deterministic: bool, query_scale: float) -> None:
+    """Decode a sequence of two splits and several runs, beside short ones."""
+    sequences = [(1, length) for length in (1, 17, 65, SPLIT_TOKENS + 69)]
+    kernels.attend("any", shape, sequences, is_deterministic, FEW_BLOCKS, query_scale)
+
+
+def streamed(stored: str, window: int | None = None, query_scale: float = 1.0) -> None:
+    decode(shape_of(stored, window), is_deterministic=False, query_scale=query_scale)
+
+
+def split(stored: str, window: int | None = None, query_scale: float = 1.0) -> None:
+    decode(shape_of(stored, window), is_deterministic=True, query_scale=query_scale)
+
+
+def many_tiles() -> None:
+    chip = Chip(num_multiprocessors=1, shared_bytes=0)
+    kernels.attend("any", shape_of("auto"), [(1, 33 * TILE_TOKENS)], chip=chip)
+
+
+def prefill(stored: str, window: int | None = None) -> None:
+    sequences = [(40, 80), (17, 150), (2, 66)]  # a warp's rows are on both sides of a tile's end
+    test_prefill.prefill("any", shape_of(stored, window), sequences, 1.0)
+
+
+def split_prefill(stored: str, window: int | None = None, query_scale: float = 1.0) -> None:
+    launcher = EmulatedLauncher(order="random")  # blocks of several sequences take turns
+    with splits(6, 1):
+        sequences = [(40, 215), (17, 150), (100, 130)]
+        test_prefill.prefill(launcher, shape_of(stored, window), sequences, query_scale)
+
+
+def growing_units() -> None:
+    test_prefill.test_the_unit_grows_from_tile_to_tile("any", "int8")
+
+
+def write(stored: str) -> None:
+    kernels.test_rope_write_kv_quantises("any", "float32", stored, 8)
+
+
+def widen(dtype: str, stored: str) -> None:
+    kernels.test_tensor_cores_widen_every_element_exactly("any", dtype, stored, 1)
+
+
+def heads(num_queries: int) -> None:
+    bfloat16_range.test_each_head_has_its_own_magnitude("any", "int8", num_queries, 40)
+
+
+def large_element(num_queries: int) -> None:
+    test = bfloat16_range.test_an_element_is_far_larger_than_those_that_count
+    test("any", "int8", num_queries)
+
+
+def large_value(num_queries: int) -> None:
+    test = bfloat16_range.test_a_value_is_far_larger_than_those_that_count
+    test("any", "int8", num_queries)
+
+
+def hides_no_nan() -> None:
+    test_nonfinite.compare("any", test_nonfinite.PLAIN, 3, is_deterministic=False)
+
+
+def bank_conflicts() -> None:
+    launcher = EmulatedLauncher(check=True, count=True)
+    test_counters.test_tiles_have_no_bank_conflicts_and_fill_whole_sectors(
+        launcher, Shape("float16", 64, 2, 1, 16)
+    )
+
+
+def log_probabilities() -> None:
+    sampling.test_log_probabilities("any", "float32", 40)
+
+
+def sampler() -> None:
+    """Run tests of the sampler in float32."""
+    for vocab_size in (40, 1000, PART + 1):
+        sampling.test_random_controls_give_the_tokens_of_numpy("any", "float32", vocab_size)
+    for vocab_size in (700, PART + 300):
+        sampling.test_rows_at_the_border_of_two_tokens_give_the_tokens_of_numpy(vocab_size)
+    sampling.test_top_k_1_is_greedy_and_constant_rows_are_cut_alike("any", "float32", 40)
+    sampling.test_edits_at_the_borders_of_parts("any")
+    rng = np.random.default_rng(51)
+    for vocab_size in (33, PART + 77):
+        logits = np.stack([sampling.hostile_logits(rng, vocab_size) for _ in range(60)])
+        rows = [sampling.random_controls(rng, vocab_size) for _ in range(60)]
+        sampling.check_rows("any", logits, rows)
+
+
+def products() -> None:
+    """Run tests of the products in float16 and float32."""
+    for mode in ("checked", "any"):  # the first build reports a bug that writes anywhere
+        few_rows.test_sums_of_integers_are_exact(mode, "float16", 1100, 33, 35)
+        few_rows.test_sums_of_integers_are_exact(mode, "float16", 33, 40, 9)
+        few_rows.test_normalised_rows_are_multiplied(mode, "float16", 96, 24, 3)
+        few_rows.test_gates(mode, "float16", 520, 17, 13)
+        few_rows.test_heads_are_rotated_and_written(mode, "float16", 24, 21)
+    few_rows.test_normalised_rows_are_multiplied("any", "float32", 1100, 33, 3)
+    few_rows.test_a_rows_bits_do_not_depend_on_the_other_rows("any", "float32", 33)
+    few_rows.test_an_infinite_value_spoils_no_other("float32")
+    small = few_rows.Norm(weight=np.ones(64, np.float32), eps=1.0)
+    x, weight = np.ones((1, 64), np.float32), np.eye(64, dtype=np.float32)
+    out = np.empty_like(x)
+    few_rows.FewRows(kernels.launcher_of("any")).linear(x, weight, out, norm=small)
+    np.testing.assert_allclose(out, 0.5**0.5, rtol=1e-6)
+
+
+def merges() -> None:
+    """Run long decodes twice over the same counters, streamed and not."""
+    shape = Shape("float16", 64, 2, 2, 16)
+    sequences = [(1, length) for length in (3 * SPLIT_TOKENS + 5, 3, 2 * SPLIT_TOKENS, 65)]
+    batch, num_blocks = kernels.make_batch([(1, 700), (1, 300)], shape.block_size)
+    cache, _ = kernels.make_cache(shape, batch, num_blocks)
+    q = kernels.normal(shape.dtype, 2, 4, 64)
+    for mode in ("checked", "any"):
+        for is_deterministic in (False, True):
+            kernels.attend(mode, shape, sequences, is_deterministic)
+            backend = kernels.make_backend(mode, shape.dtype, is_deterministic)
+            first, second = (backend.paged_attention(q, cache, 0, batch, None) for _ in range(2))
+            assert first.tobytes() == second.tobytes()
+
+
+CHECKS: dict[str, Callable[..., None]] = {
+    check.__name__: check
+    for check in (
+        *(streamed, split, many_tiles, prefill, split_prefill, growing_units, write, widen, heads),
+        *(large_element, large_value, hides_no_nan, bank_conflicts, log_probabilities),
+        *(sampler, products, merges),
+    )
+}
+
+
+def run_check(bug: dict[str, Any]) -> None:
+    with np.errstate(all="ignore"):
+        CHECKS[bug["check"]](**bug.get("with", {}))
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of a copy of the kernels, which the emulator runs instead of them."""
+    # The same path for every test, so that only changed files are compiled again.
+    path = tmp_path_factory.getbasetemp() / "kernels"
+    shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(KERNELS, path)
+    monkeypatch.setattr(emulator, "KERNELS", path)
+    launchers = [EmulatedLauncher(check=checks, order="reverse") for checks in (False, True)]
+    for module in (kernels, sampling):
+        monkeypatch.setattr(module, "launcher", lambda checks=False, *_: launchers[checks])
+    return path
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_the_kernels_pass_unchanged(folder: Path, name: str):
+    done: list[dict[str, Any]] = []
+    for bug in BUGS.values():
+        if bug["check"] == name and bug.get("with", {}) not in done:
+            run_check(bug)
+            done.append(bug.get("with", {}))
+    assert done
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_noticed(folder: Path, name: str):
+    bug = BUGS[name]
+    source = (folder / bug["file"]).read_text()
+    assert source.count(bug["old"]) == 1
+    (folder / bug["file"]).write_text(source.replace(bug["old"], bug["new"]))
+    with pytest.raises((AssertionError, KernelFault)):
+        run_check(bug)
