@@ -55,7 +55,7 @@ class ModelFacts:
 
 
 class Pulse(NamedTuple):
-    """What can be seen of an engine from outside of its thread."""
+    """The state of an engine that other threads may read."""
 
     num_turns: int
     """Steps, and other turns of the engine's loop. It stands still while the engine idles."""
@@ -87,7 +87,7 @@ class AsyncLLM:
         self._llm = LLM(*args, **settings)
         self._loop = self._llm.loop
         self.limits = self._llm.engine_args.limits
-        """What one request may ask for."""
+        """The limits of one request."""
         self._loop.start()
         # The thread must not keep this object alive: it ends when the object is collected.
         self._finalizer = weakref.finalize(self, self._loop.stop)
@@ -110,10 +110,10 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield a request's outputs as they arrive; the last one has ``finished``.
 
-        ``sampling_params.output_kind`` selects what each output contains. Outputs are merged if the
-        consumer is slower than the engine. Cancelling the task, or closing the generator, aborts
-        the request before the next step. Under the fair policy, each ``client`` gets an equal
-        share of tokens. vLLM's other arguments are accepted as None.
+        ``sampling_params.output_kind`` selects the content of each output. Outputs are merged if
+        the consumer is slower than the engine. Cancelling the task, or closing the generator,
+        aborts the request before the next step. Under the fair policy, each ``client`` gets an
+        equal share of tokens. vLLM's other arguments are accepted as None.
 
         Raises:
             ConfigError: a parameter is unknown, or refused with the reason.
@@ -149,22 +149,18 @@ class AsyncLLM:
     ) -> PreparedRequest:
         """Check and tokenize a request in a worker thread, for `add`.
 
-        What outputs must match is compiled for one ``caller`` after the other. Cancelling the task
-        ends it.
+        Constraints are compiled for one ``caller`` after the other. Cancelling the task ends it.
 
         Raises:
             ConfigError: a parameter is not allowed.
             RequestError: the prompt or a label is malformed, or exceeds a limit.
-            WorkerError: the process that compiles what an output must match failed.
+            WorkerError: the process that compiles constraints failed.
             EngineDeadError: the engine cannot go on.
         """
         self._loop.check_alive()
         preparer = self._llm.llm_engine.preparer
-        params = sampling_params
-        if params is None:
-            params = self._llm.get_default_sampling_params()
         prepared = await call_in_thread(
-            preparer.prepare, prompt, params, None, request_id, priority, client
+            preparer.prepare, prompt, sampling_params, None, request_id, priority, client
         )
         with naming_tools(prepared.answer):
             compiling = preparer.submit(prepared, caller)
@@ -180,8 +176,8 @@ class AsyncLLM:
     ) -> OutputStream:
         """Queue one client's requests, all or none, and return the stream of their outputs.
 
-        Cancelling the task aborts them. ``check`` is called in the engine's thread with what waits
-        of that client, and may raise a `MieError` to refuse them.
+        Cancelling the task aborts them. ``check`` is called in the engine's thread with the
+        client's queue, and may raise a `MieError` to refuse them.
 
         Raises:
             RequestError: one of them could never be served; nothing was added.
@@ -202,7 +198,7 @@ class AsyncLLM:
         return stream
 
     def queue(self, client: str | None = None) -> QueueState:
-        """Return what waits of a client's requests; under other policies than fair, of all."""
+        """Return a client's queue; under other policies than fair, that of all clients."""
         return self._loop.engine.queue(client)
 
     async def chat_prompt(self, messages: Sequence[Message], **options: Any) -> dict[str, Any]:
@@ -262,7 +258,7 @@ class AsyncLLM:
         )
 
     async def weights_digest(self) -> str:
-        """Return what tells the weights from others; see `LLM.weights_digest`."""
+        """Return a digest of the weights; see `LLM.weights_digest`."""
         return await call_in_thread(self._llm.weights_digest)
 
     @property
@@ -295,11 +291,11 @@ class AsyncLLM:
         return await call_in_thread((await self.metrics_snapshot()).read, name)
 
     async def look(self) -> Look:
-        """Return what the engine's log has, and the engine's counts."""
+        """Return the whole log of the engine, and the engine's counts."""
         return await self._loop.call_async(lambda: look_at(self._loop.engine, None))
 
     def look_and_wait(self, after: int | None, *, with_metrics: bool) -> Look:
-        """Return what is new after a step, for a thread without an event loop: see `look_at`.
+        """Return the log after a step, for a thread without an event loop: see `look_at`.
 
         Raises:
             EngineDeadError: the engine cannot go on.
@@ -321,7 +317,7 @@ class AsyncLLM:
         return await self._loop.call_async(lambda: tokens_of(self._loop.engine, places))
 
     async def metrics_snapshot(self) -> Snapshot:
-        """Return what `get_metrics` reads; the engine does not wait while it is read."""
+        """Return the numbers of `get_metrics`; the engine does not wait while they are read."""
         return await self._loop.call_async(self._loop.engine.metrics_snapshot)
 
     @property
@@ -336,7 +332,7 @@ class AsyncLLM:
 
     @property
     def pulse(self) -> Pulse:
-        """What can be seen of the engine from outside of its thread."""
+        """The state of the engine that other threads may read."""
         loop, scheduler = self._loop, self._loop.engine.scheduler
         return Pulse(
             num_turns=loop.num_turns,

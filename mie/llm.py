@@ -42,10 +42,8 @@ class LLM:
     def __init__(self, *args: Any, **settings: Any) -> None:
         """Load a model: "bundled", a directory in Hugging Face format, or a hub id.
 
-        The arguments are the fields of `EngineArgs`. They select the model and its tokenizer, the
-        backend and the dtype. They include the settings of `EngineConfig`, such as max_num_seqs and
-        num_blocks. docs/settings.md explains all of them, and docs/vllm.md those that have no
-        effect.
+        The arguments are the fields of `EngineArgs`, which include the settings of `EngineConfig`.
+        docs/settings.md explains all of them, and docs/vllm.md those that have no effect.
 
         Raises:
             ConfigError: a setting is unknown, out of range, or refused with the reason.
@@ -136,7 +134,7 @@ class LLM:
         *,
         use_tqdm: bool | Callable[..., Any] = True,
     ) -> list[RequestOutput]:
-        """Finish what `enqueue` and `enqueue_chat` queued, and return the outputs in order.
+        """Finish the requests of `enqueue` and `enqueue_chat`, and return the outputs in order.
 
         Raises:
             ConfigError: ``output_type`` is given and is not `RequestOutput`.
@@ -189,8 +187,8 @@ class LLM:
         """Yield the output of one prompt after every token.
 
         `CompletionOutput.new_text` is the new piece. The ``output_kind`` of the parameters selects
-        what each output contains. Outputs are merged if the caller is slower than the engine, which
-        other threads may drive. Closing the iterator aborts the request.
+        the content of each output. Outputs are merged if the caller is slower than the engine, for
+        which other threads may run steps. Closing the iterator aborts the request.
 
         Raises:
             RequestFailedError: the request failed.
@@ -250,7 +248,7 @@ class LLM:
                 text parts. A tool's content and the arguments of tool calls may be any JSON value.
             chat_template: the text of another template, or the name of one of the model's.
             chat_template_content_format: "string" joins text parts, "openai" makes parts of text,
-                and "auto" detects what the template expects.
+                and "auto" detects the template's choice.
             add_generation_prompt: end with the beginning of the assistant's answer.
             continue_final_message: end with the last message's text instead, so that the model
                 continues it. Requires ``add_generation_prompt=False``.
@@ -283,23 +281,24 @@ class LLM:
             ConfigError: an option is unknown or wrong.
             RequestError: a message or a tool is malformed, or the template rejects it.
         """
-        from mie.frontend.conversation import Conversations  # it needs mie.tools, which few use
+        from mie.frontend.conversation import prompt_of  # it needs mie.tools, which few use
 
-        conversations = Conversations(
-            tokenizer=self.get_tokenizer(),
-            render=self.apply_chat_template,
-            encode=partial(self.llm_engine.preparer.encode, add_special_tokens=False),
-            tool_call_parser=self.engine_args.tool_call_parser,
-            reasoning_parser=self.engine_args.reasoning_parser,
+        return prompt_of(
+            messages,
+            self.get_tokenizer(),
+            self.apply_chat_template,
+            partial(self.llm_engine.preparer.encode, add_special_tokens=False),
+            self.engine_args.tool_call_parser,
+            self.engine_args.reasoning_parser,
+            **options,
         )
-        return conversations.prompt(messages, **options)
 
     def get_tokenizer(self) -> PretrainedTokenizer:
         """Return the model's tokenizer with the interface of transformers."""
         return self.llm_engine.get_tokenizer()
 
     def weights_digest(self) -> str:
-        """Return what tells these weights from others, such as another training of the model.
+        """Return a digest that differs for other weights, such as another training of the model.
 
         Raises:
             WeightsError: the files of the weights cannot be read any more.

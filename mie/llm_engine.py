@@ -51,6 +51,7 @@ class LLMEngine:
             engine=parts.engine,
             tokenizer=parts.tokenizer,
             limits=engine_args.limits,
+            defaults=parts.generation.sampling,
             constraints=parts.grammars,
         )
         survives_fork = parts.engine.backend != "cupy"
@@ -169,10 +170,9 @@ class LLMEngine:
         Raises:
             ConfigError: a parameter is not allowed.
             RequestError: the prompt or a label is malformed, or exceeds a limit.
-            WorkerError: the process that compiles what an output must match failed.
+            WorkerError: the process that compiles constraints failed.
         """
-        given = self.get_default_sampling_params() if params is None else params
-        prepared = self.preparer.prepare(prompt, given, output_kind, request_id, priority, client)
+        prepared = self.preparer.prepare(prompt, params, output_kind, request_id, priority, client)
         return self.preparer.constrained(prepared)
 
     def _own_collector(self) -> Collector:

@@ -91,7 +91,7 @@ def markdown(results: Mapping[str, Any]) -> Iterator[str]:
 
 
 def place_line(results: Mapping[str, Any]) -> str:
-    """Return a line that says whether results are simulated or measured, and on what."""
+    """Return a line that says whether results are simulated or measured, and on which device."""
     model = results["model_id"]
     if "base_url" in results:
         return f"Measured over HTTP at {results['base_url']}: {model}"
@@ -112,7 +112,7 @@ def _columns(results: Mapping[str, Any], name: str) -> dict[str, str]:
 
 
 def distributions(results: Mapping[str, Any]) -> dict[str, str]:
-    """The fields that tell of distributions, with a label each."""
+    """Return the fields of distributions, with a label each."""
     return {
         f"{head}_{name}_ms": f"{title}, {head} (ms)"
         for name, title in _DISTRIBUTIONS.items()

@@ -1,4 +1,4 @@
-"""What the benchmarks share about a run: how it starts, and what its results say of it."""
+"""Start the runs of the benchmarks, and describe them in the results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def run_engine_load(
     bench: Bench, workload: Workload, max_concurrency: int | None = None
 ) -> LoadResult:
-    """A run that finds the prefix cache empty."""
+    """Run the load with an empty prefix cache."""
     from mie.sim.driver import run_load
 
     bench.engine.reset_prefix_cache()
@@ -24,7 +24,7 @@ def run_engine_load(
 
 
 def about(place: Mapping[str, Any], workload: Workload, result: AnyResult) -> dict[str, Any]:
-    """Where the load ran, what it was, and what is counted in a run besides times."""
+    """Return the place, the load, and the counts of a run besides its times."""
     return {
         "backend": "mie",
         **place,
@@ -38,10 +38,10 @@ def about(place: Mapping[str, Any], workload: Workload, result: AnyResult) -> di
 
 
 def errors(result: AnyResult) -> dict[str, str]:
-    """Why requests were refused, by request."""
+    """Return the reasons of refusals, by request."""
     return {record.request_id: record.error for record in result.records if record.error}
 
 
 def exit_code(result: AnyResult) -> int:
-    """1 if a request failed."""
+    """Return 1 if a request failed, else 0."""
     return 1 if any(record.error for record in result.records) else 0

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mie.cli.bench_run import AnyResult
     from mie.sim.workload import Workload
 
-Subparsers = argparse._SubParsersAction  # what add_subparsers returns has no public name
+Subparsers = argparse._SubParsersAction  # the result of add_subparsers has no public type
 
 
 def add_serve(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
@@ -128,7 +128,7 @@ def _run_serve(args: argparse.Namespace) -> int:
         "percentiles": _percentiles(args.metric_percentiles),
         "goodput": goodput,
     }
-    summarize([], 0, **wanted)  # refuses what is wrong before anything is loaded
+    summarize([], 0, **wanted)  # refuses mistakes before anything is loaded
     workload = workload_of(args, args.request_rate, args.burstiness)
     place, result = _served(args, workload) if args.base_url else _stepped(args, workload)
     results = {
@@ -148,7 +148,7 @@ def _run_serve(args: argparse.Namespace) -> int:
 
 
 def _stepped(args: argparse.Namespace, workload: Workload) -> tuple[dict[str, Any], AnyResult]:
-    """The load on an engine in this process."""
+    """Run the load on an engine in this process."""
     for name in ("api_key", "vocab_size", "openai_only", "reset_prefix_cache"):
         if getattr(args, name):
             raise ConfigError(f"{option(name)} needs --base-url")
@@ -157,7 +157,7 @@ def _stepped(args: argparse.Namespace, workload: Workload) -> tuple[dict[str, An
 
 
 def _served(args: argparse.Namespace, workload: Workload) -> tuple[dict[str, Any], AnyResult]:
-    """The load on the server that ``--base-url`` names."""
+    """Run the load on the server that ``--base-url`` names."""
     from mie.config.engine import check_integer
     from mie.sim.remote import Server, run_load_on
 
@@ -201,7 +201,7 @@ def _percentiles(text: str) -> list[float]:
 
 
 def _details(result: AnyResult) -> dict[str, list[Any]]:
-    """A value for each request, times in seconds, as vLLM keeps them."""
+    """Return a value for each request, times in seconds, as vLLM keeps them."""
     from mie.sim.clock import SECOND
 
     return {

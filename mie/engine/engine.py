@@ -320,7 +320,7 @@ class Engine:
         times: list[float],
         failed: Sequence[str],
     ) -> StepOutput:
-        """Apply what a step computed. ``owners`` are the requests of its chunks."""
+        """Apply the results of a step. ``owners`` are the requests of its chunks."""
         self._state = "changing"
         sampled = self.scheduler.update(plan, result)
         self._state = "finishing"

@@ -1,4 +1,4 @@
-"""The parts of an answer: what was read, and how much of it the caller has received."""
+"""Split a model's text into an answer's parts, and count the parts that its caller received."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class AnswerState:
         return self._parser.num_unparsed
 
     def reasoning(self, *, is_delta: bool) -> str | None:
-        """Return the reasoning, or only what is new of it; None if the format has none."""
+        """Return the reasoning, or only its new part; None if the format has none."""
         if self._form.reasoning is None:
             return None
         return self._parser.reasoning[self._num_reasoning_taken if is_delta else 0 :]
 
     def calls(self, *, is_delta: bool) -> list[ToolCall] | None:
-        """Return the calls, or only what is new of them; None if there are no tools."""
+        """Return the calls, or only their new parts; None if there are no tools."""
         if self._form.calls is None:
             return None
         if not is_delta:

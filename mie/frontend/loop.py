@@ -112,7 +112,7 @@ class EngineLoop:
         return result
 
     async def call_async(self, function: Callable[[], T]) -> T:
-        """Do what `call` does for a task, if the loop has its own thread."""
+        """Call a function like `call`, for a task. The loop must have a thread of its own."""
         self.check_alive()
         done, when_done = new_future()
         command = self.post(function, when_done)

@@ -50,12 +50,12 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     """The stop string or stop token id; None for EOS and other reasons."""
     reasoning: str | None = None
-    """The model's reasoning, which ``text`` leaves out, or only what is new of it.
+    """The model's reasoning, which ``text`` leaves out, or only its new part.
 
     It is None if the reasoning is not told from the text.
     """
     tool_calls: list[ToolCall] | None = None
-    """The calls of tools, which ``text`` leaves out, or only what is new of them.
+    """The calls of tools, which ``text`` leaves out, or only their new parts.
 
     It is None if no tools were given.
     """

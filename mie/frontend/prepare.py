@@ -1,4 +1,4 @@
-"""Check and tokenize requests in the caller's thread, and turn them into what the engine runs.
+"""Check and tokenize requests in the caller's thread.
 
 The cost of a refusal does not grow with the input: a prompt that is too long is refused by its
 length, before it is encoded or copied.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -42,12 +42,14 @@ class Preparer:
     engine: Engine
     tokenizer: Tokenizer | None
     limits: RequestLimits
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """The parameters of a request that gives none."""
     constraints: Constraints | None = None
 
     def prepare(
         self,
         prompt: Prompt,
-        params: SamplingParams,
+        params: SamplingParams | None,
         output_kind: RequestOutputKind | None = None,
         request_id: str | None = None,
         priority: int = 0,
@@ -61,6 +63,8 @@ class Preparer:
             ConfigError: a parameter is not allowed.
             RequestError: the prompt or a label is malformed, or exceeds a limit.
         """
+        if params is None:
+            params = SamplingParams(**self.defaults)
         if not isinstance(params, SamplingParams):
             raise ConfigError(f"sampling_params must be SamplingParams; got {shown(params)}")
         given = _as_mapping(prompt)
@@ -84,7 +88,7 @@ class Preparer:
         )
 
     def submit(self, prepared: PreparedRequest, caller: Hashable) -> Future[Any] | None:
-        """Begin to compile what a request's output must match, if it is constrained.
+        """Begin to compile the constraint of a request's output, if it has one.
 
         Wait for the future, and hold it, so that `constrained` need not wait. Callers take turns.
 
@@ -150,7 +154,7 @@ def _answering(
     """Return parameters with the grammar of an answer that must be calls, and how it is read.
 
     Raises:
-        RequestError: the parameters say what else the answer must be, or ask for no text.
+        RequestError: the parameters constrain the answer in another way, or ask for no text.
     """
     if answer is None:
         return params, None
@@ -158,7 +162,7 @@ def _answering(
 
     if not isinstance(answer, AnswerFormat):
         raise RequestError(f"a prompt's answer must come from chat_prompt; got {shown(answer)}")
-    if answer.calls is None:  # a constraint leaves no room for reasoning before what it describes
+    if answer.calls is None:  # a constraint leaves no room for reasoning
         return params, answer if params.structured_outputs is None else None
     if not params.detokenize:
         raise RequestError("tools need text; got detokenize=False")

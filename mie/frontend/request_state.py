@@ -87,7 +87,7 @@ CollectorRef: TypeAlias = "weakref.ref[Collector]"
 
 
 class _Choice:
-    """The text of a choice, as far as its tokens were processed, and what was handed out."""
+    """The text of a choice's processed tokens, and the amount that its caller has."""
 
     def __init__(self, sequence: Sequence, answer: AnswerState | None) -> None:
         self.sequence = sequence
@@ -217,7 +217,7 @@ class PreparedRequest:
     def take(self) -> RequestOutput | None:
         """Return the next output for the caller, or None after the final one.
 
-        Under CUMULATIVE it has everything so far, otherwise only what was not handed out.
+        Under CUMULATIVE it has everything so far, otherwise only the news.
         """
         request = self._running
         with self._lock:

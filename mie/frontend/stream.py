@@ -24,8 +24,7 @@ class OutputStream(Collector):
         for output in stream.take():
             …
 
-    Waiting for ``arrival`` does what an `asyncio.Event` that is cleared after every wait does, at
-    half the cost.
+    The future ``arrival`` costs half of an `asyncio.Event` that is cleared after every wait.
     """
 
     event_loop: asyncio.AbstractEventLoop

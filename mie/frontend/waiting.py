@@ -1,4 +1,4 @@
-"""What callers of a loop wait for, and how they are woken: commands, threads and asyncio tasks."""
+"""Define the commands of a loop's callers, and wake the threads and tasks that wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define what a request may ask for, and check it.
+"""Define the parameters of a request, and check them.
 
 This room knows settings and plain values. It knows no model, no scheduler and no text.
 """

@@ -21,7 +21,7 @@ Token = TypeVar("Token")
 
 
 class RequestOutputKind(enum.Enum):
-    """Selects what each output of a stream holds. The names and values are vLLM's."""
+    """Selects the content of each output of a stream. The names and values are vLLM's."""
 
     CUMULATIVE = 0
     """All text and tokens so far."""
@@ -131,8 +131,8 @@ class SamplingParams:
     skip_special_tokens: Leave special tokens out of the text (vLLM). Default: True.
     spaces_between_special_tokens: Write a space between special tokens in the text (vLLM). Default:
         True.
-    output_kind: What each output of a stream holds: everything so far, only what is new, or
-        everything in a single output at the end; a `RequestOutputKind` (vLLM). Default: CUMULATIVE.
+    output_kind: Content of each output of a stream: everything so far, only the news, or everything
+        in a single output at the end; a `RequestOutputKind` (vLLM). Default: CUMULATIVE.
     truncate_prompt_tokens: Maximum number of prompt tokens, of which the last are kept. -1 leaves
         room in the context for ``max_tokens``, and None keeps all; at least 1, or -1, or None
         (vLLM). Default: None.
@@ -140,7 +140,7 @@ class SamplingParams:
         its blocks; True or False, or None to let ``prompt_logprobs`` decide (vLLM). Default: None.
     trace_decode_token_ids: Generate these tokens first, with their true log-probabilities, and
         ignore stop tokens among them; up to 2**20 ids. Default: None.
-    structured_outputs: What the text of the output must be, such as JSON that a schema accepts
+    structured_outputs: A description of the output's text, such as JSON that a schema accepts
         (docs/structured.md). It needs a tokenizer and the extra ``structured``; a
         `StructuredOutputsParams`, or a mapping of its fields (vLLM). Default: None.
     extra_args: Data of the caller, which is returned and has no effect; a mapping of up to 1024

@@ -1,4 +1,4 @@
-"""Define what the text of an output must match, with vLLM's names."""
+"""Describe the text that an output must match, with vLLM's names."""
 
 from __future__ import annotations
 

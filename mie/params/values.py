@@ -56,7 +56,7 @@ def _converted(kind: Any, abstract: type, value: Any) -> Any:
 
 
 def items(name: str, value: Any, kind: str, limit: int) -> tuple[Any, ...]:
-    """Return the items of ``value``, at most ``limit``. ``kind`` says what it must be in words."""
+    """Return the items of ``value``, at most ``limit``. ``kind`` names the allowed values."""
     is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
     try:
         iterator = iter(value) if is_list else None

@@ -1,4 +1,4 @@
-"""Count what the allocator does."""
+"""Count the lookups, copies and evictions of the allocator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Count what the steps of an engine do."""
+"""Count the tokens, blocks and seconds of an engine's steps."""
 
 from dataclasses import dataclass
 
@@ -45,7 +45,7 @@ class StepStats:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueState:
-    """What waits of one client's requests."""
+    """The waiting requests of one client."""
 
     num_requests: int
     """Sequences that wait. A request that has not forked counts as one."""

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a user's environment, child processes, medians, tables, reports.
+"""Give the benchmarks a user's environment, child processes, medians, tables and reports.
 
 It needs nothing but Python, because engines of other projects run under their own interpreters.
 """

@@ -155,8 +155,8 @@ def test_only_splits_with_tokens_write(
     for length in lengths:
         oldest = max(0, length - window) // 16 * 16 if window else 0
         useful += 2 * min(3, ceil_div(length - oldest, SPLIT_TOKENS))
-    assert decode.blocks - decode.idle_blocks == useful
-    assert decode.blocks <= 2 * len(lengths) * 3
+    assert decode["blocks"] - decode["idle_blocks"] == useful
+    assert decode["blocks"] <= 2 * len(lengths) * 3
 
 
 @needs_compiler
@@ -169,4 +169,4 @@ def test_streaming_reads_the_window_only(window: int):
     [decode] = [each for name, each in launcher.counters.items() if "decode_stream<" in name]
     seen = sum(min(length, window) for length in lengths)
     sectors = 2 * 2 * 64 // 32  # of a token: keys and values of 64 float16
-    assert decode.cp_async_source.passes == sectors * seen
+    assert decode["cp_async_source.passes"] == sectors * seen

@@ -181,5 +181,5 @@ def test_every_launched_block_of_a_chunk_writes(window: int | None):
     backend = make_backend(launcher, "float16", chip=replace(H200, num_multiprocessors=8))
     bits(backend, shape_of(), [(20, 1500)], window)
     [counters] = launcher.counters.values()
-    assert counters.idle_blocks == 0
-    assert counters.blocks == 2 * (3 if window is None else 2)
+    assert counters["idle_blocks"] == 0
+    assert counters["blocks"] == 2 * (3 if window is None else 2)

@@ -16,7 +16,7 @@ PARAMS = SamplingParams(max_tokens=1, logprobs=1)
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM("bundled", num_blocks=16, backend="numpy-plain")
+    return LLM("bundled", num_blocks=16, backend="numpy")
 
 
 def hops(first: str, last: str, call: Callable[[], Any]) -> list[str]:

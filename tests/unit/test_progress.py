@@ -52,9 +52,3 @@ def test_tqdm_draws_it() -> None:
         bar.update(output(3, 5))
     assert "generating: 100%" in shown.getvalue()
     assert "toks/s" in shown.getvalue()
-
-
-def test_a_progress_bar_can_be_turned_off(capsys) -> None:
-    with ProgressBar(1, False) as bar:
-        bar.update(output(3, 5))
-    assert capsys.readouterr().err == ""

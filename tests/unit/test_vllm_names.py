@@ -28,9 +28,7 @@ from mie import (
     EngineArgs,
     LLMEngine,
     RequestOutput,
-    RequestOutputKind,
     SamplingParams,
-    StructuredOutputsParams,
     TokensPrompt,
 )
 from mie.errors import (
@@ -418,76 +416,24 @@ def test_an_async_llm_has_vllms_members(llm: LLM):
     assert all(results.values())
 
 
-SAMPLES: dict[str, Any] = {
-    "n": 2,
-    "presence_penalty": 0.5,
-    "frequency_penalty": 0.5,
-    "repetition_penalty": 1.5,
-    "temperature": 0.5,
-    "top_p": 0.5,
-    "top_k": 3,
-    "min_p": 0.1,
-    "seed": 7,
-    "stop": ["x"],
-    "stop_token_ids": [3],
-    "bad_words": ["hat"],
-    "bad_words_token_ids": [[5, 6]],
-    "include_stop_str_in_output": True,
-    "ignore_eos": True,
-    "max_tokens": 2,
-    "min_tokens": 2,
-    "logprobs": 2,
-    "prompt_logprobs": 1,
-    "detokenize": False,
-    "skip_special_tokens": False,
-    "spaces_between_special_tokens": False,
-    "output_kind": RequestOutputKind.DELTA,
-    "structured_outputs": StructuredOutputsParams(choice=["yes", "no"]),
-    "logit_bias": {5: 1.0},
-    "allowed_token_ids": [5, 6, 7],
-    "extra_args": {"a": 1},
-    "skip_reading_prefix_cache": True,
-    "trace_decode_token_ids": [5],
-}
-
-
-@pytest.mark.parametrize("name", sorted(SAMPLES))
-def test_a_sampling_parameter_runs(name: str, llm: LLM):
-    params = SamplingParams.from_optional(**{"max_tokens": 4, name: SAMPLES[name]})
-    assert params == SamplingParams(**{"max_tokens": 4, name: SAMPLES[name]})
-    [output] = llm.generate("Once", params.clone(), use_tqdm=False)
-    assert output.finished
-    assert len(output.outputs) == params.n
-
-
-def test_the_samples_are_the_parameters_that_run():
-    assert running("SamplingParams") - {"clone", "from_optional"} == SAMPLES.keys()
-    assert running("SamplingParams.from_optional") <= SAMPLES.keys()
-
-
 def test_from_optional_gives_defaults_for_none():
-    nones = dict.fromkeys(set(SAMPLES) - {"max_tokens"})
+    fields = {each.name for each in dataclasses.fields(SamplingParams)}
+    nones = dict.fromkeys(fields - {"max_tokens"})
+    assert running("SamplingParams.from_optional") <= fields
     assert SamplingParams.from_optional(**nones) == SamplingParams()
     assert SamplingParams.from_optional(max_tokens=None) == SamplingParams(max_tokens=None)
     with pytest.raises(ConfigError, match="top_p must be a number"):
         SamplingParams.from_optional(top_p=2)
 
 
-def test_the_parameters_of_a_beam_search_and_of_a_structure_run(llm: LLM):
-    given = {"beam_width": 2, "max_tokens": 2, "ignore_eos": True, "temperature": 0.5}
-    given |= {"length_penalty": 0.5, "include_stop_str_in_output": True}
-    given |= {"skip_special_tokens": False}
-    assert given.keys() == running("BeamSearchParams")
-    assert len(llm.beam_search("Once", BeamSearchParams(**given))[0].sequences) == 2
-    kinds: dict[str, Any] = {"choice": ["a"], "regex": "a", "json": {"const": 1}}
-    kinds |= {"json_object": True, "grammar": 'start: "a"'}
-    options = {"disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"}
-    assert running("StructuredOutputsParams") == {*kinds, *options, "structural_tag"}
-    for kind, value in kinds.items():
-        params = SamplingParams(structured_outputs={kind: value}, max_tokens=1)
-        assert llm.generate("Once", params, use_tqdm=False)[0].finished
-    with pytest.raises(ConfigError, match="structural_tag is not supported"):
-        StructuredOutputsParams(choice=["a"], structural_tag="{}")
+def test_the_text_of_a_beam_has_special_tokens_if_asked(llm: LLM):
+    def text(**given: Any) -> str:
+        params = BeamSearchParams(beam_width=1, max_tokens=1, **given)
+        [found] = llm.beam_search([[llm.get_tokenizer().eos_token_id, 20]], params)
+        return found.sequences[0].text or ""
+
+    assert text(skip_special_tokens=False).startswith("<|eos|>")
+    assert not text().startswith("<|eos|>")
 
 
 @pytest.mark.parametrize("owner", ["RequestOutput", "CompletionOutput", "RequestMetrics"])
