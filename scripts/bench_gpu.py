@@ -71,8 +71,7 @@ def parts(device: Device, report: BenchReport, seconds_left: Callable[[], float]
 
     is_dry_run = report.is_dry_run
     yield from rows("decode", bench_decode, TINY_DECODES if is_dry_run else UNIFORM)
-    script = Path(__file__).resolve()
-    yield "end to end", lambda: bench_end_to_end(report, script, seconds_left)
+    yield "end to end", lambda: bench_end_to_end(report, seconds_left)
     yield from rows("prefill", bench_prefill, [TINY_PREFILL] if is_dry_run else PREFILL)
     yield from rows("decode", bench_decode, [] if is_dry_run else [*QUANTISED, *MORE])
 

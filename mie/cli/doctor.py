@@ -1,4 +1,4 @@
-"""Implement ``mie doctor``: what this machine can run, what is wrong with it, and the remedy."""
+"""Implement ``mie doctor``: the abilities of this machine, its problems, and their remedies."""
 
 from __future__ import annotations
 

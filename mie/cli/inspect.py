@@ -1,4 +1,4 @@
-"""Implement ``mie inspect``: what a model directory contains, and whether mie can run it.
+"""Implement ``mie inspect``: the contents of a model directory, and whether mie can run it.
 
 It reads only headers, so it is quick for models of any size. ``--check`` also reads the data.
 """

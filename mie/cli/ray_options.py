@@ -1,4 +1,4 @@
-"""The options of what runs on Ray: how many engines, where, and with what."""
+"""The options of engines on Ray: their number, their places and their resources."""
 
 from __future__ import annotations
 

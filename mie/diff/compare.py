@@ -40,7 +40,7 @@ class _Run:
     greedy: list[list[int]] = field(default_factory=list)
     """For each step and row, the token of the largest logit."""
     coverage: dict[str, int] = field(default_factory=dict)
-    """What the schedule exercised, by the field names of `DiffReport`."""
+    """The parts of the engine that the schedule exercised, by the field names of `DiffReport`."""
 
 
 def compare(

@@ -93,7 +93,7 @@ def put(array: Array, values: NDArray[Any]) -> None:
 class RecordingBackend(ComposedOperators):
     """Passes every call on to ``inner``, and shows the results of `METHODS` to ``observe``.
 
-    What ``inner`` may compute in one call is composed of single operators here, to see each.
+    Combined calls of ``inner`` are composed of single operators here, to see each.
 
     A step's calls follow the decoder's order, which gives each its role and layer. The keys and
     values that `rope_write_kv` writes are internal to the backend. They are seen through the

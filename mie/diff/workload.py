@@ -1,4 +1,4 @@
-"""Define what the two sides run."""
+"""Define the workload of the two sides."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

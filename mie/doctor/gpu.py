@@ -1,4 +1,4 @@
-"""Check what backend cupy depends on: the driver, GPUs, CuPy and its compiler."""
+"""Check the requirements of backend cupy: the driver, GPUs, CuPy and its compiler."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What was compiled, and where it is."""
+    """The compiled kernels, and their place."""
 
     num_compiled: int
     num_present: int

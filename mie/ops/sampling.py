@@ -269,8 +269,8 @@ def nucleus_ids(x: Floats, weights: NDArray[np.int64], top_p: float) -> Ints:
     """
     total = int(weights.sum())
     wanted = min(max(math.ceil(top_p * float(total)), 1), total)
-    # Tokens up to this weight together have at most what the nucleus may lack. The others reach it,
-    # and so does the smallest set of first tokens that contains them.
+    # Tokens up to this weight together have at most the weight that the nucleus may lack.
+    # The others reach it, and so does the smallest set of first tokens that contains them.
     heavy = x[weights > (total - wanted) // weights.size]
     ids = np.flatnonzero(x >= heavy.min())
     values = x[ids]

@@ -10,11 +10,11 @@ from mie.front.app import Batches
 from mie.front.call import Call, ReplicaAnswer
 
 ANSWER_SECONDS = 10.0
-"""Time that replicas get to answer what is asked of all of them."""
+"""Time that replicas get to answer a question to all of them."""
 
 
 class RayReplicas:
-    """What reaches the replicas of a deployment."""
+    """The connection to the replicas of a deployment."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle

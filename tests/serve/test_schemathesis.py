@@ -22,7 +22,7 @@ SECONDS = 1500
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(["--phases", "fuzzing", "--max-examples", "4"], id="some"),
+        pytest.param(["--phases", "fuzzing", "--max-examples", "2"], id="some"),
         pytest.param([], id="by-default", marks=pytest.mark.slow),
     ],
 )

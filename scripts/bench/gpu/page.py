@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bench.gpu.numbers import ERRORS
+from bench.harness import table
 
 FLOOR_RATIO, GENERATE_RATIO, COPY_SHARE = 1.5, 30.0, 0.85
 """The goals.
@@ -41,16 +42,14 @@ def named(title: str, lines: Sequence[str]) -> list[str]:
     return ["", f"### {title}", "", *(f"* {line}" for line in lines)] if lines else []
 
 
-def table(title: str, note: str, heads: str, rows: Iterable[Sequence[str]]) -> list[str]:
+def titled(title: str, note: str, heads: str, rows: Iterable[Sequence[str]]) -> list[str]:
     """Return a heading, a sentence, and a table whose column heads are separated by bars."""
-    lines = ["", f"### {title}", "", note, "", f"| {heads} |"]
-    lines.append("|---" * (heads.count("|") + 1) + "|")
-    return lines + [f"| {' | '.join(row)} |" for row in rows]
+    return ["", f"### {title}", "", note, "", *table(heads.split(" | "), rows)]
 
 
 def decode_table(rows: Iterable[Row]) -> list[str]:
     """Return one line for each version of each decode shape."""
-    return table(
+    return titled(
         "Decode attention",
         "µs: median (least–most) of one call. eager: as it is, without a graph.",
         "shape | version | µs | floor µs | GB/s | of copy | of read | noise | eager µs | error",
@@ -77,7 +76,7 @@ def decode_cells(row: Row) -> list[str]:
 
 def prefill_table(rows: Iterable[Row]) -> list[str]:
     """Return one line for each version of each prefill shape."""
-    return table(
+    return titled(
         "Prefill attention",
         "Useful FLOP: the pairs that the causal mask leaves. Floor: these at the GEMM's rate.",
         "shape | version | µs | floor µs | TFLOP/s | of GEMM | noise | error",
@@ -104,7 +103,7 @@ def timing_cells(row: Row) -> list[str]:
 
 def end_to_end_table(rows: Iterable[Row]) -> list[str]:
     """Return one line for each engine and workload."""
-    return table(
+    return titled(
         "End to end",
         "Random weights. A step: the median of a host's clock. Floor: the bytes that it must read.",
         "model | engine | requests × tokens | tokens/s | decode tokens/s | step ms | floor ms "
