@@ -1,4 +1,4 @@
-"""What the checks deploy, and what they find."""
+"""The deployment of the checks, and their findings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENGINE = {"num_blocks": 256, "max_num_seqs": 32, "linear_plan": "tiled"}
 
 
 class Checks:
-    """What was found: problems, and figures."""
+    """The findings: problems, and figures."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -43,7 +43,7 @@ class Checks:
 
 
 class Deployment:
-    """What this script deploys, also in place of what ``mie serve`` has started."""
+    """The deployment of this script, also in place of that of ``mie serve``."""
 
     def __init__(self, app: str = APP, **settings: Any) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Check what the bundled model's card promises, on a part of the held-out prompts.
+"""Check the promises of the bundled model's card, on a part of the held-out prompts.
 
 A story must use the prompt's four words again up to 200 tokens later, so a wrong cache entry shows
 in the text. The engine has few blocks here, and preempts.

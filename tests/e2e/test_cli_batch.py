@@ -1,4 +1,4 @@
-"""`mie batch` without Ray: records, restarts, and what it refuses."""
+"""`mie batch` without Ray: records, restarts, and refusals."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Files:
         return main(["batch", str(self.input), str(self.output), *SMALL, *options])
 
     def records(self) -> dict[str, Any]:
-        """The records by their ids, each once, without what differs from run to run."""
+        """The records by their ids, each once, without the fields that differ from run to run."""
         records = [json.loads(text) for text in self.output.read_text().splitlines()]
         for record in records:
             if record["response"] is not None:
@@ -63,7 +63,7 @@ def files(tmp_path: Path) -> Files:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What one run answers to all lines."""
+    """The answers of one run to all lines."""
     files = Files(tmp_path_factory.mktemp("batch"))
     assert files.run(LINES) == 1
     return files.records()

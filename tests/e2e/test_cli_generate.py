@@ -1,4 +1,4 @@
-"""Test ``mie generate`` as a process: what it prints, and how it refuses bad input."""
+"""Test ``mie generate`` as a process: its output, and its refusals of bad input."""
 
 import fcntl
 import json

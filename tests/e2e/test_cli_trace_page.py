@@ -38,7 +38,7 @@ def runs_in(page: Path) -> list[dict[str, Any]]:
 
 
 def check_states(records: list[dict[str, Any]], log: Path) -> None:
-    """Assert that the records show what `mie trace --step` knows, at every step."""
+    """Assert that the records show the state of `mie trace --step`, at every step."""
     page = Page()
     for record in records:
         page.take(record)

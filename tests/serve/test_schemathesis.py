@@ -1,4 +1,4 @@
-"""schemathesis sends what /openapi.json allows and forbids, and checks every answer against it."""
+"""schemathesis sends requests by /openapi.json, good and bad, and checks every answer against it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test bad words: their tokens, what they ban, and that no answer contains one."""
+"""Test bad words: their tokens, their bans, and that no answer contains one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a batch on one engine, which is what an actor of Ray Data does."""
+"""Rows of a batch on one engine, as in an actor of Ray Data."""
 
 from __future__ import annotations
 

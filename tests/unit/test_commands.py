@@ -1,4 +1,4 @@
-"""Test running a command: what it prints, and each reason why it may print nothing."""
+"""Test running a command: its output, and each reason why it may print nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test `mie.diff`: what it measures and records, and that it finds every injected fault."""
+"""Test `mie.diff`: its measurements and records, and that it finds every injected fault."""
 
 from __future__ import annotations
 

@@ -126,12 +126,12 @@ def driver(*cuda: int, gpus: Sequence[dict[str, Any]] = (HOPPER,), **more: Any) 
 
 
 def cpu(machine: Machine) -> dict[str, Check]:
-    """The checks of what every backend needs, by name."""
+    """The checks for every backend, by name."""
     return {check.name: check for check in run_checks(machine) if check.name in CPU_CHECKS}
 
 
 def gpu(machine: Machine) -> dict[str, Check]:
-    """The checks of what backend cupy needs, by name."""
+    """The checks for backend cupy, by name."""
     return {check.name: check for check in run_checks(machine) if check.name not in CPU_CHECKS}
 
 
@@ -140,7 +140,7 @@ def on(root: Path, **facts: Any) -> dict[str, Check]:
     return gpu(FakeMachine(root=root, facts=facts))
 
 
-# What every backend needs.
+# The requirements of every backend.
 
 
 def test_a_healthy_machine_has_no_problems(root: Path) -> None:
@@ -351,7 +351,7 @@ def test_the_compiler(
     assert (check.remedy is None) == (check.status == "ok")
 
 
-# What backend cupy needs.
+# The requirements of backend cupy.
 
 
 def test_a_laptop_without_an_nvidia_gpu_has_no_problem(root: Path) -> None:

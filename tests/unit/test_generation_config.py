@@ -199,7 +199,7 @@ def test_generate_starts_from_the_model(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().err.startswith(note)
 
 
-# What ends a text.
+# The end of a text.
 
 
 def with_tokenizer(directory: Path) -> int:

@@ -63,7 +63,7 @@ def test_a_backend_has_the_settings_that_are_declared_as_its_own() -> None:
     assert "num_threads" in SETTINGS["numpy"]
 
 
-# What follows from them.
+# Consequences.
 
 
 @pytest.mark.parametrize("front", [LLM, LLM.__init__, AsyncEngineArgs])

@@ -106,7 +106,7 @@ def test_the_swap_pool_comes_from_memory_that_the_cache_leaves(monkeypatch: pyte
     assert asked.num_host_blocks == 7
 
 
-# What does not fit.
+# Plans that do not fit.
 
 
 def refusal(call: Callable[[], object]) -> str:

@@ -125,7 +125,7 @@ def test_a_schema_keeps_the_order_of_its_properties_and_later_changes_do_not_mat
     assert hash(params) == hash(StructuredOutputsParams(json=str(params.json)))
 
 
-# What is refused before anything is queued.
+# Refusals before anything is queued.
 
 EXCEEDED = "takes more than (1 s of CPU time|128 MiB of memory) to compile"
 DEEP: Any = functools.reduce(lambda inner, _: {"items": inner}, range(200), {})  # type: ignore[return-value]
@@ -233,7 +233,7 @@ def test_a_model_without_an_end_is_refused():
         grammars.start(StructuredOutputsParams(regex="a"))
 
 
-# What comes out.
+# Outputs.
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -504,7 +504,7 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize("when", [pytest.param(1, marks=SLOW), pytest.param(5, marks=SLOW), 20])
 @pytest.mark.parametrize("where", ["accept", "mask"])
 def test_an_exception_in_a_step_changes_no_token(where: str, when: int, monkeypatch):
-    """Once a matcher raises what is not the request's fault, its state is made from the tokens."""
+    """After an error that is not the request's fault, a matcher's state is made from the tokens."""
     from mie.structured.matcher import Matcher
 
     llm = LLM("bundled", num_threads=1, dtype="float64")

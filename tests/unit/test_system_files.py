@@ -1,4 +1,4 @@
-"""Test reading untrusted files and JSON: what is refused, what it says, and what it leaves open."""
+"""Test reading untrusted files and JSON: refusals, their messages, and open files."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ GRAMMAR = StructuredOutputsParams(grammar='start: "x"')  # only its presence mat
 
 
 def read(form: AnswerFormat, pieces: list[str]) -> Any:
-    """Read an answer piece by piece; return reasoning, text, calls and what stayed text."""
+    """Read an answer piece by piece; return reasoning, text, calls and rejected calls."""
     parser = new_parser(form, "key")
     for piece in pieces:
         parser.add(piece)
@@ -125,7 +125,7 @@ def test_the_end_of_json_is_found(value: Any, rest: str):
     assert end.place == len(text) + 2
 
 
-# What is no call.
+# Text that is no call.
 
 NOT_CALLS = {
     "no JSON": "x",

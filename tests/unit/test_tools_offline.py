@@ -108,7 +108,7 @@ def test_a_call_and_its_result_go_on_in_the_conversation():
     assert prompt.endswith(f'<|assistant|>{CALL}<|eos|><|user|>{{"done": true}}<|assistant|>')
 
 
-# What the model writes is read.
+# Reading the model's text.
 
 
 def test_calls_are_read_and_leave_the_text():

@@ -49,7 +49,7 @@ def opened(directory: Path) -> Checkpoint:
 
 
 def refused(directory: Path, *named: str) -> str:
-    """Return the message of a checkpoint's refusal, after checking what it names."""
+    """Return the message of a checkpoint's refusal, after checking the names in it."""
     with pytest.raises(WeightsError) as error:
         opened(directory)
     message = str(error.value)
