@@ -1,4 +1,4 @@
-"""schemathesis sends requests by /openapi.json, good and bad, and checks every answer against it."""
+"""schemathesis sends requests by /openapi.json, good and bad, and checks the answers against it."""
 
 from __future__ import annotations
 
