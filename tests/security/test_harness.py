@@ -1,4 +1,4 @@
-"""Check that the harness notices what it must notice."""
+"""Check that the harness notices faults."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""schemathesis sends what /openapi.json allows and forbids, and checks every answer against it."""
+"""schemathesis sends allowed and forbidden requests of /openapi.json, and checks every answer."""
 
 from __future__ import annotations
 
