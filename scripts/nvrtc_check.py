@@ -37,7 +37,8 @@ LEDGER = ROOT / "tests" / "kernels" / "ledger.json"
 # Ampere, Jetson Orin, Hopper, consumer Blackwell; 12.6 is JetPack 6's and knows no sm_120.
 TARGETS = {"12.6": (80, 87, 90), "13.4": (80, 87, 90, 120)}
 
-# What CuPy 14's RawModule adds to the launcher's options, and the report that the ledger is from.
+# The options that CuPy 14's RawModule adds to the launcher's, and the report that the ledger is
+# from.
 CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 REPORT_OPTION = "--ptxas-options=-v"
 

@@ -200,7 +200,7 @@ UNSUPPORTED = {
     *("dependentSchemas", "not", "if", "then", "else", "propertyNames", "unevaluatedProperties"),
     *("dependentRequired", "x-guidance", "$anchor"),
 }
-"""Keywords that the library refuses. Most of them would hide the effect of the others."""
+"""Keywords that the library refuses, most of which would hide the effects of the others."""
 
 
 def description(draw: random.Random) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def tokenizer() -> Tokenizer:
 
 
 def warm_up() -> None:
-    """Load the modules of every case, before the children are forked."""
+    """Load the common parts of the cases, before the children are forked."""
     Grammars(tokenizer(), VOCAB_SIZE, [EOS]).index()
 
 
@@ -256,7 +256,7 @@ def run(first: int, end: int) -> str:
 
 
 def verdict(grammars: Grammars, draw: random.Random) -> str:
-    """Compile a description and follow it, and return the outcome."""
+    """Compile a description and follow it, and return its fate."""
     try:
         params = StructuredOutputsParams(**description(draw))
         matcher = grammars.start(params)

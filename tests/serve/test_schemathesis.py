@@ -1,4 +1,4 @@
-"""schemathesis sends allowed and forbidden requests of /openapi.json, and checks every answer."""
+"""schemathesis sends requests by /openapi.json, good and bad, and checks the answers against it."""
 
 from __future__ import annotations
 
