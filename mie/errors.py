@@ -18,7 +18,7 @@
     ├── UnsupportedNameError        an attribute exists in vLLM only
     └── UnsupportedImportError      a name of a module exists in vLLM only
 
-A message states the error, the given value, the limit, and the remedy. A bug in mie raises
+A message names the mistake, the given value, the limit, and the remedy. A bug in mie raises
 ``AssertionError``.
 """
 

@@ -31,7 +31,7 @@ async def call_in_thread(function: Callable[P, T], *args: P.args, **keywords: P.
     Raises:
         ThreadLimitError: the system refuses the thread.
     """
-    import asyncio  # takes 20 ms, and whoever awaits this has it
+    import asyncio  # takes 20 ms, and every caller has it already
 
     call = partial(contextvars.copy_context().run, function, *args, **keywords)
     with refusal_explained("a worker of the event loop"):

@@ -46,9 +46,9 @@ class CallFormat:
     is_open_optional: bool = False
     """Whether a call may begin an answer without the tag, as it does where it is forced."""
     padding: str = ""
-    """The text between tags and JSON."""
+    """Text between tags and JSON."""
     separator: str = ""
-    """The text between two calls."""
+    """Text between two calls."""
     id_length: int = 0
     """Characters that the id of a call must have; 0 sets no length."""
 

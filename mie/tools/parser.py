@@ -22,8 +22,8 @@ _IN_STRING = re.compile(r'["\\]')
 class AnswerParser:
     """Divides an answer into reasoning, text and calls.
 
-    Text that may be the beginning of a tag is held back, and so is a call until it is whole. Text
-    after an opening tag that is no call stays text, and is counted.
+    Text that may be the beginning of a tag is held back, and so is a call until it is whole. An
+    opening tag without a call stays text, and is counted.
     """
 
     def __init__(self, form: AnswerFormat, key: str) -> None:
@@ -149,7 +149,7 @@ class AnswerParser:
         return True
 
     def _released(self, tag: str, is_last: bool) -> str:
-        """Take the buffer, except for a possible beginning of a tag."""
+        """Take the buffer, except for an end that may begin a tag."""
         kept = 0
         if not is_last:
             most = min(len(tag) - 1, len(self._buffer))
@@ -171,7 +171,7 @@ def new_call(form: AnswerFormat, key: str, index: int, name: str) -> ToolCall:
 
 
 class HeldCall:
-    """Reads a tag and the text after it.
+    """Reads a tag and the call behind it.
 
     A call is JSON, names one of the tools, and has an object of arguments. Its closing tag may be
     missing only at the end of the answer.
@@ -262,7 +262,7 @@ class HeldCall:
 class JsonEnd:
     """Counts the brackets of one object or list. Each character is read once.
 
-    It does not check the text between them.
+    It checks nothing else.
     """
 
     def __init__(self, start: int = 0) -> None:

@@ -70,15 +70,6 @@ def test_an_accepted_case_does_not_count_as_refused(zygote: Zygote) -> None:
         result.check_refused()
 
 
-def test_the_costs_of_cases_do_not_accumulate(zygote: Zygote) -> None:
-    """Memory and CPU time of a case do not count for the next one."""
-    zygote.run("call", f"{Path(__file__).stem}:large")
-    zygote.run("call", f"{Path(__file__).stem}:busy")
-    result = zygote.run("call", f"{Path(__file__).stem}:quiet")
-    assert result.cpu_seconds < BUSY_SECONDS / 2
-    assert result.peak_bytes < MAX_BYTES / 4
-
-
 def test_errors_of_mie_are_distinguished_from_others(zygote: Zygote, tmp_path: Path) -> None:
     zygote.run("config", tmp_path).check_refused("it has no config.json")
     zygote.run("cli", "inspect", tmp_path).check_refused("it has no config.json")
