@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from emulated import needs_compiler
 from test_graphs import decodes
-from test_kernels import Shape, attend
+from test_kernels import Shape, attend, cache_shape
 
 from mie.arithmetic import ceil_div
-from mie.ops.backend import KVCacheShape
 from mie.ops_gpu import attention as launches
 from mie.ops_gpu.arena import Arena
 from mie.ops_gpu.attention import MAX_SPLITS, SPLIT_TOKENS, PagedAttention
@@ -76,13 +75,7 @@ class Decode:
             len(lengths),
             max(lengths),
             HEADS,
-            KVCacheShape(
-                num_layers=1,
-                num_blocks=1,
-                block_size=BLOCK,
-                num_kv_heads=KV_HEADS,
-                head_dim=HEAD_DIM,
-            ),
+            cache_shape(1, BLOCK, KV_HEADS, HEAD_DIM),
             element="f16",
             stored="f16",
         )

@@ -40,7 +40,7 @@ OFTEN = (
     "launched ahead",
     "forced",
 )
-# What is drawn depends on Python's version, and how often these happen depends on it most.
+# The drawn examples depend on Python's version, and how often these happen depends on it most.
 LESS_OFTEN = (
     "preempted by recompute: host pool full",
     "constrained",

@@ -1,4 +1,4 @@
-"""Test when requests arrive and what is recorded, on a clock whose steps take 10 ns."""
+"""Test the arrivals of requests and the records, on a clock whose steps take 10 ns."""
 
 from __future__ import annotations
 
