@@ -1,6 +1,6 @@
 """Stream several answers at once from asyncio, each as it is being written.
 
-With DELTA outputs each one holds only what is new. All requests run together in one engine.
+With DELTA outputs each one holds only the new part. All requests run together in one engine.
 """
 
 import asyncio

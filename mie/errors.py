@@ -18,7 +18,7 @@
     ├── UnsupportedNameError        an attribute exists in vLLM only
     └── UnsupportedImportError      a name of a module exists in vLLM only
 
-A message says what is wrong, what was given, the limit, and the remedy. A bug in mie raises
+A message names the mistake, the given value, the limit, and the remedy. A bug in mie raises
 ``AssertionError``.
 """
 
@@ -78,7 +78,7 @@ class EngineDeadError(MieError, RuntimeError):
 
 
 class ThreadLimitError(MieError, RuntimeError):
-    """The system refuses another thread. What runs goes on."""
+    """The system refuses another thread. Running requests go on."""
 
 
 class WorkerError(MieError, RuntimeError):

@@ -33,7 +33,7 @@ class LLM:
         [output] = llm.generate(["Once upon a time"], SamplingParams(max_tokens=64))
         print(output.outputs[0].text)
 
-    All requests share one paged cache, whichever call or thread they come from. Any number of
+    All requests of all calls and threads share one paged cache. Any number of
     threads may call any method. The engine has no thread: a caller that waits for its outputs runs
     steps for all callers.
     """

@@ -16,23 +16,23 @@ from typing import Any, NamedTuple, Protocol
 from mie.config.engine import check_integer
 
 MAX_PREFIX_BYTES = 16384
-"""What is kept of the beginning of a request: no router compares more."""
+"""Maximum bytes of the beginning of a request that a router compares."""
 
 
 class Key(NamedTuple):
-    """What a request is routed by."""
+    """The two hashes that choose a replica for a request."""
 
     home: bytes
     """It ranks the replicas for the request."""
     spill: bytes
-    """It ranks them for what the first one is too busy for."""
+    """It ranks them for requests for which the first one is too busy."""
 
 
 class Router(Protocol):
     """Chooses a replica for each request."""
 
     def key(self, beginning: bytes, salt: str = "") -> Key:
-        """Return what a request is routed by, given its beginning and its tenant's salt."""
+        """Return the key of a request, given its beginning and its tenant's salt."""
 
     def choose(self, key: Key, loads: Mapping[str, int]) -> str:
         """Return one of the replicas, given the number of requests that each one serves."""
@@ -92,7 +92,7 @@ class RandomRouter:
 
 
 def beginning_of(body: Mapping[str, Any]) -> bytes:
-    """Return what a request to any of the server's interfaces begins with, as JSON.
+    """Return the beginning of a request to any of the server's interfaces, as JSON.
 
     A router has no tokenizer, so it compares text. A conversation begins with all messages up to
     the user's first one, which every later turn repeats.

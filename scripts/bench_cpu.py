@@ -45,7 +45,7 @@ FAMILIES = tuple(dict.fromkeys(name.split("-")[0] for name in FORMATS))
 
 
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse the command line. ``entries`` and ``workloads`` hold what it names."""
+    """Parse the command line. ``entries`` and ``workloads`` hold those that it names."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -45,7 +45,7 @@ Part = tuple[str, Callable[[], None]]
 
 
 def bench(device: Device, report: BenchReport, seconds: float) -> None:
-    """Run all parts, the most wanted first, and skip by name what the time does not allow."""
+    """Run all parts, the most wanted first, and skip by name those without time."""
     end = time.monotonic() + seconds
     measure_ceilings(device, report)
     for name, measure in parts(device, report, lambda: end - time.monotonic()):
@@ -61,7 +61,7 @@ def bench(device: Device, report: BenchReport, seconds: float) -> None:
 
 
 def parts(device: Device, report: BenchReport, seconds_left: Callable[[], float]) -> Iterable[Part]:
-    """Yield what is measured after the ceilings, in order."""
+    """Yield the parts after the ceilings, in order."""
 
     def rows(
         what: str, bench_shape: Callable[..., None], shapes: Iterable[object]
@@ -71,8 +71,7 @@ def parts(device: Device, report: BenchReport, seconds_left: Callable[[], float]
 
     is_dry_run = report.is_dry_run
     yield from rows("decode", bench_decode, TINY_DECODES if is_dry_run else UNIFORM)
-    script = Path(__file__).resolve()
-    yield "end to end", lambda: bench_end_to_end(report, script, seconds_left)
+    yield "end to end", lambda: bench_end_to_end(report, seconds_left)
     yield from rows("prefill", bench_prefill, [TINY_PREFILL] if is_dry_run else PREFILL)
     yield from rows("decode", bench_decode, [] if is_dry_run else [*QUANTISED, *MORE])
 

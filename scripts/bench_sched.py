@@ -1,4 +1,4 @@
-"""Measure what a step costs the host, without the model.
+"""Measure the host's share of a step, without the model.
 
     python scripts/bench_sched.py [--nano-vllm DIR] [--rounds 5] [--output PREFIX]
 

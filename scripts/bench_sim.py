@@ -46,7 +46,7 @@ LOADS: dict[str, dict[str, str]] = {
 
 
 def mie(*arguments: object) -> str:
-    """Run a command of `mie`, and return what it prints."""
+    """Run a command of `mie`, and return its output."""
     command = [sys.executable, "-m", "mie", *map(str, arguments)]
     done = subprocess.run(command, env=user_environment(), stdout=subprocess.PIPE, check=True)
     return done.stdout.decode()

@@ -1,4 +1,4 @@
-"""Measure what structured outputs cost, and what taking determined tokens at once gains.
+"""Measure the cost of structured outputs, and the gain of taking determined tokens at once.
 
     python scripts/bench_structured.py [--parts steps masks forced] [--rounds 4]
 

@@ -11,7 +11,7 @@ transformers computed and, for each prompt:
     <prompt>.rows     positions in prompt + greedy whose logits are recorded
     <prompt>.logits   those logits, float32 [rows, V]
 
-``provenance.json`` says what made the files.
+``provenance.json`` records versions and the seed.
 
 A model is kept only if it can tell right from wrong. Its logits must spread. Its greedy tokens must
 vary, and lead by a margin that float32 noise cannot reverse. Each feature that the case is about
@@ -34,15 +34,7 @@ import numpy as np
 import safetensors
 import torch
 import transformers
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    LlamaConfig,
-    MistralConfig,
-    PretrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 NUM_GREEDY = 64
 MIN_GAP = 1e-3  # between the two largest logits at every greedy step
@@ -60,264 +52,40 @@ SMALL = {
     "max_position_embeddings": 256,
     "vocab_size": 101,
 }
-DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+"""The configuration of each case, except for the keys that it sets."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One model: its configuration, how it is saved, and the features it is about."""
+    """One model of `golden_cases.json`: its configuration, and the features it is about."""
 
     name: str
     about: str
     config_class: type[PretrainedConfig]
     config: Mapping[str, Any]
-    dtype: torch.dtype = torch.bfloat16
+    dtype: torch.dtype
     max_shard_size: str = "1GB"
     transformers_4_config: bool = False
     prompt_lengths: Mapping[str, int] = field(default_factory=lambda: {"short": 5, "long": 40})
     without: Sequence[Mapping[str, Any]] = ()
+    """Changes of the configuration that must change the logits."""
 
 
-def rope(rope_type: str, theta: float = 10000.0, **parameters: Any) -> dict[str, Any]:
-    """Return ``rope_parameters`` as transformers 5 spells them."""
-    return {"rope_type": rope_type, "rope_theta": theta, **parameters}
+def read_cases() -> tuple[Case, ...]:
+    """Return the cases of `golden_cases.json`."""
+    text = Path(__file__).with_name("golden_cases.json").read_text(encoding="utf-8")
+    return tuple(
+        Case(
+            config_class=getattr(transformers, values.pop("class")),
+            config={**SMALL, **values.pop("config")},
+            dtype=getattr(torch, values.pop("dtype", "bfloat16")),
+            **values,
+        )
+        for values in json.loads(text)
+    )
 
 
-PAST_CONTEXT = {"short": 7, "long": 110}
-NO_SCALING = ({"rope_parameters": DEFAULT_ROPE},)
-LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-
-CASES = (
-    Case(
-        name="llama2_mha",
-        about="Llama 2: multi-head attention, float32 weights",
-        config_class=LlamaConfig,
-        config={**SMALL, "num_key_value_heads": 4, "hidden_size": 32, "rms_norm_eps": 1e-5},
-        dtype=torch.float32,
-        without=({"rms_norm_eps": 0.1},),
-    ),
-    Case(
-        name="llama31_gqa",
-        about="Llama 3.1: grouped queries, llama3 RoPE past the original context",
-        config_class=LlamaConfig,
-        config={
-            **SMALL,
-            "hidden_size": 64,
-            "num_attention_heads": 8,
-            "head_dim": 16,
-            "rope_parameters": rope(
-                "llama3", 500.0, factor=8.0, original_max_position_embeddings=32, **LLAMA3
-            ),
-        },
-        prompt_lengths=PAST_CONTEXT,
-        without=({"rope_parameters": rope("default", 500.0)},),
-    ),
-    Case(
-        name="llama32_tied",
-        about="Llama 3.2: tied embeddings, llama3 RoPE, several end-of-sequence ids",
-        config_class=LlamaConfig,
-        config={
-            **SMALL,
-            "tie_word_embeddings": True,
-            "head_dim": 16,
-            "eos_token_id": [2, 3],
-            "rope_parameters": rope(
-                "llama3", 5000.0, factor=32.0, original_max_position_embeddings=24, **LLAMA3
-            ),
-        },
-        prompt_lengths=PAST_CONTEXT,
-        without=({"rope_parameters": rope("default", 5000.0)},),
-    ),
-    Case(
-        name="smollm2_tied",
-        about="SmolLM2: tied embeddings, three query heads a key head, transformers 4 spelling",
-        config_class=LlamaConfig,
-        config={
-            **SMALL,
-            "num_attention_heads": 6,
-            "tie_word_embeddings": True,
-            "rms_norm_eps": 1e-5,
-            "bos_token_id": 0,
-            "eos_token_id": 0,
-            "rope_parameters": rope("default", 100000.0),
-        },
-        transformers_4_config=True,
-        without=(NO_SCALING),
-    ),
-    Case(
-        name="llama_biases",
-        about="Llama with biases in attention and MLP, float16 weights",
-        config_class=LlamaConfig,
-        config={**SMALL, "attention_bias": True, "mlp_bias": True},
-        dtype=torch.float16,
-    ),
-    Case(
-        name="llama_head_dim",
-        about="Llama with a head_dim other than hidden_size / num_attention_heads",
-        config_class=LlamaConfig,
-        config={**SMALL, "head_dim": 20},
-    ),
-    Case(
-        name="mistral_window",
-        about="Mistral: a window shorter than the prompt, transformers 4 spelling, float16",
-        config_class=MistralConfig,
-        config={**SMALL, "sliding_window": 13},
-        dtype=torch.float16,
-        transformers_4_config=True,
-        prompt_lengths={"short": 6, "long": 75},
-        without=({"sliding_window": None}, {"sliding_window": 12}, {"sliding_window": 14}),
-    ),
-    Case(
-        name="mistral_full",
-        about="Mistral without a window, weights in shards with an index",
-        config_class=MistralConfig,
-        config={**SMALL, "sliding_window": None, "rope_parameters": rope("default", 1e6)},
-        max_shard_size="60KB",
-        without=(NO_SCALING),
-    ),
-    Case(
-        name="qwen2_bias",
-        about="Qwen2: biases of q, k and v; a window that use_sliding_window turns off",
-        config_class=Qwen2Config,
-        config={
-            **SMALL,
-            "use_sliding_window": False,
-            "sliding_window": 8,
-            "max_window_layers": 0,
-            "rope_parameters": rope("default", 1e6),
-        },
-        transformers_4_config=True,
-    ),
-    Case(
-        name="qwen2_tied",
-        about="Qwen2.5-0.5B: biases of q, k and v, tied embeddings, seven queries a key head",
-        config_class=Qwen2Config,
-        config={
-            **SMALL,
-            "hidden_size": 56,
-            "num_attention_heads": 7,
-            "num_key_value_heads": 1,
-            "tie_word_embeddings": True,
-        },
-    ),
-    Case(
-        name="qwen2_windows",
-        about="Qwen2: full attention below max_window_layers, sliding windows above",
-        config_class=Qwen2Config,
-        config={
-            **SMALL,
-            "hidden_size": 32,
-            "num_hidden_layers": 4,
-            "use_sliding_window": True,
-            "sliding_window": 9,
-            "max_window_layers": 2,
-        },
-        prompt_lengths={"short": 5, "long": 60},
-        without=(
-            {"layer_types": ["full_attention"] * 4},
-            {"layer_types": ["sliding_attention"] * 4},
-        ),
-    ),
-    Case(
-        name="qwen3_layer_types",
-        about="Qwen3: windows by layer_types, biases in attention",
-        config_class=Qwen3Config,
-        config={
-            **SMALL,
-            "hidden_size": 32,
-            "num_hidden_layers": 3,
-            "head_dim": 16,
-            "attention_bias": True,
-            "use_sliding_window": True,
-            "sliding_window": 11,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        },
-        prompt_lengths={"short": 5, "long": 60},
-        without=({"layer_types": ["full_attention", "sliding_attention", "full_attention"]},),
-    ),
-    Case(
-        name="qwen3_qk_norm",
-        about="Qwen3: norms of queries and keys, explicit head_dim",
-        config_class=Qwen3Config,
-        config={**SMALL, "head_dim": 32, "rope_parameters": rope("default", 1e6)},
-        without=(NO_SCALING),
-    ),
-    Case(
-        name="qwen3_tied",
-        about="Qwen3-0.6B: norms of queries and keys, tied embeddings, float32 weights",
-        config_class=Qwen3Config,
-        config={**SMALL, "hidden_size": 32, "head_dim": 16, "tie_word_embeddings": True},
-        dtype=torch.float32,
-    ),
-    Case(
-        name="llama_linear_rope",
-        about="linear RoPE scaling, in transformers 4 spelling",
-        config_class=LlamaConfig,
-        config={**SMALL, "rope_parameters": rope("linear", factor=4.0)},
-        transformers_4_config=True,
-        prompt_lengths=PAST_CONTEXT,
-        without=(NO_SCALING),
-    ),
-    Case(
-        name="llama_yarn",
-        about="YaRN past the original context",
-        config_class=LlamaConfig,
-        config={
-            **SMALL,
-            "hidden_size": 64,
-            "head_dim": 16,
-            "rope_parameters": rope("yarn", factor=8.0, original_max_position_embeddings=32),
-        },
-        prompt_lengths=PAST_CONTEXT,
-        without=(
-            *NO_SCALING,
-            {
-                "rope_parameters": rope(
-                    "yarn", factor=8.0, original_max_position_embeddings=32, attention_factor=1.0
-                )
-            },
-        ),
-    ),
-    Case(
-        name="qwen2_yarn_mscale",
-        about="YaRN with mscale, mscale_all_dim, betas, and a ramp that is not truncated",
-        config_class=Qwen2Config,
-        config={
-            **SMALL,
-            "hidden_size": 64,
-            "head_dim": 16,
-            "rope_parameters": rope(
-                "yarn",
-                factor=8.0,
-                original_max_position_embeddings=32,
-                mscale=2.0,
-                mscale_all_dim=0.5,
-                beta_fast=4.0,
-                beta_slow=0.5,
-                truncate=False,
-            ),
-        },
-        prompt_lengths=PAST_CONTEXT,
-        without=(NO_SCALING),
-    ),
-    Case(
-        name="qwen3_yarn_attention_factor",
-        about="YaRN with an explicit attention_factor, in transformers 4 spelling",
-        config_class=Qwen3Config,
-        config={
-            **SMALL,
-            "head_dim": 16,
-            "rope_parameters": rope(
-                "yarn", 1e6, factor=4.0, original_max_position_embeddings=64, attention_factor=1.3
-            ),
-        },
-        transformers_4_config=True,
-        prompt_lengths=PAST_CONTEXT,
-        without=(
-            {"rope_parameters": rope("yarn", 1e6, factor=4.0, original_max_position_embeddings=64)},
-        ),
-    ),
-)
+CASES = read_cases()
 
 
 class Unsuitable(Exception):
@@ -500,7 +268,7 @@ def effect_of(
 
 
 def provenance(case: Case, seed: int) -> dict[str, Any]:
-    """Return the facts about what made this golden file."""
+    """Return the versions and the seed of this golden file."""
     return {
         "name": case.name,
         "about": case.about,

@@ -1,4 +1,4 @@
-"""Make tests/data/answers.json: what transformers reads in answers with reasoning and calls.
+"""Make tests/data/answers.json: answers with reasoning and calls, as transformers reads them.
 
     pip install "transformers>=5.23"
     python scripts/make_parsing_golden.py

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Compile every kernel for every target with NVRTC, as CuPy would, and compare with the ledgers.
 
-    scripts/nvrtc_check.py                  what `make test-all` checks
-    scripts/nvrtc_check.py --update         write what the kernels use now into the ledgers
+    scripts/nvrtc_check.py                  the checks of `make test-all`
+    scripts/nvrtc_check.py --update         write the kernels' present needs into the ledgers
     scripts/nvrtc_check.py --show rms_norm  print the loops of kernels with this in their names
 
 This needs neither a GPU nor a driver nor CuPy. `pip install 'mie[nvrtc]'` brings two compilers,
@@ -37,7 +37,8 @@ LEDGER = ROOT / "tests" / "kernels" / "ledger.json"
 # Ampere, Jetson Orin, Hopper, consumer Blackwell; 12.6 is JetPack 6's and knows no sm_120.
 TARGETS = {"12.6": (80, 87, 90), "13.4": (80, 87, 90, 120)}
 
-# What CuPy 14's RawModule adds to the launcher's options, and the report that the ledger is from.
+# The options that CuPy 14's RawModule adds to the launcher's, and the report that the ledger is
+# from.
 CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 REPORT_OPTION = "--ptxas-options=-v"
 
@@ -45,7 +46,7 @@ REGISTER_FILE = 65536  # 32-bit registers of a multiprocessor: a block must fit
 
 
 class Usage(NamedTuple):
-    """What one kernel needs on one target."""
+    """The needs of one kernel on one target."""
 
     registers: int
     shared: int
@@ -66,7 +67,7 @@ class Compiled(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What the kernels need on one target. Without a disassembler there are no profiles."""
+    """The needs of the kernels on one target. Without a disassembler there are no profiles."""
 
     usages: Usages
     profiles: dict[str, Profile]
@@ -137,7 +138,7 @@ class Nvrtc:
 
 
 def read_log(log: str) -> dict[str, Usage]:
-    """Return what ptxas reports about each kernel, by its mangled name."""
+    """Return the report of ptxas on each kernel, by its mangled name."""
     usages = {}
     for part in log.split("Compiling entry function '")[1:]:
         numbers = {
@@ -168,7 +169,7 @@ def options_for(arch: int, extra: Sequence[str] = ()) -> list[str]:
 
 
 def compile_all(nvrtc: Nvrtc, arch: int, entries: Sequence[Entry] = ENTRIES) -> Report:
-    """Return what every kernel needs on one target."""
+    """Return the needs of every kernel on one target."""
     report = Report({}, {})
     for entry in entries:
         usages, counts = _compile_once(nvrtc, entry, arch)
@@ -220,7 +221,7 @@ def disassemble(program: Path, compiled: Compiled) -> dict[str, Counts]:
 
 
 def limits(report: Usages, entries: Sequence[Entry] = ENTRIES) -> Iterator[str]:
-    """Yield sentences about what no ledger can excuse."""
+    """Yield sentences about faults that no ledger can excuse."""
     threads = {f"{entry.file} {name}": entry.threads for entry in entries for name in entry.names}
     for kernel, usage in report.items():
         if usage.spilled:
@@ -311,7 +312,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def complaints(target: str, report: Report) -> Iterator[str]:
-    """Yield sentences about what exceeds the limits and the ledgers."""
+    """Yield sentences about needs above the limits and the ledgers."""
     yield from limits(report.usages)
     yield from growth(report.usages, read_ledger().get(target, {}))
     if sass.nvdisasm():

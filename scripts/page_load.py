@@ -6,10 +6,10 @@
 A stand-in server sends the page the records of an engine that decodes ten sequences, with ten
 events in a step, ten times a second as the real one does. The first line of the output is the
 memory of the browser's renderer process while it shows an empty page. Each further line is one
-interval: frames a second, the slowest redraw, the JavaScript heap after a garbage collection, which
-is what the page keeps, the nodes of its document, and the memory of the whole renderer process. At
-the end the page's cells must be those that were sent. The last line says so, with the worst
-intervals. It needs playwright and chromium.
+interval: frames a second, the slowest redraw, the JavaScript heap after a garbage collection, the
+nodes of its document, and the memory of the whole renderer process. At the end the page's cells
+must be those that were sent. The last line says so, with the worst intervals. It needs playwright
+and chromium.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def renderer_megabytes(session: Any) -> float:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the load, and return 1 if the page shows anything else than what was sent."""
+    """Run the load, and return 1 if the page shows anything else than the cells that were sent."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--steps-per-second", type=int, default=1000)

@@ -110,7 +110,7 @@ class Camera:
         self.until("window.mie?.store.run && mie.isWhole()")
 
     def js(self, source: str) -> Any:
-        """Return what an expression gives."""
+        """Return the value of an expression."""
         return self.page.evaluate(source)
 
     def until(self, condition: str) -> None:
@@ -126,7 +126,7 @@ class Camera:
         return base64.b64decode(made["webp"])
 
     def frame(self, width: int) -> Frame:
-        """Return a frame of the window: what has changed since the last one."""
+        """Return a frame of the window: the part that has changed since the last one."""
         png = base64.b64encode(self.page.screenshot()).decode()
         made = self._maker.evaluate(TO_WEBP, [png, width, 0.5, self._last])
         self._last = png

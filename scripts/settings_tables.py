@@ -26,7 +26,7 @@ _ON_THE_COMMAND_LINE = {
     "seed": ["`--seed` of `mie generate` and `mie chat` is each request's own"],
     "trace": ["`--trace` takes the name of the file"],
 }
-"""What options mean that are not the setting of the same name."""
+"""The meaning of options that are not the setting of the same name."""
 
 
 def rewritten(page: str) -> str:

@@ -3,7 +3,7 @@
     python scripts/vllm_page.py
 
 The names come from docs/vllm.json (scripts/vllm_names.py), and the answers from mie itself: its
-classes, and the tables of what it refuses. A test checks that the page is up to date.
+classes, and the tables of its refusals. A test checks that the page is up to date.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ELSEWHERE = {"RequestMetrics": RequestMetrics, "Logprob": Logprob}
 
 @dataclass(frozen=True)
 class Status:
-    """What mie does with a name."""
+    """The treatment of a name in mie."""
 
     kind: str
     """"runs", "neutral" or "refused"."""
@@ -58,7 +58,7 @@ class Status:
 
 
 def status(owner: str, name: str) -> Status:
-    """Return what mie does with a name of an owner: a module, a class, or ``Class.method``."""
+    """Return the treatment of a name of an owner: a module, a class, or ``Class.method``."""
     if name in REFUSED.get(owner, ()):
         return Status("refused", why=REFUSED[owner][name])
     neutral = ACCEPTED.get(owner, NEUTRAL["calls"] if "." in owner and not is_module(owner) else {})

@@ -1,4 +1,4 @@
-"""Provide what the tests of the compiled backend share: the reason to skip them, and its cache."""
+"""Share the set-up of the compiled backend's tests: the reason to skip them, and its cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Set up what all tests share: hypothesis profiles, and the tiny models."""
+"""Set up all tests: hypothesis profiles, and the tiny models."""
 
 import ctypes
 import gc

@@ -1,4 +1,4 @@
-"""Provide what the tests of the emulated GPU share: the reason to skip them, and launchers."""
+"""Share the set-up of the emulated GPU's tests: the reason to skip them, and launchers."""
 
 from __future__ import annotations
 

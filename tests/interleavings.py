@@ -64,7 +64,7 @@ class _Yields(ast.NodeTransformer):
         return [ast.Assign(targets, ast.Constant(None))] if names else []
 
     def _block(self, body: list[ast.stmt]) -> list[ast.stmt]:
-        """Return the statements of a block. What is dead is forgotten: it is not a state."""
+        """Return the statements of a block. Dead variables are forgotten: they are no state."""
         found: list[ast.stmt] = []
         for statement in body:
             self._results = []
@@ -94,7 +94,7 @@ class _Yields(ast.NodeTransformer):
 def _dead_in(loop: ast.While) -> list[str]:
     """Return the variables that each turn of an endless loop sets before it reads them."""
     if not (isinstance(loop.test, ast.Constant) and loop.test.value is True):
-        return []  # what it sets may be read after it
+        return []  # its variables may be read after it
     names = [node for node in ast.walk(loop) if isinstance(node, ast.Name)]
     # In an assignment, the value is read before the target is set.
     names.sort(key=lambda node: (node.lineno, isinstance(node.ctx, ast.Store), node.col_offset))
@@ -133,7 +133,7 @@ def _call_kernel(kernel: int, args: int, header: int, tile: int, scratch: int) -
 
 @dataclass
 class Case:
-    """What the caller runs."""
+    """The caller's statements."""
 
     runs: Sequence[Sequence[int]]
     """The numbers of tiles of each run's instructions."""
@@ -150,7 +150,7 @@ class Case:
 
 @dataclass
 class _Place:
-    """Where a thread stands: what it does next, and how it came here."""
+    """Where a thread stands: its next statement, and its calls."""
 
     operation: Operation | None
     history: tuple[int, ...]
@@ -278,7 +278,7 @@ class Explorer:
         self._edges: list[list[tuple[int, int]]] = []
 
     def _caller(self, run: Callable[..., Thread]) -> Thread:
-        """Do what `Team.run` and the end of a team do."""
+        """Act as `Team.run` and the end of a team do."""
         woken = self._case.workers if self._case.woken is None else self._case.woken
         for number, counts in enumerate(self._case.runs):
             yield "start", number

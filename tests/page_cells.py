@@ -10,7 +10,7 @@ from mie.replay import State
 
 
 class Page:
-    """What a page holds: cells by their names."""
+    """The cells of a page by their names."""
 
     def __init__(self) -> None:
         self.step: int | None = None

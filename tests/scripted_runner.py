@@ -1,4 +1,4 @@
-"""Provide a runner without a model, which knows what every slot of every block must contain.
+"""Provide a runner without a model, which knows the right contents of every slot.
 
 Where a model would store keys and values, it stores one number for the whole history up to the
 token, and draws the next token from that number. So it notices a stale, missing or wrongly shared

@@ -1,4 +1,4 @@
-"""State what type checkers and editors must know about the public API. mypy reads this, no test
+"""State the types of the public API for type checkers and editors. mypy reads this, no test
 runs it.
 
 mypy warns of an unnecessary ``ignore``, so each ``ignore`` here is a mistake that it must notice.

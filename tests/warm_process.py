@@ -29,7 +29,7 @@ def main() -> int:
     for module in pkgutil.iter_modules(mie.cli.__path__):
         importlib.import_module(f"mie.cli.{module.name}")
     sleep_soon()
-    gc.freeze()  # so that a child's collections do not copy what it shares
+    gc.freeze()  # so that a child's collections do not copy shared pages
     connection = socket.socket(fileno=int(sys.argv[1]))
     while True:
         message, files, _, _ = socket.recv_fds(connection, 1, 4)

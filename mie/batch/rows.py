@@ -14,7 +14,7 @@ from mie.frontend.outputs import RequestOutput
 from mie.llm import LLM
 
 RESULTS = ("generated_text", "finish_reason", "error", "output")
-"""The names of what an answer adds to its row."""
+"""The names of the columns that an answer adds to its row."""
 
 
 class RowEngine:
@@ -73,7 +73,7 @@ def _result(output: RequestOutput) -> dict[str, str | None]:
         "generated_text": None if first is None else first.text,
         "finish_reason": None if first is None else first.finish_reason,
         "error": output.error,
-        # Times and cache hits depend on what else ran, and an answer does not.
+        # Times and cache hits depend on other requests, and an answer does not.
         "output": json.dumps({**output.as_dict(), "metrics": None, "num_cached_tokens": None}),
     }
 

@@ -42,12 +42,10 @@ class GenerationConfig:
         where: str | os.PathLike[str] = "auto",
         overrides: Mapping[str, Any] | None = None,
     ) -> GenerationConfig:
-        """Load the generation config of the model in ``directory``.
+        """Load the generation config of the model in ``directory``, whose file need not exist.
 
-        Args:
-            directory: the model directory, whose file need not exist.
-            where: "auto", the model's own; "vllm", none; or a directory that must have the file.
-            overrides: keys that replace those of the file.
+        ``where`` is "auto", the model's own; "vllm", none; or a directory that must have the file.
+        ``overrides`` replace keys of the file.
 
         Raises:
             ConfigError: an override is not a supported key.

@@ -91,7 +91,7 @@ class JsonReader:
         return JsonReader(values=value, source=f"{self.source}, {key}")
 
     def error(self, key: str, expected: str, got: object) -> ModelError:
-        """Return the error that says what ``key`` should have been."""
+        """Return the error for a bad value of ``key``."""
         return ModelError(f"{self.source}: {key} {expected}, got {shown(got)}")
 
     def _required(self, key: str, default: object) -> Any:

@@ -38,13 +38,9 @@ def locate_model(
 ) -> Path:
     """Return the directory of the model ``name``.
 
-    Args:
-        name: ``"bundled"``, a directory, or a Hugging Face hub id such as
-            ``"HuggingFaceTB/SmolLM2-135M"``. A directory of that name takes precedence. Only the
-            files that are read are fetched from the hub, into its usual cache.
-        revision: branch, tag or commit on the hub; None is the main branch.
-        cache_dir: where to keep the hub's files instead.
-        needs_weights: False fetches no weights.
+    The name is ``"bundled"``, a directory, or a Hugging Face hub id such as
+    ``"HuggingFaceTB/SmolLM2-135M"``. A directory takes precedence. Only the files that are read are
+    fetched from the hub, into its usual cache or ``cache_dir``.
 
     Raises:
         ConfigError: a revision is given for a directory.

@@ -1,4 +1,4 @@
-"""Refuse by name what a ``config.json`` needs and ``mie`` does not implement.
+"""Refuse by name the features of a ``config.json`` that ``mie`` does not implement.
 
 A model that runs without a feature it was trained with still writes fluent text, only worse. So
 anything that changes the computation and is not implemented is refused before weights are read.

@@ -16,10 +16,10 @@ def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
     embeddings there is no ``lm_head.weight``: the output matrix is ``model.embed_tokens.weight``.
     """
     hidden, vocab = config.hidden_size, config.vocab_size
+    of_layer = _layer_tensors(config)
     tensors: dict[str, Shape] = {"model.embed_tokens.weight": (vocab, hidden)}
     for layer in range(config.num_layers):
-        prefix = f"model.layers.{layer}."
-        tensors |= {prefix + name: shape for name, shape in _layer_tensors(config).items()}
+        tensors |= {f"model.layers.{layer}.{name}": shape for name, shape in of_layer.items()}
     tensors["model.norm.weight"] = (hidden,)
     if not config.tie_word_embeddings:
         tensors["lm_head.weight"] = (vocab, hidden)
@@ -32,41 +32,25 @@ def num_parameters(config: ModelConfig) -> int:
 
 
 def _layer_tensors(config: ModelConfig) -> dict[str, Shape]:
-    hidden = config.hidden_size
+    hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    queries, keys = config.num_heads * head_dim, config.num_kv_heads * head_dim
+    norms: dict[str, Shape] = {}
+    if config.qk_norm:
+        norms = {f"self_attn.{x}_norm.weight": (head_dim,) for x in "qk"}
     return {
         "input_layernorm.weight": (hidden,),
-        **_attention_tensors(config),
+        **_linear("self_attn.q_proj", queries, hidden, config.qkv_bias),
+        **_linear("self_attn.k_proj", keys, hidden, config.qkv_bias),
+        **_linear("self_attn.v_proj", keys, hidden, config.qkv_bias),
+        **_linear("self_attn.o_proj", hidden, queries, config.o_bias),
+        **norms,
         "post_attention_layernorm.weight": (hidden,),
-        **_mlp_tensors(config),
+        **_linear("mlp.gate_proj", inner, hidden, config.mlp_bias),
+        **_linear("mlp.up_proj", inner, hidden, config.mlp_bias),
+        **_linear("mlp.down_proj", hidden, inner, config.mlp_bias),
     }
 
 
-def _attention_tensors(config: ModelConfig) -> dict[str, Shape]:
-    hidden, head_dim = config.hidden_size, config.head_dim
-    queries, keys = config.num_heads * head_dim, config.num_kv_heads * head_dim
-    tensors: dict[str, Shape] = {
-        **_linear("self_attn.q_proj", queries, hidden, bias=config.qkv_bias),
-        **_linear("self_attn.k_proj", keys, hidden, bias=config.qkv_bias),
-        **_linear("self_attn.v_proj", keys, hidden, bias=config.qkv_bias),
-        **_linear("self_attn.o_proj", hidden, queries, bias=config.o_bias),
-    }
-    if config.qk_norm:
-        tensors["self_attn.q_norm.weight"] = (head_dim,)
-        tensors["self_attn.k_norm.weight"] = (head_dim,)
-    return tensors
-
-
-def _mlp_tensors(config: ModelConfig) -> dict[str, Shape]:
-    hidden, intermediate = config.hidden_size, config.intermediate_size
-    return {
-        **_linear("mlp.gate_proj", intermediate, hidden, bias=config.mlp_bias),
-        **_linear("mlp.up_proj", intermediate, hidden, bias=config.mlp_bias),
-        **_linear("mlp.down_proj", hidden, intermediate, bias=config.mlp_bias),
-    }
-
-
-def _linear(name: str, rows: int, columns: int, *, bias: bool) -> dict[str, Shape]:
-    tensors: dict[str, Shape] = {f"{name}.weight": (rows, columns)}
-    if bias:
-        tensors[f"{name}.bias"] = (rows,)
-    return tensors
+def _linear(name: str, rows: int, columns: int, has_bias: bool) -> dict[str, Shape]:
+    weight: dict[str, Shape] = {f"{name}.weight": (rows, columns)}
+    return {**weight, f"{name}.bias": (rows,)} if has_bias else weight

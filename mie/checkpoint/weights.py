@@ -52,7 +52,7 @@ class Checkpoint:
     """
 
     def __init__(self, entries: Mapping[str, TensorEntry], ignored: Iterable[str] = ()) -> None:
-        """Use `Checkpoint.open` instead, which checks what is passed here."""
+        """Use `Checkpoint.open` instead, which checks the entries."""
         self._entries = dict(entries)
         self._maps: dict[Path, mmap.mmap] = {}
         self.ignored = tuple(ignored)
@@ -66,10 +66,6 @@ class Checkpoint:
         The files are ``model.safetensors``, or else those that ``model.safetensors.index.json``
         names. Tensors beyond ``expected`` are an error, except for rotary buffers of older files
         and for ``lm_head.weight`` with tied embeddings (`check_tied_head`).
-
-        Args:
-            directory: the model directory.
-            expected: name -> shape, from `expected_tensors`.
 
         Raises:
             WeightsError: a file is missing, truncated or corrupt. Or the index disagrees with the
@@ -116,11 +112,7 @@ class Checkpoint:
             self.release(name)
 
     def check_finite(self, name: str, block: NDArray[Any]) -> None:
-        """Raise unless ``block``, a part of the tensor ``name``, is finite.
-
-        Raises:
-            WeightsError: it holds NaN or infinity.
-        """
+        """Raise `WeightsError` unless ``block``, a part of the tensor ``name``, is finite."""
         entry = self._entries[name]
         infinity = _INFINITY[entry.dtype]
         # The bits of positive floats sort as signed integers, and those of negative floats as
@@ -240,14 +232,11 @@ class RandomWeights(Checkpoint):
 
 
 def check_tied_head(checkpoint: Checkpoint) -> None:
-    """Raise unless a ``lm_head.weight`` beside tied embeddings is a copy of the embedding.
+    """Refuse a ``lm_head.weight`` beside tied embeddings that is no copy of the embedding.
 
     With tied embeddings the output matrix is the embedding. transformers 4 ignores a second one in
     the file, and transformers 5 unties the two if they differ. Such a file is refused here, because
     it is unclear which was meant. Reads the data of both, block by block.
-
-    Raises:
-        WeightsError: the two differ.
     """
     if "lm_head.weight" not in checkpoint.ignored:
         return

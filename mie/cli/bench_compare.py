@@ -13,7 +13,7 @@ from mie.errors import ConfigError
 
 
 def add_compare(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds ``mie bench compare``."""
+    """Add ``mie bench compare``."""
     parser = subparsers.add_parser(
         "compare",
         help="results of several runs in one table",

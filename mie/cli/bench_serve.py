@@ -13,19 +13,26 @@ from mie.cli.bench_options import (
     add_place_options,
     open_bench,
     place_of,
+    run_engine_load,
     workload_of,
 )
-from mie.cli.bench_report import add_report_options, report, write_results
-from mie.cli.bench_run import about, errors, exit_code, run_engine_load
+from mie.cli.bench_report import (
+    about,
+    add_report_options,
+    errors,
+    exit_code,
+    report,
+    write_results,
+)
 from mie.cli.options import DEFAULT_MODEL, engine_options
 from mie.config.arguments import option
 from mie.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mie.cli.bench_run import AnyResult
+    from mie.cli.bench_report import AnyResult
     from mie.sim.workload import Workload
 
-Subparsers = argparse._SubParsersAction  # what add_subparsers returns has no public name
+Subparsers = argparse._SubParsersAction  # the result of add_subparsers has no public type
 
 
 def add_serve(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
@@ -128,7 +135,7 @@ def _run_serve(args: argparse.Namespace) -> int:
         "percentiles": _percentiles(args.metric_percentiles),
         "goodput": goodput,
     }
-    summarize([], 0, **wanted)  # refuses what is wrong before anything is loaded
+    summarize([], 0, **wanted)  # refuses bad values before anything is loaded
     workload = workload_of(args, args.request_rate, args.burstiness)
     place, result = _served(args, workload) if args.base_url else _stepped(args, workload)
     results = {
@@ -148,7 +155,7 @@ def _run_serve(args: argparse.Namespace) -> int:
 
 
 def _stepped(args: argparse.Namespace, workload: Workload) -> tuple[dict[str, Any], AnyResult]:
-    """The load on an engine in this process."""
+    """Run the load on an engine in this process."""
     for name in ("api_key", "vocab_size", "openai_only", "reset_prefix_cache"):
         if getattr(args, name):
             raise ConfigError(f"{option(name)} needs --base-url")
@@ -157,7 +164,7 @@ def _stepped(args: argparse.Namespace, workload: Workload) -> tuple[dict[str, An
 
 
 def _served(args: argparse.Namespace, workload: Workload) -> tuple[dict[str, Any], AnyResult]:
-    """The load on the server that ``--base-url`` names."""
+    """Run the load on the server that ``--base-url`` names."""
     from mie.config.engine import check_integer
     from mie.sim.remote import Server, run_load_on
 
@@ -201,7 +208,7 @@ def _percentiles(text: str) -> list[float]:
 
 
 def _details(result: AnyResult) -> dict[str, list[Any]]:
-    """A value for each request, times in seconds, as vLLM keeps them."""
+    """Return a value for each request, times in seconds, as vLLM keeps them."""
     from mie.sim.clock import SECOND
 
     return {

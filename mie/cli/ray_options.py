@@ -1,4 +1,4 @@
-"""The options of what runs on Ray: how many engines, where, and with what."""
+"""Define the options of engines on Ray: their number, their place and their resources."""
 
 from __future__ import annotations
 

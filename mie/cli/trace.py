@@ -1,4 +1,4 @@
-"""Implement ``mie trace``: what the scheduler and the allocator did, from an event log."""
+"""Implement ``mie trace``: the decisions of scheduler and allocator, from an event log."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def _table(segments: Iterator[Segment], every: int | None) -> Iterator[str]:
 
 
 def _row(steps: Sequence[Summary], num_blocks: int, block_size: int) -> list[object]:
-    """Return the cells of consecutive steps: sums of what they did, and the state after them."""
+    """Return the cells of consecutive steps: sums of their work, and the state after them."""
     last = steps[-1]
     used, saved = last["num_blocks_used"], last["num_blocks_saved"]
     return [

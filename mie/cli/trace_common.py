@@ -1,4 +1,4 @@
-"""Share what the views of an event log need: names of sequences, and short texts."""
+"""Name sequences, and format short texts, for all views of an event log."""
 
 from __future__ import annotations
 

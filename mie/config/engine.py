@@ -79,7 +79,12 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
 def check_settings(values: object) -> None:
     """Raise `ConfigError` unless every setting of a dataclass has an allowed value."""
     for name, default, declared in settings_of(type(values)):
-        check_setting(name, getattr(values, name), default, declared)
+        value = getattr(values, name)
+        check_setting(name, value, default, declared)
+        for other, needed in declared.needs.items():
+            if value != default and getattr(values, other) != needed:
+                got = getattr(values, other)
+                raise ConfigError(f"{name} needs {other}={needed!r}; got {got!r}")
 
 
 def check_setting(name: str, value: Any, default: Any, declared: Setting) -> None:
@@ -96,9 +101,6 @@ def check_setting(name: str, value: Any, default: Any, declared: Setting) -> Non
         check_choice(name, value, declared.choices)
     elif declared.kind == "switch":
         check_switch(name, value)
-
-
-_OF_A_POLICY = (("sjf_ageing", "sjf"), ("fair_turn", "fair"), ("client_quotas", "fair"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,43 +161,12 @@ class EngineConfig(EngineSettings):
     def __post_init__(self) -> None:
         check_settings(self)
         quotas_of(self.client_quotas)
-        self._refuse_contradictions()
-
-    def _refuse_contradictions(self) -> None:
-        """Refuse settings that have no effect because of another setting."""
-        for is_refused, message in (
-            (
-                self.num_blocks is not None and self.kv_cache_memory_bytes is not None,
-                "num_blocks and kv_cache_memory_bytes both size the KV cache; give one",
-            ),
-            (
-                self.weight_dtype in ("bfloat16", "float16") and self.linear_plan == "plain",
+        if self.num_blocks is not None and self.kv_cache_memory_bytes is not None:
+            raise ConfigError(
+                "num_blocks and kv_cache_memory_bytes both size the KV cache; give one"
+            )
+        if self.weight_dtype in ("bfloat16", "float16") and self.linear_plan == "plain":
+            raise ConfigError(
                 f"weight_dtype={self.weight_dtype!r} needs linear_plan='tiled' or 'auto'; got "
-                "'plain'",
-            ),
-            (
-                self.swap_space is not None and self.preemption_mode != "swap",
-                "swap_space needs preemption_mode='swap'; got preemption_mode='recompute'",
-            ),
-            *(
-                (
-                    getattr(self, name) is not None and self.scheduling_policy != policy,
-                    f"{name} needs scheduling_policy={policy!r}; got {self.scheduling_policy!r}",
-                )
-                for name, policy in _OF_A_POLICY
-            ),
-            (
-                self.admit_after_preemption and self.batching == "static",
-                "admit_after_preemption needs batching='continuous'; got 'static'",
-            ),
-            (
-                self.max_cached_blocks is not None and not self.enable_prefix_caching,
-                "max_cached_blocks needs enable_prefix_caching=True; got False",
-            ),
-            (
-                self.max_prefill_chunk is not None and not self.enable_chunked_prefill,
-                "max_prefill_chunk needs enable_chunked_prefill=True; got False",
-            ),
-        ):
-            if is_refused:
-                raise ConfigError(message)
+                "'plain'"
+            )

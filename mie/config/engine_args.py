@@ -19,7 +19,7 @@ from mie.config.engine import (
     refuse_unknown,
 )
 from mie.config.request_limits import RequestLimits, limits_of
-from mie.config.settings import AUTO_BACKENDS, declared_in, settings_of
+from mie.config.settings import AUTO_BACKENDS, Setting, declared_in, settings_of
 from mie.config.vllm_names import VllmNames, refuse_what_vllm_has
 from mie.errors import ConfigError
 from mie.refusals import refuses_names
@@ -96,14 +96,16 @@ class EngineArgs(VllmNames, EngineSettings, ModelSettings):
 
     def engine_config(self) -> EngineConfig:
         """Return the settings of the engine, without those that have no effect there."""
-        values = {name: getattr(self, name) for name, *_ in settings_of(EngineSettings)}
-        values = {name: value for name, value in values.items() if value is not None}
-        values["num_blocks"] = self._num_blocks()
+        values: dict[str, Any] = {"num_blocks": self._num_blocks()}
         for name, default, declared in settings_of(EngineSettings):
-            if declared.is_ignorable and name in values and not self._means_something(name):
+            value = getattr(self, name)
+            if value is None or name in values:
+                continue
+            if declared.is_ignorable and not self._means_something(declared):
                 if declared.kind != "size":  # swap_space is in GiB, as in vLLM, and may be 0
-                    check_setting(name, values[name], default, declared)
-                values[name] = default
+                    check_setting(name, value, default, declared)
+                value = default
+            values[name] = value
         return EngineConfig(**values)
 
     @property
@@ -153,15 +155,10 @@ class EngineArgs(VllmNames, EngineSettings, ModelSettings):
             )
         return self.num_blocks if override is None else override
 
-    def _means_something(self, name: str) -> bool:
-        if name == "swap_space":
-            return self.preemption_mode == "swap"
+    def _means_something(self, declared: Setting) -> bool:
         own = AUTO_BACKENDS if self.backend == "auto" else (self.backend,)
-        return any(
-            not set(own).isdisjoint(declared.backends)
-            for each, _, declared in settings_of(EngineSettings)
-            if each == name
-        )
+        is_needed = all(getattr(self, name) == value for name, value in declared.needs.items())
+        return is_needed and (not declared.backends or not {*own}.isdisjoint(declared.backends))
 
 
 @keyword_checked

@@ -1,4 +1,4 @@
-"""Limit what one request may ask for."""
+"""Limit the size of one request."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ MIN_PROMPT_CHARS = 2**16
 class RequestLimits:
     """Limits of a single request, checked before any work is done for it.
 
-    The defaults are far above normal requests and far below what harms an engine. They apply to
+    The defaults are far above normal requests, and far too low to harm an engine. They apply to
     every `SamplingParams`. The engine setting ``request_limits`` lowers them, for servers with
     untrusted callers. docs/settings.md explains every field.
     """

@@ -7,7 +7,7 @@ the simulator, and the tables of the docs read it.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +41,8 @@ class Setting:
     """Whether `EngineArgs` accepts it where it has no effect, as vLLM does."""
     is_simulated: bool = True
     """Whether it has an effect on a simulated engine."""
+    needs: Mapping[str, Any] = field(default_factory=dict)
+    """The values of other settings without which this one has no effect and is refused."""
     alias_of: str = ""
     """The setting that this one is an alias of."""
 

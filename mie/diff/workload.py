@@ -1,4 +1,4 @@
-"""Define what the two sides run."""
+"""Define the requests that both sides run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

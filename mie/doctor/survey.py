@@ -23,7 +23,7 @@ class Check:
     """The result of one check.
 
     A "note" costs speed, or is missing and may not be needed. A "problem" keeps something that is
-    present from working. ``remedy`` says what to do, if anything.
+    present from working. ``remedy`` is an instruction, or None.
     """
 
     name: str

@@ -68,13 +68,6 @@ class Counter(Metric):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vector(Metric):
-    """Counts in an order."""
-
-    values: list[int]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Gauge(Metric):
     """A number that goes up and down."""
 

@@ -1,6 +1,7 @@
 """Choose and load a backend."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from mie.config.engine import EngineConfig, EngineSettings
@@ -19,15 +20,6 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 """Maps each backend to the settings of `EngineConfig` that not every backend has."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Choice:
-    """A loaded backend, and why it is this one."""
-
-    backend: Backend
-    line: str
-    """What a log says: the backend's name, with what it runs or why "auto" took it."""
-
-
 def load_backend(
     name: str,
     dtype: str = "auto",
@@ -35,6 +27,7 @@ def load_backend(
     *,
     checkpoint_dtype: str = "float16",
     weights_dtype: str = "float32",
+    tell: Callable[[str], object] = str,
 ) -> Backend:
     """Return the backend called ``name``, which computes in ``dtype``.
 
@@ -45,74 +38,63 @@ def load_backend(
     compiler instead of CuPy. "auto" is "jit" if it can run and has all settings, else "numpy".
 
     On a GPU, dtype "auto" follows ``checkpoint_dtype``, the one that the model's config names.
-    ``weights_dtype`` is the widest dtype of the matrices in the files.
+    ``weights_dtype`` is the widest dtype of the matrices in the files. ``tell`` gets a line for the
+    log: the backend's name, with its threads or the reason why "auto" took it.
 
     Raises:
         ConfigError: there is no such backend, it cannot run here, it does not compute in ``dtype``,
             or ``config`` has a setting that only other backends have.
     """
-    types = {"checkpoint_dtype": checkpoint_dtype, "weights_dtype": weights_dtype}
-    return choose_backend(name, dtype, config, **types).backend
-
-
-def choose_backend(
-    name: str,
-    dtype: str = "auto",
-    config: EngineConfig | None = None,
-    *,
-    checkpoint_dtype: str = "float16",
-    weights_dtype: str = "float32",
-) -> Choice:
-    """Return the backend of `load_backend`, and a line about the choice.
-
-    Raises:
-        ConfigError: as `load_backend` says.
-    """
     config = config or EngineConfig()
     if name == "auto":
-        return _automatic(dtype, config, weights_dtype)
+        return _automatic(dtype, config, weights_dtype, tell)
     if name not in SETTINGS:
         known = ", ".join(("auto", *BACKENDS))
         raise ConfigError(f"backend {name!r} is not available; choose from: {known}")
     if name in ("jit", "numpy") and dtype in HALVES:
         config = _keeping(dtype, config)
     settings = _settings(name, config)
+    backend: Backend
+    line = f"backend {name}"
     if name == "numpy":
         from mie.ops_cpu.cpu_backend import CpuBackend
 
-        return Choice(backend=CpuBackend(dtype, **settings), line="backend numpy")
-    if name == "jit":
+        backend = CpuBackend(dtype, **settings)
+    elif name == "jit":
         from mie.ops_jit.jit_backend import JitBackend
 
-        jit = JitBackend(dtype, weights_dtype=weights_dtype, **settings)
-        return Choice(backend=jit, line=f"backend jit ({jit.description})")
-    if name == "numpy-plain":
+        backend = JitBackend(dtype, weights_dtype=weights_dtype, **settings)
+        line = f"backend jit ({backend.description})"
+    elif name == "numpy-plain":
         from mie.ops.numpy_backend import NumpyBackend
 
-        return Choice(backend=NumpyBackend(dtype, **settings), line="backend numpy-plain")
-    from mie.ops_gpu.load import load_cupy_backend, load_emulated_backend
-
-    backend: Backend
-    if name == "cupy":
-        backend = load_cupy_backend(dtype, checkpoint_dtype=checkpoint_dtype, **settings)
+        backend = NumpyBackend(dtype, **settings)
     else:
-        backend = load_emulated_backend(dtype, **settings)
-    return Choice(backend=backend, line=f"backend {name}")
+        from mie.ops_gpu.load import load_cupy_backend, load_emulated_backend
+
+        if name == "cupy":
+            backend = load_cupy_backend(dtype, checkpoint_dtype=checkpoint_dtype, **settings)
+        else:
+            backend = load_emulated_backend(dtype, **settings)
+    tell(line)
+    return backend
 
 
-def _automatic(dtype: str, config: EngineConfig, weights_dtype: str) -> Choice:
+def _automatic(
+    dtype: str, config: EngineConfig, weights_dtype: str, tell: Callable[[str], object]
+) -> Backend:
     """Return jit, or numpy if jit cannot run or lacks a setting."""
     from mie.ops_jit.environment import CannotRun
 
     why = _only_of_numpy(dtype, config)
     if not why:
         try:
-            return choose_backend("jit", dtype, config, weights_dtype=weights_dtype)
+            return load_backend("jit", dtype, config, weights_dtype=weights_dtype, tell=tell)
         except CannotRun as error:
             remedy = f" ({error.remedy} for the compiled backend)" if error.remedy else ""
             why = f"{error.why}{remedy}"
-    choice = choose_backend("numpy", dtype, _without_effect(config))
-    return replace(choice, line=f"{choice.line}: {why}")
+    config = _without_effect(config)
+    return load_backend("numpy", dtype, config, tell=lambda line: tell(f"{line}: {why}"))
 
 
 def _only_of_numpy(dtype: str, config: EngineConfig) -> str:

@@ -6,9 +6,10 @@ This is the one place that wires the parts together.
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,7 +23,7 @@ from mie.engine.overlap import OverlappingRunner
 from mie.engine.runner import ModelRunner
 from mie.errors import ConfigError
 from mie.events import EventLog
-from mie.load.backends import choose_backend
+from mie.load.backends import load_backend
 from mie.load.sizing import MemoryPlan, cache_shape, fits, plan_memory, smaller_settings
 from mie.memory.manager import KVCacheManager
 from mie.model.decoder import Decoder
@@ -32,7 +33,7 @@ from mie.sched.scheduler import Scheduler
 from mie.system.logs import PreemptionWarnings
 
 Count = Callable[[int], object]
-"""Counts what is done since the last call."""
+"""Counts the work that was done since the last call."""
 
 CPUS = ("jit", "numpy", "numpy-plain")
 """The backends that compute in float32 with weights and a cache of 16 bits."""
@@ -65,13 +66,17 @@ def load_engine(
     began = time.perf_counter()
     config = config or EngineConfig()
     model = model or ModelConfig.load(directory)
-    weights = _weights(directory, model, None if load_format != "dummy" else config.seed)
+    weights = (
+        RandomWeights(model, config.seed)
+        if load_format == "dummy"
+        else Checkpoint.open(directory, expected_tensors(model))
+    )
     [widest, *others] = weights.matrix_dtypes
-    types = {"checkpoint_dtype": model.dtype, "weights_dtype": "float32" if others else widest}
-    choice = choose_backend(backend, dtype, config, **types)
-    machine, backend = choice.backend, choice.backend.name
+    widest = "float32" if others else widest
+    load = partial(load_backend, checkpoint_dtype=model.dtype, weights_dtype=widest)
     logger = logging.getLogger(__name__)
-    logger.info(choice.line)
+    machine = load(backend, dtype, config, tell=logger.info)
+    backend = machine.name
     if wrap is not None:
         machine = wrap(machine)
     if config.async_scheduling is None:
@@ -79,7 +84,7 @@ def load_engine(
     plan = plan_memory(config, model, machine)
     if not plan.fits:
         smaller = smaller_settings(config, model, machine, plan)
-        raise plan.refusal([*smaller, *_smaller_dtypes(backend, dtype, config, model, types)])
+        raise plan.refusal([*smaller, *_smaller_dtypes(load, backend, dtype, config, model)])
     kept = HALVES.get(dtype) if backend in CPUS else None
     num_positions, num_host_blocks = plan.num_positions, plan.num_host_blocks
     log = EventLog(config.event_log_steps, trace, machine.numerics())
@@ -95,7 +100,8 @@ def load_engine(
             constraints=constraints,
             max_forced_run=config.max_forced_run,
         )
-    machine.prepare(lambda number: _bar_of_kernels(number, use_tqdm))
+    about = {"desc": "compiling kernels", "unit": "kernel"}
+    machine.prepare(lambda number: _progress_bar(use_tqdm, total=number, **about))
     runner: Runner = model_runner
     if config.async_scheduling:
         runner = OverlappingRunner(model_runner, scheduler.ahead)
@@ -144,7 +150,11 @@ def new_scheduler(
 
 
 def _smaller_dtypes(
-    backend: str, dtype: str, config: EngineConfig, model: ModelConfig, types: Mapping[str, str]
+    load: Callable[[str, str, EngineConfig], Backend],
+    backend: str,
+    dtype: str,
+    config: EngineConfig,
+    model: ModelConfig,
 ) -> Iterator[str]:
     """Yield the data types with which the model fits, if the backend supports them."""
     half = model.dtype if model.dtype in HALVES else "float16"
@@ -155,17 +165,10 @@ def _smaller_dtypes(
     ):
         with suppress(ConfigError):
             changed = replace(config, **changes)  # type: ignore[arg-type]  # these are words
-            smaller = choose_backend(backend, changed_dtype, changed, **types).backend
+            smaller = load(backend, changed_dtype, changed)
             if fits(changed, model, smaller):
                 text = ", ".join(f"{name}={value}" for name, value in changes.items())
                 yield text or f"dtype={half}"
-
-
-def _weights(directory: Path, model: ModelConfig, dummy_seed: int | None) -> Checkpoint:
-    """Open the directory's weights, or random ones if there is a seed for them."""
-    if dummy_seed is not None:
-        return RandomWeights(model, dummy_seed)
-    return Checkpoint.open(directory, expected_tensors(model))
 
 
 def _load_decoder(
@@ -179,7 +182,8 @@ def _load_decoder(
     with weights as checkpoint:
         if model.tie_word_embeddings:
             check_tied_head(checkpoint)
-        with _bar_of_bytes(checkpoint.nbytes, use_tqdm) as progress:
+        about = {"desc": "loading weights", "unit": "B", "unit_scale": True, "delay": 0.5}
+        with _progress_bar(use_tqdm, total=checkpoint.nbytes, **about) as progress:
             return Decoder(model, machine, checkpoint, num_positions, progress, kept)
 
 
@@ -189,15 +193,6 @@ def _new_caches(plan: MemoryPlan, model: ModelConfig, machine: Backend) -> tuple
     host_shape = replace(shape, num_blocks=plan.num_host_blocks)
     host_cache = machine.new_host_cache(host_shape) if plan.num_host_blocks else None
     return machine.new_kv_cache(shape), host_cache
-
-
-def _bar_of_bytes(num_bytes: int, is_wanted: bool) -> AbstractContextManager[Count]:
-    about = {"desc": "loading weights", "unit": "B", "unit_scale": True, "delay": 0.5}
-    return _progress_bar(is_wanted, total=num_bytes, **about)
-
-
-def _bar_of_kernels(number: int, is_wanted: bool) -> AbstractContextManager[Count]:
-    return _progress_bar(is_wanted, total=number, desc="compiling kernels", unit="kernel")
 
 
 @contextmanager

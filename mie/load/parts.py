@@ -95,7 +95,7 @@ def _build(args: EngineArgs) -> Parts:
 
 
 def digest_of_weights(args: EngineArgs, directory: Path) -> str:
-    """Return what tells the weights that ``args`` loaded from other ones. Few bytes are read.
+    """Return a digest of the weights that ``args`` loaded. Few bytes are read.
 
     Raises:
         WeightsError: the files of the weights cannot be read any more.

@@ -21,11 +21,11 @@ from mie.system.resources import available_bytes
 DEFAULT_KV_CACHE_BYTES = 4 << 30
 """Default maximum of the KV cache in memory that other programs share.
 
-It is also at most a quarter of what is left there. A GPU's own memory may be filled.
+It is also at most a quarter of the memory that is left there. A GPU's own memory may be filled.
 """
 
 DEFAULT_SWAP_BYTES = 4 << 30
-"""Default maximum of host memory for swapped blocks, and at most a quarter of what is left."""
+"""Default maximum of host memory for swapped blocks, and at most a quarter of the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)

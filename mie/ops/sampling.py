@@ -9,7 +9,6 @@ controls and number give the same token on every backend.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -209,34 +208,23 @@ def draw_rows(x: Floats, rows: Sequence[RowControls]) -> list[int]:
 def _draw_columns(
     x: Floats, largest: Floats, rows: Sequence[RowControls], vocab_size: int
 ) -> list[int]:
-    """Draw a column from each row of x [R, n]."""
+    """Draw a column from each row of x [R, n] under min-p and top-p.
+
+    The rows have the tokens that top-k and masks leave, by rising id. ``largest`` is [R].
+    """
     scale = np.array([[scale_of(row.temperature)] for row in rows], x.dtype)
     z = exponents(x, largest[:, None], scale)
-    ends = range(0, x.size + 1, x.shape[1])
-    return draw_columns(x.reshape(-1), z.reshape(-1), ends, rows, vocab_size)
-
-
-def draw_columns(
-    x: Floats, z: Floats, ends: Sequence[int], rows: Sequence[RowControls], vocab_size: int
-) -> list[int]:
-    """Draw a column from each row under min-p and top-p.
-
-    x [n] has the logits of all rows, and z [n] their exponents, which are overwritten. Row i is
-    ends[i] … ends[i + 1] - 1. It has the tokens that top-k and masks leave, by rising id.
-    """
-    bounds = list(zip(pairwise(ends), rows, strict=True))
     dropped = [
-        z[begin:end] < x.dtype.type(lowest_kept_z(row.min_p)) if row.min_p > 0.0 else None
-        for (begin, end), row in bounds
+        own < x.dtype.type(lowest_kept_z(row.min_p)) if row.min_p > 0.0 else None
+        for own, row in zip(z, rows, strict=True)
     ]
     weights = weights_of(z, num_weight_bits(vocab_size))
     columns = []
-    for ((begin, end), row), mask in zip(bounds, dropped, strict=True):
-        own = weights[begin:end]
+    for logits, own, mask, row in zip(x, weights, dropped, rows, strict=True):
         if mask is not None:
             own[mask] = 0
         if row.top_p < 1.0:
-            nucleus = nucleus_ids(x[begin:end], own, row.top_p)
+            nucleus = nucleus_ids(logits, own, row.top_p)
             columns.append(int(nucleus[draw(own[nucleus], row.uniform)]))
         else:
             columns.append(draw(own, row.uniform))
@@ -269,8 +257,8 @@ def nucleus_ids(x: Floats, weights: NDArray[np.int64], top_p: float) -> Ints:
     """
     total = int(weights.sum())
     wanted = min(max(math.ceil(top_p * float(total)), 1), total)
-    # Tokens up to this weight together have at most what the nucleus may lack. The others reach it,
-    # and so does the smallest set of first tokens that contains them.
+    # Tokens up to this weight together have at most the weight that the nucleus may lack.
+    # The others reach it, and so does the smallest set of first tokens that contains them.
     heavy = x[weights > (total - wanted) // weights.size]
     ids = np.flatnonzero(x >= heavy.min())
     values = x[ids]

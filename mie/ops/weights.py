@@ -5,7 +5,7 @@ multiple of 2**-`num_bits`, rounded down. Sums of integers do not depend on the 
 
 For float32 logits every operation is a single rounded float32 operation: no fused multiply-add, no
 library function. A CUDA kernel that repeats them gets the same bits. A weight's relative error is
-at most (2 + 2.1 |z|) * 2**-24, plus what the last rounding cuts off. As a share of the largest
+at most (2 + 2.1 |z|) * 2**-24, plus the error of the last rounding. As a share of the largest
 weight, that is at most 2.2 * 2**-24. For float64 logits, which only a float64 engine has, the same
 formula is computed in float64.
 

@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.errors import ConfigError
+from mie.ops import sampling
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import KVCacheShape, StepBatch
 from mie.ops.kv_cache import LARGEST, Cache, QuantizedCache
 from mie.ops.numpy_backend import NumpyBackend
 from mie.ops.sampling import RowControls
-from mie.ops_cpu import elementwise, kv_cache, sampling
+from mie.ops_cpu import elementwise, kv_cache
 from mie.ops_cpu.attention import Attention
 from mie.ops_cpu.blas import Blas
 from mie.ops_cpu.embedding import Embedding
@@ -23,6 +24,15 @@ from mie.ops_cpu.linear import Matrix, PlainMatrix, TiledMatrix
 from mie.ops_cpu.products import Groups
 from mie.ops_cpu.workers import Workers
 from mie.system.resources import available_cpus
+
+ROW_WORTH_SHARING = 1 << 14
+"""Logits of the shortest rows that threads share.
+
+NumPy's calls for shorter rows are so short that threads wait for each other's GIL. For rows of
+2,048 and 8,192 logits, two threads took 1.1 to 1.3 times as long as one.
+"""
+ROWS_DRAWN = 4
+"""Rows that a thread samples at a time."""
 
 
 class CpuBackend(NumpyBackend):
@@ -146,7 +156,17 @@ class CpuBackend(NumpyBackend):
         return elementwise.silu_mul(gate_up, self.workers)
 
     def sample(self, logits: Floats, rows: Sequence[RowControls]) -> list[int]:
-        return sampling.sample(logits, rows, self.workers)
+        """Share long rows out among the threads."""
+        if logits.shape[1] < ROW_WORTH_SHARING or not any(row.temperature for row in rows):
+            return super().sample(logits, rows)
+        token_ids = [0] * len(rows)
+
+        def work(start: int) -> None:
+            some = slice(start, start + ROWS_DRAWN)
+            token_ids[some] = sampling.sample(logits[some], rows[some])
+
+        self.workers.share(work, range(0, len(rows), ROWS_DRAWN))
+        return token_ids
 
     def run_step(self, forward: Callable[[StepBatch], Floats], batch: StepBatch) -> Floats:
         """Run a step with a single-threaded BLAS, because the threads of mie share the work."""

@@ -1,4 +1,4 @@
-"""Lay out matrices and caches as kernels read them, and allocate their memory.
+"""Lay out matrices and caches as kernels read them.
 
 A matrix is panels of 16 outputs, which the products read in order. A block of a head in the cache
 is a panel, too. A head's blocks are adjacent, so that a sequence with adjacent blocks is read as
@@ -12,49 +12,19 @@ multiple of 16 they are [B, Dh], and attention gathers them into panels. Values 
 
 from __future__ import annotations
 
-import math
-import mmap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats
+from mie.ops.arrays import zeros as zeros
 from mie.ops.backend import KVCacheShape
 from mie.ops.kv_cache import LARGEST
 from mie.ops_jit.layout import LANES, PANELS
-
-HUGE_PAGE = 2 << 20
-
-
-def zeros(shape: tuple[int, ...], dtype: DTypeLike, *, huge: bool = False) -> NDArray[Any]:
-    """Return private zeros at a page's begin, which take memory where they are written.
-
-    ``huge`` asks for huge pages, which suit memory that is written whole.
-
-    Raises:
-        MemoryError: the system refuses.
-    """
-    dtype = np.dtype(dtype)
-    size = math.prod(shape)
-    num_bytes = max(1, size * dtype.itemsize)
-    is_huge = huge and num_bytes >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE")
-    try:
-        # Huge pages begin at multiples of their size, which a mapping need not.
-        extra = HUGE_PAGE if is_huge else 0
-        memory = mmap.mmap(-1, num_bytes + extra, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, OverflowError, ValueError) as error:
-        raise MemoryError(f"{num_bytes} bytes cannot be allocated") from error
-    start = 0
-    if is_huge:
-        memory.madvise(mmap.MADV_HUGEPAGE)
-        start = -np.frombuffer(memory, np.uint8).ctypes.data % HUGE_PAGE
-    elif hasattr(mmap, "MADV_NOHUGEPAGE"):
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(memory, dtype, size, start).reshape(shape)
 
 
 def address(array: NDArray[Any]) -> int:

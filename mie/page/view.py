@@ -44,7 +44,7 @@ class View:
     """
 
     def __init__(self, state: State, text: NodeText, *, is_checked: bool = False) -> None:
-        """``is_checked`` says that records only name what exists, as in an engine's own log."""
+        """``is_checked``: records name only existing blocks and sequences, as an engine does."""
         self.state = state
         self._is_checked = is_checked
         self._events: list[str] = []

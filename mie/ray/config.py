@@ -1,4 +1,4 @@
-"""`ReplicaConfig`: how many replicas serve a model, what each one is, and how they are chosen."""
+"""`ReplicaConfig`: the number of replicas, the settings of each, and their router."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class ReplicaConfig:
         check_integer("num_replicas", self.num_replicas, 1)
         check_real("num_cpus", self.num_cpus, 0)
         check_real("num_gpus", self.num_gpus, 0)
-        EngineArgs(**self.engine_settings)  # refuses what is wrong before anything is started
+        EngineArgs(**self.engine_settings)  # refuses bad values before anything is started
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> ReplicaConfig:
-        """Return what plain data describes: these fields, and those of `ServeConfig` in "server".
+        """Return a config from plain data: these fields, and those of `ServeConfig` in "server".
 
         There, ``keys`` and ``admin_keys`` are lists of keys, or files as `Keys.of` reads them.
 

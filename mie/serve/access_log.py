@@ -117,26 +117,32 @@ def work_of(num_prompt: int, num_output: int, parts: Collection[RequestMetrics])
 
     ``parts`` are the metrics of its prompts that gave any output.
     """
-
-    def longest(name: str) -> float | None:
-        times = [time for time in (getattr(part, name) for part in parts) if time is not None]
-        return round(max(times), 4) if times else None
-
-    counts = ("num_cached_tokens", "num_preemptions", "num_swaps", "num_recomputed_tokens")
-    return {
+    facts: dict[str, Any] = {
         "num_prompt_tokens": num_prompt,
         "num_output_tokens": num_output,
-        "queue_seconds": longest("queue_time"),
-        "first_token_seconds": longest("time_to_first_token"),
-        **{
-            name: sum(getattr(part, name) for part in parts)
-            for name in (*counts, "num_copied_blocks")
-        },
-        **{
-            name: sum(getattr(part, name) for part in parts) or None
-            for name in ("num_reasoning_tokens", "num_tool_calls", "num_unparsed_calls")
-        },
+        "queue_seconds": None,
+        "first_token_seconds": None,
+        **dict.fromkeys(_COUNTS, 0),
+        **dict.fromkeys(_RARE),
     }
+    for part in parts:
+        times = (part.queue_time, part.time_to_first_token)
+        for name, seconds in zip(("queue_seconds", "first_token_seconds"), times, strict=True):
+            if seconds is not None:
+                facts[name] = max(facts[name] or 0.0, round(seconds, 4))
+        for name in _COUNTS:
+            facts[name] += getattr(part, name)
+        for name in _RARE:
+            facts[name] = (facts[name] or 0) + getattr(part, name) or None
+    return facts
+
+
+_COUNTS = (
+    *("num_cached_tokens", "num_preemptions", "num_swaps", "num_recomputed_tokens"),
+    "num_copied_blocks",
+)
+_RARE = ("num_reasoning_tokens", "num_tool_calls", "num_unparsed_calls")
+"""Counts that a line has only if they are not zero."""
 
 
 def escaped(text: str) -> str:

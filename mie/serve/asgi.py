@@ -1,4 +1,4 @@
-"""The innermost and the outermost middlewares, and what all of them share."""
+"""The innermost and the outermost middlewares, and their common parts."""
 
 from __future__ import annotations
 

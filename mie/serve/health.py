@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mie.async_llm import Pulse
-from mie.errors import EngineDeadError
+from mie.async_llm import AsyncLLM
 from mie.serve.asgi import OPEN_ROUTES, answer, route_of
 from mie.serve.errors import MAX_RETRY_AFTER, unavailable
 
 Status = Literal["ok", "draining", "stalled", "dead"]
-
-
-class _Engine(Protocol):
-    """The part of `AsyncLLM` that the watchdog looks at."""
-
-    @property
-    def pulse(self) -> Pulse: ...
-
-    @property
-    def dead_error(self) -> EngineDeadError | None: ...
 
 
 class Health:
@@ -31,7 +20,7 @@ class Health:
 
     def __init__(
         self,
-        engine: _Engine,
+        engine: AsyncLLM,
         watchdog_timeout: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -60,14 +60,24 @@ class QueueLimit:
     def entering(self, client: str | None, num_reqs: int) -> Iterator[None]:
         """Return a context in which a client's requests are prepared and added.
 
+        A flood is refused before its prompts are tokenized.
+
         Raises:
             ApiError: the queue is full, already before the requests are prepared or when they are
                 added; or it could never take so many at once.
         """
-        self._check_count(num_reqs)
+        most, num_seats = self._max_reqs, self._max_num_seqs
+        if most is not None and num_reqs > most + num_seats:
+            raise invalid(
+                f"prompt has {num_reqs} prompts; the server takes {most} that wait and "
+                f"{num_seats} that run (send fewer at once)",
+                "prompt",
+            )
         self._num_entering[client] += num_reqs
         try:
-            self._check_early(client, num_reqs)
+            queue = self._engine.queue(client)
+            self._check_reqs(queue, num_reqs - queue.num_free_seats + queue.num_requests)
+            self._check_reqs(queue, self._num_entering[client] - num_seats)
             yield
         except QueueFull as full:
             self._on_rejection(full.limit)
@@ -83,40 +93,22 @@ class QueueLimit:
 
     def check(self, prepared: Sequence[PreparedRequest]) -> Callable[[QueueState], None]:
         """Return a check for the engine's thread. It raises `QueueFull` without room for these."""
-        num_new = sum(len(each.token_ids) for each in prepared)
+        num_tokens = sum(len(each.token_ids) for each in prepared)
 
         def check(queue: QueueState) -> None:
-            self._check_reqs(queue, len(prepared))
-            if self._max_tokens is not None and queue.num_requests:
-                num_tokens = queue.num_tokens + num_new
-                self._check("max_num_queued_tokens", num_tokens, self._max_tokens, queue)
+            self._check_reqs(queue, len(prepared) - queue.num_free_seats + queue.num_requests)
+            most, got = self._max_tokens, queue.num_tokens + num_tokens
+            if most is not None and queue.num_requests and got > most:
+                raise _full("max_num_queued_tokens", f"{got} prompt tokens", most, queue)
 
         return check
 
-    def _check_early(self, client: str | None, num_reqs: int) -> None:
-        """Refuse a flood before its prompts are tokenized."""
-        queue = self._engine.queue(client)
-        self._check_reqs(queue, num_reqs)
-        if self._max_reqs is not None:
-            num_entering = self._num_entering[client] - self._max_num_seqs
-            self._check("max_num_queued_reqs", num_entering, self._max_reqs, queue)
+    def _check_reqs(self, queue: QueueState, num_queued: int) -> None:
+        if self._max_reqs is not None and num_queued > self._max_reqs:
+            raise _full("max_num_queued_reqs", f"{num_queued} requests", self._max_reqs, queue)
 
-    def _check_reqs(self, queue: QueueState, num_new: int) -> None:
-        if self._max_reqs is not None:
-            num_queued = queue.num_requests + num_new - queue.num_free_seats
-            self._check("max_num_queued_reqs", num_queued, self._max_reqs, queue)
 
-    def _check(self, limit: str, got: int, most: int, queue: QueueState) -> None:
-        if got > most:
-            what = "requests" if limit.endswith("reqs") else "prompt tokens"
-            option = limit.replace("_", "-")
-            message = f"the queue is full: {got} {what} would wait, and --{option} is {most}"
-            raise QueueFull(limit, message, queue.longest_wait)
-
-    def _check_count(self, num_reqs: int) -> None:
-        if self._max_reqs is not None and num_reqs > self._max_reqs + self._max_num_seqs:
-            raise invalid(
-                f"prompt has {num_reqs} prompts; the server takes {self._max_reqs} that wait and "
-                f"{self._max_num_seqs} that run (send fewer at once)",
-                "prompt",
-            )
+def _full(limit: str, got: str, most: int, queue: QueueState) -> QueueFull:
+    option = limit.replace("_", "-")
+    message = f"the queue is full: {got} would wait, and --{option} is {most}"
+    return QueueFull(limit, message, queue.longest_wait)

@@ -114,22 +114,10 @@ def _fit(steps: Sequence[RecordedStep], measured: Floats, balance: int) -> tuple
 
 
 def _features(steps: Sequence[RecordedStep], balance: int) -> Floats:
-    features = np.array(
-        [
-            (
-                1,
-                work.num_tokens > 1,
-                max(balance, work.num_tokens),
-                work.num_pairs,
-                work.num_context,
-                work.num_seqs,
-                work.num_chunks,
-                work.num_copied,
-                work.num_swapped,
-            )
-            for work in (step.work for step in steps)
-        ],
-        np.float64,
+    work = np.array([step.work for step in steps], np.float64)
+    num_tokens, rest = work[:, 0], work[:, 2:]
+    features = np.column_stack(
+        [np.ones(len(work)), num_tokens > 1, np.maximum(balance, num_tokens), rest]
     )
     moves = features[:, -2:]
     moves[:, np.count_nonzero(moves, axis=0) < MIN_MOVING * len(steps)] = 0
@@ -193,4 +181,4 @@ def read_costs(path: Path) -> tuple[Costs, Mapping[str, Any]]:
             raise ConfigError(
                 f"{path}: {shown(name)} must be an integer in 0 … {MAX_COST_PS}, got {shown(value)}"
             )
-    return Costs.from_dict(values["costs"]), values
+    return Costs(**values["costs"]), values

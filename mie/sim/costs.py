@@ -12,9 +12,8 @@ integer, so a simulated run is the same on every machine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mie.config.engine import check_integer, keyword_checked
 
@@ -83,12 +82,3 @@ class Costs:
             + work.num_swapped * self.swap_ps
         )
         return max(1, total // 1000)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Costs:
-        """Return the costs from a dictionary that ``asdict`` gave.
-
-        Raises:
-            ConfigError: a name is unknown, or a value is not an integer of at least 0.
-        """
-        return cls(**values)

@@ -62,8 +62,9 @@ def find_device(name: str) -> Device:
 
 
 def costs_on(device: Device, model: ModelConfig) -> Costs:
-    """Return what the model's steps cost on the device. Attention windows count as full attention.
+    """Return the costs of the model's steps on the device.
 
+    Attention windows count as full attention.
     A token costs two operations for each weight of the layers. A pair of tokens costs four for each
     channel of each query head. Keys and values are read once a step for each sequence.
     """

@@ -47,6 +47,18 @@ def _described(arguments: Mapping[str, object]) -> dict[str, object]:
     }
 
 
+def _numbered(
+    rows: Iterable[tuple[tuple[Part, ...], int, int]], n: int = 1
+) -> tuple[WorkloadRequest, ...]:
+    """Return a request for each prompt, answer length and arrival, with its number as its id."""
+    return tuple(
+        WorkloadRequest(
+            request_id=str(number), prompt=prompt, max_tokens=length, arrival_ns=moment, n=n
+        )
+        for number, (prompt, length, moment) in enumerate(rows)
+    )
+
+
 def from_lengths(
     lengths: Iterable[tuple[int, int]], moments: Iterable[int] | None = None, *, name: str = "load"
 ) -> Workload:
@@ -56,20 +68,11 @@ def from_lengths(
     """
     pairs = list(lengths)
     times = [0] * len(pairs) if moments is None else list(moments)
-    return Workload(
-        name=name,
-        requests=tuple(
-            WorkloadRequest(
-                request_id=str(number),
-                prompt=(Text(1 + number, num_prompt),),
-                max_tokens=num_output,
-                arrival_ns=moment,
-            )
-            for number, ((num_prompt, num_output), moment) in enumerate(
-                zip(pairs, times, strict=True)
-            )
-        ),
+    rows = enumerate(zip(pairs, times, strict=True), start=1)
+    requests = _numbered(
+        ((Text(at, prompt),), answer, time) for at, ((prompt, answer), time) in rows
     )
+    return Workload(name=name, requests=requests)
 
 
 def independent(
@@ -88,20 +91,15 @@ def independent(
     settings = _described(locals())
     check_integer("num_requests", num_requests, 1)
     draws = Draws(seed)
-    times = arrivals(draws, num_requests, request_rate, burstiness)
-    requests = []
-    for number, moment in enumerate(times):
-        own = Text(1 + number, input_len.draw(draws))
-        requests.append(
-            WorkloadRequest(
-                request_id=str(number),
-                prompt=(*_shared(prefix_len), own),
-                max_tokens=output_len.draw(draws),
-                arrival_ns=moment,
-                n=n,
-            )
-        )
-    return Workload(name=name, requests=tuple(requests), settings=settings)
+    times = enumerate(arrivals(draws, num_requests, request_rate, burstiness), start=1)
+    requests = _numbered(
+        (
+            ((*_shared(prefix_len), Text(at, input_len.draw(draws))), output_len.draw(draws), time)
+            for at, time in times
+        ),
+        n,
+    )
+    return Workload(name=name, requests=requests, settings=settings)
 
 
 def _shared(length: int) -> tuple[Part, ...]:
@@ -131,15 +129,8 @@ def skewed_prefixes(
     for number, moment in enumerate(arrivals(draws, num_requests, request_rate)):
         prefix = bisect_right(sums, draws.uniform() * sums[-1], hi=num_prefixes - 1)
         own = Text(1 + num_prefixes + number, input_len.draw(draws))
-        requests.append(
-            WorkloadRequest(
-                request_id=str(number),
-                prompt=(Text(1 + prefix, prefix_len), own),
-                max_tokens=output_len.draw(draws),
-                arrival_ns=moment,
-            )
-        )
-    return Workload(name="skewed-prefixes", requests=tuple(requests), settings=settings)
+        requests.append(((Text(1 + prefix, prefix_len), own), output_len.draw(draws), moment))
+    return Workload(name="skewed-prefixes", requests=_numbered(requests), settings=settings)
 
 
 def chats(
@@ -266,8 +257,8 @@ def agents(
 def calibration(*, max_requests: int = 64, output_len: int = 24, seed: int = 0) -> Workload:
     """Return 1, 2, 4, … requests at once with short, middling and long prompts (fewer of these).
 
-    Each batch comes after the one before. From such a run `mie.sim.calibrate` can tell what depends
-    on what, on a machine of any speed.
+    Each batch comes after the one before. From such a run `mie.sim.calibrate` can tell the costs
+    apart, on a machine of any speed.
     """
     settings = _described(locals())
     check_integer("max_requests", max_requests, 1)

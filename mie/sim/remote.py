@@ -28,14 +28,14 @@ READ_TIMEOUT = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """A server, the model to ask it for, and what it understands."""
+    """A server, the model to ask it for, and the fields that it understands."""
 
     base_url: str
     """Its address, with or without ``/v1``."""
     model: str | None = None
     """None: the first model that the server lists."""
     vocab_size: int | None = None
-    """None: what ``/tokenizer_info`` says."""
+    """None: the number in ``/tokenizer_info``."""
     api_key: str | None = None
     openai_only: bool = False
     """Whether to send only fields that OpenAI's API has. Answers may then end early."""
@@ -50,7 +50,7 @@ class Server:
 class ServedResult:
     """The results of a run: a record for each request of the workload, in order.
 
-    A server does not tell about its steps, so what `LoadResult` says about them is None.
+    A server does not tell about its steps, so these fields of `LoadResult` are None here.
     """
 
     model: str
@@ -82,7 +82,7 @@ def run_load_on(
     A request that fails is recorded with its error, and so are those that come after it.
 
     Raises:
-        ConfigError: the server cannot be reached, or does not say what is needed.
+        ConfigError: the server cannot be reached, or does not name its models or vocabulary.
         MissingExtraError: httpx2 is not installed.
     """
     if server.openai_only:
@@ -164,7 +164,7 @@ async def _reset_prefix_cache(client: httpx2.AsyncClient) -> None:
 
 @dataclass
 class _Reply:
-    """What a stream has said so far."""
+    """The contents of a stream so far."""
 
     token_ids: list[list[int]]
     has_token_ids: bool = True
@@ -311,7 +311,7 @@ class _Run:
         if reply.has_token_ids:
             for choice, token_ids in enumerate(reply.token_ids):
                 self._answers[record.request_id, choice] = token_ids
-        # What was not streamed with the others came with the last chunk.
+        # Tokens that were not streamed separately came with the last chunk.
         num_missing = (reply.usage.get("completion_tokens") or 0) - record.num_output
         if num_missing > 0:
             times = max(record.token_ns, key=lambda times: times[-1:])

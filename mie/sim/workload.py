@@ -1,6 +1,6 @@
-"""Describe what is sent to an engine and when, as plain data that is the same in JSON.
+"""Describe the requests to an engine and their times, as plain data that is the same in JSON.
 
-A prompt consists of parts, so a file says which texts are equal and not what they are. A part is a
+A prompt consists of parts, so a file names texts without their words. A part is a
 stretch of a named text, the answer to an earlier request, or recorded token ids.
 
 Token ids stand for text, and only their equality matters. Each source of text (a stretch of a

@@ -41,7 +41,7 @@ def main() -> None:
     tokens = LLTokenizer(**json.loads(vocabulary))
     _reply({})
     while (grammar := worker_side.read_message()) is not None:
-        if grammar:  # an empty one cancels what has just ended
+        if grammar:  # an empty one cancels a grammar that has just ended
             _reply(_compiled_in_child(tokens, grammar.decode()))
 
 

@@ -24,7 +24,7 @@ Reply = dict[str, Any]
 """A worker's reply: ``num_bytes``, an ``error`` of the library, or a ``returncode``."""
 
 Work = Callable[[StructuredOutputsParams, Callable[[str], Reply]], Any]
-"""Compiles a description. It calls what it is given to let the worker compile a grammar first."""
+"""Compiles a description. Its second argument lets the worker compile a grammar first."""
 
 
 class Compiler:
@@ -47,10 +47,10 @@ class Compiler:
         self._turns: Turns = Turns()
         self._thread: threading.Thread | None = None
         self._worker: Worker | None = None
-        self._waker: socket.socket | None = None  # what the thread listens to
+        self._waker: socket.socket | None = None  # wakes the thread
 
     def submit(self, params: StructuredOutputsParams, caller: Hashable) -> Future[Any]:
-        """Return what will have the result of the work, or its error. It may be cancelled.
+        """Return the future of the result of the work, or of its error. It may be cancelled.
 
         Raises:
             WorkerError: the system refuses a thread.
@@ -92,7 +92,7 @@ class Compiler:
                         self._waker.send(b"!")
 
     def _run(self, wake: socket.socket, waker: socket.socket) -> None:
-        """Compile what waits, and end."""
+        """Compile the jobs that wait, and end."""
         with wake, waker:
             while (job := self._next_job()) is not None:
                 outcome: Any = None

@@ -23,7 +23,7 @@ _SCHEMAS = {"$defs", "definitions", "properties", "patternProperties"} | {
 
 
 def kind_of(params: StructuredOutputsParams) -> str:
-    """Return what a message calls the description."""
+    """Return the name of a description in messages."""
     names = {"regex": params.regex, "choice": params.choice, "grammar": params.grammar}
     return next((name for name, value in names.items() if value is not None), "json schema")
 

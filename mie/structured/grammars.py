@@ -8,6 +8,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,7 @@ class Grammars:
         return Matcher(grammar, self.eos_token_ids, self.vocab_size)
 
     def submit(self, params: StructuredOutputsParams, caller: Hashable = None) -> Future[Grammar]:
-        """Begin to compile a description, and return what will have the grammar; it never waits.
+        """Begin to compile a description, and return the future of its grammar, without waiting.
 
         While it is held, `start` returns at once. Callers take turns. The future may be cancelled.
 
@@ -107,14 +108,14 @@ class Grammars:
             self._kept.refuse(params, str(error))
 
 
+@dataclass(frozen=True, eq=False)
 class Grammar:
     """A compiled description. It stays compiled while a request holds it."""
 
-    def __init__(self, matcher: LLMatcher, num_bytes: int) -> None:
-        """``num_bytes`` is the memory that compiling it took."""
-        self.matcher = matcher
-        """A matcher at the beginning of an output, to be copied."""
-        self.num_bytes = num_bytes
+    matcher: LLMatcher
+    """A matcher at the beginning of an output, to be copied."""
+    num_bytes: int
+    """The memory that compiling it took."""
 
 
 class Kept:
@@ -178,33 +179,32 @@ def _begin_again(kept: Kept | None) -> None:
 
 
 class Vocabulary:
-    """The tokens of a model. Any thread may use it."""
+    """The tokens of a model as llguidance needs them. Any thread may use it."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """``vocab_size`` is the number of logits, which may exceed the tokenizer's vocabulary."""
-        self.vocab_size = vocab_size
-        self.eos_token_ids = tuple(eos_token_ids)
         self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = list(eos_token_ids)
         self._indexed: LLTokenizer | None = None
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of llguidance's LLTokenizer, as JSON values."""
         return {
             "tokenizer": self._tokenizer.to_json(),
-            "n_vocab": self.vocab_size,
-            "eos_token": list(self.eos_token_ids),
+            "n_vocab": self._vocab_size,
+            "eos_token": self._eos_token_ids,
         }
 
     def indexed(self) -> LLTokenizer:
-        """Return the tokens as llguidance needs them. The first call may take seconds.
+        """Return the tokens, which are indexed at the first call.
 
-        Python's global lock is held meanwhile.
+        That may take seconds, and holds Python's global lock meanwhile.
 
         Raises:
             RequestError: llguidance is not installed, or cannot use the tokenizer.
         """
         if self._indexed is None:
-            if not self.eos_token_ids:
+            if not self._eos_token_ids:
                 raise RequestError(
                     "structured_outputs needs an end-of-text token, and the model has none (set "
                     "eos_token_id in its generation_config.json)"
@@ -212,9 +212,8 @@ class Vocabulary:
             try:
                 self._indexed = library().LLTokenizer(**self.arguments())
             except ValueError as error:
-                raise RequestError(
-                    f"structured_outputs cannot use this tokenizer: {error}"
-                ) from error
+                message = f"structured_outputs cannot use this tokenizer: {error}"
+                raise RequestError(message) from error
         return self._indexed
 
 

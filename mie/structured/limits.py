@@ -76,7 +76,7 @@ _PLAIN = {
 
 
 def exceeded(returncode: int) -> str | None:
-    """Return the limit that a grammar exceeded, by the exit status of what compiled it."""
+    """Return the limit that a grammar exceeded, by the exit status of its compiling process."""
     return _EXCEEDED.get(returncode)
 
 

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class Matcher:
-    """The state of one output: which tokens may come next."""
+    """The state of one output: which tokens may come next.
+
+    Every question raises `RequestError` if the grammar is too complex to continue.
+    """
 
     def __init__(self, grammar: Grammar, eos_token_ids: Sequence[int], vocab_size: int) -> None:
         self._grammar = grammar  # stays compiled, so that an equal output can start at once
@@ -38,9 +41,6 @@ class Matcher:
         """Return the only token that may come next, or None if there are several.
 
         The next characters may determine it, or the end.
-
-        Raises:
-            RequestError: the grammar is too complex to continue.
         """
         run = self._next_run()
         if run:
@@ -51,11 +51,7 @@ class Matcher:
         return None
 
     def mask(self) -> bytes:
-        """Return a bit for each token that may come next: token i is bit i % 8 of byte i // 8.
-
-        Raises:
-            RequestError: the grammar is too complex to continue.
-        """
+        """Return a bit for each token that may come next: token i is bit i % 8 of byte i // 8."""
         run = self._next_run()
         if run:
             return (1 << run[0]).to_bytes(self._num_bytes, "little")
@@ -65,11 +61,7 @@ class Matcher:
         return mask
 
     def allows(self, token_id: int) -> bool:
-        """Return whether the mask has a token, which takes a fraction of a mask's time.
-
-        Raises:
-            RequestError: the grammar is too complex to continue.
-        """
+        """Return whether the mask has a token, which takes a fraction of a mask's time."""
         run = self._next_run()
         if run:
             return token_id == run[0]
@@ -80,11 +72,7 @@ class Matcher:
             return self._matcher.validate_tokens([token_id]) == 1
 
     def accept(self, token_id: int) -> None:
-        """Advance by a token.
-
-        Raises:
-            RequestError: the token may not come next, or the grammar is too complex to continue.
-        """
+        """Advance by a token. One that may not come next is a `RequestError`."""
         run, self._run = self._next_run(), ()
         self._seconds_left += SECONDS_PER_TOKEN
         with self._counted():

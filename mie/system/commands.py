@@ -1,4 +1,4 @@
-"""Run a command and return what it prints, or the reason why it printed nothing."""
+"""Run a command and return its output, or raise the reason why there is none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class CommandError(Exception):
     def __init__(self, why: str, errors: str = "") -> None:
         super().__init__(why)
         self.errors = errors
-        """What the command wrote to standard error."""
+        """The standard error of the command."""
 
 
 def run_command(

@@ -32,8 +32,8 @@ _PROCESS_LIMITS = (("Max address space", "VmSize"), ("Max data size", "VmData"))
 LIBRARY_BYTES, THREAD_BYTES = 160 << 20, 16 << 20
 """Bytes that a limit of the process must leave beside the arrays of an engine, in all and per CPU.
 
-BLAS reserves a buffer of 66 MiB at its first product, and malloc keeps what the steps of each
-thread have freed. Both count towards a limit even where no page is touched.
+BLAS reserves a buffer of 66 MiB at its first product, and malloc keeps memory that the steps of
+each thread have freed. Both count towards a limit even where no page is touched.
 """
 
 
@@ -98,7 +98,7 @@ def memory_info(read: Read = read_text) -> dict[str, int]:
 
 
 def _memory_groups(read: Read) -> Iterator[tuple[int, int]]:
-    """Yield the limit of each control group that has one, and what it has left, in bytes."""
+    """Yield the limit of each control group that has one, and the bytes that it leaves."""
     for group in _groups(read, "memory"):
         for limit_file, use_file, cache in _MEMORY_FILES:
             limit = _number(read(f"{group}/{limit_file}"))

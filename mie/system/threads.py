@@ -26,12 +26,12 @@ def start_thread(thread: threading.Thread) -> None:
 
 
 async def call_in_thread(function: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
-    """Do what `asyncio.to_thread` does.
+    """Call a function in a thread, as `asyncio.to_thread` does.
 
     Raises:
         ThreadLimitError: the system refuses the thread.
     """
-    import asyncio  # takes 20 ms, and whoever awaits this has it
+    import asyncio  # takes 20 ms, and every caller has it already
 
     call = partial(contextvars.copy_context().run, function, *args, **keywords)
     with refusal_explained("a worker of the event loop"):

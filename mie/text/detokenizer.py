@@ -3,7 +3,7 @@
     ids ─ id_to_token ─▶ tokens ─ step ─ step ─ … ─▶ text that no later token can change
 
 A tokenizer's decoder is a list of steps. A small state machine for each step emits settled text and
-holds back what a later token may still change. This is the first bytes of a character, or a run of
+holds back the text that a later token may still change: the first bytes of a character, or a run of
 byte tokens (``ByteFallback``). The joined deltas therefore equal ``Tokenizer.decode`` of all ids,
 and every token is processed once. The steps are those of the tokenizers library
 (https://github.com/huggingface/tokenizers, ``tokenizers/src/decoders``).
@@ -29,15 +29,16 @@ class Detokenizer:
     """Incremental text of one growing list of token ids.
 
     Without ``prompt_token_ids`` the deltas join to ``tokenizer.decode(ids, skip_special_tokens)``.
-    With them the text continues the prompt: the deltas join to what ``decode(prompt + ids)`` adds
-    to ``decode(prompt)``. A SentencePiece tokenizer then keeps the space before the first new word.
-    A character that the prompt begins and new tokens complete counts as new.
+    With them the text continues the prompt: the deltas join to ``decode(prompt + ids)`` without its
+    beginning ``decode(prompt)``. A SentencePiece tokenizer then keeps the space before the first
+    new word. A character that the prompt begins and new tokens complete counts as new.
 
     If ``spaces_between_special_tokens`` is false, no space is put between two consecutive added
     tokens, where some decoders put one. As in vLLM, this requires ``skip_special_tokens=False``,
     and the prompt's last token does not count. Special tokens in ``kept_tokens`` are never skipped.
 
-    A decoder that rewrites whole words (CTC, ``</w>`` suffixes) yields its text at the end.
+    A decoder that rewrites whole words (CTC, ``</w>`` suffixes) yields its text at the end. A
+    tokenizer whose own decoder fails raises `RequestError`.
     """
 
     def __init__(
@@ -62,11 +63,7 @@ class Detokenizer:
             self._joined = tokenizer.added_tokens
 
     def add(self, token_ids: Sequence[int]) -> str:
-        """Return the text that ``token_ids`` settle, which is often empty.
-
-        Raises:
-            RequestError: the tokenizer's own decoder fails.
-        """
+        """Return the text that ``token_ids`` settle, which is often empty."""
         with library_errors(RequestError, _CANNOT_DECODE):
             if isinstance(self._steps[0], _WholeText):
                 return self._steps[0].hold(token_ids)
@@ -75,16 +72,12 @@ class Detokenizer:
             return "".join(_run(self._steps, self._tokens(token_ids)))
 
     def finish(self) -> str:
-        """Return the rest of the text. Incomplete characters become U+FFFD. Call it once, last.
-
-        Raises:
-            RequestError: the tokenizer's own decoder fails.
-        """
+        """Return the rest of the text. Incomplete characters become U+FFFD. Call it once, last."""
         with library_errors(RequestError, _CANNOT_DECODE):
             return "".join(_run(self._steps, [], is_last=True))
 
     def pending(self) -> str:
-        """Return what ``finish`` would return now: text that the next token may still change."""
+        """Return the text that the next token may still change, as ``finish`` would."""
         if not any(step.held for step in self._steps):
             return ""
         return self.fork().finish()
@@ -122,7 +115,7 @@ class _Step:
         return []
 
     def end_prompt(self) -> None:
-        """Mark everything so far, including what is held back, as part of the prompt."""
+        """Mark everything so far, including held-back bytes, as part of the prompt."""
 
     def take_prompt(self) -> list[str]:
         """Return and clear the prompt's pieces that have settled since the last call."""

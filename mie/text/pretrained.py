@@ -35,6 +35,24 @@ class BatchEncoding(dict[str, Any]):
             raise AttributeError(f"BatchEncoding has no {name!r}; it has {[*self]}") from None
 
 
+class _SpecialToken:
+    """The text of a special token, or None if the tokenizer has none of that name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, owner: PretrainedTokenizer, kind: type | None = None) -> str | None:
+        return owner.special_tokens_map.get(self._name)
+
+
+class _SpecialId(_SpecialToken):
+    """The id of a special token."""
+
+    def __get__(self, owner: PretrainedTokenizer, kind: type | None = None) -> int | None:  # type: ignore[override]  # the id of that text
+        token = owner.special_tokens_map.get(self._name)
+        return None if token is None else owner.tokenizer.token_to_id(token)
+
+
 class PretrainedTokenizer:
     """The tokenizer that `LLM.get_tokenizer` returns.
 
@@ -179,45 +197,18 @@ class PretrainedTokenizer:
         """The ids of `all_special_tokens`."""
         return [self.convert_tokens_to_ids(token) for token in self.all_special_tokens]
 
-    @property
-    def bos_token(self) -> str | None:
-        """The token that begins a text."""
-        return self.special_tokens_map.get("bos_token")
-
-    @property
-    def bos_token_id(self) -> int | None:
-        """The id of `bos_token`."""
-        return self.tokenizer.bos_token_id
-
-    @property
-    def eos_token(self) -> str | None:
-        """The token that ends a text."""
-        return self.special_tokens_map.get("eos_token")
-
-    @property
-    def eos_token_id(self) -> int | None:
-        """The id of `eos_token`."""
-        return self.tokenizer.eos_token_id
-
-    @property
-    def pad_token(self) -> str | None:
-        """The padding token, which mie does not use."""
-        return self.special_tokens_map.get("pad_token")
-
-    @property
-    def pad_token_id(self) -> int | None:
-        """The id of `pad_token`."""
-        return self._id_of(self.pad_token)
-
-    @property
-    def unk_token(self) -> str | None:
-        """The token for text that the vocabulary cannot spell."""
-        return self.special_tokens_map.get("unk_token")
-
-    @property
-    def unk_token_id(self) -> int | None:
-        """The id of `unk_token`."""
-        return self._id_of(self.unk_token)
+    bos_token = _SpecialToken("bos_token")
+    """The token that begins a text."""
+    eos_token = _SpecialToken("eos_token")
+    """The token that ends a text."""
+    pad_token = _SpecialToken("pad_token")
+    """The padding token, which mie does not use."""
+    unk_token = _SpecialToken("unk_token")
+    """The token for text that the vocabulary cannot spell."""
+    bos_token_id = _SpecialId("bos_token")
+    eos_token_id = _SpecialId("eos_token")
+    pad_token_id = _SpecialId("pad_token")
+    unk_token_id = _SpecialId("unk_token")
 
     # Chat
 
@@ -281,9 +272,6 @@ class PretrainedTokenizer:
     def _token(self, token_id: Any) -> str | None:
         with library_errors(RequestError, f"{token_id!r} is not a token id"):
             return self.tokenizer.id_to_token(int(token_id))
-
-    def _id_of(self, token: str | None) -> int | None:
-        return None if token is None else self.tokenizer.token_to_id(token)
 
 
 def _encoding(token_ids: list[int]) -> BatchEncoding:

@@ -81,7 +81,7 @@ class TextStream:
 
 
 class StopStrings:
-    """Passes text on until a stop string is complete, and holds back what may begin one.
+    """Passes text on until a stop string is complete, and holds back the beginning of one.
 
     The first stop string to be complete wins. If two end at the same character, the longer one
     wins. The output never depends on how the text was cut into pieces. Each character costs the

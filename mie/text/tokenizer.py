@@ -103,7 +103,7 @@ class Tokenizer:
 
     Special tokens are added as Hugging Face adds them, by the post-processor in ``tokenizer.json``.
     If it adds none, ``add_bos_token`` and ``add_eos_token`` of ``tokenizer_config.json`` decide.
-    ``decode`` does what the tokenizers library does. It does not apply
+    ``decode`` equals that of the tokenizers library. It does not apply
     ``clean_up_tokenization_spaces``, which would rewrite text that a stream has already shown.
     """
 

@@ -1,4 +1,4 @@
-"""Limit what a ``tokenizer.json`` may do, so that a prompt's cost is proportional to its length.
+"""Refuse a ``tokenizer.json`` whose cost is not proportional to the length of a prompt.
 
 A tokenizer is a small program. Its normalizer may double a text 32 times, and its patterns may
 backtrack for hours. The library runs it in this process without limits, and runs it on the text of

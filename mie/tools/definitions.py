@@ -44,7 +44,7 @@ class ToolChoice:
 def tool_choice_of(
     tools: object, tool_choice: object = None, parallel_tool_calls: object = None
 ) -> ToolChoice | None:
-    """Return what OpenAI's three parameters say, or None if no tool may be called.
+    """Return the choice of OpenAI's three parameters, or None if no tool may be called.
 
     ``tool_choice`` is "auto" by default. It may be "none", "required", or
     ``{"type": "function", "function": {"name": …}}``.

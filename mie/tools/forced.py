@@ -20,7 +20,7 @@ MOST_CALLS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Literals:
-    """What a grammar writes around names and arguments."""
+    """The texts that a grammar writes around names and arguments."""
 
     begin: str
     """Before the name of the first call."""
@@ -35,7 +35,7 @@ class Literals:
 
 
 def literals_of(form: CallFormat) -> Literals:
-    """Return what is written around the calls of a format."""
+    """Return the texts around the calls of a format."""
     name = f'{{"{form.name}": "'
     middle = f'", "{form.arguments}": '
     opening = "" if form.is_open_optional else form.open

@@ -21,7 +21,7 @@ from mie.params.structured import StructuredOutputsParams
 
 @dataclass(frozen=True, kw_only=True)
 class Tags:
-    """What stands before a part of an answer, and after it."""
+    """The tags before and after a part of an answer."""
 
     open: str
     close: str
@@ -46,9 +46,9 @@ class CallFormat:
     is_open_optional: bool = False
     """Whether a call may begin an answer without the tag, as it does where it is forced."""
     padding: str = ""
-    """What is written between tags and JSON."""
+    """Text between tags and JSON."""
     separator: str = ""
-    """What is written between two calls."""
+    """Text between two calls."""
     id_length: int = 0
     """Characters that the id of a call must have; 0 sets no length."""
 

@@ -22,8 +22,8 @@ _IN_STRING = re.compile(r'["\\]')
 class AnswerParser:
     """Divides an answer into reasoning, text and calls.
 
-    Text that may be the beginning of a tag is held back, and so is a call until it is whole. What
-    follows an opening tag and is no call stays text, and is counted.
+    Text that may be the beginning of a tag is held back, and so is a call until it is whole. An
+    opening tag without a call stays text, and is counted.
     """
 
     def __init__(self, form: AnswerFormat, key: str) -> None:
@@ -64,7 +64,7 @@ class AnswerParser:
             pass
 
     def finish(self) -> None:
-        """Read what was held back, because the answer has ended."""
+        """Read the held-back text, because the answer has ended."""
         while self._state(True):
             pass
         self._content.end()
@@ -149,7 +149,7 @@ class AnswerParser:
         return True
 
     def _released(self, tag: str, is_last: bool) -> str:
-        """Take the buffer, but for what may be the beginning of a tag."""
+        """Take the buffer, except for an end that may begin a tag."""
         kept = 0
         if not is_last:
             most = min(len(tag) - 1, len(self._buffer))
@@ -171,7 +171,7 @@ def new_call(form: AnswerFormat, key: str, index: int, name: str) -> ToolCall:
 
 
 class HeldCall:
-    """Reads a tag and what follows it.
+    """Reads a tag and the call behind it.
 
     A call is JSON, names one of the tools, and has an object of arguments. Its closing tag may be
     missing only at the end of the answer.
@@ -262,7 +262,7 @@ class HeldCall:
 class JsonEnd:
     """Counts the brackets of one object or list. Each character is read once.
 
-    It does not check what stands between them.
+    It checks nothing else.
     """
 
     def __init__(self, start: int = 0) -> None:
@@ -280,7 +280,7 @@ class JsonEnd:
                 self.place = len(text)
                 return False
             if mark.group() == "\\":
-                if mark.end() == len(text):  # what it escapes is still to come
+                if mark.end() == len(text):  # the escaped character is still to come
                     self.place = mark.start()
                     return False
                 self.place = mark.end() + 1
@@ -303,7 +303,7 @@ class BorderedText:
         self._is_at_border = False
 
     def add(self, text: str) -> None:
-        """Add a piece. Space at its end waits for what follows."""
+        """Add a piece. Space at its end waits for the next piece."""
         kept = text.rstrip()
         if kept:
             if self._is_at_border:  # text on both sides of a part stays apart

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a user's environment, child processes, medians, tables, reports.
+"""Give the benchmarks a user's environment, child processes, medians, tables and reports.
 
 It needs nothing but Python, because engines of other projects run under their own interpreters.
 """
@@ -45,6 +45,7 @@ def run_child(
     *,
     arguments: Sequence[str] = (),
     python: str = sys.executable,
+    seconds: float | None = None,
     **variables: str,
 ) -> Any:
     """Run a module in a fresh process, and return the JSON of its last line.
@@ -52,15 +53,20 @@ def run_child(
     The process reads ``request`` as JSON from stdin. ``variables`` are set in its environment.
 
     Raises:
-        RuntimeError: it failed. The message has the last line that it printed to stderr.
+        RuntimeError: it failed, or was not done after ``seconds``. The message has the last line
+            that it printed to stderr.
     """
-    done = subprocess.run(
-        [python, "-m", module, *arguments],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        env={**user_environment(), **variables},
-    )
+    try:
+        done = subprocess.run(
+            [python, "-m", module, *arguments],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            env={**user_environment(), **variables},
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{module} was not done after {seconds:.0f} s") from None
     if done.returncode:
         [*_, last] = ["silent", *done.stderr.strip().splitlines()]
         raise RuntimeError(f"{module} ended with {done.returncode}: {last}")

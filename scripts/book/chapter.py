@@ -1,4 +1,4 @@
-"""Define a chapter of the book, and what chapters share."""
+"""Define a chapter of the book, and the helpers of all chapters."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def simulate(
 
 
 def device_costs() -> Costs:
-    """Return what the steps of `MODEL` cost on `DEVICE`."""
+    """Return the costs of the steps of `MODEL` on `DEVICE`."""
     return costs_on(find_device(DEVICE), find_shape(MODEL))
 
 

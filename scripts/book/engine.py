@@ -1,4 +1,4 @@
-"""Measure the real engine: what batching gains over one request at a time, and what paging gains.
+"""Measure the real engine: the gain of batching over one request at a time, and of paging.
 
 The rest of the book is simulated. This chapter is measured on the machine where it runs.
 """

@@ -36,7 +36,7 @@ SOURCES = """\
 Published: [a] [WeishuZ/mini-vllm](https://github.com/WeishuZ/mini-vllm), [b]
 [shekkari1999/mini-vllm](https://github.com/shekkari1999/mini-vllm), [c] the
 [write-up](https://kobeyoung.net/projects/mini-inference-engine) of a C++ engine, under the same
-conditions; of [c]'s load only what its traces tell is known."""
+conditions; of [c]'s load only its traces are known."""
 
 INK = "#797979"
 COLOURS = ("#2f81d6", "#cf6a17", "#2c9254")

@@ -1,4 +1,4 @@
-"""Define what the processes of the parts do."""
+"""Define the processes of the parts."""
 
 from __future__ import annotations
 

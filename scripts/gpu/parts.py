@@ -93,7 +93,7 @@ def sanitizers(run: Run, seconds: float) -> Outcome:
 
 
 def sanitize(run: Run, tool: str, seconds: float) -> str:
-    """Return "clean", or what one tool says about the tests."""
+    """Return "clean", or the verdict of one tool on the tests."""
     command: list[str | Path] = [*run.child("sanitized"), "--tool", tool]
     if not run.is_dry_run:
         options = ["--tool", tool, "--error-exitcode", str(SANITIZER_EXIT_CODE)]
@@ -136,7 +136,7 @@ def diff(run: Run, seconds: float) -> Outcome:
 
 
 def benchmark(run: Run, seconds: float) -> Outcome:
-    """Run scripts/bench_gpu.py. What it measured before its time limit counts."""
+    """Run scripts/bench_gpu.py. Rows measured before its time limit count."""
     prefix = run.directory / "bench"
     script = SCRIPTS / "bench_gpu.py"
     command: list[str | Path] = [sys.executable, script, "--output", prefix]

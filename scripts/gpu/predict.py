@@ -41,7 +41,7 @@ STORED = {"auto": "f16", "int8": "int8", "fp8": "e4m3"}
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """A GPU: its data sheet in the simulator's table, and what kernels ask of it besides."""
+    """A GPU: its data sheet in the simulator's table, and the numbers of kernels besides."""
 
     title: str
     name: str
@@ -85,7 +85,7 @@ class Chip:
         return self.launch_us + max(self.limits(work).values()) + work.latency_us
 
     def limited_by(self, work: Work) -> str:
-        """Return what takes the largest part of a launch's time."""
+        """Return the limit that takes the largest part of a launch's time."""
         limits = self.limits(work)
         slowest = max(limits, key=limits.__getitem__)
         return slowest if limits[slowest] > self.launch_us + work.latency_us else "launch"
@@ -146,7 +146,7 @@ def find_chip(name: str) -> Chip | None:
 
 
 class Work(NamedTuple):
-    """What a launch asks of a chip."""
+    """The work of a launch."""
 
     name: str
     bytes: float

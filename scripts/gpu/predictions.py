@@ -159,7 +159,7 @@ TABLES: Mapping[str, Callable[[], Lines]] = {
 def beside(bench: Mapping[str, Any], device: str) -> list[str]:
     """Return Markdown lines with the benchmark's times beside predicted ones.
 
-    ``bench`` is what `BenchReport` saves, and ``device`` CUDA's name of the device.
+    ``bench`` is a saved `BenchReport`, and ``device`` CUDA's name of the device.
     """
     chip = find_chip(device)
     if chip is None:

@@ -47,7 +47,7 @@ class Listing(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What a kernel's machine code consists of."""
+    """The contents of a kernel's machine code."""
 
     local: int
     """Loads and stores of local memory anywhere, so of spilled registers and indexed arrays."""

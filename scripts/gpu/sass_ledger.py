@@ -8,7 +8,7 @@ A loop is a list of the fields of `gpu.sass.Part`. Each is compared per unit of 
 product on tensor cores, or a byte of global memory, or else one iteration. So a compiler that
 unrolls a loop twice changes nothing. Code outside of loops runs once, and is compared as it is.
 
-Bytes are those that the instructions name. Whether they are useful is what the emulator counts.
+Bytes are those that the instructions name. The emulator counts whether they are useful.
 """
 
 import json
@@ -23,7 +23,7 @@ LEDGER = ROOT / "tests" / "kernels" / "sass.json"
 
 
 class Multiprocessor(NamedTuple):
-    """What limits the blocks of a multiprocessor, from the CUDA C++ Programming Guide."""
+    """The limits on the blocks of a multiprocessor, from the CUDA C++ Programming Guide."""
 
     warps: int
     blocks: int
@@ -39,7 +39,7 @@ MULTIPROCESSORS = {
 
 
 class Profile(NamedTuple):
-    """What the machine code of a kernel consists of, and its occupancy."""
+    """The contents of a kernel's machine code, and its occupancy."""
 
     warps: int
     """Warps that a multiprocessor holds at once."""

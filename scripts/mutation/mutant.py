@@ -21,7 +21,7 @@ class Mutant:
     old: str
     new: str
     breaks: str
-    """What a user or a maintainer would see."""
+    """The consequence for a user or a maintainer."""
     equivalent: str | None = None
     """Why no test can detect it, if none can."""
 

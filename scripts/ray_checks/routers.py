@@ -19,7 +19,7 @@ from ray_checks.load import Site, answers, client_of, eventually, labelled
 async def hit_rate(site: Site, replicas: Sequence[Site] = ()) -> float:
     """Return which part of prompts is cached where three requests share each beginning.
 
-    The caches are those of ``replicas``, or of what is behind the site.
+    The caches are those of ``replicas``, or of the servers behind the site.
     """
     for each in replicas or (site,):
         async with client_of(each) as client:

@@ -218,7 +218,7 @@ RULES: Sequence[Callable[[Story], str | None]] = (
 
 
 def faults(story: Story) -> dict[str, str]:
-    """Return what is wrong with the story, by rule. A correct story has no faults."""
+    """Return the faults of the story, by rule. A correct story has no faults."""
     found = ((rule.__name__, rule(story)) for rule in RULES)
     return {name: fault for name, fault in found if fault}
 

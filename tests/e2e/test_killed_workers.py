@@ -36,7 +36,7 @@ TOO_COSTLY = {"json": {"multipleOf": 99_999_989}}
 
 
 class Requests:
-    """The requests of a round, and what they are answered undisturbed."""
+    """The requests of a round, and their undisturbed answers."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm

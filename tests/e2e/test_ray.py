@@ -1,4 +1,4 @@
-"""Replicas and batches on a Ray cluster of this machine: what scripts/ray_check.py checks."""
+"""Replicas and batches on a Ray cluster of this machine: the checks of scripts/ray_check.py."""
 
 from __future__ import annotations
 

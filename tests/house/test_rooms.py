@@ -1,4 +1,4 @@
-"""Check the rooms of `mie`, what each may import, and a few rules of style.
+"""Check the rooms of `mie`, their allowed imports, and a few rules of style.
 
 rooms.toml has a line for every room (a folder of mie/ or a file beside them).
 """
@@ -28,7 +28,7 @@ PACKAGE = Path(mie.__file__).parent
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """What a room may import: rooms or single modules of mie, and installed packages."""
+    """The allowed imports of a room: rooms or single modules of mie, and installed packages."""
 
     mie: set[str]
     packages: set[str]

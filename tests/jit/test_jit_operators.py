@@ -456,7 +456,7 @@ def test_attention_hides_no_nan(stored: str):
 
 
 def test_scores_beyond_the_range_of_exponentials():
-    """One key takes all the weight, whichever part it is in."""
+    """One key takes all the weight, in any part."""
     block_size, head_dim = 16, 16
     for best in (0, 300, 511, 512, 1000, 1039):
         batch = step_batch([(1, 1040), (8, 1040)], block_size, 132)

@@ -65,12 +65,9 @@ __global__ void widened_by_bits(const unsigned* __restrict__ from, unsigned* __r
   to[2] = widen_by_bits<0, 2>(from[i]), to[3] = widen_by_bits<1, 3>(from[i]);
 }
 
-// Powers and logarithms of two, by the hardware's approximations.
-__global__ void base_two(const float* __restrict__ x, float* __restrict__ powers,
-                         float* __restrict__ logs) {
-  const int i = threadIdx.x;
-  powers[i] = exp2_approx(x[i]);
-  logs[i] = log2_approx(x[i]);
+// Powers of two, by the hardware's approximation.
+__global__ void base_two(const float* __restrict__ x, float* __restrict__ powers) {
+  powers[threadIdx.x] = exp2_approx(x[threadIdx.x]);
 }
 
 __global__ void block_sum(const float* __restrict__ x, float* __restrict__ y, int n) {
@@ -155,20 +152,12 @@ __global__ void matrices(const unsigned short* __restrict__ x, unsigned* __restr
   cp_async_commit();
   cp_async_wait<0>();
   __syncwarp();
-  unsigned one[1], two[2], four[4];
+  unsigned four[4];
   int column = 0;
   auto put = [&](unsigned result) { out[32 * column++ + lane] = result; };
-  ldmatrix_x1(one, tile + 8 * (lane % 8));
-  put(one[0]);
-  put(movmatrix_trans(one[0]));
-  ldmatrix_x1_trans(one, tile + 8 * (lane % 8));
-  put(one[0]);
-  ldmatrix_x2(two, tile + 8 * (lane % 16));
-  for (int i = 0; i < 2; ++i) put(two[i]);
-  ldmatrix_x2_trans(two, tile + 8 * (lane % 16));
-  for (int i = 0; i < 2; ++i) put(two[i]);
   ldmatrix_x4(four, tile + 8 * lane);
   for (int i = 0; i < 4; ++i) put(four[i]);
+  put(movmatrix_trans(four[0]));
   ldmatrix_x4_trans(four, tile + 8 * lane);
   for (int i = 0; i < 4; ++i) put(four[i]);
 }
@@ -198,10 +187,12 @@ __global__ void __launch_bounds__(32) gemm(const T* __restrict__ a, const T* __r
       cp_async_commit();  // an empty group, so that the wait below always counts the same
     cp_async_wait<1>();
     __syncwarp();
-    unsigned a_part[4], b_part[2];
+    unsigned a_part[4], b_part[4];
     ldmatrix_x4(a_part, a_ring + slot * 256 + lane % 16 * 16 + lane / 16 * 8);
-    ldmatrix_x2(b_part, b_ring + slot * 128 + lane % 8 * 16 + lane / 8 % 2 * 8);
-    mma_m16n8k16<T>(d, a_part, b_part);
+    // The last two matrices are the first two again.
+    ldmatrix_x4(b_part, b_ring + slot * 128 + lane % 8 * 16 + lane / 8 % 2 * 8);
+    const unsigned b_pair[2] = {b_part[0], b_part[1]};
+    mma_m16n8k16<T>(d, a_part, b_pair);
     __syncwarp();  // the slot was read and may be refilled
   }
   const int column = column0 + lane % 4 * 2;

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from emulated import needs_compiler
 from test_graphs import decodes
-from test_kernels import Shape, attend
+from test_kernels import Shape, attend, cache_shape
 
 from mie.arithmetic import ceil_div
-from mie.ops.backend import KVCacheShape
 from mie.ops_gpu import attention as launches
 from mie.ops_gpu.arena import Arena
 from mie.ops_gpu.attention import MAX_SPLITS, SPLIT_TOKENS, PagedAttention
@@ -76,13 +75,7 @@ class Decode:
             len(lengths),
             max(lengths),
             HEADS,
-            KVCacheShape(
-                num_layers=1,
-                num_blocks=1,
-                block_size=BLOCK,
-                num_kv_heads=KV_HEADS,
-                head_dim=HEAD_DIM,
-            ),
+            cache_shape(1, BLOCK, KV_HEADS, HEAD_DIM),
             element="f16",
             stored="f16",
         )
@@ -155,8 +148,8 @@ def test_only_splits_with_tokens_write(
     for length in lengths:
         oldest = max(0, length - window) // 16 * 16 if window else 0
         useful += 2 * min(3, ceil_div(length - oldest, SPLIT_TOKENS))
-    assert decode.blocks - decode.idle_blocks == useful
-    assert decode.blocks <= 2 * len(lengths) * 3
+    assert decode["blocks"] - decode["idle_blocks"] == useful
+    assert decode["blocks"] <= 2 * len(lengths) * 3
 
 
 @needs_compiler
@@ -169,4 +162,4 @@ def test_streaming_reads_the_window_only(window: int):
     [decode] = [each for name, each in launcher.counters.items() if "decode_stream<" in name]
     seen = sum(min(length, window) for length in lengths)
     sectors = 2 * 2 * 64 // 32  # of a token: keys and values of 64 float16
-    assert decode.cp_async_source.passes == sectors * seen
+    assert decode["cp_async_source.passes"] == sectors * seen

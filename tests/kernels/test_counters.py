@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from emulated import needs_compiler
 from test_kernels import LONG_SHAPES, SHAPES, Shape, attend
 
-from mie.ops_gpu.host.emulator import Counters, EmulatedLauncher, Traffic
+from mie.ops_gpu.host.emulator import EmulatedLauncher
 
 pytestmark = needs_compiler
 
@@ -37,6 +38,15 @@ __global__ void rows(const uint4* x, unsigned* out, int stride) {
 """
 
 
+def traffic(kind: str, requests: int, passes: int, least: int) -> dict[str, int]:
+    return {f"{kind}.requests": requests, f"{kind}.passes": passes, f"{kind}.least": least}
+
+
+def excess(counters: Counter[str], kind: str) -> int:
+    """Return the passes that another layout would save, which are bank conflicts or waste."""
+    return counters[f"{kind}.passes"] - counters[f"{kind}.least"]
+
+
 @pytest.fixture
 def launcher() -> EmulatedLauncher:
     return EmulatedLauncher(check=True, count=True)
@@ -59,13 +69,15 @@ def test_bank_conflicts_and_sectors_are_counted(
     kernel((3,), (32,), (x, np.int32(stride)), shared_bytes=x.nbytes)
     kernel((1,), (32,), (x, np.int32(stride)), shared_bytes=x.nbytes)
     assert launcher.counters == {
-        "patterns.cu strided": Counters(
-            launches=2,
-            blocks=4,
-            idle_blocks=2,  # of the first launch
-            # Each block stores. The first of a launch also loads, and stores to global memory.
-            shared=Traffic(requests=6, passes=6 * wavefronts, least=6),
-            global_memory=Traffic(requests=2, passes=2 * sectors, least=8),
+        "patterns.cu strided": Counter(
+            {
+                "launches": 2,
+                "blocks": 4,
+                "idle_blocks": 2,  # of the first launch
+                # Each block stores. The first of a launch also loads, and stores to global memory.
+                **traffic("shared", 6, 6 * wavefronts, 6),
+                **traffic("global_memory", 2, 2 * sectors, 8),
+            }
         )
     }
 
@@ -78,9 +90,9 @@ def test_conflicts_of_ldmatrix_and_cp_async_are_counted(
     kernel = launcher.kernel(path_of(tmp_path, PATTERNS), "rows")
     kernel((1,), (32,), (x, out, np.int32(stride)), shared_bytes=32 * stride)
     counters = launcher.counters["patterns.cu rows"]
-    assert counters.ldmatrix == Traffic(requests=1, passes=4 * factor, least=4)
-    assert counters.cp_async == Traffic(requests=1, passes=4 * factor, least=4)
-    assert counters.cp_async_source == Traffic(requests=1, passes=16, least=16)
+    assert counters.items() >= traffic("ldmatrix", 1, 4 * factor, 4).items()
+    assert counters.items() >= traffic("cp_async", 1, 4 * factor, 4).items()
+    assert counters.items() >= traffic("cp_async_source", 1, 16, 16).items()
 
 
 # The kernels of the package.
@@ -109,12 +121,14 @@ def test_tiles_have_no_bank_conflicts_and_fill_whole_sectors(
 ):
     attend_with(launcher, shape)
     kernels = {
-        name: counters for name, counters in launcher.counters.items() if counters.ldmatrix.requests
+        name: counters
+        for name, counters in launcher.counters.items()
+        if counters["ldmatrix.requests"]
     }
     assert len(kernels) >= 2  # a decode and a prefill
     for name, counters in kernels.items():
-        assert counters.cp_async.requests, name
-        assert counters.ldmatrix.excess == counters.cp_async.excess == 0, name
+        assert counters["cp_async.requests"], name
+        assert excess(counters, "ldmatrix") == excess(counters, "cp_async") == 0, name
         # Keys and values fill whole sectors. The scales of a quantised cache may begin inside one.
-        source = counters.cp_async_source
-        assert source.excess <= (0 if shape.stored == "auto" else 0.1 * source.least), name
+        allowed = 0 if shape.stored == "auto" else 0.1 * counters["cp_async_source.least"]
+        assert excess(counters, "cp_async_source") <= allowed, name

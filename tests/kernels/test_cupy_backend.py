@@ -7,10 +7,10 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 from emulated import needs_compiler
+from test_kernels import cache_shape
 
 from mie.errors import ConfigError, MissingExtraError, UnsupportedModelError
 from mie.load.backends import load_backend
-from mie.ops.backend import KVCacheShape
 from mie.ops_gpu.gemm import NumpyGemm
 
 
@@ -41,9 +41,7 @@ def test_other_dtypes_are_refused():
 @needs_compiler
 @pytest.mark.parametrize("head_dim", [20, 264])
 def test_a_head_size_without_a_kernel_is_refused(head_dim: int):
-    shape = KVCacheShape(
-        num_layers=1, num_blocks=1, block_size=4, num_kv_heads=1, head_dim=head_dim
-    )
+    shape = cache_shape(1, 4, 1, head_dim)
     with pytest.raises(UnsupportedModelError, match=f"head_dim is {head_dim}.*multiples of 8"):
         load_backend("cupy-emulated").new_kv_cache(shape)
 

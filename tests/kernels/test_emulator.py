@@ -214,16 +214,12 @@ def test_quantised_elements_are_widened_exactly(launcher: Launcher, stored: str,
     np.testing.assert_array_equal(np.signbit(got[wanted == 0]), np.signbit(wanted[wanted == 0]))
 
 
-def test_powers_and_logarithms_of_two(launcher: Launcher):
+def test_powers_of_two(launcher: Launcher):
     x = np.concatenate([np.linspace(-100, 100, 200), [0.0, 1.0, 2.0, -np.inf], np.ones(52)])
     x = x.astype(np.float32)
-    powers, logs = np.zeros((2, 256), np.float32)
-    launcher.kernel(FILE, "base_two")((1,), (256,), (x, powers, logs))
+    powers = np.zeros(256, np.float32)
+    launcher.kernel(FILE, "base_two")((1,), (256,), (x, powers))
     np.testing.assert_allclose(powers, np.exp2(x.astype(np.float64)), rtol=1e-6)
-    positive = x > 0
-    np.testing.assert_allclose(logs[positive], np.log2(x[positive]), rtol=1e-6, atol=1e-6)
-    assert logs[200] == -np.inf
-    assert np.isnan(logs[~positive & (x != 0)]).all()
 
 
 # Matrices.
@@ -237,11 +233,11 @@ def fragment(matrix: np.ndarray) -> np.ndarray:
 
 def test_ldmatrix_and_movmatrix(launcher: Launcher):
     tiles = np.arange(1, 257, dtype=np.uint16).reshape(4, 8, 8)
-    out = np.zeros((15, 32), np.uint32)
+    out = np.zeros((9, 32), np.uint32)
     launcher.kernel(FILE, "matrices")((1,), (32,), (tiles, out), shared_bytes=512)
     plain = [fragment(tile) for tile in tiles]
     turned = [fragment(tile.T) for tile in tiles]
-    wanted = [plain[0], turned[0], turned[0], *plain[:2], *turned[:2], *plain, *turned]
+    wanted = [*plain, turned[0], *turned]
     np.testing.assert_array_equal(out, wanted)
 
 

@@ -15,11 +15,12 @@ import on_device
 import pytest
 import tiny_models
 from emulated import launcher, needs_compiler
+from test_kernels import cache_shape
 
 from mie.arithmetic import ceil_div
 from mie.config.engine import EngineConfig
 from mie.load.engine import load_engine
-from mie.ops.backend import Backend, KVCacheShape, StepBatch
+from mie.ops.backend import Backend, StepBatch
 from mie.ops_gpu.arena import Arena
 from mie.ops_gpu.batch import ANY_LENGTH, Bucket, bucket_of, host_batch, padded, padded_seqs
 from mie.ops_gpu.cupy_backend import EMULATED_CHIP, CupyBackend
@@ -189,9 +190,7 @@ class Growing:
             dtype, enforce_eager=enforce_eager, batch_invariant=batch_invariant
         )
         self.window = window
-        shape = KVCacheShape(
-            num_layers=1, num_blocks=9 * 132, block_size=16, num_kv_heads=1, head_dim=64
-        )
+        shape = cache_shape(9 * 132, 16, 1, 64)
         rng = np.random.default_rng(0)
         self.cache = self.backend.new_kv_cache(shape)
         self.cache.layers[0][...] = rng.normal(size=self.cache.layers[0].shape)
@@ -391,9 +390,7 @@ def test_padded_sequences_get_zeros_or_no_output(head_dim: int, is_deterministic
     or not."""
     backend = load_emulated_backend("float16", batch_invariant=is_deterministic)
     rng = np.random.default_rng(0)
-    cache = backend.new_kv_cache(
-        KVCacheShape(num_layers=1, num_blocks=80, block_size=16, num_kv_heads=1, head_dim=head_dim)
-    )
+    cache = backend.new_kv_cache(cache_shape(80, 16, 1, head_dim))
     cache.layers[0][...] = rng.normal(size=cache.layers[0].shape)
     q = rng.normal(size=(8, 2, head_dim)).astype(np.float16)
     batch = decodes([3, 300, 65], 20)

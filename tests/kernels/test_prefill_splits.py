@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from emulated import needs_compiler
 from test_attention_bounds import H200, Recorder
-from test_kernels import Shape, make_backend, make_batch, make_cache, normal
+from test_kernels import Shape, cache_shape, make_backend, make_batch, make_cache, normal
 from test_prefill import TILE, prefill
 
 from mie.arithmetic import ceil_div
-from mie.ops.backend import KVCacheShape, StepBatch
+from mie.ops.backend import StepBatch
 from mie.ops_gpu import attention as launches
 from mie.ops_gpu.arena import Arena
 from mie.ops_gpu.attention import PagedAttention
@@ -123,9 +123,7 @@ class Prefill:
         self.partial_bytes = sum(
             size for name, size in arena.num_bytes.items() if name.startswith("partial")
         )
-        shape = KVCacheShape(
-            num_layers=1, num_blocks=1, block_size=16, num_kv_heads=8, head_dim=128
-        )
+        shape = cache_shape(1, 16, 8, 128)
         longest = max(length for _, length in sequences)
         self.planned_bytes = attend.partial_bytes(
             len(sequences), longest, 32, shape, element="f16", stored="f16"
@@ -181,5 +179,5 @@ def test_every_launched_block_of_a_chunk_writes(window: int | None):
     backend = make_backend(launcher, "float16", chip=replace(H200, num_multiprocessors=8))
     bits(backend, shape_of(), [(20, 1500)], window)
     [counters] = launcher.counters.values()
-    assert counters.idle_blocks == 0
-    assert counters.blocks == 2 * (3 if window is None else 2)
+    assert counters["idle_blocks"] == 0
+    assert counters["blocks"] == 2 * (3 if window is None else 2)

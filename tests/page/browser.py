@@ -1,4 +1,4 @@
-"""A page in a headless browser, and what a test asks of it."""
+"""A page in a headless browser, and questions of tests to it."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Shown:
             self.errors.append(f"{message.text} ({message.location.get('url')})")
 
     def js(self, source: str, argument: Any = None) -> Any:
-        """Return what an expression or a function gives. The page's policy does not bind it."""
+        """Return the value of an expression or a function. The page's policy does not bind it."""
         return self.page.evaluate(source, argument)
 
     def until(self, condition: str) -> None:
@@ -142,7 +142,7 @@ class Shown:
     def events(self, kind: str) -> list[dict[str, Any]]:
         """Return all events of a kind, with their steps.
 
-        What happens between two steps belongs to the later one. It comes in a record of its own if
+        Events between two steps belong to the later one. It comes in a record of its own if
         the server looked at the engine in between.
         """
         found: list[dict[str, Any]] = self.js(
@@ -162,7 +162,7 @@ class Shown:
 
 
 def cells(key: dict[str, Any]) -> dict[str, Any]:
-    """Return the cells of a key in the page's form, without what it leaves out."""
+    """Return the cells of a key in the page's form, without the cells that it leaves out."""
     return {
         "blocks": sorted(key["blocks"]),
         "seqs": key["seqs"],

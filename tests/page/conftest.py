@@ -1,4 +1,4 @@
-"""Let the tests of the page use what other tests have: a live server, and random runs."""
+"""Let the tests of the page use the fixtures of others: a live server, and random runs."""
 
 import sys
 from pathlib import Path

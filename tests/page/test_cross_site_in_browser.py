@@ -48,7 +48,7 @@ class Site(BaseHTTPRequestHandler):
 
 
 class Attacked(logging.Handler):
-    """A server without keys, and what it has answered."""
+    """A server without keys, and its answers."""
 
     def __init__(self, url: str, engine: AsyncLLM) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the page shows is what the engine does: its buttons, its steps and its files.
+"""The page shows the engine's true state: its buttons, its steps and its files.
 
 One browser and one server are open for all tests. Most of them share one page.
 """
@@ -217,7 +217,7 @@ def test_a_token_leads_to_its_step_and_its_block_and_back(shown: Shown) -> None:
 
 
 def ask(shown: Shown) -> None:
-    """Send the form with a seed, so that the answer is the same in whichever order tests run."""
+    """Send the form with a seed, so that the answer is the same in any order of tests."""
     shown.js("document.getElementById('ask').elements.seed.value = 5")
     shown.js("document.getElementById('ask').requestSubmit()")
     shown.until("mie.answers()[0].state === 'done'")

@@ -1,4 +1,4 @@
-"""The page takes in 5,000 events a second for ten seconds, and shows what was sent."""
+"""The page takes in 5,000 events a second for ten seconds, and shows all of them."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What a page keeps of a live run is bounded, and is never the state of another moment."""
+"""The part of a live run that a page keeps is bounded, and is never the state of another moment."""
 
 import json
 from typing import Any

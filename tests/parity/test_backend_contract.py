@@ -48,19 +48,20 @@ class Machine:
     """Return the array that holds an embedding."""
 
 
+def put_as(
+    dtype: str, integers: str = "int64", make: Callable[[np.ndarray], Any] = np.array
+) -> Callable[[np.ndarray], Any]:
+    """Return a function that puts floats as ``dtype``, and others as ``integers``."""
+    return lambda array: make(array.astype(dtype if array.dtype.kind == "f" else integers))
+
+
 def numpy_machine(dtype: str, linear_plan: str = "tiled") -> Machine:
-    def put(array: np.ndarray) -> np.ndarray:
-        return array.astype(dtype) if array.dtype.kind == "f" else array.copy()
-
-    def put_cache(cache: np.ndarray, planes: np.ndarray) -> None:
-        cache[...] = planes
-
     return Machine(
         backend=load_backend("numpy", dtype, EngineConfig(linear_plan=linear_plan)),
         dtype=dtype,
-        put=put,
+        put=put_as(dtype),
         get=np.array,
-        put_cache=put_cache,
+        put_cache=lambda cache, planes: np.copyto(cache, planes, casting="same_kind"),
         get_cache=np.array,
         memory_of=lambda embedding: embedding.memory,
     )
@@ -73,66 +74,31 @@ def plain_machine(dtype: str) -> Machine:
 
 @functools.cache  # it loads every kernel once
 def jit_machine() -> Machine:
-    def put(array: np.ndarray) -> np.ndarray:
-        return array.astype("float32") if array.dtype.kind == "f" else array.copy()
-
-    return Machine(
-        backend=load_backend("jit", "float32", EngineConfig(num_threads=2)),
-        dtype="float32",
-        put=put,
-        get=np.array,
-        put_cache=fill_cache,
-        get_cache=planes_of,
-        memory_of=lambda embedding: embedding.memory,
-    )
+    backend = load_backend("jit", "float32", EngineConfig(num_threads=2))
+    machine = replace(numpy_machine("float32"), backend=backend)
+    return replace(machine, put_cache=fill_cache, get_cache=planes_of)
 
 
 @functools.cache  # its launcher opens every kernel once
-def emulated_machine() -> Machine:
-    def put(array: np.ndarray) -> np.ndarray:
-        return array.astype("float32" if array.dtype.kind == "f" else "int32")
+def gpu_machine(name: str) -> Machine:
+    """Return the machine of a device, or of the emulator, whose arrays are NumPy's."""
+    backend, make, get = load_backend(name, "float32"), np.array, np.array
+    if name == "cupy":
+        import cupy
+
+        make, get = cupy.asarray, cupy.asnumpy
+    put = put_as("float32", "int32", make)
 
     # On the device a layer is [N, 2, Hkv, B, Dh].
     def put_cache(cache: Any, planes: np.ndarray) -> None:
-        for layer, layer_planes in zip(cache.layers, planes, strict=True):
-            layer[...] = layer_planes.transpose(1, 0, 3, 2, 4)
+        for layer, own in zip(cache.layers, planes, strict=True):
+            layer[...] = put(own.transpose(1, 0, 3, 2, 4))
 
     def get_cache(cache: Any) -> np.ndarray:
-        return np.stack([layer.transpose(1, 0, 3, 2, 4) for layer in cache.layers])
+        return np.stack([get(layer).transpose(1, 0, 3, 2, 4) for layer in cache.layers])
 
     return Machine(
-        backend=load_backend("cupy-emulated", "float32"),
-        dtype="float32",
-        put=put,
-        get=np.array,
-        put_cache=put_cache,
-        get_cache=get_cache,
-    )
-
-
-@functools.cache
-def device_machine() -> Machine:
-    """Return the machine of the device, whose arrays are CuPy's."""
-    backend = load_backend("cupy", "float32")
-    import cupy
-
-    def put(array: np.ndarray) -> Any:
-        return cupy.asarray(array.astype("float32" if array.dtype.kind == "f" else "int32"))
-
-    def put_cache(cache: Any, planes: np.ndarray) -> None:
-        for layer, layer_planes in zip(cache.layers, planes, strict=True):
-            layer[...] = put(layer_planes.transpose(1, 0, 3, 2, 4))
-
-    def get_cache(cache: Any) -> np.ndarray:
-        return np.stack([layer.get().transpose(1, 0, 3, 2, 4) for layer in cache.layers])
-
-    return Machine(
-        backend=backend,
-        dtype="float32",
-        put=put,
-        get=cupy.asnumpy,
-        put_cache=put_cache,
-        get_cache=get_cache,
+        backend=backend, dtype="float32", put=put, get=get, put_cache=put_cache, get_cache=get_cache
     )
 
 
@@ -142,10 +108,10 @@ MACHINES: dict[str, Callable[[], Machine]] = {
     "numpy-linear_plain-float32": lambda: numpy_machine("float32", linear_plan="plain"),
     "numpy-plain-float32": lambda: plain_machine("float32"),
     "jit-float32": jit_machine,
-    "cupy-emulated-float32": emulated_machine,
+    "cupy-emulated-float32": lambda: gpu_machine("cupy-emulated"),
 }
 if os.environ.get("MIE_GPU_TESTS"):
-    MACHINES["cupy-float32"] = device_machine
+    MACHINES["cupy-float32"] = lambda: gpu_machine("cupy")
 
 
 NEEDS = {"jit-float32": needs_numba, "cupy-emulated-float32": needs_compiler}

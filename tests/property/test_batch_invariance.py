@@ -29,10 +29,10 @@ from mie.ops_cpu.blas import Blas
 
 VOCAB = LLAMA["vocab_size"]
 SIZES = {"max_position_embeddings": 1024, "eos_token_id": 39}
-# What makes bits differ. With AVX-512, products of fewer keys differ at head sizes that are not a
-# multiple of 16. Products of more or fewer rows differ at head and hidden sizes from 32 on. With
-# Haswell's kernels, products of fewer keys differ in blocks of 4 or with more than 8 query heads
-# for each KV head. Products of more or fewer rows differ at any size.
+# Shapes that make bits differ. With AVX-512, products of fewer keys differ at head sizes that are
+# not a multiple of 16. Products of more or fewer rows differ at head and hidden sizes from 32 on.
+# With Haswell's kernels, products of fewer keys differ in blocks of 4 or with more than 8 query
+# heads for each KV head. Products of more or fewer rows differ at any size.
 ODD = SIZES | {"hidden_size": 100, "intermediate_size": 130, "head_dim": 40}
 MODELS = {
     "llama": LLAMA | ODD | {"num_key_value_heads": 1},

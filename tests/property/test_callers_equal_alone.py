@@ -1,4 +1,4 @@
-"""Check that each request of any mix of callers gives what it gives alone.
+"""Check that each request of any mix of callers gives the same as alone.
 
 Threads call `generate`, `stream`, `add_request` with `step`, and `abort`. asyncio tasks generate,
 stop listening, and are cancelled. The machine decides how the threads alternate, but the results
@@ -91,7 +91,7 @@ class Caller:
         self.stream(number, most=self.rng.randrange(3))
 
     def step(self, number):
-        """Call `add_request` and `step`. The outputs reach whichever thread steps."""
+        """Call `add_request` and `step`. The outputs reach any thread that steps."""
         prompt, params, wanted = random_request(self.rng)
         request_id = f"{self.seed} {number}"
         with self.llm.test_lock:

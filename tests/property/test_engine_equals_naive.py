@@ -22,7 +22,7 @@ from mie.config.engine import POLICIES
 from mie.load.engine import load_engine
 
 VOCAB, EOS = 40, 3
-NUM_SCENARIOS = 150
+NUM_SCENARIOS = 100
 
 seen: Counter[str] = Counter()
 
@@ -40,7 +40,7 @@ OFTEN = (
     "launched ahead",
     "forced",
 )
-# What is drawn depends on Python's version, and how often these happen depends on it most.
+# The drawn examples depend on Python's version, and how often these happen depends on it most.
 LESS_OFTEN = (
     "preempted by recompute: host pool full",
     "constrained",
@@ -373,6 +373,6 @@ def test_engine_equals_naive(tiny, backend):
     assert seen["scenarios"] >= NUM_SCENARIOS, seen
     # The scenarios would prove little if these cases were rare.
     for what in OFTEN:
-        assert seen[what] >= 15, (what, seen)
+        assert seen[what] >= 6, (what, seen)
     for what in LESS_OFTEN:
-        assert seen[what] >= 5, (what, seen)
+        assert seen[what] >= 2, (what, seen)

@@ -1,7 +1,7 @@
 """Check the law of the fair policy: no client waits because another sends more.
 
-W(t1, t2) is what a client is served between two steps: its prompts' tokens, and twice the tokens of
-its answers. U bounds what a client can be served before the next client is admitted: one prompt,
+W(t1, t2) is a client's service between two steps: its prompts' tokens, and twice the tokens of
+its answers. U bounds a client's service before the next client is admitted: one prompt,
 and the answers of all seats. Sheng et al., "Fairness in Serving Large Language Models", prove for
 clients that have requests waiting all the time from t1 to t2:
 
@@ -34,7 +34,7 @@ def has_work(scheduler):
 
 
 class Server:
-    """A scheduler whose steps are answered at once, and an account of what each client got."""
+    """A scheduler whose steps are answered at once, and an account of each client's service."""
 
     def __init__(self, policy="fair", *, num_seqs=2, num_blocks=40, budget=16, longest=24, **more):
         config = EngineConfig(

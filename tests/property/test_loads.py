@@ -8,7 +8,7 @@ from scripted_runner import scripted_engine
 from mie import EngineConfig, SamplingParams
 
 NUM_BLOCKS, MAX_MODEL_LEN = 40, 160
-LOADS = range(10)
+LOADS = range(4)
 
 
 def num_preemptions(seed, **config):

@@ -1,4 +1,4 @@
-"""Check KVCacheManager with a state machine and a model of what every block contains.
+"""Check KVCacheManager with a state machine and a model of the contents of every block.
 
 The model writes as a runner would, and a slot holds the salt and all tokens up to its own. So a
 block that is stale, wrongly shared or not copied is noticed at once. A newly allocated block holds
@@ -109,7 +109,7 @@ class Memory(RuleBasedStateMachine):
 
     @rule(operation=OPERATIONS, pick=numbers, number=numbers)
     def do(self, operation, pick, number):
-        """Run the operation, after what must come before it."""
+        """Run the operation, after its preconditions."""
         seen["operations"] += 1
         if operation in BETWEEN_STEPS and self.is_in_step:
             self.end_step(pick, number)
@@ -360,7 +360,7 @@ class Memory(RuleBasedStateMachine):
         self.records.clear()
 
     def check_match(self, seq, room, num_spare):
-        """Assert that the room shares what an exhaustive search finds."""
+        """Assert that the room shares the blocks that an exhaustive search finds."""
         if not seq.use_cache:
             assert room.num_computed == (seq.host.num_tokens if seq.host else 0)
             return
@@ -482,11 +482,11 @@ COMMON = (
 
 @pytest.mark.timeout(0)
 def test_memory_machine():
-    """Run 10,000 operations. `test_scheduler_machine` runs as many."""
+    """Run 6,000 operations, and 25 times as many in `make test-all`."""
     seen.clear()
-    chosen = settings(max_examples=max(200, settings().max_examples), stateful_step_count=60)
+    chosen = settings(max_examples=max(120, settings().max_examples), stateful_step_count=60)
     run_state_machine_as_test(Memory, settings=chosen)
-    assert seen["operations"] >= 10_000, seen
+    assert seen["operations"] >= 6000, seen
     # The operations would prove little if these cases were rare.
     for what in COMMON:
-        assert seen[what] >= 10, (what, seen)
+        assert seen[what] >= 6, (what, seen)

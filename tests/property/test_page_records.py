@@ -74,7 +74,7 @@ def sent(*message):
 
 
 def check_follower(segment, text, splits):
-    """A page that follows the log while it grows must show every state, with what came last.
+    """A page that follows the log while it grows must show every state, with the last events.
 
     It follows as the server's child process does, with the same messages.
     """
@@ -85,7 +85,7 @@ def check_follower(segment, text, splits):
     coming, done, shown = iter(steps), 0, 0
     for count, part in splits:
         new, done = steps[done : done + count], min(done + count, len(steps))
-        part = shown = part if new else max(part, shown)  # what came last only grows
+        part = shown = part if new else max(part, shown)  # the last events only grow
         following = steps[done] if done < len(steps) else segment.rest
         rest = following[: min(part, len(following) - (done < len(steps)))]
         step, lines = follower.follow(*sent(new, rest), {})  # type: ignore[call-arg]

@@ -180,7 +180,7 @@ def new_run(file, config, arrivals, spare, num_host_blocks):
 
 
 @given(**runs(24, 8))
-@settings(max_examples=max(250, settings().max_examples))
+@settings(max_examples=max(150, settings().max_examples))
 def check_run(path, config, arrivals, spare, num_host_blocks, **accidents):
     with path.open("w") as file:
         run = new_run(file, config, arrivals, spare, num_host_blocks)

@@ -244,7 +244,7 @@ NOTHING_FOLLOWS = {
 
 
 def answers(llm, params):
-    """Return what users see of each request."""
+    """Return the visible part of each request."""
     prompt = "Once upon a time there was an otter who lived by the sea, near a mill"
     try:
         outputs = llm.generate([prompt] * len(params), params, use_tqdm=False)

@@ -22,7 +22,7 @@ from mie.text.tokenizer import Tokenizer
 VOCAB_SIZE, EOS = 2048, 0
 NUM_TOKENS = 24
 MOST_SECONDS = CPU_SECONDS + FIRST_SECONDS + 1.5
-"""CPU time of this process for a case: what its compilation and its masks may take, and a step."""
+"""CPU time of this process for a case: the limits of its compilation and its masks, and a step."""
 
 Json = Any
 
@@ -200,7 +200,7 @@ UNSUPPORTED = {
     *("dependentSchemas", "not", "if", "then", "else", "propertyNames", "unevaluatedProperties"),
     *("dependentRequired", "x-guidance", "$anchor"),
 }
-"""Keywords that the library refuses, most of which would hide what the others do."""
+"""Keywords that the library refuses, most of which would hide the effects of the others."""
 
 
 def description(draw: random.Random) -> dict[str, Any]:
@@ -230,12 +230,12 @@ def tokenizer() -> Tokenizer:
 
 
 def warm_up() -> None:
-    """Load what every case needs, before the children are forked."""
+    """Load the common parts of the cases, before the children are forked."""
     Grammars(tokenizer(), VOCAB_SIZE, [EOS]).index()
 
 
 def run(first: int, end: int) -> str:
-    """Run the cases of some seeds, and return what was seen as JSON."""
+    """Run the cases of some seeds, and return the findings as JSON."""
     grammars = Grammars(tokenizer(), VOCAB_SIZE, [EOS])
     grammars.start(StructuredOutputsParams(regex="a"))
     seen = {"followed": 0, "refused": 0, "ended": 0, "slowest": 0.0, "slowest_compilation": 0.0}
@@ -256,7 +256,7 @@ def run(first: int, end: int) -> str:
 
 
 def verdict(grammars: Grammars, draw: random.Random) -> str:
-    """Compile a description and follow it, and return what became of it."""
+    """Compile a description and follow it, and return its fate."""
     try:
         params = StructuredOutputsParams(**description(draw))
         matcher = grammars.start(params)

@@ -238,7 +238,7 @@ def alone() -> str:
 
 
 def warm_up() -> None:
-    """Load what every case needs, before the children are forked."""
+    """Load the common parts of the cases, before the children are forked."""
     alone()
     first = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"), max_tokens=1)
     llm().generate("Once", first, use_tqdm=False)
@@ -247,7 +247,7 @@ def warm_up() -> None:
 def run(name: str) -> str:
     """Generate a few tokens of a costly output beside another request, which must not change.
 
-    Return the first tokens, or raise what mie says about it.
+    Return the first tokens, or raise mie's error about it.
     """
     own = SamplingParams(max_tokens=8, temperature=0.0)
     costly = SamplingParams(

@@ -33,7 +33,7 @@ class Measured:
     message: str = ""
     traceback: str = ""
     code: int | None = None
-    """The exit code of a command line, with what it printed."""
+    """The exit code of a command line, with its output."""
     stdout: str = ""
     stderr: str = ""
 

@@ -25,7 +25,7 @@ REFUSED = {
     '"content": [{"type":"text"': r"content\.\d+\S* is one of more than 65536 objects",
     '"choice"': r"structured_outputs\.choice may have at most 65536 entries; got \d{6,7}\b",
 }
-"""What the refusals of some fields say: the field, its limit and the size that was sent."""
+"""The refusals of some fields: they name the field, its limit and the given size."""
 
 
 def children() -> Iterator[Any]:

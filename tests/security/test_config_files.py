@@ -201,8 +201,13 @@ KINDS = {
 FILES = ["config.json", "generation_config.json", "model.safetensors"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [
+        *(("config.json", kind) for kind in KINDS),
+        *((file, kind) for file in FILES[1:] for kind in ("/dev/zero", "a pipe", "a directory")),
+    ],
+)
 def test_a_path_that_is_not_a_file_is_refused_without_waiting(
     zygote: Zygote, tmp_path: Path, file: str, kind: str
 ) -> None:

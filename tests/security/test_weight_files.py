@@ -284,9 +284,17 @@ def with_value(directory: Path, name: str, value: float, dtype: object, first: b
 MATRIX = "model.layers.1.mlp.down_proj.weight"
 
 
-@pytest.mark.parametrize("value", [float("nan"), -float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("name", ["model.embed_tokens.weight", MATRIX, TENSOR, "lm_head.weight"])
+@pytest.mark.parametrize(
+    ("name", "dtype", "value"),
+    [
+        ("model.embed_tokens.weight", np.float32, float("nan")),
+        ("model.embed_tokens.weight", np.float16, -float("inf")),
+        (MATRIX, ml_dtypes.bfloat16, -float("nan")),
+        (MATRIX, np.float32, float("inf")),
+        (TENSOR, np.float16, float("nan")),
+        ("lm_head.weight", ml_dtypes.bfloat16, -float("inf")),
+    ],
+)
 def test_a_weight_that_is_not_finite_is_named_at_load(
     zygote: Zygote, tmp_path: Path, name: str, dtype: object, value: float
 ) -> None:
@@ -308,20 +316,3 @@ def test_the_largest_and_the_smallest_finite_weights_are_loaded(
         result = zygote.run("generate", tmp_path)
         result.check_cost()
         assert result.error is None, result.message
-
-
-def test_every_bit_pattern_is_classified_like_isfinite() -> None:
-    from mie.checkpoint.safetensors_header import TensorEntry
-    from mie.checkpoint.weights import Checkpoint
-    from mie.errors import WeightsError
-
-    bits = np.arange(2**16, dtype=np.uint16)
-    for dtype, name in ((np.float16, "F16"), (ml_dtypes.bfloat16, "BF16")):
-        entry = TensorEntry(path=Path("x"), dtype=name, shape=(1,), start=0, stop=2)
-        checkpoint = Checkpoint({"w": entry})
-        values = bits.view(dtype)
-        is_finite = np.isfinite(values.astype(np.float32))
-        checkpoint.check_finite("w", values[is_finite])
-        for value in values[~is_finite]:
-            with pytest.raises(WeightsError):
-                checkpoint.check_finite("w", np.array([value]))

@@ -152,7 +152,7 @@ def main() -> None:
 
 @functools.cache
 def warm_up(module: str) -> None:
-    """Import a module of cases, so that every child has it and what it needs."""
+    """Import a module of cases, so that every child has it and its imports."""
     getattr(importlib.import_module(module), "warm_up", lambda: None)()
     gc.freeze()
 

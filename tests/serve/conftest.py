@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from edge_helpers import load
 from live_server import live
 
 from mie import LLM, AsyncLLM
@@ -76,6 +77,14 @@ def server() -> Iterator[Server]:
         engine.shutdown()
     manager = engine._loop.engine.scheduler.manager
     assert manager.num_used == 0, "a request has left blocks behind"
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[AsyncLLM]:
+    """An engine for apps of this process, which leave it running."""
+    engine = load()
+    yield engine
+    engine.shutdown()
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import logging
 import sys
 
 import pytest
-from edge_helpers import asks, client_of, load
+from edge_helpers import asks, client_of
 
 from mie.serve.access_log import JsonFormat, TextFormat, logging_as
 from mie.serve.config import ServeConfig
@@ -14,13 +14,6 @@ from mie.serve.keys import Keys
 
 KEY = "sk-secret-of-alice"
 PROMPT = "A prompt that must not leak"
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with_engine = load()
-    yield with_engine
-    with_engine.shutdown()
 
 
 def lines_of(engine, requests, monkeypatch, *, format="text", **options):

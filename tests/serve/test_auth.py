@@ -26,13 +26,6 @@ MESSAGES = [{"role": "user", "content": "Tell me a story."}]
 PROMPT = "Once upon a time there was an otter who lived by a mill. " * 3
 
 
-@pytest.fixture(scope="module")
-def engine():
-    with_engine = load()
-    yield with_engine
-    with_engine.shutdown()
-
-
 def bearer(key):
     return {"authorization": f"Bearer {key}"}
 
@@ -175,20 +168,21 @@ def test_a_websocket_is_closed(engine):
     assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
-async def cached_tokens(client, key):
-    body = {"prompt": PROMPT, "max_tokens": 2}
+async def cached_tokens(client, key, salt):
+    body = {"prompt": PROMPT, "max_tokens": 2, "cache_salt": salt}
     response = await client.post("/v1/completions", json=body, headers=bearer(key))
     return response.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
+@pytest.mark.parametrize("salt", [None, "the same"])
 @pytest.mark.parametrize("shares", [False, True])
-def test_a_key_learns_nothing_from_the_cache_of_another(engine, shares):
+def test_a_key_learns_nothing_from_the_cache_of_another(engine, shares, salt):
     async def ask():
         assert await engine.reset_prefix_cache()
         async with client_of(engine, locked(share_prefix_cache=shares)) as client:
-            assert await cached_tokens(client, KEY) == 0
-            assert await cached_tokens(client, KEY) > 0
-            assert (await cached_tokens(client, OTHER) > 0) == shares
+            assert await cached_tokens(client, KEY, salt) == 0
+            assert await cached_tokens(client, KEY, salt) > 0
+            assert (await cached_tokens(client, OTHER, salt) > 0) == shares
 
     asks(ask())
 

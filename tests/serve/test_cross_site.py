@@ -7,7 +7,7 @@ import logging
 import re
 
 import pytest
-from edge_helpers import asks, client_of, load
+from edge_helpers import asks, client_of
 from starlette.routing import Route
 
 from mie.errors import ConfigError
@@ -19,13 +19,6 @@ KEYS = Keys.of(["sk-one"])
 JSON = {"content-type": "application/json"}
 EVIL = {"origin": "https://evil.example"}
 BODY = b'{"prompt": "Once", "max_tokens": 1}'
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with_engine = load()
-    yield with_engine
-    with_engine.shutdown()
 
 
 def status(engine, config=None, path="/version", method="GET", **options):

@@ -110,8 +110,3 @@ def test_the_server_says_which_values_come_from_the_file(directory, words, capsy
     [said] = [line for line in capsys.readouterr().err.splitlines() if "sampling" in line]
     defaults = "neutral" if words else f"of {file}: {values} ({note})"
     assert said == f"[sampling defaults{':' if words else ''} {defaults}]"
-
-
-def test_the_default_is_the_one_of_llm():
-    args = _parser().parse_args(["serve"])
-    assert "generation_config" not in engine_settings(args)

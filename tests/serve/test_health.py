@@ -72,13 +72,6 @@ def test_a_dead_engine_and_a_server_that_ends_are_told_apart():
     assert health.status == "draining"
 
 
-@pytest.fixture(scope="module")
-def engine():
-    with_engine = load()
-    yield with_engine
-    with_engine.shutdown()
-
-
 PROBES = (("GET", "/health"), ("GET", "/ready"), ("GET", "/ping"), ("POST", "/ping"))
 
 

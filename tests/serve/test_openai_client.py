@@ -57,6 +57,7 @@ def test_a_response_is_the_chats_answer(client: openai.OpenAI):
         response = client.responses.create(**GREEDY, input=given, max_output_tokens=20)
         assert response.output_text == chat.choices[0].message.content
     assert (response.status, response.object) == ("incomplete", "response")
+    assert [item.status for item in response.output] == ["incomplete"]
     assert response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"
     assert response.id.startswith("resp_")

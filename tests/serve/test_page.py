@@ -1,4 +1,4 @@
-"""The web page's routes: what it may load, what it is told, and who may ask."""
+"""The web page's routes: their files, their events, and their access rules."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_the_stream_shows_the_states_of_the_replay():
     assert truth["server"]["num_copies"] == key["totals"]["num_copies"] + len(stream.events("copy"))
     hits = sum(event[3] + event[4] for event in stream.events("hit"))
     assert truth["server"]["num_hit_tokens"] == key["totals"]["num_hit_tokens"] + hits
-    # What a page that opens now is told of the past ends in the same state.
+    # The past that a newly opened page gets ends in the same state.
     page = Page()
     for line in past.text.splitlines():
         page.take(json.loads(line))

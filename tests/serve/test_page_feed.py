@@ -1,4 +1,4 @@
-"""The live stream of the page: what waits for one page is bounded, and no page delays another."""
+"""The live stream of the page: the queue of one page is bounded, and no page delays another."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def records_of(events):
 
 
 async def opened(feed):
-    """A page that has read its first key, and what it shows."""
+    """A page that has read its first key, and its cells."""
     await feed.tick()
     page, applied = Page(), Applied()
     feed._pages.add(page)
@@ -65,7 +65,7 @@ async def read(page, applied):
 
 
 async def replayed(engine):
-    """What a page must show: the state of the replay after the last step."""
+    """The right cells of a page: the state of the replay after the last step."""
     segments = (await engine.look()).segments
     state = at(segments, segments[-1].last)
     state.apply_step(segments[-1].rest)
@@ -73,7 +73,7 @@ async def replayed(engine):
 
 
 async def state_of(feed):
-    """What a page shows that was never behind."""
+    """The cells of a page that was never behind."""
     applied = Applied()
     applied.take(json.loads(await feed.key()))
     return applied.cells()

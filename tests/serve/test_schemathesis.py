@@ -1,4 +1,4 @@
-"""schemathesis sends what /openapi.json allows and forbids, and checks every answer against it."""
+"""schemathesis sends requests by /openapi.json, good and bad, and checks the answers against it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECONDS = 1500
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(["--phases", "fuzzing", "--max-examples", "4"], id="some"),
+        pytest.param(["--phases", "fuzzing", "--max-examples", "2"], id="some"),
         pytest.param([], id="by-default", marks=pytest.mark.slow),
     ],
 )

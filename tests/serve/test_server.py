@@ -26,13 +26,6 @@ MESSAGES = [{"role": "user", "content": "Tell me a story."}]
 BODY = {"prompt": "Once", "max_tokens": 2}
 
 
-@pytest.fixture(scope="module")
-def engine():
-    with_engine = load()
-    yield with_engine
-    with_engine.shutdown()
-
-
 async def rest_of(events):
     return [event async for event in events]
 
@@ -146,7 +139,8 @@ def test_a_client_that_never_ends_its_body_does_not_keep_the_server(monkeypatch,
     assert [each.message for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
-def test_the_death_of_the_engine_answers_everybody_and_is_the_exit_code(caplog):
+@pytest.mark.parametrize("drains", [False, True])
+def test_the_death_of_the_engine_answers_everybody_and_is_the_exit_code(caplog, drains):
     caplog.set_level(logging.CRITICAL + 1)
 
     def fail():
@@ -157,32 +151,13 @@ def test_the_death_of_the_engine_answers_everybody_and_is_the_exit_code(caplog):
         with held(engine, then=fail) as hold:
             async with server_of(engine) as running:
                 events, whole = await two_requests(running)
+                if drains:
+                    running.server.stop("SIGTERM")
+                    while not running.edge.health.is_draining:
+                        await asyncio.sleep(0.01)
                 hold.release()
                 *_, last, done = await rest_of(events)
                 assert done == "[DONE]"
-                assert "the chip is on fire" in last["error"]["message"]
-                assert (await whole).status_code == 503
-                assert await running.task == 1
-
-    asks(ask())
-
-
-def test_the_death_of_the_engine_is_the_exit_code_while_the_server_drains_too(caplog):
-    caplog.set_level(logging.CRITICAL + 1)
-
-    def fail():
-        raise RuntimeError("the chip is on fire")
-
-    async def ask():
-        engine = load()
-        with held(engine, then=fail) as hold:
-            async with server_of(engine) as running:
-                events, whole = await two_requests(running)
-                running.server.stop("SIGTERM")
-                while not running.edge.health.is_draining:
-                    await asyncio.sleep(0.01)
-                hold.release()
-                *_, last, _ = await rest_of(events)
                 assert "the chip is on fire" in last["error"]["message"]
                 assert (await whole).status_code == 503
                 assert await running.task == 1
@@ -320,8 +295,12 @@ def test_an_application_without_an_engine_is_served_until_a_signal(capsys):
     assert second.startswith("[listening on http://127.0.0.1:")
 
 
-def test_a_unix_socket(tmp_path):
+@pytest.mark.parametrize("was_killed", [False, True])
+def test_a_unix_socket(tmp_path, was_killed):
     path = tmp_path / "mie.sock"
+    if was_killed:  # the server before has left its socket
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(path))
 
     async def ask():
         async with server_of(load(), uds=str(path)) as running:
@@ -330,20 +309,6 @@ def test_a_unix_socket(tmp_path):
             with pytest.raises(ConfigError, match="cannot listen on the Unix socket"):
                 take(uds=str(path))
         assert not path.exists()
-
-    asks(ask())
-
-
-def test_a_socket_that_a_killed_server_left_is_replaced_and_a_file_is_not(tmp_path):
-    import socket
-
-    path = tmp_path / "mie.sock"
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(path))
-
-    async def ask():
-        async with server_of(load(), uds=str(path)) as running:
-            assert (await running.client.get("/health")).status_code == 200
 
     asks(ask())
     path.write_text("a file of somebody's")
@@ -394,26 +359,18 @@ def test_a_bad_address_is_refused_before_the_model_is_loaded(options):
         serve(load, ServeConfig(**{"port": 0, **options}))
 
 
-def test_tls(certificate):
+def test_tls_which_may_ask_clients_for_a_certificate(certificate):
     cert, key = certificate
+    options = {"ssl_certfile": cert, "ssl_keyfile": key}
 
     async def ask():
-        async with server_of(load(), ssl_certfile=cert, ssl_keyfile=key) as running:
+        async with server_of(load(), **options) as running:
             assert running.url.startswith("https://")
             assert (await running.client.get("/health")).status_code == 200
             plain = running.url.replace("https", "http")
             with pytest.raises(httpx2.TransportError):
                 await running.client.get(f"{plain}/health")
-
-    asks(ask())
-
-
-def test_tls_may_ask_clients_for_a_certificate(certificate):
-    cert, key = certificate
-
-    async def ask():
-        options = {"ssl_certfile": cert, "ssl_keyfile": key, "ssl_ca_certs": cert}
-        async with server_of(load(), **options) as running:
+        async with server_of(load(), **options, ssl_ca_certs=cert) as running:
             with pytest.raises(httpx2.TransportError):
                 await running.client.get("/health")
             context = ssl.create_default_context(cafile=cert)

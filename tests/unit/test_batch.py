@@ -138,10 +138,6 @@ def test_an_input_that_raises_ends_the_running_requests(llm: LLM) -> None:
     assert not llm.engine.has_work
 
 
-def test_no_requests_have_no_results(llm: LLM) -> None:
-    assert list(answers(llm, [])) == []
-
-
 @given(keys=st.lists(st.text(), unique=True, max_size=50))
 def test_seeds_are_valid_and_tell_ids_apart(keys: list[str]) -> None:
     seeds = [seed_of(key) for key in keys]

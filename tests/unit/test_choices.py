@@ -78,6 +78,15 @@ def test_two_requests_that_fork_in_one_step_share_the_seats():
     assert waiting(driver) == [(1, 1), (1, 2)]
 
 
+def test_two_requests_that_fork_in_one_step_share_the_blocks():
+    driver = Driver(num_blocks=6)
+    for _ in range(2):
+        driver.add(5, n=3)
+    driver.step()
+    assert running(driver) == [(0, 0), (0, 1), (0, 2), (1, 0)], "two blocks for two forks"
+    assert driver.step().preempted == ()
+
+
 @pytest.mark.parametrize("num_prompt", [5, 8])
 def test_a_choice_forks_only_if_there_is_a_block_for_its_next_token(num_prompt):
     driver = Driver(num_blocks=5)

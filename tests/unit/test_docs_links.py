@@ -1,4 +1,4 @@
-"""Check that what the documentation links to or names exists: files, headings, functions, tests."""
+"""Check that the targets of the documentation's links exist, and the tests that it names."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def make_engine(recorder: Recorder) -> Engine:
         num_layers=1, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_kv_heads=1, head_dim=2
     )
     runner = ModelRunner(
-        recorder,  # type: ignore[arg-type]  # it has what the runner uses of a decoder
+        recorder,  # type: ignore[arg-type]  # a decoder as far as the runner uses it
         recorder.backend.new_kv_cache(shape),
         block_size=BLOCK_SIZE,
         max_num_seqs=4,

@@ -1,4 +1,4 @@
-"""Test the engine: what it refuses, what it survives, and what it reports."""
+"""Test the engine: its refusals, its recoveries and its reports."""
 
 import errno
 import io

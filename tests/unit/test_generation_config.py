@@ -13,16 +13,13 @@ import pytest
 import small_tokenizers
 import tiny_models
 
-from mie import LLM, AsyncEngineArgs, EngineArgs, SamplingParams
-from mie.checkpoint.generation import GenerationConfig
-from mie.checkpoint.locate import BUNDLED_DIRECTORY
+from mie import LLM, EngineArgs, SamplingParams
 from mie.cli import main
 from mie.cli.options import (
     add_engine_options,
     add_sampling_options,
     load_llm,
     report_sampling_defaults,
-    sampling_params,
 )
 from mie.errors import ConfigError, ModelError, RequestError
 from mie.load.parts import build
@@ -68,13 +65,6 @@ def test_the_models_generation_config_is_the_default(tmp_path: Path) -> None:
     llm = loaded(model(tmp_path, RECOMMENDED))
     assert llm.get_default_sampling_params() == SamplingParams(**AS_PARAMETERS)
     assert llm.get_default_sampling_params() is not llm.get_default_sampling_params()
-
-
-@pytest.mark.parametrize("generation", [None, {}, {"temperature": None, "top_k": None}])
-def test_without_recommendations_the_defaults_are_neutral(
-    generation: dict[str, Any] | None, tmp_path: Path
-) -> None:
-    assert loaded(model(tmp_path, generation)).get_default_sampling_params() == SamplingParams()
 
 
 def test_vllm_means_neutral_and_a_directory_means_its_file(tmp_path: Path) -> None:
@@ -130,11 +120,6 @@ def test_mistakes_are_named_before_weights_are_read(
         LLM(directory, skip_tokenizer_init=True, **settings)
 
 
-def test_a_bad_recommendation_can_be_left_out(tmp_path: Path) -> None:
-    directory = model(tmp_path, {"temperature": -1})
-    assert loaded(directory, generation_config="vllm").get_default_sampling_params()
-
-
 def test_a_broken_generation_config_file_is_named(tmp_path: Path) -> None:
     directory = model(tmp_path / "model", None)
     other = model(tmp_path / "other", {"eos_token_id": "x"})
@@ -163,12 +148,6 @@ def test_generate_and_stream_use_it_only_without_parameters(tmp_path: Path) -> N
     assert [*llm.stream(prompt)][-1].outputs[0].token_ids == tokens()
 
 
-def test_the_bundled_model_recommends_its_evaluation_temperature() -> None:
-    values = json.loads((BUNDLED_DIRECTORY / "generation_config.json").read_text())
-    assert (values["do_sample"], values["temperature"]) == (True, 0.7)
-    assert GenerationConfig.load(BUNDLED_DIRECTORY).sampling == {"temperature": 0.7}
-
-
 # The command line.
 
 
@@ -177,17 +156,6 @@ def arguments(*words: str, max_tokens: int | None = 256) -> argparse.Namespace:
     add_engine_options(parser)
     add_sampling_options(parser, max_tokens=max_tokens)
     return parser.parse_args(words)
-
-
-def test_options_override_the_model_and_a_request_overrides_both() -> None:
-    defaults = {"temperature": 0.6, "top_k": 20, "max_tokens": 99}
-    args = arguments("--temperature", "0.5")
-    params = sampling_params(args, {"top_k": 3}, defaults)
-    assert params == SamplingParams(temperature=0.5, top_k=3, max_tokens=99)
-    assert sampling_params(args, {"max_tokens": 4}, defaults).max_tokens == 4
-    assert sampling_params(arguments("--max-tokens", "5"), None, defaults).max_tokens == 5
-    assert sampling_params(arguments(), None, {}).max_tokens == 256
-    assert sampling_params(arguments(max_tokens=None), None, {}).max_tokens is None
 
 
 def test_the_command_line_prints_the_defaults_in_use(
@@ -231,7 +199,7 @@ def test_generate_starts_from_the_model(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().err.startswith(note)
 
 
-# What ends a text.
+# The end of a text.
 
 
 def with_tokenizer(directory: Path) -> int:
@@ -292,22 +260,6 @@ def test_max_logprobs_limits_log_probabilities(tmp_path: Path) -> None:
 
 
 # `EngineArgs`.
-
-
-def test_engine_args_build_the_parts_of_an_llm(tmp_path: Path) -> None:
-    directory = model(tmp_path, RECOMMENDED, vocab_size=420)
-    eos = with_tokenizer(directory)
-    args = AsyncEngineArgs(directory, load_format="dummy", num_blocks=9, max_num_seqs=3)
-    parts = build(args)
-    assert parts.directory == parts.text_directory == directory
-    assert parts.engine.config.max_num_seqs == 3
-    assert parts.engine.scheduler.manager.num_blocks == 9
-    assert parts.tokenizer is not None
-    assert parts.model.eos_token_ids == (3, eos)
-    assert SamplingParams(**parts.generation.sampling) == SamplingParams(**AS_PARAMETERS)
-    llm = LLM.from_engine_args(args)
-    assert llm.engine_args == EngineArgs(**vars(args))
-    assert llm.engine.config == parts.engine.config
 
 
 def test_a_separate_tokenizer_can_be_loaded(tmp_path: Path) -> None:

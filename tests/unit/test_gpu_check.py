@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 from gpu import check as gpu_check
 from gpu import parts
-from gpu.run import Done, Outcome, Run, how_it_ended
+from gpu.run import Done, Outcome, Run
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,19 +52,6 @@ def test_a_dry_run_goes_through_every_part(tmp_path: Path, monkeypatch: pytest.M
     assert "exit code: 0" in (tmp_path / "gpu_check.log").read_text()
 
 
-def test_the_entry_point_starts_from_any_directory(tmp_path: Path):
-    done = subprocess.run(
-        [str(ROOT / "scripts" / "gpu_check"), "--help"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHON": sys.executable, "PYTHONPATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "--only PART" in done.stdout
-
-
 def test_a_missing_device_gives_one_line(tmp_path: Path):
     code = "import sys; sys.modules['cupy'] = None; from gpu.check import main; sys.exit(main())"
     done = subprocess.run(
@@ -93,14 +78,6 @@ def test_nothing_runs_after_a_failed_environment(
     assert capsys.readouterr().err == "no device\n"
 
 
-def test_parts_without_time_are_skipped_by_name(tmp_path: Path):
-    arguments = ["--dry-run", "--output", str(tmp_path), "--seconds", "0"]
-    assert gpu_check.main(arguments) == 0
-    values, page = results(tmp_path)
-    assert {part["status"] for part in values["parts"]} == {"skipped"}
-    assert all(f"| {name} | skipped | 0 | no time left |" in page for name in parts.PARTS)
-
-
 def test_a_failing_part_does_not_stop_the_others(run: Run, monkeypatch: pytest.MonkeyPatch):
     def broken(run: Run, seconds: float) -> Outcome:
         raise ValueError("by mistake")
@@ -113,80 +90,6 @@ def test_a_failing_part_does_not_stop_the_others(run: Run, monkeypatch: pytest.M
     values, page = results(run.directory)
     assert values["parts"][0]["reason"] == "gpu_check itself: ValueError: by mistake"
     assert "## Failed: two\n\n* `test_x: 1 is not 2`" in page
-
-
-def test_a_process_ends_when_its_time_is_up(run: Run, monkeypatch: pytest.MonkeyPatch):
-    class Popen(subprocess.Popen):
-        """The time limit ends as soon as the process has begun."""
-
-        def communicate(self, input=None, timeout=None):
-            if timeout is None:
-                return super().communicate(input)
-            while not (run.directory / "begun").exists():
-                time.sleep(0.01)  # yields the CPU
-            raise subprocess.TimeoutExpired(self.args, timeout)
-
-    monkeypatch.setattr(subprocess, "Popen", Popen)
-    sign = str(run.directory / "begun")
-    code = f"import signal; print('begun', flush=True); open({sign!r}, 'w'); signal.pause()"
-    done = run.execute([sys.executable, "-c", code], 1.0)
-    assert done.exit_code is None
-    assert how_it_ended(done, 1.0) == "its time was up (1 s)"
-    assert "begun" in (run.directory / "gpu_check.log").read_text()
-
-
-@pytest.mark.parametrize(
-    ("verdicts", "status"),
-    [
-        (("clean", "clean", "clean"), "passed"),
-        (("clean", "its time was up (9 s)", "clean"), "passed"),
-        (("its time was up (9 s)",) * 3, "skipped"),
-        (("clean", "2 hazards displayed", "its time was up (9 s)"), "failed"),
-    ],
-)
-def test_verdicts_of_the_sanitizers(
-    run: Run, monkeypatch: pytest.MonkeyPatch, verdicts: tuple[str, ...], status: str
-):
-    answers = dict(zip(parts.SANITIZERS, verdicts, strict=True))
-    monkeypatch.setattr(parts, "sanitize", lambda run, tool, seconds: answers[tool])
-    assert parts.sanitizers(run, 30).status == status
-
-
-def test_tests_are_counted_from_their_junit_file(tmp_path: Path):
-    path = tmp_path / "tests.xml"
-    path.write_text(
-        "<testsuites><testsuite>"
-        "<testcase name='a'/><testcase name='b'><skipped/></testcase>"
-        "<testcase name='c'><failure message='1 != 2&#10;more'/></testcase>"
-        "</testsuite></testsuites>"
-    )
-    counts = parts.junit_counts(path)
-    assert counts == {"passed": 1, "failed": 1, "skipped": 1, "failures": ["c: 1 != 2"]}
-
-
-def test_a_run_without_tests_is_a_failure(run: Run):
-    outcome = parts.run_pytest(run, "none", ["tests/unit/test_sizes.py"], "no_such_test", 60)
-    assert outcome.status == "failed"
-
-
-def test_the_benchmark_keeps_its_time(run: Run, monkeypatch: pytest.MonkeyPatch):
-    given: dict[str, float] = {}
-
-    def part(name: str) -> Any:
-        def noted(run: Run, seconds: float) -> Outcome:
-            given[name] = seconds
-            return Outcome(status="passed")
-
-        return noted
-
-    monkeypatch.setattr(
-        gpu_check, "PARTS", {"first": (part("first"), 500), "benchmark": (part("benchmark"), 300)}
-    )
-    gpu_check.check(run, ["first", "benchmark"], 200, {"date": "today"})
-    assert given["first"] == pytest.approx(200 - gpu_check.BENCHMARK_SECONDS, abs=1)
-    assert given["benchmark"] == pytest.approx(200, abs=1)
-    gpu_check.check(run, ["first"], 200, {"date": "today"})
-    assert given["first"] == pytest.approx(200, abs=1)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_each_gpu_has_its_own_free_memory() -> None:
 
 
 def test_asking_the_driver_imports_no_numpy() -> None:
-    """A broken NumPy must not hide what the driver says."""
+    """A broken NumPy must not hide the driver's facts."""
     code = "import sys, mie.ops_gpu.environment; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

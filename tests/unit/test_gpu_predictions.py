@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,9 @@ from emulated import needs_compiler
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 from bench.gpu.shapes import DecodeShape
-from gpu import page, predict
-from gpu.predict import CHIPS, Attention, Chip, Work, decode_step, decode_work, find_chip
+from gpu import predict
+from gpu.predict import CHIPS, Attention, Chip, Work, decode_step, decode_work
 from gpu.predictions import PAGE, TABLES, beside, rewritten
-from gpu.run import Run
 
 from mie.checkpoint.config import ModelConfig
 from mie.config.engine import EngineConfig
@@ -70,48 +68,6 @@ def test_issue_slots_are_those_of_the_ledger():
     assert in_loop < work.slots < 1.3 * in_loop
 
 
-def test_a_tile_of_which_a_part_is_used_counts_as_whole():
-    short, whole = (decode_work(H200, HEADS_64, [length] * 3) for length in (49, 64))
-    assert short.slots == whole.slots
-    assert short.bytes < whole.bytes
-
-
-def test_a_quantised_cache_halves_the_bytes():
-    sizes = [
-        decode_work(H200, replace(HEADS_64, kv_cache_dtype=kind), [4096]).bytes
-        for kind in ("auto", "int8", "fp8")
-    ]
-    assert sizes[1] == sizes[2]
-    assert 0.5 < sizes[1] / sizes[0] < 0.55
-
-
-def test_splits_use_the_multiprocessors_that_a_short_chunk_leaves_idle():
-    for chip, splits in ((H200, 12), (A100, 10), (RTX, 15), (ORIN, 1)):
-        before, now = (
-            predict.prefill_work(chip, HEADS_64, 64, 32_768, may_split=may_split)
-            for may_split in (False, True)
-        )
-        assert predict.prefill_count(chip, HEADS_64, 64, 32_768) == splits
-        assert before.busy == min(1, 32 / chip.num_multiprocessors)
-        assert now.busy == 1
-        assert now.bytes - before.bytes == (splits > 1) * splits * 32 * 2 * 4 * 64 * 65
-        assert (now == before) == (splits == 1)
-
-
-@pytest.mark.parametrize(
-    ("device", "chip"),
-    [
-        ("NVIDIA H200", H200),
-        ("NVIDIA A100-SXM4-80GB", A100),
-        ("Orin", ORIN),
-        ("NVIDIA GeForce RTX 5090", RTX),
-        ("NVIDIA H100 80GB HBM3", None),
-    ],
-)
-def test_chips_by_name(device: str, chip: Chip | None):
-    assert find_chip(device) is chip
-
-
 @pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: chip.name)
 @pytest.mark.parametrize("kind", ["auto", "int8", "fp8"])
 def test_every_kernel_of_a_step_is_in_the_ledger(chip: Chip, kind: str):
@@ -149,26 +105,6 @@ def test_measured_times_are_shown_beside_predicted_ones():
     assert [row[2] for row in cells] == [
         f"{each:,.1f}" for each in (decode_us, prefill_us, 1000 * step_ms)
     ]
-
-
-def test_an_unknown_device_has_no_prediction():
-    [line] = beside(bench_of(1, 1, 1), "NVIDIA B200")
-    assert line.startswith("No prediction for 'NVIDIA B200'; there are predictions for H200 SXM,")
-
-
-def test_the_page_of_a_check_has_the_comparison(tmp_path: Path):
-    (tmp_path / "bench.md").write_text("### Decode attention\n")
-    part = {"name": "benchmark", "status": "passed", "seconds": 1.0, "reason": ""}
-    parts = [{**part, "details": bench_of(100.0, 100.0, 1.0)}]
-    cases = (
-        (False, "| step, TinyLlama-1.1B, batch 64 | 1,000.0 |"),
-        (True, "A dry run measures nothing."),
-    )
-    for is_dry_run, words in cases:
-        run = Run(directory=tmp_path, is_dry_run=is_dry_run)
-        page.write_results(run, {"date": "today", "device": "NVIDIA H200"}, parts)
-        text = (tmp_path / "gpu_check.md").read_text()
-        assert words in text.partition("## Measured beside predicted")[2]
 
 
 # Launches.

@@ -13,7 +13,7 @@ from mie.system.interrupts import is_of_the_request, raised_by_signal_handler
 
 
 class Alarm(Exception):
-    """What the handlers raise."""
+    """The exception of the handlers."""
 
 
 def handle(number: int, frame: Any) -> None:

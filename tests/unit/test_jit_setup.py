@@ -20,7 +20,7 @@ from tiny_models import TINY, TinyModel
 
 from mie.checkpoint.config import ModelConfig
 from mie.config.engine import EngineConfig
-from mie.doctor.kernels import compile_kernels
+from mie.doctor.diagnosis import compile_kernels
 from mie.engine.engine import Engine
 from mie.errors import ConfigError
 from mie.load.backends import choose_backend, load_backend

@@ -1,4 +1,4 @@
-"""Test what the scheduler keeps for beams, and which requests may fork it."""
+"""Test the tables that the scheduler keeps for beams, and which requests may fork them."""
 
 import pytest
 from test_scheduler import EOS, Driver

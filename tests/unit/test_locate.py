@@ -25,11 +25,6 @@ def no_hub(*args: Any, **kwargs: Any) -> str:
     raise AssertionError("the hub was asked")
 
 
-def test_a_directory_is_returned_unchanged(tmp_path: Path) -> None:
-    assert locate_model(str(tmp_path)) == tmp_path
-    assert locate_model(tmp_path) == tmp_path
-
-
 def test_a_directory_takes_precedence_over_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -37,12 +32,6 @@ def test_a_directory_takes_precedence_over_the_hub(
     (tmp_path / "org" / "model").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert locate_model("org/model") == Path("org/model")
-
-
-def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "model").mkdir()
-    assert locate_model("~/model") == tmp_path / "model"
 
 
 @pytest.mark.parametrize("name", ["/nowhere/model", "./model", "model", "a/b/c", "../x", "", "~/x"])

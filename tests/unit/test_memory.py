@@ -529,3 +529,24 @@ def test_swapped_out_blocks_are_not_patched_from_the_cache():
     moves = memory.take_moves()
     assert moves.imports == [(host.block_ids[1], back.block_ids[1])]
     assert moves.copies == [], "it would come after the import, and undo it"
+
+
+def test_the_planned_copy_of_a_fork_is_not_copied_on():
+    memory = manager()
+    parent = stored(memory, [1] * 6)
+    twin = fork(memory, parent)
+    parent.token_ids.append(7)
+    assert memory.grow(parent, 7)
+    opened(memory, [1] * 6 + [9, 9])
+    sources = [source for source, _ in memory.take_moves().copies]
+    assert sources == [twin.block_ids[1]] * 2, "what both read was written before this step"
+
+
+def test_a_source_is_pinned_before_a_block_is_taken():
+    memory = manager(num_blocks=3)
+    for token_id in (1, 2):
+        memory.close_table(stored(memory, [token_id] * 4))
+    borrower = opened(memory, [1, 1, 9, 9, 9])  # one free block, one eviction
+    [(source, target)] = memory.take_moves().copies
+    assert target == borrower.block_ids[0]
+    assert source not in borrower.block_ids

@@ -9,9 +9,10 @@ import pytest
 
 from mie.ops import sampling
 from mie.ops.sampling import RowControls, TokenMask
-from mie.ops_cpu import sampling as fast
+from mie.ops_cpu.cpu_backend import CpuBackend
 from mie.ops_cpu.workers import Workers
 
+CPU = CpuBackend(num_threads=2)
 rng = np.random.default_rng(5)
 
 
@@ -61,10 +62,10 @@ def test_each_token_is_that_of_the_plain_operator(vocab_size: int, dtype: str):
         rows = [random_row(vocab_size) for _ in range(num_rows)]
         with np.errstate(invalid="ignore"):
             expected = sampling.sample(logits, rows)
-            assert fast.sample(logits, rows, Workers(2)) == expected
+            assert CPU.sample(logits, rows) == expected
         logits.flags.writeable = False
         greedy = [RowControls(allowed=row.allowed) for row in rows]
-        assert fast.sample(logits, greedy, Workers(2)) == sampling.sample(logits, greedy)
+        assert CPU.sample(logits, greedy) == sampling.sample(logits, greedy)
         seen.update(row.allowed is not None for row in rows)
     assert min(seen[True], seen[False]) >= 3
 
@@ -86,10 +87,10 @@ def test_a_greedy_row_whose_largest_logit_is_allowed_needs_no_mask():
     logits = rng.normal(size=(4, 50)).astype("float32")
     largest = logits.argmax(axis=1).tolist()
     rows = [RowControls(allowed=OneToken(token_id)) for token_id in largest]
-    assert fast.sample(logits, rows, Workers(1)) == largest
+    assert CPU.sample(logits, rows) == largest
     rows[1] = RowControls(forced_id=7, temperature=1.0)
     rows[2] = RowControls(allowed=TokenMask(np.array([1 << 9, 0], np.int32)))
-    assert fast.sample(logits, rows, Workers(1)) == [largest[0], 7, 9, largest[3]]
+    assert CPU.sample(logits, rows) == [largest[0], 7, 9, largest[3]]
 
 
 def test_long_rows_are_shared_out():
@@ -100,11 +101,13 @@ def test_long_rows_are_shared_out():
             shared.append(vocab_size)
             super().share(work, items, num_threads)
 
+    cpu = CpuBackend(num_threads=1)
+    cpu.workers = Observed(2)
     for vocab_size in (10, 8192, 20_000):
         logits = rng.normal(size=(9, vocab_size)).astype("float32")
         drawn = [
             RowControls(temperature=i % 3, top_p=0.9, uniform=float(rng.random())) for i in range(9)
         ]
         for rows in (drawn, [RowControls()] * 9):
-            assert fast.sample(logits, rows, Observed(2)) == sampling.sample(logits, rows)
+            assert cpu.sample(logits, rows) == sampling.sample(logits, rows)
     assert shared == [20_000]  # greedy rows are not

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from interleavings import SOURCE, Case, Explorer, Violation
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 pytest.importorskip("numba")
 
@@ -46,118 +53,16 @@ def test_the_protocol_keeps_its_promises_in_every_long_interleaving(name: str) -
     assert Explorer(LONG_CASES[name]).check() > 50_000
 
 
-COUNT = "if fetch_add(done_at, 1) + 1 == tiles:"
-RESET = """\
-                set_word(team, DONE, 0)
-                release(ticket_at, next_ticket(team, run, instruction + 1))
-"""
-SLEEP = """\
-                if acquire(ticket_at) >> RUN_SHIFT == run or exchange(at, 0) == 0:
-"""
-LOOK = """\
-                # The first to clear the flag decides: this worker, or the caller of a new run.
-"""
-WAKE = """\
-        if exchange(at, 0) == 1:
-            call_c(word(team, POST), at + SEMAPHORE * 8)
-"""
-WORKERS = """\
-    for worker in range(workers):
-        at = team + (SLEEPERS + worker * WORKER_WORDS) * 8
-"""
-START = """\
-    release(team + TICKET * 8, next_ticket(team, run, first))
-"""
-MISTAKES = {
-    "the number of tiles is read after the count": (
-        COUNT,
-        "if fetch_add(done_at, 1) + 1 == word(team, TILES):",
-    ),
-    "the count is not atomic": (
-        "            if fetch_add(done_at, 1) + 1 == tiles:",
-        "            done = acquire(done_at) + 1\n"
-        "            release(done_at, done)\n"
-        "            if done == tiles:",
-    ),
-    "the count is reset after the ticket is set": (
-        RESET,
-        "".join(RESET.splitlines(keepends=True)[::-1]),
-    ),
-    "the count is not reset": (RESET, RESET.splitlines(keepends=True)[1]),
-    "an instruction ends with its last tile begun": (COUNT, "if left == 1:"),
-    "an instruction ends one tile early": (COUNT, "if fetch_add(done_at, 1) + 2 == tiles:"),
-    "a tile is taken without comparing": (
-        "            if swap_if(ticket_at, ticket, ticket - 1) == 0:\n                continue\n",
-        "            release(ticket_at, ticket - 1)\n",
-    ),
-    "a tile is taken although another thread took it": (
-        "            if swap_if(ticket_at, ticket, ticket - 1) == 0:\n                continue\n",
-        "            swap_if(ticket_at, ticket, ticket - 1)\n",
-    ),
-    "the first tile is skipped": (
-        "word(team, HEADER), left - 1, scratch",
-        "word(team, HEADER), left, scratch",
-    ),
-    "an instruction is skipped": (
-        "next_ticket(team, run, instruction + 1))",
-        "next_ticket(team, run, instruction + 2))",
-    ),
-    "the number of the run stays": (
-        "(acquire(team + TICKET * 8) >> RUN_SHIFT) + 1)",
-        "(acquire(team + TICKET * 8) >> RUN_SHIFT))",
-    ),
-    "the number of the run does not wrap": (" & LAST_RUN", ""),
-    "the program is set after the ticket": (
-        "    set_word(team, PROGRAM, program)\n    set_word(team, HEADER, header)\n"
-        "    set_word(team, END, end)\n" + START,
-        START + "    set_word(team, PROGRAM, program)\n    set_word(team, HEADER, header)\n"
-        "    set_word(team, END, end)\n",
-    ),
-    "the ticket is a plain store": (
-        START,
-        START.replace("release(team + TICKET * 8", "set_word(team, TICKET"),
-    ),
-    "the number of tiles is stored after the ticket": (
-        RESET,
-        "                set_word(team, DONE, 0)\n"
-        "                ticket = next_ticket(team, run, instruction + 1)\n"
-        "                release(ticket_at, ticket)\n"
-        "                set_word(team, TILES, ticket & ((1 << INSTRUCTION_SHIFT) - 1))\n",
-    ),
-    "a worker sleeps without looking again": (SLEEP, "                if True:\n"),
-    "a worker looks before it says that it sleeps": (
-        "exchange(at, 1)\n" + LOOK + SLEEP,
-        "if acquire(ticket_at) >> RUN_SHIFT == run:\n                    exchange(at, 1)\n",
-    ),
-    "a worker takes back what the caller has cleared": (
-        SLEEP,
-        "                if acquire(ticket_at) >> RUN_SHIFT == run or exchange(at, 0) == 1:\n",
-    ),
-    "the caller forgets to post": (WAKE, "        exchange(at, 0)\n"),
-    "the caller wakes before it sets the ticket": (START + WORKERS + WAKE, WORKERS + WAKE + START),
-    "the last worker is not woken": (
-        "for worker in range(workers):",
-        "for worker in range(workers - 1):",
-    ),
-    "the end is one instruction late": (
-        "instruction >= word(team, END):",
-        "instruction > word(team, END):",
-    ),
-    "a worker does not stop": (" and acquire(team + STOP * 8) == 0:", ":"),
-    "an instruction without tiles is not skipped": (
-        "        if tiles > 0:\n",
-        "        if tiles >= 0:\n",
-    ),
-}
-"""Planted mistakes, each a replacement in the kernels' source."""
+TABLE = Path(__file__).parents[1] / "data" / "team_mistakes.toml"
+MISTAKES = tomllib.loads(TABLE.read_text())["mistake"]
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_in_the_protocol_is_noticed(name: str) -> None:
-    old, new = MISTAKES[name]
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake["name"])
+def test_a_mistake_in_the_protocol_is_noticed(mistake: dict[str, str]) -> None:
     source = SOURCE.read_text()
-    assert source.count(old) == 1
-    assert any(is_broken(case, source.replace(old, new)) for case in CASES.values())
+    assert source.count(mistake["old"]) == 1
+    mistaken = source.replace(mistake["old"], mistake["new"])
+    assert any(is_broken(case, mistaken) for case in CASES.values())
 
 
 def is_broken(case: Case, source: str) -> bool:

@@ -1,4 +1,4 @@
-"""Check that docs/page.md names what there is."""
+"""Check that docs/page.md names existing things."""
 
 from __future__ import annotations
 

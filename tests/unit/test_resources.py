@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 
 import pytest
@@ -20,7 +19,6 @@ from mie.system.resources import (
     cpu_quota,
     memory_info,
     memory_limit,
-    read_text,
     usable_cpus,
     whole_cpus,
 )
@@ -47,12 +45,6 @@ def test_amounts_of_memory_are_in_bytes_and_counts_are_left_out() -> None:
         "MemAvailable": 8 << 30,
     }
     assert memory_info(files()) == {}
-
-
-def test_without_meminfo_the_whole_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}
-    monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
-    assert available_bytes(files()) == 4_096_000
 
 
 @given(
@@ -139,12 +131,6 @@ def test_the_smallest_quota_of_the_path_counts(
     assert cpu_quota(of(texts)) == (min(ratios) if ratios else None)
 
 
-@pytest.mark.parametrize("text", ["0 100000", "100000 0", "100000", "", "1 2 3", "x y", "²0 10"])
-def test_a_quota_that_makes_no_sense_is_no_limit(text: str) -> None:
-    texts = {"/proc/self/cgroup": GROUP_2, "/sys/fs/cgroup/a/b/cpu.max": text}
-    assert cpu_quota(of(texts)) is None
-
-
 @given(usable=st.integers(1, 512), quota=st.floats(0.001, 1000))
 def test_threads_get_a_whole_number_of_cpus(usable: int, quota: float) -> None:
     cpus = whole_cpus(usable, quota)
@@ -160,17 +146,3 @@ def test_the_affinity_and_the_quota_both_limit_the_cpus(monkeypatch: pytest.Monk
     texts = {"/proc/self/cgroup": GROUP_2, "/sys/fs/cgroup/a/cpu.max": "150000 100000"}
     assert available_cpus(of(texts)) == 2
     assert available_cpus(of({})) == 6
-
-
-def test_a_system_without_affinities_counts_all_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity")
-    monkeypatch.setattr(os, "cpu_count", lambda: 12)
-    assert resources.usable_cpus() == 12
-    monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert resources.usable_cpus() == 1
-
-
-def test_a_file_that_cannot_be_read_has_no_text() -> None:
-    assert read_text("/no/such/file") is None
-    assert read_text("/proc") is None
-    assert read_text("a\0b") is None

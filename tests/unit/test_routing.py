@@ -1,4 +1,4 @@
-"""What the router takes as the beginning of a request."""
+"""The router's notion of the beginning of a request."""
 
 from __future__ import annotations
 

@@ -17,7 +17,6 @@ from mie.cli import main
 from mie.cli.options import _SAMPLING, add_engine_options, add_sampling_options, engine_options
 from mie.config.arguments import option
 from mie.config.engine import EngineSettings, check_setting
-from mie.config.engine_args import ModelSettings
 from mie.config.settings import BACKENDS, Setting, settings_of
 from mie.config.vllm_names import VllmNames
 from mie.errors import ConfigError
@@ -64,7 +63,7 @@ def test_a_backend_has_the_settings_that_are_declared_as_its_own() -> None:
     assert "num_threads" in SETTINGS["numpy"]
 
 
-# What follows from them.
+# Consequences.
 
 
 @pytest.mark.parametrize("front", [LLM, LLM.__init__, AsyncEngineArgs])
@@ -133,17 +132,6 @@ def test_the_tables_of_the_docs_equal_the_declarations(page: Path) -> None:
     assert SCRIPT["rewritten"](text) == text, "run scripts/settings_tables.py"
 
 
-def test_the_docs_explain_every_setting() -> None:
-    text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
-    for name in DECLARED:
-        assert f"`{name}`" in text
-
-
-def test_a_table_of_an_unknown_section_is_noticed() -> None:
-    with pytest.raises(AssertionError, match="no section 'memory'"):
-        SCRIPT["rewritten"]("<!-- settings: memory -->\n<!-- end of settings -->")
-
-
 # The simulator.
 
 SIMULATED = ("bench", "throughput", "--device", "h200", "--num-prompts", "2")
@@ -176,99 +164,7 @@ def test_settings_without_effect_on_a_simulation_are_refused(
     assert f"{option(name)} has no effect on a simulated engine" in capsys.readouterr().err
 
 
-def test_the_example_of_a_setting_without_effect(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SIMULATED, "--batch-invariant"]) == 2
-    assert main([*SIMULATED, "--tensor-parallel-size", "2"]) == 2
-    refused, other = capsys.readouterr().err.splitlines()
-    assert "--batch-invariant has no effect" in refused
-    assert "tensor_parallel_size=2 is not supported" in other
-
-
-def test_settings_of_a_simulation_are_accepted(capsys: pytest.CaptureFixture[str]) -> None:
-    small = ("--num-gpu-blocks-override", "64", "--max-num-seqs", "2", "--sjf-ageing", "2")
-    policy = ("--scheduling-policy", "sjf", "--tensor-parallel-size", "1")
-    assert main([*SIMULATED, *small, *policy]) == 0
-    assert capsys.readouterr().err == ""
-
-
 # vLLM's names.
-
-COMMON: dict[str, Any] = {
-    "tensor_parallel_size": 1,
-    "pipeline_parallel_size": 1,
-    "data_parallel_size": 1,
-    "trust_remote_code": True,
-    "quantization": None,
-    "swap_space": 4,
-    "enforce_eager": True,
-    "gpu_memory_utilization": 0.95,
-    "disable_log_stats": True,
-    "revision": None,
-    "tokenizer_revision": None,
-    "tokenizer_mode": "auto",
-    "tokenizer": None,
-    "skip_tokenizer_init": False,
-    "seed": None,
-    "download_dir": None,
-    "cpu_offload_gb": 0,
-    "enable_lora": False,
-    "max_loras": 1,
-    "max_lora_rank": 16,
-    "speculative_config": None,
-    "disable_custom_all_reduce": True,
-    "max_seq_len_to_capture": 8192,
-    "served_model_name": ["a", "b"],
-    "task": "generate",
-    "runner": "generate",
-    "convert": "auto",
-    "limit_mm_per_prompt": {"image": 1},
-    "mm_processor_kwargs": None,
-    "dtype": "auto",
-    "kv_cache_dtype": "auto",
-    "max_model_len": None,
-    "block_size": None,
-    "max_num_seqs": None,
-    "max_num_batched_tokens": None,
-    "num_gpu_blocks_override": None,
-    "max_logprobs": 20,
-    "load_format": "auto",
-    "config_format": "auto",
-    "hf_overrides": None,
-    "generation_config": "auto",
-    "override_generation_config": None,
-    "enable_prefix_caching": None,
-    "enable_chunked_prefill": None,
-    "disable_sliding_window": False,
-    "distributed_executor_backend": None,
-    "compilation_config": None,
-    "guided_decoding_backend": "auto",
-    "logits_processors": None,
-    "model_impl": "auto",
-    "enable_sleep_mode": False,
-    "long_prefill_token_threshold": 0,
-}
-
-
-def test_common_arguments_of_vllm_are_accepted_without_effect() -> None:
-    assert len(COMMON) == 52
-    args = EngineArgs("bundled", **COMMON)
-    assert args.engine_config() == EngineConfig(max_logprobs=20, enforce_eager=True)
-    assert EngineArgs(backend="numpy", **COMMON).engine_config() == EngineConfig(max_logprobs=20)
-    for name, value in COMMON.items():
-        EngineArgs(**{name: value})
-
-
-@pytest.mark.parametrize("name", [name for name, each in NEUTRAL.items() if each.allowed])
-def test_a_value_that_would_change_something_is_refused_with_the_reason(name: str) -> None:
-    refused(
-        f"{name}='something else' is not supported: {NEUTRAL[name].why}", **{name: "something else"}
-    )
-
-
-@pytest.mark.parametrize("name", [name for name, each in NEUTRAL.items() if not each.allowed])
-def test_some_arguments_are_accepted_at_any_value(name: str) -> None:
-    for value in (None, True, False, 3, "something", {"image": 2}):
-        EngineArgs(**{name: value})
 
 
 def test_a_number_is_not_a_switch_and_a_list_is_a_sequence() -> None:
@@ -380,25 +276,3 @@ def test_engine_args_survive_the_command_line() -> None:
         hf_overrides={"rope_theta": 2.0},
     )
     assert AsyncEngineArgs.from_cli_args(parser.parse_args([])) == AsyncEngineArgs()
-
-
-@pytest.mark.parametrize("text", ["[1]", "{", "x"])
-def test_an_option_that_needs_json_says_so(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
-    with pytest.raises(SystemExit):
-        parser.parse_args(["--hf-overrides", text])
-    assert "is not" in capsys.readouterr().err
-
-
-def test_the_repr_shows_what_differs() -> None:
-    assert repr(EngineArgs()) == "EngineArgs('bundled')"
-    args = AsyncEngineArgs("m", max_num_seqs=8, trust_remote_code=True)
-    assert repr(args) == "AsyncEngineArgs('m', max_num_seqs=8, trust_remote_code=True)"
-
-
-def test_the_parts_of_engine_args_do_not_overlap() -> None:
-    parts = [
-        {each.name for each in dataclasses.fields(part)}
-        for part in (ModelSettings, EngineSettings, VllmNames)
-    ]
-    assert sum(map(len, parts)) == len(set().union(*parts))

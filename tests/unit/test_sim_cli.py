@@ -1,4 +1,4 @@
-"""Test what ``mie bench`` and ``mie sim`` refuse, each with one line."""
+"""Test the refusals of ``mie bench`` and ``mie sim``, each with one line."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
 
 from mie.checkpoint.tensors import num_parameters
@@ -24,7 +22,7 @@ IDLE = StepWork(0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def test_a_step_costs_the_sum_of_its_work():
-    names = (
+    names = [
         "step",
         "weights",
         "token",
@@ -35,7 +33,7 @@ def test_a_step_costs_the_sum_of_its_work():
         "chunk",
         "copy",
         "swap",
-    )
+    ]
     costs = Costs(**{f"{name}_ps": 1000 * 10**i for i, name in enumerate(names)}, matrix_ps=5000)
     work = StepWork(*range(2, 10))
     products = 2 * 100 + 3 * 1000
@@ -46,16 +44,10 @@ def test_a_step_costs_the_sum_of_its_work():
 def test_few_tokens_wait_for_the_weights_and_many_for_the_arithmetic():
     costs = Costs(weights_ps=10_000, token_ps=1_000)
     assert [costs.step_ns(IDLE._replace(num_tokens=n)) for n in (1, 10, 11, 30)] == [10, 10, 11, 30]
-
-
-def test_a_single_token_costs_no_product_and_moves_read_no_weights():
     costs = Costs(weights_ps=10_000, matrix_ps=7_000, swap_ps=1_000)
     assert costs.step_ns(IDLE._replace(num_tokens=1)) == 10
     assert costs.step_ns(IDLE._replace(num_tokens=2)) == 17
     assert costs.step_ns(IDLE._replace(num_swapped=32)) == 32
-
-
-def test_time_passes_in_every_step():
     assert Costs().step_ns(IDLE) == 1
 
 
@@ -68,7 +60,7 @@ def test_causal_pairs_equal_a_count_over_the_mask(start: int, end: int):
 @pytest.mark.parametrize("values", [{"step_ps": -1}, {"token_ps": 0.5}, {"speed": 1}])
 def test_wrong_costs_are_refused(values: dict):
     with pytest.raises(ConfigError, match=next(iter(values))):
-        Costs.from_dict(values)
+        Costs(**values)
 
 
 # The table.
@@ -78,8 +70,6 @@ def test_wrong_costs_are_refused(values: dict):
     ("name", "published"),
     [
         ("TinyLlama-1.1B", 1_100_048_384),
-        ("Qwen2.5-0.5B", 494_032_768),
-        ("SmolLM2-135M", 134_515_008),
         ("Llama-3.1-8B", 8_030_261_248),
     ],
 )
@@ -106,12 +96,6 @@ def test_costs_of_llama_on_an_h200_by_hand():
     assert costs.context_ps == pytest.approx(131_072 / (0.8 * 4.8e12) * 1e12, rel=0.01)
     assert costs.swap_ps == pytest.approx(131_072 / 50e9 * 1e12, rel=0.01)
     assert costs.step_ps == 1000 * (500_000 + 32 * 20_000)
-
-
-def test_a_tied_head_is_read_once():
-    model = find_shape("SmolLM2-135M")
-    costs = costs_on(DEVICES["cpu-2-cores"], model)
-    assert costs.weights_ps == pytest.approx(num_parameters(model) * 4 / (0.85 * 50e9) * 1e12)
 
 
 def test_the_cache_has_as_many_blocks_as_fit_beside_the_weights():
@@ -227,11 +211,3 @@ def test_answers_depend_only_on_their_request():
         answers.append(outputs)
     assert answers[0] == answers[1]
     assert len(set(map(tuple, answers[0].values()))) == len(answers[0]) == 24
-
-
-def test_a_simulated_run_writes_a_log_in_simulated_time():
-    file = io.StringIO()
-    bench = simulated(Costs(step_ps=10**9), EngineConfig(num_blocks=64), trace=file)
-    result = run_load(bench, loads.from_lengths([(8, 5)]))
-    assert [step.start for step in result.steps] == [0.0, 0.001, 0.002, 0.003, 0.004]
-    assert file.getvalue().count('"event":"step"') == 5

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mie.sim.draws import Draws, Fixed, LogNormal, Uniform, exp, ln
+from mie.sim.draws import Draws, exp, ln
 
 
 @given(st.floats(min_value=1e-300, max_value=1e300))
@@ -38,7 +38,7 @@ GOLDEN = [
 ]
 
 
-@pytest.mark.parametrize("shape", [0.25, 1, 2.5, 9])
+@pytest.mark.parametrize("shape", [0.25, 2.5])
 def test_gamma_has_its_moments(shape: float):
     """Mean and variance equal the shape. The tolerance is four standard errors."""
     draws = Draws(1)
@@ -46,21 +46,3 @@ def test_gamma_has_its_moments(shape: float):
     assert statistics.fmean(values) == pytest.approx(shape, abs=4 * math.sqrt(shape / 20_000))
     spread = math.sqrt((6 * shape + 2 * shape * shape) / 20_000)  # for the sample's variance
     assert statistics.pvariance(values) == pytest.approx(shape, abs=4 * spread)
-
-
-def test_normal_has_its_quantiles():
-    draws = Draws(2)
-    values = sorted(draws.normal() for _ in range(20_000))
-    expected = statistics.NormalDist()
-    for share in (0.05, 0.25, 0.5, 0.75, 0.95):
-        assert expected.cdf(values[int(share * 20_000)]) == pytest.approx(share, abs=0.015)
-
-
-def test_lengths_keep_their_bounds_and_their_median():
-    draws = Draws(3)
-    lengths = [LogNormal(240, 0.6, 8, 2048).draw(draws) for _ in range(4000)]
-    assert min(lengths) >= 8
-    assert max(lengths) <= 2048
-    assert statistics.median(lengths) == pytest.approx(240, rel=0.05)
-    assert {Uniform(3, 5).draw(draws) for _ in range(100)} == {3, 4, 5}
-    assert Fixed(9).draw(draws) == 9

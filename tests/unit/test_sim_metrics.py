@@ -100,31 +100,6 @@ def test_a_summary_equals_a_computation_from_the_times(
         assert summary[name] == pytest.approx(count / seconds, rel=1e-12), name
 
 
-def test_fields_are_named_and_ordered_as_vllms():
-    record = RequestRecord(request_id="x", num_prompt=2, arrival_ns=0, token_ns=[[MS, 3 * MS]])
-    summary = summarize([record], 3 * MS, metrics=("ttft", "itl"))
-    assert summary == {
-        "duration": 0.003,
-        "completed": 1,
-        "failed": 0,
-        "total_input_tokens": 2,
-        "total_output_tokens": 2,
-        "request_throughput": pytest.approx(1 / 0.003),
-        "request_goodput": None,
-        "output_throughput": pytest.approx(2 / 0.003),
-        "total_token_throughput": pytest.approx(4 / 0.003),
-        "mean_ttft_ms": 1.0,
-        "median_ttft_ms": 1.0,
-        "std_ttft_ms": 0.0,
-        "p99_ttft_ms": 1.0,
-        "mean_itl_ms": 2.0,
-        "median_itl_ms": 2.0,
-        "std_itl_ms": 0.0,
-        "p99_itl_ms": 2.0,
-    }
-    assert list(summary)[-4:] == ["mean_itl_ms", "median_itl_ms", "std_itl_ms", "p99_itl_ms"]
-
-
 def test_refused_requests_count_as_failed_and_not_as_good():
     refused = RequestRecord(request_id="x", num_prompt=9, arrival_ns=0, error="too long")
     summary = summarize([refused], 10, goodput=Goodput())

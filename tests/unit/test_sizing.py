@@ -20,13 +20,12 @@ from mie.checkpoint.tensors import num_parameters
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
 from mie.load import sizing
-from mie.load.backends import Choice, load_backend
+from mie.load.backends import load_backend
 from mie.load.engine import load_engine
-from mie.load.sizing import DEFAULT_KV_CACHE_BYTES, MemoryPlan, plan_memory, smaller_settings
-from mie.ops.backend import Memory, StepSize
+from mie.load.sizing import MemoryPlan, plan_memory, smaller_settings
+from mie.ops.backend import Memory
 from mie.ops.numpy_backend import NumpyBackend
 from mie.ops_gpu.chip import device_memory
-from mie.system import resources
 
 MODEL = ModelConfig.from_hf(tiny_models.LLAMA)
 BLOCK = 16 * 2 * 2 * 2 * 8 * 4
@@ -76,14 +75,6 @@ def test_weights_are_counted_in_the_backends_elements():
     assert double.block_bytes == 2 * plan.block_bytes == 2 * BLOCK
 
 
-def test_a_step_takes_more_with_more_tokens():
-    few, many = (needs(max_num_batched_tokens=tokens) for tokens in (64, 128))
-    widest = 2 * MODEL.hidden_size + max(
-        2 * (MODEL.num_heads + MODEL.num_kv_heads) * MODEL.head_dim, 3 * MODEL.intermediate_size
-    )
-    assert many - few == 4 * 64 * widest
-
-
 def test_by_default_every_sequence_could_be_as_long_as_the_context():
     assert planned(1 << 40).num_blocks == 64 * CONTEXT // 16
     assert planned(1 << 40, max_num_seqs=2, max_model_len=33).num_blocks == 2 * 3
@@ -92,14 +83,6 @@ def test_by_default_every_sequence_could_be_as_long_as_the_context():
 def test_a_quarter_of_shared_memory_and_all_of_a_gpus_is_used():
     assert planned(101 * BLOCK).num_blocks == 25
     assert planned(101 * BLOCK, is_shared=False).num_blocks == 101
-
-
-def test_the_share_of_shared_memory_is_limited():
-    huge = replace(MODEL, max_position_embeddings=1 << 30)
-    plan = plan_memory(EngineConfig(), huge, Backend(1 << 40))
-    assert plan.num_blocks == DEFAULT_KV_CACHE_BYTES // BLOCK
-    own = plan_memory(EngineConfig(), huge, Backend(1 << 40, is_shared=False))
-    assert own.num_blocks == own.left_bytes // BLOCK > 100 * plan.num_blocks
 
 
 def test_a_requested_length_is_kept_and_the_models_may_shrink():
@@ -123,7 +106,7 @@ def test_the_swap_pool_comes_from_memory_that_the_cache_leaves(monkeypatch: pyte
     assert asked.num_host_blocks == 7
 
 
-# What does not fit.
+# Plans that do not fit.
 
 
 def refusal(call: Callable[[], object]) -> str:
@@ -175,42 +158,17 @@ def test_a_data_type_is_suggested_only_if_it_fits(
 ):
     config, directory = EngineConfig(num_blocks=100), tiny["llama"].directory
 
-    def choose(name: str, dtype: str, config: EngineConfig, **_: Any) -> Choice:
+    def choose(name: str, dtype: str, config: EngineConfig, **_: Any) -> Backend:
         backend = Backend(needs() + 60 * BLOCK)
         if dtype == "float16":
             backend.dtype, backend.itemsize = np.dtype(np.float16), 2
-        return Choice(backend=backend, line="")
+        return backend
 
-    monkeypatch.setattr("mie.load.engine.choose_backend", choose)
+    monkeypatch.setattr("mie.load.engine.load_backend", choose)
     text = refusal(lambda: load_engine(directory, config))
     assert "(num_blocks=60; or " in text
     assert text.endswith("; or dtype=float16 fits)")
     assert text.count("dtype") == 1, "the others change nothing in this backend"
-
-
-def test_the_backend_says_what_a_step_takes(monkeypatch: pytest.MonkeyPatch):
-    asked: list[StepSize] = []
-
-    def step_bytes(self: Any, size: StepSize) -> int:
-        asked.append(size)
-        return 12_345
-
-    monkeypatch.setattr(NumpyBackend, "step_bytes", step_bytes)
-    needed = needs(max_num_seqs=7, max_model_len=100, max_num_batched_tokens=90)
-    assert needed == 4 * num_parameters(MODEL) + 12_345
-    expected = StepSize(
-        num_tokens=90,
-        num_seqs=7,
-        max_len=100,
-        hidden_size=MODEL.hidden_size,
-        intermediate_size=MODEL.intermediate_size,
-        vocab_size=MODEL.vocab_size,
-        num_heads=MODEL.num_heads,
-        cache=sizing.cache_shape(MODEL, 1, 16),
-    )
-    assert asked == [expected]
-    few = sizing.step_size(EngineConfig(max_num_batched_tokens=3), MODEL, 100)
-    assert few.num_seqs == 3, "as many as there are tokens"
 
 
 @needs_compiler
@@ -277,19 +235,6 @@ def test_a_failed_allocation_shows_the_table(
     assert not pieces
 
 
-def test_an_engine_that_does_not_fit_suggests_what_does(
-    tiny: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch
-):
-    memory = Memory(available_bytes=needs() + 9 * BLOCK, is_shared=True)
-    monkeypatch.setattr(NumpyBackend, "memory", lambda self: memory)
-    with pytest.raises(ConfigError, match=r"\(num_blocks=9; or "):
-        load_engine(
-            tiny["llama"].directory,
-            EngineConfig(num_blocks=10, max_num_batched_tokens=2048),
-            backend="numpy",
-        )
-
-
 @needs_compiler
 @pytest.mark.parametrize("name", ["numpy-plain", "numpy", "cupy-emulated"])
 def test_weights_are_streamed_without_doubling(name: str):
@@ -312,52 +257,6 @@ def test_weights_are_streamed_without_doubling(name: str):
 
 
 # Available memory.
-
-
-MEMINFO = {"/proc/meminfo": "MemTotal:  8000000 kB\nMemFree:  100 kB\nMemAvailable:  4000 kB\n"}
-
-
-@pytest.mark.parametrize(
-    ("files", "available"),
-    [
-        ({}, 4000 << 10),
-        (
-            {
-                "/proc/self/cgroup": "0::/a/b\n",
-                "/sys/fs/cgroup/a/b/memory.max": "max\n",
-                "/sys/fs/cgroup/a/b/memory.current": "5\n",
-                "/sys/fs/cgroup/a/memory.max": "1000000\n",
-                "/sys/fs/cgroup/a/memory.current": "900000\n",
-                "/sys/fs/cgroup/a/memory.stat": "anon 1\nfile 50000\n",
-            },
-            150000,
-        ),
-        (
-            {
-                "/proc/self/cgroup": "9:cpu,memory:/box\n8:pids:/x\n",
-                "/sys/fs/cgroup/memory/box/memory.limit_in_bytes": "70000\n",
-                "/sys/fs/cgroup/memory/box/memory.usage_in_bytes": "30000\n",
-            },
-            40000,
-        ),
-        (
-            {
-                "/proc/self/cgroup": "0::/\n",
-                "/sys/fs/cgroup/memory.max": "10\n",
-                "/sys/fs/cgroup/memory.current": "20\n",
-            },
-            0,
-        ),
-    ],
-)
-def test_the_hosts_memory_is_limited_by_linux_and_the_control_group(
-    files: dict[str, str], available: int
-):
-    assert resources.available_bytes({**MEMINFO, **files}.get) == available
-
-
-def test_without_meminfo_the_machines_memory_is_used():
-    assert resources.available_bytes({}.get) > 1 << 28
 
 
 def cupy(*, free: int, total: int, pooled: int = 0, integrated: int = 0) -> Any:

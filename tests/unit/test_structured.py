@@ -21,7 +21,6 @@ import small_tokenizers
 from mie import (
     LLM,
     AsyncLLM,
-    BeamSearchParams,
     EngineConfig,
     RequestLimits,
     SamplingParams,
@@ -126,12 +125,7 @@ def test_a_schema_keeps_the_order_of_its_properties_and_later_changes_do_not_mat
     assert hash(params) == hash(StructuredOutputsParams(json=str(params.json)))
 
 
-def test_beam_search_refuses_them_by_name():
-    with pytest.raises(ConfigError, match="structured_outputs"):
-        BeamSearchParams(beam_width=2, max_tokens=3, structured_outputs={})  # type: ignore
-
-
-# What is refused before anything is queued.
+# Refusals before anything is queued.
 
 EXCEEDED = "takes more than (1 s of CPU time|128 MiB of memory) to compile"
 DEEP: Any = functools.reduce(lambda inner, _: {"items": inner}, range(200), {})  # type: ignore[return-value]
@@ -239,10 +233,10 @@ def test_a_model_without_an_end_is_refused():
         grammars.start(StructuredOutputsParams(regex="a"))
 
 
-# What comes out.
+# Outputs.
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_every_kind_gives_what_it_describes(seed: int):
     llm = bundled()
     for text in texts(llm, params_of(seed, regex=DATE, n=4)):
@@ -259,7 +253,7 @@ def test_every_kind_gives_what_it_describes(seed: int):
 
 
 def test_every_choice_is_reachable_even_among_thousands():
-    assert set(texts(bundled(), params_of(choice=HARD_CHOICES, n=300))) == set(HARD_CHOICES)
+    assert set(texts(bundled(), params_of(choice=HARD_CHOICES, n=120))) == set(HARD_CHOICES)
     many = [f"{'xyz'[i % 3]}{i}" for i in range(8000)]
     assert {*texts(bundled(), params_of(choice=many, n=8))} <= {*many}
 
@@ -348,12 +342,6 @@ def test_each_of_several_ends_may_follow_a_complete_text():
     assert bits(only.mask()) == sorted(ends)
 
 
-def test_max_tokens_cuts_the_text():
-    [output] = bundled().generate("a", params_of(json=SCHEMA, max_tokens=3), use_tqdm=False)
-    assert output.outputs[0].finish_reason == "length"
-    assert '{"animal":"'.startswith(output.outputs[0].text[:11])
-
-
 # Determined tokens.
 
 
@@ -420,15 +408,6 @@ def test_min_tokens_bans_the_end_until_then():
     params = params_of(regex="[ab]*", min_tokens=30, max_tokens=60)
     [output] = bundled().generate("a", params, use_tqdm=False)
     assert len(output.outputs[0].token_ids) > 30
-
-
-def test_stop_strings_and_stop_tokens_end_earlier():
-    assert texts(bundled(), params_of(regex="a{50}b", stop="aaa", max_tokens=99))[0] == ""
-    [b] = bundled().tokenizer.encode("b", add_special_tokens=False)[-1:]
-    [output] = bundled().generate(
-        "a", params_of(grammar='start: "a" "b" "c"', stop_token_ids=[b]), use_tqdm=False
-    )
-    assert output.outputs[0].stop_reason in (b, None)
 
 
 def test_bias_bans_and_penalties_choose_among_what_is_allowed():
@@ -519,10 +498,13 @@ def alone() -> list[list[list[int]]]:
     return [tokens_of(llm.generate(PROMPT, each, use_tqdm=False))[0] for each in mixed()]
 
 
-@pytest.mark.parametrize("when", [1, pytest.param(5, marks=pytest.mark.slow), 20])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("when", [pytest.param(1, marks=SLOW), pytest.param(5, marks=SLOW), 20])
 @pytest.mark.parametrize("where", ["accept", "mask"])
 def test_an_exception_in_a_step_changes_no_token(where: str, when: int, monkeypatch):
-    """Once a matcher raises what is not the request's fault, its state is made from the tokens."""
+    """After an error that is not the request's fault, a matcher's state is made from the tokens."""
     from mie.structured.matcher import Matcher
 
     llm = LLM("bundled", num_threads=1, dtype="float64")
@@ -572,15 +554,6 @@ def test_async_llm_constrains_too():
     assert json.loads(asyncio.run(run())).keys() == {"animal", "age", "tags"}
 
 
-def test_a_stream_and_a_chat_are_constrained():
-    llm = bundled()
-    pieces = [out.outputs[0].new_text for out in llm.stream("Once", params_of(json=SCHEMA))]
-    assert json.loads("".join(pieces))["age"] > 0
-    message = [{"role": "user", "content": "Tell me a story."}]
-    [answer] = llm.chat(message, params_of(json=SCHEMA), use_tqdm=False)
-    assert json.loads(answer.outputs[0].text)["age"] > 0
-
-
 # The masks.
 
 GRAMMARS: list[dict[str, Any]] = [
@@ -601,7 +574,7 @@ def bits(mask: bytes) -> list[int]:
     return [i for i in range(8 * len(mask)) if mask[i // 8] >> i % 8 & 1]
 
 
-@pytest.mark.parametrize("num_runs", [4, pytest.param(18, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_runs", [2, pytest.param(18, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("structure", GRAMMARS, ids=lambda each: "-".join(each))
 def test_a_mask_holds_exactly_the_tokens_that_can_be_accepted(
@@ -617,7 +590,7 @@ def test_a_mask_holds_exactly_the_tokens_that_can_be_accepted(
     size = tokenizer.vocab_size + 45
     grammars = Grammars(tokenizer, size, [eos])
     rng = random.Random(f"{name} {structure}")
-    for _ in range(num_runs // 4 if name == "bundled" else num_runs):
+    for _ in range(max(1, num_runs // 4) if name == "bundled" else num_runs):
         matcher = grammars.start(StructuredOutputsParams(**structure))
         for _ in range(12):
             allowed = bits(matcher.mask())
@@ -686,7 +659,7 @@ def test_the_text_that_users_see_is_what_the_grammar_describes(name: str):
     eos = tokenizer.eos_token_id
     prompt = tokenizer.encode("The dragon's friends")
     grammars, rng = Grammars(tokenizer, tokenizer.vocab_size, [eos]), random.Random(name)
-    for _ in range(60):
+    for _ in range(20):
         matcher = grammars.start(StructuredOutputsParams(json=SCHEMA))
         detokenizer, text = Detokenizer(tokenizer, prompt), ""
         while (chosen := rng.choice(bits(matcher.mask()))) != eos:
@@ -777,21 +750,3 @@ def test_the_options_of_the_command_line(capsys: pytest.CaptureFixture[str], tmp
     ):
         assert main(["generate", "--temperature", "9", "--seed", "1", *options, "Hi"]) == 0
         assert re.fullmatch(pattern, capsys.readouterr().out.strip())
-
-
-def test_bad_options_of_the_command_line_are_named(capsys: pytest.CaptureFixture[str]):
-    for options, message in (
-        (["--regex", "("], "structured_outputs has a regex"),
-        (["--regex", "a", "--choice", "b"], "got regex and choice"),
-        (["--grammar", "@/nowhere"], "cannot read --grammar @/nowhere"),
-    ):
-        assert main(["generate", *options, "Hi"]) == 2
-        assert message in capsys.readouterr().err
-
-
-def test_a_json_line_may_have_them(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    lines = tmp_path / "lines.jsonl"
-    line = {"prompt": "Hi", "temperature": 9, "structured_outputs": {"choice": ["yes", "no"]}}
-    lines.write_text(json.dumps(line) + "\n")
-    assert main(["generate", "--input", str(lines)]) == 0
-    assert capsys.readouterr().out.strip() in ("yes", "no")

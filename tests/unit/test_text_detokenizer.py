@@ -17,26 +17,6 @@ def deltas(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     return [detokenizer.add([token_id]) for token_id in ids]
 
 
-@pytest.mark.parametrize("kind", ["byte_level", "llama2", "metaspace", "wordpiece"])
-def test_plain_words_are_shown_at_once(kind: str) -> None:
-    tokenizer = KINDS[kind]()
-    ids = tokenizer.encode("the small dragon lived near the town", add_special_tokens=False)
-    assert all(deltas(tokenizer, ids)[1:])  # a first "▁" alone is stripped
-    assert len(ids) > 5
-
-
-def test_a_character_in_four_tokens_appears_with_the_fourth() -> None:
-    tokenizer = KINDS["byte_level"]()
-    ids = [tokenizer.token_to_id(letter) for letter in "ðŁ¦Ħ"]  # the bytes of U+1F984
-    assert deltas(tokenizer, ids) == ["", "", "", "🦄"]
-
-
-def test_an_incomplete_character_is_replaced_once_that_is_certain() -> None:
-    tokenizer = KINDS["byte_level"]()
-    ids = [tokenizer.token_to_id(letter) for letter in "ðŁa"]
-    assert deltas(tokenizer, ids) == ["", "", "\ufffda"]
-
-
 def test_a_run_of_byte_tokens_waits_for_its_end() -> None:
     tokenizer = KINDS["llama2"]()
     word = tokenizer.token_to_id("▁the")
@@ -54,12 +34,6 @@ def test_the_space_between_prompt_and_text_is_kept() -> None:
     assert Detokenizer(tokenizer, [1]).add(word) == "the"  # BOS is not text.
 
 
-def test_a_character_that_the_prompt_began_is_completed() -> None:
-    tokenizer = KINDS["byte_level"]()
-    first, second = (tokenizer.token_to_id(letter) for letter in "Ã©")
-    assert Detokenizer(tokenizer, [first]).add([second]) == "é"
-
-
 def test_a_text_is_never_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = KINDS["llama2"]()
     looked_at: list[int] = []
@@ -74,34 +48,12 @@ def test_a_text_is_never_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(looked_at) == len([i for i in ids if i not in tokenizer.special_ids])
 
 
-def test_special_tokens_are_shown_on_request() -> None:
-    tokenizer = KINDS["byte_level"]()
-    assert Detokenizer(tokenizer).add([tokenizer.eos_token_id]) == ""
-    assert Detokenizer(tokenizer, skip_special_tokens=False).add([tokenizer.eos_token_id]) == (
-        "<|end|>"
-    )
-
-
 def test_a_stop_string_of_byte_tokens_stops_at_once() -> None:
     tokenizer = KINDS["llama2"]()
     word = tokenizer.token_to_id("▁the")
     stream = TextStream(tokenizer, stop=["\n"])
     assert stream.add([word]) == ("the", None)
     assert stream.add([NEWLINE]) == ("", "\n")  # The run is incomplete, but the text ends here.
-
-
-def test_min_tokens_lets_a_stop_string_pass() -> None:
-    tokenizer = KINDS["byte_level"]()
-    stream = TextStream(tokenizer, stop=["sea"], include_stop_str_in_output=True)
-    assert stream.add(tokenizer.encode("the sea"), armed=False) == ("the sea", None)
-    assert stream.add(tokenizer.encode(" the sea")) == (" the sea", "sea")
-
-
-def test_a_stop_string_that_begins_inside_min_tokens_is_found() -> None:
-    tokenizer = KINDS["byte_level"]()
-    stream = TextStream(tokenizer, stop=["sea shore"])
-    assert stream.add(tokenizer.encode("the sea"), armed=False) == ("the ", None)
-    assert stream.add(tokenizer.encode(" shore.")) == ("", "sea shore")
 
 
 def test_bytes_held_back_inside_min_tokens_stop_nothing_later() -> None:
@@ -114,14 +66,6 @@ def test_bytes_held_back_inside_min_tokens_stop_nothing_later() -> None:
     stream = TextStream(tokenizer, [word], stop=["\n\n"])
     assert stream.add([NEWLINE], armed=False) == ("", None)
     assert stream.add([NEWLINE]) == ("", "\n\n")
-
-
-def test_a_newline_of_the_prompt_is_neither_text_nor_a_stop_string() -> None:
-    tokenizer = KINDS["llama2"]()
-    word = tokenizer.token_to_id("▁the")
-    stream = TextStream(tokenizer, [word, NEWLINE], stop=["\n"])
-    assert stream.add([word]) == (" the", None)
-    assert stream.add([NEWLINE]) == ("", "\n")
 
 
 def test_a_character_that_the_prompt_began_is_new_text() -> None:
@@ -148,23 +92,6 @@ def test_spaces_between_special_tokens(kind: str, token: str) -> None:
     assert text() == text(spaces_between_special_tokens=True) == tokenizer.decode(ids, False)
     assert text(spaces_between_special_tokens=False) == f"{token} <x><y><y> {token} <x>"
     assert text(skip=True, spaces_between_special_tokens=False) == f"{token} {token}"
-
-
-def test_choices_can_fork_one_stream() -> None:
-    for kind in KINDS:
-        tokenizer = KINDS[kind]()
-        ids = tokenizer.encode("a cat", add_special_tokens=False)
-        first = TextStream(tokenizer, ids)
-        second = first.fork()
-        texts = [first.add(ids)[0] + first.finish()[0], second.add(ids)[0] + second.finish()[0]]
-        assert texts == [tokenizer.decode([*ids, *ids])[len(tokenizer.decode(ids)) :]] * 2
-
-
-def test_finish_returns_text_held_back_for_a_stop_string() -> None:
-    tokenizer = KINDS["byte_level"]()
-    stream = TextStream(tokenizer, stop=["sea shore"])
-    assert stream.add(tokenizer.encode("the sea")) == ("the ", None)
-    assert stream.finish() == ("sea", None)
 
 
 def test_an_incomplete_character_is_not_yet_replaced() -> None:

@@ -15,8 +15,7 @@ import pytest
 
 import mie
 from mie import LLM, AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
-from mie.errors import ChatTemplateError, ConfigError, RequestError
-from mie.tools import formats
+from mie.errors import RequestError
 
 pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
 
@@ -95,14 +94,6 @@ def test_forced_calls_are_valid_in_every_format_whatever_is_sampled(name: str, c
     assert any(completion.finish_reason == "stop" for completion in output.outputs)
 
 
-def test_outputs_come_back_from_json():
-    params = SamplingParams(max_tokens=60)
-    output = chat(bundled(), params, tools=TOOLS, tool_choice="required")
-    assert output.outputs[0].tool_calls
-    back = RequestOutput.from_dict(json.loads(json.dumps(output.as_dict())))
-    assert back.outputs == output.outputs
-
-
 def test_a_call_and_its_result_go_on_in_the_conversation():
     llm = bundled()
     named: Any = {"type": "function", "function": {"name": "stop"}}
@@ -117,7 +108,7 @@ def test_a_call_and_its_result_go_on_in_the_conversation():
     assert prompt.endswith(f'<|assistant|>{CALL}<|eos|><|user|>{{"done": true}}<|assistant|>')
 
 
-# What the model writes is read.
+# Reading the model's text.
 
 
 def test_calls_are_read_and_leave_the_text():
@@ -129,13 +120,6 @@ def test_calls_are_read_and_leave_the_text():
     assert completion.reasoning is None
     assert output.metrics is not None
     assert (output.metrics.num_tool_calls, output.metrics.num_unparsed_calls) == (1, 0)
-
-
-def test_without_tools_nothing_is_read():
-    llm = bundled()
-    for options in ({}, {"tools": TOOLS, "tool_choice": "none"}):
-        completion = chat(llm, writing(llm, CALL), **options).outputs[0]
-        assert (completion.text, completion.tool_calls) == (CALL, None)
 
 
 def test_reasoning_is_read_where_the_setting_says_so():
@@ -251,27 +235,3 @@ def test_without_a_parser_tools_are_written_and_nothing_is_read():
     assert "You may call: weather" in llm.chat_prompt(MESSAGES, tools=TOOLS)["prompt"]
     with pytest.raises(RequestError, match="tool_choice cannot force a call"):
         llm.chat_prompt(MESSAGES, tools=TOOLS, tool_choice="required")
-
-
-def test_an_answer_of_a_prompt_comes_from_chat_prompt():
-    prompt = {"prompt": "x", "answer": {"calls": "hermes"}}
-    with pytest.raises(RequestError, match="answer must come from chat_prompt"):
-        bundled().generate(prompt)
-
-
-def test_the_parsers_are_settings():
-    with pytest.raises(ConfigError, match="tool_call_parser must be one of"):
-        LLM("bundled", tool_call_parser="pythonic")
-    with pytest.raises(ConfigError, match="reasoning_parser must be one of"):
-        LLM("bundled", reasoning_parser="other")
-    llm = bundled(tool_call_parser="llama3_json")
-    prompt = llm.chat_prompt(MESSAGES, tools=TOOLS)
-    assert prompt["answer"].calls == formats.LLAMA3
-
-
-def test_a_model_without_a_template_says_so(tmp_path: Path):
-    directory = tmp_path / "model"
-    shutil.copytree(Path(mie.__file__).parent / "assets/tiny", directory)
-    (directory / "chat_template.jinja").unlink()
-    with pytest.raises(ChatTemplateError, match="no chat template"):
-        chat(LLM(directory, num_threads=1), SamplingParams(), tools=TOOLS)

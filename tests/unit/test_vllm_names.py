@@ -267,13 +267,6 @@ def test_a_neutral_parameter_can_be_read_assigned_and_copied(cls: Any, table: An
     assert copy.deepcopy(params) == pickle.loads(pickle.dumps(params)) == cls()
 
 
-def test_neutral_parameters_of_a_beam_search_can_be_read():
-    params = BeamSearchParams(beam_width=1, max_tokens=1)
-    assert [getattr(params, name) for name in NEUTRAL["BeamSearchParams"]] == [None] * len(
-        NEUTRAL["BeamSearchParams"]
-    )
-
-
 # Names that run.
 
 

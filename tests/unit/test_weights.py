@@ -29,7 +29,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save, save_file
 
 from mie.checkpoint.config import ModelConfig
-from mie.checkpoint.safetensors_header import read_header
+from mie.checkpoint.safetensors_header import TensorEntry, read_header
 from mie.checkpoint.tensors import num_parameters
 from mie.checkpoint.weights import (
     Checkpoint,
@@ -49,7 +49,7 @@ def opened(directory: Path) -> Checkpoint:
 
 
 def refused(directory: Path, *named: str) -> str:
-    """Return the message of a checkpoint's refusal, after checking what it names."""
+    """Return the message of a checkpoint's refusal, after checking the names in it."""
     with pytest.raises(WeightsError) as error:
         opened(directory)
     message = str(error.value)
@@ -63,17 +63,6 @@ def refused(directory: Path, *named: str) -> str:
 
 def shapes(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[str, tuple[int, ...]]:
     return expected_tensors(ModelConfig.from_hf(hf_config(architecture, **changes)))
-
-
-def test_expected_tensors_of_a_llama() -> None:
-    assert len(EXPECTED) == 2 * 9 + 3
-    assert EXPECTED["model.embed_tokens.weight"] == (24, 16)
-    assert EXPECTED[Q_PROJ] == (16, 16)
-    assert EXPECTED["model.layers.1.self_attn.k_proj.weight"] == (8, 16)
-    assert EXPECTED["model.layers.1.mlp.down_proj.weight"] == (16, 32)
-    assert EXPECTED["lm_head.weight"] == (24, 16)
-    assert next(iter(EXPECTED)) == "model.embed_tokens.weight"
-    assert list(EXPECTED)[-2:] == ["model.norm.weight", "lm_head.weight"]
 
 
 def test_expected_tensors_follow_the_flags() -> None:
@@ -106,43 +95,6 @@ def test_every_dtype_is_read_exactly(tmp_path: Path, dtype: DTypeLike) -> None:
             np.testing.assert_array_equal(got, tensor)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_sixteen_bits_widen_to_the_same_value(tmp_path: Path, dtype: DTypeLike) -> None:
-    bits = np.arange(2**16, dtype=np.uint16)
-    bits = bits[np.isfinite(bits.view(dtype).astype(np.float32))]
-    save_file({"w": bits.view(dtype)}, tmp_path / "model.safetensors")
-    with Checkpoint.open(tmp_path, {"w": bits.shape}) as checkpoint:
-        widened = checkpoint.read("w").astype(np.float32)
-    np.testing.assert_array_equal(widened.astype(dtype).view(np.uint16), bits)
-
-
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_every_bit_pattern_that_is_not_finite_counts(tmp_path: Path, dtype: DTypeLike) -> None:
-    bits = np.arange(2**16, dtype=np.uint16)
-    save_file({"w": bits.view(dtype)}, tmp_path / "model.safetensors")
-    exponent = 5 if dtype == np.float16 else 8
-    with Checkpoint.open(tmp_path, {"w": bits.shape}) as checkpoint:
-        assert non_finite_tensors(checkpoint) == {"w": 2 ** (16 - exponent)}
-
-
-def test_reading_copies_nothing_and_cannot_write(tmp_path: Path) -> None:
-    write_model(tmp_path)
-    with opened(tmp_path) as checkpoint:
-        tensor = checkpoint.read(Q_PROJ)
-        assert not tensor.flags.owndata
-        assert np.shares_memory(tensor, checkpoint.read(Q_PROJ))
-        with pytest.raises(ValueError, match="read-only"):
-            tensor[0] = 0
-
-
-def test_a_view_outlives_its_checkpoint(tmp_path: Path) -> None:
-    tensors = random_tensors(CONFIG)
-    write_model(tmp_path, tensors=tensors)
-    with opened(tmp_path) as checkpoint:
-        tensor = checkpoint.read(Q_PROJ)
-    np.testing.assert_array_equal(tensor, tensors[Q_PROJ])
-
-
 @pytest.mark.parametrize("max_bytes", [1, 64, 200, 1 << 20])
 def test_blocks_are_the_tensor_in_pieces(tmp_path: Path, max_bytes: int) -> None:
     tensors = random_tensors(CONFIG)
@@ -165,16 +117,6 @@ def test_the_single_file_wins_over_an_index(tmp_path: Path) -> None:
     write_model(tmp_path)
     write_index(tmp_path, {"nonsense": 3})
     opened(tmp_path).close()
-
-
-def test_sizes_and_dtypes_come_from_the_files(tmp_path: Path) -> None:
-    tensors = random_tensors(CONFIG, ml_dtypes.bfloat16)
-    tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.float32)
-    write_model(tmp_path, tensors=tensors)
-    with opened(tmp_path) as checkpoint:
-        assert checkpoint.nbytes == sum(tensor.nbytes for tensor in tensors.values())
-        assert checkpoint.dtypes["model.norm.weight"] == "F32"
-        assert checkpoint.dtypes[Q_PROJ] == "BF16"
 
 
 def test_data_that_is_not_aligned_is_read(tmp_path: Path) -> None:
@@ -230,12 +172,6 @@ def test_a_head_that_contradicts_the_tied_embedding_is_refused(
         check_tied_head(checkpoint)
 
 
-def test_a_single_head_needs_no_check(tmp_path: Path) -> None:
-    write_model(tmp_path)
-    with opened(tmp_path) as checkpoint:
-        check_tied_head(checkpoint)
-
-
 # Refused from the headers.
 
 
@@ -250,10 +186,11 @@ def test_an_unexpected_tensor_is_named(tmp_path: Path) -> None:
     refused(write_model(tmp_path, tensors=tensors), "1 unexpected", "model.layers.2.x")
 
 
-def test_many_missing_tensors_are_counted(tmp_path: Path) -> None:
-    message = refused(write_model(tmp_path, tensors={"a": np.ones(1, np.float32)}))
-    assert f"{len(EXPECTED)} missing" in message
-    assert f"and {len(EXPECTED) - 4} more" in message
+def test_a_transposed_matrix_is_named(tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.down_proj.weight"
+    tensors = random_tensors(CONFIG)
+    tensors[name] = tensors[name].T.copy()
+    refused(write_model(tmp_path, tensors=tensors), name, "[32, 16]", "[16, 32]")
 
 
 @pytest.mark.parametrize("shape", [(16, 15), (256,), (16, 16, 1), (8, 32)])
@@ -354,11 +291,6 @@ def test_every_tensor_is_found_where_the_library_wrote_it(
         assert data[found.start : found.stop] == tensors[name].tobytes()
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").mkdir()
-    refused(tmp_path, "model.safetensors", "directory")
-
-
 # Refused from the directory and the index.
 
 
@@ -416,13 +348,6 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     refused(tmp_path, "model-00002-of-00002.safetensors", "missing")
 
 
-def test_a_broken_shard_is_named(tmp_path: Path) -> None:
-    write_shards(tmp_path, random_tensors(CONFIG))
-    path = tmp_path / "model-00002-of-00002.safetensors"
-    path.write_bytes(path.read_bytes()[:-4])
-    refused(tmp_path, str(path), "truncated")
-
-
 def test_a_tensor_that_its_shard_lacks_is_named(tmp_path: Path) -> None:
     weight_map = write_shards(tmp_path, random_tensors(CONFIG))
     other = next(shard for shard in weight_map.values() if shard != weight_map[Q_PROJ])
@@ -453,11 +378,6 @@ def test_an_index_without_a_weight_map_is_refused(tmp_path: Path, weight_map: ob
     refused(tmp_path, "index.json", "weight_map")
 
 
-def test_an_index_that_is_not_json_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors.index.json").write_text("{")
-    refused(tmp_path, "index.json", "not valid JSON")
-
-
 # Values.
 
 
@@ -472,50 +392,20 @@ def test_values_that_are_not_finite_are_counted_by_tensor(tmp_path: Path, dtype:
         assert non_finite_tensors(checkpoint) == {Q_PROJ: 2, "model.norm.weight": 2}
 
 
+def test_every_bit_pattern_is_classified_like_isfinite() -> None:
+    bits = np.arange(2**16, dtype=np.uint16)
+    for dtype, name in ((np.float16, "F16"), (ml_dtypes.bfloat16, "BF16")):
+        entry = TensorEntry(path=Path("x"), dtype=name, shape=(1,), start=0, stop=2)
+        checkpoint = Checkpoint({"w": entry})
+        values = bits.view(dtype)
+        is_finite = np.isfinite(values.astype(np.float32))
+        checkpoint.check_finite("w", values[is_finite])
+        for value in values[~is_finite]:
+            with pytest.raises(WeightsError):
+                checkpoint.check_finite("w", np.array([value]))
+
+
 # Memory.
-
-LOADER = """
-import sys
-from pathlib import Path
-import numpy as np
-from mie.checkpoint.config import ModelConfig
-from mie.checkpoint.weights import Checkpoint, expected_tensors
-
-def kilobytes(key):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key + ":"))
-
-directory, release = Path(sys.argv[1]), sys.argv[2] == "release"
-config = ModelConfig.load(directory)
-baseline = kilobytes("VmHWM")
-loaded = {}
-with Checkpoint.open(directory, expected_tensors(config)) as checkpoint:
-    for name in checkpoint:
-        tensor = checkpoint.read(name)
-        loaded[name] = np.empty(tensor.shape, np.float32)
-        np.copyto(loaded[name], tensor)
-        if release:
-            checkpoint.release(name)
-weights = sum(tensor.nbytes for tensor in loaded.values())
-print((kilobytes("VmHWM") - baseline) * 1024 / weights)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_loading_peaks_at_little_more_than_the_loaded_weights(
-    tmp_path: Path, dtype: DTypeLike
-) -> None:
-    """Load a tied model in a separate process.
-
-    It has 110 MB in float32, a fifth of which is the embedding. The peak is VmHWM and not
-    ru_maxrss, which starts at the size of the process that started it.
-    """
-    write_large_model(tmp_path, dtype)
-    assert peak_over_weights(tmp_path, "release") < 1.15
-    keeping = 1 + np.dtype(dtype).itemsize / 4
-    assert peak_over_weights(tmp_path, "keep") > keeping - 0.1  # what the measure must see
-
 
 ENGINE_LOADER = """
 import sys
@@ -559,7 +449,7 @@ def write_large_model(directory: Path, dtype: DTypeLike) -> ModelConfig:
     return model
 
 
-def peak_over_weights(directory: Path, argument: str, loader: str = LOADER) -> float:
+def peak_over_weights(directory: Path, argument: str, loader: str) -> float:
     done = subprocess.run(
         [sys.executable, "-c", loader, str(directory), argument],
         capture_output=True,

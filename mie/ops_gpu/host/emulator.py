@@ -4,8 +4,9 @@ import ctypes
 import math
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -47,58 +48,18 @@ class _Launch(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Traffic:
-    """Requests of warps to one kind of memory.
+_TRAFFIC = ("ldmatrix", "cp_async", "shared", "cp_async_source", "global_memory")
+COUNTS = (
+    *("blocks", "idle_blocks"),
+    *(f"{kind}.{name}" for kind in _TRAFFIC for name in ("requests", "passes", "least")),
+)
+"""The counts of a kernel's launches, besides "launches", as count.cpp defines them.
 
-    A pass is a wavefront of shared memory, or a sector of 32 bytes of global memory. ``least`` is
-    the number of passes for the same bytes side by side.
-    """
-
-    requests: int = 0
-    passes: int = 0
-    least: int = 0
-
-    @property
-    def excess(self) -> int:
-        """Passes that another layout would save. In shared memory these are bank conflicts."""
-        return self.passes - self.least
-
-    def __add__(self, other: "Traffic") -> "Traffic":
-        """Return the sums."""
-        return Traffic(
-            requests=self.requests + other.requests,
-            passes=self.passes + other.passes,
-            least=self.least + other.least,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counters:
-    """Counts of a kernel's launches: blocks, and memory traffic as count.cpp defines it."""
-
-    launches: int = 0
-    blocks: int = 0
-    idle_blocks: int = 0
-    """Blocks that wrote no global memory."""
-    ldmatrix: Traffic = Traffic()
-    cp_async: Traffic = Traffic()
-    """Writes of cp.async to shared memory."""
-    shared: Traffic = Traffic()
-    """Other loads and stores of shared memory. A vector that g++ loads in parts counts as parts."""
-    cp_async_source: Traffic = Traffic()
-    """Reads of cp.async from global memory."""
-    global_memory: Traffic = Traffic()
-    """Other loads and stores of global memory."""
-
-    def __add__(self, other: "Counters") -> "Counters":
-        """Return the sums."""
-        return Counters(
-            **{
-                field.name: getattr(self, field.name) + getattr(other, field.name)
-                for field in fields(self)
-            }
-        )
+Idle blocks wrote no global memory. "cp_async" is its writes to shared memory, and "shared" are the
+other accesses there. A vector that g++ loads in parts counts as parts. Requests are those of warps.
+A pass is a wavefront of shared memory, or a sector of 32 bytes of global memory. "least" is the
+number of passes for the same bytes side by side, so the others are bank conflicts or waste.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -123,7 +84,7 @@ class EmulatedLauncher:
 
     ``check`` reports accesses out of bounds, uninitialised, misaligned or racing as `KernelFault`.
     ``order`` is that of threads and blocks. A correct kernel gives the same result in every order.
-    ``count`` fills ``counters`` by the kernels' names, which takes several times as long.
+    ``count`` fills ``counters`` by the kernels' names (`COUNTS`), in several times the time.
     """
 
     def __init__(
@@ -144,7 +105,7 @@ class EmulatedLauncher:
             raise ConfigError(f"order {order!r} is not one of {', '.join(ORDERS)}")
         if count and not check:
             raise ConfigError("the emulator counts in the checked build only (set check=True)")
-        self.counters: dict[str, Counters] = {}
+        self.counters: dict[str, Counter[str]] = {}
         self.xp: ModuleType = np
         self.check = check
         self._submit = submit
@@ -217,22 +178,10 @@ class EmulatedLauncher:
             )
 
     def _add_counts(self, kernel: str) -> None:
-        kinds = [field.name for field in fields(Counters)][3:]
-        numbers = (ctypes.c_uint64 * (2 + 3 * len(kinds)))()
+        numbers = (ctypes.c_uint64 * len(COUNTS))()
         self._runtime.mie_emu_counts(numbers)
-        blocks, idle_blocks, *rest = numbers
-        now = Counters(
-            launches=1,
-            blocks=blocks,
-            idle_blocks=idle_blocks,
-            **{
-                kind: Traffic(requests=requests, passes=passes, least=least)
-                for kind, requests, passes, least in zip(
-                    kinds, rest[::3], rest[1::3], rest[2::3], strict=True
-                )
-            },
-        )
-        self.counters[kernel] = self.counters.get(kernel, Counters()) + now
+        now = dict(zip(COUNTS, numbers, strict=True))
+        self.counters.setdefault(kernel, Counter()).update(now, launches=1)
 
     def _fault(self) -> str:
         """Return the runtime's message, with block, thread and source line."""

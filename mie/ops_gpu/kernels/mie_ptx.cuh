@@ -59,48 +59,7 @@ __device__ __forceinline__ void cp_async_wait() {
 //
 // ldmatrix: lane 8i + r names the address of row r of matrix i (16 bytes, 16-byte aligned); r[i] of
 // a lane is then elements (g, 2t) and (g, 2t + 1) of matrix i; with _trans (2t, g) and (2t + 1, g).
-// x1 and x2 use the addresses of the first 8 and 16 lanes.
 
-__device__ __forceinline__ void ldmatrix_x1(unsigned (&r)[1], const void* row) {
-#ifdef MIE_EMULATE
-  mie_emu::ldmatrix(r, row, 1, false, MIE_SITE);
-#else
-  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
-               : "=r"(r[0])
-               : "r"(shared_address(row))
-               : "memory");
-#endif
-}
-__device__ __forceinline__ void ldmatrix_x1_trans(unsigned (&r)[1], const void* row) {
-#ifdef MIE_EMULATE
-  mie_emu::ldmatrix(r, row, 1, true, MIE_SITE);
-#else
-  asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
-               : "=r"(r[0])
-               : "r"(shared_address(row))
-               : "memory");
-#endif
-}
-__device__ __forceinline__ void ldmatrix_x2(unsigned (&r)[2], const void* row) {
-#ifdef MIE_EMULATE
-  mie_emu::ldmatrix(r, row, 2, false, MIE_SITE);
-#else
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1])
-               : "r"(shared_address(row))
-               : "memory");
-#endif
-}
-__device__ __forceinline__ void ldmatrix_x2_trans(unsigned (&r)[2], const void* row) {
-#ifdef MIE_EMULATE
-  mie_emu::ldmatrix(r, row, 2, true, MIE_SITE);
-#else
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1])
-               : "r"(shared_address(row))
-               : "memory");
-#endif
-}
 __device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row) {
 #ifdef MIE_EMULATE
   mie_emu::ldmatrix(r, row, 4, false, MIE_SITE);
@@ -270,7 +229,7 @@ __device__ __forceinline__ float max_nan(float a, float b) {
 #endif
 }
 
-// ---- 2^x and log2(x), one instruction each (about 2 ulp; 2^-inf is 0)
+// ---- 2^x, one instruction (about 2 ulp; 2^-inf is 0)
 
 __device__ __forceinline__ float exp2_approx(float x) {
 #ifdef MIE_EMULATE
@@ -278,15 +237,6 @@ __device__ __forceinline__ float exp2_approx(float x) {
 #else
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-#endif
-}
-__device__ __forceinline__ float log2_approx(float x) {
-#ifdef MIE_EMULATE
-  return log2f(x);
-#else
-  float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 #endif
 }

@@ -36,7 +36,7 @@ _NO_BUDGET = "the chat template decides whether a model reasons, and it has no b
 
 
 class Block(Body):
-    """What all blocks may have."""
+    """The fields of all blocks."""
 
     cache_control: WithoutEffect = None  # equal prefixes are cached anyway
 
@@ -69,7 +69,7 @@ class ToolUseBlock(Block):
 
 
 class ThinkingBlock(Block):
-    """What the model wrote before an answer."""
+    """The reasoning that the model wrote before an answer."""
 
     type: Literal["thinking"]
     thinking: str
@@ -131,7 +131,7 @@ class SchemaFormat(Body):
 
 
 class OutputConfig(Body):
-    """What an answer must be."""
+    """The constraint of an answer."""
 
     format: SchemaFormat | None = None
     effort: Annotated[Any, Unsupported(_NO_BUDGET)] = None

@@ -18,7 +18,7 @@ from mie.serve.openai.params import generation_params
 from mie.serve.openai.protocol import ChatCompletionRequest, TemplateFields
 from mie.serve.serving import Generation, Job, Serving, new_id
 from mie.serve.sse import json_string
-from mie.serve.writer import PartEvent, respond
+from mie.serve.writer import respond
 from mie.tools.parser import JsonEnd
 
 
@@ -106,20 +106,19 @@ class ChatWriter(ChunkWriter):
 
     def deltas(self, choice: Choice, output: CompletionOutput) -> list[str]:
         """Return the new pieces of a choice's parts."""
-        found = (self._delta(choice, event) for event in choice.parts.add(output))
-        return [f'"delta": {{{keys}}}' for keys in found if keys]
-
-    def _delta(self, choice: Choice, event: PartEvent) -> str:
-        what, part, text = event.what, event.part, json_string(event.text)
-        if part.kind == "call" and what == "begin":
-            call = {"index": part.call.index, **replace(part.call, arguments="").as_message()}
-            return f'"tool_calls": [{json.dumps(call)}]'
-        if what != "grow" or (part.kind == "reasoning" and not self._sends_reasoning):
-            return ""
-        if part.kind == "call":
-            function = f'"function": {{"arguments": {text}}}'
-            return f'"tool_calls": [{{"index": {part.call.index}, {function}}}]'
-        return f'"{"content" if part.kind == "text" else "reasoning"}": {text}'
+        deltas = []
+        for what, part, text, _ in choice.parts.add(output):
+            if what == "begin" and part.kind == "call":
+                call = {"index": part.call.index, **replace(part.call, arguments="").as_message()}
+                deltas.append(f'"delta": {{"tool_calls": [{json.dumps(call)}]}}')
+            elif what == "grow" and part.kind == "call":
+                call_piece = f'"function": {{"arguments": {json_string(text)}}}'
+                piece = f'{{"index": {part.call.index}, {call_piece}}}'
+                deltas.append(f'"delta": {{"tool_calls": [{piece}]}}')
+            elif what == "grow" and (part.kind == "text" or self._sends_reasoning):
+                key = "content" if part.kind == "text" else "reasoning"
+                deltas.append(f'"delta": {{"{key}": {json_string(text)}}}')
+        return deltas
 
     def reason_of(self, choice: Choice, output: CompletionOutput) -> str | None:
         """Return why a choice ended."""

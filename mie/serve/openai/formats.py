@@ -81,7 +81,7 @@ def _kind_of_structure(name: str) -> dict[str, Any]:
 
 
 class StructuredOutputs(Body):
-    """What an answer must be, as in `StructuredOutputsParams` (vLLM)."""
+    """The constraint of an answer, as in `StructuredOutputsParams` (vLLM)."""
 
     model_config = all_of(any_of(*map(_kind_of_structure, _KINDS)))
 

@@ -275,7 +275,7 @@ Messages = Annotated[Items[Message], Field(min_length=1), AtMost(MOST_MESSAGES)]
 
 
 class StreamOptions(Body):
-    """What a stream reports beside its text."""
+    """The reports of a stream beside its text."""
 
     include_usage: bool | None = None
     """Send one more chunk, without choices, that has the usage."""
@@ -296,7 +296,7 @@ class OtherFields(Body):
 
 
 class GenerationBody(OtherFields):
-    """What both generation routes take."""
+    """The fields of both generation routes."""
 
     model_config = all_of(STREAMED)
 

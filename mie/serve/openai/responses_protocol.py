@@ -34,7 +34,7 @@ class FlatSchemaFormat(NamedSchema):
 
 
 class TextOptions(Body):
-    """What the text of an answer must be."""
+    """The constraint of an answer's text."""
 
     format: (
         Annotated[TextFormat | JsonObjectFormat | FlatSchemaFormat, Field(discriminator="type")]
@@ -56,7 +56,7 @@ class NamedFunction(FunctionName):
 
 
 class Item(Body):
-    """What all items of the input may have, since answers have it."""
+    """The fields that all items of the input may have, since answers have them."""
 
     id: WithoutEffect = None
     status: WithoutEffect = None
@@ -96,7 +96,7 @@ class ReasoningText(Body):
 
 
 class ReasoningItem(Item):
-    """What the model wrote before an answer."""
+    """The reasoning that the model wrote before an answer."""
 
     type: Literal["reasoning"]
     content: Items[ReasoningText] | None = None
@@ -118,7 +118,7 @@ InputItem = Annotated[
 
 
 class ResponseStreamOptions(Body):
-    """What a stream adds to its events."""
+    """The additions of a stream to its events."""
 
     include_obfuscation: Annotated[Any, Unsupported("chunks are not padded", (False,))] = None
 

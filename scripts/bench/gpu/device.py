@@ -1,4 +1,4 @@
-"""Define what is measured on: a CUDA device, or the emulator with an arbitrary clock."""
+"""Define the device: a CUDA device, or the emulator with an arbitrary clock."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class CupyDevice:
         return load_cupy_backend(dtype, kv_cache_dtype=kv_cache_dtype)
 
     def samples(self, calls: Sequence[Call], count: int) -> Samples:
-        pool = self.xp.cuda.MemoryPool()  # what a graph writes to must stay its own
+        pool = self.xp.cuda.MemoryPool()  # the memory of a graph's results must stay its own
         with self.xp.cuda.using_allocator(pool.malloc):
             run_all(calls)
             self._stream.synchronize()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +16,7 @@ from bench.cpu.shapes import Costs, Format, random_prompts, write_model
 from bench.gpu.peers import torch_is_missing
 from bench.gpu.report import BenchReport
 from bench.gpu.shapes import BLOCK_SIZE
+from bench.harness import run_child
 from mie.arithmetic import ceil_div
 from mie.checkpoint.config import ModelConfig
 
@@ -47,8 +46,8 @@ DRY_WORKLOADS = (GpuWorkload(num_requests=2, num_tokens=3, num_generated=1),)
 # In the parent.
 
 
-def bench_end_to_end(report: BenchReport, script: Path, seconds_left: Callable[[], float]) -> None:
-    """Add the rows of every engine. ``script`` runs a child when it is called with --child."""
+def bench_end_to_end(report: BenchReport, seconds_left: Callable[[], float]) -> None:
+    """Add the rows of every engine. Each runs in a child of bench_gpu.py (``--child``)."""
     name = DRY_MODEL if report.is_dry_run else MODEL
     with tempfile.TemporaryDirectory(prefix="mie-bench-") as temporary:
         config = write_model(name, Path(temporary))
@@ -57,12 +56,15 @@ def bench_end_to_end(report: BenchReport, script: Path, seconds_left: Callable[[
             if not reason:
                 options = ["--child", engine, "--directory", temporary]
                 options += ["--dry-run"] if report.is_dry_run else []
-                results = run_child([str(script), *options], seconds_left())
-                if not isinstance(results, str):
+                try:
+                    results = run_child(
+                        "bench_gpu", arguments=options, seconds=max(1.0, seconds_left())
+                    )
                     report.end_to_end += rows(name, config, engine, results, report)
                     report.save()
                     continue
-                reason = results
+                except RuntimeError as error:
+                    reason = str(error)
                 if engine != "transformers":
                     report.fail(f"end to end, {engine}: {reason}")
             report.skip(f"end to end, {engine}", reason)
@@ -77,25 +79,6 @@ def engine_is_missing(engine: str, is_dry_run: bool) -> str:
     if find_spec("transformers") is None:
         return "transformers is not installed"
     return torch_is_missing(is_dry_run)
-
-
-def run_child(command: Sequence[str], seconds: float) -> list[Any] | str:
-    """Return a child's results, or why there are none."""
-    try:
-        done = subprocess.run(
-            [sys.executable, *command],
-            capture_output=True,
-            text=True,
-            timeout=max(1.0, seconds),
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"not done after {seconds:.0f} s"
-    if done.returncode:
-        last = (done.stderr.strip() or "no message").splitlines()[-1]
-        return f"exit code {done.returncode}: {last[:200]}"
-    results: list[Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return results
 
 
 def rows(

@@ -1,19 +1,11 @@
-"""Write the results as Markdown: tables, goals, and what is missing."""
+"""Write the results as Markdown: tables and missing rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bench.gpu.numbers import ERRORS
-
-FLOOR_RATIO, GENERATE_RATIO, COPY_SHARE = 1.5, 30.0, 0.85
-"""The goals.
-
-A decode step takes at most 1.5 times its floor. At 64 requests mie generates at least 30 times the
-tokens per second of transformers' sequential `generate`. At batch 64, context 4,096 and head size
-128, attention reaches 85% of the copy rate.
-"""
+from bench.harness import table
 
 Row = Mapping[str, Any]
 
@@ -27,7 +19,6 @@ def as_markdown(values: Row) -> str:
         decode_table(values["decode"]),
         prefill_table(values["prefill"]),
         end_to_end_table(values["end_to_end"]),
-        goals(values),
         named("Failed", values["failures"]),
         named("Skipped", [f"{each['name']}: {each['reason']}" for each in values["skipped"]]),
     ]
@@ -41,16 +32,14 @@ def named(title: str, lines: Sequence[str]) -> list[str]:
     return ["", f"### {title}", "", *(f"* {line}" for line in lines)] if lines else []
 
 
-def table(title: str, note: str, heads: str, rows: Iterable[Sequence[str]]) -> list[str]:
+def titled(title: str, note: str, heads: str, rows: Iterable[Sequence[str]]) -> list[str]:
     """Return a heading, a sentence, and a table whose column heads are separated by bars."""
-    lines = ["", f"### {title}", "", note, "", f"| {heads} |"]
-    lines.append("|---" * (heads.count("|") + 1) + "|")
-    return lines + [f"| {' | '.join(row)} |" for row in rows]
+    return ["", f"### {title}", "", note, "", *table(heads.split(" | "), rows)]
 
 
 def decode_table(rows: Iterable[Row]) -> list[str]:
     """Return one line for each version of each decode shape."""
-    return table(
+    return titled(
         "Decode attention",
         "µs: median (least–most) of one call. eager: as it is, without a graph.",
         "shape | version | µs | floor µs | GB/s | of copy | of read | noise | eager µs | error",
@@ -77,7 +66,7 @@ def decode_cells(row: Row) -> list[str]:
 
 def prefill_table(rows: Iterable[Row]) -> list[str]:
     """Return one line for each version of each prefill shape."""
-    return table(
+    return titled(
         "Prefill attention",
         "Useful FLOP: the pairs that the causal mask leaves. Floor: these at the GEMM's rate.",
         "shape | version | µs | floor µs | TFLOP/s | of GEMM | noise | error",
@@ -104,7 +93,7 @@ def timing_cells(row: Row) -> list[str]:
 
 def end_to_end_table(rows: Iterable[Row]) -> list[str]:
     """Return one line for each engine and workload."""
-    return table(
+    return titled(
         "End to end",
         "Random weights. A step: the median of a host's clock. Floor: the bytes that it must read.",
         "model | engine | requests × tokens | tokens/s | decode tokens/s | step ms | floor ms "
@@ -124,49 +113,3 @@ def end_to_end_cells(row: Row) -> list[str]:
         *(f"{row[key]:.3g}" if key in row else "–" for key in keys),
         f"{row['peak_bytes'] / 2**30:.2f}" if row["peak_bytes"] else "–",
     ]
-
-
-def goals(values: Row) -> list[str]:
-    """Return each goal as met or missed. Dry runs and goals that were not measured have none."""
-    if values["is_dry_run"]:
-        return []
-    lines = [*decode_goals(values["decode"]), *end_to_end_goals(values["end_to_end"])]
-    return named("Goals", lines)
-
-
-def decode_goals(rows: Sequence[Row]) -> Iterable[str]:
-    """Return the goals of the bandwidth share, the peers and the error."""
-    timed = [row for row in rows if "median_us" in row]
-    for row in timed:
-        size = (row["head_dim"], row["num_seqs"], row["context"], row["kv_cache_dtype"])
-        if row["version"] != "mie" or row["is_ragged"] or size != (128, 64, 4096, "auto"):
-            continue
-        share = min(row["share_of_copy"], row["share_of_read"])
-        yield goal(f"{row['shape']}: share of the ceiling", share, COPY_SHARE)
-        for peer in timed:
-            if peer["shape"] == row["shape"] and peer["version"] != "mie":
-                ratio = peer["median_us"] / row["median_us"]
-                yield goal(f"{row['shape']}: times {peer['version']}", ratio, 1.0)
-    errors = [row["error"] for row in rows if (row["version"], row["dtype"]) == ("mie", "float16")]
-    if errors:
-        verdict = "met" if max(errors) <= ERRORS["float16"] else "missed"
-        allowed = ERRORS["float16"]
-        yield f"float16 error against float64: {max(errors):.1e} of {allowed:g}: {verdict}"
-
-
-def end_to_end_goals(rows: Sequence[Row]) -> Iterable[str]:
-    """Return the goals of a decode step over its floor and of the rate over transformers'."""
-    engines = {(row["engine"], row["num_requests"]): row for row in rows}
-    for (engine, count), row in engines.items():
-        if engine == "mie":
-            over = row["over_floor"]
-            verdict = "met" if over <= FLOOR_RATIO else "missed"
-            yield f"decode at {count}: {over:.2f} × the floor of {FLOOR_RATIO:g}: {verdict}"
-    if ("mie", 64) in engines and ("transformers", 64) in engines:
-        ours, theirs = (engines[name, 64]["tokens_per_s"] for name in ("mie", "transformers"))
-        yield goal("64 requests over generate", ours / theirs, GENERATE_RATIO)
-
-
-def goal(name: str, got: float, wanted: float) -> str:
-    """Return the line of a figure that should be at least ``wanted``."""
-    return f"{name}: {got:.2f} of {wanted:g}: {'met' if got >= wanted else 'missed'}"

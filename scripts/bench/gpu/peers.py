@@ -1,8 +1,8 @@
 """Run the peers, which compute the same with torch over the same numbers.
 
 torch's own attention takes keys and values that are contiguous for each sequence. This flatters it,
-because it looks nothing up, and making them is not timed. The Triton kernel (`triton_decode.py`)
-reads mie's own cache. A peer whose error exceeds mie's limit is not timed.
+because it looks nothing up, and making them is not timed. A peer whose error exceeds mie's limit is
+not timed.
 """
 
 from __future__ import annotations
@@ -93,13 +93,11 @@ def decode_peers(inputs: Inputs, report: BenchReport) -> dict[str, Peer]:
     if inputs.cache.is_quantized:
         report.skip("peers of a quantised cache", "none of them has mie's formats")
         return {}
-    ways: dict[str, Way] = {"Triton paged": triton_paged}
     if getattr(inputs.shape, "is_ragged", False):
         reason = "they take keys and values of one length"
         report.skip("torch SDPA and FlexAttention, ragged", reason)
-    else:
-        ways |= {**sdpa_ways(), "FlexAttention": flex}
-    return torch_peers(inputs, report, ways)
+        return {}
+    return torch_peers(inputs, report, {**sdpa_ways(), "FlexAttention": flex})
 
 
 def prefill_peers(inputs: Inputs, report: BenchReport) -> dict[str, Peer]:
@@ -181,31 +179,6 @@ def flex(inputs: TorchInputs) -> Attend:
             return compiled(q, *sets[index], enable_gqa=True)
 
     return attend
-
-
-def triton_paged(inputs: TorchInputs) -> Attend:
-    """Return this project's split-KV kernel in Triton, with the fastest of some splits."""
-    from bench.gpu.triton_decode import PagedDecode
-
-    mie = inputs.mie
-    caches = [tensor_of(layer) for layer in mie.cache.layers]
-    q, tables, lengths = map(tensor_of, (mie.q, mie.batch.block_tables, mie.batch.seq_lens))
-    longest = int(mie.host_batch.seq_lens.max())
-
-    def cut(split_tokens: int) -> Attend:
-        decode = PagedDecode(q, caches[0], tables, lengths, longest, split_tokens)
-        return lambda index: decode(caches[index])
-
-    return fastest([cut(tokens) for tokens in (256, 512, 1024, 4096) if tokens < 2 * longest])
-
-
-def fastest(ways: Sequence[Attend]) -> Attend:
-    """Return the candidate whose calls take least."""
-    calls = [[partial(way, 0)] * 10 for way in ways]
-    for each in calls:
-        run_all(each)  # compiles, and tunes
-    times = [torch_us(partial(run_all, each)) for each in calls]
-    return ways[times.index(min(times))]
 
 
 # Checking and timing.

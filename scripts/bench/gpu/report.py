@@ -34,7 +34,7 @@ class BenchReport:
         Path(f"{self.prefix}.md").write_text(as_markdown(values))
 
     def skip(self, name: str, reason: str) -> None:
-        """Add what was not measured, by name."""
+        """Add a part that was not measured, by name."""
         if {"name": name, "reason": reason} in self.skipped:
             return
         self.skipped.append({"name": name, "reason": reason})
@@ -42,7 +42,7 @@ class BenchReport:
         self.save()
 
     def fail(self, what: str) -> None:
-        """Add what went wrong, by name."""
+        """Add a failure, by name."""
         self.failures.append(what)
         print(f"failed: {what}", flush=True)
         self.save()

@@ -1,4 +1,4 @@
-"""Define what is measured: shapes of attention, and their batches and floors."""
+"""Define the measured shapes of attention, with their batches and floors."""
 
 from __future__ import annotations
 
