@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, Protocol
 from mie.config.engine import check_integer
 
 MAX_PREFIX_BYTES = 16384
-"""Maximum characters of a request's beginning: no router compares more."""
+"""Maximum bytes of the beginning of a request that a router compares."""
 
 
 class Key(NamedTuple):
-    """The keys by which a request is routed."""
+    """The two hashes that choose a replica for a request."""
 
     home: bytes
     """It ranks the replicas for the request."""
@@ -32,7 +32,7 @@ class Router(Protocol):
     """Chooses a replica for each request."""
 
     def key(self, beginning: bytes, salt: str = "") -> Key:
-        """Return the keys that route a request, given its beginning and its tenant's salt."""
+        """Return the key of a request, given its beginning and its tenant's salt."""
 
     def choose(self, key: Key, loads: Mapping[str, int]) -> str:
         """Return one of the replicas, given the number of requests that each one serves."""

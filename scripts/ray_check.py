@@ -118,7 +118,7 @@ async def kill(checks: Checks, site: Site) -> None:
 
 
 def latencies(site: Site) -> dict[str, float]:
-    """Return the latencies of 64 streams in milliseconds, and their tokens a second."""
+    """Return the latencies of 64 streams in milliseconds, and tokens a second."""
     command = [sys.executable, "-m", "mie", "bench", "serve", "--base-url", site.url, "--json"]
     command += ["--api-key", site.key, "--num-prompts", "64", "--input-len", "32"]
     done = subprocess.run(

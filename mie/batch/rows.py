@@ -73,7 +73,7 @@ def _result(output: RequestOutput) -> dict[str, str | None]:
         "generated_text": None if first is None else first.text,
         "finish_reason": None if first is None else first.finish_reason,
         "error": output.error,
-        # Times and cache hits depend on the other requests, and an answer does not.
+        # Times and cache hits depend on other requests, and an answer does not.
         "output": json.dumps({**output.as_dict(), "metrics": None, "num_cached_tokens": None}),
     }
 

@@ -64,7 +64,7 @@ def add_parser(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer the requests that OUT lacks, and return the exit code: 1 if a request failed, else 0.
+    """Answer the requests without a record in OUT, and return 1 if one failed, else 0.
 
     Raises:
         ConfigError: an option is wrong, or OUT cannot be written.

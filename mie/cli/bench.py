@@ -14,11 +14,12 @@ from mie.cli.bench_options import (
     add_place_options,
     open_bench,
     place_of,
+    run_engine_load,
     workload_of,
 )
-from mie.cli.bench_report import add_report_options, report
-from mie.cli.bench_run import about, errors, exit_code, run_engine_load
+from mie.cli.bench_report import about, add_report_options, errors, exit_code, report
 from mie.cli.bench_serve import add_serve
+from mie.cli.parser import add_numbers
 
 Subparsers = argparse._SubParsersAction  # the result of add_subparsers has no public type
 
@@ -97,6 +98,13 @@ def _run_throughput(args: argparse.Namespace) -> int:
 # Latency: one batch, repeated.
 
 _LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)
+_LATENCY_LOAD = (
+    ("input_len", 32, "prompt tokens"),
+    ("output_len", 128, "output tokens"),
+    ("batch_size", 8, "requests in the batch"),
+    ("num_iters_warmup", 2, "warm-up batches"),
+    ("num_iters", 10, "measured batches"),
+)
 
 
 def _add_latency(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
@@ -106,17 +114,7 @@ def _add_latency(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
         description="Measure the latency of one batch of requests from start to end.",
     )
     add_place_options(parser)
-    group = parser.add_argument_group("load")
-    for name, default, what in (
-        ("--input-len", 32, "prompt tokens"),
-        ("--output-len", 128, "output tokens"),
-        ("--batch-size", 8, "requests in the batch"),
-        ("--num-iters-warmup", 2, "warm-up batches"),
-        ("--num-iters", 10, "measured batches"),
-    ):
-        group.add_argument(
-            name, type=int, default=default, metavar="N", help=f"{what} (default: {default})"
-        )
+    add_numbers(parser.add_argument_group("load"), _LATENCY_LOAD)
     add_report_options(parser)
     parser.set_defaults(run=_run_latency)
 

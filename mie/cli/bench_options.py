@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +13,16 @@ from mie.cli.options import (
     DEFAULT_MODEL,
     add_engine_options,
     add_trace_option,
-    closing_quietly,
     engine_options,
     llm_with_trace,
-    open_trace,
+    trace_file,
 )
+from mie.cli.parser import add_numbers
 from mie.errors import ConfigError
 
 if TYPE_CHECKING:
     from mie.config.engine import EngineConfig
-    from mie.sim.driver import Bench
+    from mie.sim.driver import Bench, LoadResult
     from mie.sim.workload import Workload
 
 
@@ -49,57 +49,28 @@ def add_place_options(parser: argparse.ArgumentParser) -> None:
     add_trace_option(parser)
 
 
+_LOAD = (
+    ("num_prompts", 64, "number of requests"),
+    ("random_input_len input_len", 128, "number of prompt tokens"),
+    ("random_output_len output_len", 64, "number of output tokens"),
+    (
+        "random_range_ratio",
+        0.0,
+        "vary both lengths uniformly between 1 - R and 1 + R times their value",
+    ),
+    ("random_prefix_len", 0, "number of tokens in a prefix that all prompts share"),
+    ("n", 1, "completions of each prompt"),
+    ("seed", 0, "seed for lengths, arrivals and prompts"),
+)
+
+
 def add_load_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the load: a file, or random prompts."""
     group = parser.add_argument_group("load")
     group.add_argument(
         "--workload", metavar="FILE", help="workload in JSON, as mie sim workload writes it"
     )
-    group.add_argument(
-        "--num-prompts", type=int, default=64, metavar="N", help="number of requests (default: 64)"
-    )
-    group.add_argument(
-        "--random-input-len",
-        "--input-len",
-        dest="random_input_len",
-        type=int,
-        default=128,
-        metavar="N",
-        help="number of prompt tokens (default: 128)",
-    )
-    group.add_argument(
-        "--random-output-len",
-        "--output-len",
-        dest="random_output_len",
-        type=int,
-        default=64,
-        metavar="N",
-        help="number of output tokens (default: 64)",
-    )
-    group.add_argument(
-        "--random-range-ratio",
-        type=float,
-        default=0.0,
-        metavar="R",
-        help="vary both lengths uniformly between 1 - R and 1 + R times their value (default: 0)",
-    )
-    group.add_argument(
-        "--random-prefix-len",
-        type=int,
-        default=0,
-        metavar="N",
-        help="number of tokens in a prefix that all prompts share (default: 0)",
-    )
-    group.add_argument(
-        "--n", type=int, default=1, metavar="N", help="completions of each prompt (default: 1)"
-    )
-    group.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="N",
-        help="seed for lengths, arrivals and prompts (default: 0)",
-    )
+    add_numbers(group, _LOAD)
 
 
 def workload_of(
@@ -176,6 +147,16 @@ def open_bench(args: argparse.Namespace) -> Iterator[Bench]:
             raise bench.engine.log_error
 
 
+def run_engine_load(
+    bench: Bench, workload: Workload, max_concurrency: int | None = None
+) -> LoadResult:
+    """Run the load with an empty prefix cache."""
+    from mie.sim.driver import run_load
+
+    bench.engine.reset_prefix_cache()
+    return run_load(bench, workload, max_concurrency=max_concurrency)
+
+
 def _refuse_contradictions(args: argparse.Namespace) -> None:
     for is_wrong, message in (
         (args.device and args.costs, "--device and --costs both define the costs; pass one"),
@@ -231,8 +212,7 @@ def _simulated(args: argparse.Namespace) -> Iterator[Bench]:
     from mie.sim.simulated import simulated, simulated_on
 
     config = simulated_config(args)
-    file = open_trace(args.trace) if args.trace else None
-    with closing_quietly(file) if file else nullcontext():
+    with trace_file(args.trace) as file:
         if args.costs is not None:
             costs, _ = read_costs(Path(args.costs))
             bench = simulated(costs, config, trace=file)

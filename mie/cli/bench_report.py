@@ -6,9 +6,16 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mie.sim.driver import LoadResult
+    from mie.sim.remote import ServedResult
+    from mie.sim.workload import Workload
+
+    AnyResult: TypeAlias = LoadResult | ServedResult
 
 LABELS = {
     "completed": "Successful requests",
@@ -42,6 +49,30 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("results")
     group.add_argument("--json", action="store_true", help="print one JSON object")
     group.add_argument("--output-json", metavar="FILE", help="also write the JSON object to a file")
+
+
+def about(place: Mapping[str, Any], workload: Workload, result: AnyResult) -> dict[str, Any]:
+    """Return where the load ran, the load itself, and the counts of the run."""
+    return {
+        "backend": "mie",
+        **place,
+        "workload": workload.name,
+        "workload_sha256": workload.digest,
+        "num_steps": result.num_steps,
+        "num_preemptions": result.num_preempted,
+        "num_cached_tokens": result.num_cached_tokens,
+        "peak_blocks": result.peak_blocks,
+    }
+
+
+def errors(result: AnyResult) -> dict[str, str]:
+    """Return the reason of each refused request by its id."""
+    return {record.request_id: record.error for record in result.records if record.error}
+
+
+def exit_code(result: AnyResult) -> int:
+    """Return 1 if a request failed, else 0."""
+    return 1 if any(record.error for record in result.records) else 0
 
 
 def report(args: argparse.Namespace, results: Mapping[str, Any]) -> None:

@@ -13,16 +13,23 @@ from mie.cli.bench_options import (
     add_place_options,
     open_bench,
     place_of,
+    run_engine_load,
     workload_of,
 )
-from mie.cli.bench_report import add_report_options, report, write_results
-from mie.cli.bench_run import about, errors, exit_code, run_engine_load
+from mie.cli.bench_report import (
+    about,
+    add_report_options,
+    errors,
+    exit_code,
+    report,
+    write_results,
+)
 from mie.cli.options import DEFAULT_MODEL, engine_options
 from mie.config.arguments import option
 from mie.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mie.cli.bench_run import AnyResult
+    from mie.cli.bench_report import AnyResult
     from mie.sim.workload import Workload
 
 Subparsers = argparse._SubParsersAction  # the result of add_subparsers has no public type
@@ -128,7 +135,7 @@ def _run_serve(args: argparse.Namespace) -> int:
         "percentiles": _percentiles(args.metric_percentiles),
         "goodput": goodput,
     }
-    summarize([], 0, **wanted)  # refuses mistakes before anything is loaded
+    summarize([], 0, **wanted)  # refuses bad values before anything is loaded
     workload = workload_of(args, args.request_rate, args.burstiness)
     place, result = _served(args, workload) if args.base_url else _stepped(args, workload)
     results = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mie.cli.files import replacing
 from mie.cli.options import DEFAULT_MODEL
-from mie.config.arguments import option
+from mie.cli.parser import add_numbers
 from mie.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -112,14 +112,7 @@ def add_parser(
         metavar="TEXT",
         help="prompts to complete (default: two with a common beginning)",
     )
-    for name, default, what in _WORKLOAD:
-        work.add_argument(
-            option(name),
-            type=int,
-            default=default,
-            metavar="N",
-            help=f"{what} (default: {default})",
-        )
+    add_numbers(work, _WORKLOAD)
     parser.add_argument(
         "--inject", metavar="OP[:LAYER]", help="corrupt one element of an operator of B"
     )
@@ -143,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from mie.diff.compare import compare
     from mie.diff.html import page
-    from mie.diff.inject import Injection
+    from mie.diff.recording import Injection
     from mie.diff.text import lines
     from mie.diff.workload import workload_of_texts
 

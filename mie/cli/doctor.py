@@ -1,4 +1,4 @@
-"""Implement ``mie doctor``: the abilities of this machine, its problems, and their remedies."""
+"""Implement ``mie doctor``: the backends that this machine can run, its problems, and remedies."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from mie.doctor.diagnosis import BACKENDS, run_checks
-from mie.doctor.kernels import compile_kernels
+from mie.doctor.diagnosis import BACKENDS, compile_kernels, run_checks
 from mie.doctor.machine import Machine
 from mie.doctor.survey import Check
 from mie.errors import ConfigError

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -60,23 +61,14 @@ def add_parser(
     return parser
 
 
-@dataclass(frozen=True, kw_only=True)
-class KVCacheFit:
-    """Number of tokens that fit a KV cache of ``memory_bytes``, by the width of its elements."""
-
-    memory_bytes: int
-    tokens_float32: int
-    tokens_float16: int
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ModelReport:
     """The facts that ``mie inspect`` shows. Unknown facts are None."""
 
     model: str
     directory: str
     architecture: str
-    supported: bool
+    supported: bool = True
     problem: str | None = None
     config: ModelConfig | None = None
     num_parameters: int | None = None
@@ -85,13 +77,8 @@ class ModelReport:
     weights_dtypes: dict[str, int] | None = None  # tensors by dtype
     kv_bytes_per_token_float32: int | None = None
     kv_bytes_per_token_float16: int | None = None
-    kv_cache: KVCacheFit | None = None
+    kv_cache: dict[str, int] | None = None  # its size, and the tokens that fit, by element
     non_finite: dict[str, int] | None = None  # --check: elements by tensor
-
-    @property
-    def can_run(self) -> bool:
-        """Whether the model is supported, its weights fit, and no check failed."""
-        return self.supported and self.problem is None and not self.non_finite
 
 
 def run(args: argparse.Namespace) -> int:
@@ -103,66 +90,55 @@ def run(args: argparse.Namespace) -> int:
     report = inspect_model(
         args.model, kv_cache_memory_bytes=args.kv_cache_memory_bytes, check=args.check
     )
-    print(json.dumps(asdict(report), indent=2) if args.json else render(report))
+    if args.json:
+        print(json.dumps(asdict(report), indent=2))
+    else:
+        print("\n".join(f"{key:<15} {value}" for key, value in _facts(report)))
     for name, count in (report.non_finite or {}).items():
         print(f"warning: {name} has {count} NaN or infinite values", file=sys.stderr)
-    return 0 if report.can_run else 1
+    return 1 if report.problem or report.non_finite else 0
 
 
 def inspect_model(
     model: str, *, kv_cache_memory_bytes: int | None = None, check: bool = False
 ) -> ModelReport:
-    """Return the report on ``model``.
+    """Return the report on ``model``, with the number of tokens that fit a KV cache of this size.
 
-    Args:
-        model: ``"bundled"``, a directory, or a hub id.
-        kv_cache_memory_bytes: size of a KV cache for which the number of tokens is computed.
-        check: whether to read the weights and look for NaN and infinite values.
+    With ``check`` the weights are read to find NaN and infinite values.
 
     Raises:
         ModelError: there is no such directory, or its ``config.json`` is missing or not JSON.
     """
     directory = locate_model(model)
     architecture = _architecture_name(directory)
+    report = ModelReport(model=model, directory=str(directory), architecture=architecture)
     try:
-        config = ModelConfig.load(directory)
+        report.config = config = ModelConfig.load(directory)
     except ModelError as error:
-        return ModelReport(
-            model=model,
-            directory=str(directory),
-            architecture=architecture,
-            supported=not isinstance(error, UnsupportedModelError),
-            problem=str(error),
-        )
-    weights = _inspect_weights(directory, config, check=check)
-    per_token = {width: config.kv_bytes_per_token(width) for width in (2, 4)}
-    return ModelReport(
-        model=model,
-        directory=str(directory),
-        architecture=config.architecture,
-        supported=True,
-        problem=weights.problem,
-        config=config,
-        num_parameters=num_parameters(config),
-        weights_bytes=weights.num_bytes,
-        weights_bytes_float32=4 * num_parameters(config),
-        weights_dtypes=weights.dtypes,
-        kv_bytes_per_token_float32=per_token[4],
-        kv_bytes_per_token_float16=per_token[2],
-        kv_cache=_kv_cache_fit(config, kv_cache_memory_bytes),
-        non_finite=weights.non_finite,
-    )
+        report.supported = not isinstance(error, UnsupportedModelError)
+        report.problem = str(error)
+        return report
+    report.architecture = config.architecture
+    report.num_parameters = num_parameters(config)
+    report.weights_bytes_float32 = 4 * report.num_parameters
+    wide, narrow = config.kv_bytes_per_token(4), config.kv_bytes_per_token(2)
+    report.kv_bytes_per_token_float32, report.kv_bytes_per_token_float16 = wide, narrow
+    if kv_cache_memory_bytes is not None:
+        report.kv_cache = {
+            "memory_bytes": kv_cache_memory_bytes,
+            "tokens_float32": kv_cache_memory_bytes // wide,
+            "tokens_float16": kv_cache_memory_bytes // narrow,
+        }
+    try:
+        _inspect_weights(report, directory, config, check=check)
+    except WeightsError as error:
+        report.problem = str(error)
+    return report
 
 
-@dataclass(frozen=True, kw_only=True)
-class _WeightsReport:
-    problem: str | None = None
-    num_bytes: int | None = None
-    dtypes: dict[str, int] | None = None
-    non_finite: dict[str, int] | None = None
-
-
-def _inspect_weights(directory: Path, config: ModelConfig, *, check: bool) -> _WeightsReport:
+def _inspect_weights(
+    report: ModelReport, directory: Path, config: ModelConfig, *, check: bool
+) -> None:
     # `mie doctor` must start without NumPy, which this module imports.
     from mie.checkpoint.weights import (
         Checkpoint,
@@ -171,27 +147,12 @@ def _inspect_weights(directory: Path, config: ModelConfig, *, check: bool) -> _W
         non_finite_tensors,
     )
 
-    try:
-        with Checkpoint.open(directory, expected_tensors(config)) as checkpoint:
-            if check:
-                check_tied_head(checkpoint)
-            return _WeightsReport(
-                num_bytes=checkpoint.nbytes,
-                dtypes=dict(Counter(checkpoint.dtypes[name] for name in checkpoint)),
-                non_finite=non_finite_tensors(checkpoint) if check else None,
-            )
-    except WeightsError as error:
-        return _WeightsReport(problem=str(error))
-
-
-def _kv_cache_fit(config: ModelConfig, memory_bytes: int | None) -> KVCacheFit | None:
-    if memory_bytes is None:
-        return None
-    return KVCacheFit(
-        memory_bytes=memory_bytes,
-        tokens_float32=memory_bytes // config.kv_bytes_per_token(4),
-        tokens_float16=memory_bytes // config.kv_bytes_per_token(2),
-    )
+    with Checkpoint.open(directory, expected_tensors(config)) as checkpoint:
+        if check:
+            check_tied_head(checkpoint)
+            report.non_finite = non_finite_tensors(checkpoint)
+        report.weights_bytes = checkpoint.nbytes
+        report.weights_dtypes = dict(Counter(checkpoint.dtypes[name] for name in checkpoint))
 
 
 def _architecture_name(directory: Path) -> str:
@@ -207,32 +168,35 @@ def _architecture_name(directory: Path) -> str:
     return shown_text(name)
 
 
-def render(report: ModelReport) -> str:
-    """Return the report as text, one fact per line."""
-    lines = [("model", report.model), ("architecture", report.architecture)]
-    lines.append(("supported", "yes" if report.supported else "no"))
-    if report.config is not None:
-        lines += _config_lines(report.config)
-        lines += _memory_lines(report)
+def _facts(report: ModelReport) -> Iterator[tuple[str, str]]:
+    """Yield the lines of the report: a key and a text."""
+    yield "model", report.model
+    yield "architecture", report.architecture
+    yield "supported", "yes" if report.supported else "no"
+    config = report.config
+    if config is not None:
+        heads = f"{config.num_heads} query, {config.num_kv_heads} key/value"
+        yield "layers", _layers(config)
+        yield "heads", f"{heads}, {config.head_dim} wide"
+        yield "hidden size", f"{config.hidden_size:,}, intermediate {config.intermediate_size:,}"
+        yield "vocabulary", f"{config.vocab_size:,}{', tied' * config.tie_word_embeddings}"
+        yield "context", f"{config.context_length:,} tokens, RoPE {config.rope.rope_type}"
+        yield "parameters", f"{report.num_parameters or 0:,}"
+        if report.weights_bytes is not None and report.weights_dtypes is not None:
+            size, dtypes = format_size(report.weights_bytes), ", ".join(report.weights_dtypes)
+            yield "weights", f"{size} in the files ({dtypes})"
+        yield "weights loaded", f"{format_size(report.weights_bytes_float32 or 0)} as float32"
+        wide, narrow = (format_size(config.kv_bytes_per_token(width)) for width in (4, 2))
+        yield "KV per token", f"{wide} in float32, {narrow} in 16 bits"
+    if report.kv_cache is not None:
+        memory, wide_tokens, narrow_tokens = report.kv_cache.values()
+        fit = f"{format_size(memory)} hold {wide_tokens:,} tokens in float32"
+        yield "KV cache", f"{fit}, {narrow_tokens:,} in 16 bits"
     if report.non_finite is not None:
         found = f"NaN or infinite values in {len(report.non_finite)} tensors"
-        lines.append(("check", found if report.non_finite else "all values are finite"))
+        yield "check", found if report.non_finite else "all values are finite"
     if report.problem is not None:
-        lines.append(("problem", report.problem))
-    return "\n".join(f"{key:<15} {value}" for key, value in lines)
-
-
-def _config_lines(config: ModelConfig) -> list[tuple[str, str]]:
-    return [
-        ("layers", _layers(config)),
-        (
-            "heads",
-            f"{config.num_heads} query, {config.num_kv_heads} key/value, {config.head_dim} wide",
-        ),
-        ("hidden size", f"{config.hidden_size:,}, intermediate {config.intermediate_size:,}"),
-        ("vocabulary", f"{config.vocab_size:,}{', tied' if config.tie_word_embeddings else ''}"),
-        ("context", f"{config.context_length:,} tokens, RoPE {config.rope.rope_type}"),
-    ]
+        yield "problem", report.problem
 
 
 def _layers(config: ModelConfig) -> str:
@@ -241,25 +205,3 @@ def _layers(config: ModelConfig) -> str:
         for window, count in Counter(config.layer_windows).items()
     ]
     return f"{config.num_layers}: {', '.join(kinds)}"
-
-
-def _memory_lines(report: ModelReport) -> list[tuple[str, str]]:
-    lines = [("parameters", f"{report.num_parameters or 0:,}")]
-    if report.weights_bytes is not None and report.weights_dtypes is not None:
-        dtypes = ", ".join(report.weights_dtypes)
-        lines.append(("weights", f"{format_size(report.weights_bytes)} in the files ({dtypes})"))
-    loaded = format_size(report.weights_bytes_float32 or 0)
-    lines.append(("weights loaded", f"{loaded} as float32"))
-    per_token = (report.kv_bytes_per_token_float32, report.kv_bytes_per_token_float16)
-    wide, narrow = (format_size(size or 0) for size in per_token)
-    lines.append(("KV per token", f"{wide} in float32, {narrow} in 16 bits"))
-    if report.kv_cache is not None:
-        fit = report.kv_cache
-        lines.append(
-            (
-                "KV cache",
-                f"{format_size(fit.memory_bytes)} hold {fit.tokens_float32:,} tokens in float32, "
-                f"{fit.tokens_float16:,} in 16 bits",
-            )
-        )
-    return lines

@@ -144,42 +144,43 @@ def add_trace_option(parser: argparse.ArgumentParser) -> None:
 
 
 @contextmanager
+def trace_file(path: str | None) -> Iterator[TextIO | None]:
+    """Open the file of ``--trace``, if it is given. Failed writes were reported when it closes.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    if path is None:
+        yield None
+        return
+    try:
+        file = open(path, "w", encoding="utf-8")  # noqa: SIM115  # closed below
+    except OSError as error:
+        raise ConfigError(f"cannot write --trace {path}: {error.strerror}") from error
+    try:
+        yield file
+    finally:
+        with suppress(OSError):
+            file.close()
+
+
+@contextmanager
 def llm_with_trace(args: argparse.Namespace, **more: Any) -> Iterator[LLM]:
     """Load the model, with the file of ``--trace`` open as long as it is needed.
 
     Raises:
         ConfigError: the file cannot be written.
     """
-    if args.trace is None:
-        yield load_llm(args, **more)
-        return
-    file = open_trace(args.trace)
-    with closing_quietly(file), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # `trace_failed` reports it
+    with trace_file(args.trace) as file, warnings.catch_warnings():
+        if file is not None:
+            warnings.simplefilter("ignore", UserWarning)  # `trace_failed` reports it
         llm = load_llm(args, file, **more)
         try:
             yield llm
         finally:
-            with suppress(OSError):  # losing the rest only cuts the last line
-                llm.engine.log.close()
-
-
-def open_trace(path: str) -> TextIO:
-    """Open the file of an event log, or raise `ConfigError`."""
-    try:
-        return open(path, "w", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write --trace {path}: {error.strerror}") from error
-
-
-@contextmanager
-def closing_quietly(file: TextIO) -> Iterator[None]:
-    """Close a file whose failed writes were already reported."""
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            file.close()
+            if file is not None:
+                with suppress(OSError):  # losing the rest only cuts the last line
+                    llm.engine.log.close()
 
 
 def trace_failed(args: argparse.Namespace, llm: LLM) -> bool:

@@ -1,4 +1,4 @@
-"""The options of engines on Ray: their number, their places and their resources."""
+"""Define the options of engines on Ray: their number, their place and their resources."""
 
 from __future__ import annotations
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
-from mie.cli.options import DEFAULT_MODEL, add_trace_option, closing_quietly, open_trace
+from mie.cli.options import DEFAULT_MODEL, add_trace_option, trace_file
 from mie.cli.ray_options import add_serving_options, is_on_ray, serve_on_ray
 from mie.config.arguments import add_settings, given
 from mie.config.engine_args import EngineArgs
@@ -155,11 +155,11 @@ def run(args: argparse.Namespace) -> int:
     EngineArgs(**settings)  # refuses bad values before anything is opened
     if is_on_ray(args):
         return serve_on_ray(args, config, settings)
-    if args.trace is None:
-        return _serve(config, settings, None)
-    file = open_trace(args.trace)
-    with closing_quietly(file):
-        return _serve(config, settings, file)
+    serve = import_serve()
+    from mie.async_llm import AsyncLLM
+
+    with trace_file(args.trace) as file:
+        return serve(lambda: AsyncLLM(**settings, trace=file), config)
 
 
 def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -255,10 +255,3 @@ def _missing(error: ImportError) -> MissingExtraError:
     return MissingExtraError(
         f"mie serve needs the package {error.name} (install it with: pip install 'mie[serve]')"
     )
-
-
-def _serve(config: ServeConfig, settings: dict[str, Any], trace: TextIO | None) -> int:
-    serve = import_serve()
-    from mie.async_llm import AsyncLLM
-
-    return serve(lambda: AsyncLLM(**settings, trace=trace), config)

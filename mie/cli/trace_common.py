@@ -1,4 +1,4 @@
-"""Name sequences and shorten texts for the views of an event log."""
+"""Name sequences, and format short texts, for all views of an event log."""
 
 from __future__ import annotations
 

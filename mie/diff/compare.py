@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.config.engine import EngineConfig, refuse_unknown
-from mie.diff.inject import SIZE, Injection, perturb
 from mie.diff.measure import (
     Index,
     differences,
@@ -16,7 +15,15 @@ from mie.diff.measure import (
     largest_of_rows,
     quotients,
 )
-from mie.diff.recording import Change, Observer, RecordingBackend, Spot
+from mie.diff.recording import (
+    SIZE,
+    Change,
+    Injection,
+    Observer,
+    RecordingBackend,
+    Spot,
+    perturb,
+)
 from mie.diff.report import Candidate, DiffReport, OperatorErrors, Place, Side, TokenPart
 from mie.diff.tolerances import Limits
 from mie.diff.workload import DiffWorkload
@@ -40,7 +47,7 @@ class _Run:
     greedy: list[list[int]] = field(default_factory=list)
     """For each step and row, the token of the largest logit."""
     coverage: dict[str, int] = field(default_factory=dict)
-    """The parts of the engine that the schedule exercised, by the field names of `DiffReport`."""
+    """The counts of cases in the schedule, by the field names of `DiffReport`."""
 
 
 def compare(

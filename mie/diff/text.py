@@ -28,7 +28,7 @@ def lines(report: DiffReport, *, layers: bool = False) -> Iterator[str]:
 
 
 def coverage(report: DiffReport) -> Iterator[str]:
-    """Describe the parts of the engine that the workload exercised."""
+    """Describe the cases in the workload."""
     yield (
         f"{count(report.num_prompts, 'prompt')}, {count(report.num_tokens, 'new token')} · "
         f"{count(report.num_cached_tokens, 'prompt token')} from the cache, "

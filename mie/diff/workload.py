@@ -1,4 +1,4 @@
-"""Define the workload of the two sides."""
+"""Define the requests that both sides run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Check the requirements of every backend: Python, NumPy, CPUs, memory and a compiler."""
+"""Check the needs of every backend: Python, NumPy, CPUs, memory and a compiler."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _invariance(survey: Survey) -> list[Finding]:
 
 
 def _compiled_kernels(survey: Survey) -> list[Finding]:
-    """Check the requirements of backend jit."""
+    """Check the needs of backend jit."""
     facts = survey.jit
     if "error" in facts:
         return problem(facts["error"], "pip install --force-reinstall 'mie[jit]'")

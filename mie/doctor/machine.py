@@ -61,7 +61,7 @@ class Machine:
         return run_command(command, timeout=timeout, environment=environment)
 
     def ask(self, *topic: str) -> Facts:
-        """Return the facts that `find_facts` finds about ``topic``, in a separate process.
+        """Return the facts of ``topic``, which `find_facts` finds in a separate process.
 
         If it crashes, hangs or prints something else, the only fact is an "error" that says so.
         """
@@ -112,7 +112,7 @@ def find_facts(topic: str, *arguments: str) -> Facts:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the facts of one topic, apart from the libraries' own standard output."""
+    """Print the facts of one topic, apart from the output of libraries."""
     output = os.dup(1)
     os.dup2(2, 1)
     os.write(output, json.dumps(find_facts(*arguments)).encode() + b"\n")

@@ -23,7 +23,7 @@ class Check:
     """The result of one check.
 
     A "note" costs speed, or is missing and may not be needed. A "problem" keeps something that is
-    present from working. ``remedy`` is advice, if there is any.
+    present from working. ``remedy`` is an instruction, or None.
     """
 
     name: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from ray import serve
 from ray.serve import Application
@@ -11,9 +11,9 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 
-from mie.front.app import front_app
+from mie.front.app import Batches, front_app
+from mie.front.call import Call, ReplicaAnswer
 from mie.ray.config import ROUTERS, ReplicaConfig
-from mie.ray.handle import RayReplicas
 from mie.ray.replica import Replica
 from mie.serve.access_log import logging_as
 from mie.serve.config import ServeConfig
@@ -22,6 +22,26 @@ MAX_ONGOING = 10_000
 """Requests that Ray hands to a replica at once. The server's own limits are lower."""
 HEALTH_SECONDS = 2.0
 """Time between two looks at a replica's engine."""
+ANSWER_SECONDS = 10.0
+"""Seconds that replicas have to answer a question to all of them."""
+
+
+class RayReplicas:
+    """The replicas of a deployment, behind its handle."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
+
+    def stream(self, call: Call) -> Batches:
+        """Return the answer of the replica that the handle's router chooses."""
+        streaming = self._handle.options(method_name="stream", stream=True)
+        return cast(Batches, streaming.remote(call))
+
+    async def ask_all(self, call: Call) -> list[ReplicaAnswer]:
+        """Return the answers of those replicas that answer in time."""
+        asked = self._handle.broadcast("answer", call)
+        results = await asked.results_async(timeout_s=ANSWER_SECONDS, return_exceptions=True)
+        return [result for result in results if isinstance(result, ReplicaAnswer)]
 
 
 def build_openai_app(config: ReplicaConfig | Mapping[str, Any]) -> Application:

@@ -1,4 +1,4 @@
-"""`ReplicaConfig`: the number of a model's replicas, their settings, and how they are chosen."""
+"""`ReplicaConfig`: the number of replicas, the settings of each, and their router."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class ReplicaConfig:
         check_integer("num_replicas", self.num_replicas, 1)
         check_real("num_cpus", self.num_cpus, 0)
         check_real("num_gpus", self.num_gpus, 0)
-        EngineArgs(**self.engine_settings)  # refuses wrong settings before anything is started
+        EngineArgs(**self.engine_settings)  # refuses bad values before anything is started
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> ReplicaConfig:
-        """Return the configuration of plain data; the fields of `ServeConfig` are in "server".
+        """Return a config from plain data: these fields, and those of `ServeConfig` in "server".
 
         There, ``keys`` and ``admin_keys`` are lists of keys, or files as `Keys.of` reads them.
 

@@ -1,4 +1,4 @@
-"""The deployment of the checks, and their findings."""
+"""Deploy replicas for the checks, and collect results."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from serve_checks.server import KEY
 from mie.cli.serve import with_server_defaults
 from mie.front.app import Batches, front_app
 from mie.front.call import Call
-from mie.ray.app import build_replicas
+from mie.ray.app import RayReplicas, build_replicas
 from mie.ray.config import ReplicaConfig
-from mie.ray.handle import RayReplicas
 from mie.ray.server import APP
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
@@ -29,7 +28,7 @@ ENGINE = {"num_blocks": 256, "max_num_seqs": 32, "linear_plan": "tiled"}
 
 
 class Checks:
-    """The findings: problems, and figures."""
+    """Problems and figures that were found."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -43,7 +42,7 @@ class Checks:
 
 
 class Deployment:
-    """The deployment of this script, also in place of that of ``mie serve``."""
+    """A deployment of this script, also in place of that of ``mie serve``."""
 
     def __init__(self, app: str = APP, **settings: Any) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Requests to a server, and their fates."""
+"""Send requests to a server, and read their answers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def answers(site: Site, requests: Sequence[dict[str, Any]]) -> list[Any]:
 
 
 async def end_of_stream(client: httpx2.AsyncClient, body: dict[str, Any]) -> str:
-    """Stream a completion, and return how it ended: complete, error, 503, or a fault."""
+    """Stream a completion, and return how it ended: complete, error, 503, or another fault."""
     last, has_reason = "", False
     try:
         async with client.stream("POST", COMPLETIONS, json={**body, "stream": True}) as response:
@@ -93,8 +93,7 @@ async def under_load(
 ) -> AsyncIterator[Counter[str]]:
     """Send requests all the time, and count the status of their answers.
 
-    Each client pauses between its requests, which leaves CPU time to processes that start
-    meanwhile.
+    Each client pauses between its requests, which leaves CPU time to replicas that start.
     """
     counts: Counter[str] = Counter()
     is_over = asyncio.Event()
@@ -133,7 +132,7 @@ async def labelled(site: Site, name: str) -> dict[str, float]:
 
 
 async def eventually(look: Any) -> bool:
-    """Wait until ``look`` returns a true value, and return whether it did."""
+    """Wait until ``look`` returns True, and return whether it did in time."""
     loop = asyncio.get_running_loop()
     end = loop.time() + PATIENCE
     while loop.time() < end:

@@ -91,14 +91,6 @@ def test_a_line_gets_what_the_model_recommends(files: Files, expected, capsys):
     assert "sampling defaults of the model: temperature=0.7" in capsys.readouterr().err
 
 
-def test_an_id_stands_in_for_a_seed(expected: dict[str, Any]):
-    texts = {
-        key: expected[key]["response"]["body"]["choices"][0]["text"]
-        for key in ("sampled", "sampled again")
-    }
-    assert texts["sampled"] != texts["sampled again"]
-
-
 def test_a_restart_goes_on_and_changes_no_answer(files: Files, expected, capsys):
     assert files.run(LINES[:3]) == 0
     begun = files.output.read_bytes()
@@ -108,14 +100,6 @@ def test_a_restart_goes_on_and_changes_no_answer(files: Files, expected, capsys)
     capsys.readouterr()
     assert files.run(LINES) == 0  # nothing is left to do
     assert capsys.readouterr().err == "[0 requests answered · 8 done before]\n"
-    assert files.records() == expected
-
-
-def test_a_line_that_a_run_could_not_complete_is_written_again(files: Files, expected):
-    assert files.run(LINES[:2]) == 0
-    whole = files.output.read_bytes()
-    files.output.write_bytes(whole[:-20])  # as if it had been killed
-    assert files.run(LINES) == 1
     assert files.records() == expected
 
 
@@ -179,13 +163,6 @@ def test_ids_that_cannot_be_told_apart_are_refused(files: Files, capsys, lines, 
     assert files.run(lines) == 2
     assert message in capsys.readouterr().err
     assert not files.output.exists()
-
-
-def test_a_file_of_something_else_is_left_alone(files: Files, capsys):
-    files.output.write_text("my notes\n")
-    assert files.run(LINES) == 2
-    assert "out.jsonl, line 1 is not JSON" in capsys.readouterr().err
-    assert files.output.read_text() == "my notes\n"
 
 
 def test_two_runs_do_not_write_one_file(files: Files, capsys):

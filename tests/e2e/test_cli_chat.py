@@ -51,11 +51,6 @@ def test_a_full_context_is_reported_and_nothing_is_dropped() -> None:
     assert first == second
 
 
-def test_an_answer_cut_by_max_tokens_is_reported() -> None:
-    process = mie("chat", *GREEDY, "--max-tokens", "3", stdin=b"Who are you?\n")
-    assert process.stderr == b"[cut at --max-tokens 3]\n"
-
-
 def test_an_interrupt_stops_the_answer_but_not_the_program() -> None:
     # The first story continues until the context is full unless it is stopped. The second one ends.
     pipe = NarrowPipe()
@@ -207,20 +202,3 @@ def test_unknown_commands_and_bad_input_are_named() -> None:
     assert b"unknown command /quit; did you mean /exit?" in process.stderr
     assert b"unknown command /abacus: /help shows" in mie("chat", stdin=b"/abacus\n").stderr
     assert "is not UTF-8: byte 0xff" in error_line(mie("chat", *GREEDY, stdin=b"\xff\n"))
-
-
-@pytest.mark.parametrize("arguments", [("./no/such",), ("--model", "./no/such")])
-def test_a_missing_model_is_named(arguments: tuple[str, ...]) -> None:
-    assert "model directory './no/such' does not exist" in error_line(mie("chat", *arguments))
-
-
-def test_a_closed_pipe_ends_it_quietly() -> None:
-    pipe = NarrowPipe()
-    with start("chat", *GREEDY, "--ignore-eos", stdout=pipe.writer) as process:
-        pipe.close_writer()
-        process.stdin.write(b"Who are you?\n")
-        process.stdin.flush()
-        pipe.wait_for_bytes(process)
-        pipe.close_reader()
-        assert process.stderr.read() == b""
-        assert process.wait(PATIENCE) == 141

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from command_line import error_line, mie
-from compiled import needs_numba
 from emulated import needs_compiler
 
 NUMPY = ("--dtype-a", "float64", "--b", "numpy-plain")
@@ -59,14 +59,6 @@ def test_a_side_takes_settings_and_operators_can_be_isolated():
     assert max(map(len, out.splitlines())) <= 80
 
 
-@needs_numba
-def test_the_compiled_backend_runs_operator_by_operator():
-    process = mie("diff", "--b", "jit", "--max-tokens", "4")
-    assert process.returncode == 0, process.stdout.decode()
-    assert b"B jit float32 " in process.stdout
-    assert b"Tokens: both choose the same 8." in process.stdout
-
-
 def test_mistakes_give_one_line_and_exit_code_2(tmp_path: Path):
     assert "backend 'nix'" in error_line(mie("diff", "--b", "nix"))
     assert "dtype 'float8'" in error_line(mie("diff", "--b", "numpy", "--dtype-b", "float8"))
@@ -79,20 +71,8 @@ def test_mistakes_give_one_line_and_exit_code_2(tmp_path: Path):
     assert "block_size" in error_line(mie("diff", *NUMPY, "--block-size", "0"))
 
 
-def test_a_fault_that_matches_no_call_is_reported_after_a_has_run():
-    process = mie("diff", *NUMPY, "--inject", "q_norm")
-    assert process.returncode == 2
-    assert process.stdout == b""
-    assert "mie: error: --inject q_norm matches no call" in process.stderr.decode()
-
-
-def test_help_explains_the_columns():
-    process = mie("diff", "--help")
-    assert process.returncode == 0
-    assert b"max ULP   distance in steps of the coarser dtype" in process.stdout
-
-
 @needs_compiler
+@pytest.mark.slow
 def test_numpy_and_the_emulated_kernels_are_compared_by_default():
     process = mie("diff")
     assert process.returncode == 0, process.stdout.decode()

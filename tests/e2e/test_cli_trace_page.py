@@ -156,15 +156,3 @@ def test_a_pool_that_no_page_can_draw_is_refused(tmp_path: Path) -> None:
         EventLog(0, file).start(lambda: {**EMPTY, "num_blocks": 1 << 40})
     done = mie("trace", log, "--html", tmp_path / "out.html")
     assert "a page shows at most 4194304" in error_line(done)
-
-
-@pytest.mark.parametrize("arguments", [(), ("--page", "OUT"), ("--html", "OUT", "--model", "x")])
-def test_only_the_page_with_its_own_runs_needs_no_log(
-    tmp_path: Path, arguments: tuple[str, ...]
-) -> None:
-    given = [str(tmp_path / "out") if each == "OUT" else each for each in arguments]
-    assert "FILE is missing" in error_line(mie("trace", *given))
-
-
-def test_a_model_belongs_to_a_page() -> None:
-    assert "--model belongs to" in error_line(mie("trace", "x", "--model", "bundled"))

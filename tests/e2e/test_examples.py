@@ -46,13 +46,3 @@ def test_an_example_is_short_and_has_a_docstring(name: str) -> None:
     lines = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8").splitlines()
     assert len(lines) < MAX_LINES
     assert lines[0].startswith('"""')
-
-
-def test_batch_answers_go_to_the_named_file(tmp_path: Path) -> None:
-    answers = tmp_path / "answers.jsonl"
-    requests = tmp_path / "requests.jsonl"
-    body = '{"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 9}'
-    requests.write_text(f'{{"custom_id": "q", "body": {body}}}\n')
-    process = run_warm(EXAMPLES / "batch_jsonl.py", requests, answers)
-    assert process.returncode == 0, process.stderr.decode()
-    assert answers.read_text().startswith('{"custom_id": "q", "text": "I am')

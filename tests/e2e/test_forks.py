@@ -218,6 +218,7 @@ def run(command: list[str], **options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @with_numpy
 def test_spawned_workers_load_their_own_model(tmp_path: Path, alone: dict[str, str]) -> None:
     path = program(
@@ -233,6 +234,7 @@ def test_spawned_workers_load_their_own_model(tmp_path: Path, alone: dict[str, s
     assert json.loads(run([sys.executable, str(path), json.dumps(PROMPTS)])) == list(alone.values())
 
 
+@pytest.mark.slow
 @with_numpy
 def test_gunicorn_preloads_a_model_for_its_workers(tmp_path: Path, alone: dict[str, str]) -> None:
     pytest.importorskip("gunicorn")

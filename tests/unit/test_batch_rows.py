@@ -10,7 +10,7 @@ import pytest
 
 from mie import LLM
 from mie.batch import rows
-from mie.batch.requests import answers, seed_of
+from mie.batch.requests import answers
 from mie.batch.rows import RowEngine
 from mie.frontend.outputs import RequestOutput
 
@@ -96,25 +96,3 @@ def test_a_restart_takes_what_is_kept(expected, tmp_path: Path, monkeypatch):
     found = RowEngine(SETTINGS, checkpoint).answers(ROWS)
     assert asked == ["c", "d"]
     assert found == expected
-
-
-def test_many_requests_pass_through_a_small_engine():
-    llm = LLM(**SETTINGS)
-    requests = ((f"{number}", {"prompt": f"Story {number}", **PARAMS}) for number in range(25))
-    found = dict(answers(llm, requests))
-    assert found.keys() == {f"{number}" for number in range(25)}
-    assert llm.engine.scheduler.manager.num_used == 0
-
-
-def test_a_caller_that_leaves_frees_the_blocks():
-    llm = LLM(**SETTINGS)
-    running = answers(llm, [(f"{i}", {"prompt": "Once", "max_tokens": 5 + i}) for i in range(8)])
-    next(running)
-    running.close()
-    while llm.has_work:
-        llm.step()
-    assert llm.engine.scheduler.manager.num_used == 0
-
-
-def test_seeds_differ():
-    assert len({seed_of(f"{number}") for number in range(1000)}) == 1000

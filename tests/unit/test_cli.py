@@ -26,11 +26,6 @@ def parsed(*arguments: str, max_tokens: int | None = 256) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def test_flags_that_are_not_given_leave_the_defaults() -> None:
-    assert sampling_params(parsed()) == SamplingParams(max_tokens=256)
-    assert sampling_params(parsed(max_tokens=None)) == SamplingParams(max_tokens=None)
-
-
 def test_every_sampling_flag_arrives() -> None:
     flags = (
         "--max-tokens 9 --min-tokens 2 --temperature 0.5 --top-p 0.9 --top-k 40 --min-p 0.1 --n 3"
@@ -57,14 +52,6 @@ def test_every_sampling_flag_arrives() -> None:
         skip_special_tokens=False,
         logprobs=5,
     )
-
-
-def test_zero_counts_as_a_given_value() -> None:
-    assert sampling_params(parsed("--temperature", "0", "--seed", "0")) == SamplingParams(
-        max_tokens=256, temperature=0, seed=0
-    )
-    with pytest.raises(ConfigError, match="max_tokens"):
-        sampling_params(parsed("--max-tokens", "0"))
 
 
 def test_a_requests_own_parameters_take_precedence() -> None:

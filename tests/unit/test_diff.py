@@ -24,9 +24,8 @@ from tiny_models import TINY, TinyModel
 from mie.config.engine import EngineConfig
 from mie.diff.compare import compare
 from mie.diff.html import page
-from mie.diff.inject import Injection
 from mie.diff.measure import coarser, errors_between
-from mie.diff.recording import METHODS, OPERATORS, RecordingBackend, Spot, put, to_host
+from mie.diff.recording import METHODS, OPERATORS, Injection, RecordingBackend, Spot
 from mie.diff.report import DiffReport, Side
 from mie.diff.text import lines
 from mie.diff.tolerances import ALONE, CLASSES, QUANTIZED, TOLERANCES, Limits, Tolerance
@@ -161,28 +160,6 @@ def test_every_call_has_its_role_and_layer(tiny: dict[str, TinyModel], family: s
     assert {spot.method for spot, _ in calls} <= set(METHODS)
 
 
-def test_a_result_is_recorded_with_its_shape_and_dtype(tiny: dict[str, TinyModel]):
-    shapes = {spot.operator: array.shape for spot, array in recorded(tiny["qwen3_tied"], [5, 6, 7])}
-    # From the second step, which has one token.
-    assert shapes["embed"] == shapes["down"] == shapes["take_rows"] == (1, 24)
-    assert shapes["qkv"] == (1, 96)
-    assert shapes["q_norm"] == shapes["k_norm"] == shapes["paged_attention"] == (1, 4, 8)
-    assert shapes["silu_mul"] == (1, 32)
-    assert shapes["head"] == shapes["logits"] == (1, 40)
-    assert {array.dtype.name for _, array in recorded(tiny["llama"], [5])} == {"float32"}
-
-
-def test_a_recorded_result_is_a_copy():
-    class OnDevice:
-        def get(self) -> np.ndarray:
-            return np.arange(3.0)
-
-    host = np.arange(3.0)
-    copy = to_host(host)
-    host += 1
-    assert copy.tolist() == to_host(OnDevice()).tolist() == [0, 1, 2]
-
-
 def test_a_backend_that_skips_the_forward_pass_cannot_be_recorded():
     class Replays(NumpyBackend):
         def run_step(self, forward: Any, batch: Any) -> np.ndarray:
@@ -191,16 +168,6 @@ def test_a_backend_that_skips_the_forward_pass_cannot_be_recorded():
     recorder = RecordingBackend(Replays(), lambda spot, array: None)
     with pytest.raises(AssertionError, match="did not call forward"):
         recorder.run_step(lambda batch: None, SimpleNamespace(token_ids=[1], logits_rows=[0]))
-
-
-def test_a_call_out_of_order_has_the_operators_name():
-    calls: list[Spot] = []
-    recorder = RecordingBackend(NumpyBackend(), lambda spot, array: calls.append(spot))
-    gate_up = np.ones((1, 4), np.float32)
-    recorder.silu_mul(gate_up)
-    recorder.silu_mul(gate_up)
-    assert [spot.operator for spot in calls] == ["silu_mul", "silu_mul"]
-    assert [spot.occurrence for spot in calls] == [0, 1]
 
 
 # Comparing.
@@ -220,19 +187,17 @@ def test_float32_is_within_tolerance_of_float64(tiny: dict[str, TinyModel], fami
     assert all(row.worst.relative == row.row_rel for row in report.rows)
 
 
-def test_the_workload_has_chunks_a_prefix_hit_a_copy_and_decodes(tiny: dict[str, TinyModel]):
+def test_a_backend_is_equal_to_itself_over_chunks_a_hit_a_copy_and_decodes(
+    tiny: dict[str, TinyModel],
+):
     report = compare(workload(tiny["llama"]), F32, F32)
+    assert report.is_within
+    assert {(row.max_abs, row.max_rel, row.max_ulp) for row in report.rows} == {(0, 0, 0)}
     assert report.num_prefill_steps > 2
     assert report.num_cached_tokens == 10
     assert report.num_copies == 1
     assert report.num_decode_steps > 0
     assert report.num_mixed_steps > 0
-
-
-def test_a_backend_is_equal_to_itself(tiny: dict[str, TinyModel]):
-    report = compare(workload(tiny["llama"]), F32, F32)
-    assert report.is_within
-    assert {(row.max_abs, row.max_rel, row.max_ulp) for row in report.rows} == {(0, 0, 0)}
 
 
 ROLES_OF = {
@@ -262,34 +227,23 @@ def test_a_fault_in_any_operator_is_found(tiny: dict[str, TinyModel], family: st
 
 
 @pytest.mark.parametrize(
-    "operator",
-    [name for name in OPERATORS if name not in ("embed", "take_rows", "final_norm")][:-2],
-)
-def test_a_fault_in_the_second_layer_is_found_there(tiny: dict[str, TinyModel], operator: str):
-    inject = Injection.parse(f"{operator}:1")
-    report = compare(workload(tiny["qwen3_tied"]), F64, F32, inject=inject)
-    assert report.first is not None
-    assert (report.first.operator, report.first.layer, report.first.step) == (operator, 1, 1)
-    assert report.inject == f"{operator}:1"
-    before = [row for row in report.rows if row.layer == 0 and row.operator == operator]
-    assert report.num_steps == before[0].num_calls
-
-
-@pytest.mark.parametrize(
-    ("method", "role"),
+    ("text", "role", "layer", "step"),
     [
-        ("rms_norm", "attention_norm"),
-        ("linear", "qkv"),
-        ("head_norm", "q_norm"),
-        ("run_step", "logits"),
+        ("down:1", "down", 1, 1),
+        ("k_norm:1", "k_norm", 1, 1),
+        # An operator of the contract selects all its roles.
+        ("linear", "qkv", 0, 1),
+        ("head_norm:1", "q_norm", 1, 1),
+        ("run_step", "logits", None, 3),
     ],
 )
-def test_an_operator_of_the_contract_selects_all_its_roles(
-    tiny: dict[str, TinyModel], method: str, role: str
+def test_a_fault_is_found_where_it_is_injected(
+    tiny: dict[str, TinyModel], text: str, role: str, layer: int | None, step: int
 ):
-    report = compare(workload(tiny["qwen3_tied"]), F64, F32, inject=Injection.parse(method))
+    report = compare(workload(tiny["qwen3_tied"]), F64, F32, inject=Injection.parse(text))
     assert report.first is not None
-    assert report.first.operator == role
+    assert (report.first.operator, report.first.layer, report.first.step) == (role, layer, step)
+    assert report.inject == text
 
 
 @pytest.mark.parametrize("text", ["", "down:", "down:x", "softmax", "down:1:2", "down 1", ":1"])
@@ -364,26 +318,6 @@ def test_a_fault_in_an_isolated_operator_stays_there(tiny: dict[str, TinyModel])
     assert rows["down", 1].row_rel > 2 * right.rows[-5].row_rel
     assert "Each operator alone" in "\n".join(lines(right))
     assert "Each operator alone" in page(right)
-
-
-def test_a_replaced_result_is_rounded_to_its_dtype():
-    class OnDevice:
-        def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-            self.shape, self.dtype, self.host = shape, dtype, np.zeros(shape, dtype)
-
-        def set(self, values: np.ndarray) -> None:
-            assert values.dtype == self.dtype
-            self.host[...] = values
-
-        def __setitem__(self, place: Any, values: OnDevice) -> None:
-            self.host[place] = values.host
-
-    array = np.zeros((2, 2), np.float16)
-    put(array[:, 1:], np.array([[1 / 3], [2.0]]))
-    device = OnDevice((2,), np.dtype(np.float16))
-    put(device, np.array([1 / 3, 2.0]))
-    wanted = [np.float16(1 / 3), 2]
-    assert array[:, 1].tolist() == device.host.tolist() == wanted
 
 
 # Settings of a side.
@@ -516,12 +450,8 @@ def test_the_table_has_a_reason_for_every_row_and_a_limit_for_every_operator(
         for name in CLASS_NAMES:
             assert 0 < getattr(finer, name) < getattr(coarse, name)
     assert all(tolerance.reason.endswith(".") for tolerance in table.values())
-
-
-def test_isolated_operators_have_narrower_limits():
-    for dtype, alone in ALONE.items():
-        for name in CLASS_NAMES[1:]:
-            assert getattr(alone, name) < getattr(TOLERANCES[dtype], name)
+    for name, alone in ALONE.items():
+        assert all(x < y for x, y in zip(alone[1:4], TOLERANCES[name][1:4], strict=True))
 
 
 def test_the_coarser_dtype_and_the_coarser_cache_choose_the_limit():
@@ -541,11 +471,6 @@ def test_the_coarser_dtype_and_the_coarser_cache_choose_the_limit():
     assert alone.of(single, single, "silu_mul") == ALONE["float32"].gates
     assert TOLERANCES["float32"].reason in one.reason(single, single)
     assert QUANTIZED["int8"].reason in one.reason(single, single)
-
-
-def test_an_embedding_may_be_rounded_once_on_each_side():
-    for name, bits in (("float64", 53), ("float32", 24), ("float16", 11), ("bfloat16", 8)):
-        assert TOLERANCES[name].embed == pytest.approx(2 * 2.0**-bits, rel=0.13)
 
 
 # Reports.
@@ -626,8 +551,18 @@ def test_json_has_every_number_even_infinities(faulty: DiffReport):
 
 
 @needs_numba
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "fp8"])
-@pytest.mark.parametrize("family", TINY)
+@pytest.mark.parametrize(
+    ("family", "kv_cache_dtype"),
+    [
+        ("qwen3_tied", "auto"),
+        ("llama", "int8"),
+        *(
+            pytest.param(family, stored, marks=pytest.mark.slow)
+            for family in TINY
+            for stored in ("auto", "int8", "fp8")
+        ),
+    ],
+)
 def test_the_compiled_backend_is_within_tolerance(
     tiny: dict[str, TinyModel], family: str, kv_cache_dtype: str
 ):
@@ -636,12 +571,11 @@ def test_the_compiled_backend_is_within_tolerance(
     report = compare(workload(tiny[family]), a, b)
     assert report.is_within
     assert report.tokens == ()
-    alone = compare(workload(tiny[family]), a, b, isolate=True)
-    assert alone.is_within
+    assert compare(workload(tiny[family]), a, b, isolate=True).is_within
 
 
 @needs_numba
-@pytest.mark.parametrize("operator", ["embed", "qkv", "k_norm", "silu_mul", "down", "logits"])
+@pytest.mark.parametrize("operator", ["qkv", "logits"])
 def test_a_fault_in_the_compiled_backend_is_found(tiny: dict[str, TinyModel], operator: str):
     inject = Injection(operator=operator, layer=None)
     report = compare(workload(tiny["qwen3_tied"]), F32, JIT, inject=inject)
@@ -679,7 +613,7 @@ def test_padded_and_captured_steps_are_compared(tiny: dict[str, TinyModel]):
 
 
 @needs_compiler
-@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
 def test_quantised_caches_of_the_emulated_backend(tiny: dict[str, TinyModel], kv_cache_dtype: str):
     settings = {"kv_cache_dtype": kv_cache_dtype}
     a, b = (replace(side, settings=settings) for side in (F32, emulated("float32")))
