@@ -167,8 +167,9 @@ class Mie:
         def admit() -> None:
             added.append(engine.add_request(token_ids, many))
             plan = engine.scheduler.schedule()
-            engine._runner.prepare(plan)
-            engine._runner.pack(plan)
+            runner: Any = engine._runner
+            runner.prepare(plan)
+            runner.pack(plan)
             assert plan.num_tokens == 1
 
         def take_out() -> None:

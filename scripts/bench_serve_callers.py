@@ -157,7 +157,7 @@ async def stream_all(port: int, bodies: list[dict[str, Any]]) -> list[Client]:
     loop = asyncio.get_running_loop()
     clients = [Client(body) for body in bodies]
     for client in clients:
-        await loop.create_connection(lambda client=client: client, "127.0.0.1", port)
+        await loop.create_connection(lambda each=client: each, "127.0.0.1", port)  # type: ignore[misc]
     await asyncio.gather(*(client.done for client in clients))
     return clients
 
@@ -183,7 +183,7 @@ def measure(
         options.append("--batch-invariant" if batch_invariant else "--no-batch-invariant")
         options += ["--max-chunks-per-second", str(chunks)]
         llm = LLM(name, **settings, batch_invariant=batch_invariant)
-        sampling = {"temperature": 0, "max_tokens": tokens, "ignore_eos": True}
+        sampling: dict[str, Any] = {"temperature": 0, "max_tokens": tokens, "ignore_eos": True}
         params = SamplingParams(**sampling, output_kind=RequestOutputKind.FINAL_ONLY)
         prompts = prompts_of(model, streams)
         bodies = [{"prompt": prompt, "stream": True, **sampling} for prompt in prompts]
@@ -222,7 +222,7 @@ def measure(
 def print_first_tokens(llm: LLM, port: int, prompt: Any) -> None:
     """Print the time to the first token of one request on an idle engine, here and there."""
     here, there = [], []
-    params = {"temperature": 0, "max_tokens": 4, "skip_reading_prefix_cache": True}
+    params: dict[str, Any] = {"temperature": 0, "max_tokens": 4, "skip_reading_prefix_cache": True}
     for _ in range(20):
         begin = time.perf_counter()
         stream = llm.stream(prompt, SamplingParams(**params))

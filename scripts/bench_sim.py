@@ -94,7 +94,8 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="only write the page's table again")
     args = parser.parse_args()
     if not args.page:
-        about, rows = machine(), []
+        about = machine()
+        rows: list[Any] = []
         for model in LOADS:
             with tempfile.TemporaryDirectory(prefix="mie-bench-sim-") as folder:
                 rows += measure(model, Path(folder), args.rounds)

@@ -23,6 +23,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,11 @@ def measure_steps(model: str, output: str, folder: Path, rounds: int, tokens: in
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(NUM_STREAMS)]
     for temperature in (1.0, 0.0):
         final = RequestOutputKind.FINAL_ONLY
-        options = {"temperature": temperature, "max_tokens": tokens, "output_kind": final}
+        options: dict[str, Any] = {
+            "temperature": temperature,
+            "max_tokens": tokens,
+            "output_kind": final,
+        }
         kinds = {
             "free": SamplingParams(**options, ignore_eos=True),
             "constrained": constrained(schema, **options),
@@ -144,7 +149,7 @@ def measure_masks(folder: Path, seconds: float) -> None:
     print("|---|---|---|---|---|---|---|")
     rng = random.Random(0)
     for name, structure in structures.items():
-        masks, accepts = mask_times(lambda s=structure: grammars.start(s), rng, seconds)
+        masks, accepts = mask_times(partial(grammars.start, structure), rng, seconds)
         quantiles = [np.quantile(masks, q) for q in (0.5, 0.9, 0.99, 0.999, 1.0)]
         numbers = " | ".join(f"{1e6 * value:.0f}" for value in quantiles)
         print(f"| {name} | {numbers} | {1e6 * statistics.median(accepts):.1f} |", flush=True)
@@ -194,7 +199,8 @@ def measure_forced(rounds: int) -> None:
                 if turn:
                     speeds[name].append(num_tokens / seconds)
                 if name == "at once":
-                    share = sum(each.metrics.num_forced_tokens for each in outputs) / num_tokens
+                    forced = [each.metrics.num_forced_tokens for each in outputs if each.metrics]
+                    share = sum(forced) / num_tokens
         ratio = Spread.of(a / b for a, b in zip(*speeds.values(), strict=True))
         medians = " | ".join(f"{statistics.median(each):,.0f}" for each in speeds.values())
         print(f"| {streams} | {share:.0%} | {medians} | {ratio} |", flush=True)

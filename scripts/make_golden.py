@@ -101,7 +101,7 @@ def make(case: Case, directory: Path) -> None:
         except Unsuitable as reason:
             print(f"  seed {seed}: {reason}")
             continue
-        np.savez_compressed(directory / "golden.npz", **arrays)
+        np.savez_compressed(directory / "golden.npz", **arrays)  # type: ignore[arg-type]
         write_json(directory / "provenance.json", provenance(case, seed) | facts)
         return
     raise SystemExit(f"{case.name}: none of {MAX_SEEDS} seeds is suitable")

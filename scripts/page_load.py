@@ -218,7 +218,7 @@ def main(arguments: Sequence[str]) -> int:
     server = StandIn(args.seconds, args.steps_per_second)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with sync_playwright() as playwright:
-        options = {"executable_path": "/usr/bin/chromium", "args": [*FLAGS]}
+        options: dict[str, Any] = {"executable_path": "/usr/bin/chromium", "args": [*FLAGS]}
         browser = playwright.chromium.launch(**options)
         processes = browser.new_browser_cdp_session()
         page = browser.new_page(viewport={"width": 1280, "height": 900})

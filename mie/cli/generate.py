@@ -185,12 +185,13 @@ class _Printer:
         from mie.batch.requests import run
 
         waiting = deque(self._lines)
+        total = sum(line.error is None for line in waiting)
         ended: dict[str, RequestOutput] = {}
         is_strict = not self._args.input
         shown = bool(self._args.input) and sys.stderr.isatty()
         with (
             closing(run(self._llm, self._requests(), self._params, is_strict=is_strict)) as outputs,
-            tqdm(total=len(waiting), unit="request", desc="generating", disable=not shown) as bar,
+            tqdm(total=total, unit="request", desc="generating", disable=not shown) as bar,
         ):
             for line, output in outputs:
                 if output.error is not None:  # refused, or its step failed

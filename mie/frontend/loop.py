@@ -82,11 +82,13 @@ class EngineLoop:
         command = self.post(partial(self.processor.add_all, prepared, collector))
         try:
             self._wait(lambda: command.is_done, may_step=False)
+            ids: list[str] = command.value()
+            return ids
+        except MieError:
+            raise
         except BaseException:  # The caller gets no ids.
             self.post(partial(self.processor.retract, prepared))
             raise
-        ids: list[str] = command.value()
-        return ids
 
     def abort(self, request_id: str) -> None:
         """End a request before the next step; its collector gets a final output.

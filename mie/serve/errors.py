@@ -7,7 +7,6 @@ become one by `api_error`. Other dialects have their own bodies, made of the sam
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
@@ -25,8 +24,6 @@ from mie.errors import (
     ThreadLimitError,
 )
 from mie.frontend.outputs import CompletionOutput, RequestOutput
-
-logger = logging.getLogger(__name__)
 
 INVALID = "invalid_request_error"
 MAX_RETRY_AFTER = 60
@@ -149,13 +146,6 @@ def refuse_failed(outputs: Iterable[RequestOutput]) -> None:
             message = f"request {output.request_id} failed: {output.error}"
             status, kind = (400, INVALID) if output.is_invalid else (500, "server_error")
             raise ApiError(status, message, type=kind, code="request_failed")
-
-
-def stream_error(error: Exception) -> ApiError:
-    """Return the error that a stream which has begun ends with. A bug is logged."""
-    if not isinstance(error, (ApiError, MieError)):
-        logger.error("a stream met a bug: %r", error, exc_info=error)
-    return api_error(error)
 
 
 def too_long(num_prompt: int | None, num_new: int | None, max_model_len: int) -> ApiError:

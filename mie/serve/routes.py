@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import yaml
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -192,38 +195,8 @@ OPERATIONS = (
     _get("/openapi.json", _openapi, "This description", answers.Description),
 )
 
-_EMBEDDINGS = "an embedding model, and mie runs generative ones"
-NOT_SUPPORTED = MappingProxyType(
-    {
-        f"embeddings need {_EMBEDDINGS}": ("/v1/embeddings",),
-        f"scores need {_EMBEDDINGS}": ("/v1/score", "/score"),
-        f"ranking needs {_EMBEDDINGS}": ("/v1/rerank", "/rerank"),
-        f"pooling needs {_EMBEDDINGS}": ("/pooling",),
-        "classes need a classification model, and mie runs generative ones": ("/classify",),
-        "nothing is moderated": ("/v1/moderations",),
-        "the model reads and writes text only": (
-            "/v1/audio/{rest:path}",
-            "/v1/images/{rest:path}",
-        ),
-        "nothing is stored between requests": (
-            "/v1/files",
-            "/v1/files/{rest:path}",
-            "/v1/uploads",
-            "/v1/responses/{rest:path}",
-            "/v1/assistants",
-            "/v1/threads",
-            "/v1/vector_stores",
-        ),
-        "mie generate --input runs batch files": ("/v1/batches", "/v1/batches/{rest:path}"),
-        "send one request for each conversation": (
-            "/v1/messages/batches",
-            "/v1/chat/completions/batch",
-        ),
-        "models are not trained here": ("/v1/fine_tuning/{rest:path}",),
-        "there are no sessions": ("/v1/realtime",),
-        "there are no adapters": ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
-        "text is generated after the prompt only": ("/infill",),
-    }
+NOT_SUPPORTED: Mapping[str, Sequence[str]] = MappingProxyType(
+    yaml.safe_load(Path(__file__).with_name("refused_routes.yaml").read_text(encoding="utf-8"))
 )
 """Why routes that clients of such servers know are not here."""
 

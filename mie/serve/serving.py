@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import os
 import time
 import uuid
@@ -17,7 +18,7 @@ from starlette.types import Scope
 
 from mie.async_llm import AsyncLLM, ModelFacts
 from mie.config.engine import EngineConfig
-from mie.errors import shown
+from mie.errors import MieError, shown
 from mie.frontend.outputs import RequestOutput
 from mie.frontend.request_state import PreparedRequest
 from mie.frontend.stream import OutputStream
@@ -25,12 +26,14 @@ from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.serve.access_log import work_of
 from mie.serve.asgi import facts_of
 from mie.serve.config import ServeConfig
-from mie.serve.errors import ApiError, invalid, naming_structure, stream_error, too_long
+from mie.serve.errors import ApiError, api_error, invalid, naming_structure, too_long
 from mie.serve.limits import QueueLimit
 from mie.serve.sse import Pace
 from mie.system.threads import call_in_thread
 from mie.text.pretrained import PretrainedTokenizer
 from mie.version import __version__
+
+logger = logging.getLogger(__name__)
 
 MAX_REPORTS = 1000
 """Maximum number of different lines that the log gets about unknown fields."""
@@ -135,7 +138,9 @@ class Generation:
 
     def failed(self, error: Exception) -> ApiError:
         """Return the error that a stream which has begun ends with. The log has its status."""
-        failed = stream_error(error)
+        if not isinstance(error, (ApiError, MieError)):
+            logger.error("a stream met a bug: %r", error, exc_info=error)
+        failed = api_error(error)
         self._facts["status"] = failed.status
         return failed
 

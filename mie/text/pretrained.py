@@ -41,16 +41,19 @@ class _SpecialToken:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __get__(self, owner: PretrainedTokenizer, kind: type | None = None) -> str | None:
-        return owner.special_tokens_map.get(self._name)
+    def __get__(self, owner: PretrainedTokenizer | None, kind: type | None = None) -> str | None:
+        return None if owner is None else owner.special_tokens_map.get(self._name)
 
 
-class _SpecialId(_SpecialToken):
-    """The id of a special token."""
+class _SpecialId:
+    """The id of a special token, or None if the tokenizer has none of that name."""
 
-    def __get__(self, owner: PretrainedTokenizer, kind: type | None = None) -> int | None:  # type: ignore[override]  # the id of that text
-        token = owner.special_tokens_map.get(self._name)
-        return None if token is None else owner.tokenizer.token_to_id(token)
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, owner: PretrainedTokenizer | None, kind: type | None = None) -> int | None:
+        token = None if owner is None else owner.special_tokens_map.get(self._name)
+        return None if owner is None or token is None else owner.tokenizer.token_to_id(token)
 
 
 class PretrainedTokenizer:

@@ -106,7 +106,7 @@ def logprobs_of(
         for each in range(3)
     ]
     outputs = llm.generate(["Once upon a time", "Tom the owl", STORY], params, use_tqdm=False)
-    steps = [step for output in outputs for step in output.outputs[0].logprobs]
+    steps = [step for output in outputs for step in output.outputs[0].logprobs or []]
     return [(token, found.logprob) for step in steps for token, found in step.items()]
 
 

@@ -155,7 +155,7 @@ class Work(NamedTuple):
     flops: float = 0.0
     """Operations on tensor cores."""
     latency_us: float = 0.0
-    count: int = 1
+    count: int = 1  # type: ignore[assignment]
     """How often the launch occurs in a step."""
     is_gemm: bool = False
     """Whether cuBLAS does it. Its instructions are not known."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -123,7 +123,7 @@ async def labelled(site: Site, name: str) -> dict[str, float]:
     """Return a metric of each replica; that of a plain server has no name."""
     async with client_of(site) as client:
         text = (await client.get("/metrics")).raise_for_status().text
-    values: Counter[str] = Counter()
+    values: defaultdict[str, float] = defaultdict(float)
     for line in text.splitlines():
         if line.startswith(f"{name}{{"):
             _, label, rest = line.partition('{replica="')

@@ -332,9 +332,11 @@ def main() -> None:
     for story, wrong in results:
         if wrong:
             print(f"{story.facts['prompt']}\n  {wrong}\n  {story.text}\n")
+    tokenizer = llm.tokenizer
+    assert tokenizer is not None
     numbers = {
         "perplexity": perplexity(llm, prompts),
-        **report(results, lambda text: len(llm.tokenizer.encode(text, add_special_tokens=False))),
+        **report(results, lambda text: len(tokenizer.encode(text, add_special_tokens=False))),
     }
     print(json.dumps(numbers, indent=2))
     if args.json:

@@ -55,6 +55,7 @@ def test_the_emulated_gpu_gives_the_tokens_of_numpy(max_tokens: int):
     assert manager.num_used == 0
 
 
+@pytest.mark.slow
 @LENGTHS
 def test_float16_on_tensor_cores_gives_the_same_story(max_tokens: int):
     """The best logit leads by at least 0.1 in each step, ten times the error of float16."""

@@ -27,7 +27,7 @@ def decode(engine, num_steps, rng):
         engine.step()
 
 
-@pytest.mark.parametrize("backend", ["jit", "numpy"])
+@pytest.mark.parametrize("backend", ["jit", pytest.param("numpy", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("num_logged", "num_measured"), [(1000, 300), pytest.param(2000, 800, marks=pytest.mark.slow)]
 )

@@ -476,39 +476,7 @@ def test_scores_beyond_the_range_of_exponentials():
             np.testing.assert_allclose(got[token, 0], content[0, 1, slot[0], slot[1], 0], rtol=1e-6)
 
 
-def test_equal_keys_give_the_mean_of_the_values():
-    attended = normal(1, 2, 80, 16, 1, 32)
-    attended[:, 0] = 1.0
-    batch = step_batch([(1, 1100)], 16, 80)
-    cache = cache_of(replace(shape_of(batch, 16, 1, 32), num_layers=1, num_blocks=80), "float32")
-    fill_cache(cache, attended)
-    got = jit_backend().paged_attention(np.ones((1, 2, 32), np.float32), cache, 0, batch, None)
-    each = np.arange(1100)
-    values = attended[0, 1, batch.block_tables[0, each // 16], each % 16, 0]
-    np.testing.assert_allclose(got[0, 1], values.mean(axis=0), atol=1e-6)
-
-
 # Blocks.
-
-
-@pytest.mark.parametrize("stored", CACHES)
-@pytest.mark.parametrize("block_size", [3, 16])
-def test_blocks_move_with_every_plane(stored: str, block_size: int):
-    backend = jit_backend()
-    shape = KVCacheShape(
-        num_layers=2, num_blocks=9, block_size=block_size, num_kv_heads=3, head_dim=20
-    )
-    content = quantize(normal(2, 2, 9, block_size, 3, 20), CACHES[stored])
-    cache = cache_of(shape, stored)
-    host = cache_of(replace(shape, num_blocks=4), stored)
-    fill_cache(cache, content.elements, content.scales)
-    backend.export_blocks(cache, host, (1, 5, 0), (3, 0, 2))
-    backend.copy_blocks(cache, (3, 4, 8), (4, 3, 5))  # two blocks change places
-    backend.import_blocks(host, cache, (0, 2, 3), (6, 1, 0))
-    source = [1, 0, 2, 4, 3, 8, 5, 7, 8]
-    assert same_bits(planes_of(cache), content.elements[:, :, source])
-    if content.scales is not None:
-        assert same_bits(scales_of(cache), content.scales[:, :, source])
 
 
 def test_a_cache_has_the_bytes_that_it_announces():

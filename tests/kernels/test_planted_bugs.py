@@ -195,8 +195,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
     shutil.copytree(KERNELS, path)
     monkeypatch.setattr(emulator, "KERNELS", path)
     launchers = [EmulatedLauncher(check=checks, order="reverse") for checks in (False, True)]
-    for module in (kernels, sampling):
-        monkeypatch.setattr(module, "launcher", lambda checks=False, *_: launchers[checks])
+    monkeypatch.setattr(kernels, "launcher", lambda checks=False, *_: launchers[checks])
     return path
 
 

