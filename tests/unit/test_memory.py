@@ -5,6 +5,7 @@ import pytest
 from mie.audit.memory import check_memory, check_pool, walk
 from mie.memory.manager import KVCacheManager
 from mie.memory.pool import REGION, BlockPool
+from mie.memory.table import Moves
 
 B = 4
 
@@ -550,3 +551,12 @@ def test_a_source_is_pinned_before_a_block_is_taken():
     [(source, target)] = memory.take_moves().copies
     assert target == borrower.block_ids[0]
     assert source not in borrower.block_ids
+
+
+def test_an_abandoned_step_leaves_no_moves():
+    memory = manager(num_host_blocks=2)
+    table = stored(memory, [1] * 6)
+    memory.swap_out(table)
+    opened(memory, [1] * 5 + [9])
+    memory.end_step()
+    assert memory.take_moves() == Moves()
