@@ -396,7 +396,7 @@ def modules_after(code: str) -> set[str]:
         [sys.executable, "-W", "error", "-c", program],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         cwd=PACKAGE.parent,
     )
     assert result.returncode == 0, result.stderr

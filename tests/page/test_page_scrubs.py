@@ -1,6 +1,6 @@
 """A page that moves to any step of a random run shows the replay's own state at that step.
 
-The runs are those of tests/property/test_page_records.py.
+The runs are those of tests/property/test_replay.py.
 """
 
 import json
@@ -10,8 +10,7 @@ from dataclasses import replace
 from browser import Shown, cells, chromium, opened
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_page_records import logged_run
-from test_replay import EOS, configs, requests
+from test_replay import configs, new_run, runs
 
 from mie.events import read_log
 from mie.page.bundle import page_html
@@ -43,21 +42,20 @@ def test_every_state_of_a_random_run(tmp_path):
 
 
 def check_runs(shown: Shown, path):
+    drawn = runs(12, 4) | {"config": configs().map(lambda config: replace(config, **SWAPS))}
+
     @given(
-        config=configs().map(lambda config: replace(config, **SWAPS)),
-        arrivals=requests(),
-        spare=st.integers(1, 4),
-        num_host_blocks=st.integers(1, 9),
-        tokens=st.lists(st.sampled_from([0, 2, 2, 2, EOS]), min_size=1, max_size=7),
-        aborted=st.dictionaries(st.integers(0, 12), st.integers(0, 5), max_size=4),
+        **drawn,
         steps_per_record=st.sampled_from([1, 1, 3]),
         random=st.randoms(use_true_random=False),
     )
     @settings(max_examples=60)
-    def check(config, arrivals, spare, num_host_blocks, tokens, aborted, steps_per_record, random):
-        longest = max(len(prompt) for _, prompt, *_ in arrivals)
-        pools = -(-longest // config.block_size) + spare, num_host_blocks
-        logged_run(path, config, arrivals, pools, tokens, aborted, set(), {}, set())
+    def check(config, arrivals, spare, num_host_blocks, steps_per_record, random, **accidents):
+        with path.open("w") as file:
+            run = new_run(file, config, arrivals, spare + 1, num_host_blocks)
+            for _ in run.drive(arrivals, **accidents):
+                pass
+            run.log.close()
         segments = list(read_log(path))
         recording = Recording(segments, TEXT, steps_per_record=steps_per_record)
         lines = list(recording.lines("a run"))

@@ -25,14 +25,14 @@ def fuzz(zygote: Zygote, first: int, end: int) -> dict[str, float]:
     return found
 
 
-def test_one_hundred_descriptions(zygote: Zygote) -> None:
-    batches = [fuzz(zygote, first, first + 20) for first in range(0, 100, 20)]
+def test_two_hundred_descriptions(zygote: Zygote) -> None:
+    batches = [fuzz(zygote, first, first + 20) for first in range(0, 200, 20)]
     for verdict in ("followed", "refused", "ended"):  # else it would test nothing
         assert sum(batch[verdict] for batch in batches) >= 3, batches
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hundred", range(1, 21))
+@pytest.mark.parametrize("hundred", range(2, 22))
 def test_two_thousand_descriptions(zygote: Zygote, hundred: int) -> None:
     for first in range(100 * hundred, 100 * hundred + 100, 20):
         fuzz(zygote, first, first + 20)
