@@ -23,7 +23,7 @@ from mie.config.engine import EngineConfig
 from mie.doctor.diagnosis import compile_kernels
 from mie.engine.engine import Engine
 from mie.errors import ConfigError
-from mie.load.backends import choose_backend, load_backend
+from mie.load.backends import load_backend
 from mie.load.engine import load_engine
 from mie.load.sizing import step_size
 from mie.ops.backend import KVCacheShape, StepBatch
@@ -76,11 +76,11 @@ def test_a_missing_numba_is_refused_with_the_command_that_installs_it(
     message = "Numba is not installed (pip install 'mie[jit]', or use backend numpy)"
     with pytest.raises(ConfigError, match=re.escape(message)):
         load_backend("jit")
-    choice = choose_backend("auto")
-    assert choice.backend.name == "numpy"
-    assert choice.line == (
+    lines: list[str] = []
+    assert load_backend("auto", tell=lines.append).name == "numpy"
+    assert lines == [
         "backend numpy: Numba is not installed (pip install 'mie[jit]' for the compiled backend)"
-    )
+    ]
     facts = jit_facts()
     assert (facts["numba"], facts["why"]) == (None, "Numba is not installed")
 
@@ -113,12 +113,12 @@ def test_an_llvmlite_that_cannot_be_loaded_is_refused_in_one_line():
 BROKEN = 'raise ImportError("Numba needs Python 3.13 or less.\\nGot Python 3.14.")'
 CHOOSE = """
 from mie.errors import ConfigError
-from mie.load.backends import choose_backend
+from mie.load.backends import load_backend
 try:
-    choose_backend("jit")
+    load_backend("jit")
 except ConfigError as error:
     print(error)
-print(choose_backend("auto").line)
+load_backend("auto", tell=print)
 """
 
 
@@ -161,8 +161,9 @@ def test_auto_takes_jit_and_says_with_what(tiny: Any, caplog: pytest.LogCaptureF
 )
 def test_auto_takes_numpy_for_what_only_numpy_has(dtype: str, settings: Any, why: str):
     config = EngineConfig(enforce_eager=True, **settings)
-    choice = choose_backend("auto", dtype, config)
-    assert (choice.backend.name, choice.line) == ("numpy", f"backend numpy: {why}")
+    lines: list[str] = []
+    assert load_backend("auto", dtype, config, tell=lines.append).name == "numpy"
+    assert lines == [f"backend numpy: {why}"]
 
 
 def test_jit_refuses_what_only_numpy_has():
