@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPResponse, IncompleteRead
@@ -183,8 +184,9 @@ def test_a_stream_that_fails_later_ends_with_the_error_and_no_reason(server, mon
     def add(self, token_ids, armed=True):
         self.count = getattr(self, "count", 0) + 1
         if self._searches and self.count > 5:
-            assert has_begun.wait(60)  # the client has a chunk of the first five tokens
-            raise ValueError("a broken tokenizer")
+            if has_begun.is_set():
+                raise ValueError("a broken tokenizer")
+            time.sleep(0.01)  # the engine goes on, so that the client gets a chunk
         return original(self, token_ids, armed)
 
     monkeypatch.setattr(TextStream, "add", add)
@@ -192,7 +194,7 @@ def test_a_stream_that_fails_later_ends_with_the_error_and_no_reason(server, mon
         "prompt": "A mill",
         "stop": "never",
         "stream": True,
-        "max_tokens": 9,
+        "max_tokens": 900,
         "ignore_eos": True,
     }
     with server.client.stream("POST", "/v1/completions", json=asked) as answer:
