@@ -143,11 +143,12 @@ ACTIONS: dict[str, Callable[..., dict[str, Any]]] = {
 def main() -> None:
     hostile_requests.llm()  # Every child then has it.
     gc.freeze()  # So a child collects only its own garbage.
+    idle = idle_bytes()
     for line in sys.stdin:
         case = json.loads(line)
         if case[0] == "call":
             warm_up(case[1].partition(":")[0])
-        print(json.dumps(measured(case)), flush=True)
+        print(json.dumps(measured(case, idle)), flush=True)
 
 
 @functools.cache
@@ -164,16 +165,31 @@ def status_bytes(name: str) -> int:
     return 1024 * int(line.split()[1])
 
 
-def measured(case: list[Any]) -> dict[str, Any]:
+def idle_bytes() -> int:
+    """Return the memory of a child that does nothing."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, str(status_bytes("VmRSS")).encode())
+        os._exit(0)
+    os.close(writer)
+    text, _ = everything(reader)
+    os.waitpid(child, 0)
+    return int(text)
+
+
+def measured(case: list[Any], least_idle: int) -> dict[str, Any]:
     """Return the outcome of a case in a child, its CPU seconds, and its peak memory.
 
-    The memory counts from that of the idle child.
+    The memory counts from that of the idle child, or from ``least_idle`` if the system has taken
+    back pages of this process's files since.
     """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
-        idle = status_bytes("VmRSS")  # without file pages that only the parent has mapped
+        # Without file pages that only the parent has mapped.
+        idle = max(status_bytes("VmRSS"), least_idle)
         try:
             outcome = attempted(case)
             gc.collect()  # ends the template worker, so that its cost is counted
