@@ -6,7 +6,7 @@ With DELTA outputs each one holds only the new part. All requests run together i
 import asyncio
 
 from mie import AsyncEngineArgs, AsyncLLM, SamplingParams
-from mie.params.sampling import RequestOutputKind
+from mie.config.params.sampling import RequestOutputKind
 
 PROMPTS = [
     "Tell me a story about Mia the fox, the mill and a bell.",

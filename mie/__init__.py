@@ -18,42 +18,42 @@ if TYPE_CHECKING:
     from mie.config.engine import EngineConfig as EngineConfig
     from mie.config.engine_args import AsyncEngineArgs as AsyncEngineArgs
     from mie.config.engine_args import EngineArgs as EngineArgs
+    from mie.config.params.beam_search import BeamSearchParams as BeamSearchParams
+    from mie.config.params.sampling import RequestOutputKind as RequestOutputKind
+    from mie.config.params.sampling import SamplingParams as SamplingParams
+    from mie.config.params.structured import StructuredOutputsParams as StructuredOutputsParams
     from mie.config.request_limits import RequestLimits as RequestLimits
     from mie.engine.engine import Engine as Engine
     from mie.errors import MieError as MieError
     from mie.frontend.beam_search import BeamSearchOutput as BeamSearchOutput
     from mie.frontend.beam_search import BeamSearchSequence as BeamSearchSequence
+    from mie.frontend.llm_engine import LLMEngine as LLMEngine
     from mie.frontend.outputs import CompletionOutput as CompletionOutput
     from mie.frontend.outputs import RequestOutput as RequestOutput
     from mie.frontend.prompts import PromptType as PromptType
     from mie.frontend.prompts import TextPrompt as TextPrompt
     from mie.frontend.prompts import TokensPrompt as TokensPrompt
     from mie.llm import LLM as LLM
-    from mie.llm_engine import LLMEngine as LLMEngine
-    from mie.params.beam_search import BeamSearchParams as BeamSearchParams
-    from mie.params.sampling import RequestOutputKind as RequestOutputKind
-    from mie.params.sampling import SamplingParams as SamplingParams
-    from mie.params.structured import StructuredOutputsParams as StructuredOutputsParams
-    from mie.tools.calls import ToolCall as ToolCall
+    from mie.structured.tools.calls import ToolCall as ToolCall
 
 _HOMES = {
     "LLM": "mie.llm",
     "AsyncLLM": "mie.async_llm",
     "AsyncLLMEngine": "mie.async_llm",
-    "LLMEngine": "mie.llm_engine",
+    "LLMEngine": "mie.frontend.llm_engine",
     "PromptType": "mie.frontend.prompts",
     "TextPrompt": "mie.frontend.prompts",
     "TokensPrompt": "mie.frontend.prompts",
-    "SamplingParams": "mie.params.sampling",
-    "StructuredOutputsParams": "mie.params.structured",
-    "RequestOutputKind": "mie.params.sampling",
+    "SamplingParams": "mie.config.params.sampling",
+    "StructuredOutputsParams": "mie.config.params.structured",
+    "RequestOutputKind": "mie.config.params.sampling",
     "BeamSearchOutput": "mie.frontend.beam_search",
     "BeamSearchSequence": "mie.frontend.beam_search",
-    "BeamSearchParams": "mie.params.beam_search",
+    "BeamSearchParams": "mie.config.params.beam_search",
     "RequestLimits": "mie.config.request_limits",
     "RequestOutput": "mie.frontend.outputs",
     "CompletionOutput": "mie.frontend.outputs",
-    "ToolCall": "mie.tools.calls",
+    "ToolCall": "mie.structured.tools.calls",
     "EngineArgs": "mie.config.engine_args",
     "AsyncEngineArgs": "mie.config.engine_args",
     "EngineConfig": "mie.config.engine",
@@ -91,7 +91,7 @@ _set_up_logging()
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
-        from mie.refusals import missing
+        from mie.base.refusals import missing
 
         raise missing("vllm", name)
     return getattr(importlib.import_module(_HOMES[name]), name)

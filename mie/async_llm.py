@@ -10,10 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mie.audit.waiting import Wait, why_waiting
+from mie.base.refusals import refuses_names
+from mie.base.stats.step import QueueState
 from mie.checkpoint.generation import GenerationConfig
 from mie.config.engine import EngineConfig
 from mie.config.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_of
+from mie.config.params.checks import check_request_id
+from mie.config.params.sampling import SamplingParams
+from mie.config.params.unsupported import refuse_options
+from mie.engine.audit.waiting import Wait, why_waiting
 from mie.engine.look import Look, look_at, tokens_of
 from mie.engine.metrics import Metric, Snapshot
 from mie.errors import EngineDeadError, RequestError, RequestFailedError, ThreadLimitError, shown
@@ -23,11 +28,6 @@ from mie.frontend.prompts import Prompt
 from mie.frontend.request_state import PreparedRequest
 from mie.frontend.stream import OutputStream
 from mie.llm import LLM
-from mie.params.checks import check_request_id
-from mie.params.sampling import SamplingParams
-from mie.params.unsupported import refuse_options
-from mie.refusals import refuses_names
-from mie.stats.step import QueueState
 from mie.system.threads import call_in_thread
 from mie.text.messages import Message
 from mie.text.pretrained import PretrainedTokenizer
@@ -304,7 +304,7 @@ class AsyncLLM:
         return self._loop.call(lambda: look_at(engine, after, with_metrics=with_metrics))
 
     async def why_waiting(self, seq_id: tuple[int, int]) -> Wait | None:
-        """Return why a sequence waits, or None if it does not: see `mie.audit.waiting`."""
+        """Return why a sequence waits, or None if it does not: see `mie.engine.audit.waiting`."""
         engine = self._loop.engine
         return await self._loop.call_async(
             lambda: why_waiting(engine.scheduler, engine.config, seq_id)

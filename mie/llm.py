@@ -6,21 +6,21 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from mie.base.refusals import refuses_names
 from mie.config.engine_args import EngineArgs, with_arguments_of
+from mie.config.params.beam_search import BeamSearchParams
+from mie.config.params.sampling import RequestOutputKind, SamplingParams
+from mie.config.params.unsupported import refuse_options
 from mie.engine.metrics import Metric
 from mie.errors import ConfigError
 from mie.frontend.beam_search import BeamSearcher, BeamSearchOutput
+from mie.frontend.llm_engine import LLMEngine
 from mie.frontend.outputs import RequestOutput, raise_failed
 from mie.frontend.prepare import each_prompt, one_for_each
 from mie.frontend.progress import ProgressBar
 from mie.frontend.prompts import Prompt
 from mie.frontend.request_state import Collector, PreparedRequest
-from mie.llm_engine import LLMEngine
 from mie.load.parts import digest_of_weights
-from mie.params.beam_search import BeamSearchParams
-from mie.params.sampling import RequestOutputKind, SamplingParams
-from mie.params.unsupported import refuse_options
-from mie.refusals import refuses_names
 from mie.text.messages import Message, is_batch
 from mie.text.pretrained import PretrainedTokenizer
 
@@ -281,7 +281,7 @@ class LLM:
             ConfigError: an option is unknown or wrong.
             RequestError: a message or a tool is malformed, or the template rejects it.
         """
-        from mie.frontend.conversation import prompt_of  # it needs mie.tools, which few use
+        from mie.frontend.conversation import prompt_of  # few calls need it
 
         return prompt_of(
             messages,

@@ -1,7 +1,7 @@
 """Offer log-probabilities under the module name that vLLM has."""
 
+from mie.base.refusals import missing
 from mie.frontend.outputs import Logprob
-from mie.refusals import missing
 
 __all__ = ["Logprob"]
 

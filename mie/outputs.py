@@ -1,7 +1,7 @@
 """Offer the outputs under the module name that vLLM has."""
 
+from mie.base.refusals import missing
 from mie.frontend.outputs import CompletionOutput, RequestOutput
-from mie.refusals import missing
 
 __all__ = ["CompletionOutput", "RequestOutput"]
 

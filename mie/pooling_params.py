@@ -1,6 +1,6 @@
 """Refuse the names of vLLM's module of parameters for embedding models."""
 
-from mie.refusals import missing
+from mie.base.refusals import missing
 
 
 def __getattr__(name: str) -> object:

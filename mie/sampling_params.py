@@ -1,9 +1,9 @@
 """Offer the parameters under the module name that vLLM has."""
 
-from mie.params.beam_search import BeamSearchParams
-from mie.params.sampling import RequestOutputKind, SamplingParams
-from mie.params.structured import StructuredOutputsParams
-from mie.refusals import missing
+from mie.base.refusals import missing
+from mie.config.params.beam_search import BeamSearchParams
+from mie.config.params.sampling import RequestOutputKind, SamplingParams
+from mie.config.params.structured import StructuredOutputsParams
 
 __all__ = ["BeamSearchParams", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams"]
 

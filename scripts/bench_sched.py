@@ -38,11 +38,11 @@ import numpy as np
 from bench.harness import Spread, machine, run_child, table, write_report
 
 from mie.config.engine import EngineConfig
+from mie.config.params.sampling import SamplingParams
 from mie.engine.engine import Engine
 from mie.engine.runner import ModelRunner
 from mie.events import EventLog
 from mie.load.engine import new_scheduler
-from mie.params.sampling import SamplingParams
 from mie.sched.plan import StepPlan
 from mie.sched.result import ChunkResult, StepResult
 

@@ -33,7 +33,7 @@ from bench.harness import Spread, in_turn, untune
 from bench.vocabulary import write_tokenizer
 
 from mie import LLM, RequestOutputKind, SamplingParams, StructuredOutputsParams
-from mie.stats.step import StepStats
+from mie.base.stats.step import StepStats
 from mie.structured.grammars import Grammars
 from mie.text.tokenizer import Tokenizer
 

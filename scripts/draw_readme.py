@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mie import LLM, SamplingParams
 from mie.events import Segment
-from mie.replay import State, at, walk
+from mie.events.replay import State, at, walk
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs/pictures/blocks.svg"
 STEP = 5

@@ -25,9 +25,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from mie.page.assets import assets
-from mie.page.cells import encode
-from mie.page.records import COLUMNS, PAGE_VERSION, SHOWN
+from mie.events.page.assets import assets
+from mie.events.page.cells import encode
+from mie.events.page.records import COLUMNS, PAGE_VERSION, SHOWN
 
 NUM_SEQS, NUM_BLOCKS, BLOCK_SIZE = 10, 4096, 16
 LONGEST = 200
@@ -140,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        name = "index.html" if path == "/" else path.removeprefix("/mie/page/")
+        name = "index.html" if path == "/" else path.removeprefix("/mie/events/page/")
         if path == "/mie/events":
             self._stream()
         elif path == "/mie/config":

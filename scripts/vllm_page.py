@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import mie
+from mie.base.refusals import NEUTRAL, REFUSED
+from mie.base.stats.request import RequestMetrics
 from mie.config.vllm_names import VllmNames
 from mie.frontend.outputs import Logprob
-from mie.refusals import NEUTRAL, REFUSED
-from mie.stats.request import RequestMetrics
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 DATA: Mapping[str, Any] = json.loads((DOCS / "vllm.json").read_text(encoding="utf-8"))
@@ -64,7 +64,7 @@ def status(owner: str, name: str) -> Status:
     neutral = ACCEPTED.get(owner, NEUTRAL["calls"] if "." in owner and not is_module(owner) else {})
     if name in neutral:
         return Status("neutral", *neutral[name])
-    assert has(owner, name), f"mie does not know {name} of {owner}: add it to mie.refusals"
+    assert has(owner, name), f"mie does not know {name} of {owner}: add it to mie.base.refusals"
     return Status("runs")
 
 

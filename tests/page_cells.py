@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from mie.page.cells import NodeText, all_cells
-from mie.replay import State
+from mie.events.page.cells import NodeText, all_cells
+from mie.events.replay import State
 
 
 class Page:

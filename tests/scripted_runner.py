@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from mie.config.engine import EngineConfig
+from mie.config.params.sampling import SamplingParams
 from mie.engine.engine import Engine
 from mie.engine.overlap import OverlappingRunner
 from mie.engine.runner import Launched
 from mie.events import EventLog
 from mie.load.engine import new_scheduler
 from mie.memory.table import Moves
-from mie.params.sampling import SamplingParams
 from mie.sched.plan import Chunk, NewRow, StepPlan
 from mie.sched.result import ChunkResult, StepResult, TokenLogprobs
 

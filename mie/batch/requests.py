@@ -8,10 +8,10 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
+from mie.config.params.sampling import RequestOutputKind, SamplingParams
 from mie.errors import ConfigError, RequestError
 from mie.frontend.outputs import RequestOutput
 from mie.llm import LLM
-from mie.params.sampling import RequestOutputKind, SamplingParams
 
 PROMPTS = ("prompt", "messages", "prompt_token_ids")
 """The names of a request's prompt, of which it has exactly one."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from mie.base.reprs import count
 from mie.batch.lines import Line, json_object, read_batch
 from mie.cli.options import (
     DEFAULT_MODEL,
@@ -20,7 +21,6 @@ from mie.cli.options import (
 from mie.cli.ray_options import add_ray_options
 from mie.cli.serve import with_server_defaults
 from mie.errors import ConfigError, RequestError
-from mie.reprs import count
 
 if TYPE_CHECKING:
     from mie.frontend.outputs import RequestOutput

@@ -31,9 +31,9 @@ from mie.cli.terminal import AnswerWriter, typing_hidden
 from mie.errors import RequestError
 
 if TYPE_CHECKING:
+    from mie.config.params.sampling import SamplingParams
     from mie.frontend.outputs import CompletionOutput
     from mie.llm import LLM
-    from mie.params.sampling import SamplingParams
 
 _COMMANDS = ("/help", "/exit", "/reset")
 _HINT = "/help shows the commands, /exit ends, /reset starts over, Ctrl-C stops an answer"

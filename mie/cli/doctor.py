@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from mie.doctor.diagnosis import BACKENDS, compile_kernels, run_checks
-from mie.doctor.machine import Machine
-from mie.doctor.survey import Check
+from mie.cli.diagnosis.diagnosis import BACKENDS, compile_kernels, run_checks
+from mie.cli.diagnosis.machine import Machine
+from mie.cli.diagnosis.survey import Check
 from mie.errors import ConfigError
 from mie.version import __version__
 

@@ -12,6 +12,7 @@ from contextlib import closing
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from mie.base.reprs import count
 from mie.batch.lines import Line, decoded, raw_lines, read_lines
 from mie.cli.options import (
     add_engine_options,
@@ -23,13 +24,12 @@ from mie.cli.options import (
     trace_failed,
 )
 from mie.errors import ConfigError, RequestError
-from mie.reprs import count
 
 if TYPE_CHECKING:
     from mie.batch.requests import Request
+    from mie.config.params.sampling import SamplingParams
     from mie.frontend.outputs import RequestOutput
     from mie.llm import LLM
-    from mie.params.sampling import SamplingParams
 
 DEFAULT_MAX_TOKENS = 256
 

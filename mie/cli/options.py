@@ -15,8 +15,8 @@ from mie.config.engine_args import EngineArgs
 from mie.errors import ConfigError
 
 if TYPE_CHECKING:
+    from mie.config.params.sampling import SamplingParams
     from mie.llm import LLM
-    from mie.params.sampling import SamplingParams
 
 DEFAULT_MODEL = "bundled"
 
@@ -204,7 +204,7 @@ def sampling_params(
     Raises:
         ConfigError: a value is out of range, or an override is not a parameter.
     """
-    from mie.params.sampling import SamplingParams
+    from mie.config.params.sampling import SamplingParams
 
     limit = {"max_tokens": args.default_max_tokens}
     return SamplingParams(
@@ -214,7 +214,7 @@ def sampling_params(
 
 def report_sampling_defaults(args: argparse.Namespace, llm: LLM) -> None:
     """Print on standard error which defaults of the model are used and have an effect."""
-    from mie.params.sampling import SamplingParams
+    from mie.config.params.sampling import SamplingParams
 
     neutral = SamplingParams()
     in_force = [

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
+from mie.base.reprs import count
 from mie.cli.files import replacing
 from mie.cli.trace_blocks import render_blocks
 from mie.cli.trace_common import percent
@@ -17,12 +18,11 @@ from mie.cli.trace_perfetto import write_timeline
 from mie.cli.trace_request import request_lines
 from mie.errors import ConfigError, RequestError, TraceError
 from mie.events import Segment, Summary, read_log, summary_of
-from mie.page.assets import RECORDED_RUNS
-from mie.page.bundle import EmbeddedRun, page_html
-from mie.page.cells import NodeText
-from mie.page.recording import Recording
-from mie.replay import at
-from mie.reprs import count
+from mie.events.page.assets import RECORDED_RUNS
+from mie.events.page.bundle import EmbeddedRun, page_html
+from mie.events.page.cells import NodeText
+from mie.events.page.recording import Recording
+from mie.events.replay import at
 
 MAX_ROWS = 40
 """Default number of rows in the table."""

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from string import ascii_lowercase, ascii_uppercase
 
+from mie.base.reprs import count
 from mie.cli.trace_common import WIDTH, clipped, percent, title_of
 from mie.events import Seq
-from mie.replay import State
-from mie.reprs import count
+from mie.events.replay import State
 
 FREE, CACHED, PINNED = "·", "▒", "?"
 LETTERS = ascii_uppercase + ascii_lowercase

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mie.events import Record, Seq
-from mie.replay import State
+from mie.events.replay import State
 
 WIDTH = 80
 """Maximum width of a view in columns."""

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from mie.cli.trace_common import new_sequences, title, title_of
 from mie.events import Record, Segment, Seq, Summary
-from mie.replay import State, walk
+from mie.events.replay import State, walk
 
 Event = dict[str, Any]
 

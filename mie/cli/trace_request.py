@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from mie.base.reprs import count
 from mie.cli.trace_common import clipped, new_sequences, title, title_of
 from mie.errors import TraceError
 from mie.events import FIELDS, Record, Segment, Seq, Snapshot
-from mie.replay import State, walk
-from mie.reprs import count
+from mie.events.replay import State, walk
 
 MAX_NAMED = 8
 """Maximum number of other requests in an error message."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any, ClassVar, TypeVar
 
+from mie.base.reprs import changed_repr
 from mie.config.quotas import quotas_of
 from mie.config.settings import Setting, declared_in, settings_of
 from mie.errors import ConfigError
-from mie.reprs import changed_repr
 
 T = TypeVar("T")
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Concatenate, ParamSpec, TextIO, cast
 
+from mie.base.refusals import refuses_names
 from mie.config.arguments import add_neutral_names, add_settings, given
 from mie.config.engine import (
     EngineConfig,
@@ -22,7 +23,6 @@ from mie.config.request_limits import RequestLimits, limits_of
 from mie.config.settings import AUTO_BACKENDS, Setting, declared_in, settings_of
 from mie.config.vllm_names import VllmNames, refuse_what_vllm_has
 from mie.errors import ConfigError
-from mie.refusals import refuses_names
 
 P = ParamSpec("P")
 

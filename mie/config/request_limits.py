@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from mie.base.reprs import changed_repr
 from mie.config.engine import check_settings, keyword_checked
 from mie.config.settings import declared_in
 from mie.errors import ConfigError
-from mie.reprs import changed_repr
 
 CHARS_PER_TOKEN = 8
 """Characters per token. Ordinary text has three to five."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+from mie.base.reprs import count
 from mie.diff.report import Candidate, DiffReport, OperatorErrors, Place, TokenPart
-from mie.reprs import count
 
 COLUMNS = ("operator", "layer", "max abs", "max rel", "row rel", "max ULP", "allowed", "")
 _WIDTHS = (-15, 5, 8, 8, 8, 11, 8, 5)

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.locate import locate_model
 from mie.config.engine import EngineConfig
-from mie.params.sampling import SamplingParams
+from mie.config.params.sampling import SamplingParams
 from mie.text.tokenizer import Tokenizer
 
 

@@ -7,11 +7,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
+from mie.config.params.sampling import SamplingParams
+from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import RequestError
 from mie.ops.sampling import AllowedTokens, TokenMask, Words
-from mie.params.sampling import SamplingParams
-from mie.params.structured import StructuredOutputsParams
 from mie.structured.grammars import Grammars
 from mie.structured.matcher import Matcher
 

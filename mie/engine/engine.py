@@ -6,27 +6,27 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, Protocol
 
-from mie.audit.scheduler import scheduler_snapshot
+from mie.base.stats.step import EngineStats, QueueState, StepStats
 from mie.config.engine import EngineConfig
-from mie.engine.constraint import Constraints, TokenConstraint, check_constraint
-from mie.engine.metrics import EngineMetrics, Metric, Snapshot
-from mie.engine.rows import RowFault
-from mie.engine.step import StepMeter, StepOutput, outputs_of
-from mie.errors import RequestError
-from mie.events import EventLog
-from mie.params.checks import (
+from mie.config.params.checks import (
     automatic_id,
     check_labels,
     check_logprobs,
     check_something_allowed,
     check_token_ids,
 )
-from mie.params.sampling import SamplingParams
+from mie.config.params.sampling import SamplingParams
+from mie.engine.audit.scheduler import scheduler_snapshot
+from mie.engine.constraint import Constraints, TokenConstraint, check_constraint
+from mie.engine.metrics import EngineMetrics, Metric, Snapshot
+from mie.engine.rows import RowFault
+from mie.engine.step import StepMeter, StepOutput, outputs_of
+from mie.errors import RequestError
+from mie.events import EventLog
 from mie.sched.plan import StepPlan
 from mie.sched.result import StepResult
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Beam, FinishReason, Request
-from mie.stats.step import EngineStats, QueueState, StepStats
 from mie.system.interrupts import is_of_the_request
 
 logger = logging.getLogger(__name__)

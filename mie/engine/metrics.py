@@ -17,11 +17,11 @@ from itertools import accumulate, takewhile
 from types import MappingProxyType
 from typing import NamedTuple
 
+from mie.base.stats.request import RequestMetrics
+from mie.base.stats.step import EngineStats, StepStats
 from mie.config.engine import EngineConfig
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Request
-from mie.stats.request import RequestMetrics
-from mie.stats.step import EngineStats, StepStats
 
 # fmt: off
 LATENCIES = (

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 from mie.engine.constraint import Constraints
 from mie.engine.rows import Row, RowFault, take_forced
 from mie.model.decoder import Decoder

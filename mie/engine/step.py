@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
+from mie.base.stats.request import RequestMetrics
+from mie.base.stats.step import StepStats
 from mie.sched.plan import StepPlan
 from mie.sched.result import TokenLogprobs
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import FinishReason, Sequence
-from mie.stats.request import RequestMetrics
-from mie.stats.step import StepStats
 
 
 @dataclass(slots=True)

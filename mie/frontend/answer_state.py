@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mie.tools.calls import ToolCall
-from mie.tools.forced import new_parser
-from mie.tools.formats import AnswerFormat
+from mie.structured.tools.calls import ToolCall
+from mie.structured.tools.forced import new_parser
+from mie.structured.tools.formats import AnswerFormat
 
 
 class AnswerState:

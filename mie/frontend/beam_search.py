@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from mie.config.params.beam_search import BeamSearchParams
+from mie.config.params.sampling import RequestOutputKind, SamplingParams
+from mie.config.params.values import integer
 from mie.errors import RequestFailedError
 from mie.frontend.loop import EngineLoop
 from mie.frontend.outputs import Logprob, LogprobRow, RequestOutput
 from mie.frontend.progress import steps
 from mie.frontend.request_state import Collector, PreparedRequest
-from mie.params.beam_search import BeamSearchParams
-from mie.params.sampling import RequestOutputKind, SamplingParams
-from mie.params.values import integer
 from mie.sched.sequence import Beam, FinishReason
 from mie.text.tokenizer import Tokenizer
 

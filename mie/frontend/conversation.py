@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mie.structured.tools.definitions import tool_choice_of
+from mie.structured.tools.forced import grammar_of
+from mie.structured.tools.formats import AnswerFormat, call_format, reasoning_tags
 from mie.text.messages import Message
 from mie.text.pretrained import PretrainedTokenizer
-from mie.tools.definitions import tool_choice_of
-from mie.tools.forced import grammar_of
-from mie.tools.formats import AnswerFormat, call_format, reasoning_tags
 
 
 def prompt_of(

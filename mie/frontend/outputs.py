@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from mie.base.refusals import refuses_names
+from mie.base.reprs import short_repr
+from mie.base.stats.request import RequestMetrics
 from mie.errors import RequestFailedError
 from mie.frontend.outputs_json import as_dict, from_dict
-from mie.refusals import refuses_names
-from mie.reprs import short_repr
 from mie.sched.sequence import FinishReason
-from mie.stats.request import RequestMetrics
-from mie.tools.calls import ToolCall
+from mie.structured.tools.calls import ToolCall
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,21 +14,21 @@ from itertools import islice
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from mie.base.refusals import REFUSED
+from mie.config.params.checks import check_labels, check_length
+from mie.config.params.sampling import RequestOutputKind, SamplingParams, truncated
 from mie.config.request_limits import RequestLimits
 from mie.engine.constraint import Constraints, check_constraint, structure_of
 from mie.engine.engine import Engine
 from mie.errors import ConfigError, RequestError, shown
 from mie.frontend.prompts import Prompt
 from mie.frontend.request_state import PreparedRequest
-from mie.params.checks import check_labels, check_length
-from mie.params.sampling import RequestOutputKind, SamplingParams, truncated
-from mie.refusals import REFUSED
 from mie.text.tokenizer import Tokenizer, encode_bad_words
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from mie.tools.formats import AnswerFormat
+    from mie.structured.tools.formats import AnswerFormat
 
 T = TypeVar("T")
 
@@ -158,7 +158,7 @@ def _answering(
     """
     if answer is None:
         return params, None
-    from mie.tools.formats import AnswerFormat  # few requests need mie.tools
+    from mie.structured.tools.formats import AnswerFormat  # few requests need mie.structured.tools
 
     if not isinstance(answer, AnswerFormat):
         raise RequestError(f"a prompt's answer must come from chat_prompt; got {shown(answer)}")

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from mie.config.params.sampling import RequestOutputKind, SamplingParams
 from mie.engine.constraint import TokenConstraint
 from mie.errors import RequestError
 from mie.frontend.outputs import CompletionOutput, Logprob, LogprobRow, RequestOutput
-from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.sched.result import TokenLogprobs
 from mie.sched.sequence import Beam, FinishReason, Request, Sequence
 from mie.text.stream import TextStream
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
     from mie.frontend.answer_state import AnswerState
-    from mie.tools.formats import AnswerFormat
+    from mie.structured.tools.formats import AnswerFormat
 
 
 class Collector:
@@ -337,7 +337,9 @@ class PreparedRequest:
     def _new_answer(self, sequence: Sequence, key: str) -> AnswerState | None:
         if self.answer is None:
             return None
-        from mie.frontend.answer_state import AnswerState  # it needs mie.tools, which few use
+        from mie.frontend.answer_state import (
+            AnswerState,  # it needs mie.structured.tools, which few use
+        )
 
         return AnswerState(self.answer, f"{key}/{sequence.index}")
 

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from mie.base.stats.request import RequestMetrics
 from mie.frontend.loop import EngineLoop
 from mie.frontend.outputs import RequestOutput
 from mie.frontend.request_state import Collector, PreparedRequest
 from mie.sched.sequence import Request
-from mie.stats.request import RequestMetrics
 
 Hold = Callable[[Callable[[], object]], object]
 """Calls its argument in the event loop's thread, at a moment that it chooses."""

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.weights import Checkpoint, RandomWeights, check_tied_head, expected_tensors
 from mie.config.engine import EngineConfig

@@ -12,10 +12,10 @@ from mie.checkpoint.generation import GenerationConfig
 from mie.checkpoint.locate import locate_model
 from mie.checkpoint.safetensors_header import weights_digest
 from mie.config.engine_args import EngineArgs
+from mie.config.params.sampling import SamplingParams
 from mie.engine.engine import Engine
 from mie.errors import ConfigError, ModelError, TooLittleMemoryError
 from mie.load.engine import load_engine
-from mie.params.sampling import SamplingParams
 from mie.structured.grammars import Grammars
 from mie.text.tokenizer import Tokenizer
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.tensors import expected_tensors
 from mie.config.engine import EngineConfig

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
+from mie.base.stats.memory import MemoryStats
 from mie.memory.pool import BlockPool
 from mie.memory.prefix import Node, PartialMatch, PrefixCache, Room, block_of
 from mie.memory.table import BlockTable, Emit, HostTable, Moves, Owner
-from mie.stats.memory import MemoryStats
 
 
 class KVCacheManager:

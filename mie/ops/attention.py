@@ -6,7 +6,7 @@ computes the same for sequences with one query each, several sequences in one ma
 
 import numpy as np
 
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 from mie.ops.arrays import Bools, Floats, Ints
 from mie.ops.kv_cache import Cache, gather_kv, take_blocks
 

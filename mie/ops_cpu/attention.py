@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 from mie.ops.arrays import Bools, Floats, Ints
 from mie.ops.attention import causal_mask
 from mie.ops.backend import StepBatch

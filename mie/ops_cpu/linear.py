@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
 from mie.ops_cpu.products import WIDTH, Groups, parts_of
 from mie.ops_cpu.weights import aligned_empty, stored_dtype, widened

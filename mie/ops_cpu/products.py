@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 from mie.ops.arrays import Floats
 from mie.ops_cpu.blas import Blas
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 
 CACHE_LINE = 64
 """Bytes of a cache line. A lock has its own line, so nothing else slows down the waiting thread."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 from mie.ops.backend import Array, KVCacheShape
 from mie.ops_gpu.arena import Empty, fresh
 from mie.ops_gpu.arrays import kernel_type, next_power_of_two

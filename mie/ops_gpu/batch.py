@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 from mie.ops.arrays import Ints
 from mie.ops.backend import Array, StepBatch
 from mie.ops_gpu.arrays import next_power_of_two, to_host

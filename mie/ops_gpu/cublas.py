@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 from mie.errors import ConfigError
 from mie.ops.backend import Array
 from mie.ops_gpu.arrays import DTYPES, block_threads, kernel_type

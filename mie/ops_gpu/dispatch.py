@@ -23,7 +23,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 
 WARPS = 4
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 from mie.ops.backend import Array, StepBatch
 from mie.ops_gpu.arrays import kernel_type
 from mie.ops_gpu.launcher import Launcher

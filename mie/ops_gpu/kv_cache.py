@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 from mie.ops.backend import Array, KVCacheShape
 from mie.ops_gpu.arrays import kernel_type, to_host
 from mie.ops_gpu.launcher import Launcher

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 from mie.ops.backend import Array, StepBatch
 from mie.ops_gpu.arena import Arena
 from mie.ops_gpu.arrays import block_threads, next_power_of_two

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 from mie.ops.arrays import Floats
 from mie.ops.arrays import zeros as zeros
 from mie.ops.backend import KVCacheShape

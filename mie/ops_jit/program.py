@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 from mie.ops.arrays import Floats
 from mie.ops_jit.layout import ARGUMENTS, INSTRUCTION_WORDS, NUM_ROWS, NUM_TOKENS
 from mie.ops_jit.memory import zeros

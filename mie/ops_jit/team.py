@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 from mie.ops_jit.kernel_cache import Kernels
 from mie.ops_jit.layout import POST, SEMAPHORE, SLEEPERS, STOP, WAIT, WORKER_WORDS, YIELD
 from mie.ops_jit.memory import address, zeros

@@ -11,9 +11,9 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 
-from mie.front.app import Batches, front_app
-from mie.front.call import Call, ReplicaAnswer
 from mie.ray.config import ROUTERS, ReplicaConfig
+from mie.ray.front.app import Batches, front_app
+from mie.ray.front.call import Call, ReplicaAnswer
 from mie.ray.replica import Replica
 from mie.serve.access_log import logging_as
 from mie.serve.config import ServeConfig

@@ -13,7 +13,7 @@ from starlette.types import Message
 
 from mie.async_llm import AsyncLLM
 from mie.errors import EngineDeadError
-from mie.front.call import Call, ReplicaAnswer, piped
+from mie.ray.front.call import Call, ReplicaAnswer, piped
 from mie.serve.access_log import logging_as
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig

@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Iterable
 
 from mie.config.engine import EngineConfig
+from mie.config.params.checks import check_length
 from mie.errors import ConfigError, RequestError, shown
 from mie.memory.manager import KVCacheManager
 from mie.memory.prefix import Room
 from mie.memory.table import BlockTable, Emit
-from mie.params.checks import check_length
 from mie.sched.policy import Policy
 from mie.sched.seats import Seats
 from mie.sched.sequence import Request, Sequence

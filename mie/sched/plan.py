@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from mie.config.params.sampling import SamplingParams
 from mie.memory.table import Moves
-from mie.params.sampling import SamplingParams
 
 SeqId = tuple[int, int]
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence as Items
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Literal
 
+from mie.base.stats.request import RequestMetrics
+from mie.config.params.sampling import SamplingParams
 from mie.memory.table import BlockTable, HostTable
-from mie.params.sampling import SamplingParams
 from mie.sched.plan import Chunk, NewRow, SeqId
 from mie.sched.result import TokenLogprobs
-from mie.stats.request import RequestMetrics
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 

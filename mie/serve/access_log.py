@@ -18,11 +18,11 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mie.base.stats.request import RequestMetrics
 from mie.errors import shown_text
 from mie.serve.asgi import CLIENT_LEFT, facts_of, header, route_of
 from mie.serve.metrics import ServerMetrics
 from mie.serve.tracing import Tracing
-from mie.stats.request import RequestMetrics
 
 logger = logging.getLogger("mie.access")
 

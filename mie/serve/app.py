@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mie.async_llm import AsyncLLM
+from mie.config.params.sampling import SamplingParams
 from mie.errors import MieError, shown_text
-from mie.params.sampling import SamplingParams
 from mie.serve.asgi import route_of
 from mie.serve.config import ServeConfig
 from mie.serve.edge import Edge

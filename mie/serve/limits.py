@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from starlette.types import Scope
 
 from mie.async_llm import AsyncLLM
+from mie.base.stats.step import QueueState
 from mie.errors import RequestError
 from mie.frontend.request_state import PreparedRequest
 from mie.serve.errors import MAX_RETRY_AFTER, ApiError, invalid
-from mie.stats.step import QueueState
 
 
 class QueueFull(RequestError):

@@ -18,11 +18,11 @@ from starlette.types import Scope
 
 from mie.async_llm import AsyncLLM, ModelFacts
 from mie.config.engine import EngineConfig
+from mie.config.params.sampling import RequestOutputKind, SamplingParams
 from mie.errors import MieError, shown
 from mie.frontend.outputs import RequestOutput
 from mie.frontend.request_state import PreparedRequest
 from mie.frontend.stream import OutputStream
-from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.serve.access_log import work_of
 from mie.serve.asgi import facts_of
 from mie.serve.config import ServeConfig

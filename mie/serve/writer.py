@@ -13,13 +13,13 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from starlette.responses import Response
 
+from mie.config.params.sampling import RequestOutputKind
 from mie.frontend.outputs import CompletionOutput, RequestOutput
-from mie.params.sampling import RequestOutputKind
 from mie.serve.body import Asked, Body
 from mie.serve.errors import ApiError, refuse_failed, refuse_unfinished
 from mie.serve.serving import Generation, Job
 from mie.serve.sse import EventStream
-from mie.tools.calls import ToolCall
+from mie.structured.tools.calls import ToolCall
 
 A = TypeVar("A", bound=Body)
 

@@ -6,14 +6,14 @@ import heapq
 from collections import deque
 from dataclasses import dataclass
 
+from mie.base.stats.step import StepStats
+from mie.config.params.sampling import SamplingParams
 from mie.engine.engine import Engine
 from mie.engine.step import SequenceOutput
 from mie.errors import RequestError
-from mie.params.sampling import SamplingParams
 from mie.sim.clock import SECOND, Clock
 from mie.sim.metrics import RequestRecord
 from mie.sim.workload import Answer, Workload, WorkloadRequest
-from mie.stats.step import StepStats
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 from mie.errors import TraceError
 from mie.events import Record, Segment, Seq, Summary
-from mie.replay import State, walk
-from mie.replay.state import SequenceState
+from mie.events.replay import State, walk
+from mie.events.replay.state import SequenceState
 from mie.sim.clock import SECOND
 from mie.sim.costs import StepWork, causal_pairs
 from mie.sim.metrics import RequestRecord

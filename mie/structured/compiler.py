@@ -15,8 +15,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import WorkerError
-from mie.params.structured import StructuredOutputsParams
 from mie.structured.limits import START_SECONDS, WALL_SECONDS, exceeded
 from mie.system.worker import Worker, WorkerEnded, WorkerSilent
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import RequestError, shown
-from mie.params.structured import StructuredOutputsParams
 
 COMPACT: Mapping[str, Any] = {
     "whitespace_flexible": False,

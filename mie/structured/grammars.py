@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import RequestError
-from mie.params.structured import StructuredOutputsParams
 from mie.structured.descriptions import grammar_of, kind_of, library
 from mie.structured.limits import (
     LIBRARY_LIMITS,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 from mie.errors import RequestError
 from mie.structured.limits import FIRST_SECONDS, SECONDS_PER_TOKEN, why
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gpu import sass_ledger
 from gpu.sass_ledger import Profile
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 from mie.checkpoint.config import ModelConfig
 from mie.ops_gpu.arrays import block_threads
 from mie.ops_gpu.dispatch import WARPS, decode_kernel, prefill_kernel, prefill_splits

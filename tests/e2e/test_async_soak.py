@@ -9,7 +9,7 @@ import pytest
 from scripted_llm import expected, new_llm
 
 from mie import AsyncLLM, SamplingParams
-from mie.audit.scheduler import check_scheduler
+from mie.engine.audit.scheduler import check_scheduler
 
 AT_ONCE = 64
 

@@ -16,9 +16,9 @@ from event_stories import EMPTY, run_toy, write_story
 from page_cells import Page, cells_of
 
 from mie.events import EventLog, read_log
-from mie.page.cells import NodeText
-from mie.page.recording import Recording
-from mie.replay import at
+from mie.events.page.cells import NodeText
+from mie.events.page.recording import Recording
+from mie.events.replay import at
 
 
 @pytest.fixture

@@ -26,10 +26,10 @@ import pytest
 from forks import children
 
 from mie import LLM, SamplingParams
+from mie.config.params.structured import StructuredOutputsParams
 from mie.events.file import read_log
 from mie.events.vocabulary import summary_of
 from mie.ops_cpu import linear
-from mie.params.structured import StructuredOutputsParams
 
 # Python 3.12 warns of a fork beside threads.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

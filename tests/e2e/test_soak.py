@@ -8,8 +8,8 @@ import pytest
 from scripted_runner import VOCAB_SIZE, expected_tokens, salt_seed, scripted_engine
 
 from mie import EngineConfig, SamplingParams
-from mie.audit.memory import check_memory
-from mie.audit.scheduler import check_scheduler
+from mie.engine.audit.memory import check_memory
+from mie.engine.audit.scheduler import check_scheduler
 
 SALTS = (None, None, None, "tenant a", "tenant b")
 BLOCK_SIZE = 4

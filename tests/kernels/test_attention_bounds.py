@@ -12,7 +12,7 @@ from emulated import needs_compiler
 from test_graphs import decodes
 from test_kernels import Shape, attend, cache_shape
 
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 from mie.ops_gpu import attention as launches
 from mie.ops_gpu.arena import Arena
 from mie.ops_gpu.attention import MAX_SPLITS, SPLIT_TOKENS, PagedAttention

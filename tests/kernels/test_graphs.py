@@ -17,8 +17,9 @@ import tiny_models
 from emulated import launcher, needs_compiler
 from test_kernels import cache_shape
 
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 from mie.config.engine import EngineConfig
+from mie.config.params.sampling import SamplingParams
 from mie.load.engine import load_engine
 from mie.ops.backend import Backend, StepBatch
 from mie.ops_gpu.arena import Arena
@@ -29,7 +30,6 @@ from mie.ops_gpu.launcher import EmulatedLauncher
 from mie.ops_gpu.load import load_emulated_backend
 from mie.ops_gpu.queue import EmulatedQueue
 from mie.ops_gpu.steps import Steps
-from mie.params.sampling import SamplingParams
 
 WIDE = tiny_models.LLAMA | {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 64}
 WIDE_WINDOW = WIDE | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}

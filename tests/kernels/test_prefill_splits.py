@@ -13,7 +13,7 @@ from test_attention_bounds import H200, Recorder
 from test_kernels import Shape, cache_shape, make_backend, make_batch, make_cache, normal
 from test_prefill import TILE, prefill
 
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 from mie.ops.backend import StepBatch
 from mie.ops_gpu import attention as launches
 from mie.ops_gpu.arena import Arena

@@ -16,13 +16,13 @@ from emulated import needs_compiler
 from fake_cupy import FakeCupy, Violation, fake_cupy
 
 from mie.config.engine import EngineConfig
+from mie.config.params.sampling import SamplingParams
 from mie.engine.engine import Engine
 from mie.load.engine import load_engine
 from mie.ops.backend import Backend, StepBatch
 from mie.ops.sampling import RowControls
 from mie.ops_gpu.cupy_backend import CupyBackend
 from mie.ops_gpu.load import load_cupy_backend
-from mie.params.sampling import SamplingParams
 
 __all__ = ["fake_cupy"]
 pytestmark = needs_compiler

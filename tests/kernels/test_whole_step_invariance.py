@@ -16,9 +16,9 @@ import tiny_models
 from emulated import needs_compiler
 
 from mie.config.engine import EngineConfig
+from mie.config.params.sampling import SamplingParams
 from mie.load.engine import load_engine
 from mie.ops.backend import Backend, StepBatch
-from mie.params.sampling import SamplingParams
 
 pytestmark = needs_compiler
 

@@ -22,8 +22,8 @@ from live_server import live
 
 from mie import AsyncLLM
 from mie.events import read_log
-from mie.page.cells import NodeText, key_record
-from mie.replay import at
+from mie.events.page.cells import NodeText, key_record
+from mie.events.replay import at
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
 from mie.serve.page import feed

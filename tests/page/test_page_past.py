@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from browser import Shown, chromium, opened
 
-from mie.page.bundle import page_html
-from mie.page.records import COLUMNS, PAGE_VERSION, SHOWN
+from mie.events.page.bundle import page_html
+from mie.events.page.records import COLUMNS, PAGE_VERSION, SHOWN
 
 NUM_BLOCKS = 4
 

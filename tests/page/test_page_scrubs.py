@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from test_replay import configs, new_run, runs
 
 from mie.events import read_log
-from mie.page.bundle import page_html
-from mie.page.cells import NodeText, key_record
-from mie.page.recording import Recording
-from mie.replay import at
+from mie.events.page.bundle import page_html
+from mie.events.page.cells import NodeText, key_record
+from mie.events.page.recording import Recording
+from mie.events.replay import at
 
 TEXT = NodeText(shows_tokens=False)
 STATES = """([text, steps]) => {

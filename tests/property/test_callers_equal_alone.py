@@ -15,8 +15,8 @@ import pytest
 from scripted_llm import SETTINGS, expected, new_llm
 
 from mie import AsyncLLM, SamplingParams
-from mie.audit.scheduler import check_scheduler
-from mie.params.sampling import RequestOutputKind
+from mie.config.params.sampling import RequestOutputKind
+from mie.engine.audit.scheduler import check_scheduler
 
 NUM_RUNS = 4000 if os.environ.get("MIE_HYPOTHESIS") == "far" else 500
 

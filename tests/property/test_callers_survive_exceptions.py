@@ -17,7 +17,7 @@ from interrupts import KINDS, Injector, handlers
 from scripted_llm import SETTINGS, expected, new_llm
 
 from mie import LLM, SamplingParams
-from mie.audit.scheduler import check_scheduler
+from mie.engine.audit.scheduler import check_scheduler
 from mie.errors import EngineDeadError, RequestFailedError
 
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from tiny_models import TINY
 
 from mie import EngineConfig, SamplingParams, StructuredOutputsParams
-from mie.audit.memory import check_memory
-from mie.audit.scheduler import check_scheduler
 from mie.config.engine import POLICIES
+from mie.engine.audit.memory import check_memory
+from mie.engine.audit.scheduler import check_scheduler
 from mie.load.engine import load_engine
 
 VOCAB, EOS = 40, 3

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from scripted_runner import answer_to
 
 from mie.config.engine import EngineConfig
+from mie.config.params.sampling import SamplingParams
 from mie.memory.manager import KVCacheManager
-from mie.params.sampling import SamplingParams
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Request
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scripted_runner import scripted_engine
 
 from mie.config.engine import EngineConfig
-from mie.params.sampling import SamplingParams
+from mie.config.params.sampling import SamplingParams
 
 CONTEXT = 64
 

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from mie.audit.memory import check_memory, memory_snapshot
+from mie.engine.audit.memory import check_memory, memory_snapshot
 from mie.memory.manager import KVCacheManager
 
 MAX_TABLES = 6

@@ -16,12 +16,12 @@ from page_cells import Page, cells_of
 from test_replay import new_run, runs
 
 from mie.events import FIELDS, read_log
-from mie.page import recording as stream_of_log
-from mie.page.cells import NodeText
-from mie.page.follow import Follower, receive, send
-from mie.page.heat import Heat
-from mie.page.recording import Recording
-from mie.replay import State, walk
+from mie.events.page import recording as stream_of_log
+from mie.events.page.cells import NodeText
+from mie.events.page.follow import Follower, receive, send
+from mie.events.page.heat import Heat
+from mie.events.page.recording import Recording
+from mie.events.replay import State, walk
 
 seen: Counter[str] = Counter()
 

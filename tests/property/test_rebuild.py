@@ -18,13 +18,13 @@ from scripted_runner import EOS, ScriptedRunner, expected_tokens, salt_seed
 
 import mie.memory
 import mie.sched
-from mie.audit.scheduler import check_scheduler, scheduler_snapshot
 from mie.config.engine import POLICIES, EngineConfig
+from mie.config.params.sampling import SamplingParams
+from mie.engine.audit.scheduler import check_scheduler, scheduler_snapshot
 from mie.engine.overlap import OverlappingRunner
 from mie.events import EventLog
+from mie.events.replay import walk
 from mie.load.engine import new_scheduler
-from mie.params.sampling import SamplingParams
-from mie.replay import walk
 from mie.sched.result import TokenLogprobs
 from mie.sched.sequence import Request
 

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_runner import answer_to
 
-from mie.audit.scheduler import check_scheduler, scheduler_snapshot
 from mie.config.engine import POLICIES, EngineConfig
+from mie.config.params.sampling import SamplingParams
+from mie.engine.audit.scheduler import check_scheduler, scheduler_snapshot
 from mie.errors import RequestError
 from mie.events import FIELDS, SUMMARY_FIELDS, EventLog, read_log
+from mie.events.replay import State, at
 from mie.load.engine import new_scheduler
-from mie.params.sampling import SamplingParams
-from mie.replay import State, at
 from mie.sched.sequence import Beam, Request
 
 MAX_MODEL_LEN, EOS = 24, 1

@@ -19,13 +19,13 @@ from hypothesis.stateful import (
 )
 from scripted_runner import EOS, ScriptedRunner, expected_tokens, salt_seed
 
-from mie.audit.memory import check_memory
-from mie.audit.scheduler import check_scheduler
 from mie.config.engine import POLICIES, EngineConfig
+from mie.config.params.sampling import SamplingParams
+from mie.engine.audit.memory import check_memory
+from mie.engine.audit.scheduler import check_scheduler
 from mie.engine.overlap import OverlappingRunner
 from mie.errors import RequestError
 from mie.memory.manager import KVCacheManager
-from mie.params.sampling import SamplingParams
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Request
 

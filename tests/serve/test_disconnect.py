@@ -19,7 +19,7 @@ from live_server import live
 from stepped import PATIENCE, Stepped, eventually, state_of
 
 from mie import AsyncLLM
-from mie.audit.scheduler import check_scheduler
+from mie.engine.audit.scheduler import check_scheduler
 from mie.frontend.prepare import Preparer
 from mie.serve.config import ServeConfig
 

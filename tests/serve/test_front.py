@@ -14,9 +14,9 @@ from edge_helpers import held
 from stepped import Stepped
 
 from mie import AsyncLLM
-from mie.front.app import combining, front_app
-from mie.front.call import Call, ReplicaAnswer, piped
-from mie.routing import PrefixRouter
+from mie.ray.front.app import combining, front_app
+from mie.ray.front.call import Call, ReplicaAnswer, piped
+from mie.sched.routing import PrefixRouter
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys

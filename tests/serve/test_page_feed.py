@@ -17,9 +17,9 @@ from page_cells import cells_of
 
 from mie.errors import TraceError
 from mie.events import log as event_log
-from mie.page.cells import NodeText
-from mie.page.records import MAX_BLOCKS
-from mie.replay import State, at
+from mie.events.page.cells import NodeText
+from mie.events.page.records import MAX_BLOCKS
+from mie.events.replay import State, at
 from mie.serve.errors import ApiError
 from mie.serve.page import feed as feed_module
 from mie.serve.page.feed import MAX_BEHIND_BYTES, MAX_BEHIND_TICKS, Feed, Page

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from mie.front.call import Call
-from mie.routing import PrefixRouter
+from mie.ray.front.call import Call
+from mie.sched.routing import PrefixRouter
 
 NAMES = ("r0", "r1", "r2")
 

@@ -15,7 +15,7 @@ import pytest
 from live_server import INVARIANT, live
 
 from mie import AsyncLLM
-from mie.audit.scheduler import check_scheduler
+from mie.engine.audit.scheduler import check_scheduler
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
 

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from mie import LLM, AsyncLLM, SamplingParams
-from mie.audit.scheduler import check_scheduler
+from mie.config.params.sampling import RequestOutputKind
+from mie.engine.audit.scheduler import check_scheduler
 from mie.errors import EngineDeadError, RequestError
-from mie.params.sampling import RequestOutputKind
 
 PROMPTS = ("Once upon a time", "Tell me a story about Mia", "The old mill", "A silver bell")
 

@@ -9,7 +9,7 @@ import pytest
 from interrupts import KINDS, Injector, handlers
 
 from mie import LLM, BeamSearchParams, SamplingParams
-from mie.audit.scheduler import check_scheduler
+from mie.engine.audit.scheduler import check_scheduler
 from mie.errors import ConfigError, RequestError, RequestFailedError
 
 EOS = 3

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mie import LLM, SamplingParams
-from mie.audit.scheduler import check_scheduler
+from mie.config.params.sampling import RequestOutputKind
+from mie.engine.audit.scheduler import check_scheduler
 from mie.errors import EngineDeadError, RequestError, RequestFailedError
 from mie.frontend.outputs import RequestOutput
-from mie.params.sampling import RequestOutputKind
 from mie.text.stream import TextStream
 
 PROMPTS = ("Once upon a time", "Tell me a story about Mia", "The old mill", "A silver bell")

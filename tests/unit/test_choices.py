@@ -3,7 +3,7 @@
 import pytest
 from test_scheduler import Driver
 
-from mie.audit.scheduler import check_scheduler
+from mie.engine.audit.scheduler import check_scheduler
 
 
 def running(driver):

@@ -14,9 +14,9 @@ from mie.cli import main
 from mie.cli.chat import Conversation
 from mie.cli.generate import _Printer, _title
 from mie.cli.options import add_engine_options, add_sampling_options, load_llm, sampling_params
+from mie.config.params.sampling import SamplingParams
 from mie.errors import ConfigError, RequestError
 from mie.frontend.outputs import CompletionOutput
-from mie.params.sampling import SamplingParams
 
 
 def parsed(*arguments: str, max_tokens: int | None = 256) -> argparse.Namespace:

@@ -22,6 +22,7 @@ from emulated import needs_compiler
 from tiny_models import TINY, TinyModel
 
 from mie.config.engine import EngineConfig
+from mie.config.params.sampling import SamplingParams
 from mie.diff.compare import compare
 from mie.diff.html import page
 from mie.diff.measure import coarser, errors_between
@@ -34,7 +35,6 @@ from mie.errors import ConfigError, RequestError
 from mie.load.engine import load_engine
 from mie.ops import kv_cache
 from mie.ops.numpy_backend import NumpyBackend
-from mie.params.sampling import SamplingParams
 
 F64 = Side(backend="numpy-plain", dtype="float64")
 F32 = Side(backend="numpy-plain", dtype="float32")

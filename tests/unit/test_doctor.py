@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+from mie.cli.diagnosis.diagnosis import BACKENDS, run_checks
+from mie.cli.diagnosis.machine import Machine, find_facts
+from mie.cli.diagnosis.survey import Check
 from mie.cli.doctor import add_parser, render, run
-from mie.doctor.diagnosis import BACKENDS, run_checks
-from mie.doctor.machine import Machine, find_facts
-from mie.doctor.survey import Check
 from mie.load import backends
 from mie.ops_cpu.environment import numpy_facts
 from mie.system.commands import CommandError

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from mie import EngineConfig, SamplingParams
-from mie.audit.scheduler import check_scheduler
+from mie.engine.audit.scheduler import check_scheduler
 from mie.errors import ConfigError, RequestError
 from mie.load.engine import load_engine
 

@@ -20,8 +20,8 @@ from gpu.predictions import PAGE, TABLES, beside, rewritten
 
 from mie.checkpoint.config import ModelConfig
 from mie.config.engine import EngineConfig
+from mie.config.params.sampling import SamplingParams
 from mie.load.engine import load_engine
-from mie.params.sampling import SamplingParams
 from mie.sim.shapes import find_shape
 
 H200, A100, ORIN, RTX = CHIPS

@@ -19,8 +19,9 @@ import tiny_models
 from tiny_models import TINY, TinyModel
 
 from mie.checkpoint.config import ModelConfig
+from mie.cli.diagnosis.diagnosis import compile_kernels
 from mie.config.engine import EngineConfig
-from mie.doctor.diagnosis import compile_kernels
+from mie.config.params.sampling import SamplingParams
 from mie.engine.engine import Engine
 from mie.errors import ConfigError
 from mie.load.backends import load_backend
@@ -33,7 +34,6 @@ from mie.ops_jit.environment import CannotRun, check_cpu, check_machine, jit_fac
 from mie.ops_jit.jit_backend import SCRATCH_BYTES, JitBackend
 from mie.ops_jit.kernel_cache import Kernels, kernel_names
 from mie.ops_jit.step import attention_scratch
-from mie.params.sampling import SamplingParams
 
 LINUX = "unknown-linux-gnu"
 HASWELL = Cpu(f"x86_64-{LINUX}", "haswell", "+avx,+avx2,+f16c,+fma,-avx512f")

@@ -3,8 +3,8 @@
 import pytest
 from test_scheduler import EOS, Driver
 
-from mie.audit.scheduler import check_scheduler
-from mie.params.sampling import SamplingParams
+from mie.config.params.sampling import SamplingParams
+from mie.engine.audit.scheduler import check_scheduler
 from mie.sched.sequence import Beam, Request
 
 

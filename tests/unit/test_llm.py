@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from mie import LLM, SamplingParams
-from mie.audit.scheduler import check_scheduler
+from mie.engine.audit.scheduler import check_scheduler
 from mie.errors import ConfigError, ModelError, RequestError
 
 PROMPT = "Tell me a story about Mia the fox, the old mill and a silver bell."

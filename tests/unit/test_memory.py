@@ -2,7 +2,7 @@
 
 import pytest
 
-from mie.audit.memory import check_memory, check_pool, walk
+from mie.engine.audit.memory import check_memory, check_pool, walk
 from mie.memory.manager import KVCacheManager
 from mie.memory.pool import REGION, BlockPool
 from mie.memory.table import Moves

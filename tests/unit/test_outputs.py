@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mie import LLM, CompletionOutput, EngineConfig, RequestOutput, SamplingParams
+from mie.base.stats.request import RequestMetrics
 from mie.errors import ConfigError
 from mie.frontend.outputs import Logprob
-from mie.stats.request import RequestMetrics
 
 
 def through_json(output: RequestOutput) -> RequestOutput:

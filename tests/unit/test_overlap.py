@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from mie import EngineConfig, SamplingParams
-from mie.audit.scheduler import check_scheduler
+from mie.engine.audit.scheduler import check_scheduler
 from mie.engine.engine import Engine
 from mie.load.engine import load_engine
 

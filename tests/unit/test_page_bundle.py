@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from mie.page.assets import RECORDED_RUNS, assets
-from mie.page.bundle import EmbeddedRun, bundle, page_html
-from mie.page.records import PAGE_VERSION
+from mie.events.page.assets import RECORDED_RUNS, assets
+from mie.events.page.bundle import EmbeddedRun, bundle, page_html
+from mie.events.page.records import PAGE_VERSION
 
 FILES = {
     "main.js": (

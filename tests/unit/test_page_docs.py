@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mie.page.records import COLUMNS, SHOWN
+from mie.events.page.records import COLUMNS, SHOWN
 
 TEXT = (Path(__file__).parents[2] / "docs" / "page.md").read_text(encoding="utf-8")
 

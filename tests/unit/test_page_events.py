@@ -6,9 +6,9 @@ import pytest
 from event_stories import STORY, write_story
 
 from mie.events import SUMMARY_FIELDS, read_log, summary_of
-from mie.page.follow import MAX_SPLIT, Follower
-from mie.page.records import COLUMNS, event_of, row_of
-from mie.replay import State
+from mie.events.page.follow import MAX_SPLIT, Follower
+from mie.events.page.records import COLUMNS, event_of, row_of
+from mie.events.replay import State
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from mie import BeamSearchParams, RequestLimits, RequestOutputKind, SamplingParams
+from mie.base.refusals import NEUTRAL
+from mie.config.params.sampling import truncated
 from mie.errors import ConfigError, MieError, RequestError
-from mie.params.sampling import truncated
-from mie.refusals import NEUTRAL
 
 LIMITS = RequestLimits()
 

@@ -30,7 +30,7 @@ from event_stories import (
 
 from mie.errors import TraceError
 from mie.events import EventLog, Record, Segment, read_log
-from mie.replay import State, at, walk
+from mie.events.replay import State, at, walk
 
 
 def told(num_steps: int = len(STORY), more: int = 0) -> State:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mie.errors import ConfigError
-from mie.routing import PrefixRouter, RandomRouter, beginning_of, best
+from mie.sched.routing import PrefixRouter, RandomRouter, beginning_of, best
 
 SYSTEM = {"role": "system", "content": "You answer in one sentence."}
 OTHERS = [f"replica {number}" for number in range(8)]

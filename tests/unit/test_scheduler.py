@@ -5,11 +5,11 @@ import pickle
 import pytest
 from scripted_runner import answer_to
 
-from mie.audit.scheduler import check_scheduler
 from mie.config.engine import EngineConfig
+from mie.config.params.sampling import SamplingParams
+from mie.engine.audit.scheduler import check_scheduler
 from mie.errors import ConfigError, RequestError
 from mie.memory.manager import KVCacheManager
-from mie.params.sampling import SamplingParams
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Request
 

@@ -17,11 +17,11 @@ from mie.cli import main
 from mie.cli.options import _SAMPLING, add_engine_options, add_sampling_options, engine_options
 from mie.config.arguments import option
 from mie.config.engine import EngineSettings, check_setting
+from mie.config.params.sampling import SamplingParams
 from mie.config.settings import BACKENDS, Setting, settings_of
 from mie.config.vllm_names import VllmNames
 from mie.errors import ConfigError
 from mie.load.backends import SETTINGS
-from mie.params.sampling import SamplingParams
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "settings_tables.py"))

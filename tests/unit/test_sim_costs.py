@@ -6,9 +6,9 @@ import pytest
 
 from mie.checkpoint.tensors import num_parameters
 from mie.config.engine import EngineConfig
+from mie.config.params.sampling import SamplingParams
 from mie.errors import ConfigError, ModelError
 from mie.events import read_log
-from mie.params.sampling import SamplingParams
 from mie.sim import loads
 from mie.sim.costs import Costs, StepWork, causal_pairs
 from mie.sim.devices import DEVICES, blocks_on, costs_on, find_device

@@ -13,20 +13,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mie.config.engine_args import EngineArgs
+from mie.config.params.structured import StructuredOutputsParams
 from mie.config.settings import settings_of
 from mie.errors import RequestError
-from mie.params.structured import StructuredOutputsParams
-from mie.tools import formats
-from mie.tools.definitions import MOST_TOOLS, tool_choice_of
-from mie.tools.forced import grammar_of, literals_of, new_parser
-from mie.tools.formats import (
+from mie.structured.tools import formats
+from mie.structured.tools.definitions import MOST_TOOLS, tool_choice_of
+from mie.structured.tools.forced import grammar_of, literals_of, new_parser
+from mie.structured.tools.formats import (
     AnswerFormat,
     CallFormat,
     call_format,
     calls_in,
     reasoning_tags,
 )
-from mie.tools.parser import JsonEnd
+from mie.structured.tools.parser import JsonEnd
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data/answers.json").read_text("utf-8"))
 TOOLS = frozenset({"weather", "add"})

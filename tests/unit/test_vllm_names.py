@@ -31,13 +31,13 @@ from mie import (
     SamplingParams,
     TokensPrompt,
 )
+from mie.base.refusals import NEUTRAL
 from mie.errors import (
     ConfigError,
     RequestError,
     UnsupportedImportError,
     UnsupportedNameError,
 )
-from mie.refusals import NEUTRAL
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "vllm_page.py"))

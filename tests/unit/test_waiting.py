@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from test_scheduler import Driver
 
-from mie.audit.waiting import why_waiting
+from mie.engine.audit.waiting import why_waiting
 
 
 def why(driver, number):

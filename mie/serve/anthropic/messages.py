@@ -10,8 +10,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mie.config.params.structured import StructuredOutputsParams
 from mie.frontend.outputs import CompletionOutput, RequestOutput
-from mie.params.structured import StructuredOutputsParams
 from mie.serve.anthropic.protocol import (
     ClientTool,
     CountTokensRequest,

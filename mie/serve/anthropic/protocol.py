@@ -29,8 +29,8 @@ from mie.serve.openai.protocol import (
     ToolName,
     TopP,
 )
+from mie.structured.tools.definitions import MOST_TOOLS
 from mie.text.messages import MOST_MESSAGES
-from mie.tools.definitions import MOST_TOOLS
 
 _NO_BUDGET = "the chat template decides whether a model reasons, and it has no budget"
 

@@ -19,7 +19,7 @@ from mie.serve.openai.protocol import ChatCompletionRequest, TemplateFields
 from mie.serve.serving import Generation, Job, Serving, new_id
 from mie.serve.sse import json_string
 from mie.serve.writer import respond
-from mie.tools.parser import JsonEnd
+from mie.structured.tools.parser import JsonEnd
 
 
 async def chat_completions(request: Request) -> Response:

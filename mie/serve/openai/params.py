@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from mie.config.params.sampling import SamplingParams
+from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import ConfigError
-from mie.params.sampling import SamplingParams
-from mie.params.structured import StructuredOutputsParams
 from mie.serve.body import Asked
 from mie.serve.errors import invalid
 from mie.serve.openai.formats import JsonObjectFormat, JsonSchemaFormat, NamedSchema

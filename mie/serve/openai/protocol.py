@@ -29,8 +29,8 @@ from mie.serve.body import (
     with_fields_of,
 )
 from mie.serve.openai.formats import ResponseFormat, Schema, StructuredOutputs
+from mie.structured.tools.definitions import MOST_TOOLS, NAME
 from mie.text.messages import MOST_MESSAGES
-from mie.tools.definitions import MOST_TOOLS, NAME
 
 MAX_STOP_STRINGS = 16
 MAX_PROMPTS = 4096

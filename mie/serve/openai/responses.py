@@ -11,8 +11,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mie.config.params.structured import StructuredOutputsParams
 from mie.frontend.outputs import CompletionOutput, RequestOutput
-from mie.params.structured import StructuredOutputsParams
 from mie.serve.body import Asked, read
 from mie.serve.errors import ApiError, invalid
 from mie.serve.openai.formats import JsonObjectFormat

@@ -21,8 +21,8 @@ from mie.serve.openai.protocol import (
     Temperature,
     TopP,
 )
+from mie.structured.tools.definitions import MOST_TOOLS
 from mie.text.messages import MOST_MESSAGES
-from mie.tools.definitions import MOST_TOOLS
 
 LOGPROBS = "message.output_text.logprobs"
 

@@ -14,8 +14,8 @@ from mie.async_llm import AsyncLLM
 from mie.engine.look import Look
 from mie.engine.metrics import Snapshot
 from mie.errors import EngineDeadError
-from mie.page.cells import Cells, encode
-from mie.page.follow import Place
+from mie.events.page.cells import Cells, encode
+from mie.events.page.follow import Place
 from mie.serve.errors import ApiError
 from mie.serve.page.processes import Child, Worker
 
@@ -207,7 +207,7 @@ class Feed:
     async def tokens(
         self, blocks: Sequence[int]
     ) -> tuple[int, dict[int, Sequence[int]], dict[int, Place]]:
-        """Return the tokens of blocks, as `mie.page.follow.Follower.tokens` does.
+        """Return the tokens of blocks, as `mie.events.page.follow.Follower.tokens` does.
 
         Raises:
             ApiError: the engine cannot be followed.

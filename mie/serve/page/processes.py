@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mie.errors import TraceError
-from mie.page import convert, follow
+from mie.events.page import convert, follow
 from mie.serve.errors import ApiError, invalid
 from mie.system.threads import refusal_explained
 
 T = TypeVar("T")
 
 PYTHON = (sys.executable, "-I", "-S")
-PACKAGE = str(Path(follow.__file__).parents[2])
-FOLLOW = "import sys; sys.path.append(sys.argv[1]); from mie.page.follow import main; main()"
+PACKAGE = str(Path(follow.__file__).parents[3])
+FOLLOW = "import sys; sys.path.append(sys.argv[1]); from mie.events.page.follow import main; main()"
 
 CPU_SECONDS = 60
 MEMORY_BYTES = 2 << 30
@@ -59,7 +59,7 @@ class Worker:
 
 
 class Child:
-    """A process that runs `mie.page.follow`. Threads call it one after the other, or close it."""
+    """A process that runs `mie.events.page.follow`. Threads call it in turn, or close it."""
 
     def __init__(self) -> None:
         """Start the process, and do not wait for it."""
@@ -82,7 +82,7 @@ class Child:
         return self._process.pid
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Return the result of a method of `mie.page.follow.Follower`.
+        """Return the result of a method of `mie.events.page.follow.Follower`.
 
         Raises:
             TraceError: the method raised it.

@@ -15,11 +15,11 @@ from starlette.routing import Route
 from mie.async_llm import AsyncLLM
 from mie.errors import TraceError, shown
 from mie.events import Segment
-from mie.page.assets import RECORDED_RUNS, Asset, assets
-from mie.page.cells import NodeText, encode, key_record
-from mie.page.recording import Recording
-from mie.page.records import seq_from
-from mie.replay import State, at
+from mie.events.page.assets import RECORDED_RUNS, Asset, assets
+from mie.events.page.cells import NodeText, encode, key_record
+from mie.events.page.recording import Recording
+from mie.events.page.records import seq_from
+from mie.events.replay import State, at
 from mie.serve.asgi import route_of
 from mie.serve.auth import WrongKeys
 from mie.serve.config import ServeConfig
@@ -73,7 +73,7 @@ class PageRoutes:
         """Return the routes."""
         return [
             Route("/", self._index),
-            Route("/mie/page/{path:path}", self._asset),
+            Route("/mie/events/page/{path:path}", self._asset),
             Route("/mie/login", self._login, methods=["POST"]),
             Route("/mie/logout", self._logout, methods=["POST"]),
             Route("/mie/config", self._tell_config),

@@ -17,7 +17,7 @@ from bench.gpu.peers import torch_is_missing
 from bench.gpu.report import BenchReport
 from bench.gpu.shapes import BLOCK_SIZE
 from bench.harness import run_child
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 from mie.checkpoint.config import ModelConfig
 
 MODEL, DRY_MODEL = "TinyLlama-1.1B", "toy"

@@ -14,7 +14,7 @@ from bench.gpu.device import Call, Device
 from bench.gpu.numbers import fill_normal, fill_quantised, random_normal, relative_error
 from bench.gpu.shapes import BLOCK_SIZE, DecodeShape, PrefillShape, batch_of
 from bench.gpu.timing import rotating
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 from mie.ops.attention import decode_attention
 from mie.ops.backend import Array, KVCacheShape, StepBatch
 from mie.ops_gpu.arrays import DTYPES, to_host

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bench.gpu.device import Call, Samples, one_line
-from mie.arithmetic import ceil_div
+from mie.base.arithmetic import ceil_div
 
 CALLS = 20
 """Calls of a sample, enough that the launch of the graph hardly counts."""

@@ -1,0 +1,147 @@
+"""Describe the text that an output must match, with vLLM's names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mie.base.refusals import refuses_names
+from mie.config.engine import check_switch, keyword_checked
+from mie.config.params import values
+from mie.config.request_limits import RequestLimits
+from mie.errors import ConfigError
+
+KINDS = ("json", "regex", "choice", "grammar", "json_object")
+_JSON_OPTIONS = {
+    "disable_any_whitespace": True,
+    "disable_additional_properties": False,
+    "whitespace_pattern": None,
+}
+_MAX_CHOICES = 2**16
+
+
+@refuses_names
+@keyword_checked
+@dataclass(frozen=True, kw_only=True)
+class StructuredOutputsParams:
+    """Describes the text that an output must be: exactly one of the first five fields is given.
+
+    The names are vLLM's. Values are checked and converted to plain ones when the object is created,
+    and cannot be assigned later. A bad value or an unknown name raises `ConfigError`. The grammar
+    itself is checked when a request is prepared.
+
+    json: A JSON schema, as a dictionary or as text. The output is a JSON value that it accepts.
+        Default: None.
+    regex: A regular expression in Rust's syntax, which the whole output matches. Default: None.
+    choice: Texts of which the output is one; a list of strings. Default: None.
+    grammar: A grammar in llguidance's dialect of Lark, with a rule ``start``. Default: None.
+    json_object: True for any JSON object. Default: None.
+    disable_any_whitespace: Write JSON without whitespace. False lets the model write any
+        (in vLLM the default is False). Default: True.
+    disable_additional_properties: Allow only the properties that a schema names, where it does not
+        say more. Default: False.
+    whitespace_pattern: A regular expression for the whitespace between the tokens of JSON. It
+        replaces ``disable_any_whitespace``. Default: None.
+    structural_tag: Not supported. Default: None.
+    """
+
+    json: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = True
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    structural_tag: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.structural_tag is not None:
+            raise ConfigError("structural_tag is not supported (write a grammar)")
+        if self.json_object is not None:
+            check_switch("json_object", self.json_object)
+        for name in ("disable_any_whitespace", "disable_additional_properties"):
+            check_switch(name, getattr(self, name))
+        given = [name for name in KINDS if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            got = " and ".join(given) or "none of them"
+            raise ConfigError(f"structured_outputs needs one of {', '.join(KINDS)}; got {got}")
+        self._refuse_json_options(given[0])
+        for name in ("regex", "grammar", "whitespace_pattern"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ConfigError(f"{name} must be a string; got {values.shown(value)}")
+            if value is not None:
+                _check_encodes(name, value)
+        if self.grammar == "":
+            raise ConfigError("grammar is empty; it needs a rule named start")
+        if self.json is not None:
+            object.__setattr__(self, "json", _schema_text(self.json))
+        if self.choice is not None:
+            choices = values.strings("choice", self.choice, _MAX_CHOICES, _MAX_CHOICES)
+            if not choices:
+                raise ConfigError("choice must have at least one text; got none")
+            _check_encodes("choice", "".join(choices))
+            object.__setattr__(self, "choice", choices)
+
+    @property
+    def num_chars(self) -> int:
+        """The number of characters that describe the output."""
+        texts = (self.json, self.regex, self.grammar, self.whitespace_pattern)
+        return sum(len(text) for text in (*texts, *(self.choice or ())) if text)
+
+    def _refuse_json_options(self, kind: str) -> None:
+        if kind in ("json", "json_object"):
+            return
+        for name, default in _JSON_OPTIONS.items():
+            if getattr(self, name) != default:
+                raise ConfigError(f"{name} belongs to json and json_object; got it with {kind}")
+
+
+def structure_from(given: object, limits: RequestLimits) -> StructuredOutputsParams | None:
+    """Return the parameters from a mapping of their fields, or unchanged.
+
+    Raises:
+        ConfigError: they are neither, or too long.
+    """
+    if isinstance(given, Mapping):
+        given = StructuredOutputsParams(**{str(name): given[name] for name in given})
+    if given is None:
+        return None
+    if not isinstance(given, StructuredOutputsParams):
+        raise ConfigError(
+            f"structured_outputs must be StructuredOutputsParams; got {values.shown(given)}"
+        )
+    if given.num_chars > limits.max_grammar_chars:
+        limit = limits.max_grammar_chars
+        raise ConfigError(
+            f"structured_outputs may have at most {limit} characters; got {given.num_chars}"
+        )
+    return given
+
+
+def _check_encodes(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        number = ord(text[error.start])
+        raise ConfigError(
+            f"structured_outputs has a {name} with an unpaired surrogate, U+{number:04X}"
+        ) from error
+
+
+def _schema_text(schema: object) -> str:
+    """Return a JSON schema as text, with its properties in their order."""
+    try:
+        found = json.loads(schema) if isinstance(schema, str) else schema
+        if not isinstance(found, Mapping):
+            raise ConfigError(f"json must be a JSON schema, an object; got {values.shown(found)}")
+        return json.dumps(dict(found), allow_nan=False)
+    except RecursionError as error:
+        raise ConfigError("json must be a JSON schema: it nests too deep") from error
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"json must be a JSON schema: {error}") from error

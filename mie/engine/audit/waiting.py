@@ -1,0 +1,115 @@
+"""Say in numbers, and in a sentence, why a sequence waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mie.base.reprs import count
+from mie.config.engine import EngineConfig
+from mie.sched.plan import SeqId
+from mie.sched.scheduler import Scheduler
+
+Because = Literal["queue", "quota", "seats", "blocks", "budget", "nothing"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """The needs of a waiting sequence, and the free seats, blocks and tokens, between two steps."""
+
+    because: Because
+    """The first thing that is missing. With "nothing" the next step admits it."""
+    position: int
+    """Number of waiting sequences that are before it in the queue."""
+    num_tokens: int
+    num_cached_tokens: int
+    """Its tokens that are found in the prefix cache, or on the host."""
+    blocks_needed: int
+    """Blocks that it takes from those that are free or evictable, which include its cached ones."""
+    blocks_free: int
+    blocks_evictable: int
+    """Blocks that only the prefix cache holds."""
+    blocks_spare: int
+    """Blocks that must be left while others run (watermark)."""
+    seats: int
+    """Sequences that may run at once."""
+    seats_free: int
+    budget: int
+    """Tokens of a step."""
+    budget_decodes: int
+    """Tokens of the next step that running answers take."""
+    budget_prefills: int
+    """Tokens of the next step that running prompts take."""
+
+    @property
+    def sentence(self) -> str:
+        """The missing thing, in words."""
+        blocks = (
+            f"It needs {count(self.blocks_needed, 'block')}; {self.blocks_free} are free and "
+            f"{self.blocks_evictable} can be evicted"
+        )
+        if self.blocks_spare:
+            blocks += f", of which {self.blocks_spare} must be left"
+        running = self.seats - self.seats_free
+        left = self.budget - self.budget_decodes - self.budget_prefills
+        return {
+            "queue": f"{count(self.position, 'sequence')} wait before it, and none overtakes "
+            "another.",
+            "quota": "Its client runs as many sequences as its max_num_seqs allows.",
+            "seats": f"All {self.seats} seats are taken by {count(running, 'sequence')} that run.",
+            "blocks": f"{blocks}.",
+            "budget": (
+                f"A step has {self.budget} tokens: {self.budget_decodes} go to answers, "
+                f"{self.budget_prefills} to prompts that have begun, and {left} are left."
+            ),
+            "nothing": f"Nothing: the next step admits it. {blocks}.",
+        }[self.because]
+
+
+def why_waiting(scheduler: Scheduler, config: EngineConfig, seq_id: SeqId) -> Wait | None:
+    """Return why a sequence waits, or None if it does not wait.
+
+    The numbers are those with which the next step begins. While it decodes, it may need blocks and
+    preempt sequences, and another sequence may end.
+    """
+    seq = next((each for each in scheduler.waiting if each.seq_id == seq_id), None)
+    if seq is None:
+        return None
+    manager, running, admission = scheduler.manager, scheduler.running, scheduler._admission
+    room = admission.room_in_empty_pool(seq)
+    missing = [each.num_missing for each in running if each.is_prefilling]
+    num_decodes = len(running) - len(missing)
+    budget = config.max_num_batched_tokens
+    num_prefills = min(sum(missing), max(0, budget - num_decodes))
+    seats_free = config.max_num_seqs - len(running)
+    num_spare = admission.num_spare if running else 0
+    num_needed = manager.num_taken(room)
+    left = budget - num_decodes - num_prefills
+    num_missing = seq.num_tokens - room.num_computed
+    first = scheduler._policy.first(scheduler.waiting, scheduler._seats)
+    because: Because = "nothing"
+    if first is None:
+        because = "quota"
+    elif first is not seq:
+        because = "queue"
+    elif seats_free < 1:
+        because = "seats"
+    elif num_needed + num_spare > manager.num_available:
+        because = "blocks"
+    elif left < (1 if config.enable_chunked_prefill else num_missing):
+        because = "budget"
+    return Wait(
+        because=because,
+        position=scheduler.waiting.index(seq),
+        num_tokens=seq.num_tokens,
+        num_cached_tokens=room.num_computed,
+        blocks_needed=num_needed,
+        blocks_free=manager.num_available - manager.num_cached,
+        blocks_evictable=manager.num_cached,
+        blocks_spare=num_spare,
+        seats=config.max_num_seqs,
+        seats_free=seats_free,
+        budget=budget,
+        budget_decodes=num_decodes,
+        budget_prefills=num_prefills,
+    )

@@ -1,0 +1,181 @@
+"""Run requests step by step with `LLMEngine`, as in vLLM."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from mie.base.refusals import refuses_names
+from mie.config.engine_args import EngineArgs
+from mie.config.params.checks import check_request_id
+from mie.config.params.sampling import RequestOutputKind, SamplingParams
+from mie.config.params.unsupported import refuse_options
+from mie.engine.metrics import Metric
+from mie.errors import RequestError, shown
+from mie.frontend.loop import EngineLoop
+from mie.frontend.outputs import RequestOutput
+from mie.frontend.prepare import Preparer
+from mie.frontend.prompts import Prompt
+from mie.frontend.request_state import Collector, PreparedRequest
+from mie.load.parts import build
+from mie.text.chat import TemplateFiles
+from mie.text.pretrained import PretrainedTokenizer
+
+
+@refuses_names
+class LLMEngine:
+    """A model, its tokenizer and an engine, for programs that run the steps themselves::
+
+        engine = LLMEngine.from_engine_args(EngineArgs("bundled"))
+        engine.add_request("1", "Once upon a time", SamplingParams())
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                …
+
+    `LLM.llm_engine` is the one of an `LLM`. Any number of threads may call any method.
+    """
+
+    def __init__(self, engine_args: EngineArgs) -> None:
+        """Load the model that ``engine_args`` describes.
+
+        Raises:
+            ConfigError: a setting is refused with the reason.
+            ModelError: the model cannot be used.
+        """
+        self.engine_args = engine_args
+        self.parts = parts = build(engine_args)
+        self.engine = parts.engine
+        self.model_config = parts.model
+        self.preparer = Preparer(
+            engine=parts.engine,
+            tokenizer=parts.tokenizer,
+            limits=engine_args.limits,
+            defaults=parts.generation.sampling,
+            constraints=parts.grammars,
+        )
+        survives_fork = parts.engine.backend != "cupy"
+        self.loop = EngineLoop(parts.engine, parts.tokenizer, survives_fork=survives_fork)
+        self._collector = self.loop.new_collector()
+        self._tokenizer: PretrainedTokenizer | None = None
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs, **others: Any) -> LLMEngine:
+        """Load the model that ``engine_args`` describes."""
+        refuse_options(LLMEngine.from_engine_args, others)
+        return cls(engine_args)
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        **others: Any,
+    ) -> str:
+        """Queue one prompt for `step`, and return its request id.
+
+        Under the priority policy the lowest ``priority`` goes first. vLLM's other arguments are
+        accepted as None.
+
+        Raises:
+            RequestError: the request could never be served; nothing was added.
+        """
+        refuse_options(LLMEngine.add_request, others)
+        return self.add(self.prepare(prompt, params, None, request_id, priority=priority))
+
+    def add(self, prepared: PreparedRequest) -> str:
+        """Queue a prepared request for `step`, and return its request id."""
+        [request_id] = self.loop.add([prepared], self._own_collector())
+        return request_id
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step and return new outputs of the requests that were added.
+
+        Outputs from steps of other callers are returned at once, without a step. Each request gets
+        one output with ``finished``, even if it was aborted or failed.
+        """
+        return self.loop.step(self._own_collector())
+
+    def has_unfinished_requests(self) -> bool:
+        """Return whether any request is unfinished, or `step` has outputs to return."""
+        self.loop.settle()
+        return self.engine.has_work or self._own_collector().has_news
+
+    def get_num_unfinished_requests(self) -> int:
+        """Return the number of unfinished requests of all callers."""
+        self.loop.settle()
+        return len(self.engine.requests)
+
+    def abort_request(self, request_ids: str | Iterable[str], **others: Any) -> None:
+        """End requests before the next step and free their blocks; ignore unknown ids."""
+        refuse_options(LLMEngine.abort_request, others)
+        ids = [request_ids] if isinstance(request_ids, str) else request_ids
+        if not isinstance(ids, Iterable):
+            raise RequestError(f"request_ids must be a string or a list; got {shown(ids)}")
+        for request_id in ids:
+            check_request_id(request_id)
+            self.loop.abort(request_id)
+
+    def reset_prefix_cache(self, **others: Any) -> bool:
+        """Drop all cached blocks, or return False if a request holds blocks."""
+        refuse_options(LLMEngine.reset_prefix_cache, others)
+        return self.loop.call(self.engine.reset_prefix_cache)
+
+    def get_metrics(self) -> list[Metric]:
+        """Return counters, gauges and histograms under vLLM's names."""
+        name = os.fspath(self.engine_args.model)
+        if self.loop.dead_error is not None:  # no thread runs steps any more
+            return self.engine.get_metrics(name)
+        return self.loop.call(lambda: self.engine.get_metrics(name))
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        """Return the tasks that the model supports."""
+        return ("generate",)
+
+    def get_tokenizer(self) -> PretrainedTokenizer:
+        """Return the model's tokenizer with the interface of transformers."""
+        if self._tokenizer is None:
+            tokenizer, directory = self.preparer.required_tokenizer(), self.parts.text_directory
+            files = TemplateFiles(directory)
+            self._tokenizer = PretrainedTokenizer(tokenizer, files, str(directory))
+        return self._tokenizer
+
+    @property
+    def tokenizer(self) -> PretrainedTokenizer | None:
+        """The tokenizer of `get_tokenizer`, or None if there is none."""
+        return None if self.preparer.tokenizer is None else self.get_tokenizer()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return a new copy of the parameters that are used if a call gives none.
+
+        They come from the model's generation_config.json, unless ``generation_config`` or
+        ``override_generation_config`` say otherwise.
+        """
+        return SamplingParams(**self.parts.generation.sampling)
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        output_kind: RequestOutputKind | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        client: str | None = None,
+    ) -> PreparedRequest:
+        """Check and tokenize a request in the caller's thread, and compile its constraint.
+
+        Raises:
+            ConfigError: a parameter is not allowed.
+            RequestError: the prompt or a label is malformed, or exceeds a limit.
+            WorkerError: the process that compiles constraints failed.
+        """
+        prepared = self.preparer.prepare(prompt, params, output_kind, request_id, priority, client)
+        return self.preparer.constrained(prepared)
+
+    def _own_collector(self) -> Collector:
+        if self._collector.process_id != os.getpid():  # after a fork: the requests are the parent's
+            self._collector = self.loop.new_collector()
+        return self._collector

@@ -1,0 +1,284 @@
+"""Know the formats in which models write calls of tools and their reasoning.
+
+The words are those of transformers' response templates: a field stands between the tags ``open``
+and ``close``, and its content is JSON or text. A model's ``tokenizer_config.json`` may bring a
+``response_template`` of its own. Its reasoning must stand between two literal tags, and its calls
+must be JSON between literal tags. Anything else in it is refused by name, because another reading
+would give wrong calls.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from mie.config.params.structured import StructuredOutputsParams
+from mie.errors import RequestError, shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tags:
+    """The tags before and after a part of an answer."""
+
+    open: str
+    close: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallFormat:
+    """How a model writes calls of tools."""
+
+    open: str
+    """The tag before a call, or before a list of calls."""
+    close: str = ""
+    """The tag after it; nothing if the JSON ends a call."""
+    name: str = "name"
+    """The key of the tool's name."""
+    arguments: str = "arguments"
+    """The key of the arguments."""
+    is_list: bool = False
+    """Whether one pair of tags has a list of all calls."""
+    name_close: str = ""
+    """The tag between a name and arguments that stand outside of an object."""
+    is_open_optional: bool = False
+    """Whether a call may begin an answer without the tag, as it does where it is forced."""
+    padding: str = ""
+    """Text between tags and JSON."""
+    separator: str = ""
+    """Text between two calls."""
+    id_length: int = 0
+    """Characters that the id of a call must have; 0 sets no length."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerFormat:
+    """The reasoning, the calls and the grammar that an answer may have."""
+
+    reasoning: Tags | None = None
+    begins_in_reasoning: bool = False
+    """Whether the prompt ends with the tag that opens the reasoning."""
+    calls: CallFormat | None = None
+    names: frozenset[str] = frozenset()
+    """The names of the tools that may be called."""
+    may_repeat: bool = True
+    """Whether there may be several calls."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """The grammar of an answer that must be calls, and nothing else."""
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags that the text must keep, even where they are special tokens."""
+        calls, reasoning = self.calls, self.reasoning
+        tags = [] if calls is None else [calls.open, calls.close, calls.name_close]
+        tags += [] if reasoning is None else [reasoning.open, reasoning.close]
+        return tuple(tag for tag in tags if tag)
+
+
+HERMES = CallFormat(open="<tool_call>", close="</tool_call>", padding="\n", separator="\n")
+LLAMA3 = CallFormat(
+    open="<|python_tag|>", is_open_optional=True, arguments="parameters", separator="; "
+)
+MISTRAL = CallFormat(open="[TOOL_CALLS]", is_list=True, separator=", ", id_length=9)
+MISTRAL_NAMED = CallFormat(open="[TOOL_CALLS]", name_close="[ARGS]", id_length=9)
+
+CALLS: Mapping[str, CallFormat] = {
+    "hermes": HERMES,  # Hermes, Qwen2.5, Qwen3, SmolLM3
+    "llama3_json": LLAMA3,  # Llama 3.1, 3.2, 3.3
+    "mistral": MISTRAL,  # Mistral; the newer spelling is found in the chat template
+}
+"""The formats of calls by vLLM's names of their parsers."""
+
+THINK = Tags(open="<think>", close="</think>")
+REASONING: Mapping[str, Tags] = {
+    "deepseek_r1": THINK,
+    "qwen3": THINK,
+    "mistral": Tags(open="[THINK]", close="[/THINK]"),
+}
+"""The tags of reasoning by vLLM's names of their parsers."""
+
+_USES_TOOLS = re.compile(r"\btools\b")
+_TOP = {"version", "defaults", "start_anchor", "start_anchor_pattern", "fields"}
+_REASONING = ("thinking", "reasoning_content", "reasoning")
+_TEXT_KEYS = {"open", "close", "content", "content_args", "optional"}
+_CALL_KEYS = {*_TEXT_KEYS, "repeats", "transform", "transform_each"}
+_PLACE = re.compile(r"\{(?:content\.)?(\w+)\}")
+
+
+def call_format(
+    parser: str, chat_template: str, response_template: Mapping[str, object] | None
+) -> CallFormat:
+    """Return how a model writes calls; ``parser`` is a name of `CALLS`, "hf" or "auto".
+
+    "hf" is the model's response template. "auto" is that one too, or else the format whose tag is
+    in the chat template.
+
+    Raises:
+        RequestError: the chat template does not write tools, the format is unknown, or the
+            response template has something that is not supported.
+    """
+    if not _USES_TOOLS.search(chat_template):
+        raise RequestError(
+            "tools are not written by this model's chat template (give it one that does: "
+            "chat_template)"
+        )
+    if parser == "hf" or (parser == "auto" and response_template is not None):
+        calls = calls_in(response_template)
+        if calls is not None:
+            return calls
+        if parser == "hf":
+            raise RequestError("tools: the model's response_template has no field tool_calls")
+    if parser == "auto":
+        parser = _named_in(chat_template)
+    if parser == "none":
+        raise RequestError("tool_choice cannot force a call, because tool_call_parser is none")
+    if parser == "mistral" and "[ARGS]" in chat_template:
+        return MISTRAL_NAMED
+    return CALLS[parser]
+
+
+def reasoning_tags(
+    parser: str, chat_template: str, response_template: Mapping[str, object] | None
+) -> Tags | None:
+    """Return the tags of a model's reasoning, or None if it is part of the text.
+
+    ``parser`` is a name of `REASONING`, "hf", "auto" or "none". "hf" reads the response template.
+    "auto" does so if its tags are literal, and otherwise finds tags in the chat template.
+
+    Raises:
+        RequestError: the response template has no such tags, and the parser is "hf".
+    """
+    if parser == "hf":
+        return reasoning_in(response_template)
+    if parser != "auto":
+        return None if parser == "none" else REASONING[parser]
+    if response_template is not None:
+        with suppress(RequestError):
+            return reasoning_in(response_template)
+    found = [tags for tags in REASONING.values() if tags.close in chat_template]
+    return found[0] if found else None
+
+
+def _named_in(chat_template: str) -> str:
+    """Return the name of the format that a chat template shows to the model."""
+    if "<function=" not in chat_template:
+        for name, calls in CALLS.items():
+            if calls.open in chat_template:
+                return name
+        if "<|start_header_id|>" in chat_template and '"parameters": ' in chat_template:
+            return "llama3_json"
+    names = ", ".join(CALLS)
+    raise RequestError(
+        "tools: the format of this model's calls is not known (set tool_call_parser to "
+        f"{names}, or to none, which reads no calls)"
+    )
+
+
+# Response templates
+
+
+def reasoning_in(template: object) -> Tags | None:
+    """Return the tags of the reasoning in a response template, or None if it has none.
+
+    Raises:
+        RequestError: there is no template, or its reasoning is not between two literal tags.
+    """
+    fields = _fields(template)
+    for name in _REASONING:
+        if name in fields:
+            return _reasoning(fields[name], f"fields.{name}")
+    return None
+
+
+def calls_in(template: object) -> CallFormat | None:
+    """Return the format of calls in a response template, or None if it has none.
+
+    Raises:
+        RequestError: there is no template, or its calls are not JSON between literal tags.
+    """
+    fields = _fields(template)
+    return _calls(fields["tool_calls"]) if "tool_calls" in fields else None
+
+
+def _fields(template: object) -> Mapping[str, Any]:
+    if template is None:
+        raise _unsupported("there is none in tokenizer_config.json")
+    given = _mapping(template, "response_template")
+    _only(given, _TOP, "")
+    if given.get("version", 1) != 1:
+        raise _unsupported(f"version {shown(given['version'])}")
+    return _mapping(given.get("fields", {}), "fields")
+
+
+def _reasoning(given: object, where: str) -> Tags:
+    field = _mapping(given, where)
+    _only(field, _TEXT_KEYS, f"{where}.")
+    _check_kind(field, "text", where)
+    return Tags(open=_tag(field, "open", where), close=_tag(field, "close", where))
+
+
+def _calls(given: object) -> CallFormat:
+    where = "fields.tool_calls"
+    field = _mapping(given, where)
+    _only(field, _CALL_KEYS, f"{where}.")
+    _check_kind(field, "json", where)
+    name, arguments = _keys(field.get("transform", "{content}"), f"{where}.transform")
+    return CallFormat(
+        open=_tag(field, "open", where),
+        close=_tag(field, "close", where) if "close" in field else "",
+        name=name,
+        arguments=arguments,
+        is_list=field.get("transform_each") is True,
+        separator=", " if field.get("transform_each") is True else "\n",
+    )
+
+
+def _keys(transform: object, where: str) -> tuple[str, str]:
+    """Return the keys of the name and the arguments in the JSON of a call."""
+    if isinstance(transform, Mapping):
+        transform = transform.get("function", transform)
+    if transform == "{content}":
+        return "name", "arguments"
+    if isinstance(transform, Mapping) and transform.keys() == {"name", "arguments"}:
+        found = [_PLACE.fullmatch(str(transform[key])) for key in ("name", "arguments")]
+        if found[0] and found[1]:
+            return found[0].group(1), found[1].group(1)
+    raise _unsupported(f"{where}: {shown(transform)}")
+
+
+def _check_kind(field: Mapping[str, Any], kind: str, where: str) -> None:
+    if field.get("content", "text") != kind:
+        raise _unsupported(f"{where}.content: {shown(field.get('content', 'text'))}")
+    arguments = field.get("content_args", {})
+    if arguments not in ({}, {"strip": True}):
+        raise _unsupported(f"{where}.content_args: {shown(arguments)}")
+
+
+def _tag(field: Mapping[str, Any], key: str, where: str) -> str:
+    """Return a literal tag."""
+    tag = field.get(key)
+    if isinstance(tag, Sequence) and not isinstance(tag, str) and len(tag) == 1:
+        [tag] = tag
+    if not isinstance(tag, str) or not tag or tag != tag.encode(errors="replace").decode():
+        raise _unsupported(f"{where}.{key}: {shown(tag)} (one literal tag is)")
+    return tag
+
+
+def _mapping(value: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise _unsupported(f"{where}: {shown(value)}")
+    return value
+
+
+def _only(given: Mapping[str, Any], known: set[str], where: str) -> None:
+    for name in given:
+        if name not in known:
+            raise _unsupported(f"{where}{name}")
+
+
+def _unsupported(what: str) -> RequestError:
+    return RequestError(
+        f"tools: the model's response_template is not supported: {what} (name a tool_call_parser)"
+    )
