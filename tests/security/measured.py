@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_CPU_SECONDS = 4.0
-MAX_BYTES = 200_000_000
+MAX_BYTES = 150_000_000
 """Limits of the cost of untrusted input before it is refused, above the idle process."""
 
 

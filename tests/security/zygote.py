@@ -143,12 +143,11 @@ ACTIONS: dict[str, Callable[..., dict[str, Any]]] = {
 def main() -> None:
     hostile_requests.llm()  # Every child then has it.
     gc.freeze()  # So a child collects only its own garbage.
-    idle = idle_bytes()
     for line in sys.stdin:
         case = json.loads(line)
         if case[0] == "call":
             warm_up(case[1].partition(":")[0])
-        print(json.dumps(measured(case, idle)), flush=True)
+        print(json.dumps(measured(case)), flush=True)
 
 
 @functools.cache
@@ -165,36 +164,22 @@ def status_bytes(name: str) -> int:
     return 1024 * int(line.split()[1])
 
 
-def idle_bytes() -> int:
-    """Return the memory of a child that does nothing."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(writer, str(status_bytes("VmRSS")).encode())
-        os._exit(0)
-    os.close(writer)
-    text, _ = everything(reader)
-    os.waitpid(child, 0)
-    return int(text)
-
-
-def measured(case: list[Any], least_idle: int) -> dict[str, Any]:
+def measured(case: list[Any]) -> dict[str, Any]:
     """Return the outcome of a case in a child, its CPU seconds, and its peak memory.
 
-    The memory counts from that of the idle child, or from ``least_idle`` if the system has taken
-    back pages of this process's files since.
+    The memory is the growth of the child, and that of its largest worker process. Linux counts
+    pages that a worker has before it executes its program, which are those of the child.
     """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
-        # Without file pages that only the parent has mapped.
-        idle = max(status_bytes("VmRSS"), least_idle)
+        idle = status_bytes("VmRSS")  # without file pages that only the parent has mapped
         try:
             outcome = attempted(case)
             gc.collect()  # ends the template worker, so that its cost is counted
-            own, others = peak_bytes(resource.RUSAGE_SELF), peak_bytes(resource.RUSAGE_CHILDREN)
-            outcome["peak_bytes"] = max(0, own - idle) + others
+            peaks = map(peak_bytes, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+            outcome["peak_bytes"] = sum(max(0, peak - idle) for peak in peaks)
             with os.fdopen(writer, "w") as file:
                 json.dump(outcome, file)
         finally:
