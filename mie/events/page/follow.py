@@ -1,6 +1,6 @@
 """Follow an event log in a process of its own, which takes no time from the engine's.
 
-    python -I -S -c "import sys; sys.path.append(…); from mie.events.page import follow; follow.main()"
+    python -I -S -c "…; from mie.events.page.follow import main; main()"
 
 A request on standard input has the name of a method of `Follower` and its arguments. The answer on
 standard output has True and the result, or False and the message of the `TraceError`. The process
