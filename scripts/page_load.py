@@ -140,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        name = "index.html" if path == "/" else path.removeprefix("/mie/events/page/")
+        name = "index.html" if path == "/" else path.removeprefix("/mie/page/")
         if path == "/mie/events":
             self._stream()
         elif path == "/mie/config":

@@ -24,7 +24,7 @@ SHELL_ROUTES = frozenset({"/", "/mie/login", "/mie/logout"})
 
 def is_open(route: str) -> bool:
     """Return whether a route needs no key."""
-    return route in OPEN_ROUTES or route in SHELL_ROUTES or route.startswith("/mie/events/page/")
+    return route in OPEN_ROUTES or route in SHELL_ROUTES or route.startswith("/mie/page/")
 
 
 def route_of(scope: Scope) -> str:

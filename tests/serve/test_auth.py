@@ -44,13 +44,13 @@ def test_every_route_but_a_few_needs_a_key(engine):
                 for method in route.methods - {"HEAD"}:
                     response = await client.request(method, path)
                     found[route.path] = response.status_code
-            for path in ("/nothing", "/v1", "/health/", "/mie/events/page", "/v1/%2e%2e/health"):
+            for path in ("/nothing", "/v1", "/health/", "/mie/page", "/v1/%2e%2e/health"):
                 found[f"unknown {path}"] = (await client.get(path)).status_code
             return found
 
     found = asks(ask())
     opened = {path for path, status in found.items() if status != 401}
-    assert opened == OPEN_ROUTES | SHELL_ROUTES | {"/mie/events/page/{path:path}"}
+    assert opened == OPEN_ROUTES | SHELL_ROUTES | {"/mie/page/{path:path}"}
     assert len(found) >= 9
 
 

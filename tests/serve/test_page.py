@@ -114,7 +114,7 @@ def test_the_page_and_its_files_are_sent_with_a_strict_policy(engine):
 
     async def ask():
         async with client_of(engine) as client:
-            return {name: await client.get(f"/mie/events/page/{name}") for name in assets()}
+            return {name: await client.get(f"/mie/page/{name}") for name in assets()}
 
     answers = asks(ask())
     for name, asset in assets().items():
@@ -144,7 +144,7 @@ def test_files_are_compressed_for_those_who_can_read_it(engine):
 )
 def test_no_file_is_sent_from_elsewhere(engine, path):
     assert (WEB / "../assets.py").exists()
-    answer = get(engine, f"/mie/events/page/{path}")
+    answer = get(engine, f"/mie/page/{path}")
     assert answer.status_code == 404
     assert "etag" not in answer.headers
 
@@ -156,7 +156,7 @@ def test_the_page_is_found_below_the_path_of_a_proxy(engine):
 
 
 def test_the_page_can_be_switched_off(engine):
-    for path in ("/", "/mie/config", "/mie/events", "/mie/events/page/index.html"):
+    for path in ("/", "/mie/config", "/mie/events", "/mie/page/index.html"):
         assert get(engine, path, ServeConfig(page=False)).status_code == 404
 
 

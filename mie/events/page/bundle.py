@@ -22,10 +22,10 @@ MAIN = "main.js"
 _IMPORT = re.compile(r'^import\s+\{([^}]*)\}\s+from\s+"(\.[^"]+)";\s*$', re.MULTILINE)
 _EXPORT = re.compile(r"^export\s+((?:async\s+)?function\*?|const|class)\s+([\w$]+)", re.MULTILINE)
 _LEFT = re.compile(r"^(?:import|export)\b.*$", re.MULTILINE)
-_STYLE = re.compile(r'<link rel="?stylesheet"? href="mie/events/page/([^"]+)">')
-_SCRIPT = re.compile(r'<script type="module" src="mie/events/page/main\.js"></script>')
+_STYLE = re.compile(r'<link rel="?stylesheet"? href="mie/page/([^"]+)">')
+_SCRIPT = re.compile(r'<script type="module" src="mie/page/main\.js"></script>')
 _CHARSET = '<meta charset="utf-8">'
-_ICON = re.compile(r'(<link rel="icon"[^>]*href=")mie/events/page/([^"]+)(")')
+_ICON = re.compile(r'(<link rel="icon"[^>]*href=")mie/page/([^"]+)(")')
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,7 +73,7 @@ class PageRoutes:
         """Return the routes."""
         return [
             Route("/", self._index),
-            Route("/mie/events/page/{path:path}", self._asset),
+            Route("/mie/page/{path:path}", self._asset),
             Route("/mie/login", self._login, methods=["POST"]),
             Route("/mie/logout", self._logout, methods=["POST"]),
             Route("/mie/config", self._tell_config),
