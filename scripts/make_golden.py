@@ -128,10 +128,11 @@ def randomize(model: torch.nn.Module) -> None:
 
     Attention must select, too.
     """
+    around = 0 if model.config.model_type.startswith("gemma") else 1  # Gemma's norms add 1
     for name, parameter in model.named_parameters():
         noise = torch.randn_like(parameter)
         if "norm" in name:
-            parameter.copy_(1 + 0.2 * noise)
+            parameter.copy_(around + 0.2 * noise)
         elif name.endswith(".bias"):
             parameter.copy_(0.3 * noise)
         else:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mie.base.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
-from mie.ops.backend import KVCacheShape, Progress, StepBatch, StepSize
+from mie.ops.backend import Activation, KVCacheShape, Progress, StepBatch, StepSize
 from mie.ops.kv_cache import HALVES, LARGEST, SCALE_BYTES
 from mie.ops.linear import check_kept
 from mie.ops.numpy_backend import NumpyBackend, with_tokens
@@ -181,27 +181,40 @@ class JitBackend(NumpyBackend):
     # its docstring in `kernels` gives.
 
     @_operator
-    def embed(self, token_ids: Ints, embedding: Panels) -> Value:
+    def embed(self, token_ids: Ints, embedding: Panels, scale: float = 1.0) -> Value:
         self._header.point(layout.TOKEN_IDS, token_ids)
         program, width = self._program, embedding.shape[1]
         out = program.value(NUM_TOKENS, width)
         program.need_scratch(padded(width) * embedding.dtype.itemsize)
         kernel, arguments = f"embed[{embedding.dtype.name}]", (embedding.memory, out, width)
-        program.emit(kernel, NUM_TOKENS, ROW_TILE, 1, *arguments, NUM_TOKENS)
+        program.emit(kernel, NUM_TOKENS, ROW_TILE, 1, *arguments, NUM_TOKENS, float(scale))
         return out
 
     @_operator
     def rms_norm(self, x: Value, weight: Floats, eps: float) -> Value:
-        rows, width = x.storage.rows, x.storage.width
-        out = self._program.value(rows, *x.tail)
-        arguments = x, weight, out, 1, width, eps, rows, 0, 1  # a row is one head
-        self._program.emit("rms_norm", rows, ROW_TILE, 1, *arguments)
+        return self._normalised(x, weight, eps)
+
+    @_operator
+    def norm_add(self, x: Value, weight: Floats, eps: float, residual: Value | Floats) -> Value:
+        return self._normalised(x, weight, eps, residual)
+
+    def _normalised(
+        self, x: Value, weight: Floats, eps: float, residual: Value | Floats | None = None
+    ) -> Value:
+        program, rows, width = self._program, x.storage.rows, x.storage.width
+        out = program.value(rows, *x.tail)
+        if isinstance(residual, np.ndarray):
+            residual = program.given(residual)
+        arguments = x, weight, out, width, width, float(eps), rows, 0, 1, residual
+        program.emit("rms_norm", rows, ROW_TILE, 1, *arguments)
         return out
 
     @_operator
     def head_norm(self, qkv: Value, first: int, last: int, weight: Floats, eps: float) -> None:
-        rows, (num_heads, head_dim) = qkv.storage.rows, qkv.tail
-        arguments = qkv, weight, qkv, num_heads, head_dim, eps, rows, first, last
+        rows, head_dim, dim = qkv.storage.rows, qkv.tail[-1], weight.size
+        begin, count = first * head_dim, (last - first) * head_dim // dim
+        width = qkv.storage.width
+        arguments = qkv, weight, qkv, width, dim, eps, rows, begin, count, None
         self._program.emit("rms_norm", rows, ROW_TILE, 1, *arguments)
 
     @_operator
@@ -220,25 +233,47 @@ class JitBackend(NumpyBackend):
 
     @_operator
     def silu_mul(self, gate_up: Value) -> Value:
+        return self._gated(gate_up, "silu")
+
+    @_operator
+    def gelu_mul(self, gate_up: Value) -> Value:
+        return self._gated(gate_up, "gelu_tanh")
+
+    def _gated(self, gate_up: Value, activation: Activation) -> Value:
         rows, width = gate_up.storage.rows, gate_up.storage.width // 2
-        out = self._program.value(rows, width)
-        self._program.emit("silu_mul", rows, ROW_TILE, 1, gate_up, out, width, rows)
+        out, is_gelu = self._program.value(rows, width), activation != "silu"
+        self._program.emit("gate_mul", rows, ROW_TILE, 1, gate_up, out, width, rows, int(is_gelu))
         return out
 
     @_operator
-    def norm_gate_up(self, x: Value, norm: Floats, eps: float, weight: Panels) -> Any:
+    def norm_gate_up(
+        self,
+        x: Value,
+        norm: Floats | None,
+        eps: float,
+        weight: Panels,
+        activation: Activation = "silu",
+    ) -> Any:
         """Multiply by the matrix of gate and up, and activate while the sums are in the cache."""
-        program, normed, width = self._program, self.rms_norm(x, norm, eps), weight.shape[0] // 2
+        program, width = self._program, weight.shape[0] // 2
+        normed = x if norm is None else self._normalised(x, norm, eps)
         if width % LANES:  # the second half does not begin with a panel
-            return self.silu_mul(self.linear(normed, weight))
+            return self._gated(self.linear(normed, weight), activation)
         rows, num_groups = x.storage.rows, ceil_div(width, LANES * layout.PANELS)
         out = program.value(rows, width)
         program.need_scratch(2 * SUMS_BYTES)
         program.emit(
             f"gate_up[{weight.dtype.name}]", rows, layout.BLOCK_ROWS, num_groups,
             normed, weight.memory, out, weight.shape[1], width, weight.bias, rows,
-            self._kernels[f"multiply[{weight.dtype.name}]"],
+            self._kernels[f"multiply[{weight.dtype.name}]"], int(activation != "silu"),
         )  # fmt: skip
+        return out
+
+    @_operator
+    def soft_cap(self, x: Value, cap: float) -> Value:
+        rows, width = x.storage.rows, x.storage.width
+        out = self._program.value(rows, *x.tail)
+        self._program.emit("soft_cap", rows, ROW_TILE, 1, x, out, width, float(cap), rows)
         return out
 
     @_operator
@@ -268,7 +303,13 @@ class JitBackend(NumpyBackend):
 
     @_operator
     def paged_attention(
-        self, q: Value, cache: JitCache, layer: int, batch: StepBatch, window: int | None
+        self,
+        q: Value,
+        cache: JitCache,
+        layer: int,
+        batch: StepBatch,
+        window: int | None,
+        soft_cap: float | None = None,
     ) -> Value:
         program, shape, num_heads = self._program, cache.shape, q.tail[0]
         program.heads = num_heads, shape.num_kv_heads, shape.head_dim
@@ -280,6 +321,7 @@ class JitBackend(NumpyBackend):
             num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, window or 0,
             1 / math.sqrt(shape.head_dim),
             self._kernels[f"multiply[{stored}]"], self._kernels["multiply[float32]"],
+            float(soft_cap or 0),
         )  # fmt: skip
         program.emit("merge", layout.NUM_MERGES, 1, 1, out, num_heads, shape.head_dim)
         return out

@@ -122,8 +122,9 @@ def test_greedy_tokens_equal_those_of_transformers(name: str, backend: str, dtyp
 
 @pytest.mark.parametrize("name", [n for n in NAMES if "yarn" in n or "linear" in n or "31" in n])
 def test_a_wrong_rope_scaling_is_noticed(name: str) -> None:
-    rope = ModelConfig.load(MODELS / name).rope
-    decoder = load_decoder(name, "float32", rope=RopeConfig(theta=rope.theta))
+    ropes = ModelConfig.load(MODELS / name).layer_ropes
+    changed = tuple(rope and RopeConfig(theta=rope.theta) for rope in ropes)
+    decoder = load_decoder(name, "float32", layer_ropes=changed)
     assert difference(decoder, name, "long") > 100 * TOLERANCE
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mie.ops_jit.kernels.elementwise import silu
+from mie.ops_jit.kernels.elementwise import gated
 from mie.ops_jit.kernels.formats import Format
 from mie.ops_jit.kernels.products import call_multiply
 from mie.ops_jit.kernels.vectors import (
@@ -89,11 +89,12 @@ def gate_up(fmt: Format) -> Callable[..., None]:
 
     @kernel_function
     def kernel(args, step, tile, scratch):
-        """Write silu(x gate) * (x up) [T, F], with F a multiple of 16.
+        """Write activation(x gate) * (x up) [T, F], with F a multiple of 16.
 
-        Arguments: x, W, out, K, F, bias, the word with T, and the kernel that multiplies.
+        Arguments: x, W, out, K, F, bias, the word with T, the kernel that multiplies, and whether
+        to activate by GELU.
         """
-        x, w, out, k, dim, bias, rows_word, multiply = words(args, 8)
+        x, w, out, k, dim, bias, rows_word, multiply, is_gelu = words(args, 9)
         total = word(step, rows_word)
         blocks = (total + BLOCK_ROWS - 1) // BLOCK_ROWS
         group, first = tile // blocks, tile % blocks * BLOCK_ROWS
@@ -110,6 +111,6 @@ def gate_up(fmt: Format) -> Callable[..., None]:
                 gates, ups = load(scratch + here), load(up + here)
                 if bias != 0:
                     gates, ups = gates + load(bias + 4 * i), ups + load(bias + 4 * (dim + i))
-                store(out + ((first + row) * dim + i) * 4, silu(gates, ups))
+                store(out + ((first + row) * dim + i) * 4, gated(gates, ups, is_gelu))
 
     return kernel

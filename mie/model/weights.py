@@ -1,0 +1,171 @@
+"""Load the weights of a model into a backend, layer by layer."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.tensors import Shape, expected_tensors
+from mie.checkpoint.weights import Checkpoint
+from mie.errors import WeightsError
+from mie.model.rope import rope_channels
+from mie.ops.backend import Array, Backend, HeadWeights
+
+BLOCK_BYTES = 4 << 20
+"""Bytes of the checkpoint that are converted at a time, which is little for any model."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Layer:
+    """The weights of one layer, as the backend keeps them."""
+
+    heads: HeadWeights
+    rope: Array
+    rotated_norm: Array | None  # of queries that are normalised after RoPE
+    attention_out: Array
+    attention_post_norm: Array | None
+    mlp_norm: Array | None
+    gate_up: Array
+    down: Array
+    mlp_post_norm: Array | None
+    window: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class Loader:
+    """Reads a checkpoint tensor by tensor into the backend, and releases the file's pages."""
+
+    config: ModelConfig
+    backend: Backend
+    checkpoint: Checkpoint
+    eps: float
+    progress: Callable[[int], object]
+    rounded_to: np.dtype[Any] | None
+
+    @cached_property
+    def shapes(self) -> Mapping[str, Shape]:
+        """The shapes of the tensors."""
+        return expected_tensors(self.config)
+
+    @cached_property
+    def channels(self) -> NDArray[np.intp] | None:
+        """The order of a head's channels that backends rotate, or None if it is the file's."""
+        head_dim, ropes = self.config.head_dim, self.config.layer_ropes
+        [*counts] = {rope.num_pairs(head_dim) for rope in ropes if rope is not None}
+        if not counts:
+            return None
+        order = rope_channels(head_dim, counts[0], self.config.rope_is_interleaved)
+        return None if (np.diff(order) == 1).all() else order
+
+    def layer(self, index: int, rope: Array) -> Layer:
+        prefix = f"model.layers.{index}."
+        config, names = self.config, self.config.names
+        q_norm, k_norm, rotated_norm = self._head_norms(prefix)
+        return Layer(
+            heads=HeadWeights(
+                norm=self.norm(prefix, names.attention_norm),
+                qkv=self.linear(prefix, *names.qkv, channels=self.channels),
+                q_norm=q_norm,
+                k_norm=k_norm,
+                num_heads=config.num_heads,
+                num_kv_heads=config.num_kv_heads,
+                head_dim=config.head_dim,
+                eps=self.eps,
+            ),
+            rope=rope,
+            rotated_norm=rotated_norm,
+            attention_out=self.linear(prefix, "self_attn.o_proj"),
+            attention_post_norm=self.norm(prefix, names.attention_post_norm),
+            mlp_norm=self.norm(prefix, names.mlp_norm),
+            gate_up=self.linear(prefix, *names.gate_up),
+            down=self.linear(prefix, names.down),
+            mlp_post_norm=self.norm(prefix, names.mlp_post_norm),
+            window=config.layer_windows[index],
+        )
+
+    def norm(self, prefix: str, name: str | None, scale: float = 1.0) -> Array | None:
+        """Load the weights of a norm, with the offset and a factor in them."""
+        if name is None:
+            return None
+        return self.backend.load_vector(self._norm_weights(prefix + name) * np.float32(scale))
+
+    def _head_norms(self, prefix: str) -> tuple[Array | None, Array | None, Array | None]:
+        """Load the norms of queries and keys before RoPE, and of queries after it.
+
+        A rotation keeps lengths, so only the weights of a norm after it differ from those of one
+        before it. The weights of keys are a factor of the products with queries, and go there.
+        """
+        if self.config.qk_norm is None:
+            return None, None, None
+        names = self.config.names
+        q, k = (self._norm_weights(prefix + name) for name in (names.q_norm, names.k_norm))
+        load = self.backend.load_vector
+        if self.config.qk_norm == "rotated head":
+            return None, load(np.ones_like(k)), load(q * k)
+        if self.channels is not None:
+            q, k = _reordered(q, self.channels), _reordered(k, self.channels)
+        return load(q), load(k), None
+
+    def _norm_weights(self, name: str) -> NDArray[Any]:
+        weights = self._read(name + ".weight").astype(np.float32)
+        return weights + np.float32(self.config.norm_offset)
+
+    def embedding(self, name: str) -> Array:
+        rows, columns = self.shapes[name]
+        return self.backend.load_embedding((rows, columns), self._rows([name]))
+
+    def linear(self, prefix: str, *names: str, channels: NDArray[np.intp] | None = None) -> Array:
+        """Load the named matrices as one fused matrix.
+
+        ``channels`` is the order of each head's channels in the rows of queries and keys.
+        """
+        weights = [f"{prefix}{name}.weight" for name in names]
+        biases = [f"{prefix}{name}.bias" for name in names]
+        biases = [name for name in biases if name in self.checkpoint.dtypes]
+        shapes = [self.shapes[weight] for weight in weights]
+        shape = (sum(num_rows for num_rows, _ in shapes), shapes[0][1])
+        rows = self._rows if channels is None else partial(self._turned, channels=channels)
+        bias = np.concatenate(list(rows(biases))) if biases else None
+        return self.backend.load_linear(shape, rows(weights), bias)
+
+    def _turned(self, names: Iterable[str], channels: NDArray[np.intp]) -> Iterator[NDArray[Any]]:
+        """Yield the rows of queries, keys and values, the first two with ordered channels."""
+        left = (self.config.num_heads + self.config.num_kv_heads) * self.config.head_dim
+        for name in names:
+            rows = self._read(name)
+            count = min(left, len(rows))
+            left -= count
+            yield np.concatenate([_reordered(rows[:count], channels), rows[count:]])
+
+    def _read(self, name: str) -> NDArray[Any]:
+        return np.concatenate(list(self._rows([name])))
+
+    def _rows(self, names: Iterable[str]) -> Iterator[NDArray[Any]]:
+        for name in names:
+            for block in self.checkpoint.blocks(name, BLOCK_BYTES):
+                self.checkpoint.check_finite(name, block)
+                yield self._rounded(name, block)
+                self.progress(block.nbytes)
+
+    def _rounded(self, name: str, block: NDArray[Any]) -> NDArray[Any]:
+        """Return the block in the dtype that weights are rounded to."""
+        if self.rounded_to is None or block.dtype == self.rounded_to:
+            return block
+        with np.errstate(over="ignore"):
+            rounded = block.astype(self.rounded_to)
+        if not np.isfinite(rounded).all():
+            raise WeightsError(
+                f"tensor {name!r} holds values that {self.rounded_to.name} does not have (use "
+                "dtype='bfloat16' or 'float32')"
+            )
+        return rounded
+
+
+def _reordered(rows: NDArray[Any], channels: NDArray[np.intp]) -> NDArray[Any]:
+    """Return rows [H Dh, ...] with the channels of each head in another order."""
+    heads = rows.reshape(-1, len(channels), *rows.shape[1:])
+    return heads[:, channels].reshape(rows.shape)
