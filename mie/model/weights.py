@@ -91,7 +91,7 @@ class Loader:
         """Load the weights of a norm, with the offset and a factor in them."""
         if name is None:
             return None
-        return self.backend.load_vector(self._norm_weights(prefix + name) * np.float32(scale))
+        return self.backend.load_vector(self._norm_weights(prefix + name) * scale)
 
     def _head_norms(self, prefix: str) -> tuple[Array | None, Array | None, Array | None]:
         """Load the norms of queries and keys before RoPE, and of queries after it.
@@ -111,8 +111,8 @@ class Loader:
         return load(q), load(k), None
 
     def _norm_weights(self, name: str) -> NDArray[Any]:
-        weights = self._read(name + ".weight").astype(np.float32)
-        return weights + np.float32(self.config.norm_offset)
+        weights = self._read(name + ".weight").astype(np.float64)
+        return weights + self.config.norm_offset
 
     def embedding(self, name: str) -> Array:
         rows, columns = self.shapes[name]

@@ -30,6 +30,16 @@ Array = Any
 
 Activation = Literal["silu", "gelu_tanh"]
 
+OPTIONS = (
+    "GELU",
+    "norms after the blocks",
+    "norms of whole projections",
+    "norms after RoPE",
+    "scaled embeddings",
+    "soft caps",
+)
+"""The options of operators that only some families need, by name."""
+
 Drawn = Any
 """Token ids chosen by `Backend.start_sample`, which may still be in flight. Opaque."""
 
@@ -183,8 +193,7 @@ class Backend(ComposedOperators, Protocol):
     itemsize: int
     """Bytes of one element of the KV cache."""
     lacks: Collection[str] = ()
-    """The options of operators that it does not compute, by their names in `ModelConfig.options`.
-    """
+    """Those of `OPTIONS` that it does not compute."""
     is_asynchronous: bool
     """Whether `run_step` and `start_sample` return before their work is done.
 

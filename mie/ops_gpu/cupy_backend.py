@@ -18,6 +18,8 @@ from mie.base.arithmetic import ceil_div
 from mie.errors import ConfigError, UnsupportedModelError
 from mie.ops import rope
 from mie.ops.backend import (
+    OPTIONS,
+    Activation,
     Array,
     Backend,
     HeadWeights,
@@ -31,7 +33,14 @@ from mie.ops.kv_cache import SCALE_BYTES
 from mie.ops.sampling import RowControls
 from mie.ops_gpu import kv_cache, sampling
 from mie.ops_gpu.arena import fresh
-from mie.ops_gpu.arrays import DTYPES, block_threads, element_type, host_zeros, kernel_type
+from mie.ops_gpu.arrays import (
+    DTYPES,
+    block_threads,
+    element_type,
+    host_zeros,
+    kernel_type,
+    rounded,
+)
 from mie.ops_gpu.attention import PagedAttention
 from mie.ops_gpu.batch import to_device
 from mie.ops_gpu.chip import Chip, device_memory
@@ -79,6 +88,8 @@ class CupyBackend(Backend):
     depend on its batch. ``memory_share`` is the fraction of the device's memory to use, counting
     other processes.
     """
+
+    lacks = OPTIONS
 
     def __init__(
         self,
@@ -158,14 +169,14 @@ class CupyBackend(Backend):
 
     @_in_queue
     def load_vector(self, vector: NDArray[Any]) -> Array:
-        return self._xp.asarray(self._rounded(vector))
+        return self._xp.asarray(rounded(vector, self.dtype))
 
     @_in_queue
     def load_embedding(self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]]) -> Array:
         table = self._xp.empty(shape, self.dtype)
         row = 0
         for block in blocks:
-            table[row : row + len(block)] = self._xp.asarray(self._rounded(block))
+            table[row : row + len(block)] = self._xp.asarray(rounded(block, self.dtype))
             row += len(block)
         return table
 
@@ -191,25 +202,14 @@ class CupyBackend(Backend):
             )
 
     @_in_queue
-    def load_rope(self, inv_freq: NDArray[np.float64], scaling: float, num_positions: int) -> Array:
+    def load_rope(
+        self, inv_freq: NDArray[np.float64], scaling: rope.FloatOrFloats, num_positions: int
+    ) -> Array:
         """Load the table in float32, because the rotation is computed in float32."""
         return self._xp.asarray(rope.rope_table(inv_freq, scaling, num_positions, np.float32))
 
     def prepare(self, progress: Progress) -> None:
         """Do nothing: kernels are compiled at their first use, or were when the backend loaded."""
-
-    def _rounded(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return a copy in the backend's dtype."""
-        try:
-            with np.errstate(over="raise"):
-                wide = array.astype(np.float64 if array.dtype == np.float64 else np.float32)
-                return wide.astype(self.dtype)
-        except FloatingPointError:
-            largest = np.abs(array.astype(np.float64)).max()
-            raise ConfigError(
-                f"a weight of {largest:g} does not fit {self.dtype.name} "
-                "(choose dtype bfloat16 or float32)"
-            ) from None
 
     # Operators. Within a step, a result reuses the memory it had in the last step.
 
@@ -218,7 +218,7 @@ class CupyBackend(Backend):
         steps = self._steps
         return (steps.arena.empty if steps.is_running else self._fresh)(name, shape, dtype)
 
-    def embed(self, token_ids: Array, embedding: Array) -> Array:
+    def embed(self, token_ids: Array, embedding: Array, scale: float = 1.0) -> Array:
         return self._gather("embed", embedding, token_ids)
 
     def take_rows(self, x: Array, rows: Array) -> Array:
@@ -265,9 +265,16 @@ class CupyBackend(Backend):
         self._few_rows.linear(x, weight.weight, out, bias=weight.bias, norm=by)
         return out
 
-    def norm_gate_up(self, x: Array, norm: Array, eps: float, weight: CupyLinear) -> Array:
+    def norm_gate_up(
+        self,
+        x: Array,
+        norm: Array,
+        eps: float,
+        weight: CupyLinear,
+        activation: Activation = "silu",
+    ) -> Array:
         if not self._has_own_product(x):
-            return super().norm_gate_up(x, norm, eps, weight)
+            return super().norm_gate_up(x, norm, eps, weight, activation)
         out = self._empty("silu", (len(x), len(weight.weight) // 2), x.dtype)
         by = Norm(weight=norm, eps=eps)
         self._few_rows.gated(x, weight.weight, out, bias=weight.bias, norm=by)
@@ -322,7 +329,13 @@ class CupyBackend(Backend):
         return q
 
     def paged_attention(
-        self, q: Array, cache: KVCache, layer: int, batch: StepBatch, window: int | None
+        self,
+        q: Array,
+        cache: KVCache,
+        layer: int,
+        batch: StepBatch,
+        window: int | None,
+        soft_cap: float | None = None,
     ) -> Array:
         scales = cache.scales[layer] if cache.is_quantized else None
         batch = to_device(self._xp, batch)

@@ -201,9 +201,18 @@ def test_a_backend_is_equal_to_itself_over_chunks_a_hit_a_copy_and_decodes(
 
 
 ROLES_OF = {
-    "llama": [name for name in OPERATORS if name not in ("q_norm", "k_norm")],
+    "llama": [
+        *("embed", "attention_norm", "qkv", "rope_write_kv", "paged_attention", "o", "mlp_norm"),
+        *("gate_up", "silu_mul", "down", "take_rows", "final_norm", "head", "logits"),
+    ],
     "qwen3_tied": ["q_norm", "k_norm"],
+    "gemma2": ["attention_post_norm", "gelu_mul", "mlp_post_norm", "soft_cap"],
+    "hunyuan": ["rotated_norm"],
 }
+
+
+def test_every_operator_has_a_model_in_which_it_is_changed():
+    assert {*OPERATORS} == {*itertools.chain(*ROLES_OF.values())}
 
 
 @pytest.mark.parametrize(
@@ -222,7 +231,7 @@ def test_a_fault_in_any_operator_is_found(tiny: dict[str, TinyModel], family: st
     assert report.first.relative == pytest.approx(0.01, rel=0.01)
     assert report.first.b == pytest.approx(1.01 * report.first.a, rel=1e-3)
     # A chunk samples nothing, so the first rows of logits appear later.
-    has_rows = operator in ("take_rows", "final_norm", "head", "logits")
+    has_rows = operator in ("take_rows", "final_norm", "head", "soft_cap", "logits")
     assert report.first.step == (3 if has_rows else 1)
 
 
