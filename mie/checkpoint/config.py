@@ -16,6 +16,7 @@ from typing import Any
 
 from mie.checkpoint.families import FAMILIES, Names, QkNorm
 from mie.checkpoint.json_reader import JsonReader
+from mie.checkpoint.quantisation import Quantisation, read_quantisation
 from mie.checkpoint.refusals import ACTIVATIONS, Activation, activation_name, refuse_unsupported
 from mie.checkpoint.rope import RopeConfig, read_ropes
 from mie.checkpoint.size_limits import (
@@ -72,6 +73,7 @@ class ModelConfig:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     dtype: str  # as in the file; the checkpoint's own dtype may differ
+    quantisation: Quantisation | None = None
 
     @classmethod
     def load(cls, directory: Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
@@ -237,6 +239,7 @@ def _read_config(reader: JsonReader, architecture: str) -> ModelConfig:
         bos_token_id=next(iter(_token_ids(reader, "bos_token_id", vocab_size)), None),
         eos_token_ids=_token_ids(reader, "eos_token_id", vocab_size),
         dtype=_dtype(reader),
+        quantisation=read_quantisation(reader),
     )
 
 

@@ -67,7 +67,8 @@ def read_ropes(
         rope = _rope(reader, reader.nested(key), family, head_dim)
         return tuple(rope if turns else None for turns in _turns(reader, family, kinds))
     of_types: dict[str, RopeConfig] = {}
-    typed = JsonReader(values=scalings(reader.values, True), source=reader.source)
+    values = {str(kind): value for kind, value in scalings(reader.values, True).items()}
+    typed = JsonReader(values=values, source=reader.source)
     local = "rope_local_base_freq"
     for kind, theta in (("full_attention", "rope_theta"), ("sliding_attention", local)):
         theta = theta if reader.values.get(theta) is not None else "rope_theta"

@@ -147,7 +147,7 @@ def _inspect_weights(
         non_finite_tensors,
     )
 
-    with Checkpoint.open(directory, expected_tensors(config)) as checkpoint:
+    with Checkpoint.open(directory, expected_tensors(config), config.quantisation) as checkpoint:
         if check:
             check_tied_head(checkpoint)
             report.non_finite = non_finite_tensors(checkpoint)
@@ -180,7 +180,7 @@ def _facts(report: ModelReport) -> Iterator[tuple[str, str]]:
         yield "heads", f"{heads}, {config.head_dim} wide"
         yield "hidden size", f"{config.hidden_size:,}, intermediate {config.intermediate_size:,}"
         yield "vocabulary", f"{config.vocab_size:,}{', tied' * config.tie_word_embeddings}"
-        yield "context", f"{config.context_length:,} tokens, RoPE {config.rope.rope_type}"
+        yield "context", f"{config.context_length:,} tokens, {_rope(config)}"
         yield "parameters", f"{report.num_parameters or 0:,}"
         if report.weights_bytes is not None and report.weights_dtypes is not None:
             size, dtypes = format_size(report.weights_bytes), ", ".join(report.weights_dtypes)
@@ -197,6 +197,13 @@ def _facts(report: ModelReport) -> Iterator[tuple[str, str]]:
         yield "check", found if report.non_finite else "all values are finite"
     if report.problem is not None:
         yield "problem", report.problem
+
+
+def _rope(config: ModelConfig) -> str:
+    kinds = {rope.rope_type for rope in config.layer_ropes if rope is not None}
+    num_without = config.layer_ropes.count(None)
+    without = f", {num_without} layers without" if num_without else ""
+    return f"RoPE {' and '.join(sorted(kinds)) or 'none'}{without}"
 
 
 def _layers(config: ModelConfig) -> str:

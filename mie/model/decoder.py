@@ -8,7 +8,6 @@ import numpy as np
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.rope import RopeConfig
 from mie.checkpoint.weights import Checkpoint
-from mie.errors import UnsupportedModelError
 from mie.model.rope import rope_inv_freq
 from mie.model.weights import Loader
 from mie.ops.backend import Array, Backend, StepBatch
@@ -42,10 +41,7 @@ class Decoder:
         self.config = config
         self.backend = backend
         if lacking := [option for option in config.options if option in backend.lacks]:
-            raise UnsupportedModelError(
-                f"the {backend.name} backend does not compute {' or '.join(lacking)}, which "
-                f"{config.architecture} needs (use backend='jit' or 'numpy')"
-            )
+            backend.refuse(*lacking)
         self._eps = config.rms_norm_eps / config.residual_scale**2
         loader = Loader(config, backend, checkpoint, self._eps, progress, rounded_to)
         ropes = {rope: self._load_rope(rope, num_positions) for rope in config.layer_ropes}

@@ -136,4 +136,5 @@ def rope_channels(head_dim: int, num_pairs: int, is_interleaved: bool) -> NDArra
     """
     turning, others = np.arange(2 * num_pairs), np.arange(2 * num_pairs, head_dim)
     pairs = turning.reshape(-1, 2) if is_interleaved else turning.reshape(2, -1).T
-    return np.concatenate([pairs, others.reshape(2, -1).T]).T.ravel()
+    order: NDArray[np.intp] = np.concatenate([pairs, others.reshape(2, -1).T]).T.ravel()
+    return order

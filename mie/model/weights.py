@@ -1,6 +1,6 @@
 """Load the weights of a model into a backend, layer by layer."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -14,6 +14,7 @@ from mie.checkpoint.weights import Checkpoint
 from mie.errors import WeightsError
 from mie.model.rope import rope_channels
 from mie.ops.backend import Array, Backend, HeadWeights
+from mie.ops.quantised import QuantisedRows, Rows
 
 BLOCK_BYTES = 4 << 20
 """Bytes of the checkpoint that are converted at a time, which is little for any model."""
@@ -62,6 +63,7 @@ class Loader:
         return None if (np.diff(order) == 1).all() else order
 
     def layer(self, index: int, rope: Array) -> Layer:
+        """Load a layer, which has these rotations."""
         prefix = f"model.layers.{index}."
         config, names = self.config, self.config.names
         q_norm, k_norm, rotated_norm = self._head_norms(prefix)
@@ -107,7 +109,7 @@ class Loader:
         if self.config.qk_norm == "rotated head":
             return None, load(np.ones_like(k)), load(q * k)
         if self.channels is not None:
-            q, k = _reordered(q, self.channels), _reordered(k, self.channels)
+            q, k = q[self.channels], k[self.channels]
         return load(q), load(k), None
 
     def _norm_weights(self, name: str) -> NDArray[Any]:
@@ -115,8 +117,10 @@ class Loader:
         return weights + self.config.norm_offset
 
     def embedding(self, name: str) -> Array:
+        """Load the embedding table."""
         rows, columns = self.shapes[name]
-        return self.backend.load_embedding((rows, columns), self._rows([name]))
+        form = self.checkpoint.forms.get(name)
+        return self.backend.load_embedding((rows, columns), self._rows([name]), form)
 
     def linear(self, prefix: str, *names: str, channels: NDArray[np.intp] | None = None) -> Array:
         """Load the named matrices as one fused matrix.
@@ -130,42 +134,59 @@ class Loader:
         shape = (sum(num_rows for num_rows, _ in shapes), shapes[0][1])
         rows = self._rows if channels is None else partial(self._turned, channels=channels)
         bias = np.concatenate(list(rows(biases))) if biases else None
-        return self.backend.load_linear(shape, rows(weights), bias)
+        parts = [
+            (num_rows, self.checkpoint.forms.get(weight))
+            for weight, (num_rows, _) in zip(weights, shapes, strict=True)
+        ]
+        return self.backend.load_linear(shape, rows(weights), bias, parts)
 
-    def _turned(self, names: Iterable[str], channels: NDArray[np.intp]) -> Iterator[NDArray[Any]]:
+    def _turned(self, names: Iterable[str], channels: NDArray[np.intp]) -> Iterator[Rows]:
         """Yield the rows of queries, keys and values, the first two with ordered channels."""
         left = (self.config.num_heads + self.config.num_kv_heads) * self.config.head_dim
         for name in names:
-            rows = self._read(name)
-            count = min(left, len(rows))
-            left -= count
-            yield np.concatenate([_reordered(rows[:count], channels), rows[count:]])
+            order = np.arange(self.shapes[name][0])
+            order[:left] = order[:left].reshape(-1, len(channels))[:, channels].ravel()
+            left = max(0, left - len(order))
+            yield ordered(list(self._rows([name])), order)
 
     def _read(self, name: str) -> NDArray[Any]:
         return np.concatenate(list(self._rows([name])))
 
-    def _rows(self, names: Iterable[str]) -> Iterator[NDArray[Any]]:
+    def _rows(self, names: Iterable[str]) -> Iterator[Rows]:
         for name in names:
             for block in self.checkpoint.blocks(name, BLOCK_BYTES):
                 self.checkpoint.check_finite(name, block)
                 yield self._rounded(name, block)
                 self.progress(block.nbytes)
 
-    def _rounded(self, name: str, block: NDArray[Any]) -> NDArray[Any]:
-        """Return the block in the dtype that weights are rounded to."""
-        if self.rounded_to is None or block.dtype == self.rounded_to:
+    def _rounded(self, name: str, block: Rows) -> Rows:
+        """Return the block in the dtype that weights are rounded to, unless it is quantised."""
+        rounded_to = self.rounded_to
+        if isinstance(block, QuantisedRows) or rounded_to is None or block.dtype == rounded_to:
             return block
         with np.errstate(over="ignore"):
-            rounded = block.astype(self.rounded_to)
+            rounded = block.astype(rounded_to)
         if not np.isfinite(rounded).all():
             raise WeightsError(
-                f"tensor {name!r} holds values that {self.rounded_to.name} does not have (use "
+                f"tensor {name!r} holds values that {rounded_to.name} does not have (use "
                 "dtype='bfloat16' or 'float32')"
             )
         return rounded
 
 
-def _reordered(rows: NDArray[Any], channels: NDArray[np.intp]) -> NDArray[Any]:
-    """Return rows [H Dh, ...] with the channels of each head in another order."""
-    heads = rows.reshape(-1, len(channels), *rows.shape[1:])
-    return heads[:, channels].reshape(rows.shape)
+def ordered(blocks: Sequence[Rows], order: NDArray[np.intp]) -> Rows:
+    """Return the rows of some blocks as one block, in another order."""
+
+    def joined(planes: Iterable[NDArray[Any]]) -> NDArray[Any]:
+        return np.concatenate(list(planes))[order]
+
+    quantised = [block for block in blocks if isinstance(block, QuantisedRows)]
+    if not quantised:
+        return joined(block for block in blocks if not isinstance(block, QuantisedRows))
+    offsets = [block.offsets for block in quantised if block.offsets is not None]
+    return QuantisedRows(
+        form=quantised[0].form,
+        codes=joined(block.codes for block in quantised),
+        scales=joined(block.scales for block in quantised),
+        offsets=joined(offsets) if offsets else None,
+    )

@@ -16,12 +16,14 @@ opaque to the model.
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.errors import UnsupportedModelError
 from mie.ops.arrays import Ints
+from mie.ops.quantised import Form, Part, Rows
 from mie.ops.rope import FloatOrFloats
 from mie.ops.sampling import RowControls
 
@@ -148,6 +150,13 @@ class HeadWeights:
 class ComposedOperators(Protocol):
     """Several operators in one call, defined by single ones. A backend may compute them at once."""
 
+    def refuse(self: "Backend", *options: str) -> NoReturn:
+        """Raise the error for options that it lacks."""
+        raise UnsupportedModelError(
+            f"the {self.name} backend does not compute {' or '.join(options)} (use backend='jit' "
+            "or 'numpy')"
+        )
+
     def norm_linear(
         self: "Backend", x: Array, norm: Array | None, eps: float, weight: Array
     ) -> Array:
@@ -210,8 +219,11 @@ class Backend(ComposedOperators, Protocol):
     def memory(self) -> Memory:
         """Return the memory that is available now."""
 
-    def weight_bytes(self, shape: tuple[int, ...]) -> int:
-        """Return the maximum number of bytes that a tensor of the checkpoint takes once loaded."""
+    def weight_bytes(self, shape: tuple[int, ...], form: Form | None = None) -> int:
+        """Return the maximum number of bytes that a tensor of the checkpoint takes once loaded.
+
+        ``form`` is that of a quantised matrix.
+        """
 
     def kv_cache_bytes(self, shape: KVCacheShape) -> int:
         """Return the bytes that `new_kv_cache` or `new_host_cache` takes."""
@@ -224,20 +236,29 @@ class Backend(ComposedOperators, Protocol):
         """
 
     # Weights: loaded once. A matrix arrives as blocks of whole rows in a checkpoint's dtype
-    # (float32, float16, bfloat16) and is widened exactly. Each block is consumed before the next.
+    # (float32, float16, bfloat16) and is widened exactly, or as `QuantisedRows`, whose product is
+    # that of their dequantised weights. Each block is consumed before the next. A backend without
+    # quantised weights raises `ConfigError`, already in `weight_bytes`.
     def load_vector(self, vector: NDArray[Any]) -> Array:
         """Load a norm weight [D]."""
 
-    def load_embedding(self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]]) -> Array:
-        """Load the embedding table of shape (V, D)."""
+    def load_embedding(
+        self, shape: tuple[int, int], blocks: Iterable[Rows], form: Form | None = None
+    ) -> Array:
+        """Load the embedding table of shape (V, D), which is floats or of one form."""
 
     def load_linear(
         self,
         shape: tuple[int, int],
-        blocks: Iterable[NDArray[Any]],
+        blocks: Iterable[Rows],
         bias: NDArray[Any] | None = None,
+        parts: Sequence[Part] = (),
     ) -> Array:
-        """Load a matrix from the rows of a checkpoint's (N, K), with its bias [N]."""
+        """Load a matrix from the rows of a checkpoint's (N, K), with its bias [N].
+
+        ``parts`` are the rows of each tensor, in order. A block belongs to one part. Without parts,
+        all rows are floats.
+        """
 
     def tie_linear(self, embedding: Array) -> Array:
         """Return the output head [D, V] that shares the memory of a loaded embedding."""
@@ -268,6 +289,7 @@ class Backend(ComposedOperators, Protocol):
 
     def norm_add(self, x: Array, weight: Array, eps: float, residual: Array) -> Array:
         """Normalise, then add the residual [T, D]: `ops.norm.rms_norm`."""
+        return self.refuse("norms after the blocks")
 
     def linear(self, x: Array, weight: Array, residual: Array | None = None) -> Array:
         """Multiply to [T, N]: `ops.linear.linear`. The result may reuse the residual's memory."""
@@ -303,9 +325,11 @@ class Backend(ComposedOperators, Protocol):
 
     def gelu_mul(self, gate_up: Array) -> Array:
         """Apply Gemma's gated activation, as [T, F]: `ops.activation.gelu_mul`."""
+        return self.refuse("GELU")
 
     def soft_cap(self, x: Array, cap: float) -> Array:
         """Bound the logits [R, V]: `ops.activation.soft_cap`."""
+        return self.refuse("soft caps")
 
     def take_rows(self, x: Array, rows: Array) -> Array:
         """Return x[rows] as [R, D]."""

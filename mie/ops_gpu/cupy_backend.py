@@ -4,12 +4,11 @@ Everything here chooses a kernel, a grid and arguments. The kernels are in ``ker
 docs/kernels.md explains each.
 """
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +29,7 @@ from mie.ops.backend import (
     StepSize,
 )
 from mie.ops.kv_cache import SCALE_BYTES
+from mie.ops.quantised import Form, Part, refuse_quantised
 from mie.ops.sampling import RowControls
 from mie.ops_gpu import kv_cache, sampling
 from mie.ops_gpu.arena import fresh
@@ -44,33 +44,16 @@ from mie.ops_gpu.arrays import (
 from mie.ops_gpu.attention import PagedAttention
 from mie.ops_gpu.batch import to_device
 from mie.ops_gpu.chip import Chip, device_memory
-from mie.ops_gpu.few_rows import MAX_OUTPUTS, MAX_ROWS, FewRows, Heads, Norm
+from mie.ops_gpu.few_rows import MAX_ROWS, FewRows, Heads, Norm, check_outputs
 from mie.ops_gpu.gemm import Gemm
 from mie.ops_gpu.kv_cache import KVCache
 from mie.ops_gpu.launcher import Launcher
-from mie.ops_gpu.queue import Queue
+from mie.ops_gpu.queue import Queue, in_queue
 from mie.ops_gpu.sampling import Drawn, Sampler
 from mie.ops_gpu.steps import Steps
 
 EMULATED_CHIP = Chip(num_multiprocessors=3, shared_bytes=228 << 10)
 """A small chip, so that even small steps have more sequences than blocks."""
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _in_queue(
-    method: Callable[Concatenate["CupyBackend", P], R],
-) -> Callable[Concatenate["CupyBackend", P], R]:
-    """Run the method with its copies and launches in the backend's queue."""
-
-    @functools.wraps(method)
-    def inside(self: "CupyBackend", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self._queue:
-            return method(self, *args, **kwargs)
-
-    return inside
 
 
 class CupyLinear(NamedTuple):
@@ -147,7 +130,8 @@ class CupyBackend(Backend):
     def memory(self) -> Memory:
         return device_memory(self._xp, self._memory_share)
 
-    def weight_bytes(self, shape: tuple[int, ...]) -> int:
+    def weight_bytes(self, shape: tuple[int, ...], form: Form | None = None) -> int:
+        refuse_quantised([(shape[0], form)], self.name)
         return math.prod(shape) * self.dtype.itemsize
 
     def kv_cache_bytes(self, shape: KVCacheShape) -> int:
@@ -167,12 +151,15 @@ class CupyBackend(Backend):
 
     # Weights.
 
-    @_in_queue
+    @in_queue
     def load_vector(self, vector: NDArray[Any]) -> Array:
         return self._xp.asarray(rounded(vector, self.dtype))
 
-    @_in_queue
-    def load_embedding(self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]]) -> Array:
+    @in_queue
+    def load_embedding(  # type: ignore[override]  # it has no quantised rows
+        self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]], form: Form | None = None
+    ) -> Array:
+        refuse_quantised([(shape[0], form)], self.name)
         table = self._xp.empty(shape, self.dtype)
         row = 0
         for block in blocks:
@@ -180,28 +167,23 @@ class CupyBackend(Backend):
             row += len(block)
         return table
 
-    def load_linear(
+    def load_linear(  # type: ignore[override]  # as above
         self,
         shape: tuple[int, int],
         blocks: Iterable[NDArray[Any]],
         bias: NDArray[Any] | None = None,
+        parts: Sequence[Part] = (),
     ) -> CupyLinear:
-        self._check_outputs(shape[0])
+        refuse_quantised(parts, self.name)
+        check_outputs(shape[0], self.name)
         weight = self.load_embedding(shape, blocks)
         return CupyLinear(weight, None if bias is None else self.load_vector(bias))
 
     def tie_linear(self, embedding: Array) -> CupyLinear:
-        self._check_outputs(len(embedding))
+        check_outputs(len(embedding), self.name)
         return CupyLinear(embedding, None)
 
-    def _check_outputs(self, num_outputs: int) -> None:
-        if num_outputs > MAX_OUTPUTS:
-            raise UnsupportedModelError(
-                f"a matrix has {num_outputs:,} outputs; the {self.name} backend takes up to "
-                f"{MAX_OUTPUTS:,} (choose backend numpy)"
-            )
-
-    @_in_queue
+    @in_queue
     def load_rope(
         self, inv_freq: NDArray[np.float64], scaling: rope.FloatOrFloats, num_positions: int
     ) -> Array:
@@ -351,7 +333,7 @@ class CupyBackend(Backend):
 
     # Blocks.
 
-    @_in_queue
+    @in_queue
     def new_kv_cache(self, shape: KVCacheShape) -> KVCache:
         if shape.head_dim % 8 or shape.head_dim > 256:
             raise UnsupportedModelError(
@@ -363,17 +345,17 @@ class CupyBackend(Backend):
     def new_host_cache(self, shape: KVCacheShape) -> KVCache:
         return kv_cache.new_cache(shape, self.kv_dtype, partial(host_zeros, self._xp))
 
-    @_in_queue
+    @in_queue
     def copy_blocks(self, cache: KVCache, src: Sequence[int], dst: Sequence[int]) -> None:
         kv_cache.copy_blocks(self._launcher, cache, src, dst)
 
-    @_in_queue
+    @in_queue
     def export_blocks(
         self, cache: KVCache, host_cache: KVCache, src: Sequence[int], dst: Sequence[int]
     ) -> None:
         kv_cache.export_blocks(self._launcher, cache, host_cache, src, dst)
 
-    @_in_queue
+    @in_queue
     def import_blocks(
         self, host_cache: KVCache, cache: KVCache, src: Sequence[int], dst: Sequence[int]
     ) -> None:
@@ -384,20 +366,20 @@ class CupyBackend(Backend):
     def sample(self, logits: Array, rows: Sequence[RowControls]) -> list[int]:
         return self.finish_sample(self.start_sample(logits, rows))
 
-    @_in_queue
+    @in_queue
     def start_sample(self, logits: Array, rows: Sequence[RowControls]) -> Drawn:
         return self._sampler.start(logits, rows)
 
     def finish_sample(self, drawn: Drawn) -> list[int]:
         return self._sampler.finish(drawn)
 
-    @_in_queue
+    @in_queue
     def top_logprobs(
         self, logits: Array, row: int, token_id: int, num_top: int
     ) -> tuple[list[int], list[float], int]:
         return sampling.top_logprobs(self._launcher, logits[row], token_id, num_top)
 
-    @_in_queue
+    @in_queue
     def run_step(self, forward: Callable[[StepBatch], Array], batch: StepBatch) -> Array:
         """Run a step as `steps.Steps` describes. The logits last until the next step.
 

@@ -17,6 +17,7 @@ from mie.ops.backend import Activation, KVCacheShape, Progress, StepBatch, StepS
 from mie.ops.kv_cache import HALVES, LARGEST, SCALE_BYTES
 from mie.ops.linear import check_kept
 from mie.ops.numpy_backend import NumpyBackend, with_tokens
+from mie.ops.quantised import Form, Part, refuse_quantised
 from mie.ops_jit import layout
 from mie.ops_jit.environment import version_of
 from mie.ops_jit.kernel_cache import Kernels, kernel_names
@@ -122,7 +123,8 @@ class JitBackend(NumpyBackend):
 
     # Sizes.
 
-    def weight_bytes(self, shape: tuple[int, ...]) -> int:
+    def weight_bytes(self, shape: tuple[int, ...], form: Form | None = None) -> int:
+        refuse_quantised([(shape[0], form)], self.name)
         if len(shape) == 1:
             return 4 * shape[0]
         num_rows, num_columns = shape
@@ -151,15 +153,19 @@ class JitBackend(NumpyBackend):
 
     # Weights and caches.
 
-    def load_embedding(self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]]) -> Panels:  # type: ignore[override]  # an opaque weight is a backend's own
-        return self.load_linear(shape, blocks)
+    def load_embedding(  # type: ignore[override]  # an opaque weight is a backend's own
+        self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]], form: Form | None = None
+    ) -> Panels:
+        return self.load_linear(shape, blocks, parts=[(shape[0], form)])
 
     def load_linear(  # type: ignore[override]  # as above
         self,
         shape: tuple[int, int],
         blocks: Iterable[NDArray[Any]],
         bias: NDArray[Any] | None = None,
+        parts: Sequence[Part] = (),
     ) -> Panels:
+        refuse_quantised(parts, self.name)
         dtype = np.dtype(np.float32) if self._weight_dtype == "float32" else None
         if self._weight_dtype in HALVES:
             blocks = (check_kept(block, self._weight_dtype) for block in blocks)
@@ -191,14 +197,7 @@ class JitBackend(NumpyBackend):
         return out
 
     @_operator
-    def rms_norm(self, x: Value, weight: Floats, eps: float) -> Value:
-        return self._normalised(x, weight, eps)
-
-    @_operator
-    def norm_add(self, x: Value, weight: Floats, eps: float, residual: Value | Floats) -> Value:
-        return self._normalised(x, weight, eps, residual)
-
-    def _normalised(
+    def rms_norm(
         self, x: Value, weight: Floats, eps: float, residual: Value | Floats | None = None
     ) -> Value:
         program, rows, width = self._program, x.storage.rows, x.storage.width
@@ -210,11 +209,14 @@ class JitBackend(NumpyBackend):
         return out
 
     @_operator
+    def norm_add(self, x: Value, weight: Floats, eps: float, residual: Value | Floats) -> Any:
+        return self.rms_norm(x, weight, eps, residual)
+
+    @_operator
     def head_norm(self, qkv: Value, first: int, last: int, weight: Floats, eps: float) -> None:
         rows, head_dim, dim = qkv.storage.rows, qkv.tail[-1], weight.size
-        begin, count = first * head_dim, (last - first) * head_dim // dim
-        width = qkv.storage.width
-        arguments = qkv, weight, qkv, width, dim, eps, rows, begin, count, None
+        place = first * head_dim, (last - first) * head_dim // dim, None
+        arguments = qkv, weight, qkv, qkv.storage.width, dim, eps, rows, *place
         self._program.emit("rms_norm", rows, ROW_TILE, 1, *arguments)
 
     @_operator
@@ -241,8 +243,8 @@ class JitBackend(NumpyBackend):
 
     def _gated(self, gate_up: Value, activation: Activation) -> Value:
         rows, width = gate_up.storage.rows, gate_up.storage.width // 2
-        out, is_gelu = self._program.value(rows, width), activation != "silu"
-        self._program.emit("gate_mul", rows, ROW_TILE, 1, gate_up, out, width, rows, int(is_gelu))
+        out, is_gelu = self._program.value(rows, width), int(activation != "silu")
+        self._program.emit("gate_mul", rows, ROW_TILE, 1, gate_up, out, width, rows, is_gelu)
         return out
 
     @_operator
@@ -256,7 +258,7 @@ class JitBackend(NumpyBackend):
     ) -> Any:
         """Multiply by the matrix of gate and up, and activate while the sums are in the cache."""
         program, width = self._program, weight.shape[0] // 2
-        normed = x if norm is None else self._normalised(x, norm, eps)
+        normed = x if norm is None else self.rms_norm(x, norm, eps)
         if width % LANES:  # the second half does not begin with a panel
             return self._gated(self.linear(normed, weight), activation)
         rows, num_groups = x.storage.rows, ceil_div(width, LANES * layout.PANELS)
@@ -271,9 +273,8 @@ class JitBackend(NumpyBackend):
 
     @_operator
     def soft_cap(self, x: Value, cap: float) -> Value:
-        rows, width = x.storage.rows, x.storage.width
-        out = self._program.value(rows, *x.tail)
-        self._program.emit("soft_cap", rows, ROW_TILE, 1, x, out, width, float(cap), rows)
+        rows, out = x.storage.rows, self._program.value(x.storage.rows, *x.tail)
+        self._program.emit("soft_cap", rows, ROW_TILE, 1, x, out, x.storage.width, cap, rows)
         return out
 
     @_operator

@@ -60,13 +60,13 @@ def test_mistral_with_a_null_window_has_none() -> None:
 
 def test_qwen2_has_biases_of_queries_keys_and_values_only() -> None:
     config = load("Qwen2ForCausalLM")
-    assert (config.qkv_bias, config.o_bias, config.qk_norm) == (True, False, False)
+    assert (config.qkv_bias, config.o_bias, config.qk_norm) == (True, False, None)
     assert (config.bos_token_id, config.eos_token_ids) == (None, ())
 
 
 def test_qwen3_has_norms_of_queries_and_keys_and_wide_heads() -> None:
     config = load("Qwen3ForCausalLM")
-    assert (config.qkv_bias, config.o_bias, config.qk_norm) == (False, False, True)
+    assert (config.qkv_bias, config.o_bias, config.qk_norm) == (False, False, "head")
     assert config.head_dim == 128
     config = load("Qwen3ForCausalLM", head_dim=6, attention_bias=True)
     assert (config.head_dim, config.qkv_bias, config.o_bias) == (6, True, True)
@@ -225,7 +225,6 @@ def test_num_parameters_equals_the_published_count(config: ModelConfig, publishe
         ({"num_experts": 60}, "mixture of experts"),
         ({"num_local_experts": 8}, "mixture of experts"),
         ({"n_routed_experts": 64}, "n_routed_experts"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized weights"),
         ({"hidden_act": "gelu"}, "activation 'gelu'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "depends on the current length"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "LongRoPE"),
