@@ -18,8 +18,9 @@ from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.locate import locate_model
 from mie.checkpoint.size_limits import MAX_JSON_BYTES
 from mie.checkpoint.tensors import num_parameters
+from mie.cli.families import families_table
 from mie.config.arguments import format_size, size_argument
-from mie.errors import ModelError, UnsupportedModelError, WeightsError, shown_text
+from mie.errors import ConfigError, ModelError, UnsupportedModelError, WeightsError, shown_text
 from mie.system.files import read_json_object
 
 _EPILOG = """\
@@ -44,7 +45,12 @@ def add_parser(
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", metavar="MODEL", help="'bundled', a directory, or a hub id")
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?", help="'bundled', a directory, or a hub id"
+    )
+    parser.add_argument(
+        "--families", action="store_true", help="list the supported families in Markdown instead"
+    )
     parser.add_argument(
         "--kv-cache-memory-bytes",
         type=size_argument,
@@ -85,8 +91,14 @@ def run(args: argparse.Namespace) -> int:
     """Print the report, and return 0 if mie can run the model, else 1.
 
     Raises:
+        ConfigError: both a model and ``--families`` are given, or neither.
         ModelError: there is no such model directory, or it has no config.json.
     """
+    if args.families == (args.model is not None):
+        raise ConfigError("mie inspect takes either a MODEL or --families")
+    if args.families:
+        print(families_table())
+        return 0
     report = inspect_model(
         args.model, kv_cache_memory_bytes=args.kv_cache_memory_bytes, check=args.check
     )
