@@ -43,7 +43,7 @@ from bench.models import BUNDLED, SHAPES, write_model
 from mie import LLM, RequestOutputKind, SamplingParams
 
 START_SECONDS = 240
-SETTINGS = {"max_model_len": 512, "generation_config": "vllm", "dtype": "float32"}
+SETTINGS: dict[str, Any] = {"max_model_len": 512, "generation_config": "vllm", "dtype": "float32"}
 SAMPLING: Mapping[str, Any] = {"temperature": 0, "ignore_eos": True}
 
 
@@ -279,6 +279,9 @@ def print_latencies(llm: LLM, port: int) -> None:
             gaps += [1000 * (b - a) for a, b in pairwise(each) if begin <= a and b < end]
     first = " and ".join(f"{statistics.median(each):.1f}" for each in (here, there))
     print(f"first token of an idle request: {first} ms, offline and over HTTP")
+    if not gaps:
+        print("gaps between chunks: none, because no two chunks came while all streams ran")
+        return
     p50, p99 = (sorted(gaps)[len(gaps) * share // 100] for share in (50, 99))
     print(f"gaps between the chunks of 16 streams: p50 {p50:.1f} ms, p99 {p99:.1f} ms", flush=True)
 

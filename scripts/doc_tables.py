@@ -1,9 +1,15 @@
-"""Write docs/vllm.md: which names of vLLM's offline API run in mie, and why the others do not.
+"""Write the tables of the documentation from declarations, data and the ledgers.
 
-    python scripts/vllm_page.py
+    python scripts/doc_tables.py
 
-The names come from docs/vllm.json (scripts/vllm_names.py), and the answers from mie itself: its
-classes, and the tables of its refusals. A test checks that the page is up to date.
+* A table of settings is between ``<!-- settings: SECTION -->`` and ``<!-- end of settings -->``.
+  SECTION is one of `mie.config.settings.Setting`.
+* docs/vllm.md says which names of vLLM's offline API run in mie, and why the others do not. The
+  names come from docs/vllm.json (vllm_names.py), and the answers from mie itself: its classes, and
+  the tables of its refusals.
+* docs/gpu/predictions.md follows from tests/kernels/sass.json (gpu/predictions.py).
+
+Tests check that the pages are up to date.
 """
 
 from __future__ import annotations
@@ -11,6 +17,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,10 +26,69 @@ from typing import Any
 import mie
 from mie.base.refusals import NEUTRAL, REFUSED
 from mie.base.stats.request import RequestMetrics
+from mie.config.engine_args import EngineArgs
+from mie.config.request_limits import RequestLimits
+from mie.config.settings import BACKENDS, Setting, settings_of
 from mie.config.vllm_names import VllmNames
 from mie.frontend.outputs import Logprob
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+
+# Settings.
+
+
+ALL = (*settings_of(EngineArgs), *settings_of(RequestLimits))
+SECTIONS = tuple(dict.fromkeys(declared.section for _, _, declared in ALL))
+TABLE = re.compile(r"(<!-- settings: (.+?) -->\n).*?(<!-- end of settings -->)", re.DOTALL)
+
+
+_ON_THE_COMMAND_LINE = {
+    "seed": ["`--seed` of `mie generate` and `mie chat` is each request's own"],
+    "trace": ["`--trace` takes the name of the file"],
+}
+"""The meaning of options that are not the setting of the same name."""
+
+
+def rewritten(page: str) -> str:
+    """Return the page with its tables as declared."""
+    return TABLE.sub(lambda match: f"{match[1]}{table(match[2])}{match[3]}", page)
+
+
+def table(section: str) -> str:
+    """Return the rows of a section as Markdown."""
+    assert section in SECTIONS, f"there is no section {section!r}; there are {SECTIONS}"
+    return "".join(_of_mie(section))
+
+
+def _of_mie(section: str) -> Iterator[str]:
+    yield "| setting | default | meaning |\n|---|---|---|\n"
+    for name, default, declared in ALL:
+        if declared.section == section and not declared.alias_of:
+            yield f"| `{name}` | {_default(default, declared)} | {_meaning(name, declared)} |\n"
+
+
+def _default(default: object, declared: Setting) -> str:
+    if declared.default_text:
+        return declared.default_text.replace("|", "\\|")
+    return "" if default is None else f"`{default}`"
+
+
+def _meaning(name: str, declared: Setting) -> str:
+    notes = [declared.help]
+    aliases = [other for other, _, each in settings_of(EngineArgs) if each.alias_of == name]
+    notes += [f"`{other}` is another name of it" for other in aliases]
+    if declared.choices and declared.kind == "choice":
+        notes.append("one of " + ", ".join(f"`{choice}`" for choice in declared.choices))
+    if declared.backends and set(declared.backends) != set(BACKENDS):
+        notes.append("backends: " + ", ".join(declared.backends))
+    notes += _ON_THE_COMMAND_LINE.get(name, ())
+    return "; ".join(notes).replace("|", "\\|")
+
+
+# Names of vLLM.
+
+
 DATA: Mapping[str, Any] = json.loads((DOCS / "vllm.json").read_text(encoding="utf-8"))
 NAMES: Mapping[str, list[str]] = DATA["names"]
 PAGE = DOCS / "vllm.md"
@@ -151,9 +217,17 @@ def page(text: str) -> str:
 
 
 def main() -> None:
-    """Write the page."""
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    print(f"wrote {PAGE.relative_to(DOCS.parent)}")
+    """Write every page that changes."""
+    from gpu import predictions
+
+    for path in sorted(DOCS.rglob("*.md")):
+        before = path.read_text(encoding="utf-8")
+        after = rewritten(before)
+        after = page(after) if path == PAGE else after
+        after = predictions.rewritten(after) if path == predictions.PAGE else after
+        if after != before:
+            path.write_text(after, encoding="utf-8")
+            print(f"wrote {path.relative_to(DOCS.parent)}")
 
 
 if __name__ == "__main__":
