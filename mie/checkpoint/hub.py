@@ -189,9 +189,10 @@ def cached_models(cache_dir: Path | None = None) -> list[HubModel]:
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
     try:
-        repos = [each for each in scan_cache_dir(cache_dir).repos if each.repo_type == "model"]
+        cache = scan_cache_dir(cache_dir or cache_folder())
     except CacheNotFound:
         return []
+    repos = [each for each in cache.repos if each.repo_type == "model" and each.revisions]
     return [_cached(repo) for repo in sorted(repos, key=lambda each: each.repo_id)]
 
 
@@ -263,10 +264,11 @@ def download(
             if file.sha256 is not None:
                 _fetch_blob(model, name, cache / folder / "blobs", tell)
         patterns = [*map(_exact, names)]
-        where = {"revision": revision, "cache_dir": cache}
-        root = Path(snapshot_download(model.repo, allow_patterns=patterns, **where))
+        root = snapshot_download(
+            model.repo, allow_patterns=patterns, revision=revision, cache_dir=cache
+        )
     first = min(names)
-    return root / first if first.endswith(".gguf") else root
+    return Path(root, first) if first.endswith(".gguf") else Path(root)
 
 
 def _fetch_blob(model: HubModel, name: str, blobs: Path, tell: Progress) -> None:
@@ -277,7 +279,7 @@ def _fetch_blob(model: HubModel, name: str, blobs: Path, tell: Progress) -> None
     """
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     file = model.files[name]
     blob, draft = blobs / f"{file.sha256}", blobs / f"{file.sha256}.mie.incomplete"
@@ -331,7 +333,7 @@ def remove(name: HubName) -> int:
     Raises:
         ModelError: it is not in the cache, or the library is too old to delete single files.
     """
-    from huggingface_hub import CacheNotFound, scan_cache_dir
+    from huggingface_hub import scan_cache_dir
 
     models = {model.repo: model for model in cached_models()}
     if name.repo not in models:
@@ -339,10 +341,7 @@ def remove(name: HubName) -> int:
         raise ModelError(f"{name} is not on this machine; it has {_some(known) or 'no models'}")
     model = models[name.repo]
     chosen = None if name.tag is None else {model.files[x].path for x in model.choose(name.tag)}
-    try:
-        cache = scan_cache_dir()
-    except CacheNotFound as error:
-        raise ModelError(f"{name} was deleted by another program") from error
+    cache = scan_cache_dir(cache_folder())
     [repo] = [x for x in cache.repos if (x.repo_id, x.repo_type) == (name.repo, "model")]
     files: list[Any] = [file for each in repo.revisions for file in each.files]
     if chosen is None or chosen >= {file.file_path for file in files}:

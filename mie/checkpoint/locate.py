@@ -44,7 +44,8 @@ def locate_model(
     if hub_name := HubName.parse(name):
         unwanted = () if needs_weights else _WEIGHTS
         patterns = [pattern for pattern in HUB_FILES if pattern not in unwanted]
-        return _from_hub(hub_name, patterns, revision, cache_dir and Path(cache_dir))
+        cache = None if cache_dir is None else Path(cache_dir)
+        return _from_hub(hub_name, patterns, revision, cache)
     raise ModelError(
         f"model directory {name!r} does not exist; a model is {BUNDLED!r}, a directory in Hugging "
         "Face format, or a hub id such as 'HuggingFaceTB/SmolLM2-135M'"
@@ -64,7 +65,7 @@ def _from_hub(
     name: HubName, patterns: list[str], revision: str | None, cache_dir: Path | None
 ) -> Path:
     """Return the directory or GGUF file of the hub's model, downloading it if needed."""
-    if name.tag is None:
+    if name.tag is None and "gguf" not in name.repo.lower():  # their repositories are named so
         with hub_errors(name.repo):
             from huggingface_hub import snapshot_download
 

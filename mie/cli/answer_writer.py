@@ -35,8 +35,10 @@ class Look:
             MissingExtraError: Markdown is wanted, and rich is not installed.
         """
         if markdown and not _has_rich():
-            raise MissingExtraError("Markdown needs rich, which is not installed: pip install "
-                                    "'mie[chat]', or use --no-markdown")
+            raise MissingExtraError(
+                "Markdown needs rich, which is not installed: pip install "
+                "'mie[chat]', or use --no-markdown"
+            )
         return cls(_has_rich() if markdown is None else markdown, reasoning)
 
 

@@ -70,7 +70,7 @@ def add_parser(
     return parser
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser, *, names_model: bool = True) -> None:
     """Add the options of a conversation, which ``mie run`` has too."""
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -93,9 +93,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="on a terminal, format answers (default: if rich is installed)",
     )
     add_trace_option(parser)
-    add_engine_options(parser)
+    add_engine_options(parser, names_model=names_model)
     add_sampling_options(parser, max_tokens=None, choices=False)
-    show_first(parser, _FIRST)
+    show_first(parser, [option for option in _FIRST if names_model or option != "--model"])
 
 
 def run(args: argparse.Namespace) -> int:
@@ -126,12 +126,13 @@ def run(args: argparse.Namespace) -> int:
             num_failed = _talk(chat, lambda: read_message(read_from_pipe))
         else:
             num_failed = 0 if chat.say(args.prompt) else 1
-        return 1 if trace_failed(args, chat.conversation.llm) or num_failed else 0
+        is_cut = args.trace is not None and trace_failed(args, chat.conversation.llm)
+        return 1 if is_cut or num_failed else 0
 
 
 def _new_chat(args: argparse.Namespace, stack: ExitStack, look: Look, tells_speed: bool) -> Chat:
     """Load the model. The event log of ``--trace`` is closed with ``stack``."""
-    tags = {} if args.reasoning_parser else {"reasoning_parser": "auto"}
+    tags: dict[str, Any] = {} if args.reasoning_parser else {"reasoning_parser": "auto"}
 
     def load(name: str) -> LLM:
         return load_llm(argparse.Namespace(**{**vars(args), "model": name}), **tags)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mie.base.reprs import count
 from mie.cli.answer_writer import REASONING, Look
 from mie.cli.chat_input import ReadLine
 from mie.cli.conversation import Conversation
@@ -32,7 +33,7 @@ EDITOR_HELP = """\
   a pasted block is one message; the arrow keys recall earlier messages"""
 
 
-class Ended(Exception):  # noqa: N818  # not an error
+class Ended(Exception):  # not an error
     """The user ends the conversation."""
 
 
@@ -67,11 +68,11 @@ class Chat:
         name = _ALIASES.get(name, name)
         if name == "/exit":
             raise Ended
-        if name not in COMMANDS:
-            near = did_you_mean(name, [*COMMANDS, *_ALIASES])
+        if name not in _COMMANDS:
+            near = did_you_mean(name, [*_COMMANDS, *_ALIASES])
             _note(f"unknown command {name}{near or '; /help shows the commands'}")
             return False
-        act = COMMANDS[name].act
+        act = _COMMANDS[name].act
         return self._try(lambda: act(self, argument.strip()))
 
     def _try(self, act: Callable[[], object]) -> bool:
@@ -82,25 +83,26 @@ class Chat:
             return False
         return True
 
-    def help(self, _: str) -> None:
+    def _help(self, _: str) -> None:
         print(commands_help(is_terminal=self.read_line is not None), file=sys.stderr)
 
-    def reset(self, _: str) -> None:
+    def _reset(self, _: str) -> None:
         self.conversation.reset()
         _note("a new conversation")
 
-    def set(self, argument: str) -> None:
+    def _set(self, argument: str) -> None:
         name, _, text = argument.partition(" ")
         if not name:
             look = self.conversation.look
-            shown = {**self.settings, "markdown": look.markdown, "reasoning": look.reasoning}
+            markdown = "on" if look.markdown else "off"
+            shown = {**self.settings, "markdown": markdown, "reasoning": look.reasoning}
             _note(", ".join(f"{name}={value}" for name, value in shown.items()))
         elif not text.strip():
             raise ConfigError(f"/set {name} needs a value, as in /set temperature 0.3")
         else:
-            self._set(name.lstrip("-").replace("-", "_"), text.strip())
+            self._set_one(name.lstrip("-").replace("-", "_"), text.strip())
 
-    def _set(self, name: str, text: str) -> None:
+    def _set_one(self, name: str, text: str) -> None:
         look = self.conversation.look
         if name == "reasoning":
             if text not in REASONING:
@@ -117,16 +119,16 @@ class Chat:
         self.conversation.params = self.params_of(self.conversation.llm, settings)
         self.settings = settings
 
-    def system(self, argument: str) -> None:
+    def _system(self, argument: str) -> None:
         if argument:
             self.conversation.set_system(argument)
         _note(f"system: {self.conversation.system or 'none'}")
 
-    def regenerate(self, _: str) -> None:
+    def _regenerate(self, _: str) -> None:
         with typing_hidden(sys.stdin):
             self.conversation.answer_again()
 
-    def edit(self, argument: str) -> None:
+    def _edit(self, argument: str) -> None:
         if not argument:
             messages = self.conversation.messages
             if len(messages) < 2:
@@ -143,11 +145,11 @@ class Chat:
         with typing_hidden(sys.stdin):
             self.conversation.answer_again(argument)
 
-    def undo(self, _: str) -> None:
+    def _undo(self, _: str) -> None:
         text = self.conversation.undo()
         _note(f"forgot {json.dumps(text[:50], ensure_ascii=False)} and its answer")
 
-    def save(self, argument: str) -> None:
+    def _save(self, argument: str) -> None:
         if not argument:
             raise ConfigError("/save needs the name of a file")
         saved = {
@@ -158,9 +160,9 @@ class Chat:
         with replacing(str(Path(argument).expanduser()), "/save") as file:
             json.dump(saved, file, ensure_ascii=False, indent=2)
             file.write("\n")
-        _note(f"saved {len(saved['messages'])} messages to {argument}")
+        _note(f"saved {count(len(self.conversation.messages), 'message')} to {argument}")
 
-    def load_file(self, argument: str) -> None:
+    def _load_file(self, argument: str) -> None:
         if not argument:
             raise ConfigError("/load needs the name of a file")
         path = Path(argument).expanduser()
@@ -174,32 +176,39 @@ class Chat:
         except RequestError as error:
             raise RequestError(f"{path} is not a conversation for this model: {error}") from error
         self.conversation.params, self.settings = params, settings
-        _note(f"loaded {len(messages)} messages")
+        _note(f"loaded {count(len(messages), 'message')}")
 
-    def change_model(self, name: str) -> None:
+    def _change_model(self, name: str) -> None:
         if name and self.fixed_model:
             raise ConfigError(self.fixed_model)
         if name:
-            before, self.model = self.model, name
+            before = self.model
             try:
-                self._load()
+                self._load(name)
             except MieError:
-                self.model = before
-                self._load()
+                self._load_again(before)
                 raise
         _note(f"model: {self.model}")
 
-    def _load(self) -> None:
-        del self.conversation.llm  # two models may not fit the memory
+    def _load_again(self, name: str) -> None:
+        try:
+            self._load(name)
+        except MieError as error:
+            print(f"mie: error: {name} cannot be loaded again: {error}", file=sys.stderr)
+            raise Ended from error
+
+    def _load(self, name: str) -> None:
+        vars(self.conversation).pop("llm", None)  # two models may not fit the memory
         gc.collect()
-        self.conversation.llm = self.load(self.model)
+        self.conversation.llm = self.load(name)
+        self.model = name
         self._use(self.settings)
         self.conversation.set_system(self.conversation.system)
 
-    def context(self, _: str) -> None:
+    def _context(self, _: str) -> None:
         _note(self.conversation.meter())
 
-    def stats(self, _: str) -> None:
+    def _stats(self, _: str) -> None:
         stats = self.conversation.stats
         _note("no answer yet" if stats is None else str(stats))
 
@@ -215,21 +224,21 @@ class _Command:
     act: Callable[[Chat, str], None]
 
 
-COMMANDS: Mapping[str, _Command] = {
+_COMMANDS: Mapping[str, _Command] = {
     each.usage.partition(" ")[0]: each
     for each in (
-        _Command("/help", "show this", Chat.help),
-        _Command("/set NAME VALUE", "set temperature, top_p, seed, max_tokens, …", Chat.set),
-        _Command("/system TEXT", "replace the system message", Chat.system),
-        _Command("/regenerate", "answer the last message again", Chat.regenerate),
-        _Command("/edit [TEXT]", "change the last message, and answer it", Chat.edit),
-        _Command("/undo", "forget the last message and its answer", Chat.undo),
-        _Command("/reset", "forget everything but the system message", Chat.reset),
-        _Command("/save FILE", "write the conversation to a file", Chat.save),
-        _Command("/load FILE", "go on with the conversation of a file", Chat.load_file),
-        _Command("/model [NAME]", "go on with another model", Chat.change_model),
-        _Command("/context", "show how full the context is", Chat.context),
-        _Command("/stats", "show the times and tokens of the last answer", Chat.stats),
+        _Command("/help", "show this", Chat._help),
+        _Command("/set NAME VALUE", "set temperature, top_p, seed, max_tokens, …", Chat._set),
+        _Command("/system TEXT", "replace the system message", Chat._system),
+        _Command("/regenerate", "answer the last message again", Chat._regenerate),
+        _Command("/edit [TEXT]", "change the last message, and answer it", Chat._edit),
+        _Command("/undo", "forget the last message and its answer", Chat._undo),
+        _Command("/reset", "forget everything but the system message", Chat._reset),
+        _Command("/save FILE", "write the conversation to a file", Chat._save),
+        _Command("/load FILE", "go on with the conversation of a file", Chat._load_file),
+        _Command("/model [NAME]", "go on with another model", Chat._change_model),
+        _Command("/context", "show how full the context is", Chat._context),
+        _Command("/stats", "show the times and tokens of the last answer", Chat._stats),
     )
 }
 _ALIASES = {"/bye": "/exit", "/quit": "/exit", "/exit": "/exit", "/clear": "/reset", "/?": "/help"}
@@ -237,7 +246,7 @@ _ALIASES = {"/bye": "/exit", "/quit": "/exit", "/exit": "/exit", "/clear": "/res
 
 def commands_help(*, is_terminal: bool) -> str:
     """Return a line for each command and key."""
-    rows = [(each.usage, each.help) for each in COMMANDS.values()]
+    rows = [(each.usage, each.help) for each in _COMMANDS.values()]
     rows += [
         ("/exit", "end the conversation (so do /bye and Ctrl-D)"),
         ('"""', 'begin a message of several lines; another """ ends it'),

@@ -85,19 +85,15 @@ def _decoded(raw: bytes) -> str:
 
 def read_plainly(prompt: str, text: str = "") -> str | None:
     """Read a line with the editing keys of Python's readline module."""
-    readline = None
     with suppress(ImportError):
         import readline  # importing it enables editing keys in input()
-    if readline is not None and text:
+
         readline.set_startup_hook(lambda: readline.insert_text(text))
     try:
         return input(prompt)
     except EOFError:
         print()
         return None
-    finally:
-        if readline is not None:
-            readline.set_startup_hook(None)
 
 
 def line_editor() -> ReadLine | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from mie.base.reprs import count
 from mie.cli.answer_writer import AnswerWriter, Look
 from mie.errors import RequestError
 
@@ -93,7 +94,7 @@ class Conversation:
         full = min(_BAR, round(_BAR * used / limit))
         return (
             f"{'█' * full}{'░' * (_BAR - full)} {used:,} of {limit:,} tokens ({used / limit:.0%}) "
-            f"in {len(self.messages)} messages"
+            f"in {count(len(self.messages), 'message')}"
         )
 
     def set_system(self, text: str | None) -> None:
@@ -121,8 +122,8 @@ class Conversation:
         Raises:
             RequestError: they are not the turns of both sides, or the template rejects them.
         """
-        texts = [each.get("content") for each in messages if isinstance(each, dict)]
-        roles = [each.get("role") for each in messages if isinstance(each, dict)]
+        texts: list[Any] = [x.get("content") for x in messages if isinstance(x, dict)]
+        roles: list[Any] = [x.get("role") for x in messages if isinstance(x, dict)]
         first = 1 if roles[:1] == ["system"] else 0
         is_pairs = roles[first:] == ["user", "assistant"] * (len(roles[first:]) // 2)
         if len(texts) < len(messages) or not is_pairs or not all(isinstance(x, str) for x in texts):

@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from mie.config.arguments import given, option
 from mie.cli.parser import did_you_mean
+from mie.config.arguments import given, option
 from mie.config.engine_args import EngineArgs
 from mie.errors import ConfigError
 
@@ -103,9 +103,9 @@ _CHOICES = ("n", "logprobs")
 """Parameters that have no meaning in a conversation."""
 
 
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Add options for the model and every setting of the engine."""
-    EngineArgs.add_cli_args(parser, omit=_NOT_OPTIONS)
+def add_engine_options(parser: argparse.ArgumentParser, *, names_model: bool = True) -> None:
+    """Add options for every setting of the engine, and ``--model`` if it ``names_model``."""
+    EngineArgs.add_cli_args(parser, omit=_NOT_OPTIONS if names_model else (*_NOT_OPTIONS, "model"))
 
 
 def add_sampling_options(

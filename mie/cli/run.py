@@ -25,8 +25,8 @@ def add_parser(
     parser.add_argument("positional_model", metavar="NAME[:TAG]", help="a hub id or a path")
     parser.add_argument("prompt_words", nargs="*", metavar="PROMPT", help="same as --prompt")
     parser.add_argument("--pull", action="store_true", help="fetch a missing model unasked")
-    chat.add_options(parser)
-    parser.set_defaults(run=run)
+    chat.add_options(parser, names_model=False)
+    parser.set_defaults(run=run, model=BUNDLED)
     return parser
 
 
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         ModelError: the model is not here and may not be fetched, or cannot be used.
     """
     args.title = name = args.positional_model
-    args.model = args.positional_model = _path_of(name, args.pull)
+    args.positional_model = _path_of(name, args.pull)
     if args.prompt_words:
         args.prompt = " ".join(args.prompt_words)
     return chat.run(args)

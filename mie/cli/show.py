@@ -10,7 +10,7 @@ from mie.checkpoint.hub import HubModel, HubName, ask_hub, find_cached
 from mie.cli import inspect
 from mie.cli.pull import check_runs, fits, summary
 from mie.config.arguments import format_size
-from mie.errors import MieError, ModelError
+from mie.errors import MieError
 from mie.system.resources import available_bytes
 
 

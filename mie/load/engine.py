@@ -21,7 +21,6 @@ from mie.engine.constraint import Constraints
 from mie.engine.engine import Engine, Runner
 from mie.engine.overlap import OverlappingRunner
 from mie.engine.runner import ModelRunner
-from mie.errors import ConfigError
 from mie.events import EventLog
 from mie.load.backends import load_backend
 from mie.load.fit import fitting_plan
