@@ -94,7 +94,10 @@ def pull(name: HubName, *, force: bool = False) -> Path:
     model = ask_hub(name.repo)
     chosen = model.choose(name.tag)
     if not force:
-        check_runs(model, chosen)
+        try:
+            check_runs(model, chosen)
+        except (TooLittleMemoryError, UnsupportedModelError) as error:
+            raise type(error)(f"{model.repo} was not downloaded: {error}") from error
         _check_disk(model, chosen)
     return download(model, chosen, _tell)
 
@@ -106,20 +109,25 @@ def check_runs(model: HubModel, chosen: Collection[str]) -> None:
         TooLittleMemoryError: they do not fit the memory. The message names what does.
         ModelError: the architecture or a feature is not supported.
     """
-    if not any(name.endswith(".gguf") for name in chosen):
-        _check_directory(model)
-    elif not fits(model.size(chosen)):
-        fitting = {tag: files for tag, files in model.tags.items() if fits(model.size(files))}
-        best = max(fitting, key=lambda tag: model.size(fitting[tag]), default=None)
-        what = "no quantisation of it fits"
-        if best is not None:
-            size = format_size(model.size(fitting[best]))
-            what = f"mie pull {model.repo}:{best} has {size}, which fits"
-        raise TooLittleMemoryError(
-            f"{model.repo} was not downloaded: {min(chosen)} has "
-            f"{format_size(model.size(chosen))}, and {format_size(available_bytes())} of memory "
-            f"are available here ({what}; --force downloads it anyway)"
-        )
+    if any(name.endswith(".gguf") for name in chosen):
+        _check_size(model, chosen)
+    else:
+        _check_directory(model, chosen)
+
+
+def _check_size(model: HubModel, chosen: Collection[str]) -> None:
+    """Refuse quantised weights, which are kept as they are in the files."""
+    if fits(model.size(chosen)):
+        return
+    fitting = {tag: files for tag, files in model.tags.items() if fits(model.size(files))}
+    best = max(fitting, key=lambda tag: model.size(fitting[tag]), default=None)
+    what = "no quantisation of it fits"
+    if best is not None:
+        what = f"{model.repo}:{best} has {format_size(model.size(fitting[best]))}, which fits"
+    raise TooLittleMemoryError(
+        f"{summary(model, chosen)} do not fit the memory, of which "
+        f"{format_size(available_bytes())} are available ({what}; --force downloads it anyway)"
+    )
 
 
 def fits(num_bytes: int) -> bool:
@@ -127,19 +135,19 @@ def fits(num_bytes: int) -> bool:
     return num_bytes <= ROOM * available_bytes()
 
 
-def _check_directory(model: HubModel) -> None:
+def _check_directory(model: HubModel, chosen: Collection[str]) -> None:
     from mie.load.fit import check_fits
 
-    config = model.files["config.json"]
-    directory = config.path.parent if config.path else download(model, ["config.json"])
+    config = ModelConfig.load(download(model, ["config.json"]))
+    if config.quantisation is not None:
+        _check_size(model, chosen)
+        return
     try:
-        check_fits(ModelConfig.load(directory))
-    except UnsupportedModelError as error:
-        raise UnsupportedModelError(f"{model.repo} was not downloaded: {error}") from error
+        check_fits(config)
     except TooLittleMemoryError as error:
         raise TooLittleMemoryError(
-            f"{model.repo} was not downloaded: {error}\n(a GGUF repository of the model has "
-            "smaller quantisations; --force downloads it anyway)"
+            f"{error}\n(a GGUF repository of the model has smaller quantisations; --force "
+            "downloads it anyway)"
         ) from error
 
 

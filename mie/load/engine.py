@@ -69,10 +69,10 @@ def load_engine(
     weights = (
         RandomWeights(model, config.seed)
         if load_format == "dummy"
-        else Checkpoint.open(directory, expected_tensors(model))
+        else Checkpoint.open(directory, expected_tensors(model), model.quantisation)
     )
-    [widest, *others] = weights.matrix_dtypes
-    widest = "float32" if others else widest
+    dtypes = weights.matrix_dtypes
+    widest = dtypes.pop() if len(dtypes) == 1 else "float32"
     load = partial(load_backend, checkpoint_dtype=model.dtype, weights_dtype=widest)
     logger = logging.getLogger(__name__)
     machine = load(backend, dtype, config, tell=logger.info)
@@ -81,7 +81,7 @@ def load_engine(
         machine = wrap(machine)
     if config.async_scheduling is None:
         config = replace(config, async_scheduling=machine.is_asynchronous)
-    plan = fitting_plan(load, machine, backend, dtype, config, model)
+    plan = fitting_plan(load, machine, backend, dtype, config, model, weights.forms)
     kept = HALVES.get(dtype) if backend in CPUS else None
     num_positions, num_host_blocks = plan.num_positions, plan.num_host_blocks
     log = EventLog(config.event_log_steps, trace, machine.numerics())

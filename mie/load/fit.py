@@ -9,7 +9,7 @@ from mie.checkpoint.config import ModelConfig
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
 from mie.load.backends import load_backend
-from mie.load.sizing import MemoryPlan, fits, plan_memory, smaller_settings
+from mie.load.sizing import Forms, MemoryPlan, fits, plan_memory, smaller_settings
 from mie.ops.backend import Backend
 from mie.ops.kv_cache import HALVES
 
@@ -18,7 +18,7 @@ Load = Callable[[str, str, EngineConfig], Backend]
 
 
 def check_fits(model: ModelConfig) -> None:
-    """Refuse the model as `load_engine` would with default settings, from its config alone.
+    """Refuse a model of floats as `load_engine` would with default settings, from its config alone.
 
     Raises:
         ConfigError: no backend can run here.
@@ -27,7 +27,7 @@ def check_fits(model: ModelConfig) -> None:
     config = EngineConfig()
     load = partial(load_backend, checkpoint_dtype=model.dtype, weights_dtype=model.dtype)
     machine = load("auto", "auto", config)
-    fitting_plan(load, machine, machine.name, "auto", config, model)
+    fitting_plan(load, machine, machine.name, "auto", config, model, {})
 
 
 def fitting_plan(
@@ -37,17 +37,18 @@ def fitting_plan(
     dtype: str,
     config: EngineConfig,
     model: ModelConfig,
+    forms: Forms,
 ) -> MemoryPlan:
     """Return the plan of the model's memory on ``machine``, which is of the kind ``backend``.
 
     Raises:
         TooLittleMemoryError: the plan does not fit.
     """
-    plan = plan_memory(config, model, machine)
+    plan = plan_memory(config, model, machine, forms)
     if plan.fits:
         return plan
-    smaller = smaller_settings(config, model, machine, plan)
-    raise plan.refusal([*smaller, *_smaller_dtypes(load, backend, dtype, config, model)])
+    smaller = smaller_settings(config, model, machine, plan, forms)
+    raise plan.refusal([*smaller, *_smaller_dtypes(load, backend, dtype, config, model, forms)])
 
 
 def _smaller_dtypes(
@@ -56,6 +57,7 @@ def _smaller_dtypes(
     dtype: str,
     config: EngineConfig,
     model: ModelConfig,
+    forms: Forms,
 ) -> Iterator[str]:
     """Yield the data types with which the model fits, if the backend supports them."""
     half = model.dtype if model.dtype in HALVES else "float16"
@@ -67,6 +69,6 @@ def _smaller_dtypes(
         with suppress(ConfigError):
             changed = replace(config, **changes)  # type: ignore[arg-type]  # these are words
             smaller = load(backend, changed_dtype, changed)
-            if fits(changed, model, smaller):
+            if fits(changed, model, smaller, forms):
                 text = ", ".join(f"{name}={value}" for name, value in changes.items())
                 yield text or f"dtype={half}"
