@@ -260,8 +260,8 @@ class ModelBench:
         yield from table((*heads, "version"), cells)
         for name, rows in self.samples.items():
             yield from ("", f"**{name}**", "")
-            heads = ("engine", "tokens/s", "mie ÷ it", "TTFT, ms")
-            yield from table(heads, (self._cells(row, rows) for row in rows))
+            columns = ("engine", "tokens/s", "mie ÷ it", "TTFT, ms")
+            yield from table(columns, (self._cells(row, rows) for row in rows))
         yield ""
 
     def _cells(self, row: str, rows: Mapping[str, dict[int, tuple[float, float]]]) -> list[str]:
