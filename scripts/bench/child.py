@@ -30,7 +30,8 @@ class Child:
         """
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed by `close`
         command = [python, "-m", "bench.engines", json.dumps(asdict(spec))]
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._stderr}
+        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+        pipes["stderr"] = self._stderr
         environment = user_environment()
         try:
             self._process: Any = subprocess.Popen(
