@@ -16,7 +16,7 @@ ROUNDED: dict[str, Form] = {
 """The forms that matrices of floats can be rounded to."""
 
 METHODS = {"gptq_marlin": "gptq", "awq_marlin": "awq", "auto_awq": "awq"}
-"""vLLM's names of kernels for the formats of files."""
+"""Formats of files by the names of vLLM's kernels for them."""
 
 HEADS = ("model.embed_tokens.weight", "lm_head.weight")
 

@@ -1,4 +1,4 @@
-"""Test weights that are rounded to small forms while they load, and the settings that ask for it."""
+"""Test weights that are rounded to small forms while they load, and the settings for it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def generated(directory: Path, **settings: Any) -> list[int]:
     npst.arrays(
         np.float32,
         st.tuples(st.integers(1, 3), st.integers(1, 70)),
-        elements=st.floats(-1e30, 1e30, width=32),
+        elements=st.floats(-(2.0**100), 2.0**100, width=32),
     ),
     st.sampled_from([INT8, INT4]),
 )
@@ -48,7 +48,7 @@ def test_every_weight_moves_by_at_most_half_a_step(weights: np.ndarray, form: Fo
     steps = np.abs(rows.scales).repeat(form.group, axis=1)[:, : weights.shape[1]]
     # int4 has no code 8, so a number of the other sign may move by a whole step.
     bound = 1.0 if form is INT4 else 0.5
-    assert (error <= steps * (bound + 1e-5) + 1e-44).all()
+    assert (error <= steps * (bound + 1e-5) + 1e-42).all()
     low, high = (-8, 7) if form is INT4 else (-127, 127)
     assert rows.codes.min() >= low
     assert rows.codes.max() <= high
