@@ -42,13 +42,7 @@ def quantised(
             f"quantization is {shown(quantization)}; the files {of_file} (leave it out, or choose "
             f"{' or '.join(map(repr, ROUNDED))} to round weights in 16 or 32 bits)"
         )
-    of_layers = ROUNDED.get(quantization or "")
-    of_heads = ROUNDED["int8"] if head_dtype == "auto" and of_layers else ROUNDED.get(head_dtype)
-    forms: dict[str, Form] = {}
-    for name, shape in expected_tensors(model).items():
-        form = of_heads if name in HEADS else of_layers
-        if form is not None and len(shape) == 2:
-            forms[name] = form
+    forms = rounded_forms(model, quantization, head_dtype)
     twice = next((name for name in forms if name in weights.forms), None)
     if twice is not None:
         raise ConfigError(
@@ -56,3 +50,17 @@ def quantised(
             f"{twice} is {weights.forms[twice]} in the files already (leave it out)"
         )
     return RoundedCheckpoint(weights, forms) if forms else weights
+
+
+def rounded_forms(
+    model: ModelConfig, quantization: str | None, head_dtype: str = "auto"
+) -> dict[str, Form]:
+    """Return the forms of the matrices that these settings round."""
+    of_layers = ROUNDED.get(quantization or "")
+    of_heads = ROUNDED["int8"] if head_dtype == "auto" and of_layers else ROUNDED.get(head_dtype)
+    forms: dict[str, Form] = {}
+    for name, shape in expected_tensors(model).items():
+        form = of_heads if name in HEADS else of_layers
+        if form is not None and len(shape) == 2:
+            forms[name] = form
+    return forms

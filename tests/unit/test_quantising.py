@@ -154,3 +154,14 @@ def test_the_plan_counts_forms(tmp_path: Path):
     four = of_layers // 2 + of_layers // 8
     assert weight_bytes(quantization="int4") == four + of_heads + of_heads // 8 + vectors
     assert weight_bytes(quantization="int4", head_dtype="file") == four + 4 * of_heads + vectors
+
+
+def test_a_model_that_is_too_large_may_be_rounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = LLAMA | {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+    write_model(tmp_path, config, random_weights(config))
+    monkeypatch.setattr("mie.ops.numpy_backend.available_bytes", lambda: 1_700_000)
+    settings: dict[str, Any] = {"max_model_len": 16, "max_num_batched_tokens": 16}
+    with pytest.raises(ConfigError, match="quantization=int4 fits") as error:
+        generated(tmp_path, **settings)
+    assert "quantization=int8" not in str(error.value)
+    generated(tmp_path, **settings, quantization="int4")
