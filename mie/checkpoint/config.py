@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from mie.checkpoint.gguf.config import hf_config
+from mie.checkpoint.gguf.header import read_gguf
 from mie.checkpoint.json_reader import JsonReader
 from mie.checkpoint.refusals import refuse_unsupported
 from mie.checkpoint.size_limits import (
@@ -144,15 +146,18 @@ class ModelConfig:
 
     @classmethod
     def load(cls, directory: Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
-        """Return the configuration of the model in ``directory``.
+        """Return the configuration of the model in ``directory``, which may be a GGUF file.
 
-        Reads ``config.json``. End-of-sequence ids in ``generation_config.json`` take precedence, as
+        Reads ``config.json``, or the metadata of the file. End-of-sequence ids in ``generation_config.json`` take precedence, as
         in transformers. ``overrides`` replace keys of both.
 
         Raises:
             UnsupportedModelError: the model needs a feature that is not implemented.
             ModelError: the directory or the file is missing, or a value is bad.
         """
+        if Path(directory).is_file():
+            config = hf_config(read_gguf(Path(directory)))
+            return cls.from_hf({**config, **(overrides or {})}, source=str(directory))
         path = Path(directory) / "config.json"
         if not path.parent.is_dir():
             raise ModelError(f"model directory {directory} does not exist, or is not a directory")

@@ -36,34 +36,44 @@ def locate_model(
     cache_dir: str | os.PathLike[str] | None = None,
     needs_weights: bool = True,
 ) -> Path:
-    """Return the directory of the model ``name``.
+    """Return the directory of the model ``name``, or its GGUF file.
 
-    The name is ``"bundled"``, a directory, or a Hugging Face hub id such as
-    ``"HuggingFaceTB/SmolLM2-135M"``. A directory takes precedence. Only the files that are read are
+    The name is ``"bundled"``, a directory, a GGUF file, or a Hugging Face hub id such as
+    ``"HuggingFaceTB/SmolLM2-135M"``. A directory or a file takes precedence. A quantisation after
+    a hub id (``"org/name:Q4_K_M"``) chooses the GGUF file whose name ends in it. Only the files that are read are
     fetched from the hub, into its usual cache or ``cache_dir``.
 
     Raises:
-        ConfigError: a revision is given for a directory.
+        ConfigError: a revision is given for a directory or a file.
         ModelError: there is no such directory, or the hub does not provide the model.
         MissingExtraError: it is a hub id, and ``huggingface_hub`` is not installed.
     """
     name = os.fspath(name)
     path = Path(name).expanduser()
-    if name == BUNDLED or (name and path.is_dir()):  # an empty name is not the current directory
+    is_gguf = path.suffix == ".gguf" and path.is_file()
+    # an empty name is not the current directory
+    if name == BUNDLED or is_gguf or (name and path.is_dir()):
         if revision not in (None, "main"):
+            kind = "file" if is_gguf else "directory"
             raise ConfigError(
-                f"revision={revision!r} needs a hub id; {name!r} is a directory (leave it out)"
+                f"revision={revision!r} needs a hub id; {name!r} is a {kind} (leave it out)"
             )
         return _bundled() if name == BUNDLED else path
     if path.is_file():
-        raise ModelError(f"model {name!r} is a file; pass the directory that holds config.json")
+        raise ModelError(
+            f"model {name!r} is a file; pass a .gguf file, or the directory that holds config.json"
+        )
+    hub_id, _, quantisation = name.partition(":")
+    if _HUB_ID.fullmatch(hub_id) and re.fullmatch(r"\w+", quantisation):
+        ends = [f"*{quantisation}.gguf", f"*{quantisation}-?????-of-?????.gguf"]
+        return _one_gguf(_download(hub_id, ends, revision, cache_dir), ends)
     if _HUB_ID.fullmatch(name):
         unwanted = () if needs_weights else _WEIGHTS
         patterns = [pattern for pattern in HUB_FILES if pattern not in unwanted]
         return _download(name, patterns, revision, cache_dir)
     raise ModelError(
         f"model directory {name!r} does not exist; a model is {BUNDLED!r}, a directory in Hugging "
-        "Face format, or a hub id such as 'HuggingFaceTB/SmolLM2-135M'"
+        "Face format, a .gguf file, or a hub id such as 'HuggingFaceTB/SmolLM2-135M'"
     )
 
 
@@ -74,6 +84,15 @@ def _bundled() -> Path:
             "or pass a model directory"
         )
     return BUNDLED_DIRECTORY
+
+
+def _one_gguf(directory: Path, ends: list[str]) -> Path:
+    """Return the file of ``directory`` with one of the ``ends``, or the first of its shards."""
+    found = sorted(path for end in ends for path in directory.rglob(end))
+    if not found or len({re.sub(r"\d{5}-of", "", path.name) for path in found}) > 1:
+        names = ", ".join(path.name for path in found) or "none"
+        raise ModelError(f"one GGUF file must end in {' or '.join(ends)}; found: {names}")
+    return found[0]
 
 
 def _download(

@@ -115,11 +115,15 @@ def _reason(error: SafetensorError) -> str:
 
 
 def read_entries(directory: Path) -> dict[str, TensorEntry]:
-    """Return every tensor of every weights file of the directory.
+    """Return every tensor of every weights file of the directory, or of a GGUF file.
 
     Raises:
         WeightsError: a file is missing or broken, or the index disagrees with the files.
     """
+    if directory.is_file():
+        from mie.checkpoint.gguf.header import read_gguf  # which imports this module
+
+        return dict(read_gguf(directory).tensors)
     if os.path.lexists(directory / SINGLE_FILE):
         return read_header(directory / SINGLE_FILE)
     if os.path.lexists(directory / INDEX_FILE):

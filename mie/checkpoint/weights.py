@@ -65,13 +65,18 @@ class Checkpoint:
 
         The files are ``model.safetensors``, or else those that ``model.safetensors.index.json``
         names. Tensors beyond ``expected`` are an error, except for rotary buffers of older files
-        and for ``lm_head.weight`` with tied embeddings (`check_tied_head`).
+        and for ``lm_head.weight`` with tied embeddings (`check_tied_head`). The ``directory`` may
+        be a GGUF file instead.
 
         Raises:
             WeightsError: a file is missing, truncated or corrupt. Or the index disagrees with the
                 files or points outside the directory. Or a tensor is missing, unexpected, wrongly
                 shaped, or not F32, F16 or BF16. The message names file and tensor.
         """
+        if Path(directory).is_file():
+            from mie.checkpoint.gguf.weights import open_gguf  # which imports this module
+
+            return open_gguf(Path(directory), expected)
         found = read_entries(Path(directory))
         ignored = [name for name in found if name not in expected and _IGNORED.fullmatch(name)]
         _check_names(Path(directory), found.keys() - set(ignored), expected)

@@ -222,7 +222,7 @@ class ChatTemplates:
 
 
 class TemplateFiles:
-    """The chat templates of ``directory`` by name.
+    """The chat templates of ``directory``, which may be a GGUF file, by name.
 
     The one called ``default`` is in ``chat_template.jinja``. Any template may be in
     ``tokenizer_config.json`` under ``chat_template`` (one template, or a list of named ones), or in
