@@ -63,7 +63,7 @@ def encoded(array: np.ndarray, kind: str) -> Tensor:
 
     Vectors stay in F32. Rows that are not a multiple of a block stay in F16, as in llama.cpp.
     """
-    if array.ndim == 1 or kind.startswith("Q") and array.shape[-1] % 32:
+    if array.ndim == 1 or (kind.startswith("Q") and array.shape[-1] % 32):
         kind = "F32" if array.ndim == 1 else "F16"
     array = np.ascontiguousarray(array, np.float32)
     dimensions = tuple(reversed(array.shape))
@@ -112,7 +112,9 @@ def names_of_layers(num_layers: int) -> dict[str, str]:
         "mlp.down_proj": "ffn_down",
     }
     for layer in range(num_layers):
-        names |= {f"model.layers.{layer}.{hf}": f"blk.{layer}.{own}" for hf, own in of_layer.items()}
+        names |= {
+            f"model.layers.{layer}.{hf}": f"blk.{layer}.{own}" for hf, own in of_layer.items()
+        }
     return names
 
 

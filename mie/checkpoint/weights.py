@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from mie.checkpoint.config import ModelConfig
-from mie.checkpoint.safetensors_header import TensorEntry, read_entries, some
+from mie.checkpoint.entries import TensorEntry, some
+from mie.checkpoint.safetensors_header import read_entries
 from mie.checkpoint.tensors import Shape, expected_tensors
 from mie.errors import WeightsError, shown
 from mie.ops.quantised import Form, QuantisedRows, Rows, dequantise

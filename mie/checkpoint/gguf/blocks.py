@@ -21,9 +21,7 @@ from mie.ops.quantised import Form, QuantisedRows
 Bytes = NDArray[np.uint8]
 Parts = tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]
 
-_IQ4 = np.array(
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
-)
+_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 _FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)  # doubled
 _PAIRS = np.array([0, 2, 4, 6], np.uint8)[:, None]
 _BITS = np.arange(8, dtype=np.uint8)[:, None]

@@ -62,7 +62,7 @@ def hf_config(header: GgufHeader) -> dict[str, Any]:
     name = values.get("general.architecture")
     if not isinstance(name, str):
         raise ModelError(f"{header.path} does not name its architecture: got {shown(name)}")
-    config = {key: _decimal(values.get(f"{name}.{own}")) for key, own in _KEYS.items()}
+    config = {key: values.get(f"{name}.{own}") for key, own in _KEYS.items()}
     architecture = _ARCHITECTURES.get(name, name)
     if name == "llama" and config["sliding_window"]:
         architecture = "MistralForCausalLM"
@@ -91,14 +91,6 @@ def generation_config(header: GgufHeader) -> dict[str, Any]:
     """Return the model's ``generation_config.json``."""
     found = {key: header.values.get(f"general.sampling.{own}") for key, own in _SAMPLING.items()}
     return {key: value for key, value in found.items() if value is not None}
-
-
-def _decimal(value: Any) -> Any:
-    """Return the decimal number that a converter rounded to float32, and others unchanged."""
-    if not isinstance(value, float):
-        return value
-    short = float(f"{value:.7g}")
-    return short if struct.pack("<f", short) == struct.pack("<f", value) else value
 
 
 def _dtype(kind: str) -> str:

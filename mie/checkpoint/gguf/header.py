@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mie.checkpoint.safetensors_header import TensorEntry, some
+from mie.checkpoint.entries import TensorEntry, some
 from mie.checkpoint.size_limits import (
     MAX_GGUF_ALIGNMENT,
     MAX_GGUF_HEADER_BYTES,
@@ -44,12 +44,63 @@ BLOCKS: Mapping[str, tuple[int, int]] = {
 }  # fmt: skip
 """The numbers and the bytes of a block of each supported type."""
 
-_TYPES = (
-    "F32 F16 Q4_0 Q4_1 Q4_2 Q4_3 Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K IQ2_XXS IQ2_XS "
-    "IQ3_XXS IQ1_S IQ4_NL IQ3_S IQ2_S IQ4_XS I8 I16 I32 I64 F64 IQ1_M BF16 Q4_0_4_4 Q4_0_4_8 "
-    "Q4_0_8_8 TQ1_0 TQ2_0 IQ4_NL_4_4 IQ4_NL_4_8 IQ4_NL_8_8 MXFP4 NVFP4 Q1_0"
-).split()
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_TYPES = [
+    "F32",
+    "F16",
+    "Q4_0",
+    "Q4_1",
+    "Q4_2",
+    "Q4_3",
+    "Q5_0",
+    "Q5_1",
+    "Q8_0",
+    "Q8_1",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "Q8_K",
+    "IQ2_XXS",
+    "IQ2_XS",
+    "IQ3_XXS",
+    "IQ1_S",
+    "IQ4_NL",
+    "IQ3_S",
+    "IQ2_S",
+    "IQ4_XS",
+    "I8",
+    "I16",
+    "I32",
+    "I64",
+    "F64",
+    "IQ1_M",
+    "BF16",
+    "Q4_0_4_4",
+    "Q4_0_4_8",
+    "Q4_0_8_8",
+    "TQ1_0",
+    "TQ2_0",
+    "IQ4_NL_4_4",
+    "IQ4_NL_4_8",
+    "IQ4_NL_8_8",
+    "MXFP4",
+    "NVFP4",
+    "Q1_0",
+]
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 _STRING, _ARRAY = 8, 9
 _LENGTH = struct.Struct("<Q")
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -187,7 +238,8 @@ class _Reader:
 
     def _value(self, key: str, kind: int) -> Any:
         if kind in _SCALARS:
-            return self._scalar(_SCALARS[kind])
+            number = self._scalar(_SCALARS[kind])
+            return _decimal(number) if _SCALARS[kind] == "f" else number
         if kind == _STRING:
             return self._text(MAX_GGUF_HEADER_BYTES)
         if kind != _ARRAY:
@@ -240,7 +292,9 @@ class _Reader:
         is_power = isinstance(alignment, int) and alignment > 0 and not alignment & (alignment - 1)
         if not is_power or not 8 <= alignment <= MAX_GGUF_ALIGNMENT:
             limit = f"a power of two in 8 … {MAX_GGUF_ALIGNMENT}"
-            raise self._error(f"has a general.alignment of {shown(alignment)}, which is not {limit}")
+            raise self._error(
+                f"has a general.alignment of {shown(alignment)}, which is not {limit}"
+            )
         data = -(-self._at // alignment) * alignment
         end = data
         placed: dict[str, TensorEntry] = {}
@@ -288,3 +342,9 @@ class _Reader:
 
     def _error(self, problem: str) -> WeightsError:
         return WeightsError(f"{self._path} {problem}")
+
+
+def _decimal(number: float) -> float:
+    """Return the decimal number of at most 7 digits that was rounded to this float32, if any."""
+    short = float(f"{number:.7g}")
+    return short if struct.pack("<f", short) == struct.pack("<f", number) else number

@@ -223,7 +223,9 @@ def _sentencepiece(found: _Vocabulary) -> dict[str, Any]:
     unknown = next((t for t, kind in zip(found.tokens, found.kinds, strict=True)
                     if kind == _UNKNOWN), None)  # fmt: skip
     to_marks = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
-    prefix = [{"type": "Prepend", "prepend": _SPACE}] if found.flag("add_space_prefix", True) else []
+    prefix = (
+        [{"type": "Prepend", "prepend": _SPACE}] if found.flag("add_space_prefix", True) else []
+    )
     decoders = [
         {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
         {"type": "ByteFallback"},

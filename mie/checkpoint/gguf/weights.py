@@ -11,9 +11,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from mie.checkpoint.entries import TensorEntry, some
 from mie.checkpoint.gguf.blocks import FORMS, decode
 from mie.checkpoint.gguf.header import GgufHeader, read_gguf
-from mie.checkpoint.safetensors_header import TensorEntry, some
 from mie.checkpoint.tensors import Shape
 from mie.checkpoint.weights import Checkpoint
 from mie.errors import WeightsError, shown
