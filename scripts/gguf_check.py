@@ -1,6 +1,6 @@
 """Compare mie with llama.cpp on the same GGUF files.
 
-    python scripts/gguf_check.py [TYPE ...]    # needs 'mie[bench]': llama-cpp-python and gguf
+    PYTHONPATH=tests python scripts/gguf_check.py [TYPE ...]    # needs 'mie[bench]'
 
 The bundled Llama and a random Qwen3 are converted to F32, and quantised by llama.cpp (MXFP4 by the
 gguf package). For each type, the last logits of 200 prompts are compared twice:
@@ -23,15 +23,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
+import gguf_files
 import llama_cpp
 import numpy as np
-from gguf.quants import dequantize, quantize
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-import gguf_files
 import tiny_models
+from gguf.quants import dequantize, quantize
 
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.locate import BUNDLED_DIRECTORY
@@ -41,6 +37,8 @@ from mie.load.sizing import cache_shape
 from mie.model.decoder import Decoder
 from mie.ops.backend import StepBatch
 from mie.text.tokenizer import Tokenizer
+
+ROOT = Path(__file__).resolve().parents[1]
 
 FILE_TYPES = {
     "F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9,

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from mie.checkpoint.gguf.config import hf_config
 from mie.checkpoint.gguf.header import read_gguf
 from mie.checkpoint.json_reader import JsonReader
+from mie.checkpoint.quantisation import Quantisation, read_quantisation
 from mie.checkpoint.refusals import refuse_unsupported
 from mie.checkpoint.size_limits import (
     MAX_CONTEXT,
@@ -143,13 +144,15 @@ class ModelConfig:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     dtype: str  # as in the file; the checkpoint's own dtype may differ
+    quantisation: Quantisation | None = None
 
     @classmethod
     def load(cls, directory: Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
         """Return the configuration of the model in ``directory``, which may be a GGUF file.
 
-        Reads ``config.json``, or the metadata of the file. End-of-sequence ids in ``generation_config.json`` take precedence, as
-        in transformers. ``overrides`` replace keys of both.
+        Reads ``config.json``, or the metadata of the file. End-of-sequence ids in
+        ``generation_config.json`` take precedence, as in transformers. ``overrides`` replace keys
+        of both.
 
         Raises:
             UnsupportedModelError: the model needs a feature that is not implemented.
@@ -251,6 +254,7 @@ def _read_config(reader: JsonReader, architecture: str) -> ModelConfig:
         bos_token_id=next(iter(_token_ids(reader, "bos_token_id", vocab_size)), None),
         eos_token_ids=_token_ids(reader, "eos_token_id", vocab_size),
         dtype=_dtype(reader),
+        quantisation=read_quantisation(reader),
     )
 
 

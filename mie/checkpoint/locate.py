@@ -40,8 +40,8 @@ def locate_model(
 
     The name is ``"bundled"``, a directory, a GGUF file, or a Hugging Face hub id such as
     ``"HuggingFaceTB/SmolLM2-135M"``. A directory or a file takes precedence. A quantisation after
-    a hub id (``"org/name:Q4_K_M"``) chooses the GGUF file whose name ends in it. Only the files that are read are
-    fetched from the hub, into its usual cache or ``cache_dir``.
+    a hub id (``"org/name:Q4_K_M"``) chooses the GGUF file whose name ends in it. Only the files
+    that are read are fetched from the hub, into its usual cache or ``cache_dir``.
 
     Raises:
         ConfigError: a revision is given for a directory or a file.

@@ -76,7 +76,7 @@ def load_engine(
     weights = (
         RandomWeights(model, config.seed)
         if load_format == "dummy"
-        else Checkpoint.open(directory, expected_tensors(model))
+        else Checkpoint.open(directory, expected_tensors(model), model.quantisation)
     )
     dtypes = weights.matrix_dtypes
     widest = dtypes.pop() if len(dtypes) == 1 else "float32"

@@ -178,7 +178,7 @@ def _shards(path: Path, count: int) -> list[Path]:
     found = _SHARD.fullmatch(path.name)
     if found is None or int(found[3]) != count:
         raise WeightsError(
-            f"{path} is one of {count} files, but its name does not end in -00001-of-{count:05}.gguf"
+            f"{path} is one of {count} files, so its name must end in -00001-of-{count:05}.gguf"
         )
     names = [f"{found[1]}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
     if path.name != names[0]:
