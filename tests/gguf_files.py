@@ -133,6 +133,8 @@ def tensors_of(directory: Path, kind: str) -> dict[str, Tensor]:
                 if module.endswith("k_proj"):
                     numbers = interleaved(numbers, config["num_key_value_heads"])
             tensors[f"{names[module]}.{suffix}"] = encoded(numbers, kind)
+    if rope_of(config)["rope_type"] == "llama3":
+        tensors["rope_freqs.weight"] = encoded(divisors_of_llama3(config), "F32")
     return tensors
 
 
@@ -140,6 +142,7 @@ def sizes_of(directory: Path) -> dict[str, Any]:
     """Return the metadata of a model directory's ``config.json``."""
     config = json.loads((directory / "config.json").read_text())
     name = {"mistral": "llama"}.get(config["model_type"], config["model_type"])
+    rope = rope_of(config)
     own = {
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
@@ -148,9 +151,16 @@ def sizes_of(directory: Path) -> dict[str, Any]:
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
         "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
-        "rope.freq_base": float(config.get("rope_theta", 10000.0)),
+        "rope.freq_base": float(rope["rope_theta"]),
         "vocab_size": config["vocab_size"],
     }
+    if rope["rope_type"] in ("linear", "yarn"):
+        own |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
+        if "original_max_position_embeddings" in rope:
+            key = "rope.scaling.original_context_length"
+            own[key] = rope["original_max_position_embeddings"]
+    if config["model_type"] == "mistral" and config["sliding_window"]:
+        own["attention.sliding_window"] = config["sliding_window"]
     if "head_dim" in config:
         own |= {f"attention.{each}_length": config["head_dim"] for each in ("key", "value")}
         own["rope.dimension_count"] = config["head_dim"]
@@ -158,7 +168,42 @@ def sizes_of(directory: Path) -> dict[str, Any]:
         "general.architecture": name,
         "general.name": directory.name,
         **{f"{name}.{key}": item for key, item in own.items()},
+        **ids_of(config),
     }
+
+
+def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rotations of a ``config.json``."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    return {"rope_theta": config.get("rope_theta", 10000.0), **rope, "rope_type": kind}
+
+
+def ids_of(config: Mapping[str, Any]) -> dict[str, int]:
+    """Return the special ids of a ``config.json``."""
+    ends = config.get("eos_token_id")
+    found = [config.get("bos_token_id"), *(ends if isinstance(ends, list) else [ends])]
+    keys = ("bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id")
+    pairs = zip(keys, found, strict=False)
+    return {f"tokenizer.ggml.{key}": item for key, item in pairs if item is not None}
+
+
+def divisors_of_llama3(config: Mapping[str, Any]) -> np.ndarray:
+    """Return what llama.cpp's converter writes as ``rope_freqs.weight``."""
+    rope, dim = rope_of(config), config["head_dim"]
+    frequencies = 1.0 / rope["rope_theta"] ** (np.arange(0, dim, 2) / dim)
+    old = rope["original_max_position_embeddings"]
+    low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
+    divisors = []
+    for wavelength in 2 * np.pi / frequencies:
+        smooth = (old / wavelength - low) / (high - low)
+        if wavelength < old / high:
+            divisors.append(1.0)
+        elif wavelength > old / low:
+            divisors.append(factor)
+        else:
+            divisors.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(divisors, np.float32)
 
 
 def bpe_of(directory: Path, pre: str, vocab_size: int) -> dict[str, Any]:
@@ -180,8 +225,8 @@ def bpe_of(directory: Path, pre: str, vocab_size: int) -> dict[str, Any]:
     }
 
 
-def convert(directory: Path, path: Path, kind: str = "F32", pre: str | None = None) -> Path:
-    """Convert a model directory to the GGUF file ``path``, with its tokenizer if ``pre`` is given.
+def values_of(directory: Path, pre: str | None) -> dict[str, Any]:
+    """Return the metadata of a model directory, with its tokenizer if ``pre`` is given.
 
     Special tokens and the chat template are those of ``tokenizer_config.json``.
     """
@@ -198,5 +243,10 @@ def convert(directory: Path, path: Path, kind: str = "F32", pre: str | None = No
         template = directory / "chat_template.jinja"
         if template.exists():
             values["tokenizer.chat_template"] = template.read_text()
-    path.write_bytes(gguf_bytes(values, tensors_of(directory, kind)))
+    return values
+
+
+def convert(directory: Path, path: Path, kind: str = "F32", pre: str | None = None) -> Path:
+    """Convert a model directory to the GGUF file ``path``."""
+    path.write_bytes(gguf_bytes(values_of(directory, pre), tensors_of(directory, kind)))
     return path

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mie.checkpoint.gguf.header import BLOCKS
 from mie.ops.quantised import Form, QuantisedRows
 
-Bytes = NDArray[np.uint8]
+Bytes = NDArray[Any]  # uint8
 Parts = tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]
 
 _IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
@@ -54,7 +54,8 @@ def _halves(packed: Bytes) -> Bytes:
 
 def _signed(codes: Bytes, zero: int) -> NDArray[np.int8]:
     """Return the codes [n, numbers] minus their zero point."""
-    return codes.reshape(len(codes), -1).view(np.int8) - np.int8(zero)
+    signed: NDArray[np.int8] = codes.reshape(len(codes), -1).view(np.int8) - np.int8(zero)
+    return signed
 
 
 def _q8_0(blocks: Bytes) -> Parts:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mie.checkpoint.gguf.header import GgufHeader
-from mie.errors import ModelError, UnsupportedModelError, WeightsError, shown
+from mie.checkpoint.gguf.header import STRING, GgufArray, GgufHeader
+from mie.errors import ModelError, TokenizerError, UnsupportedModelError, WeightsError, shown
 from mie.system.files import open_file
 
 _ARCHITECTURES: Mapping[str, str] = {
@@ -46,13 +46,13 @@ _SAMPLING: Mapping[str, str] = {
     "repetition_penalty": "penalty_repeat",
 }
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
-_END_TOKENS = (
+_END_TOKENS = {
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>",
     "<end_of_turn>", "<EOT>",
-)  # fmt: skip
+}  # fmt: skip
 """Tokens that end a text in every model that has them, as in llama.cpp."""
 
-_UNSCALED = 1e-6
+_ROUNDING = 1e-6  # relative, of float32
 _LOW, _HIGH = 1.0, 4.0  # the factors of Llama 3's scaling in all its models
 
 
@@ -102,9 +102,11 @@ def _end_ids(header: GgufHeader) -> list[Any]:
     values = [header.values.get(f"tokenizer.ggml.{key}") for key in _END_KEYS]
     found = [value for value in values if value is not None]
     tokens = header.values.get("tokenizer.ggml.tokens")
-    if tokens is not None and getattr(tokens, "kind", None) == 8:
-        texts = {text: index for index, text in enumerate(tokens.values())}
-        found += [texts[text] for text in _END_TOKENS if text in texts]
+    if isinstance(tokens, GgufArray) and tokens.kind == STRING:
+        try:
+            found += [index for index, text in enumerate(tokens) if text in _END_TOKENS]
+        except UnicodeDecodeError as error:
+            raise TokenizerError(f"{header.path} has a token that is not UTF-8") from error
     return list(dict.fromkeys(found))
 
 
@@ -146,30 +148,35 @@ def _rope_scaling(
 def _llama3_scaling(header: GgufHeader, config: Mapping[str, Any]) -> dict[str, Any]:
     """Find the parameters of Llama 3's scaling, of which the file has only the results.
 
-    The tensor holds the divisor of each frequency. The original context is a power of two.
+    The tensor holds the divisor of each frequency. A divisor between 1 and the factor, which the
+    lowest frequencies have, determines the original context.
     """
     divisors = _read_floats(header)
     theta, factor = config["rope_theta"], max(divisors)
-    if not isinstance(theta, int | float) or not theta > 1 or not 1 <= factor < math.inf:
+    if not isinstance(theta, int | float) or not 1 < theta < 1e30 or not 1 < factor < 1e30:
         raise ModelError(f"{header.path}: rope_freqs.weight does not fit rope.freq_base")
-    for exponent in range(6, 31):
-        original = 1 << exponent
-        wanted = [
-            _divisor(2 * math.pi * theta ** (pair / len(divisors)), factor, original)
-            for pair in range(len(divisors))
-        ]
-        if all(abs(a - b) <= _UNSCALED * b for a, b in zip(divisors, wanted, strict=True)):
-            return {
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": _LOW,
-                "high_freq_factor": _HIGH,
-                "original_max_position_embeddings": original,
-            }
-    raise UnsupportedModelError(
-        f"{header.path}: rope_freqs.weight is not Llama 3's scaling with low_freq_factor {_LOW:g} "
-        f"and high_freq_factor {_HIGH:g}; other frequencies are not supported"
-    )
+    waves = [2 * math.pi * theta ** (pair / len(divisors)) for pair in range(len(divisors))]
+    between = [each for each in zip(waves, divisors, strict=True) if 1 < each[1] < factor]
+    original = round(_original(*between[0], factor)) if between else 0
+    wanted = [_divisor(wave, factor, original) for wave in waves]
+    if not all(abs(a - b) <= _ROUNDING * b for a, b in zip(divisors, wanted, strict=True)):
+        raise UnsupportedModelError(
+            f"{header.path}: rope_freqs.weight is not Llama 3's scaling with low_freq_factor "
+            f"{_LOW:g} and high_freq_factor {_HIGH:g}; other frequencies are not supported"
+        )
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": _LOW,
+        "high_freq_factor": _HIGH,
+        "original_max_position_embeddings": original,
+    }
+
+
+def _original(wave: float, divisor: float, factor: float) -> float:
+    """Return the original context from one divisor, which is the inverse of `_divisor`."""
+    smooth = (1 / divisor - 1 / factor) / (1 - 1 / factor)
+    return wave * (smooth * (_HIGH - _LOW) + _LOW)
 
 
 def _divisor(wavelength: float, factor: float, original: int) -> float:

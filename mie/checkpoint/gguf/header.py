@@ -19,7 +19,7 @@ import mmap
 import os
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,7 @@ _SCALARS = {
     11: "q",
     12: "d",
 }
-_STRING, _ARRAY = 8, 9
+STRING, _ARRAY = 8, 9
 _LENGTH = struct.Struct("<Q")
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _MAX_DIMENSIONS = 4
@@ -117,20 +117,20 @@ class GgufArray:
     count: int
     data: bytes
 
-    def values(self) -> list[Any]:
-        """Return the elements, which are numbers, booleans or texts.
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the elements, which are numbers, booleans or texts.
 
         Raises:
             UnicodeDecodeError: a text is not UTF-8.
         """
-        if self.kind != _STRING:
-            return list(struct.unpack(f"<{self.count}{_SCALARS[self.kind]}", self.data))
-        texts, at = [], 0
+        if self.kind != STRING:
+            yield from struct.unpack(f"<{self.count}{_SCALARS[self.kind]}", self.data)
+            return
+        at = 0
         for _ in range(self.count):
             start = at + _LENGTH.size
             at = start + _LENGTH.unpack_from(self.data, at)[0]
-            texts.append(self.data[start:at].decode())
-        return texts
+            yield self.data[start:at].decode()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -168,6 +168,10 @@ def read_gguf(path: Path) -> GgufHeader:
         if repeated:
             raise WeightsError(f"{shard} repeats tensors of other files: {some(repeated)}")
         tensors |= header.tensors
+        if len(tensors) > MAX_GGUF_TENSORS:
+            raise WeightsError(
+                f"{path} and its other files have more than {MAX_GGUF_TENSORS} tensors"
+            )
     return GgufHeader(path=path, values=first.values, tensors=tensors)
 
 
@@ -240,14 +244,14 @@ class _Reader:
         if kind in _SCALARS:
             number = self._scalar(_SCALARS[kind])
             return _decimal(number) if _SCALARS[kind] == "f" else number
-        if kind == _STRING:
+        if kind == STRING:
             return self._text(MAX_GGUF_HEADER_BYTES)
         if kind != _ARRAY:
             raise self._error(f"has a value of the unknown type {kind} under {shown(key)}")
         kind, count = self._scalar("I"), self._scalar("Q")
         if kind in _SCALARS:
             return GgufArray(kind, count, self._take(count * struct.calcsize(_SCALARS[kind])))
-        if kind != _STRING:
+        if kind != STRING:
             raise self._error(f"has an array of type {kind} under {shown(key)}, which is not read")
         self._num_texts += count
         if self._num_texts > MAX_GGUF_TEXTS:

@@ -146,7 +146,7 @@ class _Vocabulary:
         if array is None and default is not None:
             return default
         try:
-            values = array.values() if isinstance(array, GgufArray) else []
+            values = list(array) if isinstance(array, GgufArray) else []
         except UnicodeDecodeError as error:
             raise self.error(f"has a text that is not UTF-8 in {_PREFIX}{key}") from error
         if not values or type(values[0]) is not kind:

@@ -151,4 +151,5 @@ def head_order(num_rows: int, num_heads: int) -> NDArray[np.intp]:
     llama.cpp's converter interleaves the halves of each head of a Llama, because it rotates
     neighbouring pairs: row 2 i + half of a head was row half * Dh / 2 + i.
     """
-    return np.arange(num_rows).reshape(num_heads, -1, 2).swapaxes(1, 2).ravel()
+    order: NDArray[np.intp] = np.arange(num_rows).reshape(num_heads, -1, 2).swapaxes(1, 2).ravel()
+    return order
