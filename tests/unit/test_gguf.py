@@ -303,28 +303,6 @@ def test_a_gguf_file_is_a_model_without_revisions(tmp_path: Path) -> None:
         locate_model(path, revision="v2")
 
 
-def test_a_quantisation_after_a_hub_id_chooses_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def download(hub_id: str, allow_patterns: list[str], **kwargs: Any) -> str:
-        calls.append((hub_id, allow_patterns))
-        return str(tmp_path)
-
-    calls: list[Any] = []
-    hub = type("hub", (), {"snapshot_download": staticmethod(download)})
-    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", hub)
-    for name in ("m-Q4_K_M-00002-of-00002.gguf", "m-Q4_K_M-00001-of-00002.gguf", "m-Q8_0.gguf"):
-        (tmp_path / name).touch()
-    assert locate_model("org/m:Q4_K_M").name == "m-Q4_K_M-00001-of-00002.gguf"
-    assert locate_model("org/m:Q8_0").name == "m-Q8_0.gguf"
-    assert calls[0] == ("org/m", ["*Q4_K_M.gguf", "*Q4_K_M-?????-of-?????.gguf"])
-    with pytest.raises(ModelError, match=r"one GGUF file must end in .*; found: none"):
-        locate_model("org/m:Q6_K")
-    (tmp_path / "other-Q8_0.gguf").touch()
-    with pytest.raises(ModelError, match=r"found: m-Q8_0.gguf, other-Q8_0.gguf"):
-        locate_model("org/m:Q8_0")
-
-
 def test_inspect_shows_the_types(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import mie.cli
 
