@@ -73,7 +73,8 @@ def _q4_1(blocks: Bytes) -> Parts:
 def _five_bits(blocks: Bytes, place: int) -> Bytes:
     """Return codes [n, 32] whose fifth bits are at byte ``place``, before the other four."""
     fifth = np.unpackbits(blocks[:, place : place + 4], axis=1, bitorder="little")
-    return _halves(blocks[:, place + 4 :]).reshape(-1, 32) | fifth << 4
+    codes: Bytes = _halves(blocks[:, place + 4 :]).reshape(-1, 32) | fifth << 4
+    return codes
 
 
 def _q5_0(blocks: Bytes) -> Parts:
