@@ -142,8 +142,10 @@ class Checkpoint:
         tensor = self.read(name)
         rows = max(1, max_bytes * len(tensor) // max(1, tensor.nbytes))
         for start in range(0, len(tensor), rows):
-            yield tensor[start : start + rows]
-            self.release(name)
+            try:
+                yield tensor[start : start + rows]
+            finally:  # also if the caller asks for no further block
+                self.release(name)
 
     def check_finite(self, name: str, block: Rows) -> None:
         """Raise `WeightsError` unless ``block``, a part of the tensor ``name``, is finite."""
