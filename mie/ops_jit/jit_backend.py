@@ -26,7 +26,6 @@ from mie.ops_jit.memory import (
     JitCache,
     Matrix,
     Panels,
-    kept_form,
     move_blocks,
     padded,
     padded_rows,
@@ -137,7 +136,7 @@ class JitBackend(NumpyBackend):
             return 4 * shape[0]
         num_rows, num_columns = shape
         if form is not None and self._weight_dtype != "float32":
-            return kept_form(form, num_columns).num_bytes(padded_rows(num_rows), num_columns)
+            return form.num_bytes(padded_rows(num_rows), num_columns)
         itemsize = 2 if self._planned_dtype in HALVES else 4
         return padded_rows(num_rows) * num_columns * itemsize
 
@@ -175,14 +174,13 @@ class JitBackend(NumpyBackend):
         bias: NDArray[Any] | None = None,
         parts: Sequence[Part] = (),
     ) -> Matrix:
-        num_rows, num_columns = shape
         dtype = None
         if self._weight_dtype == "float32":
             dtype, parts = np.dtype(np.float32), ()
         kept = map(self._kept, blocks)
         segments = [
-            Panels((number, num_columns), kept, dtype, form)
-            for number, form in segments_of(parts or [(num_rows, None)], num_columns)
+            Panels((number, shape[1]), kept, dtype, form)
+            for number, form in segments_of(parts or [(shape[0], None)])
         ]
         self._formats.update(panels.format for panels in segments)
         return Matrix(shape, segments, None if bias is None else bias.astype(np.float32))

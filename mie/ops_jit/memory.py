@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,6 @@ class Panels:
         num_panels, row = padded_rows(num_rows) // LANES, 0
         memory: NDArray[Any] | None = None
         if form is not None:
-            form = kept_form(form, num_columns)
             groups = ceil_div(num_columns, form.group)
             memory = zeros((num_panels, groups), _group_dtype(form), huge=True)
         while row < num_rows:
@@ -108,19 +107,10 @@ class Matrix:
     bias: Floats | None
 
 
-def segments_of(parts: Sequence[Part], num_columns: int) -> list[Part]:
-    """Return the parts of a matrix as panels keep them. Neighbours of one form become one."""
-    kept = [(rows, form and kept_form(form, num_columns)) for rows, form in parts]
-    same = itertools.groupby(kept, lambda part: part[1])
+def segments_of(parts: Sequence[Part]) -> list[Part]:
+    """Return the parts of a matrix, where neighbours of one form are one."""
+    same = itertools.groupby(parts, lambda part: part[1])
     return [(sum(rows for rows, _ in each), form) for form, each in same]
-
-
-def kept_form(form: Form, num_columns: int) -> Form:
-    """Return the form in which panels keep a matrix, whose weights are the same.
-
-    A byte of "int4" has the codes of two inputs, so an odd number of inputs needs "int8".
-    """
-    return replace(form, codes="int8") if form.codes == "int4" and num_columns % 2 else form
 
 
 def _group_dtype(form: Form) -> np.dtype[Any]:
@@ -137,7 +127,8 @@ def _put_quantised(groups: NDArray[Any], row: int, block: QuantisedRows, form: F
     if padding := -codes.shape[1] % form.group:
         codes = np.pad(codes, [(0, 0), (0, padding)])
     if form.codes == "int4":
-        codes = (codes[:, 1::2] << 4) | (codes[:, ::2] & 15)
+        low, high = np.moveaxis(codes.reshape(len(codes), -1, 2, form.group // 2), 2, 0)
+        codes = (low & 15) | (high << 4)
     _put(groups["codes"], row, codes.reshape(len(codes), *groups["codes"].shape[1:-1]))
     _put(groups["scales"], row, block.scales)
     if block.offsets is not None:

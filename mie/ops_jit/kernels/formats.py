@@ -1,13 +1,14 @@
 """Load and store the formats of weights and caches, widened to float32 in registers.
 
-A format of groups keeps a panel's weights as `mie.ops.quantised` defines them. For each group of
-inputs a panel has 16 float32 scales, perhaps 16 offsets, and the codes of 16 outputs for each input.
+Quantised weights are groups of inputs of a panel, as `mie.ops.quantised` defines them. A group is
+16 float32 scales, perhaps 16 offsets, and then 16 codes for each input. A byte of "int4" has two
+codes: that of an input of the first half of the group, and that of the second half's.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -36,36 +37,43 @@ from mie.ops_jit.kernels.vectors import (
 )
 from mie.ops_jit.layout import format_name
 
-Vectors = tuple[ir.Value, ...]
+Widen = Callable[[ir.IRBuilder, ir.Value], ir.Value]
 
 
-def _bfloat16(b: ir.IRBuilder, address: ir.Value) -> Vectors:
+def _bfloat16(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
     bits = b.zext(load_lanes(b, address, I16), lanes(I32))
-    return (b.bitcast(b.shl(bits, splat(I32, 16)), VECTOR),)
+    return b.bitcast(b.shl(bits, splat(I32, 16)), VECTOR)
 
 
-def _float16(b: ir.IRBuilder, address: ir.Value) -> Vectors:
-    return (b.fpext(load_lanes(b, address, ir.HalfType()), VECTOR),)
+def _float16(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    return b.fpext(load_lanes(b, address, ir.HalfType()), VECTOR)
 
 
-def _int8(b: ir.IRBuilder, address: ir.Value) -> Vectors:
-    return (b.sitofp(b.sext(load_lanes(b, address, I8), lanes(I32)), VECTOR),)
+def _int8(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    return b.sitofp(b.sext(load_lanes(b, address, I8), lanes(I32)), VECTOR)
 
 
-def _signed_pairs(b: ir.IRBuilder, address: ir.Value) -> Vectors:
-    """Widen the low four bits of each byte, then the high ones. Both are two's complement."""
+def _low(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
     bits = b.sext(load_lanes(b, address, I8), lanes(I32))
-    low = b.ashr(b.shl(bits, splat(I32, 28)), splat(I32, 28))
-    return tuple(b.sitofp(each, VECTOR) for each in (low, b.ashr(bits, splat(I32, 4))))
+    return b.sitofp(b.ashr(b.shl(bits, splat(I32, 28)), splat(I32, 28)), VECTOR)
 
 
-def _unsigned_pairs(b: ir.IRBuilder, address: ir.Value) -> Vectors:
+def _high(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    bits = b.sext(load_lanes(b, address, I8), lanes(I32))
+    return b.sitofp(b.ashr(bits, splat(I32, 4)), VECTOR)
+
+
+def _unsigned_low(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
     bits = b.zext(load_lanes(b, address, I8), lanes(I32))
-    parts = b.and_(bits, splat(I32, 15)), b.lshr(bits, splat(I32, 4))
-    return tuple(b.sitofp(each, VECTOR) for each in parts)
+    return b.sitofp(b.and_(bits, splat(I32, 15)), VECTOR)
 
 
-def _fp8(b: ir.IRBuilder, address: ir.Value) -> Vectors:
+def _unsigned_high(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    bits = b.zext(load_lanes(b, address, I8), lanes(I32))
+    return b.sitofp(b.lshr(bits, splat(I32, 4)), VECTOR)
+
+
+def _fp8(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
     """Move an E4M3 number's bits to their places in float32, whose bias is 120 larger.
 
     There is no NaN.
@@ -73,7 +81,7 @@ def _fp8(b: ir.IRBuilder, address: ir.Value) -> Vectors:
     bits = b.zext(load_lanes(b, address, I8), lanes(I32))
     sign = b.shl(b.and_(bits, splat(I32, 0x80)), splat(I32, 24))
     rest = b.shl(b.and_(bits, splat(I32, 0x7F)), splat(I32, 20))
-    return (b.fmul(b.bitcast(b.or_(sign, rest), VECTOR), splat(F32, 2.0**120)),)
+    return b.fmul(b.bitcast(b.or_(sign, rest), VECTOR), splat(F32, 2.0**120))
 
 
 def _narrow_bfloat16(b: ir.IRBuilder, x: ir.Value, address: ir.Value) -> None:
@@ -116,8 +124,8 @@ def _narrow_fp8(b: ir.IRBuilder, x: ir.Value, address: ir.Value) -> None:
     b.store(b.trunc(result, lanes(I8)), pointer(b, address, lanes(I8)), align=1)
 
 
-def _float32(b: ir.IRBuilder, address: ir.Value) -> Vectors:
-    return (load_lanes(b, address, F32),)
+def _float32(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    return load_lanes(b, address, F32)
 
 
 def _narrow_float32(b: ir.IRBuilder, x: ir.Value, address: ir.Value) -> None:
@@ -130,36 +138,28 @@ class Format:
 
     name: str
     itemsize: int
-    """Bytes of an output's code, or of its codes for a pair of inputs."""
-    widen: Callable[[ir.IRBuilder, ir.Value], Vectors]
-    """Load 16 codes, or 16 pairs of codes, as float32, which is exact."""
+    widen: Widen
+    """Load 16 elements or codes as float32, which is exact."""
     narrow: Callable[[ir.IRBuilder, ir.Value, ir.Value], None] | None = None
     """Store 16 numbers, rounded to nearest, ties to even."""
     largest: float | None = None
     """The element that the largest magnitude of a vector of a cache maps to, if it has a scale."""
     group: int = 1
-    """Inputs of a panel that share scales, if it has scales."""
+    """Inputs of a panel that share scales, if there are some."""
     headers: int = 0
-    """Vectors that a group begins with: none, 16 scales, or 16 scales and 16 offsets."""
-    inputs: int = 1
-    """Inputs whose codes are loaded at once."""
+    """Vectors that a group begins with: none, scales, or scales and offsets."""
+    widen_high: Widen | None = None
+    """Load the codes of a group's second half, if they are in the bytes of the first."""
+
+    @property
+    def halves(self) -> Sequence[Widen]:
+        """The functions that load the codes of a group's halves, or of the whole group."""
+        return (self.widen, self.widen_high) if self.widen_high else (self.widen,)
 
     @property
     def group_bytes(self) -> int:
         """The size of a group of a panel."""
-        return 64 * self.headers + 16 * self.itemsize * self.group // self.inputs
-
-    def header(self, b: ir.IRBuilder, address: ir.Value) -> Vectors:
-        """Load a group's scales, and its offsets if it has some."""
-        places = (b.add(address, I64(64 * i)) for i in range(self.headers))
-        return tuple(load_lanes(b, place, F32) for place in places)
-
-    def weights(self, b: ir.IRBuilder, address: ir.Value, header: Vectors) -> Vectors:
-        """Load the weights of one input or more, rounded as `mie.ops.quantised` defines them."""
-        codes = self.widen(b, address)
-        if len(header) == 2:
-            return tuple(fused(b, each, *header) for each in codes)
-        return tuple(b.fmul(each, *header) for each in codes) if header else codes
+        return 64 * self.headers + 16 * self.itemsize * self.group // len(self.halves)
 
     def loader(self) -> Any:
         """Return a function for kernels: an address to 16 numbers."""
@@ -167,7 +167,7 @@ class Format:
 
         @intrinsic
         def load_widened(_: Any, address: Any) -> Emitted:
-            return plain(vector, [int64], lambda b, address: widen(b, address)[0])
+            return plain(vector, [int64], widen)
 
         return load_widened
 
@@ -197,14 +197,19 @@ class Format:
         return copy_item
 
 
-def _grouped(codes: Codes, group: int, has_offsets: bool) -> Format:
+def weights_of(b: ir.IRBuilder, codes: ir.Value, header: Sequence[ir.Value]) -> ir.Value:
+    """Return codes times scales, plus offsets if there are some, rounded once."""
+    if not header:
+        return codes
+    return b.fmul(codes, *header) if len(header) == 1 else fused(b, codes, *header)
+
+
+def _quantised(codes: Codes, group: int, has_offsets: bool) -> Format:
     """Return the format of a quantised matrix."""
     name = format_name(Form(codes=codes, group=group, has_offsets=has_offsets))
-    if codes == "int4":
-        widen, inputs = _unsigned_pairs if has_offsets else _signed_pairs, 2
-    else:
-        widen, inputs = _int8 if codes == "int8" else _fp8, 1
-    return Format(name, 1, widen, group=group, headers=1 + has_offsets, inputs=inputs)
+    pairs = (_unsigned_low, _unsigned_high) if has_offsets else (_low, _high)
+    widen, high = {"int4": pairs, "int8": (_int8, None), "float8_e4m3fn": (_fp8, None)}[codes]
+    return Format(name, 1, widen, group=group, headers=1 + has_offsets, widen_high=high)
 
 
 FORMATS = {
@@ -215,6 +220,6 @@ FORMATS = {
         Format("float16", 2, _float16, _narrow_float16),
         Format("int8", 1, _int8, _narrow_int8, 127.0),
         Format("float8_e4m3fn", 1, _fp8, _narrow_fp8, 448.0),
-        *itertools.starmap(_grouped, itertools.product(get_args(Codes), GROUPS, (False, True))),
+        *itertools.starmap(_quantised, itertools.product(get_args(Codes), GROUPS, (False, True))),
     )
 }

@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from mie.ops_jit.kernels.formats import Format, Vectors
+from mie.ops_jit.kernels.formats import Format, Widen, weights_of
 from mie.ops_jit.kernels.vectors import (
     F32,
     I64,
@@ -29,6 +29,7 @@ from mie.ops_jit.kernels.vectors import (
     fused,
     int64,
     kernel_function,
+    load_lanes,
     plain,
     pointer,
     splat,
@@ -44,18 +45,21 @@ def call_multiply(
     return plain(types.void, [int64] * 13, call_kernel_at)
 
 
+Vectors = Sequence[ir.Value]
+
+
 class Tiles(NamedTuple):
     """The largest tiles that a CPU's registers hold, with others left for weights and x."""
 
     sums: int
-    """Vectors of sums."""
+    """Vectors of sums, if there are several panels."""
     rows: int
     panels: int
 
     def width(self, rows: int) -> int:
         """Return how many panels a tile of ``rows`` has."""
-        fitting = (each for each in (4, 2, 1) if each <= self.panels and rows * each <= self.sums)
-        return next(fitting)
+        fitting = (each for each in (4, 2) if each <= self.panels and rows * each <= self.sums)
+        return next(fitting, 1)
 
 
 TILES = {512: Tiles(24, 6, 4), 256: Tiles(5, 5, 4), 128: Tiles(5, 5, 2)}
@@ -63,13 +67,13 @@ TILES = {512: Tiles(24, 6, 4), 256: Tiles(5, 5, 4), 128: Tiles(5, 5, 2)}
 
 Multiply-adds of NEON take weights from registers only.
 """
-GROUP_TILES = {512: Tiles(16, 8, 4), 256: Tiles(4, 4, 2), 128: Tiles(4, 4, 2)}
-"""Tiles of quantised weights, with registers for scales and offsets."""
+QUANTISED_TILES = {512: Tiles(16, 8, 4), 256: Tiles(2, 4, 2), 128: Tiles(1, 4, 1)}
+"""They leave registers for scales, offsets and codes."""
 
 
 def tiles_of(fmt: Format, vector_bits: int) -> Tiles:
     """Return the largest tiles of a format for registers of this width."""
-    return (GROUP_TILES if fmt.headers else TILES)[vector_bits]
+    return (QUANTISED_TILES if fmt.headers else TILES)[vector_bits]
 
 
 def _emit_tile(
@@ -94,7 +98,7 @@ def _emit_tile(
             number = broadcast(b, b.load(pointer(b, address, F32), align=4))
             own = sums[r * panels : (r + 1) * panels]
             totals += [fused(b, number, *pair) for pair in zip(weights, own, strict=True)]
-        return tuple(totals)
+        return totals
 
     first = _first_sums(b, outs, resume)
     totals = _over_inputs(b, fmt, ws, k_stride, ahead, count, first, use)
@@ -108,37 +112,44 @@ def _over_inputs(
 ) -> Vectors:  # fmt: skip
     """Emit state = use(k, weights, state) for the inputs k of panels. Return the last state.
 
-    There is one vector of weights for each panel. ``stride`` is from load to load.
+    There is a vector of weights for each panel. ``stride`` is from input to input.
     """
 
     def codes(
-        k: ir.Value, places: Sequence[ir.Value], headers: Sequence[Vectors], number: Any,
-        state: Vectors,
+        widen: Widen, begin: ir.Value, places: Sequence[ir.Value], headers: Sequence[Vectors],
+        number: ir.Value, state: Vectors,
     ) -> Vectors:  # fmt: skip
-        """Go over inputs that share scales."""
+        """Go over inputs that share scales, from ``begin`` on."""
 
-        def step(load: ir.Value, state: Vectors) -> Vectors:
-            at = [b.add(each, b.mul(load, stride)) for each in places]
+        def step(i: ir.Value, state: Vectors) -> Vectors:
+            at = [b.add(each, b.mul(i, stride)) for each in places]
             if len(at) == 1 and ahead is not None:
                 emit_prefetch(b, b.add(at[0], ahead))
-            wide = [fmt.weights(b, *each) for each in zip(at, headers, strict=True)]
-            for i, weights in enumerate(zip(*wide, strict=True)):
-                state = use(b.add(b.add(k, b.mul(load, I64(fmt.inputs))), I64(i)), weights, state)
-            return state
+            weights = [
+                weights_of(b, widen(b, each), header)
+                for each, header in zip(at, headers, strict=True)
+            ]
+            return use(b.add(begin, i), weights, state)
 
         return _loop(b, number, step, state)
 
     if not fmt.headers:
-        return codes(I64(0), panels, [()] * len(panels), count, state)
+        return codes(fmt.widen, I64(0), panels, [()] * len(panels), count, state)
 
     def step(group: ir.Value, state: Vectors) -> Vectors:
-        k = b.mul(group, I64(fmt.group))
         own = [b.add(each, b.mul(group, I64(fmt.group_bytes))) for each in panels]
-        headers = [fmt.header(b, each) for each in own]
-        left = b.sub(count, k)
-        number = b.select(b.icmp_signed("<", left, I64(fmt.group)), left, I64(fmt.group))
+        headers = [
+            [load_lanes(b, b.add(each, I64(64 * i)), F32) for i in range(fmt.headers)]
+            for each in own
+        ]
         places = [b.add(each, I64(64 * fmt.headers)) for each in own]
-        return codes(k, places, headers, b.udiv(number, I64(fmt.inputs)), state)
+        size = fmt.group // len(fmt.halves)
+        for half, widen in enumerate(fmt.halves):
+            begin = b.add(b.mul(group, I64(fmt.group)), I64(half * size))
+            left = b.sub(count, begin)  # below zero if the last group is short
+            number = b.select(b.icmp_signed("<", left, I64(size)), left, I64(size))
+            state = codes(widen, begin, places, headers, number, state)
+        return state
 
     groups = b.udiv(b.add(count, I64(fmt.group - 1)), I64(fmt.group))
     return _loop(b, groups, step, state)
@@ -151,10 +162,10 @@ def widener(fmt: Format) -> Any:
     def widen_panel(_: Any, panel: Any, count: Any, out: Any) -> Emitted:
         def emit(b: ir.IRBuilder, panel: ir.Value, count: ir.Value, out: ir.Value) -> None:
             def use(k: ir.Value, weights: Vectors, state: Vectors) -> Vectors:
-                b.store(*weights, pointer(b, b.add(out, b.shl(k, I64(6))), VECTOR), align=4)
+                b.store(weights[0], pointer(b, b.add(out, b.shl(k, I64(6))), VECTOR), align=4)
                 return state
 
-            _over_inputs(b, fmt, [panel], I64(16 * fmt.itemsize), None, count, (), use)
+            _over_inputs(b, fmt, [panel], I64(16 * fmt.itemsize), None, count, [], use)
 
         return plain(types.void, [int64] * 3, emit)
 
@@ -175,7 +186,7 @@ def _first_sums(b: ir.IRBuilder, outs: Sequence[ir.Value], resume: ir.Value) -> 
     for total, number in zip(sums, old, strict=True):
         total.add_incoming(number, resumed)
         total.add_incoming(splat(F32, 0.0), fresh)
-    return tuple(sums)
+    return sums
 
 
 def _loop(
@@ -187,7 +198,7 @@ def _loop(
     b.branch(head)
     b.position_at_end(head)
     k = b.phi(I64)
-    kept = tuple(b.phi(VECTOR) for _ in state)
+    kept = [b.phi(VECTOR) for _ in state]
     for phi, first in zip([k, *kept], [I64(0), *state], strict=True):
         phi.add_incoming(first, before)
     b.cbranch(b.icmp_signed("<", k, count), body, after)
