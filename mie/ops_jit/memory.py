@@ -1,10 +1,11 @@
 """Lay out matrices and caches as kernels read them.
 
-A matrix is panels of 16 outputs, which the products read in order. A panel of quantised weights is
-groups of inputs: 16 scales, perhaps 16 offsets, and the codes of each input. A block of a head in the cache
-is a panel, too. A head's blocks are adjacent, so that a sequence with adjacent blocks is read as
-one stream, and in huge pages. Both matter: one thread of an EPYC reads 36 GB/s like this, 12 from
-blocks anywhere, and 13 in order from small pages.
+A matrix is panels of 16 outputs, which the products read in order. Quantised weights of a panel are
+groups of inputs: 16 scales, perhaps 16 offsets, and 16 codes for each input.
+
+A block of a head in the cache is a panel, too. A head's blocks are adjacent, so that a sequence
+with adjacent blocks is read as one stream, and in huge pages. Both matter: one thread of an EPYC
+reads 36 GB/s like this, 12 from blocks anywhere, and 13 in order from small pages.
 
 The keys and the values of a block's head are B x Dh elements each, with Dh padded to a multiple of
 16. Keys are [B / 16, Dh, 16], so that 16 positions are the lanes of a vector. If B is not a
@@ -70,7 +71,8 @@ class Panels:
         while row < num_rows:
             block = next(blocks)
             if isinstance(block, QuantisedRows):
-                assert memory is not None and form is not None
+                assert memory is not None, "a quantised part has a form"
+                assert form is not None
                 _put_quantised(memory, row, block, form)
             else:
                 kept = dtype or (block.dtype if block.dtype.itemsize == 2 else np.dtype(np.float32))
@@ -123,13 +125,14 @@ def _group_dtype(form: Form) -> np.dtype[Any]:
 
 def _put_quantised(groups: NDArray[Any], row: int, block: QuantisedRows, form: Form) -> None:
     """Write rows of a matrix in their form, from number ``row`` on. Codes that pad it are zeros."""
+    num_rows, num_groups = len(block), groups.shape[1]
     codes = block.codes.view(np.uint8)
     if padding := -codes.shape[1] % form.group:
         codes = np.pad(codes, [(0, 0), (0, padding)])
     if form.codes == "int4":
-        low, high = np.moveaxis(codes.reshape(len(codes), -1, 2, form.group // 2), 2, 0)
+        low, high = np.moveaxis(codes.reshape(num_rows, num_groups, 2, form.group // 2), 2, 0)
         codes = (low & 15) | (high << 4)
-    _put(groups["codes"], row, codes.reshape(len(codes), *groups["codes"].shape[1:-1]))
+    _put(groups["codes"], row, codes.reshape(num_rows, *groups["codes"].shape[1:-1]))
     _put(groups["scales"], row, block.scales)
     if block.offsets is not None:
         _put(groups["offsets"], row, block.offsets)

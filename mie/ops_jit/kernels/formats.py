@@ -22,7 +22,6 @@ from mie.ops_jit.kernels.vectors import (
     I8,
     I16,
     I32,
-    I64,
     VECTOR,
     Emitted,
     call,
