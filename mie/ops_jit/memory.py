@@ -126,12 +126,12 @@ def _group_dtype(form: Form) -> np.dtype[Any]:
 def _put_quantised(groups: NDArray[Any], row: int, block: QuantisedRows, form: Form) -> None:
     """Write rows of a matrix in their form, from number ``row`` on. Codes that pad it are zeros."""
     num_rows, num_groups = len(block), groups.shape[1]
-    codes = block.codes.view(np.uint8)
+    codes: NDArray[np.uint8] = block.codes.view(np.uint8)
     if padding := -codes.shape[1] % form.group:
         codes = np.pad(codes, [(0, 0), (0, padding)])
     if form.codes == "int4":
         low, high = np.moveaxis(codes.reshape(num_rows, num_groups, 2, form.group // 2), 2, 0)
-        codes = (low & 15) | (high << 4)
+        codes = (low & np.uint8(15)) | (high << np.uint8(4))
     _put(groups["codes"], row, codes.reshape(num_rows, *groups["codes"].shape[1:-1]))
     _put(groups["scales"], row, block.scales)
     if block.offsets is not None:

@@ -67,7 +67,7 @@ TILES = {512: Tiles(24, 6, 4), 256: Tiles(5, 5, 4), 128: Tiles(5, 5, 2)}
 
 Multiply-adds of NEON take weights from registers only.
 """
-QUANTISED_TILES = {512: Tiles(16, 8, 4), 256: Tiles(2, 4, 2), 128: Tiles(1, 4, 1)}
+QUANTISED_TILES = {512: Tiles(16, 8, 4), 256: Tiles(2, 3, 2), 128: Tiles(1, 4, 1)}
 """They leave registers for scales, offsets and codes."""
 
 
