@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.quantisation import Quantisation
 from mie.checkpoint.safetensors_header import TensorEntry, read_entries, some
 from mie.checkpoint.tensors import Shape, expected_tensors
 from mie.errors import WeightsError, shown
@@ -35,9 +36,15 @@ _DTYPES: Mapping[str, DTypeLike] = {
     "F32": np.float32,
     "F16": np.float16,
     "BF16": ml_dtypes.bfloat16,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "I8": np.int8,
+    "I32": np.int32,
+    "I64": np.int64,
 }
+_FLOATS = ("F32", "F16", "BF16")
 # The bit pattern of infinity. float8_e4m3fn has NaN in its place.
 _INFINITY = {"float32": 0x7F800000, "float16": 0x7C00, "bfloat16": 0x7F80, "float8_e4m3fn": 0x7F}
+_LARGEST_CODE = 448.0  # of float8_e4m3fn
 # These tensors are ignored in a checkpoint. They are buffers that older versions of transformers
 # saved, and the copy of the embedding that some tools save with tied embeddings.
 _IGNORED = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|lm_head\.weight")
@@ -65,7 +72,12 @@ class Checkpoint:
         self.nbytes = sum(self._entries[name].nbytes for name in self)
 
     @classmethod
-    def open(cls, directory: Path, expected: Mapping[str, Shape]) -> Checkpoint:
+    def open(
+        cls,
+        directory: Path,
+        expected: Mapping[str, Shape],
+        quantisation: Quantisation | None = None,
+    ) -> Checkpoint:
         """Open the checkpoint in ``directory`` and check its headers. No data is read.
 
         The files are ``model.safetensors``, or else those that ``model.safetensors.index.json``
@@ -79,9 +91,13 @@ class Checkpoint:
         """
         found = read_entries(Path(directory))
         ignored = [name for name in found if name not in expected and _IGNORED.fullmatch(name)]
-        _check_names(Path(directory), found.keys() - set(ignored), expected)
+        if quantisation is not None:
+            from mie.checkpoint.quantised import open_quantised  # which imports this module
+
+            return open_quantised(Path(directory), found, ignored, expected, quantisation)
+        check_names(Path(directory), found.keys() - set(ignored), expected)
         for name, shape in expected.items():
-            _check_tensor(name, found[name], shape)
+            check_tensor(name, found[name], shape)
         return cls({name: found[name] for name in (*expected, *ignored)}, ignored)
 
     @property
@@ -97,7 +113,9 @@ class Checkpoint:
         bfloat16 comes as ``ml_dtypes.bfloat16``, whose widening to float32 is exact. The view stays
         valid after `release` (its pages are read again) and after `close`.
         """
-        entry = self._entries[name]
+        return self._view(self._entries[name])
+
+    def _view(self, entry: TensorEntry) -> NDArray[Any]:
         flat: NDArray[Any] = np.frombuffer(
             self._map(entry.path),
             dtype=_DTYPES[entry.dtype],
@@ -145,7 +163,9 @@ class Checkpoint:
 
         They stay in the system's page cache, from which a later use brings them back.
         """
-        entry = self._entries[name]
+        self._drop(self._entries[name])
+
+    def _drop(self, entry: TensorEntry) -> None:
         mapped = self._maps.get(entry.path)
         if mapped is None or not hasattr(mapped, "madvise"):  # Some systems have no madvise.
             return
@@ -257,7 +277,8 @@ def non_finite_tensors(checkpoint: Checkpoint) -> dict[str, int]:
     for name in checkpoint:
         count = 0
         for block in checkpoint.blocks(name):
-            values = dequantise(block) if isinstance(block, QuantisedRows) else block
+            with np.errstate(over="ignore", invalid="ignore"):
+                values = dequantise(block) if isinstance(block, QuantisedRows) else block
             values = values.astype(np.float32, copy=False)
             count += values.size - int(np.count_nonzero(np.isfinite(values)))
         if count:
@@ -273,12 +294,16 @@ def _arrays(block: Rows) -> Sequence[NDArray[Any]]:
 
 
 def _is_finite(block: Rows) -> bool:
-    """Return whether all values are finite. Integers are, and products of float32 are not checked.
+    """Return whether all values are finite, also codes times scales.
 
     The bits of positive floats sort as signed integers, and those of negative floats as unsigned
     integers. Two plain reductions are the fastest check and need no memory.
     """
-    for array in _arrays(block):
+    arrays = [*_arrays(block)]
+    if isinstance(block, QuantisedRows) and block.scales.size:
+        with np.errstate(over="ignore"):
+            arrays.append(np.abs(block.scales).max(keepdims=True) * np.float32(_LARGEST_CODE))
+    for array in arrays:
         if array.dtype.kind == "i" or not array.size:
             continue
         size, infinity = array.dtype.itemsize, _INFINITY[array.dtype.name]
@@ -289,7 +314,8 @@ def _is_finite(block: Rows) -> bool:
     return True
 
 
-def _check_names(directory: Path, found: Iterable[str], expected: Mapping[str, Shape]) -> None:
+def check_names(directory: Path, found: Iterable[str], expected: Mapping[str, Shape]) -> None:
+    """Raise `WeightsError` unless the names found are the expected ones."""
     names = set(found)
     missing = [name for name in expected if name not in names]
     extra = sorted(names - expected.keys())
@@ -304,11 +330,12 @@ def _check_names(directory: Path, found: Iterable[str], expected: Mapping[str, S
         )
 
 
-def _check_tensor(name: str, entry: TensorEntry, shape: Shape) -> None:
-    if entry.dtype not in _DTYPES:
+def check_tensor(name: str, entry: TensorEntry, shape: Shape) -> None:
+    """Raise `WeightsError` unless a tensor is floats of this shape."""
+    if entry.dtype not in _FLOATS:
         raise WeightsError(
             f"{entry.path}: tensor {name!r} has dtype {entry.dtype}; supported: "
-            f"{', '.join(_DTYPES)}"
+            f"{', '.join(_FLOATS)}"
         )
     if entry.shape != shape:
         raise WeightsError(
