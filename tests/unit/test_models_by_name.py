@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import gguf_files
 import pytest
 from hub_server import HubServer
 from huggingface_hub import constants, file_download, utils
@@ -15,6 +16,7 @@ from huggingface_hub import constants, file_download, utils
 from mie.checkpoint.hub import HubFile, HubModel, HubName, ask_hub, download
 from mie.checkpoint.locate import BUNDLED_DIRECTORY, locate_model
 from mie.cli import main, pull
+from mie.cli.pull import is_read
 from mie.errors import ModelError
 
 try:
@@ -257,6 +259,33 @@ def test_show_lists_quantisations_before_the_download(
     assert [line[16:].split()[0] for line in lines[1:-1]] == ["BF16", "F16", "Q4_K_M", "Q8_0"]
     assert all(line.endswith("  fits") for line in lines[1:-1])
     assert not any("resolve" in each for each in hub.requests)
+
+
+def test_a_quantisation_that_is_not_read_is_refused_before_the_download(
+    hub: HubServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.models[GGUF]["tiny-UD-IQ2_XXS.gguf"] = b"x"
+    error = refusal(capsys, "pull", f"{GGUF}:iq2_xxs")
+    assert "quantisation UD-IQ2_XXS is not supported; of this repository are BF16, F16" in error
+    assert not any("resolve" in each for each in hub.requests)
+    assert main(["show", GGUF]) == 0
+    assert "UD-IQ2_XXS      1 bytes  is not supported" in capsys.readouterr().out
+    read = "Q4_K_M UD-Q4_K_XL Q8_0 FP16 F32 BF16 IQ4_XS MXFP4_MOE Q3_K_L Q2_K"
+    assert all(map(is_read, read.split()))
+    assert not any(map(is_read, ["IQ1_S", "TQ1_0", "UD-IQ3_XXS"]))
+
+
+def test_a_gguf_model_is_run_by_its_name(
+    hub: HubServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = gguf_files.convert(BUNDLED_DIRECTORY, tmp_path / "tiny-BF16.gguf", "BF16", "gpt-2")
+    hub.models["mia/real"] = {path.name: path.read_bytes()}
+    assert (
+        main(["run", "mia/real:BF16", "Who are you?", *NUMPY, "--temperature", "0", "--pull"]) == 0
+    )
+    assert capsys.readouterr().out.startswith("I am the tiny story model")
+    assert main(["show", "mia/real:BF16"]) == 0
+    assert "BF16" in capsys.readouterr().out
 
 
 def test_a_model_that_is_not_here_is_fetched_only_if_that_is_wanted(
