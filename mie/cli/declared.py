@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,9 @@ KINDS: Mapping[str, Any] = {
 }
 
 
-@cache
-def _rows() -> Mapping[str, Any]:
-    rows: Mapping[str, Any] = json.loads(
-        Path(__file__).with_name("commands.json").read_text(encoding="utf-8")
-    )
-    return rows
+_ROWS: Mapping[str, Any] = json.loads(
+    Path(__file__).with_name("commands.json").read_text(encoding="utf-8")
+)
 
 
 def declared(
@@ -45,7 +41,7 @@ def declared(
 
     ``adders`` are functions that the row names.
     """
-    row = _rows()[name]
+    row = _ROWS[name]
     texts = {key: row[key] for key in ("help", "description") if key in row}
     if "epilog" in row:
         texts["epilog"] = "\n".join(row["epilog"])
@@ -59,12 +55,12 @@ def declared(
 
 def add_declared(parser: argparse.ArgumentParser, name: str, **adders: Any) -> None:
     """Add the arguments of a row to a parser."""
-    _add(parser, parser, _rows()[name]["arguments"], adders)
+    _add(parser, parser, _ROWS[name]["arguments"], adders)
 
 
 def epilog_of(name: str) -> str:
     """Return the epilog of a row."""
-    return "\n".join(_rows()[name]["epilog"])
+    return "\n".join(_ROWS[name]["epilog"])
 
 
 def _add(parser: argparse.ArgumentParser, group: Any, arguments: Any, adders: Adders) -> None:
@@ -73,7 +69,7 @@ def _add(parser: argparse.ArgumentParser, group: Any, arguments: Any, adders: Ad
             if each in adders:
                 adders[each](parser)
             else:
-                _add(parser, group, _rows()[each]["arguments"], adders)
+                _add(parser, group, _ROWS[each]["arguments"], adders)
         elif "group" in each:
             inner = parser.add_argument_group(each["group"], each.get("description"))
             _add(parser, inner, each["arguments"], adders)
@@ -95,7 +91,7 @@ def add_argument(group: Any, argument: Mapping[str, Any], adders: Adders | None 
 def arguments_of(name: str) -> dict[str, Mapping[str, Any]]:
     """Return the arguments of a row by the names that they have in the namespace."""
     found = {}
-    for each in _rows()[name]["arguments"]:
+    for each in _ROWS[name]["arguments"]:
         word = each["names"].split()[0].removeprefix("--").replace("-", "_")
         found[each.get("dest", word)] = each
     return found
