@@ -299,7 +299,7 @@ def test_mistakes_in_the_arguments_show_the_usage(arguments: tuple[str, ...]) ->
     [
         (("generate", "--temprature=0", "Hi"), "unknown option --temprature; did you mean --temp"),
         (("bench", "thruput"), "argument NAME: invalid choice 'thruput'; did you mean throughput?"),
-        (("abacus",), "invalid choice 'abacus' (choose from generate, chat, "),
+        (("abacus",), "invalid choice 'abacus' (choose from run, pull, "),
         (("--versoin", "doctor"), "unknown option --versoin; did you mean --version?"),
     ],
 )
