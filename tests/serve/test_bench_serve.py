@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import pytest
 from live_server import live_bundled
 
 import mie.cli
-from mie.errors import ConfigError, MissingExtraError
+from mie.errors import ConfigError
 from mie.sim.draws import Fixed
 from mie.sim.loads import from_lengths, independent
 from mie.sim.remote import Server, run_load_on
@@ -180,12 +179,6 @@ def test_a_server_that_does_not_answer_is_an_error():
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ConfigError, match="does not answer GET /v1/models"):
             run_load_on(Server(base_url=url), from_lengths([(2, 1)]))
-
-
-def test_without_the_extra_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "httpx2", None)
-    with pytest.raises(MissingExtraError, match="mie\\[serve\\]"):
-        run_load_on(Server(base_url="http://unused"), from_lengths([(2, 1)]))
 
 
 def test_what_openai_cannot_express_is_refused():

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from pathlib import Path
 
 import pytest
+import yaml
 from edge_helpers import asks, client_of
 from starlette.routing import Route
 
@@ -19,6 +21,14 @@ KEYS = Keys.of(["sk-one"])
 JSON = {"content-type": "application/json"}
 EVIL = {"origin": "https://evil.example"}
 BODY = b'{"prompt": "Once", "max_tokens": 1}'
+TABLES = yaml.safe_load((Path(__file__).parent / "data/cross_site.yaml").read_text())
+
+
+def config_of(options):
+    """Return a configuration of the tables."""
+    return ServeConfig(
+        **{name: KEYS if value == "KEYS" else value for name, value in options.items()}
+    )
 
 
 def status(engine, config=None, path="/version", method="GET", **options):
@@ -74,45 +84,11 @@ def test_no_route_of_a_server_without_keys_answers_another_site(engine, headers,
             assert "--api-key" in body["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    ("host", "options", "is_known"),
-    [
-        ("localhost", {}, True),
-        ("LocalHost:8000", {}, True),
-        ("localhost.", {}, True),
-        ("mie.localhost:8000", {}, True),
-        ("127.0.0.1:8000", {}, True),
-        ("127.8.9.1", {}, True),
-        ("[::1]", {}, True),
-        ("[::1]:8000", {}, True),
-        ("10.1.2.3:8000", {}, True),  # the probe of a container: no site owns an address
-        ("[fd00::2]:8000", {}, True),
-        ("localhost.evil.example", {}, False),
-        ("127.0.0.1.evil.example", {}, False),
-        ("evillocalhost", {}, False),
-        ("2130706433", {}, False),
-        ("127.1", {}, False),
-        ("evil.example:80:80", {}, False),
-        ("", {}, False),
-        ("mybox:8000", {"host": "0.0.0.0"}, False),
-        ("mybox:8000", {"host": "MyBox"}, True),
-        ("mybox", {"allowed_hosts": ["other", "MyBox"]}, True),
-        ("example.org", {"allowed_hosts": ["*.example.org"]}, False),
-        ("a.example.org:1", {"allowed_hosts": ["*.example.org"]}, True),
-        ("a.b.example.org", {"allowed_hosts": ["*.example.org"]}, True),
-        ("evilexample.org", {"allowed_hosts": ["*.example.org"]}, False),
-        ("evil.example", {"allowed_hosts": ["*"]}, True),
-        ("evil.example", {"allowed_origins": ["*"]}, False),
-        ("evil.example", {"keys": KEYS}, True),
-        ("evil.example", {"keys": KEYS, "allowed_hosts": ["example.org"]}, False),
-        ("evil.example", {"admin_keys": KEYS}, False),
-    ],
-)
+@pytest.mark.parametrize(("host", "options", "is_known"), TABLES["hosts"])
 def test_a_server_answers_to_addresses_and_to_the_names_that_it_knows(
     engine, host, options, is_known
 ):
-    config = ServeConfig(**options)
-    assert status(engine, config, headers={"host": host}) == (200 if is_known else 403)
+    assert status(engine, config_of(options), headers={"host": host}) == (200 if is_known else 403)
 
 
 def test_each_host_of_a_request_is_checked_and_none_is_fine(engine):
@@ -142,49 +118,16 @@ def test_what_is_refused_is_one_line_of_the_log(engine, caplog):
 # Origins.
 
 
-@pytest.mark.parametrize(
-    ("headers", "options", "is_taken"),
-    [
-        ({"origin": "http://localhost"}, {}, True),
-        ({"origin": "https://localhost"}, {}, True),  # a proxy may speak TLS
-        ({"origin": "http://localhost:3000"}, {}, False),
-        ({"origin": "http://127.0.0.1"}, {}, False),
-        ({"origin": "http://evil.example", "host": "127.0.0.1"}, {}, False),
-        (EVIL, {"allowed_origins": ["https://evil.example"]}, True),
-        (EVIL, {"allowed_origins": ["https://other.example"]}, False),
-        (EVIL, {"allowed_origins": ["*"]}, True),
-        ({"origin": "null"}, {"allowed_origins": ["null"]}, True),
-        (EVIL, {"keys": KEYS}, True),
-        (EVIL, {"admin_keys": KEYS}, False),
-        ({"sec-fetch-site": "cross-site", "sec-fetch-dest": "script"}, {}, False),
-        ({"sec-fetch-site": "same-site", "sec-fetch-dest": "empty"}, {}, False),
-        ({"sec-fetch-site": "cross-site", "sec-fetch-dest": "iframe"}, {}, False),
-        ({"sec-fetch-site": "cross-site", "sec-fetch-dest": "document"}, {}, True),
-        ({"sec-fetch-site": "same-origin", "sec-fetch-dest": "empty"}, {}, True),
-        ({"sec-fetch-site": "none", "sec-fetch-dest": "document"}, {}, True),
-        ({"sec-fetch-site": "cross-site"}, {"allowed_origins": ["*"]}, True),
-    ],
-)
+@pytest.mark.parametrize(("headers", "options", "is_taken"), TABLES["origins"])
 def test_a_page_of_this_server_or_of_an_allowed_site_is_answered(
     engine, headers, options, is_taken
 ):
-    assert (status(engine, ServeConfig(**options), headers=headers) == 200) == is_taken
+    assert (status(engine, config_of(options), headers=headers) == 200) == is_taken
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"allowed_hosts": "example.org"}, "allowed_hosts must be a list; got 'example.org'"),
-        ({"allowed_hosts": ["http://example.org"]}, "allowed_hosts must be like name without"),
-        ({"allowed_hosts": ["example.org:80"]}, "allowed_hosts must be like name without"),
-        ({"allowed_origins": "*"}, "allowed_origins must be a list"),
-        ({"allowed_origins": ["example.org"]}, r"allowed_origins must be like scheme://name"),
-        ({"allowed_origins": ["https://example.org/"]}, r"allowed_origins must be like scheme"),
-        ({"allowed_origins": ['["*"]']}, r"allowed_origins must be like scheme"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), TABLES["lists"])
 def test_a_list_that_would_match_nothing_is_refused(options, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         ServeConfig(**options)
 
 

@@ -13,7 +13,7 @@ from http.client import HTTPConnection, HTTPResponse, IncompleteRead
 import pytest
 from stepped import eventually
 
-from mie.errors import EngineDeadError, RequestError
+from mie.errors import EngineDeadError
 from mie.serve import body as bodies
 from mie.serve.errors import MAX_RETRY_AFTER, ApiError, api_error, unavailable
 from mie.serve.openai.chunks import ChunkWriter
@@ -138,16 +138,6 @@ def test_a_bug_shows_no_more_than_its_type():
     assert error.status == 500
     assert "secret" not in json.dumps(error.body())
     assert "KeyError" in error.message
-
-
-def test_a_message_names_its_parameter():
-    known = {"top_p", "stop"}
-    for message, param in (
-        ("top_p must be a number in (0, 1]; got 2", "top_p"),
-        ("each of stop must be a string", "stop"),
-        ("something else is wrong", None),
-    ):
-        assert api_error(RequestError(message), known).param == param
 
 
 def test_half_of_a_surrogate_pair_reaches_the_client_as_a_question_mark():

@@ -15,15 +15,12 @@ from edge_helpers import PATIENCE, asks, client_of, load
 from page_cells import Page as Applied
 from page_cells import cells_of
 
-from mie.errors import TraceError
 from mie.events import log as event_log
 from mie.events.page.cells import NodeText
-from mie.events.page.records import MAX_BLOCKS
-from mie.events.replay import State, at
+from mie.events.replay import at
 from mie.serve.errors import ApiError
 from mie.serve.page import feed as feed_module
 from mie.serve.page.feed import MAX_BEHIND_BYTES, MAX_BEHIND_TICKS, Feed, Page
-from mie.serve.page.processes import Child
 
 
 @pytest.fixture
@@ -171,27 +168,6 @@ def test_what_is_kept_for_a_page_that_comes_back_is_bounded(engine, monkeypatch,
     asks(watch())
 
 
-def test_pages_begin_again_where_the_log_has_a_hole(monkeypatch):
-    monkeypatch.setattr(event_log, "SNAPSHOT_EVERY", 2)
-    engine = load(num_blocks=32, block_size=8, event_log_steps=2)
-
-    async def watch():
-        feed = Feed(engine, "bundled")
-        async with client_of(engine) as client:
-            page, applied = await opened(feed)
-            await generate(client, max_tokens=20)
-            page.is_reading = True
-            await feed.tick()
-            assert await read(page, applied) == ["key"]
-            assert applied.cells() == await state_of(feed) == await replayed(engine)
-        await feed.close()
-
-    try:
-        asks(watch())
-    finally:
-        engine.shutdown()
-
-
 def test_nothing_is_computed_while_no_page_is_open(engine):
     async def watch():
         feed = Feed(engine, "bundled")
@@ -319,16 +295,3 @@ def test_the_process_ends_with_its_parent():
     # Both have standard error, so this returns when both have ended.
     ended = subprocess.run(parent, stderr=subprocess.PIPE, timeout=PATIENCE, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
-
-
-def test_the_process_tells_why_a_log_cannot_be_shown():
-    child = Child()
-    snapshot = State(block_size=8, num_blocks=MAX_BLOCKS + 1, num_host_blocks=0).snapshot()
-    try:
-        with pytest.raises(TraceError, match="a page shows at most"):
-            child.call("begin", 0, snapshot, (), "bundled")
-    finally:
-        child.close()
-    child.close()
-    with pytest.raises(ApiError, match="has ended"):
-        child.call("key")

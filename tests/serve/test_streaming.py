@@ -15,7 +15,6 @@ from stepped import PATIENCE, Stepped, eventually
 from mie import AsyncLLM
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
-from mie.serve.sse import Pace
 
 PROMPT = list(range(100, 164))
 
@@ -153,33 +152,6 @@ def test_chunks_that_come_too_fast_are_merged(stepped):
     first, rest = asyncio.run(main())
     assert len([e for e in events_of([first, *rest]) if e.startswith(b"data: {")]) <= 3
     assert events_of(rest)[-1] == b"data: [DONE]"
-
-
-def test_streams_are_written_together_and_each_chunk_postpones_the_next_beat():
-    gone: list[int] = []
-
-    async def turns(count: int) -> list[int]:
-        for _ in range(count):
-            await asyncio.sleep(0)
-        return list(gone)
-
-    async def main():
-        pace = Pace(0.001)
-        pace.hold(lambda: gone.append(1))
-        pace.hold(lambda: gone.append(2))
-        assert await turns(3) == [1, 2]
-        pace.hold(lambda: gone.append(3))
-        pace.hold(lambda: gone.append(4))
-        assert await turns(100) == [1, 2]  # the next beat is 2,000 s away
-        pace.beat()
-        assert gone == [1, 2, 3, 4]
-        free = Pace(0)
-        for number in range(5, 105):
-            free.hold(lambda number=number: gone.append(number))
-            await turns(3)
-        assert gone == list(range(1, 105))
-
-    asyncio.run(main())
 
 
 def test_a_stream_gets_comments_while_a_call_is_held_back(stepped):
