@@ -23,7 +23,7 @@ from mie.config.params.sampling import SamplingParams
 from mie.load.engine import load_engine
 from mie.ops.backend import Backend, StepBatch
 from mie.ops_gpu.arena import Arena
-from mie.ops_gpu.batch import ANY_LENGTH, Bucket, bucket_of, host_batch, padded, padded_seqs
+from mie.ops_gpu.batch import ANY_LENGTH, Bucket, bucket_of, padded, padded_seqs
 from mie.ops_gpu.cupy_backend import EMULATED_CHIP, CupyBackend
 from mie.ops_gpu.gemm import NumpyGemm
 from mie.ops_gpu.launcher import EmulatedLauncher
@@ -364,22 +364,6 @@ def test_only_steps_of_single_row_decodes_are_padded():
     for name, array in others.items():
         assert bucket_of(StepBatch(**{**vars(batch), name: array})) is None
     assert bucket_of(StepBatch(**{**vars(batch), "logits_rows": np.array([0, 1])})) is None
-
-
-def test_padding_writes_nothing_and_reads_nothing():
-    batch = decodes([3, 9, 5], 3)
-    wide = padded(batch, Bucket(8, 256))
-    for name in ("token_ids", "positions", "slot_mapping", "seq_lens"):
-        np.testing.assert_array_equal(getattr(wide, name)[:3], getattr(batch, name))
-    assert wide.slot_mapping[3:].tolist() == [-1] * 5
-    assert wide.seq_lens[3:].tolist() == [0] * 5
-    np.testing.assert_array_equal(wide.block_tables[:3], batch.block_tables)
-    assert wide.block_tables.shape == (8, 3)
-    host = host_batch(wide)
-    assert host.arrays["decodes"].tolist() == list(range(8))
-    assert host.arrays["decode_tiles"].tolist() == [0, 1, 2, 3, 3, 3, 3, 3, 3]
-    other = host_batch(padded(decodes([60, 2], 16), Bucket(8, 256)))
-    assert other.size(1024) == host.size(1024)  # so that every array of a size has one address
 
 
 @needs_compiler
