@@ -18,7 +18,6 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.context import ForkContext
 from pathlib import Path
 
@@ -172,31 +171,6 @@ def test_a_hundred_children_forked_at_random_moments(shared: LLM, alone: dict[st
         thread.join(PATIENCE)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("shared")
-def test_the_workers_of_a_data_loader(alone: dict[str, str]) -> None:
-    """Each epoch forks workers anew. They take indices from queues and put results into one."""
-
-    def worker(indices: multiprocessing.Queue[int | None], results: multiprocessing.Queue) -> None:
-        for index in iter(indices.get, None):
-            results.put((index, answer(PROMPTS[index])[1]))
-
-    for _ in range(2):
-        results: multiprocessing.Queue[tuple[int, str]] = FORK.Queue()
-        queues: list[multiprocessing.Queue[int | None]] = [FORK.Queue() for _ in range(2)]
-        procs = [FORK.Process(target=worker, args=(queue, results)) for queue in queues]
-        for each in procs:
-            each.start()
-        for index in range(len(PROMPTS)):
-            queues[index % 2].put(index)
-        got = dict(results.get(timeout=PATIENCE) for _ in PROMPTS)
-        for queue in queues:
-            queue.put(None)
-        for each in procs:
-            each.join(PATIENCE)
-        assert [got[index] for index in range(len(PROMPTS))] == list(alone.values())
-
-
 def structured(number: int) -> str:
     """Return an output of a description that no other process has compiled."""
     constraint = StructuredOutputsParams(regex=f"[a-c]{{{number}}}")
@@ -215,13 +189,6 @@ def test_forked_workers_compile_structured_outputs_of_their_own(shared: LLM) -> 
     assert len(structured(10)) == 10
     constraints = shared.llm_engine.preparer.constraints
     constraints._compiler._end_worker()  # type: ignore[union-attr]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("shared")
-def test_an_executor_of_forked_processes(alone: dict[str, str]) -> None:
-    with ProcessPoolExecutor(2, mp_context=FORK) as executor:
-        assert {prompt: text for prompt, text, _ in executor.map(answer, PROMPTS)} == alone
 
 
 LOADS = """
@@ -249,22 +216,6 @@ def run(command: list[str], **options: str) -> str:
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
-
-
-@pytest.mark.slow
-@with_numpy
-def test_spawned_workers_load_their_own_model(tmp_path: Path, alone: dict[str, str]) -> None:
-    path = program(
-        tmp_path,
-        """
-        if __name__ == "__main__":
-            import json, multiprocessing, sys
-            answer("The parent has a model too.")
-            with multiprocessing.get_context("spawn").Pool(2) as pool:
-                print(json.dumps(pool.map(answer, json.loads(sys.argv[1]), chunksize=1)))
-        """,
-    )
-    assert json.loads(run([sys.executable, str(path), json.dumps(PROMPTS)])) == list(alone.values())
 
 
 @pytest.mark.slow
@@ -338,30 +289,6 @@ def asked(path: Path, prompt: str) -> tuple[str, str]:
     text, worker = response.read().decode(), response.headers["x-worker"]
     connection.close()
     return text, worker
-
-
-@pytest.mark.slow
-@with_numpy
-def test_the_workers_of_pytest_xdist(tmp_path: Path, alone: dict[str, str]) -> None:
-    program(tmp_path, "", "loads.py")
-    (tmp_path / "expected.json").write_text(json.dumps(list(alone.items())))
-    (tmp_path / "test_inner.py").write_text(
-        textwrap.dedent(
-            """
-            import json, pathlib, pytest
-            from loads import answer
-
-            CASES = json.loads((pathlib.Path(__file__).parent / "expected.json").read_text())
-
-            @pytest.mark.parametrize(("prompt", "text"), CASES)
-            def test_an_answer(prompt, text):
-                assert answer(prompt) == text
-            """
-        )
-    )
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider"]
-    command += ["-p", "no:schemathesis"]  # its import would take longer than the tests
-    assert "8 passed" in run([*command, "test_inner.py"], cwd=str(tmp_path))
 
 
 @pytest.mark.slow

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 import test_jit_bits as bits
-import tiny_models
 from compiled import jit_backend, needs_numba
+from stories import PROMPT, check_small_pool, stories
 from test_jit_bits import Model, Sequences, Stepper, draw, in_steps, models
 
 from mie import LLM, SamplingParams, StructuredOutputsParams
@@ -30,25 +30,6 @@ from mie.ops.backend import KVCacheShape
 pytestmark = needs_numba
 
 __all__ = ["models"]  # a fixture
-
-PROMPT = "Tell me a story about Mia the otter, the mill and a bell."
-
-
-def stories(backend: str, **settings: Any) -> tuple[list[list[int]], LLM]:
-    """Return the tokens of greedy and of sampled requests in a small pool of blocks."""
-    size = settings.get("block_size", 8)
-    given = {"num_blocks": 56 // size, "max_num_batched_tokens": 16, "block_size": 8, **settings}
-    llm = LLM("bundled", backend=backend, preemption_mode="swap", swap_space=1 << 20, **given)
-    greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-    sampled = SamplingParams(temperature=1.5, seed=3, n=2, max_tokens=6, ignore_eos=True)
-    nucleus = SamplingParams(
-        temperature=1.2, top_p=0.95, top_k=60, seed=4, max_tokens=6, ignore_eos=True
-    )
-    outputs = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=3), use_tqdm=False)
-    requests = ["Once upon a time", "Tom the owl", PROMPT, "Mia"]
-    outputs += llm.generate(requests, [greedy, greedy, sampled, nucleus], use_tqdm=False)
-    return [choice.token_ids for output in outputs for choice in output.outputs], llm
-
 
 SETTINGS: list[dict[str, Any]] = [
     {},
@@ -80,13 +61,8 @@ def test_the_engine_gives_the_tokens_of_numpy(settings: dict[str, Any]):
     of_numpy = {name: value for name, value in settings.items() if name != "enforce_eager"}
     wanted, _ = stories("numpy", **of_numpy)
     assert tokens == wanted
-    manager = llm.engine.scheduler.manager
-    assert manager.stats.num_hit_tokens > 0
-    assert manager.stats.num_copies > 0
-    assert manager.num_used == 0
     if settings.get("max_num_seqs") != 1:
-        assert manager.stats.num_exported > 0
-        assert manager.stats.num_imported > 0
+        check_small_pool(llm)
 
 
 def test_constraints_and_scores_are_those_of_numpy():
@@ -120,27 +96,6 @@ def test_constraints_and_scores_are_those_of_numpy():
                 assert (row is None) == (wanted is None)
                 for token_id, found in (row or {}).items():
                     assert abs(found.logprob - wanted[token_id].logprob) < 1e-4
-
-
-def test_a_single_candidate_is_the_greedy_token_if_logits_are_tied(tmp_path: Any):
-    """Tokens i and i + 20 have equal logits, bit for bit, wherever their outputs are computed."""
-    weights = tiny_models.random_weights(tiny_models.LLAMA)
-    weights["lm_head.weight"][20:] = weights["lm_head.weight"][:20]
-    directory = tiny_models.write_model(tmp_path, tiny_models.LLAMA, weights)
-    llm = LLM(directory, backend="jit", num_blocks=64, skip_tokenizer_init=True)
-    rng = np.random.default_rng(1)
-    prompts = [rng.integers(4, 40, size=5).tolist() for _ in range(6)]
-
-    def tokens(**params: Any) -> list[list[int]]:
-        chosen = SamplingParams(max_tokens=12, ignore_eos=True, seed=1, **params)
-        outputs = llm.generate(prompts, chosen, use_tqdm=False)
-        return [output.outputs[0].token_ids for output in outputs]
-
-    greedy = tokens(temperature=0)
-    assert all(token_id < 20 for answer in greedy for token_id in answer)
-    assert tokens(temperature=1.0, top_k=1) == greedy
-    assert tokens(temperature=1.0, top_p=1e-9) == greedy
-    assert tokens(temperature=1.0, top_k=2) != greedy
 
 
 # Steps.

@@ -12,7 +12,7 @@ pytest.importorskip("llguidance", reason="the extra 'structured' is not installe
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] if number % 6 else [])
+        pytest.param(name, marks=[pytest.mark.slow] if number % 4 else [])
         for number, name in enumerate(CASES)
     ],
 )

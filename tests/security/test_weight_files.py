@@ -33,47 +33,19 @@ HEADERS: dict[str, tuple[Callable[[], bytes], str]] = {
         ),
         "overflow",
     ),
-    "20 factors of 2**63": (
-        lambda: safetensors(f'{{"a": {entry(str([2**63] * 20))}}}', bytes(4)),
-        "overflow",
-    ),
-    "8 factors of 2**64 - 1": (
-        lambda: safetensors(f'{{"a": {entry(str([2**64 - 1] * 8))}}}', bytes(4)),
-        "overflow",
-    ),
     "a factor of 401 digits": (
         lambda: safetensors(f'{{"a": {entry(f"[{HUGE}]")}}}'),
         "out of range",
     ),
-    "a factor of 5,000 digits": (
-        lambda: safetensors(f'{{"a": {entry("[" + "9" * 5000 + "]")}}}'),
-        "out of range",
-    ),
     "a nested shape": (lambda: safetensors(f'{{"a": {entry(nested(900))}}}'), "recursion limit"),
     "NaN in a shape": (lambda: safetensors(f'{{"a": {entry("[NaN]")}}}'), "invalid JSON"),
-    "offsets of 401 digits": (
-        lambda: safetensors(f'{{"a": {entry(offsets=f"[0, {HUGE}]")}}}'),
-        "out of range",
-    ),
     "offsets beyond the file": (
         lambda: safetensors(f'{{"a": {entry(f"[{2**61}]", offsets=f"[0, {2**63}]")}}}'),
         "truncated",
     ),
-    "infinite offsets": (
-        lambda: safetensors(f'{{"a": {entry(offsets="[0, Infinity]")}}}'),
-        "invalid JSON",
-    ),
     "a dtype that is a list": (
         lambda: safetensors(f'{{"a": {entry(dtype="[]")}}}'),
         "invalid type",
-    ),
-    "a dtype that is an object": (
-        lambda: safetensors(f'{{"a": {entry(dtype="{}")}}}'),
-        "invalid value",
-    ),
-    "a dtype that is nested": (
-        lambda: safetensors(f'{{"a": {entry(dtype=nested(900))}}}'),
-        "recursion limit",
     ),
     "a dtype of a megabyte": (
         lambda: safetensors(f'{{"a": {entry(dtype=chr(34) + "F" * 10**6 + chr(34))}}}'),
@@ -82,10 +54,6 @@ HEADERS: dict[str, tuple[Callable[[], bytes], str]] = {
     "20,000 names and one of them again": (
         lambda: safetensors(many(20_000, EMPTY, f',"19999":{EMPTY}')),
         "20000 unexpected",
-    ),
-    "60,000 names and the first again": (
-        lambda: safetensors(many(60_000, "0", ',"0":0')),
-        "invalid type",
     ),
     "a key of a tensor twice": (
         lambda: safetensors(
@@ -98,10 +66,6 @@ HEADERS: dict[str, tuple[Callable[[], bytes], str]] = {
         "header of 96000003 bytes",
     ),
     "2 MB of []": (lambda: safetensors("[" + "[]," * 690_000 + "1]"), "invalid type"),
-    "2 MB of nested lists": (
-        lambda: safetensors('{"a": [' + (nested(10) + ",") * 95_000 + "1]}"),
-        "invalid type",
-    ),
     "2 MB of objects": (
         lambda: safetensors('{"a": [' + '{"":{}},' * 250_000 + "1]}"),
         "unknown variant",
@@ -130,12 +94,7 @@ HEADERS: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: safetensors(f'{{"__metadata__": {{"a": "{"x" * 2_000_000}"}}}}'),
         "missing",
     ),
-    "nested metadata": (
-        lambda: safetensors(f'{{"__metadata__": {{"a": {nested(900)}}}}}'),
-        "expected a string",
-    ),
     "deep nesting": (lambda: safetensors(nested(1_000_000)), "invalid type"),
-    "an entry that is nested": (lambda: safetensors(f'{{"a": {nested(900)}}}'), "recursion limit"),
     "a header of 2**63 bytes": (lambda: struct.pack("<Q", 2**63) + b"{}", "truncated"),
     "a header of 2 MiB and a byte": (
         lambda: safetensors(b"{" + b" " * (2 << 20) + b"}"),
@@ -176,18 +135,11 @@ def index_of(directory: Path, weight_map: object) -> None:
 
 INDEXES: dict[str, tuple[object, str]] = {
     "a name of 300 letters": ({TENSOR: "x" * 300 + ".safetensors"}, "not the name of"),
-    "a name of 100 letters of 3 bytes": ({TENSOR: "あ" * 100 + ".safetensors"}, "not the name of"),
-    "a name of a megabyte": ({TENSOR: "x" * 10**6 + ".safetensors"}, "not the name of"),
     "a NUL": ({TENSOR: "a\0.safetensors"}, "not the name of"),
     "an unpaired surrogate": ({TENSOR: "\ud800.safetensors"}, "not the name of"),
-    "control characters": ({TENSOR: "\x1b[2J.safetensors"}, "not the name of"),
     "the folder above": ({TENSOR: "../model.safetensors"}, "not the name of"),
-    "a list": ({TENSOR: ["a.safetensors"]}, "not the name of"),
     "a nested value": (f'{{"{TENSOR}": {nested(900)}}}', "not the name of"),
-    "a number": ({TENSOR: 7}, "not the name of"),
-    "null": ("null", "weight_map must be an object"),
     "an empty map": ({}, "weight_map must be an object"),
-    "a list for a map": ([[]] * 1000, "weight_map must be an object"),
     "a file that is not there": ({TENSOR: "a.safetensors"}, "is missing"),
     "2,000 files": ({str(n): f"{n}.safetensors" for n in range(2000)}, "names 2000 files"),
     "70,000 tensors in one file": (
