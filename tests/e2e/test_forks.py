@@ -6,7 +6,6 @@ The model continues every prompt in another way, so that a text of another proce
 from __future__ import annotations
 
 import http.client
-import json
 import multiprocessing
 import os
 import random
@@ -210,14 +209,6 @@ def program(tmp_path: Path, text: str, name: str = "program.py") -> Path:
     return path
 
 
-def run(command: list[str], **options: str) -> str:
-    done = subprocess.run(
-        command, text=True, capture_output=True, timeout=PATIENCE, check=False, **options
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return done.stdout
-
-
 @pytest.mark.slow
 @with_numpy
 def test_gunicorn_preloads_a_model_for_its_workers(tmp_path: Path, alone: dict[str, str]) -> None:
@@ -289,30 +280,6 @@ def asked(path: Path, prompt: str) -> tuple[str, str]:
     text, worker = response.read().decode(), response.headers["x-worker"]
     connection.close()
     return text, worker
-
-
-@pytest.mark.slow
-@with_numpy
-def test_a_jupyter_kernel_and_the_pool_of_a_cell(tmp_path: Path, alone: dict[str, str]) -> None:
-    pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
-    cell = f"""
-    import json, multiprocessing
-    prompts = {PROMPTS!r}
-    texts = [answer(prompt) for prompt in prompts]
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        assert pool.map(answer, prompts, chunksize=1) == texts
-    print(json.dumps(texts))
-    """
-    path = tmp_path / "run.py"
-    path.write_text(
-        "import nbclient, nbformat\n"
-        f"cells = {[textwrap.dedent(LOADS), textwrap.dedent(cell)]!r}\n"
-        "notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, cells)])\n"
-        f"nbclient.NotebookClient(notebook, timeout={PATIENCE}).execute()\n"
-        "print(notebook.cells[1].outputs[0].text)\n"
-    )
-    assert json.loads(run([sys.executable, "-W", "ignore", str(path)])) == list(alone.values())
 
 
 @with_numpy

@@ -131,11 +131,3 @@ def test_a_traceback_is_indented_and_escaped():
     entry = json.loads(JsonFormat().format(failed))
     assert entry["message"] == "a step failed: x\ny"
     assert "ValueError" in entry["traceback"]
-
-
-def test_logging_ends_as_it_began():
-    logger = logging.getLogger("mie")
-    before = (logger.level, list(logger.handlers))
-    with logging_as("json"):
-        assert logger.isEnabledFor(logging.INFO)
-    assert (logger.level, logger.handlers) == before

@@ -59,18 +59,6 @@ def test_an_answer_is_the_engines(client: anthropic.Anthropic, llm: LLM):
     assert usage.output_tokens == 24
 
 
-def test_a_repeated_prompt_is_read_from_the_cache(client: anthropic.Anthropic):
-    first = create(client, system="You tell stories of a river and a mill.")
-    again = create(client, system="You tell stories of a river and a mill.")
-    assert (again.usage.cache_read_input_tokens or 0) > 0
-    totals = {
-        each.usage.input_tokens + (each.usage.cache_read_input_tokens or 0)
-        for each in (first, again)
-    }
-    assert len(totals) == 1
-    assert again.content == first.content
-
-
 def test_the_system_prompt_is_the_first_message(client: anthropic.Anthropic, llm: LLM):
     for system in ("Be brief.", [{"type": "text", "text": "Be brief."}]):
         output = expected(llm, [{"role": "system", "content": "Be brief."}, USER])

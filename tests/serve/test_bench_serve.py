@@ -217,15 +217,6 @@ def test_a_measured_and_a_simulated_run_have_the_same_fields_and_one_table(
     assert "|Successfulrequests|6|6|" in cells
 
 
-def test_the_table_warns_of_different_loads(tmp_path, capsys: pytest.CaptureFixture[str]):
-    for count in ("1", "2"):
-        path = str(tmp_path / f"{count}.json")
-        command = ["bench", "serve", "--device", "a10g", "--num-prompts", count]
-        assert mie.cli.main([*command, "--output-json", path]) == 0
-    assert mie.cli.main(["bench", "compare", *map(str, sorted(tmp_path.iterdir()))]) == 0
-    assert "different loads" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -325,18 +325,6 @@ def test_the_path_of_a_proxy_crosses(engines):
     asyncio.run(run())
 
 
-def test_only_plain_data_crosses():
-    scope = {
-        "type": "http",
-        "path": "/",
-        "headers": [],
-        "state": {},
-        "app": object(),
-        "x": (print,),
-    }
-    assert Call.of(scope, b"{}", "").scope == {"type": "http", "path": "/", "headers": []}
-
-
 def test_a_long_body_is_refused_before_it_crosses(engines):
     async def run() -> None:
         async with fronted(engines[:1], ServeConfig(max_request_bytes=64)) as (client, replicas):

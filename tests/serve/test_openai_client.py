@@ -64,12 +64,6 @@ def test_a_response_is_the_chats_answer(client: openai.OpenAI):
     assert usage.output_tokens_details.reasoning_tokens == 0
 
 
-def test_a_whole_response_is_completed(client: openai.OpenAI):
-    response = client.responses.create(**GREEDY, input="Hello")
-    assert (response.status, response.incomplete_details) == ("completed", None)
-    assert [item.type for item in response.output] == ["message"]
-
-
 def test_instructions_are_a_system_message(client: openai.OpenAI):
     system = {"role": "system", "content": "Be brief."}
     chat = client.chat.completions.create(**GREEDY, messages=[system, *MESSAGES], max_tokens=20)

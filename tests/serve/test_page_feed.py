@@ -20,7 +20,7 @@ from mie.events.page.cells import NodeText
 from mie.events.replay import at
 from mie.serve.errors import ApiError
 from mie.serve.page import feed as feed_module
-from mie.serve.page.feed import MAX_BEHIND_BYTES, MAX_BEHIND_TICKS, Feed, Page
+from mie.serve.page.feed import MAX_BEHIND_TICKS, Feed, Page
 
 
 @pytest.fixture
@@ -103,82 +103,6 @@ def test_a_page_that_sleeps_gets_the_whole_state_when_it_wakes(engine):
     asks(watch())
 
 
-def test_a_page_that_wakes_during_a_look_gets_the_state_after_the_next_one(engine, monkeypatch):
-    async def watch():
-        feed = Feed(engine, "bundled")
-        await feed.tick()
-        page, shown = Page(), Applied()
-        feed._pages.add(page)
-        follow = feed._follow
-
-        def follow_late(*arguments, needs_key):
-            page.is_reading = True
-            return follow(*arguments, needs_key=needs_key)
-
-        monkeypatch.setattr(feed, "_follow", follow_late)
-        await feed.tick()
-        assert page.needs_key
-        await feed.tick()
-        assert (await read(page, shown))[0] == "key"
-        assert shown.cells() == await replayed(engine)
-        await feed.close()
-
-    asks(watch())
-
-
-def test_few_bytes_wait_for_a_page(engine, monkeypatch):
-    async def watch():
-        feed = Feed(engine, "bundled")
-        async with client_of(engine) as client:
-            asleep, stale = await opened(feed)
-            await generate(client)
-            await feed.tick()
-            assert asleep.needs_key
-            asleep.is_reading = True
-            await feed.tick()
-            assert await read(asleep, stale) == ["key"]  # it is longer, and comes nevertheless
-        await feed.close()
-
-    assert MAX_BEHIND_BYTES <= 4 << 20
-    monkeypatch.setattr(feed_module, "MAX_BEHIND_BYTES", 100)
-    asks(watch())
-
-
-@pytest.mark.parametrize("limit", ["MAX_RECENT", "MAX_BEHIND_BYTES"])
-def test_what_is_kept_for_a_page_that_comes_back_is_bounded(engine, monkeypatch, limit):
-    monkeypatch.setattr(feed_module, limit, 3)
-
-    async def watch():
-        feed = Feed(engine, "bundled")
-        async with client_of(engine) as client:
-            await feed.tick()
-            await generate(client, max_tokens=5)  # steps that are not merged
-            await feed.tick()
-            num_new = len(feed._recent)
-            await feed.tick()  # nothing is new
-            await generate(client)
-            await feed.tick()
-            first = feed._number - len(feed._recent) + 1
-            assert feed._since(f"{feed._run_id}.{first - 2}") is None
-            missed = feed._since(f"{feed._run_id}.{first - 1}")
-            assert missed is not None
-            assert len(records_of(missed)) == len(feed._recent) < num_new
-        await feed.close()
-
-    asks(watch())
-
-
-def test_nothing_is_computed_while_no_page_is_open(engine):
-    async def watch():
-        feed = Feed(engine, "bundled")
-        async with client_of(engine) as client:
-            await generate(client)
-        assert feed._task is None
-        assert feed.child is None
-
-    asks(watch())
-
-
 def test_pages_are_refused_when_too_many_are_open(engine, monkeypatch):
     async def ask():
         async with client_of(engine) as client:
@@ -186,25 +110,6 @@ def test_pages_are_refused_when_too_many_are_open(engine, monkeypatch):
 
     monkeypatch.setattr(feed_module, "MAX_PAGES", 0)
     assert asks(ask()).status_code == 429
-
-
-def test_steps_are_merged_when_the_engine_is_fast(engine):
-    async def watch():
-        feed = Feed(engine, "bundled")
-        async with client_of(engine) as client:
-            page, applied = await opened(feed)
-            await generate(client, max_tokens=100)
-            await feed.tick()
-            records = records_of(await page.take())
-            for record in records:
-                applied.take(record)
-            assert applied.cells() == await state_of(feed) == await replayed(engine)
-        await feed.close()
-        return [record for record in records if record["record"] == "steps"]
-
-    found = asks(watch())
-    assert len(found) <= 10
-    assert sum(len(record["steps"]) for record in found) >= 100
 
 
 async def stream_of(feed):

@@ -61,13 +61,6 @@ def test_every_choice_is_json_that_the_schema_accepts(server, path):
 
 
 @BOTH
-def test_any_json_object(server, path):
-    asked = {**BODY[path], "max_tokens": 9}
-    answer = server.ask(path, **asked, response_format={"type": "json_object"})
-    assert text_of(answer["choices"][0]).startswith("{")
-
-
-@BOTH
 def test_an_object_of_a_schema_as_llama_cpp_asks_for_it(server, path):
     asked = {"type": "json_object", "schema": dict(SCHEMA)}
     answer = server.post(path, **BODY[path], response_format=asked)
@@ -115,14 +108,6 @@ def test_openais_parse_gives_the_model_of_a_response(client):
     response = client.responses.parse(model="bundled", input=MESSAGES, text_format=Record)
     assert isinstance(response.output_parsed, Record)
     assert response.text.format.type == "json_schema"
-
-
-def test_an_object_of_a_schema_in_a_response(server):
-    asked = {"format": {"type": "json_object", "schema": SCHEMA}}
-    answer = server.ask(RESPONSES, input=MESSAGES, temperature=5, seed=1, text=asked)
-    [item] = answer["output"]
-    assert json.loads(item["content"][0]["text"]).keys() == {"animal", "age"}
-    assert answer["text"] == asked
 
 
 def test_a_schema_of_anthropics_field_holds(server):

@@ -320,27 +320,6 @@ def test_a_unix_socket(tmp_path, was_killed):
     assert path.read_text() == "a file of somebody's"
 
 
-def test_small_writes_of_an_answer_do_not_wait_for_each_other():
-    async def run() -> int:
-        with bound(ServeConfig(port=0)) as listener:
-            connected: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-            def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                accepted = writer.get_extra_info("socket")
-                option = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-                connected.set_result(option)
-                writer.close()
-
-            server = await asyncio.start_server(on_connection, sock=listener)
-            async with server:
-                _, writer = await asyncio.open_connection(*listener.getsockname())
-                option = await connected
-                writer.close()
-        return option
-
-    assert asyncio.run(run()) != 0
-
-
 def test_a_port_in_use_is_refused_by_name():
     async def ask():
         async with server_of(load()) as running:
