@@ -19,7 +19,9 @@ LENGTHS = pytest.mark.parametrize("max_tokens", [10, pytest.param(24, marks=pyte
 
 @needs_compiler
 @LENGTHS
-@pytest.mark.parametrize("stored", ["auto", "int8", pytest.param("fp8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "stored", ["auto", *(pytest.param(name, marks=pytest.mark.slow) for name in ("int8", "fp8"))]
+)
 def test_the_emulated_gpu_gives_the_tokens_of_numpy(stored: str, max_tokens: int):
     """Rounding to a neighbouring element of a quantised cache moves no best logit either."""
     tokens, llm = stories("cupy-emulated", max_tokens=max_tokens, kv_cache_dtype=stored)
@@ -59,7 +61,7 @@ def twins(tmp_path_factory):
         ("numpy", "float32"),
         ("numpy-plain", "float32"),
         pytest.param("jit", "float32", marks=needs_numba),
-        pytest.param("cupy-emulated", "float16", marks=needs_compiler),
+        pytest.param("cupy-emulated", "float16", marks=[pytest.mark.slow, needs_compiler]),
         pytest.param("cupy-emulated", "bfloat16", marks=[pytest.mark.slow, needs_compiler]),
     ],
 )

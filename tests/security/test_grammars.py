@@ -25,6 +25,7 @@ def test_a_costly_description_is_refused_or_followed_cheaply(zygote: Zygote, nam
         assert "structured_outputs" in result.message
 
 
+@pytest.mark.slow
 def test_descriptions_that_stay_compiled_take_bounded_memory(zygote: Zygote) -> None:
     """Each is as long as a description may be, and together they would take 500 MB."""
     result = zygote.run("call", "hostile_grammars:kept_bytes")

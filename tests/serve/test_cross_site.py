@@ -142,24 +142,21 @@ REFUSED_KINDS = (
 
 
 @pytest.mark.parametrize("options", [{}, {"keys": KEYS}], ids=["keyless", "keys"])
-def test_a_body_that_is_not_json_is_refused(engine, options):
-    async def ask():
-        async with client_of(engine, ServeConfig(**options)) as client:
-            for path in ("/v1/completions", "/reset_prefix_cache", "/tokenize"):
-                for kind in (*REFUSED_KINDS, "application/json", "Application/JSON; charset=utf-8"):
-                    headers = {"authorization": "Bearer sk-one"}
-                    headers |= {} if kind is None else {"content-type": kind}
-                    response = await client.post(path, content=BODY, headers=headers)
-                    if kind not in REFUSED_KINDS:
-                        assert response.status_code == 200
-                        continue
-                    error = response.json()["error"]
-                    assert response.status_code == 415, kind
-                    assert error["code"] == "unsupported_media_type"
-                    remedy = "send the header 'Content-Type: application/json'"
-                    assert remedy in error["message"]
-
-    asks(ask())
+async def test_a_body_that_is_not_json_is_refused(engine, options):
+    async with client_of(engine, ServeConfig(**options)) as client:
+        for path in ("/v1/completions", "/reset_prefix_cache", "/tokenize"):
+            for kind in (*REFUSED_KINDS, "application/json", "Application/JSON; charset=utf-8"):
+                headers = {"authorization": "Bearer sk-one"}
+                headers |= {} if kind is None else {"content-type": kind}
+                response = await client.post(path, content=BODY, headers=headers)
+                if kind not in REFUSED_KINDS:
+                    assert response.status_code == 200
+                    continue
+                error = response.json()["error"]
+                assert response.status_code == 415, kind
+                assert error["code"] == "unsupported_media_type"
+                remedy = "send the header 'Content-Type: application/json'"
+                assert remedy in error["message"]
 
 
 def test_a_post_without_a_body_needs_no_content_type(engine):
@@ -196,7 +193,7 @@ def clock(monkeypatch):
 
 
 @pytest.mark.parametrize("way", ["login", "bearer", "x-api-key"])
-def test_wrong_keys_in_a_row_are_slowed_and_the_right_one_is_not(engine, clock, way):
+async def test_wrong_keys_in_a_row_are_slowed_and_the_right_one_is_not(engine, clock, way):
     async def attempt(client, key):
         if way == "login":
             return await client.post("/mie/login", json={"key": key})
@@ -205,55 +202,45 @@ def test_wrong_keys_in_a_row_are_slowed_and_the_right_one_is_not(engine, clock, 
         )
         return await client.get("/load", headers={name: value})
 
-    async def ask():
-        async with client_of(engine, ServeConfig(keys=KEYS)) as client:
-            for number in range(30):
-                assert (await attempt(client, f"sk-{number}")).status_code == 401
-            slept = clock.now
-            right = (await attempt(client, "sk-one")).status_code
-            return slept, right, clock.now - slept
-
-    slept, right, more = asks(ask())
+    async with client_of(engine, ServeConfig(keys=KEYS)) as client:
+        for number in range(30):
+            assert (await attempt(client, f"sk-{number}")).status_code == 401
+        slept = clock.now
+        right = (await attempt(client, "sk-one")).status_code
+        slept, right, more = slept, right, clock.now - slept
     assert slept == (30 - NUM_FREE) * SECONDS
     assert (right, more) == (204 if way == "login" else 200, 0.0)
 
 
-def test_requests_without_a_key_are_no_attempts(engine, clock):
-    async def ask():
-        async with client_of(engine, ServeConfig(keys=KEYS)) as client:
-            for _ in range(30):
-                assert (await client.get("/load")).status_code == 401
-
-    asks(ask())
+async def test_requests_without_a_key_are_no_attempts(engine, clock):
+    async with client_of(engine, ServeConfig(keys=KEYS)) as client:
+        for _ in range(30):
+            assert (await client.get("/load")).status_code == 401
     assert clock.now == 0.0
 
 
-def test_wrong_keys_at_once_wait_one_after_another_or_are_refused(engine, monkeypatch):
+async def test_wrong_keys_at_once_wait_one_after_another_or_are_refused(engine, monkeypatch):
     """They neither pile up nor keep the right key out."""
     may_go = asyncio.Event()
     monkeypatch.setattr(
         "mie.serve.page.routes.WrongKeys", lambda: WrongKeys(lambda: 0.0, lambda _: may_go.wait())
     )
-
-    async def ask():
-        async with client_of(engine, ServeConfig(keys=KEYS)) as client:
-            wrong = {"authorization": "Bearer sk-two"}
-            answers = [asyncio.ensure_future(client.get("/load", headers=wrong)) for _ in range(50)]
-            while sum(each.done() for each in answers) < 47:
-                await asyncio.sleep(0)
-            right = await client.get("/load", headers={"authorization": "Bearer sk-one"})
-            assert right.status_code == 200
-            may_go.set()
-            found = [await each for each in answers]
-            assert [each.status_code for each in found].count(401) == NUM_FREE + 3
-            refused = [each for each in found if each.status_code == 429]
-            assert len(refused) == 50 - NUM_FREE - 3
-            assert all(int(each.headers["retry-after"]) > 0 for each in refused)
-
-    asks(ask())
+    async with client_of(engine, ServeConfig(keys=KEYS)) as client:
+        wrong = {"authorization": "Bearer sk-two"}
+        answers = [asyncio.ensure_future(client.get("/load", headers=wrong)) for _ in range(50)]
+        while sum(each.done() for each in answers) < 47:
+            await asyncio.sleep(0)
+        right = await client.get("/load", headers={"authorization": "Bearer sk-one"})
+        assert right.status_code == 200
+        may_go.set()
+        found = [await each for each in answers]
+        assert [each.status_code for each in found].count(401) == NUM_FREE + 3
+        refused = [each for each in found if each.status_code == 429]
+        assert len(refused) == 50 - NUM_FREE - 3
+        assert all(int(each.headers["retry-after"]) > 0 for each in refused)
 
 
-def test_clients_are_told_apart_and_few_are_remembered():
+async def test_clients_are_told_apart_and_few_are_remembered():
     clock, refusal = Clock(), object()
 
     async def wrong(limit, address, times=1):
@@ -261,18 +248,15 @@ def test_clients_are_told_apart_and_few_are_remembered():
             await limit.answer_to({"client": (address, 1)}, refusal)
         return clock.now
 
-    async def ask():
-        limit = clock.limit()
-        assert await wrong(limit, "192.0.2.1", NUM_FREE) == 0
-        assert await wrong(limit, "192.0.2.2", NUM_FREE) == 0
-        assert await wrong(limit, "192.0.2.1") == SECONDS
-        clock.now = 1000.0
-        assert await wrong(limit, "192.0.2.1", NUM_FREE) == 1000.0, "it is forgiven"
-        assert await wrong(limit, "2001:db8::1", NUM_FREE) == 1000.0
-        assert await wrong(limit, "2001:db8::ffff:2") == 1000.0 + SECONDS, "the same network"
-        for number in range(MAX_CLIENTS + 10):
-            await wrong(limit, f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
-        assert len(limit._free_at) == MAX_CLIENTS
-        await limit.answer_to({"client": None}, refusal)
-
-    asks(ask())
+    limit = clock.limit()
+    assert await wrong(limit, "192.0.2.1", NUM_FREE) == 0
+    assert await wrong(limit, "192.0.2.2", NUM_FREE) == 0
+    assert await wrong(limit, "192.0.2.1") == SECONDS
+    clock.now = 1000.0
+    assert await wrong(limit, "192.0.2.1", NUM_FREE) == 1000.0, "it is forgiven"
+    assert await wrong(limit, "2001:db8::1", NUM_FREE) == 1000.0
+    assert await wrong(limit, "2001:db8::ffff:2") == 1000.0 + SECONDS, "the same network"
+    for number in range(MAX_CLIENTS + 10):
+        await wrong(limit, f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
+    assert len(limit._free_at) == MAX_CLIENTS
+    await limit.answer_to({"client": None}, refusal)

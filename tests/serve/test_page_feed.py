@@ -76,31 +76,28 @@ async def state_of(feed):
     return applied.cells()
 
 
-def test_a_page_that_sleeps_gets_the_whole_state_when_it_wakes(engine):
-    async def watch():
-        feed = Feed(engine, "bundled")
-        async with client_of(engine) as client:
-            awake, shown = await opened(feed)
-            asleep, stale = await opened(feed)
-            for _ in range(MAX_BEHIND_TICKS + 3):
-                await generate(client)
-                await feed.tick()
-                assert "key" not in await read(awake, shown)
-            assert asleep.needs_key
-            assert not asleep._queue
-            for _ in range(3):  # it still sleeps: no key is made for it
-                await generate(client)
-                await feed.tick()
-                await read(awake, shown)
-            assert asleep.needs_key
-            asleep.is_reading = True
+async def test_a_page_that_sleeps_gets_the_whole_state_when_it_wakes(engine):
+    feed = Feed(engine, "bundled")
+    async with client_of(engine) as client:
+        awake, shown = await opened(feed)
+        asleep, stale = await opened(feed)
+        for _ in range(MAX_BEHIND_TICKS + 3):
+            await generate(client)
             await feed.tick()
-            assert (await read(asleep, stale))[0] == "key"
-            assert stale.cells() == shown.cells() == await state_of(feed)
-            assert shown.cells() == await replayed(engine)
-        await feed.close()
-
-    asks(watch())
+            assert "key" not in await read(awake, shown)
+        assert asleep.needs_key
+        assert not asleep._queue
+        for _ in range(3):  # it still sleeps: no key is made for it
+            await generate(client)
+            await feed.tick()
+            await read(awake, shown)
+        assert asleep.needs_key
+        asleep.is_reading = True
+        await feed.tick()
+        assert (await read(asleep, stale))[0] == "key"
+        assert stale.cells() == shown.cells() == await state_of(feed)
+        assert shown.cells() == await replayed(engine)
+    await feed.close()
 
 
 def test_pages_are_refused_when_too_many_are_open(engine, monkeypatch):
@@ -120,45 +117,39 @@ async def stream_of(feed):
     return stream
 
 
-def test_the_engine_goes_on_when_the_process_of_the_page_is_killed(engine):
-    async def watch():
-        feed = Feed(engine, "bundled")
-        async with client_of(engine) as client:
-            stream = await stream_of(feed)
-            os.kill(feed.child.pid, signal.SIGKILL)
-            await generate(client)
-            rest = b"".join([events async for events in stream])
-            end = records_of(rest)[-1]
-            assert end["record"] == "end"
-            assert "has ended" in end["reason"]
-            assert feed.child is None
-            page, applied = await opened(feed)  # a page that is opened now sees everything
-            await generate(client)
-            await feed.tick()
-            await read(page, applied)
-            assert applied.cells() == await replayed(engine)
+async def test_the_engine_goes_on_when_the_process_of_the_page_is_killed(engine):
+    feed = Feed(engine, "bundled")
+    async with client_of(engine) as client:
+        stream = await stream_of(feed)
+        os.kill(feed.child.pid, signal.SIGKILL)
+        await generate(client)
+        rest = b"".join([events async for events in stream])
+        end = records_of(rest)[-1]
+        assert end["record"] == "end"
+        assert "has ended" in end["reason"]
+        assert feed.child is None
+        page, applied = await opened(feed)  # a page that is opened now sees everything
+        await generate(client)
+        await feed.tick()
+        await read(page, applied)
+        assert applied.cells() == await replayed(engine)
+    await feed.close()
+
+
+async def test_a_process_that_stands_still_stops_neither_the_engine_nor_the_server(engine):
+    feed = Feed(engine, "bundled")
+    async with client_of(engine) as client:
+        stream = await stream_of(feed)
+        pid = feed.child.pid
+        os.kill(pid, signal.SIGSTOP)
+        asked = asyncio.ensure_future(feed.key())
+        await generate(client, max_tokens=50)
         await feed.close()
-
-    asks(watch())
-
-
-def test_a_process_that_stands_still_stops_neither_the_engine_nor_the_server(engine):
-    async def watch():
-        feed = Feed(engine, "bundled")
-        async with client_of(engine) as client:
-            stream = await stream_of(feed)
-            pid = feed.child.pid
-            os.kill(pid, signal.SIGSTOP)
-            asked = asyncio.ensure_future(feed.key())
-            await generate(client, max_tokens=50)
-            await feed.close()
-            assert b"event: end" in b"".join([events async for events in stream])
-            with pytest.raises(ApiError, match="has ended"):
-                await asked
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-    asks(watch())
+        assert b"event: end" in b"".join([events async for events in stream])
+        with pytest.raises(ApiError, match="has ended"):
+            await asked
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_a_process_that_stood_still_takes_in_everything_after_a_hole_in_the_log(monkeypatch):
