@@ -38,17 +38,6 @@ def test_an_injected_fault_is_found_and_shown_on_the_page(tmp_path: Path):
     assert list(tmp_path.iterdir()) == [page]
 
 
-def test_json_is_one_object():
-    process = mie(
-        "diff", *NUMPY, "--json", "--max-tokens", "2", "--prompt", "One day", "Tom the owl"
-    )
-    assert process.returncode == 0
-    report = json.loads(process.stdout)
-    assert report["is_within"] is True
-    assert (report["num_prompts"], report["num_tokens"]) == (2, 4)
-    assert {row["layer"] for row in report["rows"]} == {None, 0, 1, 2, 3}
-
-
 def test_a_side_takes_settings_and_operators_can_be_isolated():
     sides = ("--b", "numpy", "--set-b", "num_threads=1", "--kv-cache-dtype-b", "int8")
     process = mie("diff", *sides, "--isolate", "--max-tokens", "2")

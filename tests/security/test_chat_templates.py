@@ -333,26 +333,3 @@ except Exception as error:
     print(error)
 """
     assert "did not end" in run_script(ignore + block + SCRIPT + endless)[-1]
-
-
-def test_a_missing_interpreter_is_reported(
-    own: TemplateRenderer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(sys, "executable", "")
-    with pytest.raises(WorkerError, match=r"sys\.executable is empty"):
-        hello(own)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(WorkerError, match=r"cannot be started: .*No such file"):
-        hello(own)
-    monkeypatch.setattr(sys, "executable", "/bin/true")
-    with pytest.raises(WorkerError, match=r"worker process ended"):
-        hello(own)
-
-
-def test_a_renderer_that_is_dropped_ends_its_worker() -> None:
-    own = TemplateRenderer()
-    own.start()
-    pid = worker_pid(own)
-    del own
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
