@@ -14,9 +14,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-from book import batching, capacity, chunking, prefix, pressure, published, report
-from book.chapter import device_costs
-from book.report import CHAPTERS
+from bench.book import batching, capacity, chunking, prefix, pressure, published, report
+from bench.book.chapter import device_costs
 
 from mie.sim.costs import StepWork, causal_pairs
 
@@ -34,7 +33,7 @@ DIGESTS = {
 """The simulated chapters at the small scale.
 
 An intended change of the scheduler or of the costs also changes these digests. Then run
-``scripts/bench_book.py --output-dir docs/book`` again, and put the new digests here.
+``scripts/benchmark.py book --output-dir docs/book`` again, and put the new digests here.
 """
 
 
@@ -42,7 +41,7 @@ An intended change of the scheduler or of the costs also changes these digests. 
 def small(tmp_path_factory) -> Path:
     """The folder with the small results of the simulated chapters, from another process."""
     folder = tmp_path_factory.mktemp("book")
-    command = [sys.executable, "-W", "error", "scripts/bench_book.py", *DIGESTS]
+    command = [sys.executable, "-W", "error", "scripts/benchmark.py", "book", *DIGESTS]
     subprocess.run(
         [*command, "--scale", "small", "--output-dir", folder],
         check=True,
@@ -77,19 +76,6 @@ def test_a_chapter_equals_the_book(tmp_path: Path, name: str):
     assert (tmp_path / f"{name}.json").read_bytes() == (BOOK / f"{name}.json").read_bytes()
 
 
-@pytest.mark.slow
-def test_the_chapter_of_the_real_engine_runs_at_a_small_scale():
-    result = report.run_chapter("engine", "small")
-    [model] = result["models"]
-    assert model["mie"]["peak_bytes"] is None or model["mie"]["peak_bytes"] > 10**7
-    assert all(seconds > 0 for load in model["mie"]["loads"] for seconds in load["seconds"])
-    contiguous, paged = (model["caches"][kind]["peak_running"] for kind in ("contiguous", "paged"))
-    assert (contiguous, paged) == (8, 12)
-    assert len(model["predicted"]) == len(model["mie"]["loads"])
-    assert CHAPTERS["engine"].panels(result)
-    assert "Measured, not simulated" in report.section(result)
-
-
 # Pages.
 
 
@@ -111,18 +97,6 @@ def test_a_summary_file_without_marks_is_refused(tmp_path: Path):
     (tmp_path / "page.md").write_text("# nothing\n")
     with pytest.raises(ValueError, match="has no lines"):
         report.update_summary(tmp_path / "page.md", BOOK)
-
-
-def test_panels_have_points_and_units(small: Path):
-    for folder in (small, BOOK):
-        for name, result in report.read_results(folder).items():
-            for panel in CHAPTERS[name].panels(result):
-                assert panel.title
-                assert panel.y_label
-                assert 0 < len(panel.lines) <= len(report.COLOURS)
-                for x, y in panel.lines.values():
-                    assert len(x) == len(y) > 0
-                    assert any(value is not None for value in y)
 
 
 IDENTITIES = {"share", "watermark", "request_rate", "max_model_len", "block_size", "num_blocks"}

@@ -225,7 +225,6 @@ def test_num_parameters_equals_the_published_count(config: ModelConfig, publishe
         ({"num_experts": 60}, "mixture of experts"),
         ({"num_local_experts": 8}, "mixture of experts"),
         ({"n_routed_experts": 64}, "n_routed_experts"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized weights"),
         ({"hidden_act": "gelu"}, "activation 'gelu'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "depends on the current length"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "LongRoPE"),

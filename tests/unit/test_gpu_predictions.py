@@ -30,7 +30,7 @@ HEADS_64 = Attention(num_heads=32, num_kv_heads=8, head_dim=64)
 
 def test_the_page_is_up_to_date():
     text = PAGE.read_text(encoding="utf-8")
-    assert rewritten(text) == text, "run scripts/gpu_predictions.py"
+    assert rewritten(text) == text, "run scripts/doc_tables.py"
     assert all(text.count(f"<!-- predicted: {name} -->") == 1 for name in TABLES)
 
 

@@ -103,9 +103,5 @@ def test_the_file_loads_nothing_and_allows_only_what_is_inside() -> None:
 
 
 def test_the_page_is_small() -> None:
-    assert sum(len(asset.compressed) for asset in assets().values()) < 75_000
+    assert sum(len(asset.compressed) for asset in assets().values()) < 60_000
     assert sum(len(run.compressed()) for run in RECORDED_RUNS) < 50_000
-
-
-def test_all_files_of_the_page_together_are_below_150_kb() -> None:
-    assert sum(len(asset.content) for asset in assets().values()) < 150_000

@@ -57,7 +57,7 @@ def test_an_event_is_its_record_in_json(record, event):
 )
 def test_more_steps_are_merged(segment, num_steps, sizes):
     follower = Follower()
-    follower.begin(0, segment.snapshot, (), "live")
+    follower.begin(0, segment.snapshot, (), "live", "one")
     _, lines = follower.follow(segment.steps[:num_steps], (), {})
     assert [len(json.loads(line)["steps"]) for _, line in lines] == sizes
 
@@ -65,7 +65,7 @@ def test_more_steps_are_merged(segment, num_steps, sizes):
 def test_it_pauses_after_each_step(segment):
     pauses: list[int] = []
     follower = Follower(pause=lambda: pauses.append(len(pauses)))
-    follower.begin(0, segment.snapshot, segment.steps[:3], "live")
+    follower.begin(0, segment.snapshot, segment.steps[:3], "live", "one")
     assert len(pauses) == 3
     follower.follow(segment.steps[3:30], (), {})
     assert len(pauses) == 30
