@@ -10,7 +10,7 @@ import pytest
 import tiny_models
 from compiled import needs_numba
 from emulated import needs_compiler
-from stories import PROMPT, check_small_pool, stories
+from small_pool import PROMPT, check_small_pool, stories
 
 from mie import LLM, SamplingParams
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import test_jit_bits as bits
 from compiled import jit_backend, needs_numba
-from stories import PROMPT, check_small_pool, stories
+from small_pool import PROMPT, check_small_pool, stories
 from test_jit_bits import Model, Sequences, Stepper, models
 
 from mie import LLM, SamplingParams, StructuredOutputsParams
