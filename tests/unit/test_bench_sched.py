@@ -21,11 +21,3 @@ def test_the_parts_of_a_step_are_timed_and_reported():
     text = "\n".join(bench_sched.report(values))
     assert "| decode step | 2.000 (1.000–3.000) | – |" in text
     assert "| pack | 500 |" in text
-
-
-def test_a_cached_prompt_is_admitted_again_and_again():
-    """`admit` itself asserts that one token is left to compute."""
-    admission = bench_sched.Mie().start_admission(num_cached=64, num_children=3)
-    for _ in range(3):
-        admission.admit()
-        admission.take_out()

@@ -54,13 +54,6 @@ def test_a_command_that_takes_too_long_ends_with_its_children(
         run_command([sys.executable, "-c", code], timeout=5.0)
 
 
-def test_a_failed_command_keeps_all_that_it_wrote_to_standard_error() -> None:
-    code = "import sys; sys.stderr.write('one\\ntwo\\n'); sys.exit(1)"
-    with pytest.raises(CommandError, match=r"^ended with code 1: two$") as caught:
-        run_command([sys.executable, "-c", code])
-    assert caught.value.errors == "one\ntwo\n"
-
-
 def test_a_command_gets_the_environment_and_no_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLOUR", "red")
     code = "import os, sys; print(os.environ.get('COLOUR'), repr(sys.stdin.read()))"

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import threading
 import time
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
@@ -165,23 +162,6 @@ def assert_gone(pid: int) -> None:
     raise AssertionError(f"{pid} still runs")
 
 
-def test_a_worker_that_cannot_start_is_the_servers_fault(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
-):
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "executable", "/bin/true")
-        with pytest.raises(WorkerError, match="the worker process ended"):
-            grammars.start(regex("x"))
-        patch.setattr(threading.Thread, "start", no_thread)
-        with pytest.raises(WorkerError, match="no thread can be started"):
-            grammars.start(regex("x"))
-    assert grammars.start(regex("x")).mask()
-
-
-def no_thread(thread: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")
-
-
 def test_grammars_that_are_dropped_end_their_worker(grammars: Grammars):
     own = Grammars(small_tokenizers.byte_level(), 512, [EOS])
     own.start(regex("x"))
@@ -191,43 +171,3 @@ def test_grammars_that_are_dropped_end_their_worker(grammars: Grammars):
         thread.join()
     del own, thread
     assert_gone(pid)
-
-
-FORK = """
-import os, small_tokenizers
-from mie import StructuredOutputsParams
-from mie.structured.grammars import Grammars
-grammars = Grammars(small_tokenizers.byte_level(), 512, [1])
-mask = grammars.start(StructuredOutputsParams(regex="x+")).mask()
-pid = grammars._compiler._worker.pid
-waiting = grammars.submit(StructuredOutputsParams(json={
-    "patternProperties": {f"^[a-z]*{i}[a-z]*$": {} for i in range(500)}
-}))
-grammars._compiler._lock.acquire()  # as if another thread held it
-child = os.fork()
-if child == 0:
-    assert grammars.start(StructuredOutputsParams(regex="x+")).mask() == mask
-    assert grammars._compiler._worker.pid != pid
-    raise SystemExit(0)
-grammars._compiler._lock.release()
-assert os.waitpid(child, 0)[1] == 0
-try:
-    waiting.result()
-except Exception as error:
-    print(error)
-assert grammars._compiler._worker.pid == pid
-"""
-
-
-def test_a_forked_child_compiles_anew():
-    process = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORK],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=Path(small_tokenizers.__file__).parent,
-        # tokenizers 0.20 warns about a fork, even if the child uses none of its threads
-        env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
-    )
-    assert process.stderr == ""
-    assert "takes more than 1 s of CPU time" in process.stdout

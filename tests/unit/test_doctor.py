@@ -19,7 +19,6 @@ from mie.cli.diagnosis.machine import Machine, find_facts
 from mie.cli.diagnosis.survey import Check
 from mie.cli.doctor import add_parser, render, run
 from mie.load import backends
-from mie.ops_cpu.environment import numpy_facts
 from mie.system.commands import CommandError
 from mie.system.resources import (
     LIBRARY_BYTES,
@@ -236,15 +235,6 @@ def test_a_healthy_server_has_no_problems(root: Path) -> None:
     }
 
 
-def test_every_gpu_has_a_line(root: Path) -> None:
-    facts = {"driver": driver(13, 0, gpus=[HOPPER, ORIN])}
-    checks = run_checks(FakeMachine(root=root, facts=facts))
-    assert [check.value for check in checks if check.name == "GPU"] == [
-        "NVIDIA H200, compute capability 9.0, 140.0 GiB",
-        "Orin, compute capability 8.7, 8.0 GiB shared with the CPU",
-    ]
-
-
 # One check at a time, on machines of every kind.
 
 CASES = tomllib.loads(Path(__file__).with_name("doctor_cases.toml").read_text())["case"]
@@ -395,32 +385,7 @@ def test_a_machine_without_libraries_still_has_a_report(tmp_path: Path) -> None:
 # The machine itself
 
 
-def test_files_that_are_not_there_or_not_text(tmp_path: Path) -> None:
-    write(tmp_path, {"/a/b/uevent": "x", "/a/c/other": "y"})
-    (tmp_path / "bytes").write_bytes(b"\xff\0")
-    machine = Machine(root=tmp_path)
-    assert machine.read("/no/such") is machine.read("/a") is None
-    assert machine.read("/bytes") == "\N{REPLACEMENT CHARACTER}\0"
-    assert machine.read_all("/a/*/uevent") == ["x"]
-    assert 1 <= machine.num_usable_cpus <= machine.num_cpus
-
-
-@pytest.mark.parametrize("printed", ["", "not json", "[1]"])
-def test_an_answer_that_is_not_a_json_object(printed: str) -> None:
-    class Babbling(Machine):
-        def run(self, command: Sequence[str], timeout: float = 10.0) -> str:
-            return printed
-
-    assert "is not a JSON object" in Babbling().ask("numpy")["error"]
-
-
 # Questions to the libraries.
-
-
-def test_numpy_reports_its_blas() -> None:
-    facts = Machine().ask("numpy")
-    assert facts == numpy_facts()
-    assert facts["version"][0].isdigit()
 
 
 def test_a_file_in_the_current_folder_is_not_loaded_as_a_library(
@@ -461,9 +426,3 @@ def test_a_backend_is_judged_by_its_results(
 ) -> None:
     monkeypatch.setattr(backends, "load_backend", lambda name: Trial(outcome))
     assert find_facts("backend", "numpy") == facts
-
-
-def test_the_trial_accepts_numpys_results() -> None:
-    assert find_facts("backend", "numpy") == {}
-    error = find_facts("backend", "abacus")["error"]
-    assert error.startswith("backend 'abacus' is not available")

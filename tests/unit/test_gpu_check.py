@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 from gpu import check as gpu_check
 from gpu import parts
-from gpu.run import Done, Outcome, Run
+from gpu.run import Run
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,48 +65,6 @@ def test_a_missing_device_gives_one_line(tmp_path: Path):
     assert done.returncode == 2
     assert len(done.stdout.splitlines()) == 1
     assert "needs CuPy" in done.stdout
-
-
-def test_nothing_runs_after_a_failed_environment(
-    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    failed = Outcome(status="failed", reason="no device")
-    changed = {**parts.PARTS, "environment": (lambda run, seconds: failed, 10)}
-    monkeypatch.setattr(gpu_check, "PARTS", changed)
-    assert gpu_check.check(run, list(changed), 1000, {"date": "today"}) == 2
-    assert len(results(run.directory)[0]["parts"]) == 1
-    assert capsys.readouterr().err == "no device\n"
-
-
-def test_a_failing_part_does_not_stop_the_others(run: Run, monkeypatch: pytest.MonkeyPatch):
-    def broken(run: Run, seconds: float) -> Outcome:
-        raise ValueError("by mistake")
-
-    def found(run: Run, seconds: float) -> Outcome:
-        return Outcome(status="failed", details={"failures": ["test_x: 1 is not 2"]})
-
-    monkeypatch.setattr(gpu_check, "PARTS", {"one": (broken, 10), "two": (found, 10)})
-    assert gpu_check.check(run, ["one", "two"], 100, {"date": "today"}) == 1
-    values, page = results(run.directory)
-    assert values["parts"][0]["reason"] == "gpu_check itself: ValueError: by mistake"
-    assert "## Failed: two\n\n* `test_x: 1 is not 2`" in page
-
-
-@pytest.mark.parametrize(
-    ("name", "details"),
-    [
-        ("graphs", {"is_equal": {"float16": False, "float32": True}}),
-        ("end_to_end", {"is_right": {"float16": False, "float32": True}}),
-    ],
-)
-def test_a_wrong_result_in_a_child_is_a_failure(
-    run: Run, monkeypatch: pytest.MonkeyPatch, name: str, details: dict[str, Any]
-):
-    answer = Done(exit_code=0, output=f"noise\n{json.dumps(details)}\n")
-    monkeypatch.setattr(Run, "execute", lambda *_: answer)
-    outcome = getattr(parts, name)(run, 10)
-    assert outcome.status == "failed"
-    assert outcome.reason.endswith(": float16")
 
 
 def test_every_ptx_wrapper_has_golden_vectors():

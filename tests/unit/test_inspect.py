@@ -15,7 +15,6 @@ from model_files import hf_config, random_tensors, write_model
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.tensors import num_parameters
 from mie.cli.inspect import add_parser
-from mie.errors import ModelError
 
 CONFIG = ModelConfig.from_hf(hf_config())
 
@@ -54,20 +53,6 @@ def test_inspect_prints_architecture_and_memory(
         "KV per token": "128 bytes in float32, 64 bytes in 16 bits",
         "KV cache": "1.5 KiB hold 12 tokens in float32, 24 in 16 bits",
     }
-
-
-def test_windows_are_counted_by_width(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = hf_config(
-        "Qwen2ForCausalLM",
-        num_hidden_layers=3,
-        use_sliding_window=True,
-        sliding_window=2048,
-        max_window_layers=1,
-    )
-    write_model(tmp_path, config)
-    assert run(tmp_path) == 0
-    layers = facts(capsys.readouterr().out)["layers"]
-    assert layers == "3: 1 with full attention, 2 with a window of 2,048 tokens"
 
 
 def test_only_headers_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,16 +142,3 @@ def test_check_finds_a_head_that_contradicts_tied_embeddings(
     capsys.readouterr()
     assert run(tmp_path, "--check") == 1
     assert "tie_word_embeddings" in facts(capsys.readouterr().out)["problem"]
-
-
-@pytest.mark.parametrize("text", [None, "{"])
-def test_an_unreadable_config_raises(tmp_path: Path, text: str | None) -> None:
-    if text is not None:
-        (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ModelError, match=r"config\.json"):
-        run(tmp_path)
-
-
-def test_a_missing_directory_raises(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="does not exist"):
-        run(tmp_path / "nowhere")

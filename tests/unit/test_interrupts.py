@@ -67,13 +67,6 @@ def test_the_same_exception_without_a_signal_blames_the_request(
     assert is_of_the_request(error)
 
 
-def test_a_former_handler_is_not_to_blame(install: Callable[[Any], None]) -> None:
-    install(handle)
-    error = caught(interrupted)
-    install(signal.SIG_IGN)
-    assert not raised_by_signal_handler(error)
-
-
 def test_ctrl_c_is_raised_by_pythons_own_handler_which_has_no_code() -> None:
     error = caught(lambda: signal.raise_signal(signal.SIGINT))
     assert isinstance(error, KeyboardInterrupt)

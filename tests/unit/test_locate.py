@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from mie.checkpoint import locate
 from mie.checkpoint.locate import locate_model
 from mie.errors import MissingExtraError, ModelError
 
@@ -54,17 +53,6 @@ def test_a_file_is_refused(tmp_path: Path) -> None:
     path.touch()
     with pytest.raises(ModelError, match="pass the directory"):
         locate_model(path)
-
-
-def test_bundled_is_the_directory_in_the_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert locate.BUNDLED_DIRECTORY.parts[-3:] == ("mie", "assets", "tiny")
-    monkeypatch.setattr(locate, "BUNDLED_DIRECTORY", tmp_path)
-    with pytest.raises(ModelError, match="lacks the bundled model"):
-        locate_model("bundled")
-    (tmp_path / "config.json").touch()
-    assert locate_model("bundled") == tmp_path
 
 
 def test_a_hub_id_without_the_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from mie.ops_cpu.blas import Blas
 from mie.ops_cpu.cpu_backend import CpuBackend
 from mie.ops_cpu.embedding import Embedding
 from mie.ops_cpu.linear import Matrix, PlainMatrix, TiledMatrix, columns_of
-from mie.ops_cpu.products import REFERENCE, SMALLER, WIDTH, Groups, parts_of
-from mie.ops_cpu.weights import CACHE_LINE, stored_dtype, widened
+from mie.ops_cpu.products import WIDTH, Groups
+from mie.ops_cpu.weights import stored_dtype, widened
 from mie.ops_cpu.workers import Workers
 
 RNG = np.random.default_rng(0)
@@ -83,26 +83,6 @@ def test_a_row_of_tiles_has_the_same_bits_in_any_batch(dtype, shape, workers):
         )
     one_thread = load("tiled", dtype, Workers(1), [weight])
     np.testing.assert_array_equal(one_thread.apply(x, None), whole)
-
-
-@pytest.mark.parametrize("num_inputs", [1, 576, 1953, 1954, 2048, 5632, 30_000])
-def test_parts_cover_the_inputs_and_groups_the_rows(num_inputs):
-    parts = parts_of(num_inputs)
-    assert [first for first, _ in parts] == [0, *(last for _, last in parts[:-1])]
-    assert parts[-1][1] == num_inputs
-    groups = Groups(np.dtype("float32"))
-    assert REFERENCE in groups.sizes(num_inputs)
-    assert set(groups.sizes(num_inputs)) <= {*SMALLER, REFERENCE}
-    for num_rows in range(200):
-        number, size = groups.cut(num_rows, num_inputs)
-        assert number * size >= num_rows
-        assert size in groups.sizes(num_inputs)
-        assert number * size < num_rows + REFERENCE or not num_rows
-
-
-def test_a_group_whose_bits_differ_is_not_used(monkeypatch):
-    monkeypatch.setattr(Groups, "_are_same_bits", lambda self, size, length: size == 4)
-    assert Groups(np.dtype("float32")).sizes(100) == [4, REFERENCE]
 
 
 @pytest.mark.parametrize("num_outputs", [70, 128, 130])
@@ -191,13 +171,3 @@ def test_the_plan_follows_from_the_kernels_and_the_settings(core, settings, expe
         assert isinstance(matrix, TiledMatrix if expected == "tiled" else PlainMatrix)
         wanted = x @ weight.T.astype("float32")
         np.testing.assert_allclose(backend.linear(x, matrix), wanted, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("plan", PLANS)
-def test_weights_begin_at_cache_lines(plan):
-    backend = CpuBackend(linear_plan=plan)
-    shapes = [(3, 5), (70, 33), (200, 100)]
-    weights = [backend.load_linear(shape, [np.ones(shape, np.float32)]) for shape in shapes]
-    embedding = backend.load_embedding((7, 3), [np.ones((7, 3), np.float32)])
-    arrays = [each.weight if plan == "plain" else each.tiles for each in weights]
-    assert {each.ctypes.data % CACHE_LINE for each in [*arrays, embedding.memory]} == {0}

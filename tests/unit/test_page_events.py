@@ -60,12 +60,3 @@ def test_more_steps_are_merged(segment, num_steps, sizes):
     follower.begin(0, segment.snapshot, (), "live")
     _, lines = follower.follow(segment.steps[:num_steps], (), {})
     assert [len(json.loads(line)["steps"]) for _, line in lines] == sizes
-
-
-def test_it_pauses_after_each_step(segment):
-    pauses: list[int] = []
-    follower = Follower(pause=lambda: pauses.append(len(pauses)))
-    follower.begin(0, segment.snapshot, segment.steps[:3], "live")
-    assert len(pauses) == 3
-    follower.follow(segment.steps[3:30], (), {})
-    assert len(pauses) == 30

@@ -101,10 +101,3 @@ def test_a_bad_override_is_refused_like_the_file(
     directory = config_alone(tmp_path, tiny_models.LLAMA)
     with pytest.raises(MieError, match=message):
         answer(directory, load_format="dummy", hf_overrides=overrides)
-
-
-def test_an_override_comes_before_the_generation_config(tmp_path: Path) -> None:
-    directory = config_alone(tmp_path, tiny_models.LLAMA)
-    (directory / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
-    assert ModelConfig.load(directory).eos_token_ids == (5, 6)
-    assert ModelConfig.load(directory, {"eos_token_id": 9}).eos_token_ids == (9,)

@@ -17,34 +17,18 @@ from mie.system.resources import (
     available_bytes,
     available_cpus,
     cpu_quota,
-    memory_info,
     memory_limit,
     usable_cpus,
     whole_cpus,
 )
 
-MIB = 1 << 20
 MEMINFO = "MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\nHugePages_Total:       3\n"
 GROUP_2 = "0::/a/b\n"
 GROUP_1 = "5:memory:/a/b\n3:cpu,cpuacct:/a\n0::/ignored\n"
 
 
-def files(**named: object) -> Read:
-    """Return a `Read` of these files; "__" stands for a slash, and other files are missing."""
-    texts = {"/" + name.replace("__", "/"): str(text) for name, text in named.items()}
-    return texts.get
-
-
 def of(texts: Mapping[str, object]) -> Read:
     return {name: str(text) for name, text in texts.items()}.get
-
-
-def test_amounts_of_memory_are_in_bytes_and_counts_are_left_out() -> None:
-    assert memory_info(files(proc__meminfo=MEMINFO)) == {
-        "MemTotal": 16 << 30,
-        "MemAvailable": 8 << 30,
-    }
-    assert memory_info(files()) == {}
 
 
 @given(
@@ -103,17 +87,6 @@ def test_the_limits_of_the_process_count_less_what_it_uses_already(
     reserve = LIBRARY_BYTES + THREAD_BYTES * usable_cpus()
     left = [limit - use - reserve for limit, use in uses if isinstance(limit, int)]
     assert available_bytes(of(texts)) == max(0, min([8 << 30, *left]))
-
-
-def test_a_sibling_group_does_not_count() -> None:
-    texts = {
-        "/proc/meminfo": MEMINFO,
-        "/proc/self/cgroup": GROUP_2,
-        "/sys/fs/cgroup/a/c/memory.max": MIB,
-        "/sys/fs/cgroup/a/b/c/memory.max": MIB,
-    }
-    assert memory_limit(of(texts)) is None
-    assert available_bytes(of(texts)) == 8 << 30
 
 
 @given(

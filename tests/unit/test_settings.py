@@ -56,13 +56,6 @@ def test_every_field_is_a_setting_a_neutral_name_or_the_model() -> None:
     assert {each.name for each in dataclasses.fields(EngineConfig)} == ENGINE
 
 
-def test_a_backend_has_the_settings_that_are_declared_as_its_own() -> None:
-    assert SETTINGS["numpy-plain"] == ("kv_cache_dtype",)
-    assert "gpu_memory_utilization" in SETTINGS["cupy"]
-    assert "gpu_memory_utilization" not in SETTINGS["cupy-emulated"]
-    assert "num_threads" in SETTINGS["numpy"]
-
-
 # Consequences.
 
 
@@ -167,12 +160,6 @@ def test_settings_without_effect_on_a_simulation_are_refused(
 # vLLM's names.
 
 
-def test_a_number_is_not_a_switch_and_a_list_is_a_sequence() -> None:
-    refused("tensor_parallel_size=True is not supported", tensor_parallel_size=True)
-    refused("enable_lora=0 is not supported", enable_lora=0)
-    EngineArgs(logits_processors=[], cpu_offload_gb=0.0)
-
-
 def test_arguments_without_effect_do_not_reach_the_engine() -> None:
     for backend in BACKENDS:
         args = EngineArgs(backend=backend, enforce_eager=True, gpu_memory_utilization=0.5)
@@ -194,10 +181,6 @@ def test_swap_space_is_converted_to_bytes_if_swapping_is_on() -> None:
         refused(
             "swap_space must be an integer at least 1", swap_space=value, preemption_mode="swap"
         )
-
-
-def test_none_means_the_default_of_a_setting_of_the_engine() -> None:
-    assert EngineArgs(**dict.fromkeys(sorted(ENGINE))).engine_config() == EngineConfig()
 
 
 def test_the_number_of_blocks_has_two_names() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-
 import pytest
 
-from mie.config.arguments import format_size, parse_size, size_argument
+from mie.config.arguments import format_size, parse_size
 from mie.errors import ConfigError
 
 
@@ -56,12 +54,3 @@ def test_a_size_must_be_positive(text: str) -> None:
 )
 def test_format_size(size: int, text: str) -> None:
     assert format_size(size) == text
-
-
-def test_argparse_shows_the_message(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--size", type=size_argument)
-    assert parser.parse_args(["--size", "2kB"]).size == 2000
-    with pytest.raises(SystemExit):
-        parser.parse_args(["--size", "many"])
-    assert "size 'many' is not understood" in capsys.readouterr().err

@@ -61,13 +61,6 @@ def test_a_name_that_no_file_can_have_is_an_os_error(name: str) -> None:
     assert caught.value.filename == name
 
 
-def test_a_pipe_without_a_writer_is_empty_where_pipes_are_allowed(tmp_path: Path) -> None:
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    with open_file(path, allow_pipe=True) as pipe:
-        assert pipe.read() == b""
-
-
 def test_a_pipe_with_a_writer_is_read_to_its_end(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)

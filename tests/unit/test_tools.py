@@ -12,13 +12,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mie.config.engine_args import EngineArgs
 from mie.config.params.structured import StructuredOutputsParams
-from mie.config.settings import settings_of
 from mie.errors import RequestError
 from mie.structured.tools import formats
 from mie.structured.tools.definitions import MOST_TOOLS, tool_choice_of
-from mie.structured.tools.forced import grammar_of, literals_of, new_parser
+from mie.structured.tools.forced import literals_of, new_parser
 from mie.structured.tools.formats import (
     AnswerFormat,
     CallFormat,
@@ -172,12 +170,6 @@ def test_a_closing_tag_inside_an_argument_ends_nothing():
     assert named(read(form_of(formats.HERMES), [text])) == [("add", {"a": "</tool_call>"})]
 
 
-def test_half_a_character_in_arguments_stays_an_escape():
-    text = '<tool_call>{"name": "add", "arguments": {"a": "\\ud83e", "b": "é"}}</tool_call>'
-    [(_, _, _, arguments)] = read(form_of(formats.HERMES), [text])[2]
-    assert arguments.encode() == b'{"a": "\\ud83e", "b": "\\u00e9"}'
-
-
 def test_reasoning_is_at_the_beginning_or_nowhere():
     late = "I write <think>x</think>."
     assert read(form_of(formats.HERMES), [late])[:2] == ("", late)
@@ -185,17 +177,6 @@ def test_reasoning_is_at_the_beginning_or_nowhere():
     assert cut[:2] == ("Hm ...", "")
     begun = form_of(formats.HERMES, begins_in_reasoning=True)
     assert read(begun, ["Hm.</thi", "nk>\n\nSo."])[:2] == ("Hm.", "So.")
-
-
-def test_the_ids_of_calls_are_those_of_the_format_and_differ():
-    two = '<tool_call>{"name": "add", "arguments": {}}</tool_call>' * 2
-    ids = [call[1] for call in read(form_of(formats.HERMES), [two])[2]]
-    assert len(set(ids)) == 2
-    assert all(re.fullmatch(r"call_[0-9a-f]{24}", each) for each in ids)
-    [(_, mistral, _, _)] = read(form_of(formats.MISTRAL_NAMED), ['[TOOL_CALLS]add[ARGS]{"a": 1}'])[
-        2
-    ]
-    assert re.fullmatch(r"[0-9a-z]{9}", mistral)
 
 
 # Answers that a grammar writes.
@@ -232,18 +213,6 @@ def test_forced_calls_are_read_while_they_come_and_as_free_ones(name: str, calls
 
 def tool(name: str = "add", **function: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **function}}
-
-
-def test_a_grammar_names_special_tokens_by_their_ids():
-    choice = tool_choice_of([tool()], "required")
-    ids = {"[TOOL_CALLS]": 5, "[ARGS]": 32}
-    grammar = grammar_of(formats.MISTRAL_NAMED, choice, ids.get).grammar
-    assert grammar is not None
-    assert grammar.startswith("start: <[5]> call (<[5]> call){0,31}")
-    assert '"add" <[32]> %json {' in grammar
-    plain = grammar_of(formats.HERMES, choice, lambda tag: None).grammar
-    assert plain is not None
-    assert r'start: "<tool_call>" "\n{\"name\": \"" call' in plain
 
 
 # The parameters.
@@ -294,12 +263,6 @@ def test_malformed_parameters_are_refused_by_name(given: Any, message: str):
 
 
 # Which format a model has.
-
-
-def test_the_settings_name_the_tables():
-    choices = {name: {*declared.choices} for name, _, declared in settings_of(EngineArgs)}
-    assert choices["tool_call_parser"] == {"auto", "hf", "none", *formats.CALLS}
-    assert choices["reasoning_parser"] == {"none", "auto", "hf", *formats.REASONING}
 
 
 TEMPLATE = GOLDEN["templates"]["hermes"]

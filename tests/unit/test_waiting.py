@@ -86,19 +86,6 @@ def test_a_prompt_that_is_not_split_needs_its_whole_budget():
     assert (why(driver, 3).because, why(driver, 3).budget_decodes) == ("budget", 2)
 
 
-def test_asking_changes_nothing():
-    driver = Driver(max_num_seqs=1, enable_prefix_caching=True, scheduling_policy="fair")
-    driver.add(4)
-    driver.step()
-    driver.add(6)
-    before = list(driver.records)
-    state = driver.manager.num_available, driver.manager.num_cached
-    assert why(driver, 1) == why(driver, 1)
-    assert driver.records == before
-    assert (driver.manager.num_available, driver.manager.num_cached) == state
-    driver.run()
-
-
 def test_a_client_runs_as_many_sequences_as_it_may():
     quotas = {"a": {"max_num_seqs": 1}}
     driver = Driver(scheduling_policy="fair", client_quotas=quotas)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 import subprocess
@@ -113,23 +112,6 @@ def test_shards_are_read_like_one_file(tmp_path: Path) -> None:
             np.testing.assert_array_equal(checkpoint.read(name), tensor)
 
 
-def test_the_single_file_wins_over_an_index(tmp_path: Path) -> None:
-    write_model(tmp_path)
-    write_index(tmp_path, {"nonsense": 3})
-    opened(tmp_path).close()
-
-
-def test_data_that_is_not_aligned_is_read(tmp_path: Path) -> None:
-    values = np.arange(6, dtype=np.float32).reshape(2, 3)
-    header = {"w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
-    text = json.dumps(header).encode()
-    text += b" " * (1 + -len(text) % 2)  # an odd length, so the data starts at an odd byte
-    (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(text, values.tobytes()))
-    with Checkpoint.open(tmp_path, {"w": (2, 3)}) as checkpoint:
-        np.testing.assert_array_equal(checkpoint.read("w"), values)
-        assert non_finite_tensors(checkpoint) == {}
-
-
 # Harmless extras.
 
 
@@ -175,43 +157,30 @@ def test_a_head_that_contradicts_the_tied_embedding_is_refused(
 # Refused from the headers.
 
 
-def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
-    tensors = random_tensors(CONFIG)
-    del tensors[Q_PROJ]
-    refused(write_model(tmp_path, tensors=tensors), str(tmp_path), "1 missing", Q_PROJ)
+DOWN_PROJ = "model.layers.1.mlp.down_proj.weight"
 
 
-def test_an_unexpected_tensor_is_named(tmp_path: Path) -> None:
-    tensors = random_tensors(CONFIG) | {"model.layers.2.x": np.ones(1, np.float32)}
-    refused(write_model(tmp_path, tensors=tensors), "1 unexpected", "model.layers.2.x")
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({Q_PROJ: None}, ("1 missing", Q_PROJ)),
+        ({"model.layers.2.x": np.ones(1, np.float32)}, ("1 unexpected", "model.layers.2.x")),
+        ({DOWN_PROJ: np.ones((32, 16), np.float32)}, (DOWN_PROJ, "[32, 16]", "[16, 32]")),
+        ({Q_PROJ: np.ones(256, np.float32)}, ("model.safetensors", Q_PROJ, "[256]", "[16, 16]")),
+        ({Q_PROJ: np.ones((16, 16), np.float64)}, (Q_PROJ, "dtype", "F32, F16, BF16")),
+        ({Q_PROJ: np.ones((16, 16), np.int8)}, (Q_PROJ, "dtype", "F32, F16, BF16")),
+    ],
+    ids=["missing", "unexpected", "transposed", "flat", "wide", "integers"],
+)
+def test_a_tensor_that_differs_is_named(
+    tmp_path: Path, changes: dict[str, Any], named: tuple[str, ...]
+) -> None:
+    tensors = {**random_tensors(CONFIG), **changes}
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    refused(write_model(tmp_path, tensors=given), str(tmp_path), *named)
 
 
-def test_a_transposed_matrix_is_named(tmp_path: Path) -> None:
-    name = "model.layers.1.mlp.down_proj.weight"
-    tensors = random_tensors(CONFIG)
-    tensors[name] = tensors[name].T.copy()
-    refused(write_model(tmp_path, tensors=tensors), name, "[32, 16]", "[16, 32]")
-
-
-@pytest.mark.parametrize("shape", [(16, 15), (256,), (16, 16, 1), (8, 32)])
-def test_a_wrong_shape_is_named(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    tensors = random_tensors(CONFIG) | {Q_PROJ: np.ones(shape, np.float32)}
-    refused(
-        write_model(tmp_path, tensors=tensors),
-        "model.safetensors",
-        Q_PROJ,
-        str(list(shape)),
-        "[16, 16]",
-    )
-
-
-@pytest.mark.parametrize("dtype", [np.float64, np.int8, np.int32])
-def test_an_unsupported_dtype_is_named(tmp_path: Path, dtype: DTypeLike) -> None:
-    tensors = random_tensors(CONFIG) | {Q_PROJ: np.ones((16, 16), dtype)}
-    refused(write_model(tmp_path, tensors=tensors), Q_PROJ, "dtype", "F32, F16, BF16")
-
-
-@pytest.mark.parametrize("keep", [0, 5, 8, 100, -1000, -1])
+@pytest.mark.parametrize("keep", [0, 8, 100, -1])
 def test_a_truncated_file_is_refused(tmp_path: Path, keep: int) -> None:
     path = write_model(tmp_path) / "model.safetensors"
     whole = path.read_bytes()
@@ -304,11 +273,6 @@ def test_pickles_are_refused_with_a_way_out(tmp_path: Path) -> None:
     refused(tmp_path, "pytorch_model.bin", "convert", "save_pretrained")
 
 
-def test_safetensors_of_other_names_are_named(tmp_path: Path) -> None:
-    save_file({"a": np.ones(1, np.float32)}, tmp_path / "consolidated.safetensors")
-    refused(tmp_path, "consolidated.safetensors", "not read")
-
-
 @pytest.mark.parametrize(
     "shard",
     [
@@ -355,13 +319,6 @@ def test_a_tensor_that_its_shard_lacks_is_named(tmp_path: Path) -> None:
     refused(tmp_path, "index.json", Q_PROJ, other)
 
 
-def test_a_tensor_that_the_index_does_not_place_is_named(tmp_path: Path) -> None:
-    weight_map = write_shards(tmp_path, random_tensors(CONFIG))
-    shard = weight_map.pop(Q_PROJ)
-    write_index(tmp_path, weight_map)
-    refused(tmp_path, shard, Q_PROJ, "no file")
-
-
 def test_a_tensor_in_two_shards_is_named(tmp_path: Path) -> None:
     tensors = random_tensors(CONFIG)
     weight_map = write_shards(tmp_path, tensors)
@@ -370,12 +327,6 @@ def test_a_tensor_in_two_shards_is_named(tmp_path: Path) -> None:
     part = {name: tensor for name, tensor in tensors.items() if weight_map[name] == first}
     save_file(part | {twice: tensors[twice]}, tmp_path / first)
     refused(tmp_path, first, twice)
-
-
-@pytest.mark.parametrize("weight_map", [None, [], {}, "x"])
-def test_an_index_without_a_weight_map_is_refused(tmp_path: Path, weight_map: object) -> None:
-    write_index(tmp_path, weight_map)
-    refused(tmp_path, "index.json", "weight_map")
 
 
 # Values.
