@@ -97,20 +97,6 @@ def test_a_cancelled_task_ends_its_request(llm, alone):
     assert asyncio.run(main()).startswith(alone[1])
 
 
-def test_abort_gives_a_final_output(llm):
-    async def main():
-        outputs = llm.generate(PROMPTS[0], params(max_tokens=1000), "mine")
-        first = await anext(outputs)
-        assert first.request_id == "mine"
-        await llm.abort("mine")
-        await llm.abort(["nothing", "mine"])
-        return [output async for output in outputs]
-
-    rest = asyncio.run(main())
-    assert [output.finished for output in rest].count(True) == 1
-    assert rest[-1].outputs[0].finish_reason == "abort"
-
-
 def test_bad_requests_are_refused_one_by_one(llm, alone):
     async def main():
         with pytest.raises(RequestError, match="vocabulary has ids"):
@@ -175,16 +161,6 @@ def test_shutdown_ends_the_thread_and_running_requests():
             await anext(llm.generate("x"))
 
     asyncio.run(main())
-
-
-def test_the_thread_ends_with_its_object():
-    llm = AsyncLLM("bundled")
-    asyncio.run(text_of(llm, PROMPTS[0]))
-    thread = llm._loop._thread
-    del llm
-    gc.collect()
-    thread.join(30)
-    assert not thread.is_alive()
 
 
 def test_a_forked_child_is_refused_with_a_remedy(llm):

@@ -53,10 +53,7 @@ def test_an_answer_has_the_text_and_the_whole_output(expected):
     assert len(outputs[3].outputs) == 2
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    table("batch_rows", "failing rows"),
-)
+@pytest.mark.parametrize(("row", "message"), table("batch_rows", "failing rows"))
 def test_a_row_that_fails_stops_no_other(expected, row, message):
     found = RowEngine(SETTINGS).answers([ROWS[0], row, ROWS[1]])
     assert found[0]["generated_text"] == expected[0]["generated_text"]

@@ -83,9 +83,3 @@ def test_the_pages_are_made_from_the_results(tmp_path: Path):
     summary.write_text(page.replace(first_line, "old"))
     report.update_summary(summary, folder)
     assert summary.read_text() == page
-
-
-# Published conditions.
-
-
-# Chapters beside brute force.

@@ -48,15 +48,6 @@ def streamed(llm, index):
     return "".join(output.outputs[0].new_text for output in llm.stream(PROMPTS[index], params()))
 
 
-def test_a_stream_driven_by_others_gives_merged_outputs(llm, alone):
-    stream = llm.stream(PROMPTS[0], params())
-    first = next(stream)
-    llm.generate([PROMPTS[1]], params(), use_tqdm=False)
-    rest = list(stream)
-    assert len(rest) < len(first.outputs[0].token_ids) + 11
-    assert first.outputs[0].new_text + "".join(o.outputs[0].new_text for o in rest) == alone[0]
-
-
 def test_any_number_of_threads_may_call(llm, alone):
     def stepped(index):
         request_id = f"{threading.get_ident()}"
@@ -290,36 +281,6 @@ def test_a_forked_child_is_refused_the_gpu_at_once(llm, monkeypatch):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_child_forked_in_the_middle_of_another_threads_step_serves(llm, alone):
-    """The fork copies the driving thread's lock, and anything that it was changing."""
-    runner, inside, go_on = llm.engine._runner, threading.Event(), threading.Event()
-    original = runner.launch
-
-    def launch(plan):
-        launched = original(plan)
-        if not inside.is_set():
-            inside.set()
-            go_on.wait()
-        return launched
-
-    runner.launch = launch
-    thread = threading.Thread(target=streamed, args=(llm, 0))
-    thread.start()
-    inside.wait()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            text = llm.generate([PROMPTS[1]], params(), use_tqdm=False)[0].outputs[0].text
-            code = 0 if text == alone[1] else 2
-        finally:
-            os._exit(code)
-    go_on.set()
-    thread.join()
-    del runner.launch
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
 def test_ctrl_c_ends_only_the_main_threads_requests(llm, alone, monkeypatch):
     runner, strikes = llm.engine._runner, [3]
     original = runner.launch
@@ -341,30 +302,3 @@ def test_ctrl_c_ends_only_the_main_threads_requests(llm, alone, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             call_for_ever()
         assert [each.result() for each in others] == alone[1:]
-
-
-def test_a_signal_in_another_callers_command_is_not_that_callers_error(llm):
-    class Alarm(Exception):
-        pass
-
-    def handle(number, frame):
-        raise Alarm
-
-    calls = []
-
-    def function():
-        calls.append("called")
-        if len(calls) == 1:
-            signal.raise_signal(signal.SIGUSR1)
-        return "done"
-
-    before = signal.signal(signal.SIGUSR1, handle)
-    try:
-        command = llm.loop.post(function)  # as another thread would
-        with pytest.raises(Alarm):
-            llm.loop.settle()
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    llm.loop.settle()
-    assert command.value() == "done"
-    assert len(calls) == 2

@@ -61,20 +61,6 @@ def test_an_error_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_the_table_of_too_little_memory_stays_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "--num-blocks", "999999999", "Hi"]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("mie: error: not enough memory")
-    assert [line.split()[0] for line in lines[1:6]] == [
-        "weights",
-        "step",
-        "KV",
-        "total",
-        "available",
-    ]
-    assert "num_blocks=" in lines[-1]
-
-
 class FakeLLM:
     """Answers "a1", "a2" …. A message "loop" is interrupted after its first piece."""
 
@@ -130,13 +116,6 @@ def test_a_conversation_remembers_both_sides(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == "a1\na2\n"
     talk.reset()
     assert talk.messages == [say("system", "Be brief.")]
-
-
-def test_text_before_an_interrupt_is_remembered() -> None:
-    llm, talk = conversation()
-    talk.answer("loop")
-    assert talk.messages == [say("user", "loop"), say("assistant", "a")]
-    assert llm.num_closed == 1
 
 
 def test_a_message_that_does_not_fit_is_not_remembered() -> None:

@@ -95,9 +95,7 @@ def test_equal_descriptions_are_compiled_once(grammars: Grammars):
     assert compiled_seconds(grammars) - before < 2
 
 
-def test_a_description_whose_callers_left_is_stopped_and_others_are_never_begun(
-    grammars: Grammars,
-):
+def test_a_description_whose_callers_left_is_stopped_and_others_are_never_begun(grammars: Grammars):
     grammars.start(regex("x"))
     waiting = [grammars.submit(hostile(i)) for i in range(40)]
     begun(grammars)
@@ -122,21 +120,6 @@ def test_another_callers_description_waits_for_one_at_most(grammars: Grammars):
     for future in waiting:
         future.cancel()
     assert done.index("B") <= 1
-
-
-def test_a_worker_that_is_killed_is_replaced(grammars: Grammars):
-    grammars.start(regex("x"))
-    first = worker_pid(grammars)
-    waiting = grammars.submit(hostile(2))
-    begun(grammars)
-    [child] = Path(f"/proc/{first}/task/{first}/children").read_text().split()
-    os.kill(first, signal.SIGKILL)
-    with pytest.raises(WorkerError, match=r"not compiled: the worker process ended \(signal 9\)"):
-        waiting.result()
-    assert grammars.start(regex("y")).mask()
-    assert worker_pid(grammars) != first
-    for pid in (first, int(child)):  # the child ends with the worker
-        assert_gone(pid)
 
 
 def test_a_worker_that_hangs_is_replaced(grammars: Grammars, monkeypatch: pytest.MonkeyPatch):

@@ -20,11 +20,6 @@ from mie.cli.diagnosis.survey import Check
 from mie.cli.doctor import add_parser, render, run
 from mie.load import backends
 from mie.system.commands import CommandError
-from mie.system.resources import (
-    LIBRARY_BYTES,
-    THREAD_BYTES,
-    usable_cpus,
-)
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -50,12 +45,7 @@ JIT = {
     "cache": "/home/mia/.cache/mie/jit",
 }
 
-PRODUCTS = {
-    "plan": "tiled",
-    "kernels": "SkylakeX",
-    "is_controlled": True,
-    "num_threads": 8,
-}
+PRODUCTS = {"plan": "tiled", "kernels": "SkylakeX", "is_controlled": True, "num_threads": 8}
 
 
 RELEASE = "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64\n# KERNEL"
@@ -168,59 +158,6 @@ def test_a_healthy_machine_has_no_problems(root: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("environment", "remedy"),
-    [
-        ({"OPENBLAS_CORETYPE": "Haswell"}, "unset OPENBLAS_CORETYPE"),
-        (
-            {"OPENBLAS_CORETYPE": "Haswell", "OPENBLAS_L2_SIZE": "9", "OMP_NUM_THREADS": "1"},
-            "unset OPENBLAS_CORETYPE OPENBLAS_L2_SIZE OMP_NUM_THREADS",
-        ),
-        ({"OMP_NUM_THREADS": "2"}, "unset OMP_NUM_THREADS"),
-        ({"OMP_NUM_THREADS": "32"}, "unset OMP_NUM_THREADS"),
-        # OpenBLAS looks at its own variable first.
-        ({"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "8"}, None),
-        ({"OMP_NUM_THREADS": "8"}, None),
-        ({"OMP_NUM_THREADS": "many", "OPENBLAS_CORETYPE": ""}, None),
-        ({"OMP_NUM_THREADS": "0"}, None),
-    ],
-)
-def test_variables_that_slow_computation_are_noted(
-    root: Path, environment: Mapping[str, str], remedy: str | None
-) -> None:
-    check = checks_of(FakeMachine(root=root, environment=environment))["BLAS settings"]
-    assert check.remedy == remedy
-    assert check.status == ("note" if remedy else "ok")
-    for name in (remedy or "unset").split()[1:]:
-        assert f"{name}={environment[name]}" in check.value
-
-
-def test_a_limit_of_the_process_on_memory(root: Path) -> None:
-    reserve = LIBRARY_BYTES + THREAD_BYTES * usable_cpus()
-    limits = f"Max address space         {3 * GIB + reserve}           unlimited    bytes\n"
-    write(root, {"/proc/self/limits": limits, "/proc/self/status": f"VmSize:\t{GIB >> 10} kB\n"})
-    check = on(root)["memory"]
-    assert check.value.endswith("; a limit of the process (ulimit -v or -d) leaves 2.0 GiB")
-    assert check.status == "ok"
-
-
-def test_a_laptop_without_an_nvidia_gpu_has_no_problem(root: Path) -> None:
-    intel = "DRIVER=i915\nPCI_CLASS=30000\nPCI_ID=8086:46A6\n"
-    sound = "PCI_CLASS=40300\nPCI_ID=10DE:22BA\n"  # NVIDIA also makes other devices
-    write(
-        root,
-        {
-            "/sys/bus/pci/devices/0000:00:02.0/uevent": intel,
-            "/sys/bus/pci/devices/0000:01:00.1/uevent": sound,
-        },
-    )
-    checks = run_checks(FakeMachine(root=root))[9:]
-    assert [(check.name, check.status) for check in checks] == [
-        ("NVIDIA driver", "note"),
-        ("CuPy", "note"),
-    ]
-
-
 def test_a_healthy_server_has_no_problems(root: Path) -> None:
     write(root, {"/proc/driver/nvidia/version": KERNEL_MODULE})
     machine = FakeMachine(root=root, facts={"driver": driver(12, 6), "cupy": cupy()})
@@ -275,25 +212,6 @@ def test_a_check(root: Path, case: dict[str, Any]) -> None:
     assert case.get("remedy", "") in (found.remedy or "")
 
 
-@pytest.mark.parametrize(
-    ("numpy", "version", "is_fine"),
-    [
-        ("1.26.4", "14.2.0", False),
-        ("2.0.0", "14.2.0", True),
-        ("2.5.1", "14.2.0", True),
-        ("2.6.0rc1", "14.2.0", False),
-        ("1.26.4", "13.6.0", True),
-        ("2.6.0", "13.6.0", False),
-        ("2.9.0", "15.0.0", True),  # nothing is known of it
-    ],
-)
-def test_the_numpy_that_cupy_needs(root: Path, numpy: str, version: str, is_fine: bool) -> None:
-    facts = cupy(packages={"cupy-cuda12x": version}, version=version)
-    check = on(root, driver=driver(12, 6), cupy=facts, numpy={**NUMPY, "version": numpy})["CuPy"]
-    assert check.status == ("ok" if is_fine else "problem")
-    assert is_fine or "pip install 'numpy>=" in (check.remedy or "")
-
-
 def test_the_extras_bring_cuda_but_for_a_jetson_which_has_its_own() -> None:
     """The wheels of `cupy-cuda12x[ctk]` are for servers. A Jetson is recognised by its kernel's
     name."""
@@ -305,11 +223,6 @@ def test_the_extras_bring_cuda_but_for_a_jetson_which_has_its_own() -> None:
             environment = {"platform_release": release}
             [taken] = [each for each in found if each.marker.evaluate(environment)]
             assert (taken.name, taken.extras) == (f"cupy-cuda{version}x", extras)
-
-
-def test_a_container_on_a_jetson_is_known_by_the_board(root: Path) -> None:
-    write(root, {"/proc/device-tree/model": MODEL})
-    assert on(root, driver={"found": False})["JetPack"].status == "note"
 
 
 # The report
@@ -380,9 +293,6 @@ def test_a_machine_without_libraries_still_has_a_report(tmp_path: Path) -> None:
     reasons = {name: machine.ask("backend", name).get("error") for name in BACKENDS}
     assert all(reasons.values())
     assert render(run_checks(machine), reasons)
-
-
-# The machine itself
 
 
 # Questions to the libraries.

@@ -28,7 +28,7 @@ from mie.load.sizing import step_size
 from mie.ops.backend import StepBatch
 from mie.ops_jit import environment
 from mie.ops_jit.compiler import Cpu
-from mie.ops_jit.environment import CannotRun, check_cpu, check_machine, jit_facts
+from mie.ops_jit.environment import CannotRun, check_cpu, jit_facts
 from mie.ops_jit.jit_backend import JitBackend
 
 LINUX = "unknown-linux-gnu"
@@ -87,14 +87,6 @@ def fake_numba(folder: Path, version: str, code: str = "") -> Path:
     (folder / "numba/__init__.py").write_text(code)
     (folder / "numba/_version.py").write_text(f'x = """\n {{\n "version": "{version}"\n}}\n"""')
     return folder
-
-
-def test_an_old_numba_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delitem(sys.modules, "numba", raising=False)
-    monkeypatch.syspath_prepend(fake_numba(tmp_path, "0.60.0"))
-    message = "Numba is 0.60.0, and it needs 0.61 or later (pip install --upgrade 'mie[jit]'"
-    with pytest.raises(CannotRun, match=re.escape(message)):
-        check_machine(lambda: HASWELL)
 
 
 BROKEN = 'raise ImportError("Numba needs Python 3.13 or less.\\nGot Python 3.14.")'
@@ -182,15 +174,6 @@ def test_weights_of_another_dtype_are_refused_alike(backend: str, weight_dtype: 
             load((70, 9), blocks(HALVES.get(other, np.float32)))
 
 
-@pytest.mark.parametrize("backend", ["jit", "numpy"])
-def test_float32_widens_weights_at_load(backend: str):
-    config = EngineConfig(weight_dtype="float32", linear_plan="auto")
-    machine = load_backend(backend, config=config, weights_dtype="bfloat16")
-    assert machine.weight_bytes((64, 8)) == 4 * 64 * 8
-    with pytest.raises(ConfigError, match="weight_dtype 'float32' contradicts dtype 'bfloat16'"):
-        load_backend(backend, "bfloat16", config)
-
-
 def logits_of(engine: Engine, prompt: list[int]) -> bytes:
     """Return the bytes of the logits of every step."""
     backend: Any = engine._runner.backend  # type: ignore[attr-defined]
@@ -261,18 +244,3 @@ def test_the_first_step_compiles_nothing(tiny: Any, name: str, dtype: str, kv_ca
     logits_of(engine, [1, 2, 3, 4])
     assert set(backend._kernels._addresses) == present
     backend.prepare(no_bar)
-
-
-@pytest.mark.parametrize("num_threads", [1, 3])
-def test_a_process_ends_while_its_threads_are_at_work(num_threads: int):
-    code = f"""
-import os
-from mie.ops_jit.jit_backend import JitBackend
-backends = [JitBackend(num_threads={num_threads}) for _ in range(2)]
-del backends[0]
-if os.fork() == 0:
-    raise SystemExit(3)
-assert os.wait()[1] >> 8 == 3
-"""
-    for _ in range(2):
-        subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)

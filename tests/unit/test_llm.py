@@ -71,21 +71,6 @@ def test_a_stop_string_ends_the_text_across_tokens(llm):
     assert included.text == stopped.text + stop
 
 
-def test_min_tokens_holds_back_every_ending(llm):
-    whole = generate(llm, max_tokens=60, ignore_eos=True).outputs[0]
-    stopped = generate(llm, max_tokens=60, stop=[whole.text[:4]], min_tokens=5).outputs[0]
-    assert len(stopped.token_ids) >= 5
-    banned = generate(llm, max_tokens=9, stop_token_ids=[whole.token_ids[0]], min_tokens=3)
-    assert banned.outputs[0].token_ids[0] != whole.token_ids[0]
-
-
-def test_a_stop_token_is_reported_and_not_part_of_the_text(llm):
-    whole = generate(llm, ignore_eos=True).outputs[0]
-    stopped = generate(llm, stop_token_ids=[whole.token_ids[5]]).outputs[0]
-    assert stopped.stop_reason == stopped.token_ids[-1] == whole.token_ids[5]
-    assert stopped.text == llm.tokenizer.decode(stopped.token_ids[:-1])
-
-
 def test_logprobs(llm):
     output = generate(llm, max_tokens=5, logprobs=3, prompt_logprobs=2)
     [choice] = output.outputs
@@ -121,16 +106,6 @@ def test_forced_decoding_returns_true_logprobs(llm):
     odd = generate(llm, max_tokens=3, logprobs=0, trace_decode_token_ids=[9, 9, 9]).outputs[0]
     assert odd.token_ids == [9, 9, 9]
     assert odd.logprobs[0][9].rank > 1
-
-
-def test_cached_tokens_are_reported(llm):
-    llm.reset_prefix_cache()
-    first = generate(llm, "A prompt that nobody used before " * 4)
-    again = generate(llm, "A prompt that nobody used before " * 4)
-    assert first.num_cached_tokens == 0
-    assert again.num_cached_tokens == len(again.prompt_token_ids) - 1, "all but the last"
-    other = generate(llm, "Something else entirely, from its first word")
-    assert other.num_cached_tokens == 1, "the token that begins every text"
 
 
 def test_a_salt_separates_prompts_and_a_reset_clears_the_cache(llm):

@@ -1,7 +1,6 @@
 """Test that `get_metrics` describes the run under vLLM's names."""
 
 import asyncio
-import threading
 
 import pytest
 
@@ -152,35 +151,6 @@ def test_every_request_ends_in_one_reason(llm, monkeypatch):
         llm.generate([PROMPT], params(logprobs=1), use_tqdm=False)
     ended = read(llm.get_metrics())["ended"]
     assert ended == {"stop": 1, "length": 2, "abort": 2, "error": 1}
-
-
-def test_any_thread_may_read_at_any_time(llm):
-    is_done = threading.Event()
-    errors = []
-
-    def look():
-        last = 0
-        while not is_done.is_set():
-            found = read(llm.get_metrics())
-            count = found["generation_tokens"].value
-            if not last <= count <= 4 * 8 * 6:
-                errors.append((last, count))
-            last = count
-
-    def work():
-        for _ in range(4):
-            llm.generate([PROMPT] * 2, params(), use_tqdm=False)
-
-    looker = threading.Thread(target=look)
-    workers = [threading.Thread(target=work) for _ in range(4)]
-    for thread in (looker, *workers):
-        thread.start()
-    for thread in workers:
-        thread.join()
-    is_done.set()
-    looker.join()
-    assert not errors
-    assert read(llm.get_metrics())["generation_tokens"].value == 4 * 8 * 6
 
 
 def test_a_dead_async_engine_still_has_metrics(tiny):

@@ -126,24 +126,6 @@ MIXED = [(1, 9), (5, 5), (3, 10), (0, 4), (1, 1), (4, 7)]
 DECODES = [(1, 9), (1, 1), (1, 16), (1, 9), (1, 2)]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("heads", HEADS, ids=str)
-@pytest.mark.parametrize("block_size", [1, 3, 16])
-def test_a_ragged_batch(block_size: int, heads: tuple[int, int], dtype: str):
-    batch = ragged(MIXED, block_size=block_size, heads=heads, dtype=dtype)
-    check(paged(batch), plain(batch), dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [1, 2, 4, 9, 10, 11, 1000])
-@pytest.mark.parametrize("block_size", [1, 3, 16])
-def test_a_sliding_window(block_size: int, window: int, dtype: str):
-    """The windows are smaller than, equal to and larger than the lengths, of which 10 is the
-    largest."""
-    batch = ragged(MIXED, block_size=block_size, dtype=dtype)
-    check(paged(batch, window), plain(batch, window), dtype)
-
-
 @pytest.mark.parametrize("spread", [1e-3, 30.0, 100.0])
 def test_scores_of_any_size_are_stable(spread: float):
     """Products exceed 1e4, so exp would overflow without the shift."""

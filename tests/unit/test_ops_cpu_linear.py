@@ -9,20 +9,18 @@ import numpy as np
 import pytest
 
 from mie.errors import ConfigError
-from mie.ops import linear
 from mie.ops_cpu import linear as linear_module
 from mie.ops_cpu.blas import Blas
 from mie.ops_cpu.cpu_backend import CpuBackend
 from mie.ops_cpu.embedding import Embedding
-from mie.ops_cpu.linear import Matrix, PlainMatrix, TiledMatrix, columns_of
-from mie.ops_cpu.products import WIDTH, Groups
+from mie.ops_cpu.linear import Matrix, PlainMatrix, TiledMatrix
+from mie.ops_cpu.products import Groups
 from mie.ops_cpu.weights import stored_dtype, widened
 from mie.ops_cpu.workers import Workers
 
 RNG = np.random.default_rng(0)
 # (K, N): one tile or less, odd sizes, more than one part of K, several threads.
 SHAPES = [(1, 1), (7, 5), (64, 64), (100, 130), (4001, 70), (37, 700)]
-PLANS = ["plain", "tiled"]
 
 
 @pytest.fixture(params=["alone", "shared"])
@@ -48,26 +46,6 @@ def normal(*shape: int) -> np.ndarray:
     return RNG.normal(size=shape)
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("num_rows", [0, 1, 2, 9, 65, 130])
-def test_products_equal_the_definition(plan, dtype, shape, num_rows, workers):
-    num_inputs, num_outputs = shape
-    weight, bias = normal(num_outputs, num_inputs).astype(dtype), normal(num_outputs).astype(dtype)
-    x, residual = (normal(num_rows, size).astype(dtype) for size in (num_inputs, num_outputs))
-    for own_bias, own_residual in ((None, None), (bias, residual)):
-        matrix = load(plan, dtype, workers, [weight], own_bias)
-        got = matrix.apply(x, own_residual)
-        wide = [
-            None if each is None else each.astype("float64") for each in (own_bias, own_residual)
-        ]
-        expected = linear.linear(x.astype("float64"), weight.T.astype("float64"), *wide)
-        assert (got.dtype, got.shape) == (np.dtype(dtype), expected.shape)
-        atol = num_inputs * np.finfo(dtype).eps * 10
-        np.testing.assert_allclose(got, expected, rtol=0, atol=atol)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", [(576, 200), (1536, 130), (2048, 64), (4001, 70), (100, 130)])
 def test_a_row_of_tiles_has_the_same_bits_in_any_batch(dtype, shape, workers):
@@ -83,18 +61,6 @@ def test_a_row_of_tiles_has_the_same_bits_in_any_batch(dtype, shape, workers):
         )
     one_thread = load("tiled", dtype, Workers(1), [weight])
     np.testing.assert_array_equal(one_thread.apply(x, None), whole)
-
-
-@pytest.mark.parametrize("num_outputs", [70, 128, 130])
-def test_tiles_hold_the_columns_and_zeros(num_outputs, workers):
-    weight = normal(num_outputs, 33).astype("float32")
-    whole = load("tiled", "float32", workers, [weight])
-    columns = RNG.permutation(num_outputs)
-    np.testing.assert_array_equal(columns_of(whole.tiles, columns), weight[columns])
-    assert not columns_of(whole.tiles, np.arange(num_outputs, len(whole.tiles) * WIDTH)).any()
-    for border in (1, 7, 63, 64, 65, num_outputs - 1):
-        cut = load("tiled", "float32", workers, [weight[:border], weight[border:]])
-        np.testing.assert_array_equal(cut.tiles, whole.tiles)
 
 
 @pytest.mark.parametrize("weight_dtype", ["bfloat16", "float16"])

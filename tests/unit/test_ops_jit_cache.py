@@ -175,17 +175,6 @@ def test_a_kernel_of_another_cpu_is_not_used(cache: Path, field: str) -> None:
     assert kernel_cache.read(KERNEL, key_of(other)) is None
 
 
-@pytest.mark.parametrize("package", ["numba", "llvmlite"])
-def test_a_kernel_of_another_compiler_is_not_used(
-    cache: Path, package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = kernel_cache.version_of
-    monkeypatch.setattr(
-        kernel_cache, "version_of", lambda name: "0.1" if name == package else real(name)
-    )
-    assert kernel_cache.read(KERNEL, key_of(CPU)) is None
-
-
 @pytest.mark.parametrize(
     "source",
     ["layout.py", "compiler.py"]
@@ -236,13 +225,3 @@ def start() -> subprocess.Popen[str]:
 def test_a_warm_start_does_not_import_numba(cache: Path) -> None:
     with start() as process:
         assert process.communicate()[0].split()[1] == "False"
-
-
-def test_a_process_that_is_killed_while_it_writes_harms_nothing(cache: Path) -> None:
-    """It leaves a part of the file under another name."""
-    path = file_of(cache)
-    part = path.read_bytes()[:1000]
-    path.unlink()
-    (cache / "tmpabcdefgh").write_bytes(part)
-    assert result() == 1
-    assert result() == 0

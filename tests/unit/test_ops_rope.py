@@ -50,19 +50,6 @@ def test_pairs_turn_as_complex_numbers(shape: tuple[int, int, int], dtype: str):
         assert abs(got - turned) <= tolerance * max(1.0, abs(turned))
 
 
-@pytest.mark.parametrize("distance", [0, 1, 17, 300])
-def test_a_product_of_q_and_k_depends_only_on_their_distance(distance: int):
-    rng = np.random.default_rng(distance)
-    q, k = rng.normal(size=(2, 1, 1, 16))
-    products = [
-        float((rope(q, at([p + distance], 16)) * rope(k, at([p], 16))).sum())
-        for p in (0, 1, 9, 777)
-    ]
-    np.testing.assert_allclose(products, products[0], atol=1e-11)
-    other = float((rope(q, at([distance + 2], 16)) * rope(k, at([0], 16))).sum())
-    assert abs(other - products[0]) > 1e-3
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_positions", [1, 4095, 4096, 4097, 9000])
 def test_the_table_has_the_cosine_and_sine_of_every_position(num_positions: int, dtype: str):

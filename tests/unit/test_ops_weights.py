@@ -73,17 +73,6 @@ def test_the_distribution_is_softmax(scale: float):
     assert error.sum() / 2 <= 8 * UNIT
 
 
-def test_weights_fall_with_the_logits_but_for_a_rounding():
-    """Values around the borders of the polynomial, and random ones."""
-    borders = np.arange(0.5, 61, 0.5, dtype=np.float32)
-    near = (borders.view(np.int32)[:, None] + np.arange(-200, 200, dtype=np.int32)).ravel()
-    t = np.random.default_rng(4).uniform(0, 62, 200_000).astype(np.float32)
-    t = np.sort(np.concatenate([near.view(np.float32), t, np.zeros(1, np.float32)]))
-    weights = weights_of(-t, 61)
-    assert weights[0] == weights.max() == 2**61
-    assert (np.diff(weights) <= 3 * UNIT * weights[:-1]).all()
-
-
 @pytest.mark.parametrize("size", [1, 2, 1023, 1024, 300_000])
 def test_equal_logits_have_the_largest_weight_and_a_sum_below_2_to_the_62(size: int):
     for dtype in (np.float32, np.float64):

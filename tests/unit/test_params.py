@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import math
 import pickle
-import pydoc
 import re
 from collections.abc import Iterator
 from fractions import Fraction
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 from tables import table
 
-from mie import BeamSearchParams, RequestLimits, RequestOutputKind, SamplingParams
+from mie import BeamSearchParams, RequestLimits, SamplingParams
 from mie.config.params.sampling import truncated
 from mie.errors import ConfigError, RequestError
 
@@ -38,11 +37,7 @@ INTEGERS: dict[str, tuple[list[Any], list[Any], str]] = {
     "logprobs": ([-1, 0, 20, None], [-2], "at least -1"),
     "prompt_logprobs": ([-1, 0, 20, None], [-2], "at least -1"),
     "truncate_prompt_tokens": ([-1, 1, 10**9, None], [-2], "at least -1"),
-    "seed": (
-        [0, -(2**63), 2**64 - 1, None],
-        [-(2**63) - 1, 2**64],
-        f"in {-(2**63)} … {2**64 - 1}",
-    ),
+    "seed": ([0, -(2**63), 2**64 - 1, None], [-(2**63) - 1, 2**64], f"in {-(2**63)} … {2**64 - 1}"),
 }
 REALS: dict[str, tuple[list[Any], list[Any], str]] = {
     "temperature": ([0, 0.0, 1e-3, 2, 1e3], [-1e-9, -1, 1001, 10**400], "in [0, 1000]"),
@@ -106,29 +101,6 @@ def test_token_ids_are_a_list_of_integers_from_zero(name: str):
         refuses(message, **{name: [5, wrong]})
     for wrong_list in (7, "77", b"abc", {"a": 1}, np.array(3)):
         refuses(f"{name} must be a list of token ids; got {wrong_list!r}", **{name: wrong_list})
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "plain"),
-    [
-        ("stop", "end", ("end",)),
-        ("stop", ["a", "bc"], ("a", "bc")),
-        ("stop", [], ()),
-        ("stop_token_ids", [], ()),
-        ("bad_words", ["a", "b c"], ("a", "b c")),
-        ("bad_words", [], None),
-        ("bad_words_token_ids", [(1, 2), [3]], ((1, 2), (3,))),
-        ("logit_bias", {"7": 1, 3: -2.5, np.int64(4): np.float32(0.5)}, {7: 1.0, 3: -2.5, 4: 0.5}),
-        ("logit_bias", {1: -100, 2: 100}, {1: -100.0, 2: 100.0}),
-        ("logit_bias", {}, None),
-        ("extra_args", {"a": [1]}, {"a": [1]}),
-        ("extra_args", {}, {}),
-        ("output_kind", RequestOutputKind.DELTA, RequestOutputKind.DELTA),
-        ("skip_reading_prefix_cache", False, False),
-    ],
-)
-def test_values_become_plain(name: str, given: Any, plain: Any):
-    assert getattr(SamplingParams(**{name: given}), name) == plain
 
 
 @pytest.mark.parametrize(
@@ -292,17 +264,3 @@ def test_a_prompt_is_truncated_from_its_beginning(
 def test_bad_values_of_beam_search_are_refused_by_name(name: str, value: Any):
     with pytest.raises(ConfigError, match=f"{name} must be"):
         BeamSearchParams(**{"beam_width": 2, "max_tokens": 4, name: value})
-
-
-@pytest.mark.parametrize("cls", [SamplingParams, BeamSearchParams])
-def test_help_explains_every_field_with_its_default(cls: type):
-    text = pydoc.render_doc(cls, renderer=pydoc.plaintext)
-    entries = dict(re.findall(r"^ \|  (\w+): ((?:.|\n \|      )+)$", text, re.MULTILINE))
-    fields = dataclasses.fields(cls)
-    assert list(entries)[: len(fields)] == [field.name for field in fields]
-    for field in fields:
-        entry = " ".join(entries[field.name].replace("|", " ").split())
-        assert entry.endswith("."), field.name
-        default = getattr(field.default, "name", repr(field.default))
-        is_required = field.default is dataclasses.MISSING
-        assert is_required or entry.endswith(f" Default: {default}."), field.name

@@ -7,23 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from event_stories import (
-    A1,
-    AFTER_STORY,
-    BEAMS,
-    EMPTY,
-    REBUILD,
-    REBUILT,
-    STORY,
-    A,
-    B,
-    C,
-    D,
-    E,
-    F,
-    run_toy,
-    summary,
-)
+from event_stories import A1, AFTER_STORY, EMPTY, REBUILT, STORY, A, B, C, D, E, run_toy, summary
 from tables import table
 
 from mie.errors import TraceError
@@ -62,44 +46,6 @@ def test_a_snapshot_gives_its_state_back(step: int) -> None:
         state.apply_step((*records, ("step", summary(number))))
     assert state.snapshot() == told().snapshot()
     assert snapshot == before, "the snapshot was changed"
-
-
-def test_a_rebuild_resets_the_state() -> None:
-    state = told()
-    state.apply_step((*REBUILD, ("step", summary(7))))
-    assert state.snapshot() == {**EMPTY, **REBUILT}
-
-
-def test_a_kept_sequence_lends_its_blocks_until_it_is_closed() -> None:
-    before, state = told(), told()
-    for count, record in enumerate(BEAMS, 1):
-        state.apply(record)
-        if count == 6:
-            assert (state.waiting, state.running) == ([B, F], [C])
-            assert state.sequences[E].is_kept
-            assert state.fills()[6] == 2
-            assert State.from_snapshot(state.snapshot()).snapshot() == state.snapshot()
-    assert state.snapshot() == before.snapshot()
-
-
-@pytest.mark.parametrize(
-    ("count", "record", "message"),
-    [
-        (6, ("branch", F, C, 1), r"\(2, 0\) is not kept"),
-        (6, ("branch", C, E, 1), "it does not wait"),
-        (6, ("branch", F, E, 0), "row 0 is taken"),
-        (6, ("keep", E), "is not running"),
-        (13, ("finish", E, "length"), "its table is still open"),
-    ],
-)
-def test_invalid_records_of_a_kept_sequence_are_refused(
-    count: int, record: Record, message: str
-) -> None:
-    state = told()
-    for each in BEAMS[:count]:
-        state.apply(each)
-    with pytest.raises(TraceError, match=message):
-        state.apply_step((record, ("step", summary(7))))
 
 
 def test_blocks_are_counted() -> None:

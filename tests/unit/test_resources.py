@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import pytest
@@ -19,7 +18,6 @@ from mie.system.resources import (
     cpu_quota,
     memory_limit,
     usable_cpus,
-    whole_cpus,
 )
 
 MEMINFO = "MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\nHugePages_Total:       3\n"
@@ -102,16 +100,6 @@ def test_the_smallest_quota_of_the_path_counts(
         texts[f"/sys/fs/cgroup{folder}/cpu.max"] = words
     ratios = [q / p for q, p in zip(quotas, periods, strict=True) if q is not None]
     assert cpu_quota(of(texts)) == (min(ratios) if ratios else None)
-
-
-@given(usable=st.integers(1, 512), quota=st.floats(0.001, 1000))
-def test_threads_get_a_whole_number_of_cpus(usable: int, quota: float) -> None:
-    cpus = whole_cpus(usable, quota)
-    assert 1 <= cpus <= usable
-    assert cpus >= min(usable, quota)  # none of the quota is left unused
-    assert cpus == usable or cpus < quota + 1
-    assert whole_cpus(usable, None) == usable
-    assert math.isclose(cpus, int(cpus))
 
 
 def test_the_affinity_and_the_quota_both_limit_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:

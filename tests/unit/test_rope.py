@@ -50,13 +50,6 @@ def test_yarn_without_truncation_ramps_between_fractions_of_pairs() -> None:
     np.testing.assert_allclose(inv_freq, plain(1e4) * (slowed / 8 + 1 - slowed), rtol=1e-12)
 
 
-def test_yarn_with_a_ramp_of_zero_width_is_a_step() -> None:
-    rope = RopeConfig(rope_type="yarn", factor=8.0, original_max_position_embeddings=4)
-    inv_freq, _ = rope_inv_freq(rope, HEAD_DIM, 99)
-    np.testing.assert_allclose(inv_freq[1:], plain(1e4)[1:] / 8, rtol=1e-12)
-    assert inv_freq[0] == 1.0
-
-
 @pytest.mark.parametrize(
     ("changes", "scaling"),
     [

@@ -14,10 +14,9 @@ import pytest
 
 from mie import LLM, AsyncEngineArgs, EngineArgs, EngineConfig
 from mie.cli import main
-from mie.cli.options import _SAMPLING, add_engine_options, add_sampling_options, engine_options
+from mie.cli.options import add_engine_options, engine_options
 from mie.config.arguments import option
 from mie.config.engine import EngineSettings, check_setting
-from mie.config.params.sampling import SamplingParams
 from mie.config.settings import BACKENDS, Setting, settings_of
 from mie.config.vllm_names import VllmNames
 from mie.errors import ConfigError
@@ -104,17 +103,6 @@ def test_vllms_other_options_are_known_but_not_shown() -> None:
     given = engine_options(parser.parse_args(words.split()))
     assert given == {"tensor_parallel_size": 1, "trust_remote_code": True, "enable_lora": False}
     EngineArgs(**given)
-
-
-def test_a_sampling_option_is_a_sampling_parameter() -> None:
-    parser = argparse.ArgumentParser()
-    add_sampling_options(parser, max_tokens=7)
-    options = commands(parser)
-    assert {options[option(name)].dest for name in _SAMPLING} == set(_SAMPLING)
-    assert set(_SAMPLING) <= {each.name for each in dataclasses.fields(SamplingParams)}
-    for name in ("min_tokens", "top_p", "top_k", "min_p", "n", "frequency_penalty"):
-        default = getattr(SamplingParams(), name)
-        assert f"(default: {default:g})" in (options[option(name)].help or "")
 
 
 @pytest.mark.parametrize(

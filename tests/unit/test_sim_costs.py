@@ -60,11 +60,7 @@ def test_wrong_costs_are_refused(values: dict):
 
 
 @pytest.mark.parametrize(
-    ("name", "published"),
-    [
-        ("TinyLlama-1.1B", 1_100_048_384),
-        ("Llama-3.1-8B", 8_030_261_248),
-    ],
+    ("name", "published"), [("TinyLlama-1.1B", 1_100_048_384), ("Llama-3.1-8B", 8_030_261_248)]
 )
 def test_shapes_have_the_published_parameters(name: str, published: int):
     assert num_parameters(find_shape(name)) == published

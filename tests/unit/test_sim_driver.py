@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from mie.config.engine import EngineConfig
-from mie.sim.clock import WallClock
 from mie.sim.costs import Costs
 from mie.sim.driver import Bench, LoadResult, run_load
 from mie.sim.loads import from_lengths
@@ -94,19 +93,3 @@ def test_an_interrupted_run_leaves_no_request_and_no_observer():
         run_load(subject, from_lengths([(5, 3), (6, 4)]))
     assert not subject.engine.has_work
     assert subject.engine.observers == [stop]
-
-
-def test_the_real_engine_is_driven_in_the_same_way(tiny):
-    from mie.llm import LLM
-
-    llm = LLM(tiny["llama"].directory, skip_tokenizer_init=True, num_blocks=64)
-    real = Bench(engine=llm.engine, clock=WallClock(), vocab_size=40)
-    turn = request("b", 1_000_000, after="a", prompt=(Text(97, 5), Answer("a", 1)))
-    result = run_load(real, workload(request("a", n=2, max_tokens=20), turn))
-    assert [record.num_output for record in result.records] == [40, 3]
-    for record in result.records:
-        assert record.queue is not None
-        assert 0 <= record.queue < record.ttft <= record.e2el
-        assert all(gap > 0 for gap in record.itl)
-    assert result.records[1].arrival_ns == result.records[0].end_ns + 1_000_000
-    assert record_of(result, "b").num_cached == 16  # one block of the 24 stored tokens

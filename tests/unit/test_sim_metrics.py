@@ -8,14 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mie.errors import ConfigError
-from mie.sim.metrics import (
-    Goodput,
-    RequestRecord,
-    latencies,
-    mean_and_std,
-    percentile,
-    summarize,
-)
+from mie.sim.metrics import Goodput, RequestRecord, latencies, mean_and_std, percentile, summarize
 
 MS = 1_000_000
 values = st.lists(st.integers(0, 10**12) | st.floats(0, 1e12), min_size=1, max_size=40)

@@ -113,14 +113,6 @@ def test_the_suggested_setting_fits(setting: str, asked: int, fitting: int, more
     refusal(lambda: planned(left, **{setting: more}))
 
 
-def test_fewer_tokens_per_step_are_suggested_if_they_help():
-    available = needs(max_num_batched_tokens=300) + BLOCK
-    text = refusal(lambda: checked(EngineConfig(), Backend(available)))
-    assert "(max_num_batched_tokens=256 fits)" in text
-    fitting = EngineConfig(max_num_batched_tokens=256)
-    assert plan_memory(fitting, MODEL, Backend(available)).fits
-
-
 def test_the_table_shows_weights_that_do_not_fit():
     text = refusal(lambda: checked(EngineConfig(), Backend(1000)))
     assert text.endswith("(end other programs, or use a smaller model)")

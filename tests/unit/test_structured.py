@@ -17,13 +17,7 @@ from typing import Any
 import pytest
 import small_tokenizers
 
-from mie import (
-    LLM,
-    EngineConfig,
-    RequestLimits,
-    SamplingParams,
-    StructuredOutputsParams,
-)
+from mie import LLM, EngineConfig, RequestLimits, SamplingParams, StructuredOutputsParams
 from mie.cli import main
 from mie.engine.constraint import RowConstraint
 from mie.errors import ConfigError, RequestError, RequestFailedError
@@ -86,19 +80,14 @@ def test_bad_fields_are_refused_by_name():
     refuses("got json and choice", json={}, choice=["a"])
     refuses("json must be a JSON schema, an object; got [1]", json="[1]")
     refuses("json must be a JSON schema: Expecting", json="{")
-    refuses("json must be a JSON schema: ", json={"const": {1}})
     refuses("json must be a JSON schema: ", json={"const": float("nan")})
     refuses("json must be a JSON schema: it nests too deep", json="[" * 10**5)
     refuses("regex must be a string; got 3", regex=3)
-    refuses("grammar must be a string; got b''", grammar=b"")
     refuses("grammar is empty; it needs a rule named start", grammar="")
     refuses("whitespace_pattern must be a string; got 1", json={}, whitespace_pattern=1)
     refuses("choice must be a list of strings; got 'yes'", choice="yes")
     refuses("choice must have at least one text", choice=[])
-    refuses("each of choice must be a non-empty string; got ''", choice=["a", ""])
-    refuses("json_object must be True or False; got 1", json_object=1)
     refuses("structural_tag is not supported", structural_tag="{}")
-    refuses("disable_any_whitespace belongs to json", regex="a", disable_any_whitespace=False)
     refuses("whitespace_pattern belongs to json", choice=["a"], whitespace_pattern=" ")
     refuses("'jsn'", jsn="{}")
 
@@ -120,18 +109,13 @@ CONJUNCTION = [{"type": "string", "pattern": f".*{a}.{{9}}"} for a in string.asc
 BAD = [
     ({"regex": "("}, "regex that cannot be followed: .*invalid regex"),
     ({"regex": r"(a)\1"}, "backreferences are not supported"),
-    ({"regex": "(?=a)a"}, "look-around"),
     ({"grammar": "start: x"}, 'grammar that cannot be followed: .*unknown name: "x"'),
-    ({"grammar": 'foo: "a"'}, "no start rule found"),
     ({"grammar": "start: " + "(" * 5000 + '"a"' + ")" * 5000}, "too deeply nested"),
     ({"json": {"not": {"type": "null"}}}, r"Unimplemented keys: \[\"not\"\]"),
     ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
-    ({"json": {"type": "string", "format": "nope"}}, "Unknown format: nope"),
     ({"json": {"type": "thing"}}, "Invalid type: thing"),
     ({"json": {"$ref": "https://example.org/x"}}, "not present in a registry"),
-    ({"json": {"enum": []}}, "Unsatisfiable schema"),
     ({"json": {"type": "integer", "minimum": 5, "maximum": 3}}, "Unsatisfiable schema"),
-    ({"json": {}, "whitespace_pattern": "("}, "cannot be followed"),
     ({"json": {"$ref": "#"}}, "no finite text matches it"),
     ({"regex": r"[^\s\S]"}, "regex that cannot be followed: no finite text matches it"),
     ({"json": {"maxLength": 10**20}}, "'maxLength' is 100000000000000000000; integers may be in"),

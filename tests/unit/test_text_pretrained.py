@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_tokenizers import KINDS, SENTENCES
 
 import mie
 from mie.errors import ConfigError, RequestError
@@ -93,15 +92,6 @@ def test_the_vocabulary_and_the_special_tokens(bundled: PretrainedTokenizer) -> 
     assert bundled.name_or_path == str(BUNDLED)
     assert bundled.chat_template == (BUNDLED / "chat_template.jinja").read_text()
     assert "vocab_size=2048" in repr(bundled)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_tokens_join_to_the_decoded_text(kind: str) -> None:
-    tokenizer = PretrainedTokenizer(KINDS[kind](), TemplateFiles(Path("nowhere")))
-    for sentence in SENTENCES:
-        ids = tokenizer.encode(sentence, add_special_tokens=False)
-        tokens = tokenizer.tokenize(sentence)
-        assert tokenizer.convert_tokens_to_string(tokens) == tokenizer.decode(ids)
 
 
 def test_apply_chat_template(bundled: PretrainedTokenizer) -> None:

@@ -46,9 +46,7 @@ def test_an_async_llm_without_its_thread_leaves_nothing(no_threads: Callable[[bo
     AsyncLLM("bundled", num_blocks=16, num_threads=1).shutdown()
 
 
-def test_requests_that_run_go_on_and_new_ones_get_the_error(
-    no_threads: Callable[[bool], None],
-):
+def test_requests_that_run_go_on_and_new_ones_get_the_error(no_threads: Callable[[bool], None]):
     async def main() -> None:
         async with AsyncLLM("bundled", num_blocks=32) as llm:
             stream = llm.generate("Once upon a time", PARAMS, "1")

@@ -144,9 +144,6 @@ def test_tags_that_are_special_tokens_are_kept_and_others_are_not(tmp_path: Path
     assert forced.outputs[0].tool_calls
 
 
-# Streams.
-
-
 # Refusals.
 
 

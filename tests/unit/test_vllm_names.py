@@ -29,12 +29,7 @@ from mie import (
     SamplingParams,
     TokensPrompt,
 )
-from mie.errors import (
-    ConfigError,
-    RequestError,
-    UnsupportedImportError,
-    UnsupportedNameError,
-)
+from mie.errors import ConfigError, RequestError, UnsupportedImportError, UnsupportedNameError
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "vllm_page.py"))
@@ -233,16 +228,6 @@ def test_vllms_own_defaults_are_accepted(owner: str):
     }
     own = {"beam_width": 1, "max_tokens": 1} if owner == "BeamSearchParams" else {}
     getattr(mie, owner)(**own, **given)
-
-
-def test_sampling_parameters_have_vllms_defaults():
-    for owner in ("SamplingParams", "BeamSearchParams", "CompletionOutput", "RequestOutput"):
-        cls = getattr(mie, owner)
-        fields = {each.name: each.default for each in dataclasses.fields(cls)}
-        shared = fields.keys() & DEFAULTS.get(owner, {}).keys()
-        assert {name: fields[name] for name in shared} == {
-            name: DEFAULTS[owner][name] for name in shared
-        }
 
 
 OF_METHODS = [(owner, name) for owner in CALLS for name in sorted(running(owner))]

@@ -71,27 +71,3 @@ def test_the_budget_of_a_step_is_taken():
     assert (wait.budget_decodes, wait.budget_prefills) == (1, 7)
     driver.step()
     assert driver.work == {0: 1, 1: 7}
-
-
-def test_a_prompt_that_is_not_split_needs_its_whole_budget():
-    driver = Driver(enable_chunked_prefill=False, num_blocks=40)
-    driver.add(1, max_tokens=9)
-    driver.step()
-    driver.add(63)
-    assert why(driver, 1).because == "nothing"
-    driver.add(1, max_tokens=9)
-    driver.scheduler.finish(driver.requests[1].sequences[0], "abort")
-    driver.step()
-    driver.add(63)
-    assert (why(driver, 3).because, why(driver, 3).budget_decodes) == ("budget", 2)
-
-
-def test_a_client_runs_as_many_sequences_as_it_may():
-    quotas = {"a": {"max_num_seqs": 1}}
-    driver = Driver(scheduling_policy="fair", client_quotas=quotas)
-    driver.add(4, client="a")
-    driver.step()
-    driver.add(4, client="a")
-    assert why(driver, 1).because == "quota"
-    driver.add(4, client="b")
-    assert why(driver, 2).because == "nothing"

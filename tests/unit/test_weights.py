@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 import subprocess
 import sys
 from contextlib import suppress
@@ -15,14 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from model_files import (
-    hf_config,
-    random_tensors,
-    safetensors_bytes,
-    write_index,
-    write_model,
-    write_shards,
-)
+from model_files import hf_config, random_tensors, write_index, write_model, write_shards
 from numpy.typing import DTypeLike, NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save, save_file
@@ -30,12 +22,7 @@ from safetensors.numpy import save, save_file
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.safetensors_header import TensorEntry, read_header
 from mie.checkpoint.tensors import num_parameters
-from mie.checkpoint.weights import (
-    Checkpoint,
-    check_tied_head,
-    expected_tensors,
-    non_finite_tensors,
-)
+from mie.checkpoint.weights import Checkpoint, check_tied_head, expected_tensors, non_finite_tensors
 from mie.errors import WeightsError
 
 CONFIG = ModelConfig.from_hf(hf_config())
@@ -92,16 +79,6 @@ def test_every_dtype_is_read_exactly(tmp_path: Path, dtype: DTypeLike) -> None:
             np.testing.assert_array_equal(got, tensor)
             checkpoint.release(name)
             np.testing.assert_array_equal(got, tensor)
-
-
-@pytest.mark.parametrize("max_bytes", [1, 64, 200, 1 << 20])
-def test_blocks_are_the_tensor_in_pieces(tmp_path: Path, max_bytes: int) -> None:
-    tensors = random_tensors(CONFIG)
-    write_model(tmp_path, tensors=tensors)
-    with opened(tmp_path) as checkpoint:
-        blocks = list(checkpoint.blocks(Q_PROJ, max_bytes))
-        assert all(block.nbytes <= max(max_bytes, 64) for block in blocks)
-        np.testing.assert_array_equal(np.concatenate(blocks), tensors[Q_PROJ])
 
 
 def test_shards_are_read_like_one_file(tmp_path: Path) -> None:
@@ -193,35 +170,6 @@ def entry(begin: int, end: int, dtype: str = "F32", shape: object = None) -> dic
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
-@pytest.mark.parametrize(
-    ("data", "named"),
-    [
-        (b"", "header too small"),
-        (struct.pack("<Q", 10**9) + b"{}", "truncated"),
-        (struct.pack("<Q", 5000) + b"{}", "truncated"),
-        (safetensors_bytes(b"not json"), "invalid JSON"),
-        (safetensors_bytes([1]), "invalid JSON"),
-        (safetensors_bytes({"__metadata__": {"a": 1}}), "expected a string"),
-        (safetensors_bytes({"a": {"dtype": "F32"}}), "missing field `shape`"),
-        (safetensors_bytes({"a": entry(0, 4, dtype="F99")}, bytes(4)), "`F99`"),
-        (safetensors_bytes({"a": entry(0, 4, dtype="F\n9")}, bytes(4)), r"`F\n9`"),
-        (safetensors_bytes({"a": entry(0, 4, shape=[-1])}, bytes(4)), "expected usize"),
-        (safetensors_bytes({"a": entry(4, 0, shape=[0])}, bytes(4)), "`a`"),
-        (safetensors_bytes({"a": entry(0, 4, shape=[2])}, bytes(4)), "invalid shape"),
-        (safetensors_bytes({"a": entry(0, 8)}, bytes(4)), "truncated"),
-        (safetensors_bytes({"a": entry(0, 4), "b": entry(0, 4)}, bytes(4)), "invalid offset"),
-        (safetensors_bytes({"a": entry(0, 4), "b": entry(8, 12)}, bytes(12)), "`b`"),
-        (safetensors_bytes({"a": entry(0, 4)}, bytes(7)), "not fully covered"),
-    ],
-)
-def test_a_corrupt_header_is_refused(tmp_path: Path, data: bytes, named: str) -> None:
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(data)
-    refused(tmp_path, str(path), named)
-    with pytest.raises(WeightsError):
-        read_header(path)
-
-
 DTYPES = [
     *(np.float64, np.float32, np.float16, np.int64, np.int32, np.int16, np.int8, np.uint64),
     *(np.uint32, np.uint16, np.uint8, np.bool_, ml_dtypes.bfloat16),
@@ -271,29 +219,6 @@ def test_an_empty_or_missing_directory_is_refused(tmp_path: Path) -> None:
 def test_pickles_are_refused_with_a_way_out(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04")
     refused(tmp_path, "pytorch_model.bin", "convert", "save_pretrained")
-
-
-@pytest.mark.parametrize(
-    "shard",
-    [
-        "../x.safetensors",
-        "/etc/x.safetensors",
-        "a/b.safetensors",
-        "a\\b.safetensors",
-        "x\0.safetensors",
-        "..",
-        "x.bin",
-        "",
-        3,
-        None,
-    ],
-)
-def test_an_index_may_name_only_files_beside_it(tmp_path: Path, shard: object) -> None:
-    directory = tmp_path / "model"
-    directory.mkdir()
-    save_file(random_tensors(CONFIG), tmp_path / "x.safetensors")
-    write_index(directory, dict.fromkeys(EXPECTED, shard))
-    refused(directory, "index.json", repr(shard), "model.embed_tokens.weight")
 
 
 def test_a_shard_may_be_a_link_as_in_the_hub_cache(tmp_path: Path) -> None:

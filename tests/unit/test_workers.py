@@ -78,18 +78,6 @@ def test_each_task_runs_once_a_call(
         assert sorted(ran) == list(range(num_threads))
 
 
-@pytest.mark.parametrize("number", [None, 1, 2])
-@pytest.mark.parametrize("num_items", [1, 2, 3, 20])
-def test_each_item_goes_to_one_call(
-    num_items: int, number: int | None, new_workers: Callable[[int], Workers]
-) -> None:
-    workers, items = new_workers(3), [f"item {i}" for i in range(num_items)]
-    got: list[tuple[str, int]] = []
-    workers.share(lambda item: got.append((item, threading.get_ident())), items, number)
-    assert sorted(item for item, _ in got) == sorted(items)
-    assert len({thread for _, thread in got}) <= min(number or 3, num_items)
-
-
 def test_tasks_run_side_by_side(new_workers: Callable[[int], Workers]) -> None:
     workers = new_workers(4)
     everyone = threading.Barrier(4)
@@ -201,23 +189,7 @@ def test_an_interrupt_at_any_bytecode_leaves_no_task_running_and_the_workers_usa
     assert 200 < number < 9999  # it has tried them all
 
 
-# Waiting.
-
-
 # Forks.
-
-
-def test_a_forked_child_has_threads_of_its_own(new_workers: Callable[[int], Workers]) -> None:
-    workers = new_workers(3)
-    run(workers, lambda _: None)
-
-    def action() -> None:
-        for _ in range(3):
-            everyone = threading.Barrier(3)
-            run(workers, lambda _, everyone=everyone: everyone.wait(PATIENCE))
-
-    assert exit_code_of_child(action) == 0
-    action()
 
 
 def test_a_child_forked_while_tasks_run_has_usable_workers(
