@@ -9,7 +9,7 @@ import pytest
 from mie import LLM, AsyncLLM, SamplingParams
 from mie.config.params.sampling import RequestOutputKind
 from mie.engine.audit.scheduler import check_scheduler
-from mie.errors import EngineDeadError, RequestError
+from mie.errors import EngineDeadError
 
 PROMPTS = ("Once upon a time", "Tell me a story about Mia", "The old mill", "A silver bell")
 
@@ -95,22 +95,6 @@ def test_a_cancelled_task_ends_its_request(llm, alone):
             pass
 
     assert asyncio.run(main()).startswith(alone[1])
-
-
-def test_bad_requests_are_refused_one_by_one(llm, alone):
-    async def main():
-        with pytest.raises(RequestError, match="vocabulary has ids"):
-            await anext(llm.generate([10**6], params()))
-        with pytest.raises(RequestError, match="request_id must be a non-empty string"):
-            await anext(llm.generate("x", params(), 7))
-        running = llm.generate(PROMPTS[0], params(max_tokens=1000), "mine")
-        await anext(running)
-        with pytest.raises(RequestError, match="'mine' is in use"):
-            await anext(llm.generate("x", params(), "mine"))
-        await running.aclose()
-        return await text_of(llm, PROMPTS[1])
-
-    assert asyncio.run(main()) == alone[1]
 
 
 def test_a_dead_engine_notifies_every_caller(llm):

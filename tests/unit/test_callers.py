@@ -149,28 +149,6 @@ def test_an_observer_that_raises_costs_no_output(llm, alone, caplog):
     assert "an observer of the engine raised" in caplog.text
 
 
-def test_an_observer_may_only_abort(llm):
-    said = []
-
-    def observer(stats):
-        if stats.num_decode_tokens == 1 and not said:
-            try:
-                llm.generate(PROMPTS[1], use_tqdm=False)
-            except RuntimeError as error:
-                said.append(str(error))
-            llm.abort("mine")
-
-    llm.engine.observers.append(observer)
-    llm.add_request(PROMPTS[0], params(max_tokens=100), "mine")
-    outputs = []
-    while llm.has_work:
-        outputs += llm.step()
-    llm.engine.observers.remove(observer)
-    assert outputs[-1].outputs[0].finish_reason == "abort"
-    assert len(outputs[-1].outputs[0].token_ids) == 2
-    assert "in the middle of a step" in said[0]
-
-
 def test_a_step_that_fails_once_is_retried(llm, alone, monkeypatch, caplog):
     runner, failed = llm.engine._runner, []
     original = runner.launch

@@ -27,7 +27,7 @@ from mie.diff.measure import errors_between
 from mie.diff.recording import METHODS, OPERATORS, Injection, RecordingBackend, Spot
 from mie.diff.report import DiffReport, Side
 from mie.diff.text import lines
-from mie.diff.tolerances import ALONE, QUANTIZED, TOLERANCES
+from mie.diff.tolerances import ALONE, QUANTIZED, TOLERANCES, Limits
 from mie.diff.workload import DiffWorkload
 from mie.errors import ConfigError
 from mie.load.engine import load_engine
@@ -336,6 +336,25 @@ def test_b_is_forced_to_the_tokens_of_a(tiny: dict[str, TinyModel]):
     assert wrong.first is not None
     embeds = [row for row in wrong.rows if row.operator == "embed"]
     assert embeds[0].max_rel == pytest.approx(0.01, rel=0.01), "the inputs of no step differ"
+
+
+def test_the_coarser_dtype_and_the_coarser_cache_choose_the_limit():
+    single, double, half = (np.dtype(name) for name in ("float32", "float64", "float16"))
+    assert Limits().of(single, double, "silu_mul") == TOLERANCES["float32"].gates
+    assert Limits().of(double, double, "qkv") == TOLERANCES["float64"].layers
+    assert Limits(isolated=True).of(half, single, "down") == ALONE["float16"].layers
+    one, both = (Limits(kv_cache_dtypes=(name, "int8")) for name in ("auto", "int8"))
+    assert one.of(single, single, "qkv") == QUANTIZED["int8"].layers
+    assert both.of(single, single, "qkv") == QUANTIZED["int8 on both sides"].layers
+    assert both.of(half, single, "qkv") == TOLERANCES["float16"].layers, "the larger of the two"
+    assert one.of(single, single, "embed") == TOLERANCES["float32"].embed
+    mixed = Limits(kv_cache_dtypes=("int8", "fp8"))
+    assert mixed.of(single, single, "head") == QUANTIZED["fp8"].logits
+    alone = Limits(kv_cache_dtypes=("auto", "int8"), isolated=True)
+    assert alone.of(single, single, "paged_attention") == QUANTIZED["int8"].gates
+    assert alone.of(single, single, "silu_mul") == ALONE["float32"].gates
+    assert TOLERANCES["float32"].reason in one.reason(single, single)
+    assert QUANTIZED["int8"].reason in one.reason(single, single)
 
 
 # Reports.

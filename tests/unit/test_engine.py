@@ -58,16 +58,6 @@ def test_a_bad_request_is_refused_and_leaves_nothing(engine, prompt, params, mes
     assert len(run(engine)["auto-0", 0]) == 16
 
 
-def test_parameters_are_copied_when_the_request_is_added(engine):
-    params = greedy(max_tokens=3)
-    engine.add_request([1, 2], params)
-    params.max_tokens, params.temperature = 9, -1.0
-    assert len(run(engine)["auto-0", 0]) == 3
-    with pytest.raises(ConfigError, match="temperature must be a number"):
-        engine.add_request([1, 2], params)
-    assert not engine.has_work
-
-
 def test_a_request_may_skip_reading_the_prefix_cache_and_still_fills_it(engine):
     def num_cached(**params):
         engine.add_request(list(range(4, 16)), greedy(max_tokens=1, **params))

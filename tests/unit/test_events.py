@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from pathlib import Path
@@ -106,36 +105,6 @@ def test_any_text_survives_a_round_trip(tmp_path: Path) -> None:
         log.close()
     [segment] = read_log(path)
     assert segment.rest == (("add", request_id, 0, 0, 1, 1, None),)
-
-
-class FullDisk(io.StringIO):
-    """A file that accepts a number of writes, and half of the next one."""
-
-    num_left = 3
-
-    def write(self, text: str) -> int:
-        if not self.num_left:
-            super().write(text[: len(text) // 2])
-            raise OSError(28, "No space left on device")
-        self.num_left -= 1
-        return super().write(text)
-
-
-def test_a_full_disk_is_raised_once_and_leaves_a_readable_beginning(tmp_path: Path) -> None:
-    file = FullDisk()
-    log = EventLog(100, file)
-    log.start(lambda: EMPTY)
-    for step in (1, 2):
-        log.end_step(summary(step))
-    with pytest.raises(OSError, match="No space"):
-        log.end_step(summary(3))
-    log.end_step(summary(4))
-    log.close()
-    assert numbers_of(log.segments()[0]) == [1, 2, 3, 4]
-    (tmp_path / "log").write_text(file.getvalue())
-    [segment] = read_log(tmp_path / "log")
-    assert numbers_of(segment) == [1, 2]
-    assert segment.is_cut
 
 
 # Bad files.

@@ -1,9 +1,5 @@
 """Test `LLM` with the bundled model: the API of vLLM's offline examples."""
 
-import itertools
-import os
-import signal
-
 import pytest
 
 from mie import LLM, SamplingParams
@@ -71,6 +67,14 @@ def test_a_stop_string_ends_the_text_across_tokens(llm):
     assert included.text == stopped.text + stop
 
 
+def test_min_tokens_holds_back_every_ending(llm):
+    whole = generate(llm, max_tokens=60, ignore_eos=True).outputs[0]
+    stopped = generate(llm, max_tokens=60, stop=[whole.text[:4]], min_tokens=5).outputs[0]
+    assert len(stopped.token_ids) >= 5
+    banned = generate(llm, max_tokens=9, stop_token_ids=[whole.token_ids[0]], min_tokens=3)
+    assert banned.outputs[0].token_ids[0] != whole.token_ids[0]
+
+
 def test_logprobs(llm):
     output = generate(llm, max_tokens=5, logprobs=3, prompt_logprobs=2)
     [choice] = output.outputs
@@ -92,20 +96,6 @@ def test_logprobs(llm):
         assert len(row) == len(ranks) in (2, 3)
     without = generate(llm, max_tokens=5)
     assert without.outputs[0].logprobs is without.prompt_logprobs is None
-
-
-def test_forced_decoding_returns_true_logprobs(llm):
-    free = generate(llm, max_tokens=12, logprobs=0, ignore_eos=True).outputs[0]
-    trace = free.token_ids[:8]
-    forced = generate(
-        llm, max_tokens=12, logprobs=0, ignore_eos=True, temperature=1, top_k=1,
-        trace_decode_token_ids=trace,
-    ).outputs[0]  # fmt: skip
-    assert forced.token_ids == free.token_ids
-    assert forced.cumulative_logprob == pytest.approx(free.cumulative_logprob, abs=1e-4)
-    odd = generate(llm, max_tokens=3, logprobs=0, trace_decode_token_ids=[9, 9, 9]).outputs[0]
-    assert odd.token_ids == [9, 9, 9]
-    assert odd.logprobs[0][9].rank > 1
 
 
 def test_a_salt_separates_prompts_and_a_reset_clears_the_cache(llm):
@@ -222,27 +212,6 @@ def test_chat_refuses_unknown_parameters(llm, method, option, message):
 def test_one_bad_prompt_stops_the_call_before_it_runs(llm, prompt, message):
     with pytest.raises(RequestError, match=message):
         llm.generate([PROMPT, prompt], use_tqdm=False)
-
-
-@pytest.mark.parametrize("method", ["schedule", "update"])
-def test_ctrl_c_frees_every_block_and_leaves_the_engine_usable(llm, monkeypatch, method):
-    expected = generate(llm, max_tokens=20).outputs[0].text
-    original = getattr(llm.engine.scheduler, method)
-    for number in (1, 2, 30):
-        calls = itertools.count(1)
-
-        def interrupted(*args, calls=calls, number=number, **settings):
-            if next(calls) == number:
-                os.kill(os.getpid(), signal.SIGINT)
-            return original(*args, **settings)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(llm.engine.scheduler, method, interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                generate(llm, n=4, max_tokens=1000, ignore_eos=True)
-        assert not llm.has_work
-        assert llm.engine.scheduler.manager.num_used == 0
-    assert generate(llm, max_tokens=20).outputs[0].text == expected
 
 
 def test_detokenize_false_gives_no_text(llm):

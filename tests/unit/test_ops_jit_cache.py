@@ -205,6 +205,21 @@ def test_an_interrupt_while_a_file_is_written_leaves_nothing(
     assert {*cache.iterdir()} == before
 
 
+def test_an_interrupt_after_a_file_was_written_is_not_lost(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.replace
+
+    def interrupt(source: str, target: str) -> None:
+        real(source, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kernel_cache.os, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        kernel_cache.write("new", key_of(CPU), b"code")
+    assert kernel_cache.read("new", key_of(CPU)) == b"code"
+
+
 PROGRAM = """
     import sys
     import numpy as np

@@ -68,16 +68,13 @@ def test_a_top_p_that_rounds_to_zero_is_refused(value: Any):
     refuses("top_p must be a number in (0, 1]", top_p=value)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "include_stop_str_in_output",
-        "ignore_eos",
-        "detokenize",
-        "skip_special_tokens",
-        "spaces_between_special_tokens",
-    ],
+SWITCHES = (
+    "include_stop_str_in_output ignore_eos detokenize skip_special_tokens "
+    "spaces_between_special_tokens"
 )
+
+
+@pytest.mark.parametrize("name", SWITCHES.split())
 def test_switches(name: str):
     for value in (True, False):
         assert getattr(SamplingParams(**{name: value}), name) is value
