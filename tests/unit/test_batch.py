@@ -77,14 +77,6 @@ def test_a_refusal_says_what_is_wrong_with_the_request(llm: LLM) -> None:
     assert all(output.outputs == [] for output in found.values())
 
 
-def test_a_value_of_none_is_as_if_it_were_not_given(
-    llm: LLM, expected: Mapping[str, list[str]]
-) -> None:
-    given = {"prompt": "Once upon a time", "max_tokens": 5, "messages": None, "seed": None}
-    [(_, output)] = answers(llm, [("text", given)])
-    assert texts(output) == expected["text"]
-
-
 def test_an_endless_input_is_read_only_as_requests_end(llm: LLM) -> None:
     num_read = 0
 

@@ -47,17 +47,6 @@ def test_mistral_slides_in_every_layer_by_default() -> None:
     assert (config.bos_token_id, config.eos_token_ids) == (1, (2,))
 
 
-def test_mistral_with_a_null_window_has_none() -> None:
-    assert load("MistralForCausalLM", sliding_window=None).layer_windows == (None, None)
-    assert load("MistralForCausalLM", sliding_window=7).layer_windows == (7, 7)
-
-
-def test_qwen2_has_biases_of_queries_keys_and_values_only() -> None:
-    config = load("Qwen2ForCausalLM")
-    assert (config.qkv_bias, config.o_bias, config.qk_norm) == (True, False, False)
-    assert (config.bos_token_id, config.eos_token_ids) == (None, ())
-
-
 def test_qwen3_has_norms_of_queries_and_keys_and_wide_heads() -> None:
     config = load("Qwen3ForCausalLM")
     assert (config.qkv_bias, config.o_bias, config.qk_norm) == (False, False, True)
@@ -82,12 +71,6 @@ def test_qwen_layer_types_decide_each_layer() -> None:
         "Qwen3ForCausalLM", use_sliding_window=True, sliding_window=5, layer_types=layer_types
     )
     assert config.layer_windows == (5, None)
-
-
-def test_layer_types_that_repeat_the_rule_are_accepted_everywhere() -> None:
-    assert load(layer_types=["full_attention"] * 2).layer_windows == (None, None)
-    mistral = load("MistralForCausalLM", sliding_window=3, layer_types=["sliding_attention"] * 2)
-    assert mistral.layer_windows == (3, 3)
 
 
 def test_model_type_replaces_missing_architectures() -> None:

@@ -194,32 +194,6 @@ def test_a_fault_in_any_operator_is_found(tiny: dict[str, TinyModel], family: st
     assert report.first.step == (3 if has_rows else 1)
 
 
-@pytest.mark.parametrize(
-    ("text", "role", "layer", "step"),
-    [
-        ("down:1", "down", 1, 1),
-        ("k_norm:1", "k_norm", 1, 1),
-        # An operator of the contract selects all its roles.
-        ("linear", "qkv", 0, 1),
-        ("head_norm:1", "q_norm", 1, 1),
-        ("run_step", "logits", None, 3),
-    ],
-)
-def test_a_fault_is_found_where_it_is_injected(
-    tiny: dict[str, TinyModel], text: str, role: str, layer: int | None, step: int
-):
-    report = compare(workload(tiny["qwen3_tied"]), F64, F32, inject=Injection.parse(text))
-    assert report.first is not None
-    assert (report.first.operator, report.first.layer, report.first.step) == (role, layer, step)
-    assert report.inject == text
-
-
-@pytest.mark.parametrize("text", ["", "down:", "down:x", "softmax", "down:1:2", "down 1", ":1"])
-def test_an_invalid_fault_is_refused(text: str):
-    with pytest.raises(ConfigError, match=r"--inject takes OP or OP:LAYER; got .* paged_attention"):
-        Injection.parse(text)
-
-
 @pytest.mark.parametrize("text", ["q_norm", "down:2", "embed:0"])
 def test_a_fault_that_matches_no_call_is_refused(tiny: dict[str, TinyModel], text: str):
     sides: list[str] = []
@@ -267,14 +241,6 @@ def test_a_quantised_cache_on_one_side_is_noticed_and_allowed(tiny: dict[str, Ti
     same = compare(workload(tiny["llama"]), int8, int8)
     assert {row.max_abs for row in same.rows} == {0}
     assert report.as_json()["b"]["settings"] == {"kv_cache_dtype": "int8"}
-
-
-def test_a_setting_of_another_backend_is_refused(tiny: dict[str, TinyModel]):
-    """Both sides have the same schedule."""
-    for name in ("max_num_seqs", "num_thread"):
-        side = Side(backend="numpy", dtype="float32", settings={name: 2})
-        with pytest.raises(ConfigError, match=f"numpy backend has no parameter '{name}'"):
-            compare(workload(tiny["llama"]), F32, side)
 
 
 # Tokens.
@@ -406,18 +372,6 @@ def test_the_page_is_self_contained(faulty: DiffReport):
         assert tolerance.reason in unescape(text)
     for shade in ("s0", "s1", "s4"):
         assert f'class="{shade}"' in text
-
-
-@pytest.mark.parametrize("layers", [False, True])
-def test_the_table_fits_a_terminal(faulty: DiffReport, layers: bool):
-    text = list(lines(replace(faulty, model="tiny"), layers=layers))
-    assert max(map(len, text)) <= 80
-    table = [line for line in text if line.startswith("down ")]
-    assert [line.split()[1] for line in table] == (["0", "1"] if layers else ["1"])
-    assert [line.endswith("PAST") for line in table] == ([False, True] if layers else [True])
-    assert "B has an injected fault: one element of every result of down:1." in text
-    place = text[text.index("Tolerance exceeded, first at") + 1]
-    assert place.startswith("  step 1, layer 1, down, element [")
 
 
 def test_json_has_every_number_even_infinities(faulty: DiffReport):

@@ -33,6 +33,16 @@ def test_children_fork_all_blocks_and_copy_the_one_that_is_partly_filled(driver)
     assert driver.manager.num_used == 1 + 3, "one shared block, and a last one for each"
 
 
+def test_a_beam_is_recomputed_if_no_block_is_left_for_its_copy():
+    driver = Driver(num_blocks=2)
+    parent = add_beam(driver, range(10, 16))
+    driver.run()
+    child = add_beam(driver, [*range(10, 16), 40], parent)
+    plan = driver.step()
+    assert [len(chunk.token_ids) for chunk in plan.chunks] == [7]
+    assert child.metrics.num_cached_tokens == 0
+
+
 @pytest.mark.parametrize(
     ("prompt", "salt"),
     [([*range(10, 16), 40], "tenant"), ([9, *range(11, 16), 40], None), (range(10, 16), None)],

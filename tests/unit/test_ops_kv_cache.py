@@ -54,51 +54,6 @@ def test_write_kv_fills_the_slots_and_no_other(num_tokens: int, block_size: int,
             np.testing.assert_array_equal(v_cache[block, offset], values[t])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
-def test_gather_kv_returns_any_range_of_a_sequence(block_size: int, dtype: str):
-    cache = frozen(normal(3, (NUM_BLOCKS, block_size, NUM_KV_HEADS, HEAD_DIM), dtype))
-    block_ids = [5, 0, 6, 2]
-    length = len(block_ids) * block_size
-    for start in range(length + 1):
-        for stop in range(start, length + 1):
-            got = gather_kv(cache, frozen(np.array(block_ids)), start, stop)
-            wanted = [cache[block_ids[t // block_size], t % block_size] for t in range(start, stop)]
-            assert got.shape == (stop - start, NUM_KV_HEADS, HEAD_DIM)
-            assert got.dtype == dtype
-            assert got.tolist() == [token.tolist() for token in wanted]
-            assert not np.shares_memory(got, cache)
-
-
-COPIES = {
-    "none": [],
-    "one": [(2, 5)],
-    "chain": [(0, 1), (1, 2), (2, 3)],
-    "chain, backwards": [(2, 3), (1, 2), (0, 1)],
-    "exchange": [(4, 6), (6, 4)],
-    "one to two": [(3, 0), (3, 1)],
-    "onto itself": [(5, 5)],
-}
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("planes", [(), (2,), (3, 2)], ids=str)
-@pytest.mark.parametrize("pairs", COPIES.values(), ids=COPIES)
-def test_a_copy_reads_every_source_first(
-    pairs: list[tuple[int, int]], planes: tuple[int, ...], dtype: str
-):
-    caches = normal(5, (*planes, NUM_BLOCKS, 3, NUM_KV_HEADS, HEAD_DIM), dtype)
-    before = caches.copy()
-    wanted = before.copy()
-    for plane in np.ndindex(planes):
-        for source, destination in pairs:
-            wanted[plane][destination] = before[plane][source]
-    src, dst = (np.array([pair[i] for pair in pairs], np.int64) for i in (0, 1))
-    move_blocks(caches, caches, frozen(src), frozen(dst))
-    np.testing.assert_array_equal(caches, wanted)
-    assert caches.dtype == dtype
-
-
 # Quantised caches.
 
 FORMATS = tuple(QUANTIZED.values())

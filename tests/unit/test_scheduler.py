@@ -327,6 +327,16 @@ def test_static_batching_without_chunking_does_not_overtake_a_prompt():
     assert driver.work == {0: 1, 1: 10}, "7 are left: not enough for the third"
 
 
+def test_a_request_is_one_query_however_often_it_is_admitted():
+    driver = Driver(enable_prefix_caching=True)
+    request = driver.add(9)
+    driver.step()
+    driver.scheduler.preempt(request.sequences[0], by=request.sequences[0])
+    driver.run()
+    assert driver.manager.stats.num_queried_tokens == 9
+    assert driver.manager.stats.num_hit_tokens == 0
+
+
 def test_full_and_partial_block_hits_are_counted_separately():
     driver = Driver(enable_prefix_caching=True)
     driver.add(8, max_tokens=1)
@@ -356,6 +366,12 @@ def swapped_out():
         driver.step()
     assert seq.host is not None
     return driver, seq
+
+
+def test_a_swap_loses_no_tokens():
+    driver, _ = swapped_out()
+    [(*_, mode, _, num_lost)] = driver.events("preempt")
+    assert (mode, num_lost) == ("swap", 0)
 
 
 def test_a_sequence_without_computed_tokens_is_not_swapped_out():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError, TraceError
 from mie.events import read_log
-from mie.sim.calibrate import fit_costs, non_negative_least_squares, read_costs
+from mie.sim.calibrate import fit_costs, non_negative_least_squares
 from mie.sim.costs import Costs
 from mie.sim.driver import run_load
 from mie.sim.loads import calibration, independent
@@ -109,11 +108,3 @@ def test_a_trace_with_too_few_steps_is_refused(tmp_path: Path):
     empty.write_text(text.splitlines(keepends=True)[0])
     with pytest.raises(TraceError, match="no step"):
         recording_of(read_log(empty))
-
-
-@pytest.mark.parametrize("values", ["{", [], {"format": 1}, {"format": 1, "costs": {"x_ps": 1}}])
-def test_a_file_without_costs_is_refused(tmp_path: Path, values: object):
-    path = tmp_path / "costs.json"
-    path.write_text(values if isinstance(values, str) else json.dumps(values))
-    with pytest.raises(ConfigError, match=r"costs\.json|x_ps"):
-        read_costs(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mie.config.arguments import format_size, parse_size
+from mie.config.arguments import parse_size
 from mie.errors import ConfigError
 
 
@@ -39,18 +39,3 @@ def test_a_text_that_is_not_a_size_is_refused_with_examples(text: str) -> None:
 def test_a_size_must_be_positive(text: str) -> None:
     with pytest.raises(ConfigError, match="at least one byte"):
         parse_size(text)
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [
-        (0, "0 bytes"),
-        (1023, "1023 bytes"),
-        (1024, "1.0 KiB"),
-        (1536 * 1024, "1.5 MiB"),
-        (1024**3, "1.0 GiB"),
-        (5 * 1024**4, "5.0 TiB"),
-    ],
-)
-def test_format_size(size: int, text: str) -> None:
-    assert format_size(size) == text
