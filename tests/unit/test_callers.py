@@ -280,3 +280,30 @@ def test_ctrl_c_ends_only_the_main_threads_requests(llm, alone, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             call_for_ever()
         assert [each.result() for each in others] == alone[1:]
+
+
+def test_a_signal_in_another_callers_command_is_not_that_callers_error(llm):
+    class Alarm(Exception):
+        pass
+
+    def handle(number, frame):
+        raise Alarm
+
+    calls = []
+
+    def function():
+        calls.append("called")
+        if len(calls) == 1:
+            signal.raise_signal(signal.SIGUSR1)
+        return "done"
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        command = llm.loop.post(function)  # as another thread would
+        with pytest.raises(Alarm):
+            llm.loop.settle()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    llm.loop.settle()
+    assert command.value() == "done"
+    assert len(calls) == 2

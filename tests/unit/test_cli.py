@@ -11,7 +11,7 @@ from mie.cli import main
 from mie.cli.chat import Conversation
 from mie.cli.options import add_engine_options, add_sampling_options, sampling_params
 from mie.config.params.sampling import SamplingParams
-from mie.errors import ConfigError, RequestError
+from mie.errors import ConfigError
 
 
 def parsed(*arguments: str, max_tokens: int | None = 256) -> argparse.Namespace:
@@ -116,14 +116,3 @@ def test_a_conversation_remembers_both_sides(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == "a1\na2\n"
     talk.reset()
     assert talk.messages == [say("system", "Be brief.")]
-
-
-def test_a_message_that_does_not_fit_is_not_remembered() -> None:
-    llm, talk = conversation()
-    talk.answer("one")
-    talk.answer("two")
-    before = list(talk.messages)
-    with pytest.raises(RequestError, match=r"has 100 tokens .* holds 100, .* not sent: use /reset"):
-        talk.answer("three")
-    assert talk.messages == before
-    assert len(llm.prompts) == 2

@@ -42,7 +42,7 @@ def tokens(llm: LLM) -> list[list[int]]:
 
 @pytest.mark.parametrize("backend", CPUS)
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3_tied"])
+@pytest.mark.parametrize("name", ["llama", "qwen3_tied"])
 def test_a_checkpoint_of_floats_is_rounded(
     name: str, dtype: str, backend: str, tiny: Any, tmp_path: Path
 ):
