@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mie.checkpoint.json_reader import JsonReader
+from mie.checkpoint.quantisation import Quantisation, read_quantisation
 from mie.checkpoint.refusals import refuse_unsupported
 from mie.checkpoint.size_limits import (
     MAX_CONTEXT,
@@ -141,6 +142,7 @@ class ModelConfig:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     dtype: str  # as in the file; the checkpoint's own dtype may differ
+    quantisation: Quantisation | None = None
 
     @classmethod
     def load(cls, directory: Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
@@ -246,6 +248,7 @@ def _read_config(reader: JsonReader, architecture: str) -> ModelConfig:
         bos_token_id=next(iter(_token_ids(reader, "bos_token_id", vocab_size)), None),
         eos_token_ids=_token_ids(reader, "eos_token_id", vocab_size),
         dtype=_dtype(reader),
+        quantisation=read_quantisation(reader),
     )
 
 

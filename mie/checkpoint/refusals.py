@@ -27,7 +27,6 @@ _FEATURES: Mapping[str, Sequence[str]] = {
         "n_routed_experts",
         "moe_intermediate_size",
     ),
-    "quantized weights": ("quantization_config", "compression_config"),
     "logit softcapping": ("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap"),
     "multi-head latent attention": ("kv_lora_rank", "q_lora_rank"),
     "scaling multipliers": (

@@ -35,6 +35,9 @@ MAX_VOCABULARY = 1 << 24
 MAX_CONTEXT = (1 << 31) - 1
 """Positions, windows and context lengths. Positions are 32-bit integers in the kernels."""
 
+MAX_PATTERNS = 1024
+"""Number of names and patterns in a list of modules. Each is compared with every module's name."""
+
 MAX_TOKEN_IDS = 1024
 """Number of end-of-sequence ids. Each generated token is compared with them."""
 

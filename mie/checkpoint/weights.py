@@ -13,9 +13,9 @@ import math
 import mmap
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import ml_dtypes
@@ -23,9 +23,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.quantisation import Quantisation
 from mie.checkpoint.safetensors_header import TensorEntry, read_entries, some
 from mie.checkpoint.tensors import Shape, expected_tensors
 from mie.errors import WeightsError, shown
+from mie.ops.quantised import Form, QuantisedRows, Rows, dequantise
 from mie.system.files import open_file
 
 __all__ = ["Checkpoint", "check_tied_head", "expected_tensors", "non_finite_tensors"]
@@ -34,8 +36,15 @@ _DTYPES: Mapping[str, DTypeLike] = {
     "F32": np.float32,
     "F16": np.float16,
     "BF16": ml_dtypes.bfloat16,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "I8": np.int8,
+    "I32": np.int32,
+    "I64": np.int64,
 }
-_INFINITY: Mapping[str, int] = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}  # its bit pattern
+_FLOATS = ("F32", "F16", "BF16")
+# The bit pattern of infinity. float8_e4m3fn has NaN in its place.
+_INFINITY = {"float32": 0x7F800000, "float16": 0x7C00, "bfloat16": 0x7F80, "float8_e4m3fn": 0x7F}
+_LARGEST_CODE = 448.0  # of float8_e4m3fn
 # These tensors are ignored in a checkpoint. They are buffers that older versions of transformers
 # saved, and the copy of the embedding that some tools save with tied embeddings.
 _IGNORED = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|lm_head\.weight")
@@ -49,7 +58,10 @@ class Checkpoint:
 
     ``nbytes`` counts the bytes of the expected tensors in their files. ``dtypes`` has the dtype of
     each as safetensors spells it ("F32", "F16", "BF16"). ``ignored`` names the harmless extras.
+    ``forms`` has the form of each quantised matrix. All other tensors are floats.
     """
+
+    forms: Mapping[str, Form] = MappingProxyType({})
 
     def __init__(self, entries: Mapping[str, TensorEntry], ignored: Iterable[str] = ()) -> None:
         """Use `Checkpoint.open` instead, which checks the entries."""
@@ -60,7 +72,12 @@ class Checkpoint:
         self.nbytes = sum(self._entries[name].nbytes for name in self)
 
     @classmethod
-    def open(cls, directory: Path, expected: Mapping[str, Shape]) -> Checkpoint:
+    def open(
+        cls,
+        directory: Path,
+        expected: Mapping[str, Shape],
+        quantisation: Quantisation | None = None,
+    ) -> Checkpoint:
         """Open the checkpoint in ``directory`` and check its headers. No data is read.
 
         The files are ``model.safetensors``, or else those that ``model.safetensors.index.json``
@@ -74,15 +91,20 @@ class Checkpoint:
         """
         found = read_entries(Path(directory))
         ignored = [name for name in found if name not in expected and _IGNORED.fullmatch(name)]
-        _check_names(Path(directory), found.keys() - set(ignored), expected)
+        if quantisation is not None:
+            from mie.checkpoint.quantised import open_quantised  # which imports this module
+
+            return open_quantised(Path(directory), found, ignored, expected, quantisation)
+        check_names(Path(directory), found.keys() - set(ignored), expected)
         for name, shape in expected.items():
-            _check_tensor(name, found[name], shape)
+            check_tensor(name, found[name], shape)
         return cls({name: found[name] for name in (*expected, *ignored)}, ignored)
 
     @property
     def matrix_dtypes(self) -> set[str]:
-        """The dtypes of its matrices: "float32", "float16", "bfloat16"."""
-        found = {self.dtypes[name] for name in self if len(self._entries[name].shape) > 1}
+        """The dtypes of its matrices of floats: "float32", "float16", "bfloat16"."""
+        matrices = (name for name in self if len(self._entries[name].shape) > 1)
+        found = {self.dtypes[name] for name in matrices if name not in self.forms}
         return {np.dtype(_DTYPES[each]).name for each in found}
 
     def read(self, name: str) -> NDArray[Any]:
@@ -91,7 +113,9 @@ class Checkpoint:
         bfloat16 comes as ``ml_dtypes.bfloat16``, whose widening to float32 is exact. The view stays
         valid after `release` (its pages are read again) and after `close`.
         """
-        entry = self._entries[name]
+        return self._view(self._entries[name])
+
+    def _view(self, entry: TensorEntry) -> NDArray[Any]:
         flat: NDArray[Any] = np.frombuffer(
             self._map(entry.path),
             dtype=_DTYPES[entry.dtype],
@@ -100,8 +124,10 @@ class Checkpoint:
         )
         return flat.reshape(entry.shape)
 
-    def blocks(self, name: str, max_bytes: int = _BLOCK_BYTES) -> Iterator[NDArray[Any]]:
+    def blocks(self, name: str, max_bytes: int = _BLOCK_BYTES) -> Iterator[Rows]:
         """Yield the tensor ``name`` in blocks along its first axis, and release each afterwards.
+
+        The blocks of a tensor in ``forms`` are quantised rows.
 
         At most ``max_bytes`` of the file (one row if that is longer) count as memory at a time.
         """
@@ -111,19 +137,12 @@ class Checkpoint:
             yield tensor[start : start + rows]
             self.release(name)
 
-    def check_finite(self, name: str, block: NDArray[Any]) -> None:
+    def check_finite(self, name: str, block: Rows) -> None:
         """Raise `WeightsError` unless ``block``, a part of the tensor ``name``, is finite."""
-        entry = self._entries[name]
-        infinity = _INFINITY[entry.dtype]
-        # The bits of positive floats sort as signed integers, and those of negative floats as
-        # unsigned integers. Two plain reductions are the fastest check and need no memory.
-        signed = block.view(f"i{block.dtype.itemsize}")
-        unsigned = block.view(f"u{block.dtype.itemsize}")
-        sign = 1 << (8 * block.dtype.itemsize - 1)
-        if block.size and (signed.max() >= infinity or unsigned.max() >= sign + infinity):
+        if not _is_finite(block):
             raise WeightsError(
-                f"{entry.path}: tensor {name!r} holds NaN or infinite values; fetch the file again "
-                "('mie inspect --check' counts them in every tensor)"
+                f"{self._entries[name].path}: tensor {name!r} holds NaN or infinite values; fetch "
+                "the file again ('mie inspect --check' counts them in every tensor)"
             )
 
     def are_copies(self, name: str, other: str) -> bool:
@@ -131,9 +150,12 @@ class Checkpoint:
         first, second = self._entries[name], self._entries[other]
         if (first.dtype, first.shape) != (second.dtype, second.shape):
             return False
+        if self.forms.get(name) != self.forms.get(other):
+            return False
         return all(
             np.array_equal(one.view(np.uint8), two.view(np.uint8))
-            for one, two in zip(self.blocks(name), self.blocks(other), strict=True)
+            for pair in zip(self.blocks(name), self.blocks(other), strict=True)
+            for one, two in zip(*map(_arrays, pair), strict=True)
         )
 
     def release(self, name: str) -> None:
@@ -141,7 +163,9 @@ class Checkpoint:
 
         They stay in the system's page cache, from which a later use brings them back.
         """
-        entry = self._entries[name]
+        self._drop(self._entries[name])
+
+    def _drop(self, entry: TensorEntry) -> None:
         mapped = self._maps.get(entry.path)
         if mapped is None or not hasattr(mapped, "madvise"):  # Some systems have no madvise.
             return
@@ -251,16 +275,47 @@ def non_finite_tensors(checkpoint: Checkpoint) -> dict[str, int]:
     """Count the NaN and infinite elements of each tensor that has any. Reads all data."""
     counts = {}
     for name in checkpoint:
-        count = sum(
-            block.size - int(np.count_nonzero(np.isfinite(block.astype(np.float32, copy=False))))
-            for block in checkpoint.blocks(name)
-        )
+        count = 0
+        for block in checkpoint.blocks(name):
+            with np.errstate(over="ignore", invalid="ignore"):
+                values = dequantise(block) if isinstance(block, QuantisedRows) else block
+            values = values.astype(np.float32, copy=False)
+            count += values.size - int(np.count_nonzero(np.isfinite(values)))
         if count:
             counts[name] = count
     return counts
 
 
-def _check_names(directory: Path, found: Iterable[str], expected: Mapping[str, Shape]) -> None:
+def _arrays(block: Rows) -> Sequence[NDArray[Any]]:
+    """Return the arrays that a block consists of."""
+    if not isinstance(block, QuantisedRows):
+        return [block]
+    return [each for each in (block.codes, block.scales, block.offsets) if each is not None]
+
+
+def _is_finite(block: Rows) -> bool:
+    """Return whether all values are finite, also codes times scales.
+
+    The bits of positive floats sort as signed integers, and those of negative floats as unsigned
+    integers. Two plain reductions are the fastest check and need no memory.
+    """
+    arrays = [*_arrays(block)]
+    if isinstance(block, QuantisedRows) and block.scales.size:
+        with np.errstate(over="ignore"):
+            arrays.append(np.abs(block.scales).max(keepdims=True) * np.float32(_LARGEST_CODE))
+    for array in arrays:
+        if array.dtype.kind == "i" or not array.size:
+            continue
+        size, infinity = array.dtype.itemsize, _INFINITY[array.dtype.name]
+        sign = 1 << (8 * size - 1)
+        is_large = array.view(f"i{size}").max() >= infinity
+        if is_large or array.view(f"u{size}").max() >= sign + infinity:
+            return False
+    return True
+
+
+def check_names(directory: Path, found: Iterable[str], expected: Mapping[str, Shape]) -> None:
+    """Raise `WeightsError` unless the names found are the expected ones."""
     names = set(found)
     missing = [name for name in expected if name not in names]
     extra = sorted(names - expected.keys())
@@ -275,11 +330,12 @@ def _check_names(directory: Path, found: Iterable[str], expected: Mapping[str, S
         )
 
 
-def _check_tensor(name: str, entry: TensorEntry, shape: Shape) -> None:
-    if entry.dtype not in _DTYPES:
+def check_tensor(name: str, entry: TensorEntry, shape: Shape) -> None:
+    """Raise `WeightsError` unless a tensor is floats of this shape."""
+    if entry.dtype not in _FLOATS:
         raise WeightsError(
             f"{entry.path}: tensor {name!r} has dtype {entry.dtype}; supported: "
-            f"{', '.join(_DTYPES)}"
+            f"{', '.join(_FLOATS)}"
         )
     if entry.shape != shape:
         raise WeightsError(

@@ -107,7 +107,8 @@ def _dtypes_of(model: str) -> tuple[set[str], set[str]]:
     from mie.checkpoint.weights import Checkpoint, expected_tensors
 
     directory = locate_model(model)
-    checkpoint = Checkpoint.open(directory, expected_tensors(ModelConfig.load(directory)))
+    config = ModelConfig.load(directory)
+    checkpoint = Checkpoint.open(directory, expected_tensors(config), config.quantisation)
     return checkpoint.matrix_dtypes, {"float32"}
 
 

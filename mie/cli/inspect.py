@@ -147,7 +147,7 @@ def _inspect_weights(
         non_finite_tensors,
     )
 
-    with Checkpoint.open(directory, expected_tensors(config)) as checkpoint:
+    with Checkpoint.open(directory, expected_tensors(config), config.quantisation) as checkpoint:
         if check:
             check_tied_head(checkpoint)
             report.non_finite = non_finite_tensors(checkpoint)

@@ -24,7 +24,14 @@ from mie.engine.runner import ModelRunner
 from mie.errors import ConfigError
 from mie.events import EventLog
 from mie.load.backends import load_backend
-from mie.load.sizing import MemoryPlan, cache_shape, fits, plan_memory, smaller_settings
+from mie.load.sizing import (
+    Forms,
+    MemoryPlan,
+    cache_shape,
+    fits,
+    plan_memory,
+    smaller_settings,
+)
 from mie.memory.manager import KVCacheManager
 from mie.model.decoder import Decoder
 from mie.ops.backend import Array, Backend
@@ -69,10 +76,10 @@ def load_engine(
     weights = (
         RandomWeights(model, config.seed)
         if load_format == "dummy"
-        else Checkpoint.open(directory, expected_tensors(model))
+        else Checkpoint.open(directory, expected_tensors(model), model.quantisation)
     )
-    [widest, *others] = weights.matrix_dtypes
-    widest = "float32" if others else widest
+    dtypes = weights.matrix_dtypes
+    widest = dtypes.pop() if len(dtypes) == 1 else "float32"
     load = partial(load_backend, checkpoint_dtype=model.dtype, weights_dtype=widest)
     logger = logging.getLogger(__name__)
     machine = load(backend, dtype, config, tell=logger.info)
@@ -81,10 +88,11 @@ def load_engine(
         machine = wrap(machine)
     if config.async_scheduling is None:
         config = replace(config, async_scheduling=machine.is_asynchronous)
-    plan = plan_memory(config, model, machine)
+    plan = plan_memory(config, model, machine, weights.forms)
     if not plan.fits:
-        smaller = smaller_settings(config, model, machine, plan)
-        raise plan.refusal([*smaller, *_smaller_dtypes(load, backend, dtype, config, model)])
+        smaller = smaller_settings(config, model, machine, plan, weights.forms)
+        of_dtypes = _smaller_dtypes(load, backend, dtype, config, model, weights.forms)
+        raise plan.refusal([*smaller, *of_dtypes])
     kept = HALVES.get(dtype) if backend in CPUS else None
     num_positions, num_host_blocks = plan.num_positions, plan.num_host_blocks
     log = EventLog(config.event_log_steps, trace, machine.numerics())
@@ -155,6 +163,7 @@ def _smaller_dtypes(
     dtype: str,
     config: EngineConfig,
     model: ModelConfig,
+    forms: Forms,
 ) -> Iterator[str]:
     """Yield the data types with which the model fits, if the backend supports them."""
     half = model.dtype if model.dtype in HALVES else "float16"
@@ -166,7 +175,7 @@ def _smaller_dtypes(
         with suppress(ConfigError):
             changed = replace(config, **changes)  # type: ignore[arg-type]  # these are words
             smaller = load(backend, changed_dtype, changed)
-            if fits(changed, model, smaller):
+            if fits(changed, model, smaller, forms):
                 text = ", ".join(f"{name}={value}" for name, value in changes.items())
                 yield text or f"dtype={half}"
 

@@ -6,7 +6,7 @@ time. The error has a table of the memory that each part needs, and names settin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -16,7 +16,13 @@ from mie.checkpoint.tensors import expected_tensors
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError, TooLittleMemoryError
 from mie.ops.backend import Backend, KVCacheShape, Memory, StepSize
+from mie.ops.quantised import Form
 from mie.system.resources import available_bytes
+
+Forms = Mapping[str, Form]
+"""The forms of quantised tensors by name. All others are floats."""
+
+_FLOATS: Forms = {}
 
 DEFAULT_KV_CACHE_BYTES = 4 << 30
 """Default maximum of the KV cache in memory that other programs share.
@@ -96,7 +102,9 @@ class MemoryPlan:
         return "\n".join(f"  {name:<{width}} {size / 2**20:>14,.1f} MiB" for name, size in rows)
 
 
-def plan_memory(config: EngineConfig, model: ModelConfig, backend: Backend) -> MemoryPlan:
+def plan_memory(
+    config: EngineConfig, model: ModelConfig, backend: Backend, forms: Forms = _FLOATS
+) -> MemoryPlan:
     """Choose the number of blocks: the requested one, or enough for every sequence if it fits.
 
     The plan may need more memory than there is (`MemoryPlan.fits`).
@@ -106,7 +114,10 @@ def plan_memory(config: EngineConfig, model: ModelConfig, backend: Backend) -> M
     """
     max_model_len, memory = _max_model_len(config, model), backend.memory()
     block_bytes = backend.kv_cache_bytes(cache_shape(model, 1, config.block_size))
-    weight_bytes = sum(map(backend.weight_bytes, expected_tensors(model).values()))
+    weight_bytes = sum(
+        backend.weight_bytes(shape, forms.get(name))
+        for name, shape in expected_tensors(model).items()
+    )
     step_bytes = backend.step_bytes(step_size(config, model, max_model_len))
     left = max(0, memory.available_bytes - weight_bytes - step_bytes)
     num_blocks = _num_blocks(config, max_model_len, block_bytes, left, memory.is_shared)
@@ -125,16 +136,22 @@ def plan_memory(config: EngineConfig, model: ModelConfig, backend: Backend) -> M
     )
 
 
-def fits(config: EngineConfig, model: ModelConfig, backend: Backend) -> bool:
+def fits(
+    config: EngineConfig, model: ModelConfig, backend: Backend, forms: Forms = _FLOATS
+) -> bool:
     """Whether a plan with these settings is possible and fits."""
     try:
-        return plan_memory(config, model, backend).fits
+        return plan_memory(config, model, backend, forms).fits
     except ConfigError:  # a block of that backend may be larger than the requested bytes
         return False
 
 
 def smaller_settings(
-    config: EngineConfig, model: ModelConfig, backend: Backend, plan: MemoryPlan
+    config: EngineConfig,
+    model: ModelConfig,
+    backend: Backend,
+    plan: MemoryPlan,
+    forms: Forms = _FLOATS,
 ) -> Iterator[str]:
     """Yield the settings that ask for too much, each at a value with which the model fits."""
     num_blocks = plan.left_bytes // plan.block_bytes
@@ -147,7 +164,7 @@ def smaller_settings(
             yield f"max_model_len={num_blocks * plan.block_size}"
     num_tokens = config.max_num_batched_tokens // 2
     while num_tokens and not fits(
-        replace(config, max_num_batched_tokens=num_tokens), model, backend
+        replace(config, max_num_batched_tokens=num_tokens), model, backend, forms
     ):
         num_tokens //= 2
     if num_tokens:

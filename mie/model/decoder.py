@@ -1,6 +1,6 @@
 """Run the decoder-only transformer of every supported family, which is flags of `ModelConfig`."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from mie.checkpoint.weights import Checkpoint
 from mie.errors import WeightsError
 from mie.model.rope import rope_inv_freq
 from mie.ops.backend import Array, Backend, HeadWeights, StepBatch
+from mie.ops.quantised import QuantisedRows, Rows
 
 BLOCK_BYTES = 4 << 20
 """Bytes of the checkpoint that are converted at a time, which is little for any model."""
@@ -119,7 +120,8 @@ class _Loader:
 
     def embedding(self, name: str) -> Array:
         rows, columns = self.shapes[name]
-        return self.backend.load_embedding((rows, columns), self._rows([name]))
+        form = self.checkpoint.forms.get(name)
+        return self.backend.load_embedding((rows, columns), self._rows([name]), form)
 
     def linear(self, *names: str) -> Array:
         """Load the named matrices as one fused matrix."""
@@ -128,27 +130,32 @@ class _Loader:
         biases = [name + ".bias" for name in names if name + ".bias" in self.checkpoint.dtypes]
         bias = np.concatenate([self._read(name) for name in biases]) if biases else None
         shape = (sum(num_rows for num_rows, _ in shapes), shapes[0][1])
-        return self.backend.load_linear(shape, self._rows(weights), bias)
+        parts = [
+            (num_rows, self.checkpoint.forms.get(weight))
+            for weight, (num_rows, _) in zip(weights, shapes, strict=True)
+        ]
+        return self.backend.load_linear(shape, self._rows(weights), bias, parts)
 
     def _read(self, name: str) -> NDArray[Any]:
         return np.concatenate(list(self._rows([name])))
 
-    def _rows(self, names: Iterable[str]) -> Iterator[NDArray[Any]]:
+    def _rows(self, names: Sequence[str]) -> Iterator[Rows]:
         for name in names:
             for block in self.checkpoint.blocks(name, BLOCK_BYTES):
                 self.checkpoint.check_finite(name, block)
                 yield self._rounded(name, block)
                 self.progress(block.nbytes)
 
-    def _rounded(self, name: str, block: NDArray[Any]) -> NDArray[Any]:
-        """Return the block in the dtype that weights are rounded to."""
-        if self.rounded_to is None or block.dtype == self.rounded_to:
+    def _rounded(self, name: str, block: Rows) -> Rows:
+        """Return the block in the dtype that weights are rounded to, unless it is quantised."""
+        rounded_to = self.rounded_to
+        if isinstance(block, QuantisedRows) or rounded_to is None or block.dtype == rounded_to:
             return block
         with np.errstate(over="ignore"):
-            rounded = block.astype(self.rounded_to)
+            rounded = block.astype(rounded_to)
         if not np.isfinite(rounded).all():
             raise WeightsError(
-                f"tensor {name!r} holds values that {self.rounded_to.name} does not have (use "
+                f"tensor {name!r} holds values that {rounded_to.name} does not have (use "
                 "dtype='bfloat16' or 'float32')"
             )
         return rounded

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.ops.arrays import Ints
+from mie.ops.quantised import Form, Part, Rows
 from mie.ops.sampling import RowControls
 
 Array = Any
@@ -184,8 +185,11 @@ class Backend(ComposedOperators, Protocol):
     def memory(self) -> Memory:
         """Return the memory that is available now."""
 
-    def weight_bytes(self, shape: tuple[int, ...]) -> int:
-        """Return the maximum number of bytes that a tensor of the checkpoint takes once loaded."""
+    def weight_bytes(self, shape: tuple[int, ...], form: Form | None = None) -> int:
+        """Return the maximum number of bytes that a tensor of the checkpoint takes once loaded.
+
+        ``form`` is that of a quantised matrix.
+        """
 
     def kv_cache_bytes(self, shape: KVCacheShape) -> int:
         """Return the bytes that `new_kv_cache` or `new_host_cache` takes."""
@@ -198,20 +202,29 @@ class Backend(ComposedOperators, Protocol):
         """
 
     # Weights: loaded once. A matrix arrives as blocks of whole rows in a checkpoint's dtype
-    # (float32, float16, bfloat16) and is widened exactly. Each block is consumed before the next.
+    # (float32, float16, bfloat16) and is widened exactly, or as `QuantisedRows`, whose product is
+    # that of their dequantised weights. Each block is consumed before the next. A backend without
+    # quantised weights raises `ConfigError`, already in `weight_bytes`.
     def load_vector(self, vector: NDArray[Any]) -> Array:
         """Load a norm weight [D]."""
 
-    def load_embedding(self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]]) -> Array:
-        """Load the embedding table of shape (V, D)."""
+    def load_embedding(
+        self, shape: tuple[int, int], blocks: Iterable[Rows], form: Form | None = None
+    ) -> Array:
+        """Load the embedding table of shape (V, D), which is floats or of one form."""
 
     def load_linear(
         self,
         shape: tuple[int, int],
-        blocks: Iterable[NDArray[Any]],
+        blocks: Iterable[Rows],
         bias: NDArray[Any] | None = None,
+        parts: Sequence[Part] = (),
     ) -> Array:
-        """Load a matrix from the rows of a checkpoint's (N, K), with its bias [N]."""
+        """Load a matrix from the rows of a checkpoint's (N, K), with its bias [N].
+
+        ``parts`` are the rows of each tensor, in order. A block belongs to one part. Without parts,
+        all rows are floats.
+        """
 
     def tie_linear(self, embedding: Array) -> Array:
         """Return the output head [D, V] that shares the memory of a loaded embedding."""

@@ -13,14 +13,19 @@ from mie.ops import activation, attention, kv_cache, linear, norm, rope, samplin
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import Backend, KVCacheShape, Memory, Progress, StepBatch, StepSize
 from mie.ops.kv_cache import Cache, QuantizedCache
+from mie.ops.packed import PackedMatrix, linear_packed
+from mie.ops.quantised import Form, Part, Rows, only_floats
 from mie.ops.sampling import RowControls
 from mie.system.resources import available_bytes
 
 
 class NumpyLinear(NamedTuple):
-    """A matrix [K, N], the transpose of the checkpoint's, and its bias [N]."""
+    """A matrix [K, N], the transpose of the checkpoint's, and its bias [N].
 
-    weight: Floats
+    A matrix with quantised parts stays [N, K].
+    """
+
+    weight: Floats | PackedMatrix
     bias: Floats | None
 
 
@@ -61,7 +66,9 @@ class NumpyBackend(Backend):
     def memory(self) -> Memory:
         return Memory(available_bytes=available_bytes(), is_shared=True)
 
-    def weight_bytes(self, shape: tuple[int, ...]) -> int:
+    def weight_bytes(self, shape: tuple[int, ...], form: Form | None = None) -> int:
+        if form is not None:
+            return form.num_bytes(*shape)
         return math.prod(shape) * self.stored_dtype.itemsize
 
     def step_bytes(self, size: StepSize) -> int:
@@ -74,10 +81,14 @@ class NumpyBackend(Backend):
     def load_vector(self, vector: NDArray[Any]) -> Floats:
         return vector.astype(self.dtype)
 
-    def load_embedding(self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]]) -> Floats:
+    def load_embedding(
+        self, shape: tuple[int, int], blocks: Iterable[Rows], form: Form | None = None
+    ) -> Floats | PackedMatrix:
+        if form is not None:
+            return PackedMatrix(shape, blocks, [(shape[0], form)], self.stored_dtype)
         table = np.empty(shape, self.stored_dtype)
         row = 0
-        for block in blocks:
+        for block in only_floats(blocks):
             table[row : row + len(block)] = block
             row += len(block)
         return table
@@ -85,17 +96,23 @@ class NumpyBackend(Backend):
     def load_linear(
         self,
         shape: tuple[int, int],
-        blocks: Iterable[NDArray[Any]],
+        blocks: Iterable[Rows],
         bias: NDArray[Any] | None = None,
+        parts: Sequence[Part] = (),
     ) -> NumpyLinear:
+        bias = None if bias is None else bias.astype(self.dtype)
+        if any(form is not None for _, form in parts):
+            return NumpyLinear(PackedMatrix(shape, blocks, parts, self.stored_dtype), bias)
         weight = np.empty(shape[::-1], self.stored_dtype)
         row = 0
-        for block in blocks:
+        for block in only_floats(blocks):
             weight[:, row : row + len(block)] = block.astype(self.stored_dtype).T
             row += len(block)
-        return NumpyLinear(weight, None if bias is None else bias.astype(self.dtype))
+        return NumpyLinear(weight, bias)
 
-    def tie_linear(self, embedding: Floats) -> NumpyLinear:
+    def tie_linear(self, embedding: Floats | PackedMatrix) -> NumpyLinear:
+        if isinstance(embedding, PackedMatrix):
+            return NumpyLinear(embedding, None)
         return NumpyLinear(embedding.T, None)
 
     def load_rope(
@@ -117,13 +134,17 @@ class NumpyBackend(Backend):
     def prepare(self, progress: Progress) -> None:
         """Do nothing: nothing is compiled."""
 
-    def embed(self, token_ids: Ints, embedding: Floats) -> Floats:
+    def embed(self, token_ids: Ints, embedding: Floats | PackedMatrix) -> Floats:
+        if isinstance(embedding, PackedMatrix):
+            return embedding.take(token_ids).astype(self.dtype, copy=False)
         return linear.embed(token_ids, embedding).astype(self.dtype, copy=False)
 
     def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
         return norm.rms_norm(x, weight, eps)
 
     def linear(self, x: Floats, weight: NumpyLinear, residual: Floats | None = None) -> Floats:
+        if isinstance(weight.weight, PackedMatrix):
+            return linear_packed(x, weight.weight, weight.bias, residual)
         matrix = weight.weight.astype(self.dtype, copy=False)
         return linear.linear(x, matrix, weight.bias, residual)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.base.arithmetic import ceil_div
+from mie.errors import ConfigError
 from mie.ops.arrays import Floats
+from mie.ops.linear import linear
 
 Codes = Literal["int4", "int8", "float8_e4m3fn"]
 
@@ -30,6 +33,11 @@ class Form:
         groups = ceil_div(columns, self.group)
         code_bytes = self.group // 2 if self.codes == "int4" else self.group
         return rows * groups * (code_bytes + (8 if self.has_offsets else 4))
+
+    def __str__(self) -> str:
+        """Return a phrase such as "int4 in groups of 32 with offsets"."""
+        offsets = " with offsets" if self.has_offsets else ""
+        return f"{self.codes} in groups of {self.group}{offsets}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,12 +62,61 @@ class QuantisedRows:
         rows, columns = self.codes.shape
         return rows, columns
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes that the rows take in their form."""
+        return self.form.num_bytes(*self.shape)
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+
+Rows = NDArray[Any] | QuantisedRows
+"""Whole rows of a matrix: floats, or codes with their scales."""
+
+Part = tuple[int, Form | None]
+"""Consecutive rows of a matrix: their number, and their form. None: floats."""
+
 
 def dequantise(rows: QuantisedRows) -> Floats:
     """Return the weights [n, K] in float32."""
-    columns = rows.shape[1]
-    scales = np.repeat(rows.scales, rows.form.group, axis=1)[:, :columns]
-    weights: Floats = rows.codes.astype(np.float32) * scales
+    weights: Floats = rows.codes.astype(np.float32)
+    num_whole = weights.shape[1] // rows.form.group
+    end = num_whole * rows.form.group
+    groups = weights[:, :end].reshape(len(rows), num_whole, rows.form.group)  # a view
+    groups *= rows.scales[:, :num_whole, None]
+    weights[:, end:] *= rows.scales[:, num_whole:]  # a short last group, or nothing
     if rows.offsets is not None:
-        weights += np.repeat(rows.offsets, rows.form.group, axis=1)[:, :columns]
+        groups += rows.offsets[:, :num_whole, None]
+        weights[:, end:] += rows.offsets[:, num_whole:]
     return weights
+
+
+def linear_quantised(
+    x: Floats,
+    weight: QuantisedRows,
+    bias: Floats | None = None,
+    residual: Floats | None = None,
+) -> Floats:
+    """Return ``x @ w.T + bias + residual`` as a new array [T, N], with the weights w [N, K].
+
+    x [T, K], bias [N], residual [T, N]; all of one float dtype, to which w is widened.
+    """
+    return linear(x, dequantise(weight).astype(x.dtype, copy=False).T, bias, residual)
+
+
+def only_floats(blocks: Iterable[Rows]) -> Iterator[NDArray[Any]]:
+    """Yield the blocks of a matrix that has no form."""
+    for block in blocks:
+        assert not isinstance(block, QuantisedRows), "a quantised matrix has a form"
+        yield block
+
+
+def refuse_quantised(parts: Sequence[Part], backend: str) -> None:
+    """Raise `ConfigError` if a part of a matrix has a form, which ``backend`` does not multiply."""
+    for _, form in parts:
+        if form is not None:
+            raise ConfigError(
+                f"the model has quantised weights ({form}), which the {backend} backend does not "
+                "have yet (choose backend numpy)"
+            )

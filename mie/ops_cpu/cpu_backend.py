@@ -13,15 +13,19 @@ from mie.errors import ConfigError
 from mie.ops import sampling
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import KVCacheShape, StepBatch
-from mie.ops.kv_cache import LARGEST, Cache, QuantizedCache
+from mie.ops.kv_cache import HALVES, LARGEST, Cache, QuantizedCache
+from mie.ops.linear import check_kept
 from mie.ops.numpy_backend import NumpyBackend
+from mie.ops.packed import PackedMatrix
+from mie.ops.quantised import Form, Part, QuantisedRows, Rows, only_floats
 from mie.ops.sampling import RowControls
 from mie.ops_cpu import elementwise, kv_cache
 from mie.ops_cpu.attention import Attention
 from mie.ops_cpu.blas import Blas
 from mie.ops_cpu.embedding import Embedding
-from mie.ops_cpu.linear import Matrix, PlainMatrix, TiledMatrix
+from mie.ops_cpu.linear import Matrix, PackedTiles, PlainMatrix, TiledMatrix
 from mie.ops_cpu.products import Groups
+from mie.ops_cpu.weights import widened
 from mie.ops_cpu.workers import Workers
 from mie.system.resources import available_cpus
 
@@ -102,31 +106,57 @@ class CpuBackend(NumpyBackend):
             facts if self.is_batch_invariant else {**facts, "num_threads": self.workers.num_threads}
         )
 
-    def weight_bytes(self, shape: tuple[int, ...]) -> int:
+    def weight_bytes(self, shape: tuple[int, ...], form: Form | None = None) -> int:
+        if form is not None:
+            return super().weight_bytes(shape, form)
         is_kept = len(shape) > 1 and self._weight_dtype != "auto"
         return math.prod(shape) * (2 if is_kept else self.dtype.itemsize)
 
-    def load_embedding(self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]]) -> Embedding:  # type: ignore[override]  # an opaque weight is a backend's own
-        return Embedding(shape, blocks, self.dtype, self._weight_dtype)
+    def load_embedding(  # type: ignore[override]  # an opaque weight is a backend's own
+        self, shape: tuple[int, int], blocks: Iterable[Rows], form: Form | None = None
+    ) -> Embedding | PackedMatrix:
+        if form is not None:
+            return self._packed(shape, blocks, [(shape[0], form)])
+        return Embedding(shape, only_floats(blocks), self.dtype, self._weight_dtype)
 
     def load_linear(  # type: ignore[override]  # as above
         self,
         shape: tuple[int, int],
-        blocks: Iterable[NDArray[Any]],
+        blocks: Iterable[Rows],
         bias: NDArray[Any] | None = None,
+        parts: Sequence[Part] = (),
     ) -> Matrix:
+        if any(form is not None for _, form in parts):
+            return self._tiled(self._packed(shape, blocks, parts), bias)
+        blocks = only_floats(blocks)
         if self.linear_plan == "plain":
             return PlainMatrix.load(shape, blocks, bias, self.dtype, self.workers)
         return TiledMatrix.load(shape, blocks, bias, self._groups, self.workers, self._weight_dtype)
 
-    def tie_linear(self, embedding: Embedding) -> Matrix:  # type: ignore[override]  # as above
+    def _packed(
+        self, shape: tuple[int, int], blocks: Iterable[Rows], parts: Sequence[Part]
+    ) -> PackedMatrix:
+        if self._weight_dtype in HALVES:
+            blocks = (
+                block if isinstance(block, QuantisedRows) else check_kept(block, self._weight_dtype)
+                for block in blocks
+            )
+        return PackedMatrix(shape, blocks, parts, HALVES.get(self._weight_dtype, self.dtype))
+
+    def _tiled(self, matrix: PackedMatrix, bias: NDArray[Any] | None = None) -> Matrix:
+        tiles = PackedTiles(matrix)
+        return TiledMatrix(tiles, matrix.shape[0], bias, self._groups, self.workers)
+
+    def tie_linear(self, embedding: Embedding | PackedMatrix) -> Matrix:  # type: ignore[override]  # as above
+        if isinstance(embedding, PackedMatrix):
+            return self._tiled(embedding)
         if self.linear_plan == "plain":
             return PlainMatrix(embedding.rows.T, None, self.workers)
         num_outputs = embedding.shape[0]
         return TiledMatrix(embedding.as_tiles(), num_outputs, None, self._groups, self.workers)
 
-    def embed(self, token_ids: Ints, embedding: Embedding) -> Floats:  # type: ignore[override]  # as above
-        return embedding.take(token_ids)
+    def embed(self, token_ids: Ints, embedding: Embedding | PackedMatrix) -> Floats:  # type: ignore[override]  # as above
+        return widened(embedding.take(token_ids), self.dtype)
 
     def linear(self, x: Floats, weight: Matrix, residual: Floats | None = None) -> Floats:  # type: ignore[override]  # as above
         return weight.apply(x, residual)

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.base.arithmetic import ceil_div
-from mie.ops.arrays import Floats, Ints
+from mie.ops.arrays import Ints
 from mie.ops_cpu.linear import columns_of
 from mie.ops_cpu.products import WIDTH
-from mie.ops_cpu.weights import aligned_empty, stored_dtype, widened
+from mie.ops_cpu.weights import aligned_empty, stored_dtype
 
 
 class Embedding:
@@ -27,7 +27,6 @@ class Embedding:
     ) -> None:
         self.shape = shape
         self.memory: NDArray[Any] = np.empty(0)
-        self._dtype = dtype
         self._tiles: NDArray[Any] | None = None
         num_rows, num_columns = shape
         row = 0
@@ -56,10 +55,10 @@ class Embedding:
                 tile[...] = own.copy().T
         return self._tiles
 
-    def take(self, token_ids: Ints) -> Floats:
-        """Return [T, D]: `ops.linear.embed`."""
+    def take(self, token_ids: Ints) -> NDArray[Any]:
+        """Return [T, D] in the dtype of the memory: `ops.linear.embed`."""
         if self._tiles is None:
             taken = self.memory.take(token_ids, 0)
         else:
             taken = columns_of(self._tiles, token_ids)
-        return widened(taken, self._dtype)
+        return taken

@@ -11,7 +11,7 @@ faster form too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from mie.base.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
+from mie.ops.packed import PackedMatrix
 from mie.ops_cpu.products import WIDTH, Groups, parts_of
 from mie.ops_cpu.weights import aligned_empty, stored_dtype, widened
 from mie.ops_cpu.workers import Workers
@@ -76,20 +77,48 @@ class PlainMatrix:
         return y
 
 
+class PackedTiles:
+    """The tiles [tiles, K, 64] of a packed matrix [N, K], each widened when it is taken."""
+
+    def __init__(self, matrix: PackedMatrix, numbers: range | None = None) -> None:
+        num_rows, num_columns = matrix.shape
+        self._matrix = matrix
+        self._numbers = range(ceil_div(num_rows, WIDTH)) if numbers is None else numbers
+        self.shape = len(self._numbers), num_columns, WIDTH
+        self.nbytes = 4 * len(self) * num_columns * WIDTH
+        """The bytes once widened, which tell how much work they are."""
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, own: slice) -> PackedTiles:
+        return PackedTiles(self._matrix, self._numbers[own])
+
+    def __iter__(self) -> Iterator[Floats]:
+        num_rows, num_columns = self._matrix.shape
+        for number in self._numbers:
+            rows = self._matrix.rows(number * WIDTH, min((number + 1) * WIDTH, num_rows))
+            tile: Floats = np.zeros((num_columns, WIDTH), np.float32)
+            tile[:, : len(rows)] = rows.T
+            yield tile
+
+
 class TiledMatrix:
     """Weights as tiles [ceil(N / 64), K, 64], which the threads share. Columns past N hold zeros.
 
-    The tiles may have 16 bits. Each is then widened just before it is multiplied.
+    The tiles may have 16 bits, or be packed. Each is then widened just before it is multiplied.
     """
 
     def __init__(
         self,
-        tiles: NDArray[Any],
+        tiles: NDArray[Any] | PackedTiles,
         num_outputs: int,
-        bias: Floats | None,
+        bias: NDArray[Any] | None,
         groups: Groups,
         workers: Workers,
     ) -> None:
+        if bias is not None:
+            bias = np.pad(bias.astype(groups.dtype), (0, len(tiles) * WIDTH - len(bias)))
         self.tiles, self.num_outputs, self.bias = tiles, num_outputs, bias
         self.nbytes = tiles.nbytes + (0 if bias is None else bias.nbytes)
         self._parts = parts_of(tiles.shape[1])
@@ -117,8 +146,6 @@ class TiledMatrix:
                 tiles[-1] = 0
             _fill(tiles, block, column)
             column += len(block)
-        if bias is not None:
-            bias = np.pad(bias.astype(groups.dtype), (0, len(tiles) * WIDTH - len(bias)))
         return cls(tiles, num_outputs, bias, groups, workers)
 
     def apply(self, x: Floats, residual: Floats | None) -> Floats:
@@ -136,11 +163,11 @@ class TiledMatrix:
         self._workers.share(work, _shares(num_tiles, self.nbytes, len(x), self._workers))
         return np.ascontiguousarray(y[: len(x), : self.num_outputs])
 
-    def _multiply(self, groups: Floats, tiles: NDArray[Any], y: Floats) -> None:
+    def _multiply(self, groups: Floats, tiles: NDArray[Any] | PackedTiles, y: Floats) -> None:
         """Write the product of all groups [groups, rows, K] and some tiles to y [rows, columns]."""
         num_groups, size, _ = groups.shape
         by_tile = y.reshape(num_groups, size, len(tiles), WIDTH).transpose(2, 0, 1, 3)
-        if tiles.dtype == y.dtype:
+        if isinstance(tiles, np.ndarray) and tiles.dtype == y.dtype:
             self._product(groups, tiles, by_tile)
             return
         for tile, out in zip(tiles, by_tile, strict=True):

@@ -28,6 +28,7 @@ from mie.ops.backend import (
     StepSize,
 )
 from mie.ops.kv_cache import SCALE_BYTES
+from mie.ops.quantised import Form, Part, refuse_quantised
 from mie.ops.sampling import RowControls
 from mie.ops_gpu import kv_cache, sampling
 from mie.ops_gpu.arena import fresh
@@ -35,7 +36,7 @@ from mie.ops_gpu.arrays import DTYPES, block_threads, element_type, host_zeros, 
 from mie.ops_gpu.attention import PagedAttention
 from mie.ops_gpu.batch import to_device
 from mie.ops_gpu.chip import Chip, device_memory
-from mie.ops_gpu.few_rows import MAX_OUTPUTS, MAX_ROWS, FewRows, Heads, Norm
+from mie.ops_gpu.few_rows import MAX_ROWS, FewRows, Heads, Norm, check_outputs
 from mie.ops_gpu.gemm import Gemm
 from mie.ops_gpu.kv_cache import KVCache
 from mie.ops_gpu.launcher import Launcher
@@ -136,7 +137,8 @@ class CupyBackend(Backend):
     def memory(self) -> Memory:
         return device_memory(self._xp, self._memory_share)
 
-    def weight_bytes(self, shape: tuple[int, ...]) -> int:
+    def weight_bytes(self, shape: tuple[int, ...], form: Form | None = None) -> int:
+        refuse_quantised([(shape[0], form)], self.name)
         return math.prod(shape) * self.dtype.itemsize
 
     def kv_cache_bytes(self, shape: KVCacheShape) -> int:
@@ -161,7 +163,10 @@ class CupyBackend(Backend):
         return self._xp.asarray(self._rounded(vector))
 
     @_in_queue
-    def load_embedding(self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]]) -> Array:
+    def load_embedding(  # type: ignore[override]  # it has no quantised rows
+        self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]], form: Form | None = None
+    ) -> Array:
+        refuse_quantised([(shape[0], form)], self.name)
         table = self._xp.empty(shape, self.dtype)
         row = 0
         for block in blocks:
@@ -169,26 +174,21 @@ class CupyBackend(Backend):
             row += len(block)
         return table
 
-    def load_linear(
+    def load_linear(  # type: ignore[override]  # as above
         self,
         shape: tuple[int, int],
         blocks: Iterable[NDArray[Any]],
         bias: NDArray[Any] | None = None,
+        parts: Sequence[Part] = (),
     ) -> CupyLinear:
-        self._check_outputs(shape[0])
+        refuse_quantised(parts, self.name)
+        check_outputs(shape[0], self.name)
         weight = self.load_embedding(shape, blocks)
         return CupyLinear(weight, None if bias is None else self.load_vector(bias))
 
     def tie_linear(self, embedding: Array) -> CupyLinear:
-        self._check_outputs(len(embedding))
+        check_outputs(len(embedding), self.name)
         return CupyLinear(embedding, None)
-
-    def _check_outputs(self, num_outputs: int) -> None:
-        if num_outputs > MAX_OUTPUTS:
-            raise UnsupportedModelError(
-                f"a matrix has {num_outputs:,} outputs; the {self.name} backend takes up to "
-                f"{MAX_OUTPUTS:,} (choose backend numpy)"
-            )
 
     @_in_queue
     def load_rope(self, inv_freq: NDArray[np.float64], scaling: float, num_positions: int) -> Array:

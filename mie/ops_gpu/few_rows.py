@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mie.base.arithmetic import ceil_div
+from mie.errors import UnsupportedModelError
 from mie.ops.backend import Array, StepBatch
 from mie.ops_gpu.arrays import kernel_type
 from mie.ops_gpu.launcher import Launcher
@@ -29,6 +30,15 @@ MAX_WARPS, STRETCHES = 8, {"float": 16, "f16": 128, "bf16": 128}
 
 For 16-bit rows that are not a multiple of 16 bytes it takes fewer, so some warps have more turns.
 """
+
+
+def check_outputs(num_outputs: int, backend: str) -> None:
+    """Raise `UnsupportedModelError` if a matrix has too many outputs."""
+    if num_outputs > MAX_OUTPUTS:
+        raise UnsupportedModelError(
+            f"a matrix has {num_outputs:,} outputs; the {backend} backend takes up to "
+            f"{MAX_OUTPUTS:,} (choose backend numpy)"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -17,6 +17,7 @@ from mie.ops.backend import KVCacheShape, Progress, StepBatch, StepSize
 from mie.ops.kv_cache import HALVES, LARGEST, SCALE_BYTES
 from mie.ops.linear import check_kept
 from mie.ops.numpy_backend import NumpyBackend, with_tokens
+from mie.ops.quantised import Form, Part, refuse_quantised
 from mie.ops_jit import layout
 from mie.ops_jit.environment import version_of
 from mie.ops_jit.kernel_cache import Kernels, kernel_names
@@ -122,7 +123,8 @@ class JitBackend(NumpyBackend):
 
     # Sizes.
 
-    def weight_bytes(self, shape: tuple[int, ...]) -> int:
+    def weight_bytes(self, shape: tuple[int, ...], form: Form | None = None) -> int:
+        refuse_quantised([(shape[0], form)], self.name)
         if len(shape) == 1:
             return 4 * shape[0]
         num_rows, num_columns = shape
@@ -151,15 +153,19 @@ class JitBackend(NumpyBackend):
 
     # Weights and caches.
 
-    def load_embedding(self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]]) -> Panels:  # type: ignore[override]  # an opaque weight is a backend's own
-        return self.load_linear(shape, blocks)
+    def load_embedding(  # type: ignore[override]  # an opaque weight is a backend's own
+        self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]], form: Form | None = None
+    ) -> Panels:
+        return self.load_linear(shape, blocks, parts=[(shape[0], form)])
 
     def load_linear(  # type: ignore[override]  # as above
         self,
         shape: tuple[int, int],
         blocks: Iterable[NDArray[Any]],
         bias: NDArray[Any] | None = None,
+        parts: Sequence[Part] = (),
     ) -> Panels:
+        refuse_quantised(parts, self.name)
         dtype = np.dtype(np.float32) if self._weight_dtype == "float32" else None
         if self._weight_dtype in HALVES:
             blocks = (check_kept(block, self._weight_dtype) for block in blocks)

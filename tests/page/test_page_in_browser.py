@@ -186,6 +186,21 @@ def test_every_step_is_the_state_of_the_servers_replay(shown: Shown, url: str) -
     shown.js("document.getElementById('live').click()")
 
 
+def test_a_page_that_nobody_sees_leaves_its_connection_to_others(shown: Shown, url: str) -> None:
+    hide = """is => {
+        Object.defineProperty(document, "hidden", {value: is, configurable: true});
+        document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    shown.js(hide, True)
+    shown.until("!mie.isConnected()")
+    body = {"prompt": "Nobody sees this", "max_tokens": 20}
+    httpx2.post(f"{url}/v1/completions", json=body).raise_for_status()
+    shown.js(hide, False)
+    shown.settle()
+    assert shown.events("add")[-1]["num_prompt"] > 0
+    assert shown.js("mie.store.run.lanes.all.values().every(lane => lane.end !== null)")
+
+
 def test_page_server_and_metrics_agree(shown: Shown) -> None:
     shown.settle()
     assert "agree: 11 numbers" in shown.text("truth")

@@ -79,7 +79,7 @@ def config(directory: str) -> dict[str, Any]:
 def weights(directory: str) -> dict[str, Any]:
     """Open the weights without reading data."""
     model = ModelConfig.load(Path(directory))
-    Checkpoint.open(Path(directory), expected_tensors(model)).close()
+    Checkpoint.open(Path(directory), expected_tensors(model), model.quantisation).close()
     return {}
 
 

@@ -448,7 +448,7 @@ def test_a_sequence_that_waits_is_told_what_it_waits_for():
     assert all(each["seats"] == 2 for each in found)
     if len(found) == 1:
         assert found[0]["because"] == "seats"
-        assert found[0]["sentence"] == "All 2 seats are taken by 2 sequences that run."
+        assert found[0]["sentence"] == "All 2 seats are taken."
 
 
 def test_text_of_blocks_is_that_of_the_prompt(engine):

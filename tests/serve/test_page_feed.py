@@ -326,7 +326,7 @@ def test_the_process_tells_why_a_log_cannot_be_shown():
     snapshot = State(block_size=8, num_blocks=MAX_BLOCKS + 1, num_host_blocks=0).snapshot()
     try:
         with pytest.raises(TraceError, match="a page shows at most"):
-            child.call("begin", 0, snapshot, (), "bundled")
+            child.call("begin", 0, snapshot, (), "bundled", "one")
     finally:
         child.close()
     child.close()

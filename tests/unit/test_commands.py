@@ -70,5 +70,6 @@ def test_a_command_that_is_given_up_ends_with_its_children(
     monkeypatch.setattr(commands.subprocess, "Popen", Popen)
     child = f"import pathlib, signal; pathlib.Path({str(sign)!r}).touch(); signal.pause()"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    with pytest.raises(raised, match="gave no answer within 5 s" if raised is CommandError else None):
+    message = "gave no answer within 5 s" if raised is CommandError else None
+    with pytest.raises(raised, match=message):
         run_command([sys.executable, "-c", code], timeout=5.0)

@@ -98,8 +98,9 @@ def test_the_file_loads_nothing_and_allows_only_what_is_inside() -> None:
         assert gzip.decompress(run.compressed()).decode().splitlines() == lines
 
 
-def test_all_files_of_the_page_together_are_below_150_kb() -> None:
-    assert sum(len(asset.content) for asset in assets().values()) < 150_000
+def test_the_page_is_small() -> None:
+    assert sum(len(asset.compressed) for asset in assets().values()) < 60_000
+    assert sum(len(run.compressed()) for run in RECORDED_RUNS) < 50_000
 
 
 TEXT = (Path(__file__).parents[2] / "docs" / "page.md").read_text(encoding="utf-8")

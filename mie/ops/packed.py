@@ -1,0 +1,156 @@
+"""Keep matrices of quantised rows small in memory, and widen them a tile at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mie.base.arithmetic import ceil_div
+from mie.ops.arrays import Floats, Ints
+from mie.ops.quantised import Form, Part, QuantisedRows, Rows, dequantise, only_floats
+
+Block = TypeVar("Block", NDArray[Any], Rows)
+
+TILE_ROWS = 64
+"""Rows that are widened at a time."""
+_SIGNED_ZERO = 8
+"""The nibble of code 0 without offsets, where codes are -8 … 7."""
+
+
+def pack_nibbles(codes: NDArray[np.int8]) -> NDArray[np.uint8]:
+    """Return the codes 0 … 15 [n, K] two in a byte, [n, ceil(K / 2)]. The even one is low."""
+    nibbles = codes.view(np.uint8)
+    packed: NDArray[np.uint8] = nibbles[:, ::2].copy()
+    packed[:, : nibbles.shape[1] // 2] |= nibbles[:, 1::2] << 4
+    return packed
+
+
+def unpack_nibbles(packed: NDArray[np.uint8], num_columns: int) -> NDArray[np.int8]:
+    """Return the codes [n, K] of `pack_nibbles`."""
+    codes = np.empty((*packed.shape, 2), np.uint8)
+    np.bitwise_and(packed, 15, out=codes[..., 0])
+    np.right_shift(packed, 4, out=codes[..., 1])
+    return codes.reshape(len(packed), 2 * packed.shape[1])[:, :num_columns].view(np.int8)
+
+
+class PackedMatrix:
+    """A matrix [N, K] whose parts are quantised rows or floats. Codes of 4 bits are two in a byte.
+
+    Its weights are those of `dequantise`, bit for bit.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        blocks: Iterable[Rows],
+        parts: Sequence[Part],
+        dtype: np.dtype[Any],
+    ) -> None:
+        """Load blocks of whole rows. Parts that are floats are kept in ``dtype``."""
+        self.shape = shape
+        rows, self._ends = iter(blocks), list(accumulate(number for number, _ in parts))
+        assert self._ends[-1] == shape[0], "parts cover the matrix"
+        self._parts = [
+            _FloatRows((number, shape[1]), rows, dtype)
+            if form is None
+            else _PackedRows((number, shape[1]), rows, form)
+            for number, form in parts
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of codes, scales and offsets."""
+        return sum(part.nbytes for part in self._parts)
+
+    def rows(self, first: int, last: int) -> Floats:
+        """Return the rows first … last - 1 of the weights in float32."""
+        pieces, begin = [], 0
+        for end, part in zip(self._ends, self._parts, strict=True):
+            if first < end and last > begin:
+                pieces.append(part.take(slice(max(first, begin) - begin, min(last, end) - begin)))
+            begin = end
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def take(self, rows: Ints) -> Floats:
+        """Return these rows [T, K] of a matrix of one part in float32."""
+        [part] = self._parts
+        return part.take(rows)
+
+
+def linear_packed(
+    x: Floats, weight: PackedMatrix, bias: Floats | None = None, residual: Floats | None = None
+) -> Floats:
+    """Return `ops.quantised.linear_quantised`, a tile of rows at a time. Arguments are as there."""
+    num_outputs = weight.shape[0]
+    y: Floats = np.empty((len(x), num_outputs), x.dtype)
+    for first in range(0, num_outputs, TILE_ROWS):
+        last = min(first + TILE_ROWS, num_outputs)
+        np.matmul(x, weight.rows(first, last).astype(x.dtype, copy=False).T, out=y[:, first:last])
+    for term in (bias, residual):
+        if term is not None:
+            y += term
+    return y
+
+
+class _FloatRows:
+    """Rows [n, K] of floats."""
+
+    def __init__(self, shape: tuple[int, int], blocks: Iterator[Rows], dtype: Any) -> None:
+        self._weights = np.empty(shape, dtype)
+        self.nbytes = self._weights.nbytes
+        for place, block in _placed(shape[0], only_floats(blocks)):
+            self._weights[place] = block
+
+    def take(self, rows: slice | Ints) -> Floats:
+        weights: Floats = self._weights[rows].astype(np.float32)
+        return weights
+
+
+class _PackedRows:
+    """Rows [n, K] of one form. Codes -8 … 7 are kept as 0 … 15."""
+
+    def __init__(self, shape: tuple[int, int], blocks: Iterator[Rows], form: Form) -> None:
+        self._form, (num_rows, self._num_columns) = form, shape
+        self._is_packed = form.codes == "int4"
+        self._shift = np.int8(0 if form.has_offsets else _SIGNED_ZERO)
+        width = ceil_div(self._num_columns, 2) if self._is_packed else self._num_columns
+        groups = (num_rows, ceil_div(self._num_columns, form.group))
+        self._scales = np.empty(groups, np.float32)
+        self._offsets = np.empty(groups, np.float32) if form.has_offsets else None
+        self._codes: NDArray[Any] = np.empty(0)
+        for place, block in _placed(num_rows, blocks):
+            assert isinstance(block, QuantisedRows), "the part has a form"
+            assert block.form == form, (block.form, form)
+            if place.start == 0:
+                dtype = np.uint8 if self._is_packed else block.codes.dtype
+                self._codes = np.empty((num_rows, width), dtype)
+            codes = block.codes
+            self._codes[place] = pack_nibbles(codes + self._shift) if self._is_packed else codes
+            self._scales[place] = block.scales
+            if self._offsets is not None:
+                self._offsets[place] = block.offsets
+        arrays = (self._codes, self._scales, self._offsets)
+        self.nbytes = sum(array.nbytes for array in arrays if array is not None)
+
+    def take(self, rows: slice | Ints) -> Floats:
+        codes = self._codes[rows]
+        if self._is_packed:
+            codes = unpack_nibbles(codes, self._num_columns)
+            codes -= self._shift
+        offsets = None if self._offsets is None else self._offsets[rows]
+        return dequantise(
+            QuantisedRows(form=self._form, codes=codes, scales=self._scales[rows], offsets=offsets)
+        )
+
+
+def _placed(num_rows: int, blocks: Iterator[Block]) -> Iterator[tuple[slice, Block]]:
+    """Yield blocks and their places until there are this many rows."""
+    row = 0
+    while row < num_rows:
+        block = next(blocks)
+        yield slice(row, row + len(block)), block
+        row += len(block)

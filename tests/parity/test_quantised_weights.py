@@ -1,0 +1,134 @@
+"""Check that quantised matrices give the products of their dequantised weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+import ml_dtypes
+import numpy as np
+import pytest
+from emulated import needs_compiler
+
+from mie.config.engine import EngineConfig
+from mie.errors import ConfigError
+from mie.load.backends import load_backend
+from mie.ops.backend import Backend
+from mie.ops.quantised import GROUPS, Form, QuantisedRows, dequantise, linear_quantised
+
+FORMS = [
+    Form(codes=codes, group=group, has_offsets=has_offsets)
+    for codes in ("int4", "int8", "float8_e4m3fn")
+    for group in GROUPS
+    for has_offsets in (False, True)
+    if codes != "float8_e4m3fn" or not has_offsets
+]
+MACHINES: dict[str, Callable[[], Backend]] = {
+    "numpy-plain": lambda: load_backend("numpy-plain"),
+    "numpy-plain-float64": lambda: load_backend("numpy-plain", "float64"),
+    "numpy-tiled": lambda: load_backend("numpy", config=EngineConfig(linear_plan="tiled")),
+    "numpy": lambda: load_backend("numpy", config=EngineConfig(linear_plan="plain")),
+    "numpy-float64": lambda: load_backend("numpy", "float64"),
+}
+
+
+@pytest.fixture(params=MACHINES)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return MACHINES[request.param]()
+
+
+def quantised(form: Form, num_rows: int, num_columns: int, seed: int = 0) -> QuantisedRows:
+    """Return random codes, all of which occur, with scales and offsets of group size."""
+    rng = np.random.default_rng([seed, num_rows, num_columns])
+    shape = (num_rows, -(-num_columns // form.group))
+    if form.codes == "float8_e4m3fn":
+        codes = rng.normal(size=(num_rows, num_columns)).astype(ml_dtypes.float8_e4m3fn)
+    else:
+        low, high = (0, 16) if form.has_offsets else (-8, 8)
+        low, high = (low, high) if form.codes == "int4" else (-128, 128)
+        codes = rng.integers(low, high, (num_rows, num_columns)).astype(np.int8)
+    scales = rng.integers(1, 999, shape).astype(np.float32) / np.float32(2**14)
+    offsets = rng.integers(-999, 999, shape).astype(np.float32) / np.float32(2**14)
+    return QuantisedRows(
+        form=form, codes=codes, scales=scales, offsets=offsets if form.has_offsets else None
+    )
+
+
+def in_blocks(rows: QuantisedRows, size: int) -> Iterator[QuantisedRows]:
+    """Yield blocks of rows. A block is spoiled once the next one is asked for."""
+    for start in range(0, len(rows), size):
+        place = slice(start, start + size)
+        offsets = None if rows.offsets is None else rows.offsets[place].copy()
+        block = QuantisedRows(
+            form=rows.form,
+            codes=rows.codes[place].copy(),
+            scales=rows.scales[place].copy(),
+            offsets=offsets,
+        )
+        yield block
+        block.codes.fill(1)
+        block.scales.fill(77.0)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_the_weights_are_the_dequantised_ones_bit_for_bit(backend: Backend, form: Form):
+    """The identity's product is the matrix, whose last group is short."""
+    rows = quantised(form, 70, 2 * form.group + 9)
+    num_rows, num_columns = rows.shape
+    wanted = dequantise(rows)
+    for size in (1, 33, 100):
+        matrix = backend.load_linear(rows.shape, in_blocks(rows, size), None, [(num_rows, form)])
+        dtype = np.float64 if "float64" in str(backend.numerics()["dtype"]) else np.float32
+        got = backend.linear(np.eye(num_columns, dtype=dtype), matrix)
+        assert got.dtype == dtype
+        assert (wanted == got.T).all()
+    table = backend.load_embedding(rows.shape, in_blocks(rows, 33), form)
+    token_ids = np.array([69, 0, 33, 0])
+    assert (backend.embed(token_ids, table) == wanted[token_ids]).all()
+    assert backend.embed(token_ids[:0], table).shape == (0, num_columns)
+    head = backend.tie_linear(table)
+    assert (wanted == backend.linear(np.eye(num_columns, dtype=dtype), head).T).all()
+    assert wanted.nbytes > backend.weight_bytes(rows.shape, form) >= rows.nbytes
+
+
+def test_parts_of_a_fused_matrix_have_their_own_forms(backend: Backend):
+    """The borders of parts lie inside tiles."""
+    int4, int8 = FORMS[3], FORMS[8]
+    q, v = quantised(int4, 70, 65, seed=1), quantised(int8, 30, 65, seed=2)
+    k = np.random.default_rng(3).normal(size=(30, 65)).astype(np.float32)
+    x, bias, residual = (
+        np.random.default_rng(4).normal(size=shape).astype(backend.numerics()["dtype"])
+        for shape in ((5, 65), 130, (5, 130))
+    )
+    blocks = chain(in_blocks(q, 40), [k], in_blocks(v, 40))
+    matrix = backend.load_linear((130, 65), blocks, bias, [(70, int4), (30, None), (30, int8)])
+    weights = np.concatenate([dequantise(q), k, dequantise(v)]).astype(np.float64)
+    wanted = x @ weights.T + bias + residual
+    got = backend.linear(x, matrix, residual.copy())
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(
+        linear_quantised(x, q, bias[:70], residual[:, :70]), wanted[:, :70], rtol=0, atol=2e-5
+    )
+
+
+def test_a_product_in_tiles_has_the_bits_of_the_dequantised_weights():
+    rows = quantised(FORMS[0], 130, 200)
+    x = np.random.default_rng(1).normal(size=(9, 200)).astype(np.float32)
+    machine = MACHINES["numpy-tiled"]()
+    packed = machine.load_linear(rows.shape, [rows], None, [(130, rows.form)])
+    floats = machine.load_linear(rows.shape, [dequantise(rows)])
+    for num_rows in (1, 2, 9):
+        got, wanted = (machine.linear(x[:num_rows], each) for each in (packed, floats))
+        assert (got == wanted).all()
+
+
+@needs_compiler
+def test_backends_without_quantised_weights_refuse_them_by_name():
+    machine = load_backend("cupy-emulated")
+    message = r"quantised weights \(int4 in groups of 16\), which the cupy-emulated backend"
+    with pytest.raises(ConfigError, match=message):
+        machine.weight_bytes((4, 16), FORMS[0])
+    with pytest.raises(ConfigError, match=message):
+        machine.load_linear((4, 16), [], None, [(4, FORMS[0])])
+    with pytest.raises(ConfigError, match=message):
+        machine.load_embedding((4, 16), [], FORMS[0])
