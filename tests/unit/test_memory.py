@@ -154,6 +154,18 @@ def test_hits_are_counted_by_kind_and_over_a_window():
     assert memory.stats.hit_rate == 1.0
 
 
+def test_num_saved_does_not_count_a_block_that_is_only_pinned():
+    memory = manager(num_blocks=9)
+    memory.close_table(stored(memory, [5] * 4))
+    stored(memory, [1] * 8)
+    tables = [opened(memory, [1] * 9), opened(memory, [1] * 9)]
+    assert memory.num_saved == 4
+    opened(memory, [5, 5, 6])
+    assert memory.num_used == 6, "the source of the copy is kept"
+    assert memory.num_saved == 4, "and stands in no table"
+    assert len({*tables[0].block_ids, *tables[1].block_ids}) == 4
+
+
 # Finer rules.
 
 

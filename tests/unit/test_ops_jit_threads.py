@@ -120,29 +120,3 @@ def test_the_numbers_of_runs_begin_again(
     words[TICKET] = before << RUN_SHIFT
     check(backend, expected, 5)
     assert 0 <= words[TICKET] >> RUN_SHIFT < 6
-
-
-def test_backends_are_deleted_while_their_threads_spin(expected: np.ndarray) -> None:
-    """The code that a thread runs stays until it has ended."""
-    for _ in range(40):
-        check(JitBackend(num_threads=3), expected)
-
-
-def test_threads_of_two_backends_and_several_callers(
-    backend: JitBackend, expected: np.ndarray
-) -> None:
-    other = JitBackend(num_threads=2)
-    wrong: list[BaseException] = []
-
-    def call(own: JitBackend) -> None:
-        try:
-            check(own, expected, 50)
-        except BaseException as error:
-            wrong.append(error)
-
-    threads = [threading.Thread(target=call, args=(each,)) for each in (backend, other)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert not wrong

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from mie.config.engine import EngineConfig
 from mie.sim.costs import Costs
 from mie.sim.driver import Bench, LoadResult, run_load
-from mie.sim.loads import from_lengths
 from mie.sim.metrics import RequestRecord
 from mie.sim.simulated import simulated
 from mie.sim.workload import Answer, Text, Workload, WorkloadRequest
@@ -80,16 +77,3 @@ def test_refused_requests_are_recorded_with_their_dependents():
         None,
     ]
     assert record_of(result, "d").num_output == 3
-
-
-def test_an_interrupted_run_leaves_no_request_and_no_observer():
-    subject = bench()
-
-    def stop(stats: object) -> None:
-        raise KeyboardInterrupt
-
-    subject.engine.observers.append(stop)
-    with pytest.raises(KeyboardInterrupt):
-        run_load(subject, from_lengths([(5, 3), (6, 4)]))
-    assert not subject.engine.has_work
-    assert subject.engine.observers == [stop]
