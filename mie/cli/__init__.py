@@ -23,6 +23,11 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 EXIT_CLOSED_PIPE = 141  # 128 + SIGPIPE.
 
 COMMANDS = (
+    "run",
+    "pull",
+    "list",
+    "show",
+    "rm",
     "generate",
     "chat",
     "serve",
@@ -38,6 +43,7 @@ COMMANDS = (
 
 _EPILOG = """\
 examples:
+  mie run Qwen/Qwen3-0.6B                           fetch a model, and talk with it
   mie generate "Once upon a time"                   a story by the bundled model
   mie generate --temperature 0 --json "Hello" | jq  one JSON object per line, for programs
   mie generate --input requests.jsonl > out.txt     many requests at once, in one paged cache

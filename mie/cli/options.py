@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from mie.cli.parser import did_you_mean
 from mie.config.arguments import given, option
 from mie.config.engine_args import EngineArgs
 from mie.errors import ConfigError
@@ -102,9 +103,9 @@ _CHOICES = ("n", "logprobs")
 """Parameters that have no meaning in a conversation."""
 
 
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Add options for the model and every setting of the engine."""
-    EngineArgs.add_cli_args(parser, omit=_NOT_OPTIONS)
+def add_engine_options(parser: argparse.ArgumentParser, *, names_model: bool = True) -> None:
+    """Add options for every setting of the engine, and ``--model`` if it ``names_model``."""
+    EngineArgs.add_cli_args(parser, omit=_NOT_OPTIONS if names_model else (*_NOT_OPTIONS, "model"))
 
 
 def add_sampling_options(
@@ -122,6 +123,26 @@ def add_sampling_options(
             group.add_argument(option(name), default=None, help=text + note, **keywords)
     for field, (flag, keywords, text) in _STRUCTURES.items():
         group.add_argument(flag, dest=f"structured_{field}", default=None, help=text, **keywords)
+
+
+def parse_sampling(name: str, text: str) -> Any:
+    """Return the value of a sampling parameter from its text.
+
+    Raises:
+        ConfigError: there is no such parameter in a conversation, or the text is no value for it.
+    """
+    known = [each for each in _SAMPLING if each not in _CHOICES]
+    if name not in known:
+        near = did_you_mean(name, known) or f"; choose from {', '.join(known)}"
+        raise ConfigError(f"unknown setting {name!r}{near}")
+    keywords = _SAMPLING[name][0]
+    try:
+        if keywords.get("action") == "append":
+            return [keywords.get("type", str)(text)]
+        return keywords["type"](text) if "type" in keywords else {"on": True, "off": False}[text]
+    except (KeyError, ValueError) as error:
+        kind = getattr(keywords.get("type"), "__name__", "on or off")
+        raise ConfigError(f"{name} is {kind}; got {text!r}") from error
 
 
 def load_llm(args: argparse.Namespace, trace: TextIO | None = None, **more: Any) -> LLM:

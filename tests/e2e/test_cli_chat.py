@@ -192,13 +192,13 @@ def test_triple_quotes_work_in_a_pipe() -> None:
     process = mie("chat", *GREEDY, stdin=b'"""\nWho are\nyou?\n"""\n/help\n')
     assert process.returncode == 0
     assert len(process.stdout.splitlines()) == 1
-    assert b"/reset    forget" in process.stderr
+    assert b"/reset           forget" in process.stderr
     assert 'ends inside the message that """ began' in mie("chat", stdin=b'"""\n').stderr.decode()
 
 
 def test_unknown_commands_and_bad_input_are_named() -> None:
-    process = mie("chat", *GREEDY, stdin=b"/quit\n")
+    process = mie("chat", *GREEDY, stdin=b"/exist\n")
     assert process.returncode == 1
-    assert b"unknown command /quit; did you mean /exit?" in process.stderr
-    assert b"unknown command /abacus: /help shows" in mie("chat", stdin=b"/abacus\n").stderr
+    assert b"unknown command /exist; did you mean /exit?" in process.stderr
+    assert b"unknown command /abacus; /help shows" in mie("chat", stdin=b"/abacus\n").stderr
     assert "is not UTF-8: byte 0xff" in error_line(mie("chat", *GREEDY, stdin=b"\xff\n"))

@@ -1,14 +1,10 @@
 """Test the parts of the command line that need no process."""
 
 import argparse
-from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from mie.cli import main
-from mie.cli.chat import Conversation
 from mie.cli.options import add_engine_options, add_sampling_options, sampling_params
 from mie.config.params.sampling import SamplingParams
 from mie.errors import ConfigError
@@ -59,60 +55,3 @@ def test_a_requests_own_parameters_take_precedence() -> None:
 def test_an_error_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "--model", "no\nsuch", "Hi"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-
-
-class FakeLLM:
-    """Answers "a1", "a2" …. A message "loop" is interrupted after its first piece."""
-
-    engine = SimpleNamespace(max_model_len=100)
-
-    def __init__(self) -> None:
-        self.prompts: list[list[dict[str, str]]] = []
-        self.num_closed = 0
-
-    def apply_chat_template(self, messages: Any) -> str:
-        return str(messages)
-
-    def chat_prompt(self, messages: list[dict[str, str]]) -> dict[str, Any]:
-        return {"messages": messages, "prompt_token_ids": [0] * (20 * len(messages))}
-
-    def stream(self, prompt: dict[str, Any], params: SamplingParams) -> Iterator[Any]:
-        self.prompts.append(prompt["messages"])
-        text = f"a{len(self.prompts)}"
-        try:
-            for end, reason in ((1, None), (2, "stop")):
-                piece = SimpleNamespace(
-                    text=text[:end],
-                    new_text=text[end - 1 : end],
-                    finish_reason=reason,
-                    token_ids=[],
-                )
-                yield SimpleNamespace(outputs=[piece])
-                if prompt["messages"][-1]["content"] == "loop":
-                    raise KeyboardInterrupt
-        finally:
-            self.num_closed += 1
-
-
-def say(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
-
-
-def conversation(system: str | None = None) -> tuple[FakeLLM, Conversation]:
-    llm = FakeLLM()
-    return llm, Conversation(llm, SamplingParams(), system)  # type: ignore[arg-type]
-
-
-def test_a_conversation_remembers_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
-    llm, talk = conversation(system="Be brief.")
-    talk.answer("one")
-    talk.answer("two")
-    assert llm.prompts[1] == [
-        say("system", "Be brief."),
-        say("user", "one"),
-        say("assistant", "a1"),
-        say("user", "two"),
-    ]
-    assert capsys.readouterr().out == "a1\na2\n"
-    talk.reset()
-    assert talk.messages == [say("system", "Be brief.")]

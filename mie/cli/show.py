@@ -1,0 +1,64 @@
+"""Implement ``mie show``: a model on this machine, or on the hub before it is fetched."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+
+from mie.checkpoint.hub import HubModel, HubName, ask_hub, find_cached
+from mie.cli import inspect
+from mie.cli.pull import check_runs, fits, summary
+from mie.config.arguments import format_size
+from mie.errors import MieError
+from mie.system.resources import available_bytes
+
+
+def add_parser(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> argparse.ArgumentParser:
+    """Add ``mie show`` to the command line. Its parser sets ``run``."""
+    parser = subparsers.add_parser(
+        "show",
+        help="show a model, also before it is fetched",
+        description="Show a model: its architecture and memory use if it is on this machine, else "
+        "its files and quantisations on the hub, and which of them fit.",
+    )
+    parser.add_argument("model", metavar="NAME[:TAG]", help="a hub id, 'bundled', or a path")
+    parser.set_defaults(run=run, kv_cache_memory_bytes=None, check=False, json=False)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the facts, and return 0, or 1 if mie cannot run the model.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    name = None if os.path.exists(args.model) else HubName.parse(args.model)
+    path = name and find_cached(name)
+    if name is None or path is not None:
+        args.model = str(path or args.model)
+        return inspect.run(args)
+    model = ask_hub(name.repo)
+    print("\n".join(_lines(model)))
+    try:
+        check_runs(model, model.choose(name.tag))
+    except MieError as error:
+        print(f"{'problem':<15} {error}")
+        return 1
+    return 0
+
+
+def _lines(model: HubModel) -> Iterator[str]:
+    yield f"{'model':<15} {model.repo}, not on this machine"
+    directory = model.directory_files()
+    if model.is_complete(directory):
+        yield f"{'safetensors':<15} {summary(model, directory)}"
+    key = "quantisations"
+    for tag, files in model.tags.items():
+        size = model.size(files)
+        verdict = "fits" if fits(size) else "does not fit"
+        yield f"{key:<15} {tag:<12} {format_size(size):>10}  {verdict}"
+        key = ""
+    yield f"{'memory':<15} {format_size(available_bytes())} available"
