@@ -24,6 +24,7 @@ from mie.engine.runner import ModelRunner
 from mie.events import EventLog
 from mie.load.backends import load_backend
 from mie.load.fit import fitting_plan
+from mie.load.quantisation import quantised
 from mie.load.sizing import MemoryPlan, cache_shape
 from mie.memory.manager import KVCacheManager
 from mie.model.decoder import Decoder
@@ -51,13 +52,16 @@ def load_engine(
     load_format: str = "auto",
     use_tqdm: bool = True,
     constraints: Constraints | None = None,
+    quantization: str | None = None,
+    head_dtype: str = "auto",
 ) -> Engine:
     """Load an engine for token ids with the model in ``directory``.
 
     ``trace`` gets the event log as JSON lines. ``wrap`` can put another backend around the one that
     is loaded. ``model`` replaces the contents of config.json. A ``load_format`` of "dummy"
     generates random weights from the config's seed. ``use_tqdm`` shows a progress bar on a
-    terminal. ``constraints`` serve requests with structured outputs.
+    terminal. ``constraints`` serve requests with structured outputs. ``quantization`` and
+    ``head_dtype`` are those of `mie.load.quantisation.quantised`.
 
     Raises:
         ConfigError: a setting is out of range for the model or the machine.
@@ -71,6 +75,7 @@ def load_engine(
         if load_format == "dummy"
         else Checkpoint.open(directory, expected_tensors(model), model.quantisation)
     )
+    weights = quantised(weights, model, quantization, head_dtype)
     dtypes = weights.matrix_dtypes
     widest = dtypes.pop() if len(dtypes) == 1 else "float32"
     load = partial(load_backend, checkpoint_dtype=model.dtype, weights_dtype=widest)

@@ -9,6 +9,7 @@ from mie.checkpoint.config import ModelConfig
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
 from mie.load.backends import load_backend
+from mie.load.quantisation import ROUNDED, rounded_forms
 from mie.load.sizing import Forms, MemoryPlan, fits, plan_memory, smaller_settings
 from mie.ops.backend import Backend
 from mie.ops.kv_cache import HALVES
@@ -48,18 +49,20 @@ def fitting_plan(
     if plan.fits:
         return plan
     smaller = smaller_settings(config, model, machine, plan, forms)
-    raise plan.refusal([*smaller, *_smaller_dtypes(load, backend, dtype, config, model, forms)])
+    of_dtypes = _smaller_dtypes(load, machine, backend, dtype, config, model, forms)
+    raise plan.refusal([*smaller, *of_dtypes])
 
 
 def _smaller_dtypes(
     load: Load,
+    machine: Backend,
     backend: str,
     dtype: str,
     config: EngineConfig,
     model: ModelConfig,
     forms: Forms,
 ) -> Iterator[str]:
-    """Yield the data types with which the model fits, if the backend supports them."""
+    """Yield the data types and forms with which the model fits, if the backend supports them."""
     half = model.dtype if model.dtype in HALVES else "float16"
     for changes, changed_dtype in (
         ({"kv_cache_dtype": "int8"}, dtype),
@@ -72,3 +75,6 @@ def _smaller_dtypes(
             if fits(changed, model, smaller, forms):
                 text = ", ".join(f"{name}={value}" for name, value in changes.items())
                 yield text or f"dtype={half}"
+    for quantization in ROUNDED if not forms else ():
+        if fits(config, model, machine, rounded_forms(model, quantization)):
+            yield f"quantization={quantization}"

@@ -111,15 +111,18 @@ def test_parts_of_a_fused_matrix_have_their_own_forms(backend: Backend):
     )
 
 
-def test_a_product_in_tiles_has_the_bits_of_the_dequantised_weights():
-    rows = quantised(FORMS[0], 130, 200)
-    x = np.random.default_rng(1).normal(size=(9, 200)).astype(np.float32)
-    machine = MACHINES["numpy-tiled"]()
-    packed = machine.load_linear(rows.shape, [rows], None, [(130, rows.form)])
-    floats = machine.load_linear(rows.shape, [dequantise(rows)])
-    for num_rows in (1, 2, 9):
-        got, wanted = (machine.linear(x[:num_rows], each) for each in (packed, floats))
-        assert (got == wanted).all()
+@pytest.mark.parametrize("num_columns", [200, 2100])  # one product, or the sum of two
+def test_a_row_has_the_same_bits_beside_any_others(num_columns: int):
+    rows = quantised(FORMS[0], 130, num_columns)
+    x = np.random.default_rng(1).normal(size=(19, num_columns)).astype(np.float32)
+    for name in ("numpy", "numpy-tiled"):
+        machine = MACHINES[name]()
+        matrix = machine.load_linear(rows.shape, [rows], None, [(130, rows.form)])
+        wanted = machine.linear(x, matrix)
+        np.testing.assert_allclose(wanted, x @ dequantise(rows).T, rtol=0, atol=1e-4)
+        for first in range(len(x)):
+            for last in range(first + 1, len(x) + 1):
+                assert (machine.linear(x[first:last], matrix) == wanted[first:last]).all()
 
 
 @needs_compiler

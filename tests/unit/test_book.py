@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-from book import report
+from bench.book import report
 
 ROOT = Path(__file__).parents[2]
 BOOK = ROOT / "docs" / "book"
@@ -25,7 +25,7 @@ DIGESTS = {
 """The simulated chapters at the small scale.
 
 An intended change of the scheduler or of the costs also changes these digests. Then run
-``scripts/bench_book.py --output-dir docs/book`` again, and put the new digests here.
+``scripts/benchmark.py book --output-dir docs/book`` again, and put the new digests here.
 """
 
 
@@ -33,7 +33,7 @@ An intended change of the scheduler or of the costs also changes these digests. 
 def small(tmp_path_factory) -> Path:
     """The folder with the small results of the simulated chapters, from another process."""
     folder = tmp_path_factory.mktemp("book")
-    command = [sys.executable, "-W", "error", "scripts/bench_book.py", *DIGESTS]
+    command = [sys.executable, "-W", "error", "scripts/benchmark.py", "book", *DIGESTS]
     subprocess.run(
         [*command, "--scale", "small", "--output-dir", folder],
         check=True,

@@ -18,11 +18,7 @@ from emulated import needs_compiler
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-import bench_cpu
-import bench_sched
-import bench_sim
-from bench.cpu.model_bench import ModelBench
-from bench.cpu.shapes import Format
+from bench import sim as bench_sim
 from bench.gpu import attention
 from bench.gpu.device import DryDevice
 from bench.gpu.inputs import decode_inputs, prefill_inputs
@@ -38,45 +34,6 @@ from mie.config.engine import EngineConfig
 from mie.config.params.sampling import SamplingParams
 from mie.load.engine import load_engine
 from mie.sim.cluster import ROUTERS, ClusterLoad, simulate_cluster
-
-F32 = Format(weight=4, cache=4)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--python", "mi=/bin/python"],
-        ["--rounds", "0"],
-        ["--threads", "0"],
-        ["--mie", "x"],
-        ["--mie-variant", "half"],
-    ],
-)
-def test_bad_arguments_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit):
-        bench_cpu.parse_arguments(words)
-    assert "error: " in capsys.readouterr().err
-
-
-def test_a_run_names_skipped_engines_and_measures_the_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(ModelBench, "_measure_limits", lambda self: None)
-    words = ["--quick", "--threads", "1", "--engines", "mie", "llama.cpp-F32"]
-    words += ["--workloads", "decode-8", "prefill-1", "--mie-variant", "odd:nonsense=1"]
-    args = bench_cpu.parse_arguments([*words, "--python", "llama.cpp=/nowhere/python"])
-    bench = ModelBench("toy", tmp_path, args)
-    results = bench.run()
-    assert results is not None
-    found = [(each.workload, each.engine) for each in results.samples]
-    assert found == [("decode-8", "mie"), ("prefill-1", "mie")]
-    assert results.loaded["mie"]["agreement"] == "64 of 64"
-    missing, odd = bench.skipped
-    assert "toy: llama.cpp-F32 (" in missing
-    assert "/nowhere/python" in missing
-    assert "toy: mie odd (ConfigError: " in odd
-    assert "nonsense" in odd
-
 
 # Inputs and correct results.
 
@@ -95,21 +52,6 @@ def test_the_kernels_are_correct_on_the_benchmarks_inputs(dtype: str):
 
 
 # Goals and time limits.
-
-
-def test_the_parts_of_a_step_are_timed_and_reported():
-    parts = bench_sched.phases(num_seqs=4, context=64, num_steps=3)
-    assert list(parts) == ["schedule and memory", "pack", "update", "outputs, statistics, log"]
-    assert all(milliseconds > 0 for milliseconds in parts.values())
-    values = {
-        "state": {"cpus": 2},
-        "engines": ["mie", "nano-vllm"],
-        "milliseconds": {"decode step": {"mie": [1.0, 3.0, 2.0]}},
-        "phases": {"at 64": {**parts, "pack": 0.5}},
-    }
-    text = "\n".join(bench_sched.report(values))
-    assert "| decode step | 2.000 (1.000–3.000) | – |" in text
-    assert "| pack | 500 |" in text
 
 
 ROOT = Path(__file__).parents[2]
@@ -171,7 +113,7 @@ def test_every_ptx_wrapper_has_golden_vectors():
 
 def test_the_page_is_up_to_date():
     text = PAGE.read_text(encoding="utf-8")
-    assert rewritten(text) == text, "run scripts/gpu_predictions.py"
+    assert rewritten(text) == text, "run scripts/doc_tables.py"
     assert all(text.count(f"<!-- predicted: {name} -->") == 1 for name in TABLES)
 
 
@@ -219,7 +161,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 def test_the_page_has_the_table_of_the_results():
     results = json.loads(bench_sim.RESULTS.read_text(encoding="utf-8"))
     page = bench_sim.PAGE.read_text(encoding="utf-8")
-    assert bench_sim.rewritten(page, results) == page, "run scripts/bench_sim.py --page"
+    assert bench_sim.rewritten(page, results) == page, "run scripts/benchmark.py sim --page"
     expected = [(model, load) for model, loads in bench_sim.LOADS.items() for load in loads]
     assert [(row["model"], row["load"]) for row in results["rows"]] == expected
     results["rows"][0]["rounds"][0][0] *= 2

@@ -23,7 +23,7 @@ from mie.errors import ConfigError
 from mie.load.backends import SETTINGS
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = runpy.run_path(str(ROOT / "scripts" / "settings_tables.py"))
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "doc_tables.py"))
 
 DECLARED = {name: (default, declared) for name, default, declared in settings_of(EngineArgs)}
 ENGINE = {name for name, *_ in settings_of(EngineSettings)}
@@ -99,7 +99,7 @@ def test_vllms_other_options_are_known_but_not_shown() -> None:
     for name in NEUTRAL.keys() - {"device"}:
         assert commands(parser)[option(name)].dest == name
         assert f"{option(name)} " not in shown
-    words = "--tensor-parallel-size 1 --trust-remote-code --no-enable-lora --quantization null"
+    words = "--tensor-parallel-size 1 --trust-remote-code --no-enable-lora"
     given = engine_options(parser.parse_args(words.split()))
     assert given == {"tensor_parallel_size": 1, "trust_remote_code": True, "enable_lora": False}
     EngineArgs(**given)
@@ -110,7 +110,7 @@ def test_vllms_other_options_are_known_but_not_shown() -> None:
 )
 def test_the_tables_of_the_docs_equal_the_declarations(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert SCRIPT["rewritten"](text) == text, "run scripts/settings_tables.py"
+    assert SCRIPT["rewritten"](text) == text, "run scripts/doc_tables.py"
 
 
 # The simulator.

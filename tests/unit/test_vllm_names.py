@@ -32,7 +32,7 @@ from mie import (
 from mie.errors import ConfigError, RequestError, UnsupportedImportError, UnsupportedNameError
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = runpy.run_path(str(ROOT / "scripts" / "vllm_page.py"))
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "doc_tables.py"))
 NAMES, DEFAULTS, status = SCRIPT["NAMES"], SCRIPT["DATA"]["defaults"], SCRIPT["status"]
 OWNERS = [*SCRIPT["owners"]()]
 ROWS = [(owner, name, status(owner, name)) for owner in OWNERS for name in NAMES[owner]]
@@ -77,7 +77,7 @@ def token_ids(outputs: Any) -> list[list[int]]:
 
 def test_the_page_says_what_mie_does():
     page = (ROOT / "docs" / "vllm.md").read_text(encoding="utf-8")
-    assert SCRIPT["page"](page) == page, "run scripts/vllm_page.py"
+    assert SCRIPT["page"](page) == page, "run scripts/doc_tables.py"
 
 
 def test_a_name_that_mie_does_not_know_is_noticed():

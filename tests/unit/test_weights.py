@@ -20,7 +20,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import save, save_file
 
 from mie.checkpoint.config import ModelConfig
-from mie.checkpoint.safetensors_header import TensorEntry, read_header
+from mie.checkpoint.entries import TensorEntry
+from mie.checkpoint.safetensors_header import read_header
 from mie.checkpoint.tensors import num_parameters
 from mie.checkpoint.weights import Checkpoint, check_tied_head, expected_tensors, non_finite_tensors
 from mie.errors import WeightsError
@@ -333,3 +334,17 @@ def peak_over_weights(directory: Path, argument: str, loader: str) -> float:
         check=True,
     )
     return float(done.stdout)
+
+
+def test_pages_are_released_though_the_last_block_is_not_followed_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(tmp_path)
+    released: list[str] = []
+    monkeypatch.setattr(Checkpoint, "release", lambda self, name: released.append(name))
+    with opened(tmp_path) as checkpoint:
+        blocks = checkpoint.blocks(Q_PROJ)
+        next(blocks)
+        assert released == []
+        del blocks
+        assert released == [Q_PROJ]
