@@ -157,11 +157,10 @@ class ModelConfig:
             UnsupportedModelError: the model needs a feature that is not implemented.
             ModelError: the directory or the file is missing, or a value is bad.
         """
-        overrides = overrides or {}
-        if Path(directory).is_file():
-            config = hf_config(read_gguf(Path(directory)))
-            return cls.from_hf({**config, **overrides}, source=str(directory))
-        path = Path(directory) / "config.json"
+        path, overrides = Path(directory), overrides or {}
+        if path.is_file():
+            return cls.from_hf({**hf_config(read_gguf(path)), **overrides}, source=str(path))
+        path = path / "config.json"
         if not path.parent.is_dir():
             raise ModelError(f"model directory {directory} does not exist, or is not a directory")
         if not os.path.lexists(path):
@@ -171,7 +170,7 @@ class ModelConfig:
         if os.path.lexists(generation):
             eos = read_json_object(generation, MAX_JSON_BYTES, ModelError).get("eos_token_id")
             config = config if eos is None else {**config, "eos_token_id": eos}
-        source = f"{path} with hf_overrides" if overrides else str(path)
+        source = f"{path}{' with hf_overrides' if overrides else ''}"
         return cls.from_hf({**config, **overrides}, source=source)
 
     @classmethod
