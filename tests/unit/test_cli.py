@@ -1,6 +1,7 @@
 """Test the parts of the command line that need no process."""
 
 import argparse
+import re
 
 import pytest
 
@@ -55,3 +56,18 @@ def test_a_requests_own_parameters_take_precedence() -> None:
 def test_an_error_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "--model", "no\nsuch", "Hi"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_help_of_chat_begins_with_few_options(capsys: pytest.CaptureFixture[str]) -> None:
+    def options(*words: str) -> list[str]:
+        assert main(["chat", *words]) == 0
+        return re.findall(r"^  (--?[\w-]+)", capsys.readouterr().out, re.MULTILINE)
+
+    first = ["--model", "--system", "--prompt", "--temperature", "--max-tokens"]
+    assert options("--help") == [*first, "-h", "--help-all"]
+    everything = options("--help-all")
+    assert {*first, "--top-p", "--num-blocks", "--trace"} <= {*everything}
+    assert main(["chat", "--top-q", "1"]) == 2
+    shown = capsys.readouterr().err
+    assert "usage: mie chat [options] [MODEL]" in shown
+    assert "did you mean --top-p?" in shown
