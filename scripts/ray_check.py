@@ -1,7 +1,6 @@
 """Check ``mie serve --replicas`` and ``mie.ray.generate`` on a Ray cluster of this machine.
 
-    python scripts/ray_check.py [ingress] [serve] [data] [autoscaling]    # needs 'mie[ray]'
-    python scripts/ray_check.py routers [--vllm-router VENV/bin/vllm-router]
+    python scripts/ray_check.py [ingress] [serve] [data]    # needs 'mie[ray]'
 
 It prints a line for each check, the figures as JSON at the end, and exits with 1 if something is
 wrong. Latencies are stated, not judged: a busy machine makes them long.
@@ -12,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,11 +28,10 @@ from ray_checks.load import (
     client_of,
     end_of_stream,
     eventually,
+    hit_rate,
     labelled,
     seeded,
-    under_load,
 )
-from ray_checks.routers import compare_routers, free_port, hit_rate, measure_vllm_router
 from serve_checks.server import KEY, serving
 
 import mie.ray
@@ -131,7 +130,8 @@ def latencies(site: Site) -> dict[str, float]:
 
 async def check_ingress(checks: Checks) -> None:
     """Check the application behind Ray's own proxy, deployed from plain data as by KubeRay."""
-    port = free_port()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     args = {
         "engine": with_server_defaults(ENGINE),
@@ -190,23 +190,6 @@ def check_data(checks: Checks) -> None:
         checks.expect(sum(num_kept) == 40, "a restart computed only what was missing", num_kept)
 
 
-async def check_autoscaling(checks: Checks) -> None:
-    """Check that Ray adds a replica under load, removes it later, and loses no request."""
-    settings = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 2}
-    quick = {"upscale_delay_s": 1, "downscale_delay_s": 1, "look_back_period_s": 2}
-    deployment = Deployment(autoscaling={**settings, **quick})
-    site = await deployment.change()
-    checks.expect(await eventually(lambda: has_replicas(site, 1)), "autoscaling begins with one")
-    async with under_load(site, pause=0) as counts:
-        is_more = await eventually(lambda: has_replicas(site, 2))
-    checks.expect(is_more, "autoscaling adds a replica under load")
-    async with under_load(site, num_clients=1) as later:
-        is_less = await eventually(lambda: has_replicas(site, 1))
-    checks.expect(is_less, "autoscaling removes it when there is little to do")
-    checks.expect(set(counts | later) == {"200"}, "no request is lost", dict(counts + later))
-    await deployment.end()
-
-
 def check_batch(checks: Checks, directory: Path) -> None:
     """Check that ``mie batch`` answers alike with and without Ray."""
     bodies = ({"prompt": f"Story {number}", "max_tokens": 8} for number in range(20))
@@ -245,29 +228,18 @@ def check_serve(checks: Checks, directory: Path) -> None:
 def main() -> int:
     """Run the checks, and return the exit code."""
     parser = argparse.ArgumentParser(description="Check mie on Ray.")
-    parser.add_argument(
-        "parts", nargs="*", metavar="PART", help="ingress, serve, autoscaling, data or routers"
-    )
-    parser.add_argument(
-        "--vllm-router", metavar="COMMAND", help="vLLM's router, where it is installed"
-    )
-    args = parser.parse_args()
-    parts = args.parts or ["ingress", "serve", "data"]
+    names = ("ingress", "serve", "data")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(names))
+    parts = parser.parse_args().parts or names
     checks = Checks()
     with connected(None, 3 * CPUS), tempfile.TemporaryDirectory() as directory:
         if "ingress" in parts:
             asyncio.run(check_ingress(checks))
         if "serve" in parts:
             check_serve(checks, Path(directory))
-        if "autoscaling" in parts:
-            asyncio.run(check_autoscaling(checks))
         if "data" in parts:
             check_data(checks)
             check_batch(checks, Path(directory))
-        if "routers" in parts:
-            asyncio.run(compare_routers(checks))
-        if args.vllm_router:
-            asyncio.run(measure_vllm_router(checks, Path(directory), args.vllm_router))
     print(json.dumps({"problems": checks.problems, **checks.figures}, indent=2))
     return int(bool(checks.problems))
 

@@ -4,7 +4,7 @@
     python scripts/vllm_names.py unpacked
 
 The names are written to ``docs/vllm.json``: those of modules, the members of classes and the
-parameters of methods, and the defaults that are plain values. Then run ``scripts/vllm_page.py``.
+parameters of methods, and the defaults that are plain values. Then run ``scripts/doc_tables.py``.
 """
 
 from __future__ import annotations

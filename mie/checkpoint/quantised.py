@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.checkpoint.entries import TensorEntry
 from mie.checkpoint.layouts import Layout, Tensor, layout_of
 from mie.checkpoint.quantisation import Quantisation, Scheme
-from mie.checkpoint.safetensors_header import TensorEntry
 from mie.checkpoint.tensors import Shape
 from mie.checkpoint.weights import Checkpoint, check_names, check_tensor
 from mie.errors import ModelError, WeightsError, shown
@@ -70,9 +70,11 @@ class QuantisedCheckpoint(Checkpoint):
         size = max_bytes if layout.by_rows else max(max_bytes, _TURNED_BYTES)
         step = max(_ROWS, size // num_columns // _ROWS * _ROWS)
         for first in range(0, num_rows, step):
-            yield layout.rows(read, first, min(first + step, num_rows))
-            for entry in stored.values():
-                self._drop(entry)
+            try:
+                yield layout.rows(read, first, min(first + step, num_rows))
+            finally:  # also if the caller asks for no further block
+                for entry in stored.values():
+                    self._drop(entry)
 
     def release(self, name: str) -> None:
         """Drop the pages of the tensor. Those of a quantised matrix are dropped by `blocks`."""

@@ -1,8 +1,9 @@
 """Define the command line, one file per command.
 
-In each file ``add_parser`` describes the command and ``run`` executes it. This room knows text and
-terminals, but no arrays. A command line imports only the file of its command, and a command imports
-the engine when it runs, so that help and mistakes in the arguments cost little.
+``commands.json`` declares the texts and the options of the commands. In each file ``add_parser``
+adds a command, and ``run`` executes it. This room knows text and terminals, but no arrays. A
+command line imports only the file of its command, and a command imports the engine when it runs, so
+that help and mistakes in the arguments cost little.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 EXIT_CLOSED_PIPE = 141  # 128 + SIGPIPE.
 
 COMMANDS = (
+    "run",
+    "pull",
+    "list",
+    "show",
+    "rm",
     "generate",
     "chat",
     "serve",
@@ -38,6 +44,7 @@ COMMANDS = (
 
 _EPILOG = """\
 examples:
+  mie run Qwen/Qwen3-0.6B                           fetch a model, and talk with it
   mie generate "Once upon a time"                   a story by the bundled model
   mie generate --temperature 0 --json "Hello" | jq  one JSON object per line, for programs
   mie generate --input requests.jsonl > out.txt     many requests at once, in one paged cache

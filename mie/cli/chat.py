@@ -4,229 +4,154 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
-from contextlib import closing
-from time import perf_counter
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mie.cli.answer_writer import Look
+from mie.cli.chat_commands import Chat, Ended, commands_help
 from mie.cli.chat_input import (
     Message,
+    ReadLine,
     line_editor,
+    read_all_from_pipe,
     read_from_pipe,
     read_message,
     read_plainly,
 )
+from mie.cli.conversation import Conversation
+from mie.cli.declared import Commands, add_declared, declared, epilog_of
 from mie.cli.options import (
     DEFAULT_MODEL,
     add_engine_options,
     add_sampling_options,
-    add_trace_option,
     llm_with_trace,
+    load_llm,
     report_sampling_defaults,
     sampling_params,
     trace_failed,
 )
-from mie.cli.parser import did_you_mean
-from mie.cli.terminal import AnswerWriter, typing_hidden
-from mie.errors import RequestError
+from mie.cli.parser import show_first
 
 if TYPE_CHECKING:
     from mie.config.params.sampling import SamplingParams
-    from mie.frontend.outputs import CompletionOutput
     from mie.llm import LLM
 
-_COMMANDS = ("/help", "/exit", "/reset")
 _HINT = "/help shows the commands, /exit ends, /reset starts over, Ctrl-C stops an answer"
 
-_HELP = '''\
-  /help     show this
-  /exit     end the conversation (so does Ctrl-D)
-  /reset    forget everything but the system message
-  """       begin a message of several lines; another """ ends it
-  Ctrl-C    stop the answer; its text stays in the conversation'''
 
-_EDITOR_HELP = """\
-  Alt-Enter begin a new line in the message
-  a pasted block is one message; the arrow keys recall earlier messages"""
-
-_EPILOG = f"""\
-in the conversation:
-{_HELP}
-
-with the extra "chat" (pip install "mie[chat]"):
-{_EDITOR_HELP}
-
-Nothing is dropped silently: when the context is full, mie says so and waits for /reset.
-Messages may also come from standard input, one per line.
-
-examples:
-  mie chat
-  mie chat ./Qwen3-0.6B --system "Answer in one sentence." --temperature 0.7
-"""
+_FIRST = ("--model", "--system", "--prompt", "--temperature", "--max-tokens")
+"""The options with which ``--help`` begins. ``--help-all`` shows the others."""
 
 
-def add_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> argparse.ArgumentParser:
-    """Add ``mie chat`` to the command line. Its parser sets ``run``."""
-    parser = subparsers.add_parser(
-        "chat",
-        help="talk with a model",
-        description="Talk with a model, turn by turn.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``mie chat`` to the command line."""
+    declared(commands, "chat", run, conversation=add_options)
+
+
+def add_options(parser: argparse.ArgumentParser, *, names_model: bool = True) -> None:
+    """Add the options of a conversation, and ``--model`` if it ``names_model``."""
+    help_text = commands_help(is_terminal=True)
+    parser.epilog = f"in the conversation:\n{help_text}\n\n{epilog_of('conversation')}"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add_declared(
+        parser,
+        "conversation",
+        engine=partial(add_engine_options, names_model=names_model),
+        sampling=partial(add_sampling_options, max_tokens=None, choices=False),
     )
-    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="same as --model")
-    parser.add_argument("--system", metavar="TEXT", help="system message")
-    add_trace_option(parser)
-    add_engine_options(parser)
-    add_sampling_options(parser, max_tokens=None, choices=False)
-    parser.set_defaults(run=run)
-    return parser
+    show_first(parser, [option for option in _FIRST if names_model or option != "--model"])
+
+
+def add_talk_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a conversation of ``mie run``."""
+    add_options(parser, names_model=False)
 
 
 def run(args: argparse.Namespace) -> int:
     """Talk until the input ends, and return the exit code.
 
-    It is 1 if a message from a pipe could not be answered, else 0.
+    It is 1 if a message from a pipe or ``--prompt`` could not be answered, else 0.
 
     Raises:
         ConfigError: an argument is out of range.
         ModelError: the model cannot be used.
         RequestError: the input is not UTF-8, or ends inside a message.
+        MissingExtraError: ``--markdown`` is given, and rich is not installed.
     """
     if args.positional_model and args.model == DEFAULT_MODEL:
         args.model = args.positional_model
     sampling_params(args)  # refuse bad values before the model is loaded
-    with llm_with_trace(args) as llm:
-        report_sampling_defaults(args, llm)
-        params = sampling_params(args, defaults=llm.generation_config.sampling)
-        is_terminal = sys.stdin is not None and sys.stdin.isatty()
-        conversation = Conversation(llm, params, args.system, tells_speed=is_terminal)
+    look = Look.of(args.markdown, args.reasoning)
+    if args.prompt == "-":
+        args.prompt = read_all_from_pipe()
+    is_talk = args.prompt is None
+    is_terminal = is_talk and sys.stdin is not None and sys.stdin.isatty()
+    with ExitStack() as stack:
+        chat = _new_chat(args, stack, look, is_terminal)
         if is_terminal:
-            _talk_in_terminal(conversation, args.model)
+            _talk_in_terminal(chat)
             num_failed = 0  # the user has seen the errors
+        elif is_talk:
+            num_failed = _talk(chat, lambda: read_message(read_from_pipe))
         else:
-            num_failed = _talk(conversation, lambda: read_message(read_from_pipe), _HELP)
-        return 1 if trace_failed(args, llm) or num_failed else 0
+            num_failed = 0 if chat.say(args.prompt) else 1
+        is_cut = args.trace is not None and trace_failed(args, chat.conversation.llm)
+        return 1 if is_cut or num_failed else 0
 
 
-class Conversation:
-    """A model and the messages so far. Answers are printed as they are generated.
+def _new_chat(args: argparse.Namespace, stack: ExitStack, look: Look, tells_speed: bool) -> Chat:
+    """Load the model. The event log of ``--trace`` is closed with ``stack``."""
+    tags: dict[str, Any] = {} if args.reasoning_parser else {"reasoning_parser": "auto"}
 
-    With ``tells_speed`` each answer is followed by a line with its tokens per second.
+    def load(name: str) -> LLM:
+        return load_llm(argparse.Namespace(**{**vars(args), "model": name}), **tags)
 
-    Raises:
-        ChatTemplateError: the model has no chat template, or one without a system message.
-    """
+    def params_of(llm: LLM, settings: Mapping[str, Any]) -> SamplingParams:
+        return sampling_params(args, settings, llm.generation_config.sampling)
 
-    def __init__(
-        self, llm: LLM, params: SamplingParams, system: str | None, *, tells_speed: bool = False
-    ) -> None:
-        self._llm = llm
-        self._params = params
-        self._tells_speed = tells_speed
-        self._opening = [] if system is None else [{"role": "system", "content": system}]
-        self.messages: list[dict[str, str]] = [*self._opening]
-        llm.apply_chat_template([*self._opening, {"role": "user", "content": "Hello"}])
-
-    def reset(self) -> None:
-        """Forget everything but the system message."""
-        self.messages = [*self._opening]
-
-    def answer(self, text: str) -> None:
-        """Print the answer to ``text``, and remember both. Ctrl-C ends the answer early.
-
-        Raises:
-            RequestError: the conversation does not fit the context, or the template rejects it;
-                ``text`` is not remembered.
-        """
-        messages = [*self.messages, {"role": "user", "content": text}]
-        prompt = self._llm.chat_prompt(messages)
-        self._check_fits(len(prompt["prompt_token_ids"]))
-        began = perf_counter()
-        choice, is_stopped = self._printed(prompt)
-        notes = ["stopped"] if is_stopped else self._why_cut(choice)
-        if choice is not None and self._tells_speed:
-            count = len(choice.token_ids)
-            notes += [f"{count} tokens", f"{count / (perf_counter() - began):.1f} tokens/s"]
-        if notes:
-            print(f"[{' · '.join(notes)}]", file=sys.stderr)
-        if choice is not None and choice.text:
-            self.messages = [*messages, {"role": "assistant", "content": choice.text}]
-
-    def _printed(self, prompt: dict[str, Any]) -> tuple[CompletionOutput | None, bool]:
-        """Print the answer as it is generated, and return it and whether Ctrl-C stopped it."""
-        choice: CompletionOutput | None = None
-        is_stopped = False
-        writer = AnswerWriter(sys.stdout)
-        try:
-            with closing(self._llm.stream(prompt, self._params)) as outputs:
-                for output in outputs:
-                    choice = output.outputs[0]
-                    writer.add(choice.new_text)
-        except KeyboardInterrupt:
-            is_stopped = True
-        writer.finish()
-        return choice, is_stopped
-
-    def _check_fits(self, num_tokens: int) -> None:
-        limit = self._llm.engine.max_model_len
-        if num_tokens >= limit:
-            raise RequestError(
-                f"the conversation has {num_tokens} tokens with this message; the context holds"
-                f" {limit}, including the answer. The message was not sent: use /reset, or send a"
-                " shorter one"
-            )
-
-    def _why_cut(self, choice: CompletionOutput | None) -> list[str]:
-        if choice is None or choice.finish_reason != "length":
-            return []
-        if len(choice.token_ids) == self._params.max_tokens:
-            return [f"cut at --max-tokens {self._params.max_tokens}"]
-        limit = self._llm.engine.max_model_len
-        return [f"the context of {limit} tokens is full: the answer was cut. /reset starts over"]
+    # A model without --trace has no other owner than the conversation, so that /model can free it.
+    llm = stack.enter_context(llm_with_trace(args, **tags)) if args.trace else load(args.model)
+    report_sampling_defaults(args, llm)
+    params = params_of(llm, {})
+    return Chat(
+        conversation=Conversation(llm, params, args.system, look=look, tells_speed=tells_speed),
+        model=getattr(args, "title", args.model),
+        load=load,
+        params_of=params_of,
+        fixed_model="--trace records one model; start again without it" if args.trace else None,
+    )
 
 
-def _talk_in_terminal(conversation: Conversation, model: str) -> None:
+def _talk_in_terminal(chat: Chat) -> None:
     editor = line_editor() if sys.stdout.isatty() else None
-    print(f"{model} · {_HINT}", file=sys.stderr)
+    chat.read_line = editor or read_plainly
+    print(f"{chat.model} · {_HINT}", file=sys.stderr)
     if editor is None:
-        print('(pip install "mie[chat]" adds history and pasted blocks)', file=sys.stderr)
+        missing = "history, pasted blocks and formatted answers"
+        print(f'(pip install "mie[chat]" adds {missing})', file=sys.stderr)
+    read_line: ReadLine = chat.read_line
 
     def read_next() -> Message | None:
         while True:
             try:
-                return read_message(editor or read_plainly)
+                return read_message(read_line)
             except KeyboardInterrupt:  # start the message again
                 print(f"\n({_HINT})")
 
-    _talk(conversation, read_next, _HELP if editor is None else f"{_HELP}\n{_EDITOR_HELP}")
+    _talk(chat, read_next)
 
 
-def _talk(conversation: Conversation, read_next: Callable[[], Message | None], help_: str) -> int:
+def _talk(chat: Chat, read_next: Callable[[], Message | None]) -> int:
     """Answer messages until the input ends, and return how many could not be answered."""
     num_failed = 0
-    while (message := read_next()) is not None and message.command != "/exit":
-        if message.command == "/reset":
-            conversation.reset()
-            print("[a new conversation]", file=sys.stderr)
-        elif message.command == "/help":
-            print(help_, file=sys.stderr)
-        elif message.command is not None:
-            near = did_you_mean(message.command, _COMMANDS)
-            print(f"[unknown command {message.command}{near or f': {_HINT}'}]", file=sys.stderr)
-            num_failed += 1
+    while (message := read_next()) is not None:
+        if message.command is not None:
+            try:
+                num_failed += not chat.execute(message.command)
+            except Ended:
+                break
         elif message.text.strip():
-            num_failed += not _answered(conversation, message.text)
+            num_failed += not chat.say(message.text)
     return num_failed
-
-
-def _answered(conversation: Conversation, text: str) -> bool:
-    try:
-        with typing_hidden(sys.stdin):
-            conversation.answer(text)
-    except RequestError as error:
-        print(f"mie: error: {error}", file=sys.stderr)
-        return False
-    return True

@@ -11,8 +11,11 @@ from mie.errors import RequestError
 
 QUOTES = '"""'
 
-ReadLine = Callable[[str], "str | None"]
-"""A function that shows a prompt and returns the line typed, or None at the end of the input."""
+ReadLine = Callable[..., "str | None"]
+"""A function that shows a prompt and returns the line typed, or None at the end of the input.
+
+A second argument is the text with which the line begins, which a terminal lets the user change.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,18 +60,35 @@ def read_message(read_line: ReadLine) -> Message | None:
 def read_from_pipe(prompt: str) -> str | None:
     """Read a line of standard input, which is not a terminal. ``prompt`` is not shown."""
     raw = sys.stdin.buffer.readline() if sys.stdin is not None else b""
+    return _decoded(raw).rstrip("\r\n") if raw else None
+
+
+def read_all_from_pipe() -> str:
+    """Read standard input to its end, as one message.
+
+    Raises:
+        RequestError: it is not UTF-8.
+    """
+    raw = sys.stdin.buffer.read() if sys.stdin is not None else b""
+    return _decoded(raw).strip("\r\n")
+
+
+def _decoded(raw: bytes) -> str:
     try:
-        return raw.decode("utf-8").rstrip("\r\n") if raw else None
+        return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RequestError(
-            f"standard input is not UTF-8: byte 0x{raw[error.start]:02x} in {raw[:40]!r}"
+            f"standard input is not UTF-8: byte 0x{raw[error.start]:02x} in "
+            f"{raw[max(0, error.start - 20) :][:40]!r}"
         ) from error
 
 
-def read_plainly(prompt: str) -> str | None:
+def read_plainly(prompt: str, text: str = "") -> str | None:
     """Read a line with the editing keys of Python's readline module."""
     with suppress(ImportError):
-        import readline  # noqa: F401  # importing it enables editing keys in input()
+        import readline  # importing it enables editing keys in input()
+
+        readline.set_startup_hook(lambda: readline.insert_text(text))
     try:
         return input(prompt)
     except EOFError:
@@ -94,9 +114,9 @@ def line_editor() -> ReadLine | None:
     keys.add("escape", "enter")(new_line)
     session: PromptSession[str] = PromptSession(key_bindings=keys)
 
-    def read_line(prompt: str) -> str | None:
+    def read_line(prompt: str, text: str = "") -> str | None:
         try:
-            line: str = session.prompt(prompt)
+            line: str = session.prompt(prompt, default=text)
         except EOFError:
             return None
         return line

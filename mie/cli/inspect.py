@@ -15,56 +15,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.gguf.config import hf_config
+from mie.checkpoint.gguf.header import read_gguf
 from mie.checkpoint.locate import locate_model
 from mie.checkpoint.size_limits import MAX_JSON_BYTES
 from mie.checkpoint.tensors import num_parameters
+from mie.cli.declared import Commands, declared
 from mie.cli.families import families_table
-from mie.config.arguments import format_size, size_argument
+from mie.config.arguments import format_size
 from mie.errors import ConfigError, ModelError, UnsupportedModelError, WeightsError, shown_text
 from mie.system.files import read_json_object
 
-_EPILOG = """\
-exit codes:
-  0  the model can be run
-  1  it cannot: the architecture or a feature is not supported, the configuration or the weights
-     are broken, or --check found NaN or infinite values
-"""
 
-
-def add_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> argparse.ArgumentParser:
-    """Add ``mie inspect`` to the command line. Its parser sets ``run``."""
-    parser = subparsers.add_parser(
-        "inspect",
-        help="show a model's architecture and memory use",
-        description=(
-            "Show a model's architecture, whether it is supported or why not, its sizes, and the "
-            "memory of its weights and its KV cache. Only headers are read."
-        ),
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "model", metavar="MODEL", nargs="?", help="'bundled', a directory, or a hub id"
-    )
-    parser.add_argument(
-        "--families", action="store_true", help="list the supported families in Markdown instead"
-    )
-    parser.add_argument(
-        "--kv-cache-memory-bytes",
-        type=size_argument,
-        metavar="SIZE",
-        help="show how many tokens fit a KV cache of this size, such as 512MiB or 2GB",
-    )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="also read the weights, and list tensors with NaN or infinite values",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
-    parser.set_defaults(run=run)
-    return parser
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``mie inspect`` to the command line."""
+    declared(commands, "inspect", run)
 
 
 @dataclass(kw_only=True)
@@ -92,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: both a model and ``--families`` are given, or neither.
-        ModelError: there is no such model directory, or it has no config.json.
+        ModelError: there is no such model, or it has no config.json.
     """
     if args.families == (args.model is not None):
         raise ConfigError("mie inspect takes either a MODEL or --families")
@@ -170,9 +135,12 @@ def _inspect_weights(
 def _architecture_name(directory: Path) -> str:
     """Return the name of the architecture in the file, even if the rest is unusable."""
     path = directory / "config.json"
-    if not os.path.lexists(path):
+    if directory.is_file():
+        config = hf_config(read_gguf(directory))
+    elif not os.path.lexists(path):
         raise ModelError(f"{directory} is not a model directory: it has no config.json")
-    config = read_json_object(path, MAX_JSON_BYTES, ModelError)
+    else:
+        config = read_json_object(path, MAX_JSON_BYTES, ModelError)
     names = config.get("architectures") or [config.get("model_type")]
     name = names[0] if isinstance(names, list) else None
     if not isinstance(name, str) or not name:

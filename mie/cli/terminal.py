@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import termios
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -66,30 +65,6 @@ class WordWrap:
         self._write(text)
         self._column += _width_of(text)
         self._spaces = self._word = ""
-
-
-class AnswerWriter:
-    """Prints an answer as it is generated, with word wrapping on a terminal."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        width = shutil.get_terminal_size().columns
-        self._wrap = WordWrap(stream.write, width) if stream.isatty() else None
-
-    def add(self, text: str) -> None:
-        """Print the next piece."""
-        if self._wrap is None:
-            self._stream.write(text)
-        else:
-            self._wrap.add(text)
-        self._stream.flush()
-
-    def finish(self) -> None:
-        """Print the held-back text and end the line."""
-        if self._wrap is not None:
-            self._wrap.finish()
-        self._stream.write("\n")
-        self._stream.flush()
 
 
 def _width_of(text: str) -> int:

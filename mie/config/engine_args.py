@@ -40,6 +40,8 @@ class ModelSettings:
     backend: str = "auto"
     dtype: str = "auto"
     load_format: str = "auto"
+    quantization: str | None = None
+    head_dtype: str = "auto"
     hf_overrides: Mapping[str, Any] | None = None
     tool_call_parser: str = "auto"
     reasoning_parser: str = "none"

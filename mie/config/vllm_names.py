@@ -20,7 +20,6 @@ _TEXT_ONLY = "mie runs text models only"
 _ON_DEVICE = "weights stay on the device"
 _NO_SPECULATION = "mie does not speculate"
 _NO_SLEEP = "an engine cannot give its memory back for a while"
-_FULL_PRECISION = "mie reads checkpoints that are not quantized"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +94,6 @@ class VllmNames(_Listed):
         None, "pass hf_overrides={'rope_scaling': …} instead"
     )
     rope_theta: float | None = neutral(None, "pass hf_overrides={'rope_theta': …} instead")
-    quantization: str | None = neutral(None, _FULL_PRECISION)
     calculate_kv_scales: bool = neutral(False, "an 8-bit KV cache has a scale for each token")
     cpu_offload_gb: float = neutral(0, _ON_DEVICE, None)
     max_parallel_loading_workers: int | None = neutral(None, _ONE_PROCESS)

@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,17 +21,11 @@ from mie.engine.constraint import Constraints
 from mie.engine.engine import Engine, Runner
 from mie.engine.overlap import OverlappingRunner
 from mie.engine.runner import ModelRunner
-from mie.errors import ConfigError
 from mie.events import EventLog
 from mie.load.backends import load_backend
-from mie.load.sizing import (
-    Forms,
-    MemoryPlan,
-    cache_shape,
-    fits,
-    plan_memory,
-    smaller_settings,
-)
+from mie.load.fit import fitting_plan
+from mie.load.quantisation import quantised
+from mie.load.sizing import MemoryPlan, cache_shape
 from mie.memory.manager import KVCacheManager
 from mie.model.decoder import Decoder
 from mie.ops.backend import Array, Backend
@@ -58,13 +52,16 @@ def load_engine(
     load_format: str = "auto",
     use_tqdm: bool = True,
     constraints: Constraints | None = None,
+    quantization: str | None = None,
+    head_dtype: str = "auto",
 ) -> Engine:
     """Load an engine for token ids with the model in ``directory``.
 
     ``trace`` gets the event log as JSON lines. ``wrap`` can put another backend around the one that
     is loaded. ``model`` replaces the contents of config.json. A ``load_format`` of "dummy"
     generates random weights from the config's seed. ``use_tqdm`` shows a progress bar on a
-    terminal. ``constraints`` serve requests with structured outputs.
+    terminal. ``constraints`` serve requests with structured outputs. ``quantization`` and
+    ``head_dtype`` are those of `mie.load.quantisation.quantised`.
 
     Raises:
         ConfigError: a setting is out of range for the model or the machine.
@@ -78,6 +75,7 @@ def load_engine(
         if load_format == "dummy"
         else Checkpoint.open(directory, expected_tensors(model), model.quantisation)
     )
+    weights = quantised(weights, model, quantization, head_dtype)
     dtypes = weights.matrix_dtypes
     widest = dtypes.pop() if len(dtypes) == 1 else "float32"
     load = partial(load_backend, checkpoint_dtype=model.dtype, weights_dtype=widest)
@@ -88,11 +86,7 @@ def load_engine(
         machine = wrap(machine)
     if config.async_scheduling is None:
         config = replace(config, async_scheduling=machine.is_asynchronous)
-    plan = plan_memory(config, model, machine, weights.forms)
-    if not plan.fits:
-        smaller = smaller_settings(config, model, machine, plan, weights.forms)
-        of_dtypes = _smaller_dtypes(load, backend, dtype, config, model, weights.forms)
-        raise plan.refusal([*smaller, *of_dtypes])
+    plan = fitting_plan(load, machine, backend, dtype, config, model, weights.forms)
     kept = HALVES.get(dtype) if backend in CPUS else None
     num_positions, num_host_blocks = plan.num_positions, plan.num_host_blocks
     log = EventLog(config.event_log_steps, trace, machine.numerics())
@@ -155,29 +149,6 @@ def new_scheduler(
         emit=log.emit,
     )
     return Scheduler(config, manager, max_model_len, log.emit)
-
-
-def _smaller_dtypes(
-    load: Callable[[str, str, EngineConfig], Backend],
-    backend: str,
-    dtype: str,
-    config: EngineConfig,
-    model: ModelConfig,
-    forms: Forms,
-) -> Iterator[str]:
-    """Yield the data types with which the model fits, if the backend supports them."""
-    half = model.dtype if model.dtype in HALVES else "float16"
-    for changes, changed_dtype in (
-        ({"kv_cache_dtype": "int8"}, dtype),
-        ({"weight_dtype": model.dtype}, dtype),
-        ({}, half),
-    ):
-        with suppress(ConfigError):
-            changed = replace(config, **changes)  # type: ignore[arg-type]  # these are words
-            smaller = load(backend, changed_dtype, changed)
-            if fits(changed, model, smaller, forms):
-                text = ", ".join(f"{name}={value}" for name, value in changes.items())
-                yield text or f"dtype={half}"
 
 
 def _load_decoder(

@@ -82,6 +82,8 @@ def _build(args: EngineArgs) -> Parts:
         load_format=args.load_format,
         use_tqdm=args.use_tqdm_on_load,
         constraints=grammars,
+        quantization=args.quantization,
+        head_dtype=args.head_dtype,
     )
     return Parts(
         directory=directory,
@@ -100,7 +102,9 @@ def digest_of_weights(args: EngineArgs, directory: Path) -> str:
     Raises:
         WeightsError: the files of the weights cannot be read any more.
     """
-    return f"random {args.seed}" if args.load_format == "dummy" else weights_digest(directory)
+    digest = f"random {args.seed}" if args.load_format == "dummy" else weights_digest(directory)
+    forms = [each for each in (args.quantization, args.head_dtype) if each not in (None, "auto")]
+    return " ".join([digest, *forms])
 
 
 def _locate(args: EngineArgs) -> tuple[Path, Path]:

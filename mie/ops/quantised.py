@@ -92,6 +92,33 @@ def dequantise(rows: QuantisedRows) -> Floats:
     return weights
 
 
+def quantise(weights: NDArray[Any], form: Form) -> QuantisedRows:
+    """Return weights [n, K] rounded to the nearest codes of an integer form without offsets.
+
+    The number of largest magnitude in a group gets the lowest code of 4 bits, -8, or 127 of 8 bits.
+    (-8 has no positive counterpart, so the scale of 4 bits has the opposite sign of that number.)
+    A number that is not finite gives a scale that is not finite. Source: ``quantize_row_q4_0_ref``
+    and ``quantize_row_q8_0_ref`` in ggml's ggml-quants.c.
+    """
+    assert form.codes != "float8_e4m3fn", form
+    assert not form.has_offsets, form
+    num_rows, num_columns = weights.shape
+    num_groups = ceil_div(num_columns, form.group)
+    padded = np.zeros((num_rows, num_groups * form.group), np.float32)
+    padded[:, :num_columns] = weights
+    groups = padded.reshape(num_rows, num_groups, form.group)
+    places = np.abs(groups).argmax(axis=-1, keepdims=True)  # of a NaN, if there is one
+    largest = np.take_along_axis(groups, places, axis=-1)
+    is_int4 = form.codes == "int4"
+    low, high = (-8, 7) if is_int4 else (-127, 127)
+    scales = largest / np.float32(low) if is_int4 else np.abs(largest) / np.float32(high)
+    with np.errstate(invalid="ignore", over="ignore"):
+        groups /= np.where(scales == 0, np.float32(1), scales)
+        np.clip(np.rint(groups, out=groups), low, high, out=groups)
+        codes = groups.astype(np.int8).reshape(num_rows, -1)[:, :num_columns]
+    return QuantisedRows(form=form, codes=codes, scales=scales[..., 0])
+
+
 def linear_quantised(
     x: Floats,
     weight: QuantisedRows,

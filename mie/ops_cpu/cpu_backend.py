@@ -91,6 +91,7 @@ class CpuBackend(NumpyBackend):
         """How matrices are kept: "plain" or "tiled"."""
         self._weight_dtype = weight_dtype
         self._groups = Groups(self.dtype)
+        self._turned_groups = Groups(self.dtype, is_turned=True)
         self._attention = Attention(self.workers, is_batch_invariant=batch_invariant)
         self._rotation = elementwise.Rotation(self.workers)
 
@@ -145,7 +146,7 @@ class CpuBackend(NumpyBackend):
 
     def _tiled(self, matrix: PackedMatrix, bias: NDArray[Any] | None = None) -> Matrix:
         tiles = PackedTiles(matrix)
-        return TiledMatrix(tiles, matrix.shape[0], bias, self._groups, self.workers)
+        return TiledMatrix(tiles, matrix.shape[0], bias, self._turned_groups, self.workers)
 
     def tie_linear(self, embedding: Embedding | PackedMatrix) -> Matrix:  # type: ignore[override]  # as above
         if isinstance(embedding, PackedMatrix):

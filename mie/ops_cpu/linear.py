@@ -78,7 +78,11 @@ class PlainMatrix:
 
 
 class PackedTiles:
-    """The tiles [tiles, K, 64] of a packed matrix [N, K], each widened when it is taken."""
+    """The tiles [tiles, K, 64] of a packed matrix [N, K], each widened when it is taken.
+
+    A tile is the transpose of rows. BLAS multiplies by it as fast, and a copy would take longer
+    than the product.
+    """
 
     def __init__(self, matrix: PackedMatrix, numbers: range | None = None) -> None:
         num_rows, num_columns = matrix.shape
@@ -95,12 +99,10 @@ class PackedTiles:
         return PackedTiles(self._matrix, self._numbers[own])
 
     def __iter__(self) -> Iterator[Floats]:
-        num_rows, num_columns = self._matrix.shape
+        num_rows, _ = self._matrix.shape
         for number in self._numbers:
             rows = self._matrix.rows(number * WIDTH, min((number + 1) * WIDTH, num_rows))
-            tile: Floats = np.zeros((num_columns, WIDTH), np.float32)
-            tile[:, : len(rows)] = rows.T
-            yield tile
+            yield _padded(rows, WIDTH).T
 
 
 class TiledMatrix:

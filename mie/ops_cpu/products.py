@@ -9,7 +9,7 @@ CPU's features and the BLAS only.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -40,10 +40,14 @@ def parts_of(num_inputs: int) -> list[tuple[int, int]]:
 
 
 class Groups:
-    """Cuts rows into groups, for products in one dtype."""
+    """Cuts rows into groups, for products in one dtype.
 
-    def __init__(self, dtype: np.dtype[Any]) -> None:
+    ``is_turned`` tiles are transposes of contiguous rows (64, K).
+    """
+
+    def __init__(self, dtype: np.dtype[Any], *, is_turned: bool = False) -> None:
         self.dtype = dtype
+        self._order: Literal["C", "F"] = "F" if is_turned else "C"
         self._sizes: dict[int, list[int]] = {}
 
     def cut(self, num_rows: int, num_inputs: int) -> tuple[int, int]:
@@ -72,7 +76,7 @@ class Groups:
 
     def _are_same_bits(self, size: int, length: int) -> bool:
         x = _samples(size * REFERENCE, length).astype(self.dtype)
-        tile = _samples(length, WIDTH).astype(self.dtype)
+        tile = _samples(length, WIDTH).astype(self.dtype, order=self._order)
         products = (x.reshape(-1, rows, length) @ tile for rows in (size, REFERENCE))
         first, second = (product.reshape(-1, WIDTH) for product in products)
         return bool((first == second).all())

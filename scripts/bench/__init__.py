@@ -1,1 +1,1 @@
-"""The modules that the benchmarks share, and those of bench_cpu.py and bench_gpu.py."""
+"""The benchmarks of benchmark.py, and the modules that they share."""

@@ -136,10 +136,10 @@ def diff(run: Run, seconds: float) -> Outcome:
 
 
 def benchmark(run: Run, seconds: float) -> Outcome:
-    """Run scripts/bench_gpu.py. Rows measured before its time limit count."""
+    """Run scripts/benchmark.py gpu. Rows measured before its time limit count."""
     prefix = run.directory / "bench"
-    script = SCRIPTS / "bench_gpu.py"
-    command: list[str | Path] = [sys.executable, script, "--output", prefix]
+    script = SCRIPTS / "benchmark.py"
+    command: list[str | Path] = [sys.executable, script, "gpu", "--output", prefix]
     command += ["--seconds", str(max(1.0, seconds - 20))]  # its last row may take longer
     done = run.execute([*command, *(["--dry-run"] if run.is_dry_run else [])], seconds)
     results = Path(f"{prefix}.json")

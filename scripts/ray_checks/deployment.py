@@ -42,31 +42,25 @@ class Checks:
 
 
 class Deployment:
-    """A deployment of this script, also in place of that of ``mie serve``."""
+    """A deployment of this script, in place of that of ``mie serve``."""
 
-    def __init__(self, app: str = APP, **settings: Any) -> None:
-        self._app = app
+    def __init__(self) -> None:
         self._config = ReplicaConfig(
             engine=with_server_defaults({**ENGINE, "model": "bundled"}),
             server=ServeConfig(max_chunks_per_second=500.0, keys=Keys.of([KEY])),
             num_cpus=CPUS,
-            **settings,
         )
 
     async def change(self, **changes: Any) -> Site:
         """Deploy another configuration, and return a front of this process."""
         self._config = replace(self._config, **changes)
         target = build_replicas(self._config)
-        handle = await asyncio.to_thread(serve.run, target, name=self._app, route_prefix=None)
+        handle = await asyncio.to_thread(serve.run, target, name=APP, route_prefix=None)
         return Site(app=front_app(RayReplicas(handle), self._config.server))
 
     def at_random(self) -> Site:
         """Return a front of this process that sends each request to any replica."""
-        return Site(app=front_app(_AtRandom(serve.get_app_handle(self._app)), self._config.server))
-
-    async def end(self) -> None:
-        """Take it off the cluster."""
-        await asyncio.to_thread(serve.delete, self._app)
+        return Site(app=front_app(_AtRandom(serve.get_app_handle(APP)), self._config.server))
 
     async def change_under_load(
         self, checks: Checks, site: Site, what: str, **changes: Any

@@ -140,3 +140,17 @@ async def eventually(look: Any) -> bool:
             return True
         await asyncio.sleep(0.1)
     return False
+
+
+async def hit_rate(site: Site) -> float:
+    """Return which part of prompts is cached where three requests share each beginning."""
+    async with client_of(site) as client:
+        (await client.post("/reset_prefix_cache")).raise_for_status()
+    names = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total")
+    before = [sum((await labelled(site, name)).values()) for name in names]
+    for turn in range(3):
+        prompts = ({"prompt": f"Topic {topic}. " * 60, "max_tokens": 1} for topic in range(30))
+        await answers(site, [{**each, "prompt": f"{each['prompt']}{turn}"} for each in prompts])
+    after = [sum((await labelled(site, name)).values()) for name in names]
+    hits, queries = (now - start for now, start in zip(after, before, strict=True))
+    return round(hits / queries, 3)

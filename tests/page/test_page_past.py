@@ -41,7 +41,7 @@ def steps(step: int, *events: list[Any], **changed: Any) -> dict[str, Any]:
 
 def test_a_long_run_keeps_a_bounded_past(shown: Shown) -> None:
     records = [key(0)]
-    for step in range(1, 40_001):
+    for step in range(1, 20_001):
         records.append(steps(step, ["evict", step % NUM_BLOCKS]))
         if step % 250 == 0:
             records.append(key(step))
@@ -55,13 +55,13 @@ def test_a_long_run_keeps_a_bounded_past(shown: Shown) -> None:
         live(*records),
     )
     first, last, num_steps, num_records, gone, newest = kept
-    assert last == 40_000
+    assert last == 20_000
     assert 10_000 <= num_steps <= 12_001
     assert num_records <= num_steps + num_steps // 250 + 1
     # Of the evictions before the first step, one of each block tells old contents from new ones.
     assert all(sum(step < first for step in each) <= 1 for each in gone)
     assert sum(map(len, gone)) <= num_steps + 2 * NUM_BLOCKS
-    assert newest == [f"{block} tree {39_996 + (block or 4)}" for block in range(NUM_BLOCKS)]
+    assert newest == [f"{block} tree {19_996 + (block or 4)}" for block in range(NUM_BLOCKS)]
 
 
 def test_a_key_with_later_events_is_not_the_state_at_its_step(shown: Shown) -> None:
@@ -75,13 +75,100 @@ def test_a_key_with_later_events_is_not_the_state_at_its_step(shown: Shown) -> N
     past = (key(0), steps(1, blocks=[before]))
     assert shown.js(at, live(*past, key(1, after, is_now=True))) == [True, [before], []]
     assert shown.js(at, live(*past, key(1, before))) == [True, [before], []]
-    # Without the past it has to ask.
-    assert shown.js(at, live(key(1, after, is_now=True))) == [False, [after], [1]]
+    # Without the past it has to ask, and knows nothing meanwhile.
+    assert shown.js(at, live(key(1, after, is_now=True))) == [False, [], [1]]
+
+
+def test_an_unknown_state_is_never_drawn_as_another_one(shown: Shown) -> None:
+    """Every step inside a merged record is unknown until the server tells it, or for ever."""
+    merged = steps(3, blocks=[[0, 2, 1, 8]])
+    merged["steps"] = [each for step in (1, 2, 3) for each in steps(step)["steps"]]
+    show = """async ([text, step, status]) => {
+        const run = mie.read(text);
+        const told = {record: "key", step, blocks: [[1, 1, 1, 2]]};
+        run.fetchExact = async () => {
+            if (status) throw Object.assign(new Error("no"), {status});
+            return told;
+        };
+        Object.assign(mie.store, {run, step, follows: false});
+        mie.select(null);
+        await new Promise(requestAnimationFrame);
+        const text_of = id => document.getElementById(id).textContent;
+        const texts = () => ["map-note", "stats"].map(text_of);
+        const before = texts();
+        await run.exactly(step);
+        mie.select(null);
+        await new Promise(requestAnimationFrame);
+        return [before, texts(), run.at(step).plain().blocks];
+    }"""
+    text = live(key(0), merged)
+    before, after, blocks = shown.js(show, [text, 2, None])
+    assert before[0] == "The state after this step is on its way."
+    assert "–KV use" in before[1]
+    assert after[0].startswith("4 blocks of 8 tokens: 1 in use")
+    assert blocks == [[1, 1, 1, 2]]
+    _, lost, blocks = shown.js(show, [text, 2, 404])
+    assert lost[0] == "No log has the state after this step any more."
+    assert blocks == []
+    known, _, blocks = shown.js(show, [text, 3, 404])
+    assert known[0].startswith("4 blocks of 8 tokens: 0 in use, 1 only cached")
+    assert blocks == [[0, 2, 1, 8]]
+
+
+def test_play_waits_for_each_state(shown: Shown) -> None:
+    merged = steps(9, blocks=[])
+    merged["steps"] = [each for step in range(1, 10) for each in steps(step)["steps"]]
+    steps_and_drawn = shown.js(
+        """async text => {
+            const run = mie.read(text);
+            const told = new Set();
+            run.fetchExact = async step => {
+                await new Promise(resolve => setTimeout(resolve, 30));
+                told.add(step);
+                return {record: "key", step, blocks: []};
+            };
+            Object.assign(mie.store, {run, step: 0, follows: false, selected: null});
+            const seen = [];
+            document.getElementById("run").click();
+            while (mie.store.plays && mie.store.step < 9) {
+                if (!run.isExact(mie.store.step)) seen.push(mie.store.step);
+                await new Promise(requestAnimationFrame);
+            }
+            return [mie.store.step, seen, told.size];
+        }""",
+        live(key(0), merged),
+    )
+    last, unknown, num_told = steps_and_drawn
+    assert last == 9
+    assert unknown == []
+    assert num_told > 0
+
+
+def test_lanes_that_run_are_drawn_before_those_that_wait(shown: Shown) -> None:
+    def seq(number: int, state: str) -> dict[str, Any]:
+        return {"request_id": str(number), "state": state, "n": 1, "num_prompt": 4, "rank": 0}
+
+    names = {f"{number}.0": seq(number, "waiting") for number in range(300)}
+    runs = [f"{number}.0" for number in range(8)]
+    admitted = steps(1, *[["admit", name, i, 4, 0] for i, name in enumerate(runs)])
+    decoded = steps(2, ["decode", runs])
+    drawn = shown.js(
+        """async text => {
+            Object.assign(mie.store, {run: mie.read(text), step: 2, window: null});
+            mie.select({kind: "seq", id: "250.0"});
+            await new Promise(requestAnimationFrame);
+            const {lanes} = mie.parts.timeline;
+            mie.select(null);
+            return lanes.map(lane => lane.name);
+        }""",
+        live({**key(0), "seqs": names}, admitted, decoded),
+    )
+    assert drawn == [*(f"{number}.0" for number in range(59)), "250.0"]
 
 
 def test_a_large_tree_is_drawn_in_few_boxes(shown: Shown) -> None:
-    """A pool of 100,000 blocks: each chain of 300 cached blocks gets boxes that can be seen."""
-    num_chains, length = 333, 300
+    """In a pool of 100,000 blocks, each chain of 300 cached blocks gets boxes that can be seen."""
+    num_chains, length = 150, 300
     tree = {
         str(block): {"parent": block - 1 if block % length else None, "salt": 0}
         for block in range(num_chains * length)

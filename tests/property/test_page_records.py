@@ -80,7 +80,7 @@ def check_follower(segment, text, splits):
     """
     steps, page, state = segment.steps, Page(), State.from_snapshot(segment.snapshot)
     follower = Follower()
-    follower.begin(segment.after, *sent(segment.snapshot, ()), "live")  # type: ignore[call-arg]
+    follower.begin(segment.after, *sent(segment.snapshot, ()), "live", "one")  # type: ignore[call-arg]
     page.take(json.loads(follower.key()))
     coming, done, shown = iter(steps), 0, 0
     for count, part in splits:

@@ -1,6 +1,6 @@
 """A small storm: rude clients, slow readers, nonsense and wrong keys, in this process.
 
-`scripts/serve_check.py storm` is the large one.
+`scripts/serve_check.py` is the large one.
 """
 
 from __future__ import annotations

@@ -1,22 +1,14 @@
 """Test the parts of the command line that need no process."""
 
 import argparse
-import json
-from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
+import re
 
 import pytest
 
-import mie.llm
-from mie.batch.lines import Line
 from mie.cli import main
-from mie.cli.chat import Conversation
-from mie.cli.generate import _Printer, _title
-from mie.cli.options import add_engine_options, add_sampling_options, load_llm, sampling_params
+from mie.cli.options import add_engine_options, add_sampling_options, sampling_params
 from mie.config.params.sampling import SamplingParams
-from mie.errors import ConfigError, RequestError
-from mie.frontend.outputs import CompletionOutput
+from mie.errors import ConfigError
 
 
 def parsed(*arguments: str, max_tokens: int | None = 256) -> argparse.Namespace:
@@ -61,177 +53,21 @@ def test_a_requests_own_parameters_take_precedence() -> None:
         sampling_params(parsed(), {"max_token": 3})
 
 
-def test_every_engine_flag_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mie.llm, "LLM", lambda model, trace, **settings: (model, settings))
-    flags = (
-        "--model m --backend numpy --dtype float64 --max-model-len 128 --max-num-seqs 4"
-        " --max-num-batched-tokens 64 --block-size 8 --num-gpu-blocks-override 32"
-        " --kv-cache-memory-bytes 2MiB --no-enable-prefix-caching --no-partial-block-sharing"
-        " --max-cached-blocks 9 --scheduling-policy sjf --batching static --max-prefill-chunk 5"
-        " --no-enable-chunked-prefill --watermark 0.5 --preemption-mode swap --swap-space 1KiB"
-        " --enforce-eager"
-    )
-    assert load_llm(parsed(*flags.split())) == (
-        "m",
-        {
-            "backend": "numpy",
-            "dtype": "float64",
-            "max_model_len": 128,
-            "max_num_seqs": 4,
-            "max_num_batched_tokens": 64,
-            "block_size": 8,
-            "num_blocks": 32,
-            "kv_cache_memory_bytes": 2 << 20,
-            "enable_prefix_caching": False,
-            "partial_block_sharing": False,
-            "max_cached_blocks": 9,
-            "scheduling_policy": "sjf",
-            "batching": "static",
-            "max_prefill_chunk": 5,
-            "enable_chunked_prefill": False,
-            "watermark": 0.5,
-            "preemption_mode": "swap",
-            "swap_space": 1024,
-            "enforce_eager": True,
-        },
-    )
-    assert load_llm(parsed()) == ("bundled", {})
-
-
-def test_a_title_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    assert _title("short") == "=== short"
-    assert len(_title("long " * 20)) == 40
-    assert _title("long " * 20).endswith("…")
-
-
 def test_an_error_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "--model", "no\nsuch", "Hi"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_the_table_of_too_little_memory_stays_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "--num-blocks", "999999999", "Hi"]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("mie: error: not enough memory")
-    assert [line.split()[0] for line in lines[1:6]] == [
-        "weights",
-        "step",
-        "KV",
-        "total",
-        "available",
-    ]
-    assert "num_blocks=" in lines[-1]
+def test_the_help_of_chat_begins_with_few_options(capsys: pytest.CaptureFixture[str]) -> None:
+    def options(*words: str) -> list[str]:
+        assert main(["chat", *words]) == 0
+        return re.findall(r"^  (--?[\w-]+)", capsys.readouterr().out, re.MULTILINE)
 
-
-class FakeLLM:
-    """Answers "a1", "a2" …. A message "loop" is interrupted after its first piece."""
-
-    engine = SimpleNamespace(max_model_len=100)
-
-    def __init__(self) -> None:
-        self.prompts: list[list[dict[str, str]]] = []
-        self.num_closed = 0
-
-    def apply_chat_template(self, messages: Any) -> str:
-        return str(messages)
-
-    def chat_prompt(self, messages: list[dict[str, str]]) -> dict[str, Any]:
-        return {"messages": messages, "prompt_token_ids": [0] * (20 * len(messages))}
-
-    def stream(self, prompt: dict[str, Any], params: SamplingParams) -> Iterator[Any]:
-        self.prompts.append(prompt["messages"])
-        text = f"a{len(self.prompts)}"
-        try:
-            for end, reason in ((1, None), (2, "stop")):
-                piece = SimpleNamespace(
-                    text=text[:end],
-                    new_text=text[end - 1 : end],
-                    finish_reason=reason,
-                    token_ids=[],
-                )
-                yield SimpleNamespace(outputs=[piece])
-                if prompt["messages"][-1]["content"] == "loop":
-                    raise KeyboardInterrupt
-        finally:
-            self.num_closed += 1
-
-
-def say(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
-
-
-def conversation(system: str | None = None) -> tuple[FakeLLM, Conversation]:
-    llm = FakeLLM()
-    return llm, Conversation(llm, SamplingParams(), system)  # type: ignore[arg-type]
-
-
-def test_a_conversation_remembers_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
-    llm, talk = conversation(system="Be brief.")
-    talk.answer("one")
-    talk.answer("two")
-    assert llm.prompts[1] == [
-        say("system", "Be brief."),
-        say("user", "one"),
-        say("assistant", "a1"),
-        say("user", "two"),
-    ]
-    assert capsys.readouterr().out == "a1\na2\n"
-    talk.reset()
-    assert talk.messages == [say("system", "Be brief.")]
-
-
-def test_text_before_an_interrupt_is_remembered() -> None:
-    llm, talk = conversation()
-    talk.answer("loop")
-    assert talk.messages == [say("user", "loop"), say("assistant", "a")]
-    assert llm.num_closed == 1
-
-
-def test_a_message_that_does_not_fit_is_not_remembered() -> None:
-    llm, talk = conversation()
-    talk.answer("one")
-    talk.answer("two")
-    before = list(talk.messages)
-    with pytest.raises(RequestError, match=r"has 100 tokens .* holds 100, .* not sent: use /reset"):
-        talk.answer("three")
-    assert talk.messages == before
-    assert len(llm.prompts) == 2
-
-
-class FailingLLM:
-    """Runs two requests. The first fails in its step, and the second is answered."""
-
-    def __init__(self) -> None:
-        self.has_work = True
-        self.generation_config = SimpleNamespace(sampling={})
-
-    def add_request(self, prompt: object, params: object, priority: int) -> str:
-        return prompt["prompt"]
-
-    def step(self) -> list[SimpleNamespace]:
-        self.has_work = False
-        output = SimpleNamespace(
-            prompt=None, prompt_token_ids=[1], num_cached_tokens=0, metrics=None, finished=True
-        )
-        answer = CompletionOutput(index=0, text="well")
-        return [
-            SimpleNamespace(**vars(output), request_id="b", outputs=[answer], error=None),
-            SimpleNamespace(**vars(output), request_id="a", outputs=[], error="ValueError: no"),
-        ]
-
-
-def test_a_request_that_fails_in_its_step_has_a_record(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = [
-        Line(source=f"line {i}", number=i, ids={"id": i}, request={"prompt": text})
-        for i, text in enumerate("ab")
-    ]
-    args = argparse.Namespace(**{**vars(parsed()), "json": True, "input": "-", "n": None})
-    printer = _Printer(FailingLLM(), args, lines)
-    printer.print_all()
-    shown = capsys.readouterr()
-    failed, answered = map(json.loads, shown.out.splitlines())
-    assert failed == {"id": 0, "line": 0, "error": "line 0: ValueError: no"}
-    assert (answered["id"], answered["text"]) == (1, "well")
-    assert shown.err == "mie: error: line 0: ValueError: no\n"
-    assert printer.num_failed == 1
+    first = ["--model", "--system", "--prompt", "--temperature", "--max-tokens"]
+    assert options("--help") == [*first, "-h", "--help-all"]
+    everything = options("--help-all")
+    assert {*first, "--top-p", "--num-blocks", "--trace"} <= {*everything}
+    assert main(["chat", "--top-q", "1"]) == 2
+    shown = capsys.readouterr().err
+    assert "usage: mie chat [options] [MODEL]" in shown
+    assert "did you mean --top-p?" in shown

@@ -14,17 +14,16 @@ import pytest
 
 from mie import LLM, AsyncEngineArgs, EngineArgs, EngineConfig
 from mie.cli import main
-from mie.cli.options import _SAMPLING, add_engine_options, add_sampling_options, engine_options
+from mie.cli.options import add_engine_options, engine_options
 from mie.config.arguments import option
 from mie.config.engine import EngineSettings, check_setting
-from mie.config.params.sampling import SamplingParams
 from mie.config.settings import BACKENDS, Setting, settings_of
 from mie.config.vllm_names import VllmNames
 from mie.errors import ConfigError
 from mie.load.backends import SETTINGS
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = runpy.run_path(str(ROOT / "scripts" / "settings_tables.py"))
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "doc_tables.py"))
 
 DECLARED = {name: (default, declared) for name, default, declared in settings_of(EngineArgs)}
 ENGINE = {name for name, *_ in settings_of(EngineSettings)}
@@ -54,13 +53,6 @@ def test_every_field_is_a_setting_a_neutral_name_or_the_model() -> None:
     assert names == {"model", *DECLARED, *NEUTRAL}
     assert not set(DECLARED) & set(NEUTRAL)
     assert {each.name for each in dataclasses.fields(EngineConfig)} == ENGINE
-
-
-def test_a_backend_has_the_settings_that_are_declared_as_its_own() -> None:
-    assert SETTINGS["numpy-plain"] == ("kv_cache_dtype",)
-    assert "gpu_memory_utilization" in SETTINGS["cupy"]
-    assert "gpu_memory_utilization" not in SETTINGS["cupy-emulated"]
-    assert "num_threads" in SETTINGS["numpy"]
 
 
 # Consequences.
@@ -107,21 +99,10 @@ def test_vllms_other_options_are_known_but_not_shown() -> None:
     for name in NEUTRAL.keys() - {"device"}:
         assert commands(parser)[option(name)].dest == name
         assert f"{option(name)} " not in shown
-    words = "--tensor-parallel-size 1 --trust-remote-code --no-enable-lora --quantization null"
+    words = "--tensor-parallel-size 1 --trust-remote-code --no-enable-lora"
     given = engine_options(parser.parse_args(words.split()))
     assert given == {"tensor_parallel_size": 1, "trust_remote_code": True, "enable_lora": False}
     EngineArgs(**given)
-
-
-def test_a_sampling_option_is_a_sampling_parameter() -> None:
-    parser = argparse.ArgumentParser()
-    add_sampling_options(parser, max_tokens=7)
-    options = commands(parser)
-    assert {options[option(name)].dest for name in _SAMPLING} == set(_SAMPLING)
-    assert set(_SAMPLING) <= {each.name for each in dataclasses.fields(SamplingParams)}
-    for name in ("min_tokens", "top_p", "top_k", "min_p", "n", "frequency_penalty"):
-        default = getattr(SamplingParams(), name)
-        assert f"(default: {default:g})" in (options[option(name)].help or "")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +110,7 @@ def test_a_sampling_option_is_a_sampling_parameter() -> None:
 )
 def test_the_tables_of_the_docs_equal_the_declarations(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert SCRIPT["rewritten"](text) == text, "run scripts/settings_tables.py"
+    assert SCRIPT["rewritten"](text) == text, "run scripts/doc_tables.py"
 
 
 # The simulator.
@@ -167,12 +148,6 @@ def test_settings_without_effect_on_a_simulation_are_refused(
 # vLLM's names.
 
 
-def test_a_number_is_not_a_switch_and_a_list_is_a_sequence() -> None:
-    refused("tensor_parallel_size=True is not supported", tensor_parallel_size=True)
-    refused("enable_lora=0 is not supported", enable_lora=0)
-    EngineArgs(logits_processors=[], cpu_offload_gb=0.0)
-
-
 def test_arguments_without_effect_do_not_reach_the_engine() -> None:
     for backend in BACKENDS:
         args = EngineArgs(backend=backend, enforce_eager=True, gpu_memory_utilization=0.5)
@@ -194,10 +169,6 @@ def test_swap_space_is_converted_to_bytes_if_swapping_is_on() -> None:
         refused(
             "swap_space must be an integer at least 1", swap_space=value, preemption_mode="swap"
         )
-
-
-def test_none_means_the_default_of_a_setting_of_the_engine() -> None:
-    assert EngineArgs(**dict.fromkeys(sorted(ENGINE))).engine_config() == EngineConfig()
 
 
 def test_the_number_of_blocks_has_two_names() -> None:

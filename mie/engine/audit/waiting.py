@@ -50,13 +50,14 @@ class Wait:
         )
         if self.blocks_spare:
             blocks += f", of which {self.blocks_spare} must be left"
-        running = self.seats - self.seats_free
         left = self.budget - self.budget_decodes - self.budget_prefills
         return {
-            "queue": f"{count(self.position, 'sequence')} wait before it, and none overtakes "
+            "queue": f"{count(self.position, 'sequence')} must go first, and none overtakes "
             "another.",
             "quota": "Its client runs as many sequences as its max_num_seqs allows.",
-            "seats": f"All {self.seats} seats are taken by {count(running, 'sequence')} that run.",
+            "seats": "The only seat is taken."
+            if self.seats == 1
+            else f"All {self.seats} seats are taken.",
             "blocks": f"{blocks}.",
             "budget": (
                 f"A step has {self.budget} tokens: {self.budget_decodes} go to answers, "

@@ -51,14 +51,18 @@ class Follower:
         self._num_applied = 0  # of the records after the last step
         self._counts: Mapping[str, int] = {}
 
-    def begin(self, after: int, snapshot: Snapshot, steps: Sequence[Step], name: str) -> bytes:
+    def begin(
+        self, after: int, snapshot: Snapshot, steps: Sequence[Step], name: str, server: str
+    ) -> bytes:
         """Begin with the last segment of a log, and return the head of a stream.
+
+        ``name`` is the model's, and ``server`` tells one run of a server from another.
 
         Raises:
             TraceError: the pool is too large for a page.
         """
         last = steps[-1][-1][1]["step"] if steps else after
-        head = head_record(snapshot, source="live", name=name, first=last)
+        head = head_record(snapshot, source="live", name=name, first=last, server=server)
         state = State.from_snapshot(snapshot, after)
         self._view = View(state, NodeText(shows_tokens=False), is_checked=True)
         self._num_applied = 0

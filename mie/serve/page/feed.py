@@ -33,7 +33,8 @@ TRUTH_TICKS = 10
 MAX_BEHIND_TICKS = 20
 MAX_BEHIND_BYTES = 4 << 20
 """Maximum backlog of one page. A page that is further behind gets the whole state instead."""
-KEEP_ALIVE_SECONDS = 10.0
+KEEP_ALIVE_SECONDS = 2.0
+"""A page says so if it hears nothing for more than twice this time."""
 MAX_RECENT = 200
 """Events that are kept for a page that comes back."""
 MAX_PAGES = 64
@@ -159,7 +160,7 @@ class Feed:
         self._pages.add(page)
         try:
             while self._is_following:
-                yield await page.take() or b": the page is open\n\n"
+                yield await page.take() or _event("alive", b'{"record":"alive"}')
             why = self._engine.dead_error or self._why_ended
             yield _event("end", encode({"record": "end", "reason": str(why)}).encode())
         finally:
@@ -318,7 +319,8 @@ class Feed:
                     code="no_event_log",
                 )
             last = look.segments[-1]
-            head = child.call("begin", last.after, last.snapshot, last.steps, self._name)
+            log = (last.after, last.snapshot, last.steps)
+            head = child.call("begin", *log, self._name, self._run_id)
         step, lines = child.call("follow", look.steps, look.rest, look.counts)
         key = child.call("key") if needs_key or head is not None else b""
         if head is not None:  # pages that were open begin again

@@ -1,1 +1,1 @@
-"""The modules of scripts/bench_gpu.py. Peers are imported only where they run."""
+"""The benchmark of a GPU."""

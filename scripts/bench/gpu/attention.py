@@ -1,67 +1,82 @@
-"""Compare attention of mie and its peers over the same numbers: check first, then time in turns."""
+"""Measure attention: compare with the NumPy operator first, then time."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from bench.gpu.device import SAMPLES, Device
+from bench.gpu.device import SAMPLES, Device, one_line
 from bench.gpu.inputs import Inputs, decode_inputs, prefill_inputs
 from bench.gpu.numbers import ERRORS
-from bench.gpu.peers import Peer, decode_peers, prefill_peers
 from bench.gpu.report import BenchReport
 from bench.gpu.shapes import DecodeShape, PrefillShape
-from bench.gpu.timing import timed_in_turns
 
-Rates = Callable[[Mapping[str, Any]], dict[str, float]]
-"""Computes rates from a timing."""
+NUM_PASSES = 2
 
 
 def bench_decode(device: Device, shape: DecodeShape, report: BenchReport) -> None:
-    """Measure the rows of one decode shape."""
-    inputs = decode_inputs(device, shape)
-    peers = decode_peers(inputs, report)
-    report.decode += measured(
-        device, inputs, peers, report, lambda timing: decode_rates(shape, timing, report.ceilings)
+    """Measure one decode shape."""
+    report.decode.append(
+        measured(
+            device,
+            decode_inputs(device, shape),
+            report,
+            lambda timing: decode_rates(shape, timing, report.ceilings),
+        )
     )
 
 
 def bench_prefill(device: Device, shape: PrefillShape, report: BenchReport) -> None:
-    """Measure the rows of one prefill shape."""
-    inputs = prefill_inputs(device, shape)
-    peers = prefill_peers(inputs, report)
-    report.prefill += measured(
-        device, inputs, peers, report, lambda timing: prefill_rates(shape, timing, report.ceilings)
+    """Measure one prefill shape."""
+    report.prefill.append(
+        measured(
+            device,
+            prefill_inputs(device, shape),
+            report,
+            lambda timing: prefill_rates(shape, timing, report.ceilings),
+        )
     )
 
 
 def measured(
-    device: Device, inputs: Inputs, peers: Mapping[str, Peer], report: BenchReport, rates: Rates
-) -> list[dict[str, Any]]:
-    """Add a row or a failure for each version. A wrong result is not timed."""
+    device: Device,
+    inputs: Inputs,
+    report: BenchReport,
+    rates: Callable[[Mapping[str, Any]], dict[str, float]],
+) -> dict[str, Any]:
+    """Return a row with times and rates, or with a failure. A wrong result is not timed."""
     shape = inputs.shape
-    row: dict[str, Any] = {"shape": str(shape), **asdict(shape)}
     error = inputs.error()
+    row: dict[str, Any] = {"shape": str(shape), **asdict(shape), "version": "mie", "error": error}
     if not error <= ERRORS[shape.dtype]:
         report.fail(f"{shape}: relative error {error:.1e}")
-        return [{**row, "version": "mie", "error": error, "reason": "wrong result, not timed"}]
+        return {**row, "reason": "wrong result, not timed"}
+    try:
+        timing = timed(device, inputs)
+    except Exception as fault:  # any error of CuPy: the row names it
+        report.fail(f"{shape}: {one_line(fault)}")
+        timing = {"reason": one_line(fault)}
+    print(f"{shape}: {timing.get('median_us')} us, error {error:.1e}", flush=True)
+    return {**row, **timing, **rates(timing)}
+
+
+def timed(device: Device, inputs: Inputs) -> dict[str, Any]:
+    """Return median, least and most of all samples, and how far the passes' medians differ."""
     calls = inputs.calls()
-    timings = timed_in_turns(
-        {
-            "mie": lambda: device.samples(calls, SAMPLES),
-            **{name: peer.samples for name, peer in peers.items()},
-        }
-    )
-    if "reason" in timings["mie"]:
-        report.fail(f"{shape}: {timings['mie']['reason']}")
-    timings["mie"]["eager_us"] = device.eager_us(calls)
-    errors = {"mie": error, **{name: peer.error for name, peer in peers.items()}}
-    print(f"{shape}: {timings['mie'].get('median_us')} us, error {error:.1e}", flush=True)
-    return [
-        {**row, "version": version, "error": errors[version], **timing, **rates(timing)}
-        for version, timing in timings.items()
-    ]
+    passes = [device.samples(calls, SAMPLES) for _ in range(NUM_PASSES)]
+    values = [value for each in passes for value in each.values]
+    medians = [statistics.median(each.values) for each in passes]
+    return {
+        "median_us": statistics.median(values),
+        "min_us": min(values),
+        "max_us": max(values),
+        "num_samples": len(values),
+        "noise": max(medians) / min(medians) - 1,
+        "method": passes[0].method,
+        "eager_us": device.eager_us(calls),
+    }
 
 
 def decode_rates(

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from bench.gpu.device import Call, Device
 from bench.gpu.numbers import fill_normal, fill_quantised, random_normal, relative_error
 from bench.gpu.shapes import BLOCK_SIZE, DecodeShape, PrefillShape, batch_of
-from bench.gpu.timing import rotating
 from mie.base.arithmetic import ceil_div
 from mie.ops.attention import decode_attention
 from mie.ops.backend import Array, KVCacheShape, StepBatch
@@ -22,6 +21,8 @@ from mie.ops_gpu.batch import DeviceBatch, to_device
 from mie.ops_gpu.cupy_backend import CupyBackend
 from mie.ops_gpu.kv_cache import KVCache
 
+CALLS = 20
+"""Calls of a sample, enough that the launch of the graph hardly counts."""
 MIN_KV_SETS, L2_MULTIPLE = 3, 3
 """Calls rotate over at least three caches, together at least three times the L2 cache."""
 
@@ -46,8 +47,9 @@ class Inputs:
         return self.backend.paged_attention(self.q, self.cache, index, self.batch, None)
 
     def calls(self) -> list[Call]:
-        """Return calls that use each cache equally often."""
-        return rotating([functools.partial(self.attend, index) for index in range(self.num_sets)])
+        """Return at least `CALLS` calls, which use each cache equally often."""
+        calls = [functools.partial(self.attend, index) for index in range(self.num_sets)]
+        return calls * ceil_div(CALLS, len(calls))
 
     def checked_places(self) -> list[tuple[int, int]]:
         """Return the (token, sequence) pairs that are checked.

@@ -1,6 +1,6 @@
 // What stands around the views: numbers, the requests' legend, the truth strip and the step control.
 
-import { $, chip, count, el, percent } from "./dom.js";
+import { $, announce, chip, count, el, percent } from "./dom.js";
 import { colour } from "./paint.js";
 import { nameOf, select, shown, store } from "./store.js";
 
@@ -11,15 +11,16 @@ export function drawStats() {
   const { run, step } = store;
   const state = shown();
   const total = state.totals();
+  const known = (text) => (state.isKnown ? text : "–");
   const counters = run.counters(step);
   const [hit, asked] = run.prefix(step);
   const tiles = [
     ["step", count(step), ""],
-    ["running", count(total.running), ""],
-    ["waiting", count(total.waiting), ""],
-    ["KV use", percent(total.used, run.numBlocks), run.numBlocks < 1000 ? `${total.used} / ${run.numBlocks}` : ""],
-    ["saved by sharing", count(total.saved), "blocks"],
-    ["empty slots", percent(total.empty, total.used * run.blockSize), ""],
+    ["running", known(count(total.running)), ""],
+    ["waiting", known(count(total.waiting)), ""],
+    ["KV use", known(percent(total.used, run.numBlocks)), state.isKnown && run.numBlocks < 1000 ? `${total.used} / ${run.numBlocks}` : ""],
+    ["saved by sharing", known(count(total.saved)), "blocks"],
+    ["empty slots", known(percent(total.empty, total.used * run.blockSize)), ""],
     ["prefix hits", percent(hit, asked), asked ? `of ${count(asked)}` : ""],
     ["preemptions", count(counters.num_preemptions), ""],
     ["copies", count(counters.num_copies), ""],
@@ -108,8 +109,11 @@ export function differences(run, { server, metrics }) {
 
 export function drawTruth(truth) {
   const node = $("truth");
-  node.dataset.is = truth?.wrong.length ? "bad" : "good";
+  const is = !truth ? "" : truth.wrong.length ? "bad" : "good";
+  const isNews = is === "bad" && node.dataset.is !== is;
+  node.dataset.is = is;
   node.textContent = !truth ? "" : truth.wrong.length
     ? `At step ${count(truth.step)} these differ: ${truth.wrong.join("; ")}`
     : `Page, server and /metrics agree: ${truth.size} numbers at step ${count(truth.step)}`;
+  if (isNews) announce(node.textContent);
 }

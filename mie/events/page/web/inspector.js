@@ -28,6 +28,7 @@ export class Inspector {
   }
 
   make(state, selected) {
+    if (!state.isKnown) return [el("p", { className: "note" }, store.run.whyUnknown(store.step))];
     if (selected?.kind === "block") return this.block(state, selected.id);
     if (selected?.kind === "seq") return this.seq(state, selected.id);
     const [first] = state.queues().waits;
@@ -106,7 +107,7 @@ export class Inspector {
       el("strong", {}, `Why does ${nameOf(seq.name)} wait?`),
       el("p", {}, asked?.sentence ?? guess),
       asked?.blocks_needed === undefined ? null : facts([
-        ["place", `${asked.position} of ${waits.length}`],
+        ["place", `${asked.position + 1} of ${waits.length}`],
         ["blocks", `needs ${asked.blocks_needed}; ${asked.blocks_free} free, ${asked.blocks_evictable} evictable, ${asked.blocks_spare} spare`],
         ["seats", `${asked.seats_free} of ${asked.seats} free`],
         ["budget", `${asked.budget} tokens a step; ${asked.budget_decodes} decodes, ${asked.budget_prefills} prefill`],

@@ -55,7 +55,17 @@ function openLive() {
       page.truth = { step: record.step, wrong: differences(page.live.run, record), size: Object.keys(record.server).length };
       if (store.run === page.live.run) drawTruth(page.truth);
     },
-    trouble: notice,
+    server: async () => {
+      const { model, limits } = await askJson("mie/config");
+      Object.assign(page.config.limits, limits);
+      page.config.model = model;
+    },
+    trouble: (text) => {
+      notice(text);
+      if (!text) return;
+      page.truth = null;
+      drawTruth(null);
+    },
   });
 }
 
@@ -227,6 +237,7 @@ Object.assign(window, { mie: {
   at: async (step) => (await store.run.exactly(step)).plain(),
   own: () => ownNumbers(store.run),
   truth: () => page.truth,
+  isConnected: () => page.live.events.readyState === EventSource.OPEN,
   isWhole: () => page.live.numFilling === 0,
   compare: (record) => differences(page.live.run, record),
   read: (text) => recorded(parse(text), "a run"),

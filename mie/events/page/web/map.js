@@ -59,7 +59,8 @@ export class MemoryMap {
     Object.assign(this, { lay, hosts, gutter, top, hostTop, placed: [] });
     const pen = this.surface.begin(Math.ceil(height) + 2);
     this.collect(run);
-    if (lay.per === 1) this.cells(pen, state, tables);
+    if (!state.isKnown) this.unknown(pen);
+    else if (lay.per === 1) this.cells(pen, state, tables);
     else this.tiles(pen, state, tables);
     this.labels(pen, lay, top);
     if (hosts) this.host(pen, state, hosts, hostTop, bottom);
@@ -86,6 +87,13 @@ export class MemoryMap {
       this[lay.h >= 1.5 * ink.rem ? "card" : "chip"](pen, state, block, names, x, y, lay.w, lay.h);
     }
     pen.globalAlpha = 1;
+  }
+
+  /** Hatch every cell. */
+  unknown(pen) {
+    const { lay } = this;
+    const hatching = hatch(pen);
+    for (let block = 0; block < store.run.numBlocks; block += lay.per) rect(pen, hatching, ...this.place(block), lay.w, lay.h);
   }
 
   chip(pen, state, block, names, x, y, w, h) {
@@ -326,6 +334,7 @@ export class MemoryMap {
 
   describe(thing) {
     const state = shown();
+    if (!state.isKnown) return [store.run.whyUnknown(store.step)];
     if (thing.kind === "host") {
       const name = state.hostOwner().get(thing.id);
       return [`Host block ${thing.id}`, name ? `has blocks of ${nameOf(name)}, which was swapped out` : "free"];
@@ -353,7 +362,8 @@ export class MemoryMap {
   }
 
   say(state) {
-    const { run } = store;
+    const { run, step } = store;
+    if (!state.isKnown) return say("map-note", run.whyUnknown(step));
     const total = state.totals();
     const text = `${some(run.numBlocks, "block")} of ${run.blockSize} tokens: ${count(total.used)} in use, ${count(total.cached)} only cached, ${count(total.free)} free${total.saved ? `; sharing saves ${count(total.saved)}` : ""}${this.lay.per > 1 ? `; a tile stands for ${this.lay.per}` : ""}`;
     say("map-note", text);

@@ -18,14 +18,23 @@ export class Player {
     const { run } = store;
     if (store.step >= run.last) seek(run.first);
     change({ plays: true });
-    const rate = Math.max(6, run.steps.length / SECONDS);
-    const from = { time: performance.now(), index: run.indexOf(store.step) };
-    const tick = (now) => {
+    const rate = Math.max(6, run.steps.length / SECONDS) / 1000;
+    let time = performance.now();
+    const tick = async () => {
       if (!store.plays || store.run !== run) return;
-      const index = Math.min(run.steps.length - 1, from.index + Math.floor(((now - from.time) * rate) / 1000));
-      if (index >= 0) seek(run.steps[index].step);
-      if (index >= run.steps.length - 1) this.stop();
-      else requestAnimationFrame(tick);
+      const num = Math.floor((performance.now() - time) * rate);
+      const found = run.steps[Math.min(run.steps.length - 1, run.indexOf(store.step) + num)];
+      if (num && found) {
+        time += num / rate;
+        if (!run.isExact(found.step)) {
+          await run.exactly(found.step);
+          time = performance.now(); // the clock stands still while the state is on its way
+          if (!store.plays || store.run !== run) return;
+        }
+        seek(found.step);
+        if (found.step >= run.last) this.stop();
+      }
+      requestAnimationFrame(tick);
     };
     requestAnimationFrame(tick);
   }

@@ -6,6 +6,7 @@ import { State } from "./state.js";
 const MAX_STEPS = 10000; // steps that a page keeps of a live run
 const MAX_TEXTS = 20000; // texts of blocks that are kept
 const MAX_EXACT = 16; // states inside merged records that are kept
+const RETRY = 1000; // milliseconds until a state is asked for again
 
 /** The counters, and the columns of a step that add to them. */
 const COUNTERS = [
@@ -41,6 +42,9 @@ export class Run {
     this.cursor = { state: new State(this.head), index: -1 };
     this.newest = new State(this.head);
     this.exact = new Map();
+    this.lost = new Set(); // steps that the server no longer has
+    this.unknown = new State(this.head);
+    this.unknown.isKnown = false;
     for (const record of records) this.add(record);
   }
 
@@ -151,18 +155,25 @@ export class Run {
     return [b[HITS] - a[HITS], b[HITS + 1] - a[HITS + 1]];
   }
 
-  /** Return the state after a step: of the newest moment if the run is followed. */
+  /** Return the state after a step, or an unknown one: of the newest moment if the run is followed. */
   at(step, isNewest = false) {
     if (isNewest && this.isLive) return this.newest;
     if (this.exact.has(step)) return this.exact.get(step);
-    if (!this.isExact(step)) this.ask(step);
-    return this.walk(this.boundary(step));
+    if (this.isExact(step)) return this.walk(this.boundary(step));
+    this.ask(step);
+    this.unknown.step = step;
+    return this.unknown;
   }
 
-  /** Return whether the state after a step is the replay's own. */
+  /** Return whether the state after a step is known. Then it is the replay's own. */
   isExact(step) {
     const found = this.records[this.boundary(step)];
-    return !this.isLive || this.exact.has(step) || (found.last === step && !isLater(found));
+    return this.exact.has(step) || (found.last === step && !isLater(found));
+  }
+
+  /** Say why a state is unknown. */
+  whyUnknown(step) {
+    return !this.fetchExact || this.lost.has(step) ? "No log has the state after this step any more." : "The state after this step is on its way.";
   }
 
   async exactly(step) {
@@ -192,9 +203,10 @@ export class Run {
     return cursor.state;
   }
 
-  ask(step) {
-    if (!this.asked.has(step)) this.asked.set(step, this.fetch(step).finally(() => this.asked.delete(step)));
-    return this.asked.get(step);
+  async ask(step) {
+    if (!this.fetchExact || this.lost.has(step)) return;
+    if (!this.asked.has(step)) this.asked.set(step, this.fetch(step));
+    await this.asked.get(step);
   }
 
   async fetch(step) {
@@ -204,10 +216,13 @@ export class Run {
       state.apply(key, step);
       this.exact.set(step, state);
       if (this.exact.size > MAX_EXACT) this.exact.delete(this.exact.keys().next().value);
-      this.onExact();
-    } catch {
-      // The server no longer holds the step: the state of the record before it stays.
+      this.asked.delete(step);
+    } catch (error) {
+      if (error.status === 404) this.lost.add(step);
+      // A view that still shows the step asks again.
+      setTimeout(() => { this.asked.delete(step); this.onExact(); }, RETRY);
     }
+    this.onExact();
   }
 
   numChoices(name) {

@@ -65,32 +65,89 @@ export async function unpacked({ title, gzip }) {
   return recorded(parse(await new Response(stream).text()), title);
 }
 
-/** The live stream of the server. `on` hears of runs, records, truth and trouble. */
+const KINDS = ["head", "key", "steps", "now", "truth", "alive", "end"];
+const SILENCE = 5000; // milliseconds without news, which come every two seconds at least
+const HIDDEN = 2000; // milliseconds after which a page that nobody sees gives up its connection
+const AGAIN = [1000, 10000]; // milliseconds until the first and the last further try
+
+/**
+ * The live stream of the server. `on` hears of runs, records, truth and trouble.
+ *
+ * A browser opens six connections to a server, so only a page that can be seen has a stream.
+ */
 export class Live {
   constructor(on) {
     this.on = on;
     this.run = null;
     this.numFilling = 0; // requests for the past that are on their way
+    this.connect();
+    setInterval(() => this.watch(), SILENCE / 5);
+    document.addEventListener("visibilitychange", () => this.look());
+  }
+
+  connect() {
+    clearTimeout(this.timer);
+    this.events?.close();
     this.events = new EventSource("mie/events");
-    for (const kind of ["head", "key", "steps", "now", "truth", "end"]) {
+    this.heard = performance.now();
+    for (const kind of KINDS) {
       this.events.addEventListener(kind, (event) => this.take(JSON.parse(event.data)));
     }
-    this.events.onopen = () => on.trouble("");
-    this.events.onerror = () => on.trouble(this.events.readyState === EventSource.CLOSED ? "The server closed the stream. Reload to try again." : "The connection is lost. The page tries again.");
+    this.events.onerror = () => {
+      if (this.events.readyState === EventSource.CLOSED) this.again();
+      else this.lose("The connection is lost. The page tries again.");
+    };
+  }
+
+  /** Connect again after a while, which grows: the server may be starting, or gone. */
+  async again(why = "The connection is lost.") {
+    this.events.close();
+    this.delay = Math.min(2 * (this.delay ?? AGAIN[0] / 2), AGAIN[1]);
+    this.lose(`${why} The page tries again.`);
+    this.timer = setTimeout(() => this.connect(), this.delay);
+    await askJson("mie/config").catch((error) => error.status === 401 && location.reload());
+  }
+
+  /** Connect while the page can be seen. */
+  look() {
+    clearTimeout(this.timer);
+    if (document.hidden) this.timer = setTimeout(() => this.events.close(), HIDDEN);
+    else if (this.events.readyState === EventSource.CLOSED) this.connect();
+  }
+
+  /** Say so if the server is silent. */
+  watch() {
+    const silence = performance.now() - this.heard;
+    if (silence > SILENCE && this.events.readyState === EventSource.OPEN) this.lose(`The server has been silent for ${Math.floor(silence / 1000)} s.`);
+  }
+
+  lose(why) {
+    this.isLost = true;
+    this.on.trouble(why);
   }
 
   take(record) {
-    if (record.record === "head") this.head = record;
-    else if (record.record === "truth") this.on.truth(record);
-    else if (record.record === "end") {
-      this.on.trouble(`The live stream ended: ${record.reason}`);
-      this.events.close();
-    } else this.add(record);
+    this.heard = performance.now();
+    if (record.record === "end") {
+      this.again(`The live stream ended: ${record.reason}.`);
+      return;
+    }
+    if (this.isLost) this.on.trouble("");
+    this.isLost = false;
+    this.delay = null;
+    if (record.record === "head") {
+      // The steps of another server are another run, whatever their numbers are.
+      if (this.head && this.head.server !== record.server) {
+        this.run = null;
+        this.on.server();
+      }
+      this.head = record;
+    } else if (record.record === "truth") this.on.truth(record);
+    else if (record.record !== "alive") this.add(record);
   }
 
   add(record) {
-    // A key of the past comes from a server that was started again.
-    const isNew = !this.run || (record.record === "key" && record.step < this.run.last);
+    const isNew = !this.run;
     if (isNew) {
       this.run = new Run(this.head);
       this.run.fetchExact = (step) => askJson(`mie/state?step=${step}`);

@@ -9,6 +9,7 @@ export class State {
     this.refs = new Uint32Array(head.num_blocks);
     this.fill = new Uint32Array(head.num_blocks);
     this.step = 0;
+    this.isKnown = true;
     this.version = 0;
     this.treeVersion = 0;
     this.keeps = new Map();

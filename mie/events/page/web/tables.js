@@ -89,7 +89,7 @@ export class Tables {
         return el("tr", {}, el("th", { scope: "row" }, row.pick ? chip(String(first), () => select(row.pick, true)) : String(first)),
           cells.map((cell, i) => el("td", { className: i === cells.length - 1 ? "long" : "" }, typeof cell === "number" ? count(cell) : cell)));
       }));
-      more.textContent = rows.length > PAGE ? `The first ${PAGE} of ${some(rows.length, "row")}.` : "";
+      more.textContent = !rows.length && !shown().isKnown ? store.run.whyUnknown(store.step) : rows.length > PAGE ? `The first ${PAGE} of ${some(rows.length, "row")}.` : "";
     }
   }
 }

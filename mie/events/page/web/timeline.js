@@ -112,9 +112,8 @@ export class Timeline {
     if (!this.isDragging) this.reveal();
     this.measure();
     const lanes = [...run.lanes.all.values()]
-      .filter((lane) => (lane.end ?? Infinity) >= this.from && lane.born <= this.to)
-      .sort((a, b) => a.number - b.number || a.index - b.index);
-    const chosen = lanes.slice(-MAX_LANES);
+      .filter((lane) => (lane.end ?? Infinity) >= this.from && lane.born <= this.to);
+    const chosen = mostTelling(lanes).sort((a, b) => a.number - b.number || a.index - b.index);
     const room = Math.max(11 * rem, Math.min(26 * rem, 0.34 * innerHeight));
     const pitch = Math.max(0.34 * rem, Math.min(1.35 * rem, room / Math.max(4, chosen.length)));
     const chartHeight = 3.3 * rem;
@@ -318,7 +317,7 @@ export class Timeline {
     const { run, step } = store;
     const values = { min: run.first, max: run.last, now: step, text: this.sentence() };
     for (const [name, value] of Object.entries(values)) this.surface.canvas.setAttribute(`aria-value${name}`, value);
-    const text = `${some(this.lanes.length, "lane")}${numHidden > 0 ? `, ${numHidden} earlier ones hidden` : ""}, steps ${count(this.from)} to ${count(this.to)}`;
+    const text = `${some(this.lanes.length, "lane")}${numHidden > 0 ? `, ${numHidden} others hidden` : ""}, steps ${count(this.from)} to ${count(this.to)}`;
     say("timeline-note", text);
     say("timeline-say", values.text);
   }
@@ -387,6 +386,20 @@ export class Timeline {
   say() {
     announce(this.sentence());
   }
+}
+
+/** Return the lanes that are drawn: of the selection, those that run, the next to run, then the latest. */
+function mostTelling(lanes) {
+  if (lanes.length <= MAX_LANES) return lanes;
+  const { step } = store;
+  const ranked = lanes.map((lane) => {
+    const part = lane.parts.findLast((each) => each.from <= step);
+    const isThere = lane.born <= step && (lane.end ?? Infinity) >= step;
+    const waits = ["waiting", "swapped", "preempted"].includes(part?.kind);
+    const rank = isSelected(lane.name) ? 0 : !isThere ? 3 : waits ? 2 : 1;
+    return { lane, rank, place: rank === 3 ? -lane.number : lane.number };
+  });
+  return ranked.sort((a, b) => a.rank - b.rank || a.place - b.place).slice(0, MAX_LANES).map(({ lane }) => lane);
 }
 
 /** Return black or white, whichever is readable on a colour. */

@@ -78,7 +78,7 @@ export class PrefixTree {
     const { ranks, most } = shape(state);
     for (const each of found.placed) this.chain(pen, state, each, unit, pitch, ranks, most);
     this.scale(pen, found.depth, unit, height, width);
-    if (!found.placed.length) write(pen, "Nothing is cached at this step.", width / 2, 2.4 * rem, { size: 0.85, align: "center" });
+    if (!found.placed.length) write(pen, state.isKnown ? "Nothing is cached at this step." : store.run.whyUnknown(store.step), width / 2, 2.4 * rem, { size: 0.85, align: "center" });
     this.say(state, found, ranks.size);
   }
 

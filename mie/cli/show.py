@@ -1,0 +1,57 @@
+"""Implement ``mie show``: a model on this machine, or on the hub before it is fetched."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+
+from mie.checkpoint.hub import HubModel, HubName, ask_hub, find_cached
+from mie.cli import inspect
+from mie.cli.declared import Commands, declared
+from mie.cli.pull import check_runs, fits, is_read, summary
+from mie.config.arguments import format_size
+from mie.errors import MieError
+from mie.system.resources import available_bytes
+
+
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``mie show`` to the command line."""
+    parser = declared(commands, "show", run)
+    parser.set_defaults(kv_cache_memory_bytes=None, check=False, json=False)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the facts, and return 0, or 1 if mie cannot run the model.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    name = None if os.path.exists(args.model) else HubName.parse(args.model)
+    path = name and find_cached(name)
+    if name is None or path is not None:
+        args.model = str(path or args.model)
+        return inspect.run(args)
+    model = ask_hub(name.repo)
+    print("\n".join(_lines(model)))
+    try:
+        check_runs(model, model.choose(name.tag))
+    except MieError as error:
+        print(f"{'problem':<15} {error}")
+        return 1
+    return 0
+
+
+def _lines(model: HubModel) -> Iterator[str]:
+    yield f"{'model':<15} {model.repo}, not on this machine"
+    directory = model.directory_files()
+    if model.is_complete(directory):
+        yield f"{'safetensors':<15} {summary(model, directory)}"
+    key = "quantisations"
+    for tag, files in model.tags.items():
+        size = model.size(files)
+        verdict = "fits" if fits(size) else "does not fit"
+        verdict = verdict if is_read(tag) else "is not supported"
+        yield f"{key:<15} {tag:<12} {format_size(size):>10}  {verdict}"
+        key = ""
+    yield f"{'memory':<15} {format_size(available_bytes())} available"

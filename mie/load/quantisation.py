@@ -1,0 +1,66 @@
+"""Choose the forms of a model's weights from the settings ``quantization`` and ``head_dtype``."""
+
+from __future__ import annotations
+
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.rounding import RoundedCheckpoint
+from mie.checkpoint.tensors import expected_tensors
+from mie.checkpoint.weights import Checkpoint
+from mie.errors import ConfigError, shown
+from mie.ops.quantised import Form
+
+ROUNDED: dict[str, Form] = {
+    "int8": Form(codes="int8", group=32, has_offsets=False),
+    "int4": Form(codes="int4", group=32, has_offsets=False),
+}
+"""The forms that matrices of floats can be rounded to."""
+
+METHODS = {"gptq_marlin": "gptq", "awq_marlin": "awq", "auto_awq": "awq"}
+"""Formats of files by the names of vLLM's kernels for them."""
+
+HEADS = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+def quantised(
+    weights: Checkpoint, model: ModelConfig, quantization: str | None, head_dtype: str
+) -> Checkpoint:
+    """Return the weights with the forms that the settings ask for.
+
+    ``quantization`` "int8" or "int4" rounds all matrices of floats. Any other value must be the
+    format of the files. ``head_dtype`` has the form of the embeddings and of the output head. Its
+    "auto" is "int8" if the other matrices are rounded, and else "file", which leaves them as they
+    are.
+
+    Raises:
+        ConfigError: the files have another format, or a matrix to be rounded is quantised already.
+    """
+    declared = model.quantisation.method if model.quantisation else None
+    method = METHODS.get(quantization or "", quantization)
+    if method not in (None, declared, *ROUNDED):
+        of_file = f"are {declared}" if declared else "are not quantised"
+        raise ConfigError(
+            f"quantization is {shown(quantization)}; the files {of_file} (leave it out, or choose "
+            f"{' or '.join(map(repr, ROUNDED))} to round weights in 16 or 32 bits)"
+        )
+    forms = rounded_forms(model, quantization, head_dtype)
+    twice = next((name for name in forms if name in weights.forms), None)
+    if twice is not None:
+        raise ConfigError(
+            f"{'head_dtype' if twice in HEADS else 'quantization'} asks for {forms[twice]}; "
+            f"{twice} is {weights.forms[twice]} in the files already (leave it out)"
+        )
+    return RoundedCheckpoint(weights, forms) if forms else weights
+
+
+def rounded_forms(
+    model: ModelConfig, quantization: str | None, head_dtype: str = "auto"
+) -> dict[str, Form]:
+    """Return the forms of the matrices that these settings round."""
+    of_layers = ROUNDED.get(quantization or "")
+    of_heads = ROUNDED["int8"] if head_dtype == "auto" and of_layers else ROUNDED.get(head_dtype)
+    forms: dict[str, Form] = {}
+    for name, shape in expected_tensors(model).items():
+        form = of_heads if name in HEADS else of_layers
+        if form is not None and len(shape) == 2:
+            forms[name] = form
+    return forms

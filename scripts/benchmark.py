@@ -1,0 +1,31 @@
+"""Run one of the benchmarks, without environment variables that tune a library.
+
+    python scripts/benchmark.py NAME [OPTION ...]        --help after the name lists its options
+
+book         the gain of each mechanism, simulated
+cpu          generation on a CPU, beside other engines
+gpu          attention and generation on a GPU
+sched        the host's share of a step
+serve        `mie serve` beside `LLM.generate` and other servers
+sim          the simulator's predictions beside measurements
+start        the time until the first token of a fresh process
+structured   structured outputs
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from bench.harness import untune
+
+MODULES = {"book": "book.report", "gpu": "gpu.main"}
+"""Benchmarks whose module in `bench` has another name."""
+NAMES = ("book", "cpu", "gpu", "sched", "serve", "sim", "start", "structured")
+
+if __name__ == "__main__":
+    untune()
+    if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
+        sys.exit((__doc__ or "").rstrip())
+    module = importlib.import_module(f"bench.{MODULES.get(sys.argv[1], sys.argv[1])}")
+    sys.exit(module.main(sys.argv[2:]))
