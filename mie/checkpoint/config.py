@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from mie.checkpoint.gguf.config import hf_config
+from mie.checkpoint.gguf.header import read_gguf
 from mie.checkpoint.json_reader import JsonReader
 from mie.checkpoint.quantisation import Quantisation, read_quantisation
 from mie.checkpoint.refusals import refuse_unsupported
@@ -146,16 +148,19 @@ class ModelConfig:
 
     @classmethod
     def load(cls, directory: Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
-        """Return the configuration of the model in ``directory``.
+        """Return the configuration of the model in ``directory``, which may be a GGUF file.
 
-        Reads ``config.json``. End-of-sequence ids in ``generation_config.json`` take precedence, as
-        in transformers. ``overrides`` replace keys of both.
+        End-of-sequence ids in ``generation_config.json`` take precedence over those in
+        ``config.json``, as in transformers. ``overrides`` replace keys of both.
 
         Raises:
             UnsupportedModelError: the model needs a feature that is not implemented.
             ModelError: the directory or the file is missing, or a value is bad.
         """
-        path = Path(directory) / "config.json"
+        path, overrides = Path(directory), overrides or {}
+        if path.is_file():
+            return cls.from_hf({**hf_config(read_gguf(path)), **overrides}, source=str(path))
+        path = path / "config.json"
         if not path.parent.is_dir():
             raise ModelError(f"model directory {directory} does not exist, or is not a directory")
         if not os.path.lexists(path):
@@ -165,9 +170,8 @@ class ModelConfig:
         if os.path.lexists(generation):
             eos = read_json_object(generation, MAX_JSON_BYTES, ModelError).get("eos_token_id")
             config = config if eos is None else {**config, "eos_token_id": eos}
-        if overrides:
-            return cls.from_hf({**config, **overrides}, source=f"{path} with hf_overrides")
-        return cls.from_hf(config, source=str(path))
+        source = f"{path}{' with hf_overrides' if overrides else ''}"
+        return cls.from_hf({**config, **overrides}, source=source)
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], *, source: str = "config.json") -> ModelConfig:

@@ -1,4 +1,7 @@
-"""Read the recommended sampling parameters of a model from its ``generation_config.json``."""
+"""Read the recommended sampling parameters of a model.
+
+They are in its ``generation_config.json``, or in the metadata of its GGUF file.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mie.checkpoint.gguf.config import generation_config
+from mie.checkpoint.gguf.header import read_gguf
 from mie.checkpoint.json_reader import JsonReader
 from mie.checkpoint.size_limits import MAX_JSON_BYTES
 from mie.errors import ConfigError, ModelError
@@ -56,7 +61,7 @@ class GenerationConfig:
             known = ", ".join(_PARAMETERS)
             raise ConfigError(f"override_generation_config has no key {key!r}; it takes {known}")
         path = None if where == "vllm" else _file(directory, where)
-        values = {} if path is None else read_json_object(path, MAX_JSON_BYTES, ModelError)
+        values = {} if path is None else _read(path)
         return cls(
             sampling={
                 name: value
@@ -70,7 +75,7 @@ class GenerationConfig:
 
 def _file(directory: Path, where: str | os.PathLike[str]) -> Path | None:
     if where == "auto":
-        path = directory / FILE_NAME
+        path = directory if directory.is_file() else directory / FILE_NAME
         return path if path.exists() else None
     path = Path(where).expanduser() / FILE_NAME
     if not path.exists():
@@ -79,6 +84,12 @@ def _file(directory: Path, where: str | os.PathLike[str]) -> Path | None:
             "'auto', 'vllm' or such a directory"
         )
     return path
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if path.suffix == ".gguf":
+        return generation_config(read_gguf(path))
+    return read_json_object(path, MAX_JSON_BYTES, ModelError)
 
 
 def _source(path: Path | None, overrides: Mapping[str, Any]) -> str:

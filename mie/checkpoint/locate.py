@@ -21,26 +21,32 @@ def locate_model(
     cache_dir: str | os.PathLike[str] | None = None,
     needs_weights: bool = True,
 ) -> Path:
-    """Return the directory of the model ``name``.
+    """Return the directory of the model ``name``, or its GGUF file.
 
-    The name is ``"bundled"``, a directory, or a Hugging Face hub id such as
-    ``"HuggingFaceTB/SmolLM2-135M"`` or ``"org/model-GGUF:Q8_0"``. A directory takes precedence.
-    Only the files that are read are fetched from the hub, into its usual cache or ``cache_dir``.
+    The name is ``"bundled"``, a directory, a GGUF file, or a Hugging Face hub id such as
+    ``"HuggingFaceTB/SmolLM2-135M"`` or ``"org/model-GGUF:Q8_0"``. A directory or a file takes
+    precedence. Only the files that are read are fetched from the hub, into its usual cache or
+    ``cache_dir``.
 
     Raises:
-        ConfigError: a revision is given for a directory.
+        ConfigError: a revision is given for a directory or a file.
         ModelError: there is no such directory, or the hub does not provide the model.
     """
     name = os.fspath(name)
     path = Path(name).expanduser()
-    if name == BUNDLED or (name and path.is_dir()):  # an empty name is not the current directory
+    is_gguf = path.suffix == ".gguf" and path.is_file()
+    # an empty name is not the current directory
+    if name == BUNDLED or is_gguf or (name and path.is_dir()):
         if revision not in (None, "main"):
+            kind = "file" if is_gguf else "directory"
             raise ConfigError(
-                f"revision={revision!r} needs a hub id; {name!r} is a directory (leave it out)"
+                f"revision={revision!r} needs a hub id; {name!r} is a {kind} (leave it out)"
             )
         return _bundled() if name == BUNDLED else path
     if path.is_file():
-        raise ModelError(f"model {name!r} is a file; pass the directory that holds config.json")
+        raise ModelError(
+            f"model {name!r} is a file; pass a .gguf file, or the directory that holds config.json"
+        )
     if hub_name := HubName.parse(name):
         unwanted = () if needs_weights else _WEIGHTS
         patterns = [pattern for pattern in HUB_FILES if pattern not in unwanted]
@@ -48,7 +54,7 @@ def locate_model(
         return _from_hub(hub_name, patterns, revision, cache)
     raise ModelError(
         f"model directory {name!r} does not exist; a model is {BUNDLED!r}, a directory in Hugging "
-        "Face format, or a hub id such as 'HuggingFaceTB/SmolLM2-135M'"
+        "Face format, a .gguf file, or a hub id such as 'HuggingFaceTB/SmolLM2-135M'"
     )
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.checkpoint.entries import TensorEntry
 from mie.checkpoint.layouts import Layout, Tensor, layout_of
 from mie.checkpoint.quantisation import Quantisation, Scheme
-from mie.checkpoint.safetensors_header import TensorEntry
 from mie.checkpoint.tensors import Shape
 from mie.checkpoint.weights import Checkpoint, check_names, check_tensor
 from mie.errors import ModelError, WeightsError, shown

@@ -18,12 +18,12 @@ import math
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from safetensors import SafetensorError, safe_open
 
+from mie.checkpoint.entries import TensorEntry, some
 from mie.checkpoint.size_limits import MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_SHARDS
 from mie.errors import ModelError, WeightsError, shown
 from mie.system.files import open_file, read_json_object
@@ -42,22 +42,6 @@ _BITS = {
     "F4": 4,
 }
 _MAX_REASON = 160
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TensorEntry:
-    """The location of one tensor: bytes ``start`` to ``stop`` of the file ``path``."""
-
-    path: Path
-    dtype: str  # as safetensors spells it: "F32", "BF16", ...
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-    @property
-    def nbytes(self) -> int:
-        """The number of bytes in the file."""
-        return self.stop - self.start
 
 
 def read_header(path: Path, max_bytes: int = MAX_HEADER_BYTES) -> dict[str, TensorEntry]:
@@ -115,11 +99,15 @@ def _reason(error: SafetensorError) -> str:
 
 
 def read_entries(directory: Path) -> dict[str, TensorEntry]:
-    """Return every tensor of every weights file of the directory.
+    """Return every tensor of every weights file of the directory, or of a GGUF file.
 
     Raises:
         WeightsError: a file is missing or broken, or the index disagrees with the files.
     """
+    if directory.is_file():
+        from mie.checkpoint.gguf.header import read_gguf  # which imports this module
+
+        return dict(read_gguf(directory).tensors)
     if os.path.lexists(directory / SINGLE_FILE):
         return read_header(directory / SINGLE_FILE)
     if os.path.lexists(directory / INDEX_FILE):
@@ -205,12 +193,6 @@ def _check_shard_name(index: Path, tensor: str, shard: object) -> None:
             f"{index}: tensor {shown(tensor)} is placed in {shown(shard)}, which is not the name "
             "of a .safetensors file in the model directory"
         )
-
-
-def some(names: list[str], limit: int = 4) -> str:
-    """Return the first names, and how many more there are."""
-    quoted = ", ".join(map(shown, names[:limit]))
-    return quoted if len(names) <= limit else f"{quoted}, and {len(names) - limit} more"
 
 
 def weights_digest(directory: Path) -> str:

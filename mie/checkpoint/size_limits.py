@@ -49,3 +49,21 @@ MIN_THETA, MAX_THETA = 1.001, 1e15
 
 MIN_FACTOR, MAX_FACTOR = 1e-6, 1e6
 """Bounds of the factors, frequencies and scalings of RoPE. Models have 0.1 … 128."""
+
+MAX_GGUF_HEADER_BYTES = 32 << 20
+"""Bytes of metadata and list of tensors of a GGUF file. A vocabulary of 200,000 takes 13 MB."""
+
+MAX_GGUF_KEYS, MAX_GGUF_TENSORS = 4096, 32768
+"""Numbers of keys and tensors of a GGUF file. Llama 3.1 405B has 30 and 1,138."""
+
+MAX_GGUF_TEXTS = 1 << 20
+"""Texts in the arrays of a GGUF file: tokens and merges. Gemma 3 has 780,000."""
+
+MAX_GGUF_ALIGNMENT = 1 << 20
+"""Maximum alignment of the tensors of a GGUF file. Files in use have 32."""
+
+MAX_PIECE_LENGTH, MAX_PIECE_CHARACTERS = 256, 1 << 22
+"""Characters of a piece, and of all pieces, of a SentencePiece vocabulary in a GGUF file.
+
+Each division of a piece into two is looked up. Llama 2 has 48 and 190,000.
+"""

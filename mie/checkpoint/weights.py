@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.entries import TensorEntry, some
 from mie.checkpoint.quantisation import Quantisation
-from mie.checkpoint.safetensors_header import TensorEntry, read_entries, some
+from mie.checkpoint.safetensors_header import read_entries
 from mie.checkpoint.tensors import Shape, expected_tensors
 from mie.errors import WeightsError, shown
 from mie.ops.quantised import Form, QuantisedRows, Rows, dequantise
@@ -82,13 +83,20 @@ class Checkpoint:
 
         The files are ``model.safetensors``, or else those that ``model.safetensors.index.json``
         names. Tensors beyond ``expected`` are an error, except for rotary buffers of older files
-        and for ``lm_head.weight`` with tied embeddings (`check_tied_head`).
+        and for ``lm_head.weight`` with tied embeddings (`check_tied_head`). The ``directory`` may
+        be a GGUF file instead.
 
         Raises:
             WeightsError: a file is missing, truncated or corrupt. Or the index disagrees with the
                 files or points outside the directory. Or a tensor is missing, unexpected, wrongly
                 shaped, or not F32, F16 or BF16. The message names file and tensor.
         """
+        if Path(directory).is_file():
+            from mie.checkpoint.gguf.weights import open_gguf  # which imports this module
+
+            if quantisation is not None:
+                raise WeightsError(f"{directory} is a GGUF file and has no quantization_config")
+            return open_gguf(Path(directory), expected)
         found = read_entries(Path(directory))
         ignored = [name for name in found if name not in expected and _IGNORED.fullmatch(name)]
         if quantisation is not None:

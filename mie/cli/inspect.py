@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.gguf.config import hf_config
+from mie.checkpoint.gguf.header import read_gguf
 from mie.checkpoint.locate import locate_model
 from mie.checkpoint.size_limits import MAX_JSON_BYTES
 from mie.checkpoint.tensors import num_parameters
@@ -45,7 +47,9 @@ def add_parser(
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", metavar="MODEL", help="'bundled', a directory, or a hub id")
+    parser.add_argument(
+        "model", metavar="MODEL", help="'bundled', a directory, a GGUF file, or a hub id"
+    )
     parser.add_argument(
         "--kv-cache-memory-bytes",
         type=size_argument,
@@ -88,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the report, and return 0 if mie can run the model, else 1.
 
     Raises:
-        ModelError: there is no such model directory, or it has no config.json.
+        ModelError: there is no such model, or it has no config.json.
     """
     report = inspect_model(
         args.model, kv_cache_memory_bytes=args.kv_cache_memory_bytes, check=args.check
@@ -169,9 +173,12 @@ def _inspect_weights(
 def _architecture_name(directory: Path) -> str:
     """Return the name of the architecture in the file, even if the rest is unusable."""
     path = directory / "config.json"
-    if not os.path.lexists(path):
+    if directory.is_file():
+        config = hf_config(read_gguf(directory))
+    elif not os.path.lexists(path):
         raise ModelError(f"{directory} is not a model directory: it has no config.json")
-    config = read_json_object(path, MAX_JSON_BYTES, ModelError)
+    else:
+        config = read_json_object(path, MAX_JSON_BYTES, ModelError)
     names = config.get("architectures") or [config.get("model_type")]
     name = names[0] if isinstance(names, list) else None
     if not isinstance(name, str) or not name:

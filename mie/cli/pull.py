@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import sys
 from collections.abc import Collection
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from mie.base.reprs import count
 from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.gguf.header import BLOCKS
 from mie.checkpoint.hub import HubModel, HubName, ask_hub, cache_folder, cached_models, download
 from mie.config.arguments import format_size
 from mie.errors import ConfigError, ModelError, TooLittleMemoryError, UnsupportedModelError
@@ -110,16 +112,30 @@ def check_runs(model: HubModel, chosen: Collection[str]) -> None:
         ModelError: the architecture or a feature is not supported.
     """
     if any(name.endswith(".gguf") for name in chosen):
+        unread = [tag for tag, files in model.tags.items() if files == chosen and not is_read(tag)]
+        if unread:
+            known = [tag for tag in model.tags if is_read(tag)]
+            raise UnsupportedModelError(
+                f"quantisation {unread[0]} is not supported; of this repository are "
+                f"{', '.join(known) or 'none'}"
+            )
         _check_size(model, chosen)
     else:
         _check_directory(model, chosen)
+
+
+def is_read(tag: str) -> bool:
+    """Return whether mie reads the blocks of this quantisation, "Q4_K" in "UD-Q4_K_XL"."""
+    kind = re.sub("^(UD-)?(FP(?=[13]))?", lambda found: "F" if found[2] else "", tag)
+    return kind.startswith(tuple(BLOCKS))
 
 
 def _check_size(model: HubModel, chosen: Collection[str]) -> None:
     """Refuse quantised weights, which are kept as they are in the files."""
     if fits(model.size(chosen)):
         return
-    fitting = {tag: files for tag, files in model.tags.items() if fits(model.size(files))}
+    tags = {tag: files for tag, files in model.tags.items() if is_read(tag)}
+    fitting = {tag: files for tag, files in tags.items() if fits(model.size(files))}
     best = max(fitting, key=lambda tag: model.size(fitting[tag]), default=None)
     what = "no quantisation of it fits"
     if best is not None:

@@ -57,7 +57,8 @@ def _path_of(text: str, may_pull: bool) -> str:
     if not may_pull:
         model = ask_hub(name.repo)
         what = summary(model, model.choose(name.tag))
-        print(f"{name} is not on this machine. Fetch {what}? [Y/n] ", end="", file=sys.stderr)
+        question = f"{name} is not on this machine. Fetch {what}? [Y/n] "
+        print(question, end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("", "y", "yes"):
             raise ModelError(f"{name} was not fetched, so there is nothing to talk with")
     return str(pull(name))

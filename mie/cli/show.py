@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from mie.checkpoint.hub import HubModel, HubName, ask_hub, find_cached
 from mie.cli import inspect
-from mie.cli.pull import check_runs, fits, summary
+from mie.cli.pull import check_runs, fits, is_read, summary
 from mie.config.arguments import format_size
 from mie.errors import MieError
 from mie.system.resources import available_bytes
@@ -59,6 +59,7 @@ def _lines(model: HubModel) -> Iterator[str]:
     for tag, files in model.tags.items():
         size = model.size(files)
         verdict = "fits" if fits(size) else "does not fit"
+        verdict = verdict if is_read(tag) else "is not supported"
         yield f"{key:<15} {tag:<12} {format_size(size):>10}  {verdict}"
         key = ""
     yield f"{'memory':<15} {format_size(available_bytes())} available"

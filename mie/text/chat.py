@@ -222,7 +222,7 @@ class ChatTemplates:
 
 
 class TemplateFiles:
-    """The chat templates of ``directory`` by name.
+    """The chat templates of ``directory``, which may be a GGUF file, by name.
 
     The one called ``default`` is in ``chat_template.jinja``. Any template may be in
     ``tokenizer_config.json`` under ``chat_template`` (one template, or a list of named ones), or in
@@ -289,6 +289,11 @@ class TemplateFiles:
 
 
 def _no_template(directory: Path, name: str, others: Sequence[str]) -> str:
+    if directory.is_file():
+        return (
+            f"no chat template{'' if name == 'default' else f' {name!r}'} in the metadata of"
+            f" {directory}; pass a template (chat_template=…), or generate from a plain prompt"
+        )
     tried = f"{TEMPLATE_FILE}, tokenizer_config.json, {MORE_TEMPLATES}/{name}.jinja"
     known = f" (there are others: {', '.join(sorted(others))})" if others else ""
     which = "no chat template" if name == "default" else f"no chat template {name!r}"

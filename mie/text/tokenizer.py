@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mie.checkpoint.gguf import tokenizer as gguf
+from mie.checkpoint.gguf.header import read_gguf
 from mie.errors import MieError, RequestError, TokenizerError, printable
 from mie.system.files import read_file, read_json_object
 from mie.system.interrupts import is_of_the_request
@@ -41,13 +43,18 @@ class TokenizerConfig:
     def load(cls, directory: Path) -> TokenizerConfig:
         """Load the settings in ``directory``, or the defaults if the file does not exist.
 
+        The ``directory`` may be a GGUF file.
+
         Raises:
             TokenizerError: the file is not a JSON object, or a token in it is not text.
         """
-        path = directory / CONFIG_NAME
-        if not path.exists():
-            return cls()
-        values = read_json_object(path, LARGEST_CONFIG, TokenizerError)
+        if directory.is_file():
+            path, values = directory, gguf.tokenizer_config(read_gguf(directory))
+        else:
+            path = directory / CONFIG_NAME
+            if not path.exists():
+                return cls()
+            values = read_json_object(path, LARGEST_CONFIG, TokenizerError)
         names = [f"{name}_token" for name in _SPECIAL_NAMES]
         tokens = {name: _token_text(values.get(name), name, path) for name in names}
         return cls(
@@ -132,15 +139,20 @@ class Tokenizer:
     def load(cls, directory: Path, vocab_size: int | None) -> Tokenizer:
         """Load the tokenizer in ``directory`` and check it against ``vocab_size`` if that is given.
 
-        A model may have more rows than its tokenizer has ids (padding), but never fewer.
+        A model may have more rows than its tokenizer has ids (padding), but never fewer. The
+        ``directory`` may be a GGUF file.
 
         Raises:
             TokenizerError: a file is missing or broken, or an id has no row in the model.
         """
-        path = directory / FILE_NAME
+        path = directory if directory.is_file() else directory / FILE_NAME
         if not path.exists():
             raise TokenizerError(_missing(directory))
-        tokenizer = cls(_parse(path), TokenizerConfig.load(directory), str(path))
+        if path == directory:
+            text = json.dumps(gguf.tokenizer_json(read_gguf(path)), ensure_ascii=False)
+        else:
+            text = read_text(path, LARGEST_FILE)
+        tokenizer = cls(_parse(text, path), TokenizerConfig.load(directory), str(path))
         if vocab_size is not None and tokenizer.vocab_size > vocab_size:
             raise TokenizerError(
                 f"{path} has token id {tokenizer.vocab_size - 1}, but the model's vocab_size is"
@@ -294,10 +306,10 @@ def is_library_error(error: BaseException) -> bool:
     return is_panic or (not is_ours and is_of_the_request(error))
 
 
-def _parse(path: Path) -> tokenizers.Tokenizer:
+def _parse(text: str, path: Path) -> tokenizers.Tokenizer:
     from tokenizers import Tokenizer as Backend
 
-    text = checked_tokenizer(read_text(path, LARGEST_FILE), str(path))
+    text = checked_tokenizer(text, str(path))
     with library_errors(TokenizerError, f"{path} is not a tokenizer"):
         backend = Backend.from_str(text)
         check_model(backend.model, str(path))

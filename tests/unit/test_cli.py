@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -119,6 +120,21 @@ def test_the_table_of_too_little_memory_stays_a_table(capsys: pytest.CaptureFixt
         "available",
     ]
     assert "num_blocks=" in lines[-1]
+
+
+def test_the_help_of_chat_begins_with_few_options(capsys: pytest.CaptureFixture[str]) -> None:
+    def options(*words: str) -> list[str]:
+        assert main(["chat", *words]) == 0
+        return re.findall(r"^  (--?[\w-]+)", capsys.readouterr().out, re.MULTILINE)
+
+    first = ["--model", "--system", "--prompt", "--temperature", "--max-tokens"]
+    assert options("--help") == [*first, "-h", "--help-all"]
+    everything = options("--help-all")
+    assert {*first, "--top-p", "--num-blocks", "--trace"} <= {*everything}
+    assert main(["chat", "--top-q", "1"]) == 2
+    shown = capsys.readouterr().err
+    assert "usage: mie chat [options] [MODEL]" in shown
+    assert "did you mean --top-p?" in shown
 
 
 class FailingLLM:

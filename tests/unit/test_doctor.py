@@ -6,7 +6,9 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from mie.cli.diagnosis.diagnosis import BACKENDS, run_checks
+from mie.cli.diagnosis.diagnosis import BACKENDS, examine
 from mie.cli.diagnosis.machine import Machine, find_facts
 from mie.cli.diagnosis.survey import Check
 from mie.cli.doctor import add_parser, render, run
@@ -144,6 +146,16 @@ def driver(*cuda: int, gpus: Sequence[dict[str, Any]] = (HOPPER,), **more: Any) 
 
 def checks_of(machine: Machine) -> dict[str, Check]:
     return {check.name: check for check in run_checks(machine)}
+
+
+def run_checks(machine: Machine) -> list[Check]:
+    checks, _ = examine(machine, [], no_bar)
+    return checks
+
+
+@contextmanager
+def no_bar(number: int) -> Iterator[Callable[[int], None]]:
+    yield lambda num_new: None
 
 
 def on(root: Path, **facts: Any) -> dict[str, Check]:
@@ -334,9 +346,7 @@ def command(*arguments: str) -> argparse.Namespace:
 def test_the_table(root: Path) -> None:
     facts = {"driver": driver(12, 6)}
     machine = FakeMachine(root=root, facts=facts)
-    text = render(
-        run_checks(machine), {name: machine.ask("backend", name).get("error") for name in BACKENDS}
-    )
+    text = render(*examine(machine, BACKENDS, no_bar))
     lines = text.splitlines()
     assert "ok       Python         3.12.1, Linux x86_64" in lines
     at = lines.index("problem  CuPy           not installed")
@@ -387,9 +397,29 @@ def test_a_machine_without_libraries_still_has_a_report(tmp_path: Path) -> None:
     nothing = CommandError("is not installed")
     topics = ("numpy", "products", "driver", "cupy", *(f"backend {name}" for name in BACKENDS))
     machine = FakeMachine(root=tmp_path, commands={}, facts=dict.fromkeys(topics, nothing))
-    reasons = {name: machine.ask("backend", name).get("error") for name in BACKENDS}
+    checks, reasons = examine(machine, BACKENDS, no_bar)
     assert all(reasons.values())
-    assert render(run_checks(machine), reasons)
+    assert render(checks, reasons)
+
+
+def test_all_questions_are_asked_at_once_with_a_bar(root: Path) -> None:
+    """Each waits for the other, and the bar counts both."""
+    together = threading.Barrier(2, timeout=60)
+
+    class Patient(FakeMachine):
+        def facts_about(self, topic: str) -> dict[str, Any]:
+            if topic.startswith("backend"):
+                together.wait()
+            return super().facts_about(topic)
+
+    @contextmanager
+    def bar(number: int) -> Iterator[Callable[[int], None]]:
+        counted: list[int] = []
+        yield counted.append
+        assert sum(counted) == number == 7
+
+    _, reasons = examine(Patient(root=root), ["numpy", "jit"], bar)
+    assert reasons == {"numpy": None, "jit": None}
 
 
 # The machine itself

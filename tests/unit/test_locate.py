@@ -52,7 +52,7 @@ def test_a_missing_directory_lists_what_a_model_can_be(
 def test_a_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.touch()
-    with pytest.raises(ModelError, match="pass the directory"):
+    with pytest.raises(ModelError, match="or the directory that holds"):
         locate_model(path)
 
 

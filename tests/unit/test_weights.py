@@ -29,7 +29,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import save, save_file
 
 from mie.checkpoint.config import ModelConfig
-from mie.checkpoint.safetensors_header import TensorEntry, read_header
+from mie.checkpoint.entries import TensorEntry
+from mie.checkpoint.safetensors_header import read_header
 from mie.checkpoint.tensors import num_parameters
 from mie.checkpoint.weights import (
     Checkpoint,

@@ -1,0 +1,200 @@
+"""Translate the metadata of a GGUF file to a Hugging Face ``config.json``."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mie.checkpoint.gguf.header import STRING, GgufArray, GgufHeader
+from mie.errors import ModelError, TokenizerError, UnsupportedModelError, WeightsError, shown
+from mie.system.files import open_file
+
+_ARCHITECTURES: Mapping[str, str] = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+_KEYS: Mapping[str, str] = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "max_position_embeddings": "context_length",
+    "rope_theta": "rope.freq_base",
+    "sliding_window": "attention.sliding_window",
+    "num_local_experts": "expert_count",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
+"""Keys of ``config.json``, and of the metadata after the architecture's name."""
+
+_SAMPLING: Mapping[str, str] = {
+    "temperature": "temp",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_END_TOKENS = {
+    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>",
+    "<end_of_turn>", "<EOT>",
+}  # fmt: skip
+"""Tokens that end a text in every model that has them, as in llama.cpp."""
+
+_ROUNDING = 1e-6  # relative, of float32
+_LOW, _HIGH = 1.0, 4.0  # the factors of Llama 3's scaling in all its models
+
+
+def hf_config(header: GgufHeader) -> dict[str, Any]:
+    """Return the model's ``config.json``. Values are not checked here."""
+    values = header.values
+    name = values.get("general.architecture")
+    if not isinstance(name, str):
+        raise ModelError(f"{header.path} does not name its architecture: got {shown(name)}")
+    config = {key: values.get(f"{name}.{own}") for key, own in _KEYS.items()}
+    architecture = _ARCHITECTURES.get(name, name)
+    if name == "llama" and config["sliding_window"]:
+        architecture = "MistralForCausalLM"
+    if config["head_dim"] is None:
+        config["head_dim"] = values.get(f"{name}.rope.dimension_count")
+    if config["num_key_value_heads"] is None:
+        config["num_key_value_heads"] = config["num_attention_heads"]
+    embedding = header.tensors.get("token_embd.weight")
+    tokens = values.get("tokenizer.ggml.tokens")
+    return {
+        **config,
+        "architectures": [architecture],
+        "vocab_size": embedding.shape[0] if embedding else getattr(tokens, "count", None),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in header.tensors,
+        "partial_rotary_factor": _rotary_part(values, name, config["head_dim"]),
+        "rope_scaling": _rope_scaling(header, name, config),
+        "bos_token_id": values.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": _end_ids(header),
+        "dtype": "float16" if embedding is None else _dtype(embedding.dtype),
+    }
+
+
+def generation_config(header: GgufHeader) -> dict[str, Any]:
+    """Return the model's ``generation_config.json``."""
+    found = {key: header.values.get(f"general.sampling.{own}") for key, own in _SAMPLING.items()}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _dtype(kind: str) -> str:
+    """Return the dtype for a GPU to compute in, as a ``config.json`` names it."""
+    return {"F32": "float32", "BF16": "bfloat16"}.get(kind, "float16")
+
+
+def _end_ids(header: GgufHeader) -> list[Any]:
+    values = [header.values.get(f"tokenizer.ggml.{key}") for key in _END_KEYS]
+    found = [value for value in values if value is not None]
+    tokens = header.values.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, GgufArray) and tokens.kind == STRING:
+        try:
+            found += [index for index, text in enumerate(tokens) if text in _END_TOKENS]
+        except UnicodeDecodeError as error:
+            raise TokenizerError(f"{header.path} has a token that is not UTF-8") from error
+    return list(dict.fromkeys(found))
+
+
+def _rotary_part(values: Mapping[str, Any], name: str, head_dim: Any) -> float | None:
+    """Return the rotated share of a head, or None for all of it."""
+    rotated = values.get(f"{name}.rope.dimension_count")
+    if not isinstance(rotated, int) or not isinstance(head_dim, int) or rotated == head_dim:
+        return None
+    return rotated / max(1, head_dim)
+
+
+def _rope_scaling(
+    header: GgufHeader, name: str, config: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Return the model's ``rope_scaling``, whose type is not checked here."""
+    values, prefix = header.values, f"{name}.rope.scaling."
+    kind = values.get(prefix + "type", "none")
+    factor = values.get(prefix + "factor")
+    if factor is None and values.get(f"{name}.rope.scale_linear") is not None:
+        kind, factor = "linear", values[f"{name}.rope.scale_linear"]
+    if "rope_freqs.weight" in header.tensors:
+        return _llama3_scaling(header, config)
+    if kind == "none" or (kind == "linear" and factor == 1):
+        return None
+    for key, unused in (("attn_factor", 1), ("yarn_log_multiplier", 0)):
+        if values.get(prefix + key, unused) != unused:
+            raise UnsupportedModelError(
+                f"{header.path}: {prefix}{key} {shown(values[prefix + key])} is not supported"
+            )
+    return {
+        "rope_type": kind,
+        "factor": factor,
+        "original_max_position_embeddings": values.get(prefix + "original_context_length"),
+        "beta_fast": values.get(prefix + "yarn_beta_fast"),
+        "beta_slow": values.get(prefix + "yarn_beta_slow"),
+    }
+
+
+def _llama3_scaling(header: GgufHeader, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Find the parameters of Llama 3's scaling, of which the file has only the results.
+
+    The tensor holds the divisor of each frequency. A divisor between 1 and the factor, which the
+    lowest frequencies have, determines the original context.
+    """
+    divisors = _read_floats(header)
+    theta, factor = config["rope_theta"], max(divisors)
+    if not isinstance(theta, int | float) or not 1 < theta < 1e30 or not 1 < factor < 1e30:
+        raise ModelError(f"{header.path}: rope_freqs.weight does not fit rope.freq_base")
+    waves = [2 * math.pi * theta ** (pair / len(divisors)) for pair in range(len(divisors))]
+    between = [each for each in zip(waves, divisors, strict=True) if 1 < each[1] < factor]
+    original = round(_original(*between[0], factor)) if between else 0
+    wanted = [_divisor(wave, factor, original) for wave in waves]
+    if not all(abs(a - b) <= _ROUNDING * b for a, b in zip(divisors, wanted, strict=True)):
+        raise UnsupportedModelError(
+            f"{header.path}: rope_freqs.weight is not Llama 3's scaling with low_freq_factor "
+            f"{_LOW:g} and high_freq_factor {_HIGH:g}; other frequencies are not supported"
+        )
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": _LOW,
+        "high_freq_factor": _HIGH,
+        "original_max_position_embeddings": original,
+    }
+
+
+def _original(wave: float, divisor: float, factor: float) -> float:
+    """Return the original context from one divisor, which is the inverse of `_divisor`."""
+    smooth = (1 / divisor - 1 / factor) / (1 - 1 / factor)
+    return wave * (smooth * (_HIGH - _LOW) + _LOW)
+
+
+def _divisor(wavelength: float, factor: float, original: int) -> float:
+    """Return the divisor of a frequency, as llama.cpp's converter computes it."""
+    turns = original / wavelength
+    if turns > _HIGH:
+        return 1.0
+    if turns < _LOW:
+        return factor
+    smooth = (turns - _LOW) / (_HIGH - _LOW)
+    return 1 / ((1 - smooth) / factor + smooth)
+
+
+def _read_floats(header: GgufHeader) -> Sequence[float]:
+    tensor = header.tensors["rope_freqs.weight"]
+    if tensor.dtype != "F32" or len(tensor.shape) != 1 or tensor.nbytes > 1 << 20:
+        raise WeightsError(f"{header.path}: rope_freqs.weight must be a vector of F32")
+    with open_file(Path(tensor.path)) as file:
+        file.seek(tensor.start)
+        data = file.read(tensor.nbytes)
+    return struct.unpack(f"<{len(data) // 4}f", data)

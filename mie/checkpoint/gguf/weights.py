@@ -1,0 +1,155 @@
+"""Offer the tensors of a GGUF file under their Hugging Face names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from mie.checkpoint.entries import TensorEntry, some
+from mie.checkpoint.gguf.blocks import FORMS, decode
+from mie.checkpoint.gguf.header import GgufHeader, read_gguf
+from mie.checkpoint.tensors import Shape
+from mie.checkpoint.weights import Checkpoint
+from mie.errors import WeightsError, shown
+from mie.ops.quantised import QuantisedRows, Rows, dequantise
+
+_TOP: Mapping[str, str] = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER: Mapping[str, str] = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_OF_LAYER = re.compile(r"blk\.(0|[1-9]\d{0,4})\.(\w+)\.(weight|bias)")
+
+
+_FLOATS: Mapping[str, DTypeLike] = {
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+}
+_OF_CONFIG = ("rope_freqs.weight",)
+_BLOCK_BYTES = 1 << 20
+
+
+class GgufCheckpoint(Checkpoint):
+    """The tensors of a GGUF file, read on demand. Matrices of small numbers keep them."""
+
+    def __init__(self, entries: Mapping[str, TensorEntry], num_heads: Mapping[str, int]) -> None:
+        """Use `Checkpoint.open`. ``num_heads`` has the matrices whose rows are interleaved."""
+        super().__init__(entries)
+        self._num_heads = num_heads
+        self.forms = {
+            name: FORMS[entry.dtype] for name, entry in entries.items() if entry.dtype in FORMS
+        }
+
+    def read(self, name: str) -> NDArray[Any]:
+        """Return a copy of the tensor ``name`` in its dtype, or in float32 if it is quantised."""
+        blocks = self.blocks(name)
+        return np.concatenate(
+            [dequantise(rows) if isinstance(rows, QuantisedRows) else rows for rows in blocks]
+        )
+
+    def blocks(self, name: str, max_bytes: int = _BLOCK_BYTES) -> Iterator[Rows]:
+        """Yield the tensor ``name`` in blocks of rows, and release each afterwards.
+
+        At most ``max_bytes`` of the file (one row if that is longer) are decoded at a time.
+        """
+        entry = self._entries[name]
+        num_rows, *columns = entry.shape
+        raw = np.frombuffer(self._map(entry.path), np.uint8, entry.nbytes, entry.start)
+        raw = raw.reshape(num_rows, -1)
+        order = None
+        if name in self._num_heads:
+            order = head_order(num_rows, self._num_heads[name])
+        size = max(1, min(max_bytes, _BLOCK_BYTES) // raw.shape[1])
+        for start in range(0, num_rows, size):
+            rows = raw[start : start + size] if order is None else raw[order[start : start + size]]
+            if entry.dtype in FORMS:
+                yield decode(entry.dtype, rows, columns[0])
+            else:
+                yield rows.view(_FLOATS[entry.dtype]).reshape(len(rows), *columns)
+            self.release(name)
+
+
+def open_gguf(path: Path, expected: Mapping[str, Shape]) -> GgufCheckpoint:
+    """Open the model ``path``, which must hold the ``expected`` tensors. No data is read.
+
+    Raises:
+        WeightsError: the file is broken, or a tensor is missing, unexpected or wrongly shaped.
+    """
+    header = read_gguf(path)
+    names = {hf_name(name): name for name in header.tensors if name not in _OF_CONFIG}
+    unknown = [name for name in names.values() if hf_name(name) not in expected]
+    missing = [name for name in expected if name not in names]
+    for kind, group in (("has", missing), ("lacks", unknown)):
+        if group:
+            raise WeightsError(
+                f"{path} does not fit its metadata, which {kind} {len(group)} tensors: "
+                f"{some(group)}"
+            )
+    entries = {name: header.tensors[names[name]] for name in expected}
+    for name, entry in entries.items():
+        if entry.shape != expected[name]:
+            raise WeightsError(
+                f"{entry.path}: tensor {names[name]!r} has shape {shown(list(entry.shape))}, the "
+                f"metadata asks for {list(expected[name])}"
+            )
+        if entry.dtype in FORMS and len(entry.shape) == 1:
+            raise WeightsError(f"{entry.path}: the vector {names[name]!r} is in {entry.dtype}")
+    return GgufCheckpoint(entries, _interleaved(header, entries))
+
+
+def _interleaved(header: GgufHeader, entries: Mapping[str, TensorEntry]) -> dict[str, int]:
+    """Return the number of heads of each matrix and bias whose rows are interleaved."""
+    if header.values.get("general.architecture") != "llama":
+        return {}
+    num_heads = header.values.get("llama.attention.head_count")
+    of_kind = {"q": num_heads, "k": header.values.get("llama.attention.head_count_kv", num_heads)}
+    found = {}
+    for name, entry in entries.items():
+        kind = re.search(r"\.self_attn\.([qk])_proj\.", name)
+        if kind:
+            number = of_kind[kind[1]]
+            if not isinstance(number, int) or number < 1 or entry.shape[0] % (2 * number):
+                raise WeightsError(
+                    f"{entry.path}: {entry.shape[0]} rows of {name!r} are no {shown(number)} heads"
+                )
+            found[name] = number
+    return found
+
+
+def hf_name(name: str) -> str:
+    """Return the Hugging Face name of a tensor, or ``name`` in brackets if it has none."""
+    found = _OF_LAYER.fullmatch(name)
+    if found and found[2] in _LAYER:
+        return f"model.layers.{found[1]}.{_LAYER[found[2]]}.{found[3]}"
+    stem, _, kind = name.rpartition(".")
+    return f"{_TOP[stem]}.{kind}" if stem in _TOP else f"[{name}]"
+
+
+def head_order(num_rows: int, num_heads: int) -> NDArray[np.intp]:
+    """Return the row of the file for each row of a query or key matrix.
+
+    llama.cpp's converter interleaves the halves of each head of a Llama, because it rotates
+    neighbouring pairs: row 2 i + half of a head was row half * Dh / 2 + i.
+    """
+    order: NDArray[np.intp] = np.arange(num_rows).reshape(num_heads, -1, 2).swapaxes(1, 2).ravel()
+    return order

@@ -1,0 +1,312 @@
+"""Check how the weights and the configuration of GGUF files are read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf_files
+import numpy as np
+import pytest
+import tiny_models
+
+from mie import LLM, SamplingParams
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.generation import GenerationConfig
+from mie.checkpoint.gguf.blocks import FORMS, decode
+from mie.checkpoint.gguf.header import BLOCKS, read_gguf
+from mie.checkpoint.locate import BUNDLED_DIRECTORY, locate_model
+from mie.checkpoint.safetensors_header import weights_digest
+from mie.checkpoint.weights import Checkpoint, expected_tensors, non_finite_tensors
+from mie.errors import ConfigError, ModelError, UnsupportedModelError, WeightsError
+from mie.ops.quantised import QuantisedRows, dequantise
+
+TESTS = Path(__file__).parents[1]
+MODELS = TESTS / "golden/models"
+NOT_IN_GGUF = (
+    *("qwen2_windows", "qwen3_layer_types"),  # windows of Qwen
+    *("qwen2_yarn_mscale", "qwen3_yarn_attention_factor"),
+)
+NAMES = sorted({path.name for path in MODELS.iterdir()} - set(NOT_IN_GGUF))
+
+
+def opened(path: Path) -> Checkpoint:
+    return Checkpoint.open(path, expected_tensors(ModelConfig.load(path)))
+
+
+# Numbers
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_blocks_have_the_weights_of_the_gguf_package(kind: str) -> None:
+    golden = np.load(TESTS / "data/gguf_blocks.npz")
+    rows = decode(kind, golden[f"{kind}.raw"], 256)
+    assert rows.form == FORMS[kind]
+    assert np.array_equal(dequantise(rows), golden[f"{kind}.weights"])
+    least, most = (0, 15) if rows.form.has_offsets else (-8, 7)
+    if rows.form.codes == "int4":
+        assert least <= rows.codes.min() <= rows.codes.max() <= most
+    assert rows.scales.shape == (3, 256 // rows.form.group)
+    assert rows.codes.dtype == np.int8
+    assert rows.scales.dtype == np.float32
+
+
+def test_random_blocks_have_the_weights_of_the_gguf_package() -> None:
+    gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
+    generator = np.random.default_rng(1)
+    for kind in FORMS:
+        raw = generator.integers(0, 256, (64, 2048 // BLOCKS[kind][0] * BLOCKS[kind][1]), np.uint8)
+        with np.errstate(all="ignore"):
+            wanted = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind])
+            found = dequantise(decode(kind, raw, 2048))
+        is_finite = np.isfinite(wanted)
+        assert np.array_equal(np.isfinite(found), is_finite), kind
+        assert np.array_equal(found[is_finite], wanted[is_finite]), kind
+
+
+def test_scales_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "Q8_0")
+    data = bytearray((tmp_path / "model.gguf").read_bytes())
+    entry = read_gguf(tmp_path / "model.gguf").tensors["blk.0.attn_q.weight"]
+    data[entry.start : entry.start + 2] = np.float16(np.nan).tobytes()
+    (tmp_path / "model.gguf").write_bytes(data)
+    assert non_finite_tensors(opened(tmp_path / "model.gguf")) == {
+        "model.layers.0.self_attn.q_proj.weight": 32
+    }
+    with pytest.raises(WeightsError, match=r"q_proj.weight' holds NaN or infinite"):
+        LLM(tmp_path / "model.gguf", skip_tokenizer_init=True, backend="numpy")
+
+
+def test_mxfp4_scales_are_finite_if_their_weights_are() -> None:
+    blocks = np.full((256, 17), 0x77, np.uint8)  # the largest number, 6
+    blocks[:, 0] = np.arange(256)
+    rows = decode("MXFP4", blocks, 32)
+    with np.errstate(over="ignore"):
+        assert np.array_equal(np.isfinite(rows.scales), np.isfinite(dequantise(rows))[:, :1])
+    assert dequantise(rows)[127, 0] == 6
+
+
+# Files
+
+MODEL = tiny_models.LLAMA | {"hidden_size": 64, "intermediate_size": 32, "head_dim": 16}
+
+
+def write(directory: Path, kind: str = "F32", **changes: Any) -> Path:
+    """Write a small Llama as a directory and as model.gguf, and return the latter."""
+    config = MODEL | changes
+    weights = tiny_models.random_weights(config)
+    tiny_models.write_model(directory / "model", config, weights)
+    return gguf_files.convert(directory / "model", directory / "model.gguf", kind)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_converted_model_has_the_configuration_and_the_weights(name: str, tmp_path: Path) -> None:
+    path = gguf_files.convert(MODELS / name, tmp_path / "model.gguf")
+    own, wanted = ModelConfig.load(path), ModelConfig.load(MODELS / name)
+    if name == "mistral_full":  # a GGUF file does not tell it from a Llama
+        own = dataclasses.replace(own, architecture="MistralForCausalLM")
+    assert dataclasses.replace(own, dtype=wanted.dtype) == wanted
+    with opened(path) as found, opened(MODELS / name) as original:
+        assert list(found) == list(original)
+        assert not found.forms
+        for tensor in original:
+            assert np.array_equal(found.read(tensor), original.read(tensor).astype(np.float32))
+
+
+def test_a_quantised_model_has_forms_and_blocks_of_rows(tmp_path: Path) -> None:
+    path = write(tmp_path, "Q4_0")
+    with opened(path) as checkpoint, opened(tmp_path / "model") as original:
+        name = "model.layers.0.self_attn.k_proj.weight"
+        assert checkpoint.forms[name] == FORMS["Q4_0"]
+        assert "model.norm.weight" not in checkpoint.forms
+        assert checkpoint.dtypes[name] == "Q4_0"
+        blocks = list(checkpoint.blocks(name, max_bytes=3 * 36))
+        assert [len(block) for block in blocks] == [3] * 10 + [2]
+        assert all(isinstance(block, QuantisedRows) for block in blocks)
+        whole, wanted = checkpoint.read(name), original.read(name)
+        assert np.array_equal(np.concatenate([dequantise(block) for block in blocks]), whole)
+        assert np.abs(whole - wanted).max() < np.abs(wanted).max() / 7
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16"])
+def test_a_file_writes_the_text_of_the_directory(kind: str, tmp_path: Path) -> None:
+    """The bundled weights are in bfloat16, so both are exact."""
+    path = gguf_files.convert(BUNDLED_DIRECTORY, tmp_path / "model.gguf", kind, "gpt-2")
+    prompts = ["Once upon a time", "Tell me about <|user|> é 猫"]
+    params = SamplingParams(temperature=0, max_tokens=20, logprobs=3)
+    outputs = []
+    for model in (path, BUNDLED_DIRECTORY):
+        llm = LLM(model, backend="numpy", num_blocks=32)
+        found = llm.generate(prompts, params, use_tqdm=False)
+        found += llm.chat([{"role": "user", "content": "Hi"}], params, use_tqdm=False)
+        outputs.append([each.outputs[0] for each in found])
+    assert outputs[0] == outputs[1]
+
+
+def test_a_quantised_file_writes_the_text_of_its_weights(tmp_path: Path) -> None:
+    path = write(tmp_path, "Q4_0")
+    with opened(path) as checkpoint:
+        weights = {name: checkpoint.read(name).astype(np.float32) for name in checkpoint}
+    tiny_models.write_model(tmp_path / "widened", MODEL, weights)
+    params = SamplingParams(temperature=0, max_tokens=12)
+    texts = []
+    for model in (path, tmp_path / "widened"):
+        llm = LLM(model, skip_tokenizer_init=True, backend="numpy", num_blocks=16)
+        found = llm.generate([[5, 6, 7], [9]], params, use_tqdm=False)
+        texts.append([each.outputs[0].token_ids for each in found])
+    assert texts[0] == texts[1]
+
+
+def test_shards_are_one_model(tmp_path: Path) -> None:
+    whole = write(tmp_path)
+    values = gguf_files.values_of(tmp_path / "model", None)
+    tensors = list(gguf_files.tensors_of(tmp_path / "model", "F32").items())
+    for number in range(3):
+        own = values if number == 0 else {}
+        own = own | {"split.no": number, "split.count": 3, "split.tensors.count": len(tensors)}
+        shard = tmp_path / f"part-{number + 1:05}-of-00003.gguf"
+        shard.write_bytes(gguf_files.gguf_bytes(own, dict(tensors[number::3])))
+    first = tmp_path / "part-00001-of-00003.gguf"
+    assert ModelConfig.load(first) == ModelConfig.load(whole)
+    with opened(first) as found, opened(whole) as original:
+        assert all(np.array_equal(found.read(name), original.read(name)) for name in original)
+    assert weights_digest(first) == weights_digest(whole)
+    second, third = (first.with_name(f"part-0000{n}-of-00003.gguf") for n in (2, 3))
+    with pytest.raises(WeightsError, match="not the first file of its model; pass part-00001"):
+        read_gguf(second)
+    data = second.read_bytes()
+    second.write_bytes(third.read_bytes())
+    with pytest.raises(WeightsError, match="is not file 2 of 3"):
+        read_gguf(first)
+    second.write_bytes(data)
+    third.unlink()
+    with pytest.raises(WeightsError, match=r"1 of 3 files are missing: 'part-00003"):
+        read_gguf(first)
+
+
+# Refusals
+
+
+def with_values(path: Path, **changes: Any) -> Path:
+    """Write the small Llama with changed metadata. Ellipsis removes a key."""
+    write(path.parent)
+    values = gguf_files.values_of(path.parent / "model", None)
+    values |= {key.replace("__", "."): item for key, item in changes.items()}
+    kept = {key: item for key, item in values.items() if item is not ...}
+    tensors = gguf_files.tensors_of(path.parent / "model", "F32")
+    path.write_bytes(gguf_files.gguf_bytes(kept, tensors))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"general__architecture": "gemma3"}, UnsupportedModelError, "architecture 'gemma3'"),
+        ({"general__architecture": ...}, ModelError, "does not name its architecture"),
+        ({"llama__expert_count": 8}, UnsupportedModelError, "mixture of experts"),
+        ({"llama__embedding_length": ...}, ModelError, "required key 'hidden_size' is missing"),
+        ({"llama__attention__head_count": [4, 4]}, ModelError, "num_attention_heads must be"),
+        ({"llama__rope__dimension_count": 8}, UnsupportedModelError, "partial RoPE"),
+        (
+            {"llama__rope__scaling__type": "longrope", "llama__rope__scaling__factor": 4.0},
+            UnsupportedModelError,
+            "RoPE type 'longrope'",
+        ),
+        (
+            {"llama__rope__scaling__type": "yarn", "llama__rope__scaling__attn_factor": 1.3},
+            UnsupportedModelError,
+            "attn_factor 1.3 is not supported",
+        ),
+    ],
+)
+def test_a_model_that_is_not_supported_is_refused_by_name(
+    changes: dict[str, Any], error: type[ModelError], message: str, tmp_path: Path
+) -> None:
+    path = with_values(tmp_path / "model.gguf", **changes)
+    with pytest.raises(error, match=message) as caught:
+        ModelConfig.load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_other_frequencies_are_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    tensors = gguf_files.tensors_of(tmp_path / "model", "F32")
+    tensors["rope_freqs.weight"] = gguf_files.encoded(np.linspace(1, 9, 8), "F32")
+    values = gguf_files.values_of(tmp_path / "model", None)
+    (tmp_path / "model.gguf").write_bytes(gguf_files.gguf_bytes(values, tensors))
+    with pytest.raises(UnsupportedModelError, match="is not Llama 3's scaling"):
+        ModelConfig.load(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("blk.0.attn_q.weight", None, "lacks|has 1 tensors"),
+        ("blk.0.attn_qkv.weight", (0, (64,), bytes(256)), "'blk.0.attn_qkv.weight'"),
+        ("model.norm.weight", (0, (64,), bytes(256)), "'model.norm.weight'"),
+        ("blk.9.attn_q.weight", (0, (64,), bytes(256)), "'blk.9.attn_q.weight'"),
+        ("output_norm.weight", (0, (32,), bytes(128)), r"has shape \[32\]"),
+        ("output_norm.weight", (8, (64,), bytes(68)), "'output_norm.weight' is in Q8_0"),
+        ("output_norm.weight", (16, (64,), bytes(68)), "in type IQ2_XXS; mie reads F32, F16"),
+        ("output_norm.weight", (99, (64,), bytes(68)), "in type number 99"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(
+    name: str, change: Any, message: str, tmp_path: Path
+) -> None:
+    config = ModelConfig.load(write(tmp_path))
+    tensors = gguf_files.tensors_of(tmp_path / "model", "F32") | {name: change}
+    kept = {key: tensor for key, tensor in tensors.items() if tensor is not None}
+    values = gguf_files.values_of(tmp_path / "model", None)
+    (tmp_path / "model.gguf").write_bytes(gguf_files.gguf_bytes(values, kept))
+    with pytest.raises(WeightsError, match=message):
+        Checkpoint.open(tmp_path / "model.gguf", expected_tensors(config))
+
+
+def test_version_2_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    data = path.read_bytes()
+    path.write_bytes(data[:4] + b"\x02" + data[5:])
+    assert ModelConfig.load(path).num_layers == 2
+
+
+def test_recommended_sampling_is_read(tmp_path: Path) -> None:
+    path = with_values(
+        tmp_path / "model.gguf", general__sampling__temp=0.7, general__sampling__top_k=20
+    )
+    found = GenerationConfig.load(path)
+    assert found.sampling == {"temperature": 0.7, "top_k": 20}
+    assert found.source == str(path)
+    assert GenerationConfig.load(path, "vllm").sampling == {}
+
+
+def test_ends_of_texts_are_found_by_their_names(tmp_path: Path) -> None:
+    tokens = ["a", "</s>", "<|im_end|>", "<|eot_id|>", *(f"t{index}" for index in range(36))]
+    path = with_values(
+        tmp_path / "model.gguf",
+        tokenizer__ggml__tokens=tokens,
+        tokenizer__ggml__eos_token_id=1,
+        tokenizer__ggml__eom_token_id=9,
+    )
+    assert ModelConfig.load(path).eos_token_ids == (1, 9, 2, 3)
+
+
+# Names of models
+
+
+def test_a_gguf_file_is_a_model_without_revisions(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    assert locate_model(path) == path
+    with pytest.raises(ConfigError, match="is a file"):
+        locate_model(path, revision="v2")
+
+
+def test_inspect_shows_the_types(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import mie.cli
+
+    assert mie.cli.main(["inspect", str(write(tmp_path, "Q8_0")), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["architecture"] == "LlamaForCausalLM"
+    assert report["weights_dtypes"] == {"Q8_0": 16, "F32": 5}
