@@ -16,7 +16,7 @@ from mie import LLM, SamplingParams
 from mie.cli import main
 from mie.diff.quality import Predictor, quality
 
-TEXT = "<|user|>Tell me about Mia the otter.<|assistant|>Mia was brave. She found a bell in the mill."
+TEXT = "<|user|>Tell me about Mia the otter.<|assistant|>Mia was brave. She found a bell."
 
 
 def evaluated(capsys: pytest.CaptureFixture[str], path: Path, *words: str) -> dict[str, Any]:
