@@ -296,7 +296,7 @@ def test_keys_and_values_are_rounded_exactly_as_defined(stored: str, head_dim: i
     backend, num_heads = jit_backend(), 3
     inv_freq = 1 / 100.0 ** np.linspace(0, 1, head_dim // 2)
     table = backend.load_rope(inv_freq, 1.25, 40)
-    for block_size in BLOCK_SIZES:
+    for block_size in BLOCK_SIZES[HEAD_DIMS.index(head_dim) % 2 :: 2]:
         batch = step_batch([(1, 7), (30, 30), (3, 36), (1, 1), (17, 29)], block_size, 200, 1)
         shape = replace(shape_of(batch, block_size, num_heads, head_dim), num_blocks=200)
         num_tokens = len(batch.positions)

@@ -21,13 +21,7 @@ from mie.cli.diagnosis.machine import Machine, find_facts
 from mie.cli.diagnosis.survey import Check
 from mie.cli.doctor import add_parser, render, run
 from mie.load import backends
-from mie.ops_cpu.environment import numpy_facts
 from mie.system.commands import CommandError
-from mie.system.resources import (
-    LIBRARY_BYTES,
-    THREAD_BYTES,
-    usable_cpus,
-)
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -53,12 +47,7 @@ JIT = {
     "cache": "/home/mia/.cache/mie/jit",
 }
 
-PRODUCTS = {
-    "plan": "tiled",
-    "kernels": "SkylakeX",
-    "is_controlled": True,
-    "num_threads": 8,
-}
+PRODUCTS = {"plan": "tiled", "kernels": "SkylakeX", "is_controlled": True, "num_threads": 8}
 
 
 RELEASE = "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64\n# KERNEL"
@@ -181,82 +170,6 @@ def test_a_healthy_machine_has_no_problems(root: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("environment", "remedy"),
-    [
-        ({"OPENBLAS_CORETYPE": "Haswell"}, "unset OPENBLAS_CORETYPE"),
-        (
-            {"OPENBLAS_CORETYPE": "Haswell", "OPENBLAS_L2_SIZE": "9", "OMP_NUM_THREADS": "1"},
-            "unset OPENBLAS_CORETYPE OPENBLAS_L2_SIZE OMP_NUM_THREADS",
-        ),
-        ({"OMP_NUM_THREADS": "2"}, "unset OMP_NUM_THREADS"),
-        ({"OMP_NUM_THREADS": "32"}, "unset OMP_NUM_THREADS"),
-        # OpenBLAS looks at its own variable first.
-        ({"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "8"}, None),
-        ({"OMP_NUM_THREADS": "8"}, None),
-        ({"OMP_NUM_THREADS": "many", "OPENBLAS_CORETYPE": ""}, None),
-        ({"OMP_NUM_THREADS": "0"}, None),
-    ],
-)
-def test_variables_that_slow_computation_are_noted(
-    root: Path, environment: Mapping[str, str], remedy: str | None
-) -> None:
-    check = checks_of(FakeMachine(root=root, environment=environment))["BLAS settings"]
-    assert check.remedy == remedy
-    assert check.status == ("note" if remedy else "ok")
-    for name in (remedy or "unset").split()[1:]:
-        assert f"{name}={environment[name]}" in check.value
-
-
-def test_a_limit_of_the_process_on_memory(root: Path) -> None:
-    reserve = LIBRARY_BYTES + THREAD_BYTES * usable_cpus()
-    limits = f"Max address space         {3 * GIB + reserve}           unlimited    bytes\n"
-    write(root, {"/proc/self/limits": limits, "/proc/self/status": f"VmSize:\t{GIB >> 10} kB\n"})
-    check = on(root)["memory"]
-    assert check.value.endswith("; a limit of the process (ulimit -v or -d) leaves 2.0 GiB")
-    assert check.status == "ok"
-
-
-def test_a_laptop_without_an_nvidia_gpu_has_no_problem(root: Path) -> None:
-    intel = "DRIVER=i915\nPCI_CLASS=30000\nPCI_ID=8086:46A6\n"
-    sound = "PCI_CLASS=40300\nPCI_ID=10DE:22BA\n"  # NVIDIA also makes other devices
-    write(
-        root,
-        {
-            "/sys/bus/pci/devices/0000:00:02.0/uevent": intel,
-            "/sys/bus/pci/devices/0000:01:00.1/uevent": sound,
-        },
-    )
-    checks = run_checks(FakeMachine(root=root))[9:]
-    assert [(check.name, check.status) for check in checks] == [
-        ("NVIDIA driver", "note"),
-        ("CuPy", "note"),
-    ]
-
-
-def test_a_healthy_server_has_no_problems(root: Path) -> None:
-    write(root, {"/proc/driver/nvidia/version": KERNEL_MODULE})
-    machine = FakeMachine(root=root, facts={"driver": driver(12, 6), "cupy": cupy()})
-    checks = run_checks(machine)[9:]
-    assert {check.status for check in checks} == {"ok"}
-    assert {check.name: check.value for check in checks} == {
-        "NVIDIA driver": "runs CUDA 12.6, kernel module 560.35.03",
-        "GPU": "NVIDIA H200, compute capability 9.0, 140.0 GiB (130.0 GiB free)",
-        "CuPy": "cupy-cuda12x 14.2.0",
-        "NVRTC": "12.9",
-        "cuBLAS": "12.9.1",
-    }
-
-
-def test_every_gpu_has_a_line(root: Path) -> None:
-    facts = {"driver": driver(13, 0, gpus=[HOPPER, ORIN])}
-    checks = run_checks(FakeMachine(root=root, facts=facts))
-    assert [check.value for check in checks if check.name == "GPU"] == [
-        "NVIDIA H200, compute capability 9.0, 140.0 GiB",
-        "Orin, compute capability 8.7, 8.0 GiB shared with the CPU",
-    ]
-
-
 # One check at a time, on machines of every kind.
 
 CASES = tomllib.loads(Path(__file__).with_name("doctor_cases.toml").read_text())["case"]
@@ -297,25 +210,6 @@ def test_a_check(root: Path, case: dict[str, Any]) -> None:
     assert case.get("remedy", "") in (found.remedy or "")
 
 
-@pytest.mark.parametrize(
-    ("numpy", "version", "is_fine"),
-    [
-        ("1.26.4", "14.2.0", False),
-        ("2.0.0", "14.2.0", True),
-        ("2.5.1", "14.2.0", True),
-        ("2.6.0rc1", "14.2.0", False),
-        ("1.26.4", "13.6.0", True),
-        ("2.6.0", "13.6.0", False),
-        ("2.9.0", "15.0.0", True),  # nothing is known of it
-    ],
-)
-def test_the_numpy_that_cupy_needs(root: Path, numpy: str, version: str, is_fine: bool) -> None:
-    facts = cupy(packages={"cupy-cuda12x": version}, version=version)
-    check = on(root, driver=driver(12, 6), cupy=facts, numpy={**NUMPY, "version": numpy})["CuPy"]
-    assert check.status == ("ok" if is_fine else "problem")
-    assert is_fine or "pip install 'numpy>=" in (check.remedy or "")
-
-
 def test_the_extras_bring_cuda_but_for_a_jetson_which_has_its_own() -> None:
     """The wheels of `cupy-cuda12x[ctk]` are for servers. A Jetson is recognised by its kernel's
     name."""
@@ -327,11 +221,6 @@ def test_the_extras_bring_cuda_but_for_a_jetson_which_has_its_own() -> None:
             environment = {"platform_release": release}
             [taken] = [each for each in found if each.marker.evaluate(environment)]
             assert (taken.name, taken.extras) == (f"cupy-cuda{version}x", extras)
-
-
-def test_a_container_on_a_jetson_is_known_by_the_board(root: Path) -> None:
-    write(root, {"/proc/device-tree/model": MODEL})
-    assert on(root, driver={"found": False})["JetPack"].status == "note"
 
 
 # The report
@@ -422,35 +311,7 @@ def test_all_questions_are_asked_at_once_with_a_bar(root: Path) -> None:
     assert reasons == {"numpy": None, "jit": None}
 
 
-# The machine itself
-
-
-def test_files_that_are_not_there_or_not_text(tmp_path: Path) -> None:
-    write(tmp_path, {"/a/b/uevent": "x", "/a/c/other": "y"})
-    (tmp_path / "bytes").write_bytes(b"\xff\0")
-    machine = Machine(root=tmp_path)
-    assert machine.read("/no/such") is machine.read("/a") is None
-    assert machine.read("/bytes") == "\N{REPLACEMENT CHARACTER}\0"
-    assert machine.read_all("/a/*/uevent") == ["x"]
-    assert 1 <= machine.num_usable_cpus <= machine.num_cpus
-
-
-@pytest.mark.parametrize("printed", ["", "not json", "[1]"])
-def test_an_answer_that_is_not_a_json_object(printed: str) -> None:
-    class Babbling(Machine):
-        def run(self, command: Sequence[str], timeout: float = 10.0) -> str:
-            return printed
-
-    assert "is not a JSON object" in Babbling().ask("numpy")["error"]
-
-
 # Questions to the libraries.
-
-
-def test_numpy_reports_its_blas() -> None:
-    facts = Machine().ask("numpy")
-    assert facts == numpy_facts()
-    assert facts["version"][0].isdigit()
 
 
 def test_a_file_in_the_current_folder_is_not_loaded_as_a_library(
@@ -491,9 +352,3 @@ def test_a_backend_is_judged_by_its_results(
 ) -> None:
     monkeypatch.setattr(backends, "load_backend", lambda name: Trial(outcome))
     assert find_facts("backend", "numpy") == facts
-
-
-def test_the_trial_accepts_numpys_results() -> None:
-    assert find_facts("backend", "numpy") == {}
-    error = find_facts("backend", "abacus")["error"]
-    assert error.startswith("backend 'abacus' is not available")
