@@ -278,7 +278,7 @@ def test_prompts_that_are_not_utf8_are_named() -> None:
     [
         (("generate", "--temprature=0", "Hi"), "unknown option --temprature; did you mean --temp"),
         (("bench", "thruput"), "argument NAME: invalid choice 'thruput'; did you mean throughput?"),
-        (("abacus",), "invalid choice 'abacus' (choose from generate, chat, "),
+        (("abacus",), "invalid choice 'abacus' (choose from run, pull, "),
         (("--versoin", "doctor"), "unknown option --versoin; did you mean --version?"),
     ],
 )
