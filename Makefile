@@ -28,7 +28,7 @@ test-all: check
 test-lowest:
 	$(PYTHON) -m venv build/lowest
 	build/lowest/bin/python -m pip install --quiet --constraint constraints-lowest.txt \
-	  --editable ".[jit,serve,structured,chat,hub]" pytest pytest-timeout hypothesis jsonschema
+	  --editable ".[jit,serve,structured,chat]" pytest pytest-timeout hypothesis jsonschema
 	build/lowest/bin/python -m pytest -m "not slow" tests/unit tests/golden tests/parity \
 	  --ignore tests/unit/test_ops_jit_machine_code.py \
 	  tests/property/test_engine_equals_naive.py tests/serve/test_chat.py tests/serve/test_completions.py

@@ -1,8 +1,9 @@
 """Define the command line, one file per command.
 
-In each file ``add_parser`` describes the command and ``run`` executes it. This room knows text and
-terminals, but no arrays. A command line imports only the file of its command, and a command imports
-the engine when it runs, so that help and mistakes in the arguments cost little.
+``commands.json`` declares the texts and the options of the commands. In each file ``add_parser``
+adds a command, and ``run`` executes it. This room knows text and terminals, but no arrays. A
+command line imports only the file of its command, and a command imports the engine when it runs, so
+that help and mistakes in the arguments cost little.
 """
 
 from __future__ import annotations

@@ -12,19 +12,8 @@ from mie.cli.bench_report import LABELS, distributions, number, place_line, tabl
 from mie.errors import ConfigError
 
 
-def add_compare(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``mie bench compare``."""
-    parser = subparsers.add_parser(
-        "compare",
-        help="results of several runs in one table",
-        description="Shows the results of several runs in one table, a column each. The files are"
-        " those of --output-json or --save-result.",
-    )
-    parser.add_argument("results", nargs="+", metavar="FILE", help="results of mie bench")
-    parser.set_defaults(run=_run)
-
-
-def _run(args: argparse.Namespace) -> int:
+def run_compare(args: argparse.Namespace) -> int:
+    """Print the table, and return 0."""
     results = [_read(Path(path)) for path in args.results]
     print("\n".join(comparison([Path(path).stem for path in args.results], results)))
     return 0

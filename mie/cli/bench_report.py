@@ -44,13 +44,6 @@ _DISTRIBUTIONS = {
 }
 
 
-def add_report_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of output formats and files."""
-    group = parser.add_argument_group("results")
-    group.add_argument("--json", action="store_true", help="print one JSON object")
-    group.add_argument("--output-json", metavar="FILE", help="also write the JSON object to a file")
-
-
 def about(place: Mapping[str, Any], workload: Workload, result: AnyResult) -> dict[str, Any]:
     """Return where the load ran, the load itself, and the counts of the run."""
     return {

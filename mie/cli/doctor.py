@@ -8,8 +8,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 
-from mie.cli.diagnosis.diagnosis import BACKENDS, compile_kernels, run_checks
+from mie.cli.declared import Commands, declared
+from mie.cli.diagnosis.diagnosis import BACKENDS, compile_kernels, examine
 from mie.cli.diagnosis.machine import Machine
 from mie.cli.diagnosis.survey import Check
 from mie.errors import ConfigError
@@ -17,54 +19,16 @@ from mie.version import __version__
 
 _LINE = "{:<8} {:<14} {}"
 
-_EPILOG = """\
-Each line is "ok", a "note" (something is slow or missing, and may not be needed) or a "problem"
-(something is installed and does not work). The line below it is the remedy. Each backend is tried
-on a small step. The first time, cupy-emulated builds its kernels, which takes some seconds.
 
---compile examines nothing. It compiles the kernels of backend jit for all data types, or for those
-of a model, so that none is compiled when a model is loaded.
-
-exit codes:
-  0  the machine was examined, whatever was found
-  1  --backend NAME was given, and that backend does not work here; or --compile could not keep
-     the kernels
-  2  --compile was given, and backend jit cannot run here, or the model is wrong
-"""
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``mie doctor`` to the command line."""
+    declared(commands, "doctor", run, backends=_add_backends)
 
 
-def add_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> argparse.ArgumentParser:
-    """Add ``mie doctor`` to the command line. Its parser sets ``run``."""
-    parser = subparsers.add_parser(
-        "doctor",
-        help="show what this machine can run, and how to fix the rest",
-        description=(
-            "Examine Python, NumPy, Numba, CPUs, memory, the compiler, the NVIDIA driver, GPUs, "
-            "CuPy, NVRTC and, on a Jetson, JetPack and the power mode, and try the backends."
-        ),
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--backend",
-        choices=BACKENDS,
-        metavar="NAME",
-        help="try only this one, and exit with 1 if it does not work: " + ", ".join(BACKENDS),
-    )
-    parser.add_argument(
-        "--compile", action="store_true", help="compile the kernels of backend jit ahead"
-    )
-    parser.add_argument(
-        "--model",
-        metavar="MODEL",
-        help="with --compile: only the kernels of this model, which is 'bundled', a directory in "
-        "Hugging Face format, or a hub id",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
-    parser.set_defaults(run=run)
-    return parser
+def _add_backends(parser: argparse.ArgumentParser) -> None:
+    names = ", ".join(BACKENDS)
+    text = f"try only this one, and exit with 1 if it does not work: {names}"
+    parser.add_argument("--backend", choices=BACKENDS, metavar="NAME", help=text)
 
 
 def run(args: argparse.Namespace, machine: Machine | None = None) -> int:
@@ -81,9 +45,9 @@ def run(args: argparse.Namespace, machine: Machine | None = None) -> int:
     if args.compile:
         return _compile(args)
     machine = machine or Machine()
-    checks = run_checks(machine)
-    names = [args.backend] if args.backend else BACKENDS
-    reasons = {name: machine.ask("backend", name).get("error") for name in names}
+    checks, reasons = examine(
+        machine, [args.backend] if args.backend else BACKENDS, partial(_bar, "examining", "check")
+    )
     if args.json:
         trials = [{"name": x, "works": why is None, "reason": why} for x, why in reasons.items()]
         report = {"mie": __version__, "checks": list(map(asdict, checks)), "backends": trials}
@@ -95,7 +59,10 @@ def run(args: argparse.Namespace, machine: Machine | None = None) -> int:
 
 def _compile(args: argparse.Namespace) -> int:
     """Compile the kernels of backend jit, and return the exit code."""
-    compiled = compile_kernels(_bar, *([] if args.model is None else _dtypes_of(args.model)))
+    compiled = compile_kernels(
+        partial(_bar, "compiling kernels", "kernel"),
+        *([] if args.model is None else _dtypes_of(args.model)),
+    )
     print(json.dumps(asdict(compiled), indent=2) if args.json else compiled)
     return 0 if compiled.is_kept else 1
 
@@ -113,14 +80,14 @@ def _dtypes_of(model: str) -> tuple[set[str], set[str]]:
 
 
 @contextmanager
-def _bar(number: int) -> Iterator[Callable[[int], object]]:
+def _bar(what: str, unit: str, number: int) -> Iterator[Callable[[int], object]]:
     """Show a progress bar on a terminal, and nothing elsewhere."""
     if not sys.stderr.isatty():
         yield lambda num_new: None
         return
     from tqdm import tqdm
 
-    with tqdm(total=number, desc="compiling kernels", unit="kernel", leave=False) as bar:
+    with tqdm(total=number, desc=what, unit=unit, leave=False) as bar:
         yield bar.update
 
 

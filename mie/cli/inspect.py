@@ -20,49 +20,15 @@ from mie.checkpoint.gguf.header import read_gguf
 from mie.checkpoint.locate import locate_model
 from mie.checkpoint.size_limits import MAX_JSON_BYTES
 from mie.checkpoint.tensors import num_parameters
-from mie.config.arguments import format_size, size_argument
+from mie.cli.declared import Commands, declared
+from mie.config.arguments import format_size
 from mie.errors import ModelError, UnsupportedModelError, WeightsError, shown_text
 from mie.system.files import read_json_object
 
-_EPILOG = """\
-exit codes:
-  0  the model can be run
-  1  it cannot: the architecture or a feature is not supported, the configuration or the weights
-     are broken, or --check found NaN or infinite values
-"""
 
-
-def add_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> argparse.ArgumentParser:
-    """Add ``mie inspect`` to the command line. Its parser sets ``run``."""
-    parser = subparsers.add_parser(
-        "inspect",
-        help="show a model's architecture and memory use",
-        description=(
-            "Show a model's architecture, whether it is supported or why not, its sizes, and the "
-            "memory of its weights and its KV cache. Only headers are read."
-        ),
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "model", metavar="MODEL", help="'bundled', a directory, a GGUF file, or a hub id"
-    )
-    parser.add_argument(
-        "--kv-cache-memory-bytes",
-        type=size_argument,
-        metavar="SIZE",
-        help="show how many tokens fit a KV cache of this size, such as 512MiB or 2GB",
-    )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="also read the weights, and list tensors with NaN or infinite values",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
-    parser.set_defaults(run=run)
-    return parser
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``mie inspect`` to the command line."""
+    declared(commands, "inspect", run)
 
 
 @dataclass(kw_only=True)

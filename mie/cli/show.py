@@ -8,25 +8,17 @@ from collections.abc import Iterator
 
 from mie.checkpoint.hub import HubModel, HubName, ask_hub, find_cached
 from mie.cli import inspect
-from mie.cli.pull import check_runs, fits, summary
+from mie.cli.declared import Commands, declared
+from mie.cli.pull import check_runs, fits, is_read, summary
 from mie.config.arguments import format_size
 from mie.errors import MieError
 from mie.system.resources import available_bytes
 
 
-def add_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> argparse.ArgumentParser:
-    """Add ``mie show`` to the command line. Its parser sets ``run``."""
-    parser = subparsers.add_parser(
-        "show",
-        help="show a model, also before it is fetched",
-        description="Show a model: its architecture and memory use if it is on this machine, else "
-        "its files and quantisations on the hub, and which of them fit.",
-    )
-    parser.add_argument("model", metavar="NAME[:TAG]", help="a hub id, 'bundled', or a path")
-    parser.set_defaults(run=run, kv_cache_memory_bytes=None, check=False, json=False)
-    return parser
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``mie show`` to the command line."""
+    parser = declared(commands, "show", run)
+    parser.set_defaults(kv_cache_memory_bytes=None, check=False, json=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,6 +51,7 @@ def _lines(model: HubModel) -> Iterator[str]:
     for tag, files in model.tags.items():
         size = model.size(files)
         verdict = "fits" if fits(size) else "does not fit"
+        verdict = verdict if is_read(tag) else "is not supported"
         yield f"{key:<15} {tag:<12} {format_size(size):>10}  {verdict}"
         key = ""
     yield f"{'memory':<15} {format_size(available_bytes())} available"

@@ -65,8 +65,7 @@ def kernel_named(name: str, cpu: Cpu) -> Any:
 
     base, _, dtype = name.rstrip("]").partition("[")
     if base == "multiply":
-        tiles = {128: products.NEON, 256: products.AVX2, 512: products.AVX512}
-        return products.multiply(FORMATS[dtype], tiles[cpu.vector_bits])
+        return products.multiply(FORMATS[dtype], products.tiles_of(FORMATS[dtype], cpu.vector_bits))
     modules = (elementwise, linear, attention, team)
     found = next(vars(module)[base] for module in modules if base in vars(module))
     return found(FORMATS[dtype]) if dtype else found

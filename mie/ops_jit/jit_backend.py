@@ -17,12 +17,20 @@ from mie.ops.backend import KVCacheShape, Progress, StepBatch, StepSize
 from mie.ops.kv_cache import HALVES, LARGEST, SCALE_BYTES
 from mie.ops.linear import check_kept
 from mie.ops.numpy_backend import NumpyBackend, with_tokens
-from mie.ops.quantised import Form, Part, refuse_quantised
+from mie.ops.quantised import Form, Part, QuantisedRows, Rows, dequantise
 from mie.ops_jit import layout
 from mie.ops_jit.environment import version_of
 from mie.ops_jit.kernel_cache import Kernels, kernel_names
 from mie.ops_jit.layout import LANES, NUM_ROWS, NUM_TOKENS, ROW_TILE, SUMS_BYTES
-from mie.ops_jit.memory import JitCache, Panels, move_blocks, padded, padded_rows
+from mie.ops_jit.memory import (
+    JitCache,
+    Matrix,
+    Panels,
+    move_blocks,
+    padded,
+    padded_rows,
+    segments_of,
+)
 from mie.ops_jit.program import Program, Value, room_for
 from mie.ops_jit.step import StepHeader, attention_scratch, partial_bytes
 from mie.ops_jit.team import Team
@@ -33,7 +41,7 @@ SEGMENT = 16
 """Instructions of a large step between two moments in which an interrupt can arrive."""
 LARGE_STEP = 64
 """Tokens from which a step is large."""
-SCRATCH_BYTES = 2 * SUMS_BYTES
+SCRATCH_BYTES = 2 * SUMS_BYTES + layout.WIDE_BYTES
 """Memory of a thread at first, which is enough for products."""
 
 
@@ -88,7 +96,7 @@ class JitBackend(NumpyBackend):
         super().__init__(dtype, kv_cache_dtype=kv_cache_dtype)
         self._weight_dtype = weight_dtype
         self._planned_dtype = weights_dtype if weight_dtype == "auto" else weight_dtype
-        self._weight_dtypes: set[str] = set()
+        self._formats: set[str] = set()
         self._enforce_eager = enforce_eager
         self._kernels = Kernels()
         self._header = StepHeader()
@@ -124,10 +132,11 @@ class JitBackend(NumpyBackend):
     # Sizes.
 
     def weight_bytes(self, shape: tuple[int, ...], form: Form | None = None) -> int:
-        refuse_quantised([(shape[0], form)], self.name)
         if len(shape) == 1:
             return 4 * shape[0]
         num_rows, num_columns = shape
+        if form is not None and self._weight_dtype != "float32":
+            return form.num_bytes(padded_rows(num_rows), num_columns)
         itemsize = 2 if self._planned_dtype in HALVES else 4
         return padded_rows(num_rows) * num_columns * itemsize
 
@@ -154,46 +163,55 @@ class JitBackend(NumpyBackend):
     # Weights and caches.
 
     def load_embedding(  # type: ignore[override]  # an opaque weight is a backend's own
-        self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]], form: Form | None = None
-    ) -> Panels:
+        self, shape: tuple[int, int], blocks: Iterable[Rows], form: Form | None = None
+    ) -> Matrix:
         return self.load_linear(shape, blocks, parts=[(shape[0], form)])
 
     def load_linear(  # type: ignore[override]  # as above
         self,
         shape: tuple[int, int],
-        blocks: Iterable[NDArray[Any]],
+        blocks: Iterable[Rows],
         bias: NDArray[Any] | None = None,
         parts: Sequence[Part] = (),
-    ) -> Panels:
-        refuse_quantised(parts, self.name)
-        dtype = np.dtype(np.float32) if self._weight_dtype == "float32" else None
-        if self._weight_dtype in HALVES:
-            blocks = (check_kept(block, self._weight_dtype) for block in blocks)
-        panels = Panels(shape, blocks, dtype, bias)
-        self._weight_dtypes.add(panels.dtype.name)
-        return panels
+    ) -> Matrix:
+        dtype = None
+        if self._weight_dtype == "float32":
+            dtype, parts = np.dtype(np.float32), ()
+        kept = map(self._kept, blocks)
+        segments = [
+            Panels((number, shape[1]), kept, dtype, form)
+            for number, form in segments_of(parts or [(shape[0], None)])
+        ]
+        self._formats.update(panels.format for panels in segments)
+        return Matrix(shape, segments, None if bias is None else bias.astype(np.float32))
 
-    def tie_linear(self, embedding: Panels) -> Panels:  # type: ignore[override]  # as above
+    def _kept(self, block: Rows) -> Rows:
+        """Return a block as ``weight_dtype`` keeps it."""
+        if isinstance(block, QuantisedRows):
+            return dequantise(block) if self._weight_dtype == "float32" else block
+        return check_kept(block, self._weight_dtype) if self._weight_dtype in HALVES else block
+
+    def tie_linear(self, embedding: Matrix) -> Matrix:  # type: ignore[override]  # as above
         return embedding
 
     def new_kv_cache(self, shape: KVCacheShape) -> JitCache:  # type: ignore[override]  # as above
         return JitCache.new(shape, self.kv_dtype)
 
     def prepare(self, progress: Progress) -> None:
-        names = kernel_names(self._weight_dtypes, [self.kv_dtype.name])
+        names = kernel_names(self._formats, [self.kv_dtype.name])
         self._kernels.prepare(names, progress)
 
     # Operators. The functions of `mie.ops` define them. Arguments of a kernel are in the order that
     # its docstring in `kernels` gives.
 
     @_operator
-    def embed(self, token_ids: Ints, embedding: Panels) -> Value:
+    def embed(self, token_ids: Ints, embedding: Matrix) -> Value:
         self._header.point(layout.TOKEN_IDS, token_ids)
-        program, width = self._program, embedding.shape[1]
+        program, width, (table,) = self._program, embedding.shape[1], embedding.segments
         out = program.value(NUM_TOKENS, width)
-        program.need_scratch(padded(width) * embedding.dtype.itemsize)
-        kernel, arguments = f"embed[{embedding.dtype.name}]", (embedding.memory, out, width)
-        program.emit(kernel, NUM_TOKENS, ROW_TILE, 1, *arguments, NUM_TOKENS)
+        program.need_scratch(min(width, layout.K_BLOCK) * LANES * 4)
+        arguments = table.memory, out, width, NUM_TOKENS
+        program.emit(f"embed[{table.format}]", NUM_TOKENS, ROW_TILE, 1, *arguments)
         return out
 
     @_operator
@@ -211,18 +229,25 @@ class JitBackend(NumpyBackend):
         self._program.emit("rms_norm", rows, ROW_TILE, 1, *arguments)
 
     @_operator
-    def linear(self, x: Value, weight: Panels, residual: Value | Floats | None = None) -> Value:
+    def linear(self, x: Value, weight: Matrix, residual: Value | Floats | None = None) -> Value:
         program, rows, (num_outputs, num_inputs) = self._program, x.storage.rows, weight.shape
         out = program.value(rows, num_outputs)
         if isinstance(residual, np.ndarray):
             residual = program.given(residual)
-        program.need_scratch(SUMS_BYTES)
-        program.emit(
-            f"linear[{weight.dtype.name}]", rows, layout.BLOCK_ROWS, weight.num_groups,
-            x, weight.memory, out, num_inputs, num_outputs, weight.bias, residual, rows,
-            self._kernels[f"multiply[{weight.dtype.name}]"],
-        )  # fmt: skip
+        first = 0
+        for panels in weight.segments:
+            program.need_scratch(SUMS_BYTES + panels.widened_bytes)
+            program.emit(
+                f"linear[{panels.format}]", rows, layout.BLOCK_ROWS, panels.num_groups,
+                x, panels.memory, out, num_inputs, panels.shape[0], weight.bias, residual, rows,
+                *self._products(panels), num_outputs, first,
+            )  # fmt: skip
+            first += panels.shape[0]
         return out
+
+    def _products(self, panels: Panels) -> tuple[int, int]:
+        """Return the kernels that multiply by panels, and by panels that were widened."""
+        return self._kernels[f"multiply[{panels.format}]"], self._kernels["multiply[float32]"]
 
     @_operator
     def silu_mul(self, gate_up: Value) -> Value:
@@ -232,18 +257,19 @@ class JitBackend(NumpyBackend):
         return out
 
     @_operator
-    def norm_gate_up(self, x: Value, norm: Floats, eps: float, weight: Panels) -> Any:
+    def norm_gate_up(self, x: Value, norm: Floats, eps: float, weight: Matrix) -> Any:
         """Multiply by the matrix of gate and up, and activate while the sums are in the cache."""
         program, normed, width = self._program, self.rms_norm(x, norm, eps), weight.shape[0] // 2
-        if width % LANES:  # the second half does not begin with a panel
+        panels, *others = weight.segments
+        if others or width % LANES:  # the second half does not begin with a panel
             return self.silu_mul(self.linear(normed, weight))
         rows, num_groups = x.storage.rows, ceil_div(width, LANES * layout.PANELS)
         out = program.value(rows, width)
-        program.need_scratch(2 * SUMS_BYTES)
+        program.need_scratch(2 * SUMS_BYTES + panels.widened_bytes)
         program.emit(
-            f"gate_up[{weight.dtype.name}]", rows, layout.BLOCK_ROWS, num_groups,
-            normed, weight.memory, out, weight.shape[1], width, weight.bias, rows,
-            self._kernels[f"multiply[{weight.dtype.name}]"],
+            f"gate_up[{panels.format}]", rows, layout.BLOCK_ROWS, num_groups,
+            normed, panels.memory, out, weight.shape[1], width, weight.bias, rows,
+            *self._products(panels),
         )  # fmt: skip
         return out
 

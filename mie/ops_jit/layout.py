@@ -1,4 +1,6 @@
-"""Number the words of a step's header and the sizes that kernels and programs agree on."""
+"""Number the words of a step's header, and name what kernels and programs agree on."""
+
+from mie.ops.quantised import Form
 
 # Words of the header, which describes a step to every kernel.
 NUM_TOKENS, NUM_ROWS, NUM_SEQS, TABLE_WIDTH, NUM_ITEMS, NUM_MERGES = range(6)
@@ -17,7 +19,14 @@ BLOCK_ROWS = 96
 SUMS_BYTES = BLOCK_ROWS * PANELS * LANES * 4
 """The sums of a tile of a product."""
 K_BLOCK = 512
-"""Inputs of a pass over the rows of a tile. The weights of a group then fit into an L2 cache."""
+"""Inputs of a pass over the rows of a tile. The weights of a group then fit into an L2 cache.
+
+It is a multiple of every group of inputs that share a scale.
+"""
+WIDE_BYTES = K_BLOCK * PANELS * LANES * 4
+"""The weights of a pass, widened to float32."""
+FEW_ROWS = 8
+"""Rows up to which quantised weights are widened in registers, for each tile anew."""
 
 QUERY_ROWS = 48
 """Rows of attention that one tile scores: queries times the heads of a group."""
@@ -45,3 +54,8 @@ WORKER_WORDS, SEMAPHORE = 16, 8
 
 # A ticket's bits: the number of the run, of the instruction, and of the tiles that are left.
 RUN_SHIFT, INSTRUCTION_SHIFT = 40, 24
+
+
+def format_name(form: Form) -> str:
+    """Return the name of the format of a quantised matrix, such as "int4-g32-offsets"."""
+    return f"{form.codes}-g{form.group}" + "-offsets" * form.has_offsets

@@ -1,9 +1,11 @@
 """Lay out matrices and caches as kernels read them.
 
-A matrix is panels of 16 outputs, which the products read in order. A block of a head in the cache
-is a panel, too. A head's blocks are adjacent, so that a sequence with adjacent blocks is read as
-one stream, and in huge pages. Both matter: one thread of an EPYC reads 36 GB/s like this, 12 from
-blocks anywhere, and 13 in order from small pages.
+A matrix is panels of 16 outputs, which the products read in order. Quantised weights of a panel are
+groups of inputs: 16 scales, perhaps 16 offsets, and 16 codes for each input.
+
+A block of a head in the cache is a panel, too. A head's blocks are adjacent, so that a sequence
+with adjacent blocks is read as one stream, and in huge pages. Both matter: one thread of an EPYC
+reads 36 GB/s like this, 12 from blocks anywhere, and 13 in order from small pages.
 
 The keys and the values of a block's head are B x Dh elements each, with Dh padded to a multiple of
 16. Keys are [B / 16, Dh, 16], so that 16 positions are the lanes of a vector. If B is not a
@@ -12,7 +14,8 @@ multiple of 16 they are [B, Dh], and attention gathers them into panels. Values 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +27,8 @@ from mie.ops.arrays import Floats
 from mie.ops.arrays import zeros as zeros
 from mie.ops.backend import KVCacheShape
 from mie.ops.kv_cache import LARGEST
-from mie.ops_jit.layout import LANES, PANELS
+from mie.ops.quantised import Form, Part, QuantisedRows, Rows
+from mie.ops_jit.layout import K_BLOCK, LANES, PANELS, format_name
 
 
 def address(array: NDArray[Any]) -> int:
@@ -39,45 +43,56 @@ def padded_rows(num_rows: int) -> int:
 
 
 class Panels:
-    """A matrix [N, K] as panels [N / 16, K, 16] of one dtype, and its bias [N] in float32.
+    """A matrix [N, K] as panels of 16 rows in one format.
 
-    N is padded with zeros to whole groups of four panels. An embedding table is kept like this too,
-    so that the output head can share its memory.
+    Floats are [N / 16, K, 16]. Quantised weights are [N / 16, G] groups of `_group_dtype`. N is
+    padded with zeros to whole groups of four panels. An embedding table is kept like this too, so
+    that the output head can share its memory.
     """
 
     def __init__(
         self,
         shape: tuple[int, int],
-        blocks: Iterable[NDArray[Any]],
-        dtype: np.dtype[Any] | None,
-        bias: NDArray[Any] | None = None,
+        blocks: Iterator[Rows],
+        dtype: np.dtype[Any] | None = None,
+        form: Form | None = None,
     ) -> None:
-        """Convert blocks of whole rows, one at a time.
+        """Convert the next blocks of whole rows, one at a time.
 
-        They become ``dtype``. None keeps 16 bits as they are, and all others become float32.
+        Floats become ``dtype``. None keeps 16 bits as they are, and all others become float32.
         """
         self.shape = shape
-        self.bias: Floats | None = None if bias is None else bias.astype(np.float32)
         num_rows, num_columns = shape
-        num_panels = padded_rows(num_rows) // LANES
+        num_panels, row = padded_rows(num_rows) // LANES, 0
         memory: NDArray[Any] | None = None
-        row = 0
-        for block in blocks:
-            kept = dtype or (block.dtype if block.dtype.itemsize == 2 else np.dtype(np.float32))
-            if memory is None:
-                memory = zeros((num_panels, num_columns, LANES), kept, huge=True)
-            elif kept != memory.dtype and memory.dtype != np.float32:  # parts of different dtypes
-                narrow, memory = memory, zeros(memory.shape, np.float32, huge=True)
-                memory[...] = narrow
-            _put(memory, row, block)
+        if form is not None:
+            groups = ceil_div(num_columns, form.group)
+            memory = zeros((num_panels, groups), _group_dtype(form), huge=True)
+        while row < num_rows:
+            block = next(blocks)
+            if isinstance(block, QuantisedRows):
+                assert memory is not None, "a quantised part has a form"
+                assert form is not None
+                _put_quantised(memory, row, block, form)
+            else:
+                kept = dtype or (block.dtype if block.dtype.itemsize == 2 else np.dtype(np.float32))
+                if memory is None:
+                    memory = zeros((num_panels, num_columns, LANES), kept, huge=True)
+                elif kept != memory.dtype and memory.dtype != np.float32:  # parts of two dtypes
+                    narrow, memory = memory, zeros(memory.shape, np.float32, huge=True)
+                    memory[...] = narrow
+                _put(memory, row, block)
             row += len(block)
         assert memory is not None, "a matrix has rows"
         self.memory = memory
+        self.format = memory.dtype.name if form is None else format_name(form)
+        """The name of the format in which kernels read it."""
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of the elements."""
-        return self.memory.dtype
+    def widened_bytes(self) -> int:
+        """The memory in which a thread widens weights for many rows."""
+        is_quantised = self.memory.dtype.names is not None
+        return is_quantised * min(self.shape[1], K_BLOCK) * PANELS * LANES * 4
 
     @property
     def num_groups(self) -> int:
@@ -85,16 +100,55 @@ class Panels:
         return len(self.memory) // PANELS
 
 
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """A matrix [N, K] as segments of rows, each in its own format, and its bias [N] in float32."""
+
+    shape: tuple[int, int]
+    segments: Sequence[Panels]
+    bias: Floats | None
+
+
+def segments_of(parts: Sequence[Part]) -> list[Part]:
+    """Return the parts of a matrix, where neighbours of one form are one."""
+    same = itertools.groupby(parts, lambda part: part[1])
+    return [(sum(rows for rows, _ in each), form) for form, each in same]
+
+
+def _group_dtype(form: Form) -> np.dtype[Any]:
+    """Return the layout of a group of a panel."""
+    num_loads = form.group // 2 if form.codes == "int4" else form.group
+    offsets = [("offsets", np.float32, LANES)] if form.has_offsets else []
+    codes = ("codes", np.uint8, (num_loads, LANES))
+    return np.dtype([("scales", np.float32, LANES), *offsets, codes])
+
+
+def _put_quantised(groups: NDArray[Any], row: int, block: QuantisedRows, form: Form) -> None:
+    """Write rows of a matrix in their form, from number ``row`` on. Codes that pad it are zeros."""
+    num_rows, num_groups = len(block), groups.shape[1]
+    codes: NDArray[np.uint8] = block.codes.view(np.uint8)
+    if padding := -codes.shape[1] % form.group:
+        codes = np.pad(codes, [(0, 0), (0, padding)])
+    if form.codes == "int4":
+        low, high = np.moveaxis(codes.reshape(num_rows, num_groups, 2, form.group // 2), 2, 0)
+        codes = (low & np.uint8(15)) | (high << np.uint8(4))
+    _put(groups["codes"], row, codes.reshape(num_rows, *groups["codes"].shape[1:-1]))
+    _put(groups["scales"], row, block.scales)
+    if block.offsets is not None:
+        _put(groups["offsets"], row, block.offsets)
+
+
 def _put(panels: NDArray[Any], row: int, block: NDArray[Any]) -> None:
-    """Write rows [n, K] of the matrix, from number ``row`` on."""
+    """Write rows [n, …] of panels [N / 16, …, 16], from number ``row`` on."""
     end = row + len(block)
     first, last = ceil_div(row, LANES), end // LANES
     if first < last:
         whole = block[first * LANES - row : last * LANES - row]
-        panels[first:last] = whole.reshape(last - first, LANES, -1).swapaxes(1, 2)
+        whole = whole.reshape(last - first, LANES, *block.shape[1:])
+        panels[first:last] = np.moveaxis(whole, 1, -1)
     edges = [*range(row, min(first * LANES, end)), *range(max(last * LANES, row), end)]
     for each in dict.fromkeys(edges):
-        panels[each // LANES, :, each % LANES] = block[each - row]
+        panels[each // LANES, ..., each % LANES] = block[each - row]
 
 
 def padded(head_dim: int) -> int:

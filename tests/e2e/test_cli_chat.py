@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 from command_line import ENVIRONMENT, PATIENCE, NarrowPipe, error_line, mie, start
+from hub_server import HubServer
+
+from mie.checkpoint.locate import BUNDLED_DIRECTORY
 
 GREEDY = ("--temperature", "0")
 
@@ -72,16 +75,16 @@ def test_an_interrupt_stops_the_answer_but_not_the_program() -> None:
 
 
 class Terminal:
-    """A terminal of 60 columns, and ``mie chat`` on it."""
+    """A terminal of 60 columns, and ``mie chat`` or another command on it."""
 
-    def __init__(self, *arguments: str, **environment: str) -> None:
+    def __init__(self, *arguments: str, command: str = "chat", **environment: str) -> None:
         self.keyboard, terminal = pty.openpty()
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 60, 0, 0))
         streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
         # No queries of the cursor's position, which nothing here would answer.
         plain = {"TERM": "xterm", "COLUMNS": "60", "PROMPT_TOOLKIT_NO_CPR": "1"}
         self.process = start(
-            "chat", *arguments, env={**ENVIRONMENT, **plain, **environment}, **streams
+            command, *arguments, env={**ENVIRONMENT, **plain, **environment}, **streams
         )
         os.close(terminal)
         self._shown, self._start = b"", 0
@@ -186,6 +189,48 @@ def test_a_pasted_block_is_one_message(editor: dict[str, str]) -> None:
         terminal.type("\n")
         terminal.shown_until("tokens/s]")
         terminal.shown_until(">")  # /exit was not a command
+
+
+def test_the_last_message_can_be_edited(editor: dict[str, str]) -> None:
+    with Terminal(*GREEDY, **editor) as terminal:
+        terminal.shown_until(">")
+        terminal.type("Who are you\n")
+        terminal.shown_until("tokens/s]")
+        terminal.shown_until(">")
+        terminal.type("/edit\n")
+        terminal.shown_until("> Who are you")
+        terminal.type("?\n")
+        assert "I am the tiny story model" in terminal.shown_until("tokens/s]")
+        terminal.type("/stats\n")
+        assert "first token after" in terminal.shown_until("prompt tokens cached]")
+
+
+def test_a_missing_model_is_fetched_if_the_user_agrees(tmp_path: Path) -> None:
+    files = {path.name: path.read_bytes() for path in BUNDLED_DIRECTORY.iterdir()}
+    with HubServer({"mia/tiny": files}) as hub:
+        places = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"}
+        with Terminal(*GREEDY, "mia/tiny", command="run", **places) as terminal:
+            question = terminal.shown_until("[Y/n]")
+            assert "mia/tiny is not on this machine. Fetch 6 files of 6.7 MiB?" in question
+            terminal.type("\n")
+            assert "mia/tiny ·" in terminal.shown_until("stops an answer")
+            terminal.shown_until(">")
+            terminal.type("Who are you?\n")
+            assert "I am the tiny story model" in terminal.shown_until("tokens/s]")
+        with Terminal("mia/other", command="run", **places) as terminal:
+            assert "no such model on the hub" in terminal.shown_until("HF_TOKEN)")
+            assert terminal.process.wait(60) == 2
+
+
+def test_one_message_is_answered_and_may_come_from_a_file() -> None:
+    once = mie("chat", *GREEDY, "--prompt", "Who are you?")
+    assert once.returncode == 0
+    assert once.stdout.startswith(b"I am the tiny story model")
+    assert mie("chat", *GREEDY, "--prompt", "-", stdin=b"Who are you?\n").stdout == once.stdout
+    assert "is not UTF-8" in error_line(mie("chat", "--prompt", "-", stdin=b"\xff"))
+    long = mie("chat", "--prompt", "-", "--max-model-len", "8", stdin=b"word " * 40)
+    assert long.returncode == 1
+    assert long.stdout == b""
 
 
 def test_triple_quotes_work_in_a_pipe() -> None:

@@ -21,11 +21,13 @@ import tiny_models
 from compiled import CACHES, jit_backend
 from guarded_memory import LAYOUT, GuardedNumpy, guarded
 from numpy.typing import NDArray
+from quantised_rows import quantised
 
 from mie.ops.backend import KVCacheShape
+from mie.ops.quantised import Form
 from mie.ops_jit import jit_backend as backend_module
 from mie.ops_jit import program, step
-from mie.ops_jit.memory import JitCache, Panels
+from mie.ops_jit.memory import JitCache, Matrix
 from mie.ops_jit.team import Team
 
 program.ROOM = 1  # buffers have no rows to spare
@@ -54,13 +56,11 @@ def exact_team(self: Any, program: Any) -> Any:
 backend_module.JitBackend._team_for = exact_team
 
 
-def guarded_bias(self: Panels, *arguments: Any) -> None:
-    plain_panels(self, *arguments)
-    if self.bias is not None:
-        self.bias = guarded(self.bias)
+def guarded_matrix(shape: tuple[int, int], segments: Any, bias: Any) -> Matrix:
+    return Matrix(shape, segments, None if bias is None else guarded(bias))
 
 
-plain_panels, Panels.__init__ = Panels.__init__, guarded_bias
+backend_module.Matrix = guarded_matrix
 for name in ("load_vector", "load_rope"):
     plain = getattr(backend_module.JitBackend, name)
 
@@ -93,6 +93,29 @@ def products() -> None:
                 backend.embed(np.full(num_rows, num_outputs - 1), table)
                 heads = guarded(operators.normal(num_rows, 3, num_inputs))
                 backend.head_norm(heads, 0, 3, norm, 1e-5)
+
+
+def quantised_products() -> None:
+    """Formats of one and of two codes a byte, with and without offsets, and a short last group."""
+    backend = jit_backend(1)
+    forms = (
+        Form(codes="int4", group=32, has_offsets=True),
+        Form(codes="int4", group=16, has_offsets=False),
+        Form(codes="int8", group=32, has_offsets=False),
+    )
+    sizes = [(1, 1), (6, 20), (80, 96), (131, 130), (515, 64), (1041, 49)]
+    for form, (num_inputs, num_outputs) in itertools.product(forms, sizes):
+        rows = quantised(form, num_outputs, num_inputs)
+        weight = backend.load_linear(rows.shape, [rows], None, [(num_outputs, form)])
+        twice = 2 * num_outputs
+        gates = backend.load_linear((twice, num_inputs), [rows, rows], None, [(twice, form)])
+        table = backend.load_embedding(rows.shape, [rows], form)
+        norm = backend.load_vector(operators.normal(num_inputs))
+        for num_rows in (1, 2, 3, 5, 8, 9, 97):
+            x = guarded(operators.normal(num_rows, num_inputs))
+            backend.linear(x, weight)
+            backend.norm_gate_up(x, norm, 1e-5, gates)
+            backend.embed(np.full(num_rows, num_outputs - 1), table)
 
 
 def caches() -> None:
@@ -145,7 +168,7 @@ if __name__ == "__main__":
         fault()
     else:
         with tempfile.TemporaryDirectory() as folder:
-            for part in (products, caches):
+            for part in (products, quantised_products, caches):
                 part()
                 print(part.__name__, flush=True)
             steps(Path(folder))

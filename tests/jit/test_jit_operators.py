@@ -61,7 +61,7 @@ def test_products_of_any_size(dtype: str, has_bias: int, has_residual: int):
         matrix = normal(num_outputs, num_inputs, seed=1).astype(WEIGHTS[dtype])
         bias = normal(num_outputs, seed=2).astype(WEIGHTS[dtype]) if has_bias else None
         weight = backend.load_linear((num_outputs, num_inputs), [matrix], bias)
-        assert weight.dtype == WEIGHTS[dtype], "it is kept as it is"
+        assert weight.segments[0].format == dtype, "it is kept as it is"
         for num_rows in NUM_ROWS:
             x = normal(num_rows, num_inputs)
             residual = normal(num_rows, num_outputs, seed=3) if has_residual else None
@@ -97,7 +97,7 @@ def test_parts_of_different_dtypes_become_float32():
     q, k, v = normal(33, 20, seed=1).astype(BFLOAT16), normal(7, 20), normal(9, 20, seed=2)
     v = v.astype(np.float16)
     fused = backend.load_linear((49, 20), iter([q[:30], q[30:], k, v]))
-    assert fused.dtype == np.float32
+    assert fused.segments[0].format == "float32"
     got = backend.linear(np.eye(20, dtype=np.float32), fused)
     wanted = np.concatenate([each.astype(np.float32) for each in (q, k, v)]).T
     np.testing.assert_array_equal(got, wanted)
@@ -296,7 +296,7 @@ def test_keys_and_values_are_rounded_exactly_as_defined(stored: str, head_dim: i
     backend, num_heads = jit_backend(), 3
     inv_freq = 1 / 100.0 ** np.linspace(0, 1, head_dim // 2)
     table = backend.load_rope(inv_freq, 1.25, 40)
-    for block_size in BLOCK_SIZES:
+    for block_size in BLOCK_SIZES[HEAD_DIMS.index(head_dim) % 2 :: 2]:
         batch = step_batch([(1, 7), (30, 30), (3, 36), (1, 1), (17, 29)], block_size, 200, 1)
         shape = replace(shape_of(batch, block_size, num_heads, head_dim), num_blocks=200)
         num_tokens = len(batch.positions)

@@ -3,15 +3,13 @@
 import asyncio
 import gc
 import os
-import threading
-import time
 
 import pytest
 
 from mie import LLM, AsyncLLM, SamplingParams
 from mie.config.params.sampling import RequestOutputKind
 from mie.engine.audit.scheduler import check_scheduler
-from mie.errors import EngineDeadError, RequestError
+from mie.errors import EngineDeadError
 
 PROMPTS = ("Once upon a time", "Tell me a story about Mia", "The old mill", "A silver bell")
 
@@ -64,20 +62,6 @@ def test_concurrent_requests_get_the_same_outputs_as_alone(llm, alone):
     assert asyncio.run(main()) == alone * 4
 
 
-def test_several_event_loops_may_share_an_engine(llm, alone):
-    texts = {}
-
-    def work(index):
-        texts[index] = asyncio.run(text_of(llm, PROMPTS[index]))
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [texts[index] for index in range(4)] == alone
-
-
 def test_a_slow_consumer_gets_merged_outputs(llm, alone):
     async def main():
         outputs = llm.generate(PROMPTS[0], params(output_kind=RequestOutputKind.DELTA))
@@ -113,69 +97,6 @@ def test_a_cancelled_task_ends_its_request(llm, alone):
     assert asyncio.run(main()).startswith(alone[1])
 
 
-def test_a_closed_or_forgotten_generator_ends_its_request(llm):
-    async def main():
-        outputs = llm.generate(PROMPTS[0], params(max_tokens=1000))
-        await anext(outputs)
-        await outputs.aclose()
-        await settled(llm)
-
-    asyncio.run(main())
-
-    async def forget():
-        await anext(llm.generate(PROMPTS[0], params(max_tokens=1000)))
-
-    asyncio.run(forget())
-
-
-def test_a_caller_that_goes_wakes_an_engine_that_sleeps(llm, monkeypatch):
-    """Otherwise it would have work and take no turns, as if it hung."""
-    is_asleep, sleep = threading.Semaphore(0), llm._loop._sleep
-
-    def fall_asleep():
-        is_asleep.release()
-        sleep()
-
-    monkeypatch.setattr(llm._loop, "_sleep", fall_asleep)
-    collector = llm._loop.new_collector()
-    collector.request_ids.add("a request that runs")
-    asyncio.run(llm._loop.call_async(lambda: None))
-    assert is_asleep.acquire(timeout=60)
-    del collector
-    assert is_asleep.acquire(timeout=60), "it did not wake up"
-    assert not llm.pulse.has_work
-
-
-def test_abort_gives_a_final_output(llm):
-    async def main():
-        outputs = llm.generate(PROMPTS[0], params(max_tokens=1000), "mine")
-        first = await anext(outputs)
-        assert first.request_id == "mine"
-        await llm.abort("mine")
-        await llm.abort(["nothing", "mine"])
-        return [output async for output in outputs]
-
-    rest = asyncio.run(main())
-    assert [output.finished for output in rest].count(True) == 1
-    assert rest[-1].outputs[0].finish_reason == "abort"
-
-
-def test_bad_requests_are_refused_one_by_one(llm, alone):
-    async def main():
-        with pytest.raises(RequestError, match="vocabulary has ids"):
-            await anext(llm.generate([10**6], params()))
-        with pytest.raises(RequestError, match="request_id must be a non-empty string"):
-            await anext(llm.generate("x", params(), 7))
-        running = llm.generate(PROMPTS[0], params(max_tokens=1000), "mine")
-        await anext(running)
-        with pytest.raises(RequestError, match="'mine' is in use"):
-            await anext(llm.generate("x", params(), "mine"))
-        await running.aclose()
-        return await text_of(llm, PROMPTS[1])
-
-    assert asyncio.run(main()) == alone[1]
-
-
 def test_a_dead_engine_notifies_every_caller(llm):
     async def main():
         outputs = [llm.generate(p, params(max_tokens=1000)) for p in PROMPTS]
@@ -206,31 +127,6 @@ def test_a_dead_engine_notifies_every_caller(llm):
     asyncio.run(main())
 
 
-def test_a_thread_that_waits_for_a_look_hears_that_the_engine_ended():
-    async def main():
-        async with AsyncLLM("bundled") as llm:
-            loop = llm._loop
-
-            def held(turn=loop.turn):
-                while llm._loop.inbox and not llm._loop._is_stopping:
-                    time.sleep(0.001)  # the look waits in the inbox until the shutdown
-                if not llm._loop._is_stopping:
-                    turn()
-
-            loop.turn = held
-            look = asyncio.ensure_future(
-                asyncio.to_thread(llm.look_and_wait, None, with_metrics=False)
-            )
-            while not loop.inbox:
-                await asyncio.sleep(0.001)
-        with pytest.raises(EngineDeadError, match="was shut down"):
-            await look
-        with pytest.raises(EngineDeadError, match="was shut down"):
-            llm.look_and_wait(None, with_metrics=False)
-
-    asyncio.run(asyncio.wait_for(main(), 60))
-
-
 def test_shutdown_ends_the_thread_and_running_requests():
     async def main():
         async with AsyncLLM("bundled") as llm:
@@ -249,16 +145,6 @@ def test_shutdown_ends_the_thread_and_running_requests():
             await anext(llm.generate("x"))
 
     asyncio.run(main())
-
-
-def test_the_thread_ends_with_its_object():
-    llm = AsyncLLM("bundled")
-    asyncio.run(text_of(llm, PROMPTS[0]))
-    thread = llm._loop._thread
-    del llm
-    gc.collect()
-    thread.join(30)
-    assert not thread.is_alive()
 
 
 def test_a_forked_child_is_refused_with_a_remedy(llm):

@@ -2,20 +2,13 @@
 
 import re
 
-import numpy as np
 import pytest
-from emulated import needs_compiler
 
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
 from mie.load.backends import BACKENDS, SETTINGS, load_backend
-from mie.ops.backend import Backend, KVCacheShape, StepBatch
+from mie.ops.backend import KVCacheShape
 from mie.ops_cpu.cpu_backend import CpuBackend
-
-
-def test_every_backend_setting_is_an_engine_setting() -> None:
-    names = {name for own in SETTINGS.values() for name in own}
-    assert names <= set(EngineConfig.__dataclass_fields__)
 
 
 @pytest.mark.parametrize("name", ["numpy", "numpy-plain"])
@@ -45,44 +38,6 @@ def test_a_setting_reaches_its_backend_and_others_refuse_it() -> None:
                 load_backend(name, config=config)
 
 
-def attention_of_the_last(backend: Backend, lengths: list[int]) -> np.ndarray:
-    """Return the attention of the last sequence, whose numbers are equal in every batch."""
-    generator = np.random.default_rng(len(lengths))
-    num_blocks = [-(-length // 16) for length in lengths]
-    shape = KVCacheShape(
-        num_layers=1, num_blocks=sum(num_blocks), block_size=16, num_kv_heads=1, head_dim=64
-    )
-    cache, q = backend.new_kv_cache(shape), np.zeros((len(lengths), 2, 64), np.float16)
-    cache.layers[0][...] = generator.standard_normal(cache.layers[0].shape)
-    same = np.random.default_rng(0)
-    cache.layers[0][-num_blocks[-1] :] = same.standard_normal((num_blocks[-1], 2, 1, 16, 64))
-    q[-1] = same.standard_normal((2, 64))
-    tables = np.zeros((len(lengths), max(num_blocks)), np.int64)
-    for row, count in enumerate(num_blocks):
-        first = sum(num_blocks[:row])
-        tables[row, :count] = np.arange(first, first + count)
-    batch = StepBatch(
-        token_ids=np.zeros(len(lengths), np.int64),
-        positions=np.array(lengths) - 1,
-        slot_mapping=np.full(len(lengths), -1),
-        cu_seqlens_q=np.arange(len(lengths) + 1),
-        seq_lens=np.array(lengths),
-        block_tables=tables,
-        logits_rows=np.arange(len(lengths)),
-    )
-    return np.array(backend.paged_attention(q, cache, 0, batch, None)[-1])
-
-
-@needs_compiler
-def test_batch_invariant_attention_does_not_depend_on_the_batch() -> None:
-    batches = [[900], [300, 900], [77, 450, 900]]
-    for setting in (True, False):
-        config = EngineConfig(batch_invariant=setting)
-        backend = load_backend("cupy-emulated", "float16", config)
-        results = {attention_of_the_last(backend, lengths).tobytes() for lengths in batches}
-        assert (len(results) == 1) == (setting is True)
-
-
 # Batch invariance on the CPU.
 
 
@@ -100,16 +55,3 @@ def test_settings_that_cannot_be_invariant_are_refused(settings: dict[str, str])
     backend = load_backend("numpy", config=EngineConfig(**settings))
     assert isinstance(backend, CpuBackend)
     assert not backend.is_batch_invariant
-
-
-def test_16_bit_weights_may_be_invariant() -> None:
-    config = EngineConfig(batch_invariant=True, weight_dtype="float16")
-    backend = load_backend("numpy", "float32", config)
-    backend.load_linear((64, 32), [np.ones((64, 32), np.float16)])
-    assert isinstance(backend, CpuBackend)
-    assert backend.is_batch_invariant
-
-
-def test_plain_operators_refuse_it() -> None:
-    with pytest.raises(ConfigError, match="batch_invariant"):
-        load_backend("numpy-plain", "float32", EngineConfig(batch_invariant=True))

@@ -7,7 +7,6 @@ import pytest
 import small_tokenizers
 
 from mie import LLM, EngineConfig, SamplingParams
-from mie.engine.rows import BadWords
 from mie.errors import RequestError
 from mie.load.engine import load_engine
 from mie.text.tokenizer import encode_bad_words
@@ -49,15 +48,6 @@ def test_a_word_without_tokens_is_refused():
 
 
 # Bans.
-
-
-def test_a_token_that_would_complete_a_word_is_banned():
-    words = BadWords([[1, 2, 3], [2, 4], [5], [2, 6], [6]])
-    assert words.read_tokens
-    assert sorted(words.completing([9, 1, 2], 2)) == [3, 4, 5, 6, 6]
-    assert sorted(words.completing([9, 1, 2], 1)) == [4, 5, 6, 6]  # 1 is in the prompt
-    assert sorted(words.completing([1, 2], 0)) == [5, 6]
-    assert sorted(words.completing([2, 1], 2)) == [5, 6]
 
 
 def answers(tiny, requests, **settings):

@@ -77,14 +77,6 @@ def test_a_refusal_says_what_is_wrong_with_the_request(llm: LLM) -> None:
     assert all(output.outputs == [] for output in found.values())
 
 
-def test_a_value_of_none_is_as_if_it_were_not_given(
-    llm: LLM, expected: Mapping[str, list[str]]
-) -> None:
-    given = {"prompt": "Once upon a time", "max_tokens": 5, "messages": None, "seed": None}
-    [(_, output)] = answers(llm, [("text", given)])
-    assert texts(output) == expected["text"]
-
-
 def test_an_endless_input_is_read_only_as_requests_end(llm: LLM) -> None:
     num_read = 0
 
@@ -112,20 +104,6 @@ def test_a_caller_who_leaves_takes_the_requests_along(llm: LLM) -> None:
     assert llm.reset_prefix_cache()  # it would refuse if a request held blocks
 
 
-def test_a_later_call_may_use_the_ids_of_one_that_was_left(
-    llm: LLM, expected: Mapping[str, list[str]]
-) -> None:
-    """The final outputs of the aborted requests still arrive, and answer no request."""
-    results = answers(llm, [("short", {"prompt": "a", "max_tokens": 1}), *REQUESTS[:3]])
-    assert next(results)[0] == "short"
-    results.close()
-    found = dict(answers(llm, REQUESTS[:4]))
-    assert {key: texts(output) for key, output in found.items()} == {
-        key: expected[key] for key, _ in REQUESTS[:4]
-    }
-    assert all(output.request_id == key for key, output in found.items())
-
-
 def test_an_input_that_raises_ends_the_running_requests(llm: LLM) -> None:
     def requests() -> Iterator[tuple[str, dict[str, Any]]]:
         yield "short", {"prompt": "a", "max_tokens": 1}
@@ -145,7 +123,3 @@ def test_seeds_are_valid_and_tell_ids_apart(keys: list[str]) -> None:
     seeds = [seed_of(key) for key in keys]
     assert len(set(seeds)) == len(keys)
     assert all(0 <= seed < 1 << 64 for seed in seeds)
-
-
-def test_half_of_a_surrogate_pair_has_a_seed() -> None:
-    assert seed_of("\ud800") != seed_of("\udc00")

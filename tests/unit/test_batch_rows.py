@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tables import table
 
 from mie import LLM
 from mie.batch import rows
@@ -52,25 +53,7 @@ def test_an_answer_has_the_text_and_the_whole_output(expected):
     assert len(outputs[3].outputs) == 2
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"prompt": "x"}, "needs an id"),
-        ({"id": 7, "prompt": "x"}, "got 7"),
-        ({"id": "a", "prompt": "x"}, "needs an id of its own"),
-        ({"id": "x"}, "needs one of prompt, messages, prompt_token_ids; got none"),
-        ({"id": "x", "prompt": "x", "prompt_token_ids": [1]}, "got prompt and prompt_token_ids"),
-        ({"id": "x", "prompt": "x", "sampling_params": "{bad"}, "Expecting property name"),
-        ({"id": "x", "prompt": "x", "sampling_params": {"top_p": 7.0}}, "top_p"),
-        ({"id": "x", "prompt": "x", "sampling_params": {"topp": 1}}, "topp"),
-        ({"id": "x", "prompt": "x", "sampling_params": 7}, "must be a struct or a JSON object"),
-        ({"id": "x", "prompt": "x", "sampling_params": "[7]"}, "must be a struct or a JSON object"),
-        ({"id": "x", "messages": "Hi"}, "message"),
-        ({"id": "x", "messages": ["Hi"]}, "message"),
-        ({"id": "x", "messages": [{"role": 7}]}, "message"),
-        ({"id": "x", "prompt_token_ids": "Hi"}, "token"),
-    ],
-)
+@pytest.mark.parametrize(("row", "message"), table("batch_rows", "failing rows"))
 def test_a_row_that_fails_stops_no_other(expected, row, message):
     found = RowEngine(SETTINGS).answers([ROWS[0], row, ROWS[1]])
     assert found[0]["generated_text"] == expected[0]["generated_text"]

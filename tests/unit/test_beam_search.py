@@ -2,13 +2,12 @@
 
 import gc
 import random
-import threading
 
 import naive
 import pytest
 from interrupts import KINDS, Injector, handlers
 
-from mie import LLM, BeamSearchParams, SamplingParams
+from mie import LLM, BeamSearchParams
 from mie.engine.audit.scheduler import check_scheduler
 from mie.errors import ConfigError, RequestError, RequestFailedError
 
@@ -108,35 +107,6 @@ def test_a_small_pool_changes_nothing(tiny, caching, mode, seats):
     assert_equal_to_brute_force(llm, tiny["llama"], [PROMPT, *OTHERS], beam_width=4, max_tokens=9)
 
 
-def test_preemptions_change_nothing(tiny):
-    llm = load(tiny["llama"], num_blocks=9)
-    long = SamplingParams(temperature=0, max_tokens=22, ignore_eos=True)
-    llm.add_request([11, 12], long)
-    llm.add_request([13, 14], long)
-    params = {"beam_width": 3, "max_tokens": 8}
-    [output] = llm.beam_search([PROMPT], BeamSearchParams(**params))
-    expected = naive.beam_search(
-        tiny["llama"].config, tiny["llama"].weights, PROMPT, params, eos={EOS}
-    )
-    assert [beam.tokens for beam in output.sequences] == [beam[0] for beam in expected]
-    while llm.has_work:
-        llm.step()
-    assert llm.engine.stats.num_preemptions > 0
-    assert_nothing_is_held(llm)
-
-
-def test_one_beam_is_greedy(llama):
-    params = SamplingParams(temperature=0, max_tokens=12)
-    for prompt in [PROMPT, *OTHERS]:
-        [greedy] = llama.generate([prompt], params, use_tqdm=False)
-        [output] = llama.beam_search(
-            [prompt], BeamSearchParams(beam_width=1, max_tokens=12, ignore_eos=True)
-        )
-        [beam] = output.sequences
-        generated = greedy.outputs[0].token_ids
-        assert beam.tokens[len(prompt) :][: len(generated)] == generated
-
-
 @pytest.mark.parametrize("caching", [True, False])
 def test_beams_share_the_blocks_of_a_long_prompt_and_compute_one_token_each(tiny, caching):
     """The prompt has 10 full blocks and one token, and is computed once."""
@@ -192,26 +162,6 @@ def test_an_aborted_beam_fails_the_search_and_leaves_nothing(tiny):
     assert_nothing_is_held(llm)
 
 
-def test_an_exception_between_steps_leaves_nothing(llama):
-    class Alarm(BaseException):
-        pass
-
-    calls = 0
-
-    def add(requests, collector):
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            raise Alarm
-        return original(requests, collector)
-
-    original = llama.loop.add
-    llama.loop.add = add
-    with pytest.raises(Alarm):
-        llama.beam_search([PROMPT], BeamSearchParams(beam_width=3, max_tokens=6))
-    del llama.loop.add
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_exception_at_any_line_leaves_nothing(tiny, kind):
     llm = load(tiny["llama"], num_blocks=20)
@@ -245,26 +195,6 @@ def test_a_concurrency_limit_changes_nothing(llama):
     assert llama.beam_search(prompts, params, concurrency_limit=2) == llama.beam_search(
         prompts, params
     )
-
-
-def test_searches_of_several_threads_and_other_requests_run_together(llama):
-    params = BeamSearchParams(beam_width=3, max_tokens=6)
-    prompts = [PROMPT, *OTHERS]
-    expected = llama.beam_search(prompts, params)
-    found = {}
-
-    def search(index):
-        [found[index]] = llama.beam_search([prompts[index]], params)
-
-    threads = [threading.Thread(target=search, args=(index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    llama.generate(prompts, SamplingParams(max_tokens=9), use_tqdm=False)
-    for thread in threads:
-        thread.join()
-    for index, output in enumerate(expected):
-        tokens = [beam.tokens for beam in output.sequences]
-        assert [beam.tokens for beam in found[index].sequences] == tokens
 
 
 def test_the_text_has_the_prompt_and_eos_only_on_request():

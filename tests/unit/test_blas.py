@@ -19,12 +19,6 @@ def test_the_thread_count_is_restored_outside():
         assert blas.num_threads() == 2
 
 
-@needs_openblas
-def test_the_library_reports_its_kernels():
-    blas = Blas()
-    assert blas.core not in ("", "unknown")
-
-
 def test_another_library_is_not_controlled():
     blas = Blas(library=object())
     assert not blas.is_controlled

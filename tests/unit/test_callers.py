@@ -1,7 +1,6 @@
 """Test many callers of one `LLM`: streams, calls, step loops and threads, mixed."""
 
 import gc
-import itertools
 import os
 import signal
 import threading
@@ -14,7 +13,6 @@ from mie.config.params.sampling import RequestOutputKind
 from mie.engine.audit.scheduler import check_scheduler
 from mie.errors import EngineDeadError, RequestError, RequestFailedError
 from mie.frontend.outputs import RequestOutput
-from mie.text.stream import TextStream
 
 PROMPTS = ("Once upon a time", "Tell me a story about Mia", "The old mill", "A silver bell")
 
@@ -48,46 +46,6 @@ def alone(llm):
 
 def streamed(llm, index):
     return "".join(output.outputs[0].new_text for output in llm.stream(PROMPTS[index], params()))
-
-
-def test_two_streams_take_turns(llm, alone):
-    pieces = ["", ""]
-    for both in zip(
-        llm.stream(PROMPTS[0], params()), llm.stream(PROMPTS[1], params()), strict=True
-    ):
-        for i, output in enumerate(both):
-            pieces[i] += output.outputs[0].new_text
-    assert pieces == alone[:2]
-
-
-def test_a_call_inside_a_stream_loses_nothing_of_it(llm, alone):
-    text, inner = "", []
-    for output in llm.stream(PROMPTS[0], params()):
-        text += output.outputs[0].new_text
-        if len(inner) < 2:
-            inner += llm.generate([PROMPTS[1]], params(), use_tqdm=False)
-    assert text == alone[0]
-    assert [output.outputs[0].text for output in inner] == [alone[1]] * 2
-
-
-def test_a_stream_driven_by_others_gives_merged_outputs(llm, alone):
-    stream = llm.stream(PROMPTS[0], params())
-    first = next(stream)
-    llm.generate([PROMPTS[1]], params(), use_tqdm=False)
-    rest = list(stream)
-    assert len(rest) < len(first.outputs[0].token_ids) + 11
-    assert first.outputs[0].new_text + "".join(o.outputs[0].new_text for o in rest) == alone[0]
-
-
-def test_step_reports_what_other_calls_computed(llm, alone):
-    request_id = llm.add_request(PROMPTS[0], params())
-    llm.generate([PROMPTS[1]], params(max_tokens=30), use_tqdm=False)
-    outputs = []
-    while llm.has_work:
-        outputs += llm.step()
-    assert {output.request_id for output in outputs} == {request_id}
-    assert outputs[-1].outputs[0].text == alone[0]
-    assert [output.finished for output in outputs].count(True) == 1
 
 
 def test_any_number_of_threads_may_call(llm, alone):
@@ -180,42 +138,6 @@ def test_only_the_request_that_makes_a_step_raise_fails(llm, alone, monkeypatch)
     assert outputs[-1].request_id == request_id
 
 
-def test_the_request_whose_draw_raises_fails(llm, alone, monkeypatch):
-    backend = llm.engine._runner.backend
-    original = backend.sample
-
-    def sample(logits, rows):
-        if any(row.top_k == 7 for row in rows):
-            raise OverflowError("its draw")
-        return original(logits, rows)
-
-    monkeypatch.setattr(backend, "sample", sample)
-    with pytest.raises(RequestFailedError, match="OverflowError: its draw") as caught:
-        llm.generate(
-            [PROMPTS[0], PROMPTS[1], PROMPTS[2]],
-            [params(), params(top_k=7), params()],
-            use_tqdm=False,
-        )
-    texts = [output.outputs[0].text for output in caught.value.outputs]
-    assert texts == [alone[0], "", alone[2]]
-    with pytest.raises(RequestFailedError, match="its draw"):
-        llm.generate([PROMPTS[1]], params(top_k=7), use_tqdm=False)
-
-
-def test_a_detokenizer_error_fails_only_its_request(llm, alone, monkeypatch):
-    original = TextStream.add
-
-    def add(stream, token_ids, *args):
-        if stream._searches:  # the one with a stop string
-            raise ValueError("no such text")
-        return original(stream, token_ids, *args)
-
-    monkeypatch.setattr(TextStream, "add", add)
-    with pytest.raises(RequestFailedError, match="no such text") as caught:
-        llm.generate(PROMPTS[:2], [params(stop="@@"), params()], use_tqdm=False)
-    assert caught.value.outputs[1].outputs[0].text == alone[1]
-
-
 def test_an_observer_that_raises_costs_no_output(llm, alone, caplog):
     def observer(stats):
         raise ValueError("it does not like them")
@@ -225,28 +147,6 @@ def test_an_observer_that_raises_costs_no_output(llm, alone, caplog):
     assert output.outputs[0].text == alone[0]
     assert observer not in llm.engine.observers
     assert "an observer of the engine raised" in caplog.text
-
-
-def test_an_observer_may_only_abort(llm):
-    said = []
-
-    def observer(stats):
-        if stats.num_decode_tokens == 1 and not said:
-            try:
-                llm.generate(PROMPTS[1], use_tqdm=False)
-            except RuntimeError as error:
-                said.append(str(error))
-            llm.abort("mine")
-
-    llm.engine.observers.append(observer)
-    llm.add_request(PROMPTS[0], params(max_tokens=100), "mine")
-    outputs = []
-    while llm.has_work:
-        outputs += llm.step()
-    llm.engine.observers.remove(observer)
-    assert outputs[-1].outputs[0].finish_reason == "abort"
-    assert len(outputs[-1].outputs[0].token_ids) == 2
-    assert "in the middle of a step" in said[0]
 
 
 def test_a_step_that_fails_once_is_retried(llm, alone, monkeypatch, caplog):
@@ -359,36 +259,6 @@ def test_a_forked_child_is_refused_the_gpu_at_once(llm, monkeypatch):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_child_forked_in_the_middle_of_another_threads_step_serves(llm, alone):
-    """The fork copies the driving thread's lock, and anything that it was changing."""
-    runner, inside, go_on = llm.engine._runner, threading.Event(), threading.Event()
-    original = runner.launch
-
-    def launch(plan):
-        launched = original(plan)
-        if not inside.is_set():
-            inside.set()
-            go_on.wait()
-        return launched
-
-    runner.launch = launch
-    thread = threading.Thread(target=streamed, args=(llm, 0))
-    thread.start()
-    inside.wait()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            text = llm.generate([PROMPTS[1]], params(), use_tqdm=False)[0].outputs[0].text
-            code = 0 if text == alone[1] else 2
-        finally:
-            os._exit(code)
-    go_on.set()
-    thread.join()
-    del runner.launch
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
 def test_ctrl_c_ends_only_the_main_threads_requests(llm, alone, monkeypatch):
     runner, strikes = llm.engine._runner, [3]
     original = runner.launch
@@ -410,47 +280,6 @@ def test_ctrl_c_ends_only_the_main_threads_requests(llm, alone, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             call_for_ever()
         assert [each.result() for each in others] == alone[1:]
-
-
-def test_a_command_that_is_done_is_not_called_again(llm):
-    """An exception after its result is set makes the loop look at it once more."""
-    calls, errors = [], [MemoryError("injected")]
-
-    def notify():
-        if errors:
-            raise errors.pop()
-
-    llm.loop.post(lambda: calls.append("called"), notify)
-    llm.loop.settle()
-    assert calls == ["called"]
-    assert not errors
-
-
-def test_a_reference_to_a_collector_that_is_gone_may_be_filed(llm):
-    collector = llm.loop.new_collector()
-    ref = collector.ref
-    del collector
-    assert ref() is None
-    assert ref in {ref}
-
-
-def test_text_that_an_interrupt_left_half_done_is_derived_again(llm, alone, monkeypatch):
-    original, count = TextStream.add, itertools.count(1)
-
-    def add(stream, token_ids, *args):
-        added = original(stream, token_ids, *args)
-        if next(count) == 5:  # the third token of the older request
-            raise KeyboardInterrupt
-        return added
-
-    llm.add_request(PROMPTS[0], params())
-    monkeypatch.setattr(TextStream, "add", add)
-    with pytest.raises(KeyboardInterrupt):
-        llm.generate([PROMPTS[1]], params(), use_tqdm=False)
-    outputs: list[RequestOutput] = []
-    while llm.has_work:
-        outputs += llm.step()
-    assert outputs[-1].outputs[0].text == alone[0]
 
 
 def test_a_signal_in_another_callers_command_is_not_that_callers_error(llm):

@@ -102,8 +102,3 @@ def test_typing_is_hidden_and_kept() -> None:
         assert stream.readline() == "typed\n"
         stream.close()
     os.close(keyboard)
-
-
-def test_a_stream_that_is_not_a_terminal_is_left_alone() -> None:
-    with typing_hidden(None), open(os.devnull, encoding="utf-8") as stream, typing_hidden(stream):
-        pass

@@ -32,35 +32,6 @@ def test_a_command_may_answer_fail_crash_hang_or_be_missing(tmp_path: Path) -> N
         run_command([str(tmp_path)])
 
 
-def test_a_command_that_takes_too_long_ends_with_its_children(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sign = tmp_path / "begun"
-
-    class Popen(subprocess.Popen[str]):
-        """The time limit ends as soon as the command's child runs."""
-
-        def communicate(self, input: Any = None, timeout: float | None = None) -> Any:
-            if timeout is None:
-                return super().communicate(input)  # until the child has also closed the pipes
-            while not sign.exists():
-                time.sleep(0.01)  # yields the CPU
-            raise subprocess.TimeoutExpired(self.args, timeout)
-
-    monkeypatch.setattr(commands.subprocess, "Popen", Popen)
-    child = f"import pathlib, signal; pathlib.Path({str(sign)!r}).touch(); signal.pause()"
-    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    with pytest.raises(CommandError, match=r"gave no answer within 5 s"):
-        run_command([sys.executable, "-c", code], timeout=5.0)
-
-
-def test_a_failed_command_keeps_all_that_it_wrote_to_standard_error() -> None:
-    code = "import sys; sys.stderr.write('one\\ntwo\\n'); sys.exit(1)"
-    with pytest.raises(CommandError, match=r"^ended with code 1: two$") as caught:
-        run_command([sys.executable, "-c", code])
-    assert caught.value.errors == "one\ntwo\n"
-
-
 def test_a_command_gets_the_environment_and_no_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLOUR", "red")
     code = "import os, sys; print(os.environ.get('COLOUR'), repr(sys.stdin.read()))"
@@ -69,27 +40,36 @@ def test_a_command_gets_the_environment_and_no_input(monkeypatch: pytest.MonkeyP
     assert run_command([sys.executable, "-c", code], environment=environment) == "blue ''\n"
 
 
-def test_an_interrupt_ends_the_command_and_its_children(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(subprocess.TimeoutExpired("x", 5.0), CommandError), (KeyboardInterrupt(), KeyboardInterrupt)],
+    ids=["takes too long", "interrupted"],
+)
+def test_a_command_that_is_given_up_ends_with_its_children(
+    error: BaseException,
+    raised: type[BaseException],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The pipes close only when the child of the child has ended too."""
     sign = tmp_path / "begun"
 
     class Popen(subprocess.Popen[str]):
-        """Ctrl-C comes as soon as the command's child runs."""
+        """The error comes as soon as the command's child runs."""
 
-        was_interrupted = False
+        has_come = False
 
         def communicate(self, input: Any = None, timeout: float | None = None) -> Any:
-            if self.was_interrupted:
+            if self.has_come:
                 return super().communicate(input)
             while not sign.exists():
                 time.sleep(0.01)  # yields the CPU
-            self.was_interrupted = True
-            raise KeyboardInterrupt
+            self.has_come = True
+            raise error
 
     monkeypatch.setattr(commands.subprocess, "Popen", Popen)
     child = f"import pathlib, signal; pathlib.Path({str(sign)!r}).touch(); signal.pause()"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    with pytest.raises(KeyboardInterrupt):
-        run_command([sys.executable, "-c", code])
+    message = "gave no answer within 5 s" if raised is CommandError else None
+    with pytest.raises(raised, match=message):
+        run_command([sys.executable, "-c", code], timeout=5.0)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import threading
 import time
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
@@ -98,9 +95,7 @@ def test_equal_descriptions_are_compiled_once(grammars: Grammars):
     assert compiled_seconds(grammars) - before < 2
 
 
-def test_a_description_whose_callers_left_is_stopped_and_others_are_never_begun(
-    grammars: Grammars,
-):
+def test_a_description_whose_callers_left_is_stopped_and_others_are_never_begun(grammars: Grammars):
     grammars.start(regex("x"))
     waiting = [grammars.submit(hostile(i)) for i in range(40)]
     begun(grammars)
@@ -127,21 +122,6 @@ def test_another_callers_description_waits_for_one_at_most(grammars: Grammars):
     assert done.index("B") <= 1
 
 
-def test_a_worker_that_is_killed_is_replaced(grammars: Grammars):
-    grammars.start(regex("x"))
-    first = worker_pid(grammars)
-    waiting = grammars.submit(hostile(2))
-    begun(grammars)
-    [child] = Path(f"/proc/{first}/task/{first}/children").read_text().split()
-    os.kill(first, signal.SIGKILL)
-    with pytest.raises(WorkerError, match=r"not compiled: the worker process ended \(signal 9\)"):
-        waiting.result()
-    assert grammars.start(regex("y")).mask()
-    assert worker_pid(grammars) != first
-    for pid in (first, int(child)):  # the child ends with the worker
-        assert_gone(pid)
-
-
 def test_a_worker_that_hangs_is_replaced(grammars: Grammars, monkeypatch: pytest.MonkeyPatch):
     grammars.start(regex("x"))
     first = worker_pid(grammars)
@@ -165,23 +145,6 @@ def assert_gone(pid: int) -> None:
     raise AssertionError(f"{pid} still runs")
 
 
-def test_a_worker_that_cannot_start_is_the_servers_fault(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
-):
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "executable", "/bin/true")
-        with pytest.raises(WorkerError, match="the worker process ended"):
-            grammars.start(regex("x"))
-        patch.setattr(threading.Thread, "start", no_thread)
-        with pytest.raises(WorkerError, match="no thread can be started"):
-            grammars.start(regex("x"))
-    assert grammars.start(regex("x")).mask()
-
-
-def no_thread(thread: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")
-
-
 def test_grammars_that_are_dropped_end_their_worker(grammars: Grammars):
     own = Grammars(small_tokenizers.byte_level(), 512, [EOS])
     own.start(regex("x"))
@@ -191,43 +154,3 @@ def test_grammars_that_are_dropped_end_their_worker(grammars: Grammars):
         thread.join()
     del own, thread
     assert_gone(pid)
-
-
-FORK = """
-import os, small_tokenizers
-from mie import StructuredOutputsParams
-from mie.structured.grammars import Grammars
-grammars = Grammars(small_tokenizers.byte_level(), 512, [1])
-mask = grammars.start(StructuredOutputsParams(regex="x+")).mask()
-pid = grammars._compiler._worker.pid
-waiting = grammars.submit(StructuredOutputsParams(json={
-    "patternProperties": {f"^[a-z]*{i}[a-z]*$": {} for i in range(500)}
-}))
-grammars._compiler._lock.acquire()  # as if another thread held it
-child = os.fork()
-if child == 0:
-    assert grammars.start(StructuredOutputsParams(regex="x+")).mask() == mask
-    assert grammars._compiler._worker.pid != pid
-    raise SystemExit(0)
-grammars._compiler._lock.release()
-assert os.waitpid(child, 0)[1] == 0
-try:
-    waiting.result()
-except Exception as error:
-    print(error)
-assert grammars._compiler._worker.pid == pid
-"""
-
-
-def test_a_forked_child_compiles_anew():
-    process = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORK],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=Path(small_tokenizers.__file__).parent,
-        # tokenizers 0.20 warns about a fork, even if the child uses none of its threads
-        env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
-    )
-    assert process.stderr == ""
-    assert "takes more than 1 s of CPU time" in process.stdout

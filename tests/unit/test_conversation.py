@@ -271,6 +271,22 @@ def test_another_model_goes_on_with_the_conversation(errors: Errors) -> None:
     assert talk.say("three")
 
 
+def test_reasoning_is_not_part_of_the_conversation(capsys: pytest.CaptureFixture[str]) -> None:
+    llm, talk = chat()
+
+    def stream(prompt: object, params: object) -> Iterator[Any]:
+        for thought, text in (("Hm", ""), ("Hm, yes", ""), ("Hm, yes", "a1")):
+            piece = SimpleNamespace(
+                text=text, new_text=text, reasoning=thought, token_ids=[0], finish_reason=None
+            )
+            yield SimpleNamespace(outputs=[piece], num_cached_tokens=0)
+
+    llm.stream = stream  # type: ignore[method-assign, assignment]
+    talk.say("one")
+    assert talk.conversation.messages == [say("user", "one"), say("assistant", "a1")]
+    assert capsys.readouterr().out == "a1\n"
+
+
 def test_the_meter_and_the_times(errors: Errors) -> None:
     _, talk = chat()
     assert talk.execute("/stats")

@@ -6,7 +6,9 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,18 +16,12 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from mie.cli.diagnosis.diagnosis import BACKENDS, run_checks
+from mie.cli.diagnosis.diagnosis import BACKENDS, examine
 from mie.cli.diagnosis.machine import Machine, find_facts
 from mie.cli.diagnosis.survey import Check
 from mie.cli.doctor import add_parser, render, run
 from mie.load import backends
-from mie.ops_cpu.environment import numpy_facts
 from mie.system.commands import CommandError
-from mie.system.resources import (
-    LIBRARY_BYTES,
-    THREAD_BYTES,
-    usable_cpus,
-)
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -51,12 +47,7 @@ JIT = {
     "cache": "/home/mia/.cache/mie/jit",
 }
 
-PRODUCTS = {
-    "plan": "tiled",
-    "kernels": "SkylakeX",
-    "is_controlled": True,
-    "num_threads": 8,
-}
+PRODUCTS = {"plan": "tiled", "kernels": "SkylakeX", "is_controlled": True, "num_threads": 8}
 
 
 RELEASE = "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64\n# KERNEL"
@@ -146,6 +137,16 @@ def checks_of(machine: Machine) -> dict[str, Check]:
     return {check.name: check for check in run_checks(machine)}
 
 
+def run_checks(machine: Machine) -> list[Check]:
+    checks, _ = examine(machine, [], no_bar)
+    return checks
+
+
+@contextmanager
+def no_bar(number: int) -> Iterator[Callable[[int], None]]:
+    yield lambda num_new: None
+
+
 def on(root: Path, **facts: Any) -> dict[str, Check]:
     """Return the checks of a machine whose libraries report ``facts``."""
     return checks_of(FakeMachine(root=root, facts=facts))
@@ -167,82 +168,6 @@ def test_a_healthy_machine_has_no_problems(root: Path) -> None:
         "memory": "8.0 GiB available of 16.0 GiB",
         "C++ compiler": "g++ 12.2",
     }
-
-
-@pytest.mark.parametrize(
-    ("environment", "remedy"),
-    [
-        ({"OPENBLAS_CORETYPE": "Haswell"}, "unset OPENBLAS_CORETYPE"),
-        (
-            {"OPENBLAS_CORETYPE": "Haswell", "OPENBLAS_L2_SIZE": "9", "OMP_NUM_THREADS": "1"},
-            "unset OPENBLAS_CORETYPE OPENBLAS_L2_SIZE OMP_NUM_THREADS",
-        ),
-        ({"OMP_NUM_THREADS": "2"}, "unset OMP_NUM_THREADS"),
-        ({"OMP_NUM_THREADS": "32"}, "unset OMP_NUM_THREADS"),
-        # OpenBLAS looks at its own variable first.
-        ({"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "8"}, None),
-        ({"OMP_NUM_THREADS": "8"}, None),
-        ({"OMP_NUM_THREADS": "many", "OPENBLAS_CORETYPE": ""}, None),
-        ({"OMP_NUM_THREADS": "0"}, None),
-    ],
-)
-def test_variables_that_slow_computation_are_noted(
-    root: Path, environment: Mapping[str, str], remedy: str | None
-) -> None:
-    check = checks_of(FakeMachine(root=root, environment=environment))["BLAS settings"]
-    assert check.remedy == remedy
-    assert check.status == ("note" if remedy else "ok")
-    for name in (remedy or "unset").split()[1:]:
-        assert f"{name}={environment[name]}" in check.value
-
-
-def test_a_limit_of_the_process_on_memory(root: Path) -> None:
-    reserve = LIBRARY_BYTES + THREAD_BYTES * usable_cpus()
-    limits = f"Max address space         {3 * GIB + reserve}           unlimited    bytes\n"
-    write(root, {"/proc/self/limits": limits, "/proc/self/status": f"VmSize:\t{GIB >> 10} kB\n"})
-    check = on(root)["memory"]
-    assert check.value.endswith("; a limit of the process (ulimit -v or -d) leaves 2.0 GiB")
-    assert check.status == "ok"
-
-
-def test_a_laptop_without_an_nvidia_gpu_has_no_problem(root: Path) -> None:
-    intel = "DRIVER=i915\nPCI_CLASS=30000\nPCI_ID=8086:46A6\n"
-    sound = "PCI_CLASS=40300\nPCI_ID=10DE:22BA\n"  # NVIDIA also makes other devices
-    write(
-        root,
-        {
-            "/sys/bus/pci/devices/0000:00:02.0/uevent": intel,
-            "/sys/bus/pci/devices/0000:01:00.1/uevent": sound,
-        },
-    )
-    checks = run_checks(FakeMachine(root=root))[9:]
-    assert [(check.name, check.status) for check in checks] == [
-        ("NVIDIA driver", "note"),
-        ("CuPy", "note"),
-    ]
-
-
-def test_a_healthy_server_has_no_problems(root: Path) -> None:
-    write(root, {"/proc/driver/nvidia/version": KERNEL_MODULE})
-    machine = FakeMachine(root=root, facts={"driver": driver(12, 6), "cupy": cupy()})
-    checks = run_checks(machine)[9:]
-    assert {check.status for check in checks} == {"ok"}
-    assert {check.name: check.value for check in checks} == {
-        "NVIDIA driver": "runs CUDA 12.6, kernel module 560.35.03",
-        "GPU": "NVIDIA H200, compute capability 9.0, 140.0 GiB (130.0 GiB free)",
-        "CuPy": "cupy-cuda12x 14.2.0",
-        "NVRTC": "12.9",
-        "cuBLAS": "12.9.1",
-    }
-
-
-def test_every_gpu_has_a_line(root: Path) -> None:
-    facts = {"driver": driver(13, 0, gpus=[HOPPER, ORIN])}
-    checks = run_checks(FakeMachine(root=root, facts=facts))
-    assert [check.value for check in checks if check.name == "GPU"] == [
-        "NVIDIA H200, compute capability 9.0, 140.0 GiB",
-        "Orin, compute capability 8.7, 8.0 GiB shared with the CPU",
-    ]
 
 
 # One check at a time, on machines of every kind.
@@ -285,25 +210,6 @@ def test_a_check(root: Path, case: dict[str, Any]) -> None:
     assert case.get("remedy", "") in (found.remedy or "")
 
 
-@pytest.mark.parametrize(
-    ("numpy", "version", "is_fine"),
-    [
-        ("1.26.4", "14.2.0", False),
-        ("2.0.0", "14.2.0", True),
-        ("2.5.1", "14.2.0", True),
-        ("2.6.0rc1", "14.2.0", False),
-        ("1.26.4", "13.6.0", True),
-        ("2.6.0", "13.6.0", False),
-        ("2.9.0", "15.0.0", True),  # nothing is known of it
-    ],
-)
-def test_the_numpy_that_cupy_needs(root: Path, numpy: str, version: str, is_fine: bool) -> None:
-    facts = cupy(packages={"cupy-cuda12x": version}, version=version)
-    check = on(root, driver=driver(12, 6), cupy=facts, numpy={**NUMPY, "version": numpy})["CuPy"]
-    assert check.status == ("ok" if is_fine else "problem")
-    assert is_fine or "pip install 'numpy>=" in (check.remedy or "")
-
-
 def test_the_extras_bring_cuda_but_for_a_jetson_which_has_its_own() -> None:
     """The wheels of `cupy-cuda12x[ctk]` are for servers. A Jetson is recognised by its kernel's
     name."""
@@ -315,11 +221,6 @@ def test_the_extras_bring_cuda_but_for_a_jetson_which_has_its_own() -> None:
             environment = {"platform_release": release}
             [taken] = [each for each in found if each.marker.evaluate(environment)]
             assert (taken.name, taken.extras) == (f"cupy-cuda{version}x", extras)
-
-
-def test_a_container_on_a_jetson_is_known_by_the_board(root: Path) -> None:
-    write(root, {"/proc/device-tree/model": MODEL})
-    assert on(root, driver={"found": False})["JetPack"].status == "note"
 
 
 # The report
@@ -334,9 +235,7 @@ def command(*arguments: str) -> argparse.Namespace:
 def test_the_table(root: Path) -> None:
     facts = {"driver": driver(12, 6)}
     machine = FakeMachine(root=root, facts=facts)
-    text = render(
-        run_checks(machine), {name: machine.ask("backend", name).get("error") for name in BACKENDS}
-    )
+    text = render(*examine(machine, BACKENDS, no_bar))
     lines = text.splitlines()
     assert "ok       Python         3.12.1, Linux x86_64" in lines
     at = lines.index("problem  CuPy           not installed")
@@ -387,40 +286,32 @@ def test_a_machine_without_libraries_still_has_a_report(tmp_path: Path) -> None:
     nothing = CommandError("is not installed")
     topics = ("numpy", "products", "driver", "cupy", *(f"backend {name}" for name in BACKENDS))
     machine = FakeMachine(root=tmp_path, commands={}, facts=dict.fromkeys(topics, nothing))
-    reasons = {name: machine.ask("backend", name).get("error") for name in BACKENDS}
+    checks, reasons = examine(machine, BACKENDS, no_bar)
     assert all(reasons.values())
-    assert render(run_checks(machine), reasons)
+    assert render(checks, reasons)
 
 
-# The machine itself
+def test_all_questions_are_asked_at_once_with_a_bar(root: Path) -> None:
+    """Each waits for the other, and the bar counts both."""
+    together = threading.Barrier(2, timeout=60)
 
+    class Patient(FakeMachine):
+        def facts_about(self, topic: str) -> dict[str, Any]:
+            if topic.startswith("backend"):
+                together.wait()
+            return super().facts_about(topic)
 
-def test_files_that_are_not_there_or_not_text(tmp_path: Path) -> None:
-    write(tmp_path, {"/a/b/uevent": "x", "/a/c/other": "y"})
-    (tmp_path / "bytes").write_bytes(b"\xff\0")
-    machine = Machine(root=tmp_path)
-    assert machine.read("/no/such") is machine.read("/a") is None
-    assert machine.read("/bytes") == "\N{REPLACEMENT CHARACTER}\0"
-    assert machine.read_all("/a/*/uevent") == ["x"]
-    assert 1 <= machine.num_usable_cpus <= machine.num_cpus
+    @contextmanager
+    def bar(number: int) -> Iterator[Callable[[int], None]]:
+        counted: list[int] = []
+        yield counted.append
+        assert sum(counted) == number == 7
 
-
-@pytest.mark.parametrize("printed", ["", "not json", "[1]"])
-def test_an_answer_that_is_not_a_json_object(printed: str) -> None:
-    class Babbling(Machine):
-        def run(self, command: Sequence[str], timeout: float = 10.0) -> str:
-            return printed
-
-    assert "is not a JSON object" in Babbling().ask("numpy")["error"]
+    _, reasons = examine(Patient(root=root), ["numpy", "jit"], bar)
+    assert reasons == {"numpy": None, "jit": None}
 
 
 # Questions to the libraries.
-
-
-def test_numpy_reports_its_blas() -> None:
-    facts = Machine().ask("numpy")
-    assert facts == numpy_facts()
-    assert facts["version"][0].isdigit()
 
 
 def test_a_file_in_the_current_folder_is_not_loaded_as_a_library(
@@ -461,9 +352,3 @@ def test_a_backend_is_judged_by_its_results(
 ) -> None:
     monkeypatch.setattr(backends, "load_backend", lambda name: Trial(outcome))
     assert find_facts("backend", "numpy") == facts
-
-
-def test_the_trial_accepts_numpys_results() -> None:
-    assert find_facts("backend", "numpy") == {}
-    error = find_facts("backend", "abacus")["error"]
-    assert error.startswith("backend 'abacus' is not available")

@@ -58,16 +58,6 @@ def test_a_bad_request_is_refused_and_leaves_nothing(engine, prompt, params, mes
     assert len(run(engine)["auto-0", 0]) == 16
 
 
-def test_parameters_are_copied_when_the_request_is_added(engine):
-    params = greedy(max_tokens=3)
-    engine.add_request([1, 2], params)
-    params.max_tokens, params.temperature = 9, -1.0
-    assert len(run(engine)["auto-0", 0]) == 3
-    with pytest.raises(ConfigError, match="temperature must be a number"):
-        engine.add_request([1, 2], params)
-    assert not engine.has_work
-
-
 def test_a_request_may_skip_reading_the_prefix_cache_and_still_fills_it(engine):
     def num_cached(**params):
         engine.add_request(list(range(4, 16)), greedy(max_tokens=1, **params))
@@ -77,22 +67,6 @@ def test_a_request_may_skip_reading_the_prefix_cache_and_still_fills_it(engine):
     assert num_cached() == 11
     assert num_cached(skip_reading_prefix_cache=True) == 0
     assert num_cached(skip_reading_prefix_cache=False) == 11
-
-
-def test_a_request_id_is_used_once(engine):
-    engine.add_request([1], greedy(), "mine")
-    with pytest.raises(RequestError, match="'mine' is in use"):
-        engine.add_request([1], greedy(), "mine")
-    run(engine)
-    engine.add_request([1], greedy(), "mine")
-
-
-def test_aborting_an_unknown_or_finished_request_does_nothing(engine):
-    engine.abort("nobody")
-    engine.add_request([1], greedy(max_tokens=1))
-    run(engine)
-    engine.abort("0")
-    engine.finish("0", 0, "stop", None)
 
 
 def test_an_exception_in_a_step_loses_nothing(engine, monkeypatch):
@@ -133,24 +107,6 @@ def test_stats_reach_the_observers(engine):
     assert all(s.seconds > 0 for s in seen)
 
 
-def test_metrics_of_a_request(engine):
-    engine.add_request([1, 2, 3], greedy(max_tokens=3))
-    while engine.has_work:
-        [new] = engine.step().outputs
-    metrics = new.metrics
-    assert 0 < metrics.queue_time < metrics.time_to_first_token < metrics.total_time
-    assert metrics.num_preemptions == metrics.num_recomputed_tokens == 0
-
-
-def test_finished_requests_leave_nothing(engine):
-    for _ in range(20):
-        engine.add_request([1, 2, 3], greedy(max_tokens=2, n=2))
-    engine.add_request([1], greedy(), "gone")
-    engine.abort("gone")
-    run(engine)
-    assert not engine._requests
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -162,31 +118,6 @@ def test_finished_requests_leave_nothing(engine):
 def test_settings_that_do_not_fit_the_model_are_refused(tiny, settings, message):
     with pytest.raises(ConfigError, match=message):
         load_engine(tiny["llama"].directory, EngineConfig(**settings))
-
-
-def test_kv_cache_memory_is_spent_on_blocks(tiny):
-    block_bytes = 16 * 2 * 2 * 2 * 8 * 4  # B, K and V, L, Hkv, Dh, float32
-    config = EngineConfig(kv_cache_memory_bytes=10 * block_bytes + 5)
-    engine = load_engine(tiny["llama"].directory, config, backend="numpy")
-    assert engine.scheduler.manager.num_blocks == 10
-    engine = load_engine(tiny["llama"].directory, config, backend="jit")
-    assert engine.scheduler.manager.num_blocks == 5, "a head of 8 takes the room of 16"
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"backend": "tpu"}, "backend 'tpu' is not available; choose from: auto, jit, numpy,"),
-        ({"dtype": "float8"}, "dtype 'float8' is not supported by the jit backend"),
-        (
-            {"dtype": "float8", "backend": "numpy"},
-            "dtype 'float8' is not supported by the numpy backend",
-        ),
-    ],
-)
-def test_unknown_machines_are_refused(tiny, settings, message):
-    with pytest.raises(ConfigError, match=message):
-        load_engine(tiny["llama"].directory, **settings)
 
 
 class FullDisk(io.StringIO):

@@ -14,7 +14,6 @@ import small_tokenizers
 import tiny_models
 
 from mie import LLM, EngineArgs, SamplingParams
-from mie.cli import main
 from mie.cli.options import (
     add_engine_options,
     add_sampling_options,
@@ -120,16 +119,6 @@ def test_mistakes_are_named_before_weights_are_read(
         LLM(directory, skip_tokenizer_init=True, **settings)
 
 
-def test_a_broken_generation_config_file_is_named(tmp_path: Path) -> None:
-    directory = model(tmp_path / "model", None)
-    other = model(tmp_path / "other", {"eos_token_id": "x"})
-    with pytest.raises(ModelError, match="eos_token_id must be an integer or a list of integers"):
-        loaded(directory, generation_config=other)
-    (other / "generation_config.json").write_text("[")
-    with pytest.raises(ModelError, match=r"generation_config\.json is not valid JSON"):
-        loaded(directory, generation_config=other)
-
-
 # They are used only where no parameters are given.
 
 
@@ -175,28 +164,6 @@ def test_the_command_line_prints_the_defaults_in_use(
     assert said("--temperature", "0") == f"[sampling defaults of the model: top_k=20 · {note}]\n"
     assert said("--temperature", "0", "--top-k", "0") == ""
     assert said("--generation-config", "vllm") == ""
-
-
-def test_generate_starts_from_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    directory = model(tmp_path, {"temperature": 0.0, "max_new_tokens": 3}, vocab_size=420)
-    with_tokenizer(directory)
-    command = ["generate", "--model", str(directory), "--load-format", "dummy", "--json"]
-    sized = [*command, "--num-blocks", "16", "--num-threads", "1", "--ignore-eos"]
-
-    def tokens(*words: str) -> list[int]:
-        assert main([*sized, *words, "Once"]) == 0
-        return list(json.loads(capsys.readouterr().out)["token_ids"])
-
-    greedy = tokens()
-    assert len(greedy) == 3
-    assert tokens("--seed", "1") == greedy
-    neutral = ("--generation-config", "vllm")
-    assert tokens(*neutral, "--temperature", "0", "--max-tokens", "3") == greedy
-    drawn = {tuple(tokens(*neutral, "--max-tokens", "3", "--seed", seed)) for seed in "123"}
-    assert len(drawn) > 1
-    assert main([*sized, "Once"]) == 0
-    note = "[sampling defaults of the model: temperature=0.0, max_tokens=3 · "
-    assert capsys.readouterr().err.startswith(note)
 
 
 # The end of a text.
@@ -259,9 +226,6 @@ def test_max_logprobs_limits_log_probabilities(tmp_path: Path) -> None:
     none.generate([[1, 2]], SamplingParams(logprobs=0), use_tqdm=False)
 
 
-# `EngineArgs`.
-
-
 def test_a_separate_tokenizer_can_be_loaded(tmp_path: Path) -> None:
     directory = model(tmp_path / "model", None, vocab_size=420)
     text = tmp_path / "text"
@@ -270,6 +234,9 @@ def test_a_separate_tokenizer_can_be_loaded(tmp_path: Path) -> None:
     llm = loaded(directory, tokenizer=text, skip_tokenizer_init=False)
     assert llm.text_directory == text
     assert llm.get_tokenizer().encode("Once")
+
+
+# `EngineArgs`.
 
 
 def test_a_revision_needs_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mie.ops_gpu.environment import cupy_facts, driver_facts, library_facts
+from mie.ops_gpu.environment import cupy_facts, driver_facts
 
 GIB = 1 << 30
 
@@ -67,34 +67,6 @@ def test_the_driver_reports_its_error(code: int, name: str) -> None:
     assert facts == {"found": True, "cuda": "12.6", "gpus": [], "error": name}
 
 
-def test_no_driver() -> None:
-    def load(name: str) -> Any:
-        raise OSError(f"{name}: cannot open shared object file")
-
-    assert driver_facts(load) == {"found": False}
-
-
-def test_a_stub_library_has_no_version_and_no_gpu() -> None:
-    class Stub(FakeCuda):
-        """Every function returns CUDA_ERROR_STUB_LIBRARY, as in the CUDA toolkit's stubs folder."""
-
-        def cuDriverGetVersion(self, version: Any) -> int:
-            return 34
-
-    facts = driver_facts(lambda _: Stub(34))
-    assert facts == {"found": True, "gpus": [], "error": "error 34"}
-
-
-def test_each_gpu_has_its_own_free_memory() -> None:
-    def device(index: int) -> SimpleNamespace:
-        return SimpleNamespace(mem_info=((index + 1) * GIB, 8 * GIB))
-
-    runtime = SimpleNamespace(getDeviceCount=lambda: 2, runtimeGetVersion=lambda: 13000)
-    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, Device=device))
-    facts = library_facts(cupy)
-    assert (facts["free"], facts["cuda"]) == ([GIB, 2 * GIB], "13.0")
-
-
 def test_asking_the_driver_imports_no_numpy() -> None:
     """A broken NumPy must not hide the driver's facts."""
     code = "import sys, mie.ops_gpu.environment; sys.exit('numpy' in sys.modules)"
@@ -147,14 +119,3 @@ def test_cupy_reports_its_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         "cublas": "12.9.7",
         "free": [5 * GIB],
     }
-
-
-def test_a_fact_that_cupy_cannot_report_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def count() -> int:
-        raise RuntimeError("cudaErrorInsufficientDriver:\n  too old")
-
-    monkeypatch.setitem(sys.modules, "cupy", fake_cupy(getDeviceCount=count))
-    facts = cupy_facts()
-    assert facts["free_error"] == "cudaErrorInsufficientDriver: too old"
-    assert facts["nvrtc"] == "12.6"
-    assert "libcublas.so.12" in facts["cublas_error"]

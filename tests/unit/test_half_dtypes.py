@@ -12,9 +12,8 @@ import pytest
 import tiny_models
 from compiled import HAS_NUMBA, needs_numba
 
-from mie import LLM, EngineConfig, SamplingParams
-from mie.errors import ConfigError, WeightsError
-from mie.load.backends import load_backend
+from mie import LLM, SamplingParams
+from mie.errors import WeightsError
 from mie.ops.kv_cache import HALVES, QuantizedCache, gather_kv, move_blocks, write_kv
 
 CPUS = ("numpy", "numpy-plain", pytest.param("jit", marks=needs_numba))
@@ -43,7 +42,7 @@ def tokens(llm: LLM) -> list[list[int]]:
 
 @pytest.mark.parametrize("backend", CPUS)
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3_tied"])
+@pytest.mark.parametrize("name", ["llama", "qwen3_tied"])
 def test_a_checkpoint_of_floats_is_rounded(
     name: str, dtype: str, backend: str, tiny: Any, tmp_path: Path
 ):
@@ -59,14 +58,6 @@ def test_a_checkpoint_of_floats_is_rounded(
     expected = x - np.log(np.exp(x - x.max()).sum()) - x.max()
     np.testing.assert_allclose(logprobs(one), expected, atol=0.2)
     assert logprobs(one) != logprobs(load(rounded, "float32", backend=backend)), "the cache too"
-
-
-@pytest.mark.parametrize("dtype", HALVES)
-def test_the_backends_agree(dtype: str, tiny: Any):
-    one, *others = (load(tiny["llama"].directory, dtype, backend=backend) for backend in NAMES)
-    for two in others:
-        assert tokens(one) == tokens(two)
-        np.testing.assert_allclose(logprobs(one), logprobs(two), atol=1e-4)
 
 
 @pytest.mark.parametrize("backend", CPUS)
@@ -114,23 +105,6 @@ def test_a_weight_that_float16_does_not_have_is_refused(tiny: Any, tmp_path: Pat
         with pytest.raises(WeightsError, match=f"{name}.*float16 does not have.*bfloat16"):
             load(directory, "half", backend=backend)
     assert load(directory, "bfloat16").generate([PROMPT], SEEN, use_tqdm=False)[0].finished
-
-
-def test_contradictions_are_refused():
-    config = EngineConfig(weight_dtype="float16")
-    with pytest.raises(ConfigError, match="weight_dtype 'float16' contradicts dtype 'bfloat16'"):
-        load_backend("numpy", "bfloat16", config)
-    assert load_backend("numpy", "float16", config).itemsize == 2
-    with pytest.raises(ConfigError, match="choose auto, float32, float64, bfloat16 or float16"):
-        load_backend("numpy-plain", "int4")
-
-
-def test_the_cache_can_be_smaller_than_its_dtype(tiny: Any, caplog: pytest.LogCaptureFixture):
-    caplog.set_level(logging.INFO, "mie")
-    llm = load(tiny["llama"].directory, "bfloat16", kv_cache_dtype="int8", backend="numpy-plain")
-    assert tokens(llm)
-    assert "kept in bfloat16 and the KV cache in int8" in caplog.text
-    assert load_backend("numpy-plain", "float16", EngineConfig(kv_cache_dtype="fp8")).itemsize == 1
 
 
 @pytest.mark.parametrize("dtype", HALVES)

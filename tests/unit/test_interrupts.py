@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -67,32 +66,10 @@ def test_the_same_exception_without_a_signal_blames_the_request(
     assert is_of_the_request(error)
 
 
-def test_a_former_handler_is_not_to_blame(install: Callable[[Any], None]) -> None:
-    install(handle)
-    error = caught(interrupted)
-    install(signal.SIG_IGN)
-    assert not raised_by_signal_handler(error)
-
-
 def test_ctrl_c_is_raised_by_pythons_own_handler_which_has_no_code() -> None:
     error = caught(lambda: signal.raise_signal(signal.SIGINT))
     assert isinstance(error, KeyboardInterrupt)
     assert not raised_by_signal_handler(error)
-
-
-def test_another_thread_is_never_interrupted(install: Callable[[Any], None]) -> None:
-    install(handle)
-    found = []
-
-    def work() -> None:
-        found.append(raised_by_signal_handler(caught(lambda: handle(0, None))))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert found == [False]
-    # The same call in the main thread looks as if the handler had been called.
-    assert raised_by_signal_handler(caught(lambda: handle(0, None)))
 
 
 def test_a_lack_of_memory_blames_no_request() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import subprocess
 import sys
@@ -19,7 +18,6 @@ import tiny_models
 from tiny_models import TINY, TinyModel
 
 from mie.checkpoint.config import ModelConfig
-from mie.cli.diagnosis.diagnosis import compile_kernels
 from mie.config.engine import EngineConfig
 from mie.config.params.sampling import SamplingParams
 from mie.engine.engine import Engine
@@ -27,13 +25,11 @@ from mie.errors import ConfigError
 from mie.load.backends import load_backend
 from mie.load.engine import load_engine
 from mie.load.sizing import step_size
-from mie.ops.backend import KVCacheShape, StepBatch
-from mie.ops_jit import environment, kernel_cache
+from mie.ops.backend import StepBatch
+from mie.ops_jit import environment
 from mie.ops_jit.compiler import Cpu
-from mie.ops_jit.environment import CannotRun, check_cpu, check_machine, jit_facts
-from mie.ops_jit.jit_backend import SCRATCH_BYTES, JitBackend
-from mie.ops_jit.kernel_cache import Kernels, kernel_names
-from mie.ops_jit.step import attention_scratch
+from mie.ops_jit.environment import CannotRun, check_cpu, jit_facts
+from mie.ops_jit.jit_backend import JitBackend
 
 LINUX = "unknown-linux-gnu"
 HASWELL = Cpu(f"x86_64-{LINUX}", "haswell", "+avx,+avx2,+f16c,+fma,-avx512f")
@@ -93,23 +89,6 @@ def fake_numba(folder: Path, version: str, code: str = "") -> Path:
     return folder
 
 
-def test_an_old_numba_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delitem(sys.modules, "numba", raising=False)
-    monkeypatch.syspath_prepend(fake_numba(tmp_path, "0.60.0"))
-    message = "Numba is 0.60.0, and it needs 0.61 or later (pip install --upgrade 'mie[jit]'"
-    with pytest.raises(CannotRun, match=re.escape(message)):
-        check_machine(lambda: HASWELL)
-
-
-def test_an_llvmlite_that_cannot_be_loaded_is_refused_in_one_line():
-    def find_cpu() -> Cpu:
-        raise OSError("libllvmlite.so:\n wrong ELF class")
-
-    message = "llvmlite cannot be imported: OSError: libllvmlite.so: wrong ELF class (pip install"
-    with pytest.raises(CannotRun, match=re.escape(message)):
-        check_machine(find_cpu)
-
-
 BROKEN = 'raise ImportError("Numba needs Python 3.13 or less.\\nGot Python 3.14.")'
 CHOOSE = """
 from mie.errors import ConfigError
@@ -142,14 +121,6 @@ def test_a_numba_that_cannot_be_imported_is_refused_in_one_line(
 
 
 # The choice of "auto".
-
-
-def test_auto_takes_jit_and_says_with_what(tiny: Any, caplog: pytest.LogCaptureFixture):
-    caplog.set_level(logging.INFO, "mie")
-    engine = load_engine(tiny["llama"].directory, EngineConfig(num_blocks=8, num_threads=2))
-    assert engine.backend == "jit"
-    line = r"backend jit \(Numba \d+\.\d+\.\d+, \S+, 2 threads\)"
-    assert [m for m in caplog.messages if re.fullmatch(line, m)]
 
 
 @pytest.mark.parametrize(
@@ -188,17 +159,6 @@ def blocks(dtype: Any, shape: tuple[int, int] = (70, 9)) -> list[np.ndarray]:
     return [whole[:33], whole[33:]]
 
 
-@pytest.mark.parametrize("dtype", ["float32", *HALVES])
-@pytest.mark.parametrize("weight_dtype", ["auto", "float32"])
-def test_weights_take_what_was_planned(dtype: str, weight_dtype: str):
-    stored = HALVES.get(dtype, np.float32)
-    backend = JitBackend(num_threads=1, weight_dtype=weight_dtype, weights_dtype=dtype)
-    panels = backend.load_linear((70, 9), blocks(stored))
-    assert panels.dtype == (np.float32 if weight_dtype == "float32" else stored)
-    assert backend.weight_bytes((70, 9)) == panels.memory.nbytes == 128 * 9 * panels.dtype.itemsize
-    assert backend.weight_bytes((70,)) == backend.load_vector(np.ones(70, stored)).nbytes
-
-
 @pytest.mark.parametrize("backend", ["jit", "numpy"])
 @pytest.mark.parametrize(
     ("weight_dtype", "other"), [("float16", "bfloat16"), ("bfloat16", "float32")]
@@ -212,27 +172,6 @@ def test_weights_of_another_dtype_are_refused_alike(backend: str, weight_dtype: 
     for load in (machine.load_linear, machine.load_embedding):
         with pytest.raises(ConfigError, match=re.escape(message)):
             load((70, 9), blocks(HALVES.get(other, np.float32)))
-
-
-@pytest.mark.parametrize("backend", ["jit", "numpy"])
-def test_float32_widens_weights_at_load(backend: str):
-    config = EngineConfig(weight_dtype="float32", linear_plan="auto")
-    machine = load_backend(backend, config=config, weights_dtype="bfloat16")
-    assert machine.weight_bytes((64, 8)) == 4 * 64 * 8
-    with pytest.raises(ConfigError, match="weight_dtype 'float32' contradicts dtype 'bfloat16'"):
-        load_backend(backend, "bfloat16", config)
-
-
-def test_kept_and_widened_weights_give_the_same_bits(tiny: Any):
-    def first_logits(weight_dtype: str) -> bytes:
-        engine = load_engine(
-            tiny["llama"].directory,
-            EngineConfig(num_blocks=8, num_threads=1, weight_dtype=weight_dtype),
-            backend="jit",
-        )
-        return logits_of(engine, [1, 2, 3, 4, 5])
-
-    assert first_logits("auto") == first_logits("float32")
 
 
 def logits_of(engine: Engine, prompt: list[int]) -> bytes:
@@ -277,39 +216,6 @@ def test_a_step_takes_at_most_what_was_planned(name: str, tmp_path: Path):
     assert 0.5 * planned < taken <= planned
 
 
-@pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "head_dim"),
-    [(1, 1, 16), (130, 1, 40), (49, 7, 1024), (3, 1, 999)],
-)
-def test_attention_writes_only_its_scratch_memory(num_heads: int, num_kv_heads: int, head_dim: int):
-    """Blocks of 12 positions are gathered into panels, which takes the most memory."""
-    backend: Any = JitBackend(num_threads=1)
-    shape = KVCacheShape(
-        num_layers=1, num_blocks=8, block_size=12, num_kv_heads=num_kv_heads, head_dim=head_dim
-    )
-    cache = backend.new_kv_cache(shape)
-    rng = np.random.default_rng(0)
-    cache.elements[...] = rng.normal(size=cache.elements.shape)
-    q = rng.normal(size=(49, num_heads, head_dim)).astype(np.float32)
-    batch = StepBatch(
-        token_ids=np.zeros(49, np.int64),
-        positions=np.arange(41, 90),
-        slot_mapping=np.arange(49),
-        cu_seqlens_q=np.array([0, 49]),
-        seq_lens=np.array([90]),
-        block_tables=np.arange(8)[None],
-        logits_rows=np.array([0]),
-    )
-    backend.paged_attention(q, cache, 0, batch, None)  # takes a larger memory if needed
-    needed = max(SCRATCH_BYTES, attention_scratch(num_heads // num_kv_heads, head_dim))
-    assert backend._team.scratch_bytes >= needed
-    watched = np.full((1, needed + 65536), 0xA5, np.uint8)
-    backend._team._own_scratch = watched.ctypes.data
-    backend.paged_attention(q, cache, 0, batch, None)
-    assert (watched[0, needed:] == 0xA5).all()
-    assert (watched[0, :64] != 0xA5).any()
-
-
 # Compilation.
 
 
@@ -338,62 +244,3 @@ def test_the_first_step_compiles_nothing(tiny: Any, name: str, dtype: str, kv_ca
     logits_of(engine, [1, 2, 3, 4])
     assert set(backend._kernels._addresses) == present
     backend.prepare(no_bar)
-
-
-def test_a_bar_counts_the_kernels_that_are_compiled(jit: JitBackend, monkeypatch: Any):
-    names = kernel_names(["float32"], ["float32"])
-    jit._kernels.prepare(names, lambda number: no_bar_but_counts(number, []))
-    real, key = kernel_cache.read, jit._kernels._key
-    missing = {"rms_norm", "silu_mul", "take_rows"}
-    monkeypatch.setattr(
-        kernel_cache, "read", lambda name, key: None if name in missing else real(name, key)
-    )
-    monkeypatch.setattr(kernel_cache, "compile_kernel", lambda name, cpu: real(name, key))
-    kernels, counts = Kernels(), []
-    assert kernels.prepare(names, lambda number: no_bar_but_counts(number, counts)) == 3
-    assert counts == [3, 1, 1, 1]
-    assert kernels.num_compiled == 3
-    assert kernels.prepare(names, no_bar) == 0
-
-
-@contextmanager
-def no_bar_but_counts(number: int, counts: list[int]) -> Iterator[Callable[[int], object]]:
-    counts.append(number)
-    yield counts.append
-
-
-def test_kernels_that_cannot_be_kept_are_reported(
-    jit: JitBackend, monkeypatch: Any, tmp_path: Path
-):
-    """A folder that others may write to is no cache."""
-    real, key = kernel_cache.read, jit._kernels._key
-    names = kernel_names(["float32"], ["float32"])
-    jit._kernels.prepare(names, lambda number: no_bar_but_counts(number, []))
-    code = {name: real(name, key) for name in names}
-    folder = tmp_path / "mie" / "jit"
-    folder.mkdir(parents=True)
-    folder.chmod(0o777)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(kernel_cache, "compile_kernel", lambda name, cpu: code[name])
-    compiled = compile_kernels(
-        lambda number: no_bar_but_counts(number, []), ["float32"], ["float32"]
-    )
-    assert not compiled.is_kept
-    assert compiled.num_compiled == len(names)
-    assert "they are not kept: the cache" in str(compiled)
-    assert "other users may write to it" in str(compiled)
-
-
-@pytest.mark.parametrize("num_threads", [1, 3])
-def test_a_process_ends_while_its_threads_are_at_work(num_threads: int):
-    code = f"""
-import os
-from mie.ops_jit.jit_backend import JitBackend
-backends = [JitBackend(num_threads={num_threads}) for _ in range(2)]
-del backends[0]
-if os.fork() == 0:
-    raise SystemExit(3)
-assert os.wait()[1] >> 8 == 3
-"""
-    for _ in range(2):
-        subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)

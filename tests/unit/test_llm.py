@@ -1,14 +1,10 @@
 """Test `LLM` with the bundled model: the API of vLLM's offline examples."""
 
-import itertools
-import os
-import signal
-
 import pytest
 
 from mie import LLM, SamplingParams
 from mie.engine.audit.scheduler import check_scheduler
-from mie.errors import ConfigError, ModelError, RequestError
+from mie.errors import ConfigError, RequestError
 
 PROMPT = "Tell me a story about Mia the fox, the old mill and a silver bell."
 
@@ -53,29 +49,12 @@ def test_a_text_and_its_token_ids_are_the_same_prompt(llm):
         assert generate(llm, prompt).outputs[0].token_ids == by_text.outputs[0].token_ids
 
 
-def test_a_story_ends_with_eos(llm):
-    choice = generate(llm, max_tokens=400).outputs[0]
-    assert (choice.finish_reason, choice.stop_reason) == ("stop", None)
-    assert choice.token_ids[-1] == llm.tokenizer.eos_token_id
-    assert choice.text == llm.tokenizer.decode(choice.token_ids)
-
-
 def test_params_can_be_given_for_each_prompt(llm):
     params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (3, 7)]
     outputs = llm.generate([PROMPT, PROMPT], params, use_tqdm=False)
     assert [len(output.outputs[0].token_ids) for output in outputs] == [3, 7]
     with pytest.raises(ConfigError, match="1 prompts need 1 sampling_params; got 2"):
         llm.generate([PROMPT], params)
-
-
-def test_a_seeded_request_gives_the_same_text_in_any_batch(llm):
-    params = SamplingParams(temperature=1, seed=7, max_tokens=20)
-    alone = llm.generate([PROMPT], params, use_tqdm=False)[0].outputs[0].text
-    crowd = llm.generate(["Once", PROMPT, "A fox"] * 4, params, use_tqdm=False)
-    assert crowd[1].outputs[0].text == alone
-    assert crowd[4].outputs[0].text == alone
-    other = generate(llm, temperature=1, seed=8, max_tokens=20)
-    assert other.outputs[0].text != alone
 
 
 def test_a_stop_string_ends_the_text_across_tokens(llm):
@@ -94,27 +73,6 @@ def test_min_tokens_holds_back_every_ending(llm):
     assert len(stopped.token_ids) >= 5
     banned = generate(llm, max_tokens=9, stop_token_ids=[whole.token_ids[0]], min_tokens=3)
     assert banned.outputs[0].token_ids[0] != whole.token_ids[0]
-
-
-def test_a_stop_token_is_reported_and_not_part_of_the_text(llm):
-    whole = generate(llm, ignore_eos=True).outputs[0]
-    stopped = generate(llm, stop_token_ids=[whole.token_ids[5]]).outputs[0]
-    assert stopped.stop_reason == stopped.token_ids[-1] == whole.token_ids[5]
-    assert stopped.text == llm.tokenizer.decode(stopped.token_ids[:-1])
-
-
-def test_a_choice_that_meets_a_stop_string_does_not_end_its_siblings(llm):
-    params = {"temperature": 1, "seed": 3, "n": 3, "max_tokens": 30, "ignore_eos": True}
-    free = generate(llm, **params)
-    stop = free.outputs[1].text[10:16]
-    stopped = generate(llm, **params, stop=[stop])
-    for a, b in zip(free.outputs, stopped.outputs, strict=True):
-        if stop in a.text:
-            assert (b.stop_reason, b.text) == (stop, a.text[: a.text.index(stop)])
-        else:
-            assert b.text == a.text
-    assert {choice.finish_reason for choice in stopped.outputs} == {"stop", "length"}
-    assert len({choice.text for choice in free.outputs}) == 3
 
 
 def test_logprobs(llm):
@@ -140,30 +98,6 @@ def test_logprobs(llm):
     assert without.outputs[0].logprobs is without.prompt_logprobs is None
 
 
-def test_forced_decoding_returns_true_logprobs(llm):
-    free = generate(llm, max_tokens=12, logprobs=0, ignore_eos=True).outputs[0]
-    trace = free.token_ids[:8]
-    forced = generate(
-        llm, max_tokens=12, logprobs=0, ignore_eos=True, temperature=1, top_k=1,
-        trace_decode_token_ids=trace,
-    ).outputs[0]  # fmt: skip
-    assert forced.token_ids == free.token_ids
-    assert forced.cumulative_logprob == pytest.approx(free.cumulative_logprob, abs=1e-4)
-    odd = generate(llm, max_tokens=3, logprobs=0, trace_decode_token_ids=[9, 9, 9]).outputs[0]
-    assert odd.token_ids == [9, 9, 9]
-    assert odd.logprobs[0][9].rank > 1
-
-
-def test_cached_tokens_are_reported(llm):
-    llm.reset_prefix_cache()
-    first = generate(llm, "A prompt that nobody used before " * 4)
-    again = generate(llm, "A prompt that nobody used before " * 4)
-    assert first.num_cached_tokens == 0
-    assert again.num_cached_tokens == len(again.prompt_token_ids) - 1, "all but the last"
-    other = generate(llm, "Something else entirely, from its first word")
-    assert other.num_cached_tokens == 1, "the token that begins every text"
-
-
 def test_a_salt_separates_prompts_and_a_reset_clears_the_cache(llm):
     def num_cached(**salt):
         prompt = {"prompt": "A secret that only one tenant has told " * 3, **salt}
@@ -179,14 +113,6 @@ def test_a_salt_separates_prompts_and_a_reset_clears_the_cache(llm):
     for wrong in ("", 3):
         with pytest.raises(RequestError, match="cache_salt must be a non-empty string"):
             num_cached(cache_salt=wrong)
-
-
-def test_the_cache_is_not_reset_while_a_request_holds_blocks(llm):
-    request_id = llm.add_request("Once upon a time", SamplingParams(max_tokens=4))
-    llm.step()
-    assert not llm.reset_prefix_cache()
-    llm.abort(request_id)
-    assert llm.reset_prefix_cache()
 
 
 def test_priorities_need_their_policy_and_one_for_each_prompt(tiny):
@@ -209,13 +135,6 @@ def test_metrics_account_for_the_time(llm):
     assert total == pytest.approx(metrics.total_time)
     assert metrics.time_to_first_token == pytest.approx(metrics.queue_time + metrics.prefill_time)
     assert set(metrics.as_dict()) >= {"num_preemptions", "num_recomputed_tokens", "num_swaps"}
-
-
-def test_a_stream_gives_the_text_piece_by_piece(llm):
-    pieces = [output.outputs[0].new_text for output in llm.stream(PROMPT, SamplingParams(seed=1))]
-    expected = generate(llm, temperature=1, seed=1).outputs[0].text
-    assert "".join(pieces) == expected
-    assert len(pieces) == 16
 
 
 def test_chat_writes_the_conversation_with_the_models_template(llm):
@@ -279,21 +198,6 @@ def test_chat_refuses_unknown_parameters(llm, method, option, message):
         getattr(llm, method)(CHAT, **option)
 
 
-@pytest.mark.parametrize("messages", [None, 5, "hello", {"role": "user"}, ["hello"], [[]]])
-def test_a_malformed_conversation_is_refused(llm, messages):
-    with pytest.raises(RequestError, match="messages"):
-        llm.chat(messages, use_tqdm=False)
-
-
-def test_get_tokenizer_has_the_interface_of_transformers(llm):
-    tokenizer = llm.get_tokenizer()
-    assert tokenizer is llm.get_tokenizer()
-    assert tokenizer(PROMPT).input_ids == llm.tokenizer.encode(PROMPT)
-    text = tokenizer.apply_chat_template(CHAT[1:], tokenize=False, add_generation_prompt=True)
-    assert text == llm.apply_chat_template(CHAT[1:])
-    assert tokenizer.name_or_path == str(llm.directory)
-
-
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
@@ -308,27 +212,6 @@ def test_get_tokenizer_has_the_interface_of_transformers(llm):
 def test_one_bad_prompt_stops_the_call_before_it_runs(llm, prompt, message):
     with pytest.raises(RequestError, match=message):
         llm.generate([PROMPT, prompt], use_tqdm=False)
-
-
-@pytest.mark.parametrize("method", ["schedule", "update"])
-def test_ctrl_c_frees_every_block_and_leaves_the_engine_usable(llm, monkeypatch, method):
-    expected = generate(llm, max_tokens=20).outputs[0].text
-    original = getattr(llm.engine.scheduler, method)
-    for number in (1, 2, 30):
-        calls = itertools.count(1)
-
-        def interrupted(*args, calls=calls, number=number, **settings):
-            if next(calls) == number:
-                os.kill(os.getpid(), signal.SIGINT)
-            return original(*args, **settings)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(llm.engine.scheduler, method, interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                generate(llm, n=4, max_tokens=1000, ignore_eos=True)
-        assert not llm.has_work
-        assert llm.engine.scheduler.manager.num_used == 0
-    assert generate(llm, max_tokens=20).outputs[0].text == expected
 
 
 def test_detokenize_false_gives_no_text(llm):
@@ -348,8 +231,3 @@ def test_a_model_without_a_tokenizer_gives_ids_and_no_text(tiny):
         llm.generate("text")
     with pytest.raises(RequestError, match="stop strings need a tokenizer"):
         llm.generate([1], SamplingParams(stop="x"), use_tqdm=False)
-
-
-def test_a_missing_tokenizer_is_reported(tiny):
-    with pytest.raises(ModelError, match=r"no tokenizer\.json in"):
-        LLM(tiny["llama"].directory)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from mie.checkpoint import locate
 from mie.checkpoint.locate import locate_model
 from mie.errors import ModelError
 
@@ -56,17 +55,6 @@ def test_a_file_is_refused(tmp_path: Path) -> None:
         locate_model(path)
 
 
-def test_bundled_is_the_directory_in_the_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert locate.BUNDLED_DIRECTORY.parts[-3:] == ("mie", "assets", "tiny")
-    monkeypatch.setattr(locate, "BUNDLED_DIRECTORY", tmp_path)
-    with pytest.raises(ModelError, match="lacks the bundled model"):
-        locate_model("bundled")
-    (tmp_path / "config.json").touch()
-    assert locate_model("bundled") == tmp_path
-
-
 def test_a_hub_id_is_fetched_without_unused_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,27 +74,13 @@ def test_a_hub_id_is_fetched_without_unused_files(
     def wanted(name: str) -> bool:
         return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
-    assert all(
-        wanted(name)
-        for name in (
-            "config.json",
-            "generation_config.json",
-            "model.safetensors",
-            "model-00001-of-00002.safetensors",
-            "model.safetensors.index.json",
-            "tokenizer.json",
-            "tokenizer_config.json",
-            "chat_template.jinja",
-        )
+    read = (
+        "config.json generation_config.json model.safetensors model-00001-of-00002.safetensors "
+        "model.safetensors.index.json tokenizer.json tokenizer_config.json chat_template.jinja"
     )
-    assert not any(
-        wanted(name)
-        for name in (
-            "pytorch_model.bin",
-            "consolidated.safetensors",
-            "consolidated.00.pth",
-            "original/model.safetensors",
-            "onnx/config.json",
-            "README.md",
-        )
+    assert all(map(wanted, read.split()))
+    other = (
+        "pytorch_model.bin consolidated.safetensors consolidated.00.pth README.md "
+        "original/model.safetensors onnx/config.json"
     )
+    assert not any(map(wanted, other.split()))

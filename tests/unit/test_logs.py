@@ -4,12 +4,10 @@ import logging
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 from mie import LLM, SamplingParams
-from mie.system.logs import PreemptionWarnings
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -64,11 +62,3 @@ def test_preemptions_cause_a_warning(tiny, caplog: pytest.LogCaptureFixture) -> 
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("mie.engine.engine", logging.WARNING)
     assert "raise num_blocks" in record.getMessage()
-
-
-def test_many_preemptions_cause_few_warnings(caplog: pytest.LogCaptureFixture) -> None:
-    observer = PreemptionWarnings(steps_between=10)
-    for step in range(25):
-        observer(SimpleNamespace(step=step, num_preempted=2 if step != 3 else 0))
-    told = [record.args for record in caplog.records]
-    assert told == [(2, 2), (18, 20), (20, 40)]  # at steps 0, 10, 20

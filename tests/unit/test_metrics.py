@@ -1,12 +1,11 @@
 """Test that `get_metrics` describes the run under vLLM's names."""
 
 import asyncio
-import threading
 
 import pytest
 
 from mie import LLM, AsyncLLM, SamplingParams
-from mie.engine.metrics import MOST_RECORDS, Counter, Gauge, Histogram, Tally
+from mie.engine.metrics import Counter, Gauge, Histogram, Tally
 from mie.errors import EngineDeadError, RequestFailedError
 
 PROMPT = [5, 9, 12, 30, 7, 21, 14, 8, 11]
@@ -124,15 +123,6 @@ def test_labels_divide_a_number(llm):
     assert blocks["free"] + blocks["cached"] + blocks["used"] == 64
 
 
-def test_a_snapshot_does_not_change(llm):
-    llm.generate([PROMPT], params(), use_tqdm=False)
-    snapshot = llm.engine.metrics_snapshot()
-    before = snapshot.read("m")
-    llm.generate([PROMPT] * (MOST_RECORDS + 1), params(1), use_tqdm=False)
-    assert snapshot.read("m") == before
-    assert llm.engine.get_metrics("m") != before
-
-
 def test_a_bucket_counts_values_up_to_its_limit():
     tally = Tally((1.0, 5.0))
     for value in (0, 1, 1.5, 5, 6, None):
@@ -140,23 +130,6 @@ def test_a_bucket_counts_values_up_to_its_limit():
     histogram = tally.read("name", {})
     assert histogram.buckets == {"1.0": 2, "5.0": 4, "+Inf": 5}
     assert (histogram.count, histogram.sum) == (5, 13.5)
-
-
-def test_an_unfinished_request_counts_its_progress(llm):
-    llm.add_request(PROMPT, params())
-    found = read(llm.get_metrics())
-    assert found["num_requests_waiting"].value == 1
-    assert found["prompt_tokens"].value == 0
-    llm.step()
-    llm.step()
-    found = read(llm.get_metrics())
-    assert found["num_requests_running"].value == 1
-    assert found["kv_cache_usage_perc"].value == 3 / 64
-    assert found["prompt_tokens"].value == len(PROMPT)
-    assert found["generation_tokens"].value == 2
-    assert found["time_to_first_token_seconds"].count == 1
-    assert found["e2e_request_latency_seconds"].count == 0
-    assert sum(found["ended"].values()) == 0
 
 
 def test_every_request_ends_in_one_reason(llm, monkeypatch):
@@ -178,84 +151,6 @@ def test_every_request_ends_in_one_reason(llm, monkeypatch):
         llm.generate([PROMPT], params(logprobs=1), use_tqdm=False)
     ended = read(llm.get_metrics())["ended"]
     assert ended == {"stop": 1, "length": 2, "abort": 2, "error": 1}
-
-
-@pytest.mark.parametrize("place", ["_forget_finished", "_report"])
-def test_an_exception_counts_no_request_twice_or_never(llm, monkeypatch, place):
-    """The exception is raised at the end of a step, when the request has ended."""
-
-    class Alarm(BaseException):
-        pass
-
-    original = getattr(type(llm.engine), place)
-
-    def broken(self, *args):
-        if place == "_forget_finished":
-            args = ([request for request in args[0] if request.is_finished],)
-            for request in args[0]:
-                self.metrics.end(request)
-        if self.scheduler.running or args == ([],):
-            return original(self, *args)
-        raise Alarm
-
-    for _ in range(3):
-        monkeypatch.setattr(type(llm.engine), place, broken)
-        with pytest.raises(Alarm):
-            llm.generate([PROMPT], params(2), use_tqdm=False)
-        monkeypatch.setattr(type(llm.engine), place, original)
-        llm.step()
-    found = read(llm.get_metrics())
-    assert found["ended"] == {"stop": 0, "length": 3, "abort": 0, "error": 0}
-    assert found["prompt_tokens"].value == 3 * len(PROMPT)
-    assert found["generation_tokens"].value == 6
-
-
-def test_preemptions_are_counted(tiny):
-    llm = load(tiny["llama"], num_blocks=5)
-    llm.generate([PROMPT[:2], PROMPT[3:5]], params(14), use_tqdm=False)
-    found = read(llm.get_metrics())
-    assert found["num_preemptions"].value == llm.engine.stats.num_preemptions > 0
-    assert found["request_num_preemptions"].sum == found["num_preemptions"].value
-    assert found["prompt_tokens"].value == 4
-    assert found["generation_tokens"].value == 28
-
-
-def test_many_records_are_added_up(llm):
-    num_requests = MOST_RECORDS + 5
-    llm.generate([[4]] * num_requests, params(1), use_tqdm=False)
-    assert len(llm.engine.metrics._ended[1]) == 5
-    found = read(llm.get_metrics())
-    assert found["ended"]["length"] == found["generation_tokens"].value == num_requests
-    assert found["e2e_request_latency_seconds"].count == num_requests
-
-
-def test_any_thread_may_read_at_any_time(llm):
-    is_done = threading.Event()
-    errors = []
-
-    def look():
-        last = 0
-        while not is_done.is_set():
-            found = read(llm.get_metrics())
-            count = found["generation_tokens"].value
-            if not last <= count <= 4 * 8 * 6:
-                errors.append((last, count))
-            last = count
-
-    def work():
-        for _ in range(4):
-            llm.generate([PROMPT] * 2, params(), use_tqdm=False)
-
-    looker = threading.Thread(target=look)
-    workers = [threading.Thread(target=work) for _ in range(4)]
-    for thread in (looker, *workers):
-        thread.start()
-    for thread in workers:
-        thread.join()
-    is_done.set()
-    looker.join()
-    assert not errors
-    assert read(llm.get_metrics())["generation_tokens"].value == 4 * 8 * 6
 
 
 def test_a_dead_async_engine_still_has_metrics(tiny):

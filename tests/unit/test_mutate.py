@@ -47,20 +47,3 @@ def test_every_mutant_climbs_the_ladder_of_its_room():
 def test_every_test_of_the_ladder_exists():
     files = [ROOT / name for rung in mutate.RUNGS for name in rung.files]
     assert not [path for path in files if not path.is_file()]
-
-
-def test_a_mutant_is_killed_by_a_test_of_its_copy(tmp_path):
-    """The tests run in the copy, so the checkout is unchanged and passes."""
-    rung = mutate.Rung(name="two", rooms=("mie/",), files=("tests/test_two.py",), limit=60)
-    source = tmp_path / "source"
-    (source / "tests").mkdir(parents=True)
-    (source / "mie").mkdir()
-    (source / "pyproject.toml").write_text("")
-    (source / "mie/__init__.py").write_text("")
-    (source / "mie/errors.py").write_text("x = 1\n")
-    (source / "tests/test_two.py").write_text(
-        "from mie.errors import x\n\ndef test_x():\n    assert x == 1\n"
-    )
-    result = mutate.climb(EXAMPLE, source, [rung])
-    assert (result.killer, result.test) == ("two", "test_two.py::test_x")
-    assert mutate.climb(None, source, [rung]).killer is None

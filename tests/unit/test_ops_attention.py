@@ -126,45 +126,6 @@ MIXED = [(1, 9), (5, 5), (3, 10), (0, 4), (1, 1), (4, 7)]
 DECODES = [(1, 9), (1, 1), (1, 16), (1, 9), (1, 2)]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("heads", HEADS, ids=str)
-@pytest.mark.parametrize("block_size", [1, 3, 16])
-def test_a_ragged_batch(block_size: int, heads: tuple[int, int], dtype: str):
-    batch = ragged(MIXED, block_size=block_size, heads=heads, dtype=dtype)
-    check(paged(batch), plain(batch), dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [1, 2, 4, 9, 10, 11, 1000])
-@pytest.mark.parametrize("block_size", [1, 3, 16])
-def test_a_sliding_window(block_size: int, window: int, dtype: str):
-    """The windows are smaller than, equal to and larger than the lengths, of which 10 is the
-    largest."""
-    batch = ragged(MIXED, block_size=block_size, dtype=dtype)
-    check(paged(batch, window), plain(batch, window), dtype)
-
-
-def test_a_window_never_reads_the_blocks_that_it_has_passed():
-    batch = ragged([(1, 10), (2, 9)])
-    tables, k_cache = batch.block_tables.copy(), batch.k_cache.copy()
-    k_cache[tables[0, :2]] = np.nan  # positions 0 … 5; the window of the query at 9 begins at 6
-    tables[0, :2] = 10**9
-    seen = Batch(**{**vars(batch), "block_tables": tables, "k_cache": k_cache})
-    check(paged(seen, 4), plain(batch, 4))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_query_that_sees_one_key_returns_its_value_exactly(dtype: str):
-    batch = ragged([(1, 1), (3, 6)], dtype=dtype, heads=(4, 2))
-    own = [(0, 0), (1, 3), (1, 4), (1, 5)]
-    blocks = [batch.block_tables[row, position // 3] for row, position in own]
-    values = batch.v_cache[blocks, [position % 3 for _, position in own]]
-    np.testing.assert_array_equal(paged(batch, window=1), np.repeat(values, 2, axis=1))
-    first = ragged([(1, 1)], dtype=dtype)
-    value = first.v_cache[first.block_tables[0, 0], 0]
-    np.testing.assert_array_equal(decode(first)[0], np.repeat(value, 2, axis=0))
-
-
 @pytest.mark.parametrize("spread", [1e-3, 30.0, 100.0])
 def test_scores_of_any_size_are_stable(spread: float):
     """Products exceed 1e4, so exp would overflow without the shift."""
@@ -174,19 +135,6 @@ def test_scores_of_any_size_are_stable(spread: float):
     np.testing.assert_allclose(paged(batch), wanted, rtol=1e-10, atol=1e-10 * spread)
     decodes = ragged(DECODES, spread=spread)
     np.testing.assert_allclose(decode(decodes), plain(decodes), rtol=1e-10, atol=1e-10 * spread)
-
-
-def test_no_sequences():
-    batch = ragged([])
-    assert paged(batch).shape == decode(batch).shape == (0, 4, 8)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("heads", HEADS, ids=str)
-@pytest.mark.parametrize("block_size", [1, 3, 16])
-def test_decodes_are_computed_together(block_size: int, heads: tuple[int, int], dtype: str):
-    batch = ragged(DECODES, block_size=block_size, heads=heads, dtype=dtype)
-    check(decode(batch), plain(batch), dtype)
 
 
 @given(

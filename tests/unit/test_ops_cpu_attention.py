@@ -96,29 +96,6 @@ def attend(keys, counts, window=None, *, num_threads=2, invariant=True):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("scattered", [False, True])
-@pytest.mark.parametrize("heads", [(1, 1), (9, 3), (10, 2)])
-@pytest.mark.parametrize("window", [None, 5, 200])
-def test_attention_equals_the_definition(items, dtype, scattered, heads, window):
-    keys = Keys(LENGTHS, heads=heads, scattered=scattered, dtype=dtype)
-    for counts in ([1] * 8, [1, 5, 1, 129, 300, 1, 70, 40]):
-        expected = keys.expected(*keys.batch(counts), window)  # type: ignore[call-arg]
-        for invariant in (False, True):
-            got = attend(keys, counts, window, invariant=invariant)
-            assert got.dtype == dtype
-            np.testing.assert_allclose(got, expected, rtol=0, atol=ATOL[dtype])
-
-
-@pytest.mark.parametrize("block_size", [1, 3, 100, 128, 256])
-def test_attention_equals_the_definition_for_any_block_size(block_size):
-    keys = Keys(LENGTHS, heads=(4, 2), scattered=True, block_size=block_size)
-    for counts in ([1] * 8, [1, 5, 1, 129, 300, 1, 70, 40]):
-        q, batch = keys.batch(counts)
-        got = attend(keys, counts)
-        np.testing.assert_allclose(got, keys.expected(q, batch, None), rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", [(1, 1), (9, 3), (8, 1)])
 @pytest.mark.parametrize("window", [None, 100])
 def test_a_result_depends_only_on_what_the_query_sees(items, dtype, heads, window):

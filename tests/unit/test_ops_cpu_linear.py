@@ -9,20 +9,18 @@ import numpy as np
 import pytest
 
 from mie.errors import ConfigError
-from mie.ops import linear
 from mie.ops_cpu import linear as linear_module
 from mie.ops_cpu.blas import Blas
 from mie.ops_cpu.cpu_backend import CpuBackend
 from mie.ops_cpu.embedding import Embedding
-from mie.ops_cpu.linear import Matrix, PlainMatrix, TiledMatrix, columns_of
-from mie.ops_cpu.products import REFERENCE, SMALLER, WIDTH, Groups, parts_of
-from mie.ops_cpu.weights import CACHE_LINE, stored_dtype, widened
+from mie.ops_cpu.linear import Matrix, PlainMatrix, TiledMatrix
+from mie.ops_cpu.products import Groups
+from mie.ops_cpu.weights import stored_dtype, widened
 from mie.ops_cpu.workers import Workers
 
 RNG = np.random.default_rng(0)
 # (K, N): one tile or less, odd sizes, more than one part of K, several threads.
 SHAPES = [(1, 1), (7, 5), (64, 64), (100, 130), (4001, 70), (37, 700)]
-PLANS = ["plain", "tiled"]
 
 
 @pytest.fixture(params=["alone", "shared"])
@@ -48,26 +46,6 @@ def normal(*shape: int) -> np.ndarray:
     return RNG.normal(size=shape)
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("num_rows", [0, 1, 2, 9, 65, 130])
-def test_products_equal_the_definition(plan, dtype, shape, num_rows, workers):
-    num_inputs, num_outputs = shape
-    weight, bias = normal(num_outputs, num_inputs).astype(dtype), normal(num_outputs).astype(dtype)
-    x, residual = (normal(num_rows, size).astype(dtype) for size in (num_inputs, num_outputs))
-    for own_bias, own_residual in ((None, None), (bias, residual)):
-        matrix = load(plan, dtype, workers, [weight], own_bias)
-        got = matrix.apply(x, own_residual)
-        wide = [
-            None if each is None else each.astype("float64") for each in (own_bias, own_residual)
-        ]
-        expected = linear.linear(x.astype("float64"), weight.T.astype("float64"), *wide)
-        assert (got.dtype, got.shape) == (np.dtype(dtype), expected.shape)
-        atol = num_inputs * np.finfo(dtype).eps * 10
-        np.testing.assert_allclose(got, expected, rtol=0, atol=atol)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", [(576, 200), (1536, 130), (2048, 64), (4001, 70), (100, 130)])
 def test_a_row_of_tiles_has_the_same_bits_in_any_batch(dtype, shape, workers):
@@ -83,38 +61,6 @@ def test_a_row_of_tiles_has_the_same_bits_in_any_batch(dtype, shape, workers):
         )
     one_thread = load("tiled", dtype, Workers(1), [weight])
     np.testing.assert_array_equal(one_thread.apply(x, None), whole)
-
-
-@pytest.mark.parametrize("num_inputs", [1, 576, 1953, 1954, 2048, 5632, 30_000])
-def test_parts_cover_the_inputs_and_groups_the_rows(num_inputs):
-    parts = parts_of(num_inputs)
-    assert [first for first, _ in parts] == [0, *(last for _, last in parts[:-1])]
-    assert parts[-1][1] == num_inputs
-    groups = Groups(np.dtype("float32"))
-    assert REFERENCE in groups.sizes(num_inputs)
-    assert set(groups.sizes(num_inputs)) <= {*SMALLER, REFERENCE}
-    for num_rows in range(200):
-        number, size = groups.cut(num_rows, num_inputs)
-        assert number * size >= num_rows
-        assert size in groups.sizes(num_inputs)
-        assert number * size < num_rows + REFERENCE or not num_rows
-
-
-def test_a_group_whose_bits_differ_is_not_used(monkeypatch):
-    monkeypatch.setattr(Groups, "_are_same_bits", lambda self, size, length: size == 4)
-    assert Groups(np.dtype("float32")).sizes(100) == [4, REFERENCE]
-
-
-@pytest.mark.parametrize("num_outputs", [70, 128, 130])
-def test_tiles_hold_the_columns_and_zeros(num_outputs, workers):
-    weight = normal(num_outputs, 33).astype("float32")
-    whole = load("tiled", "float32", workers, [weight])
-    columns = RNG.permutation(num_outputs)
-    np.testing.assert_array_equal(columns_of(whole.tiles, columns), weight[columns])
-    assert not columns_of(whole.tiles, np.arange(num_outputs, len(whole.tiles) * WIDTH)).any()
-    for border in (1, 7, 63, 64, 65, num_outputs - 1):
-        cut = load("tiled", "float32", workers, [weight[:border], weight[border:]])
-        np.testing.assert_array_equal(cut.tiles, whole.tiles)
 
 
 @pytest.mark.parametrize("weight_dtype", ["bfloat16", "float16"])
@@ -191,13 +137,3 @@ def test_the_plan_follows_from_the_kernels_and_the_settings(core, settings, expe
         assert isinstance(matrix, TiledMatrix if expected == "tiled" else PlainMatrix)
         wanted = x @ weight.T.astype("float32")
         np.testing.assert_allclose(backend.linear(x, matrix), wanted, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("plan", PLANS)
-def test_weights_begin_at_cache_lines(plan):
-    backend = CpuBackend(linear_plan=plan)
-    shapes = [(3, 5), (70, 33), (200, 100)]
-    weights = [backend.load_linear(shape, [np.ones(shape, np.float32)]) for shape in shapes]
-    embedding = backend.load_embedding((7, 3), [np.ones((7, 3), np.float32)])
-    arrays = [each.weight if plan == "plain" else each.tiles for each in weights]
-    assert {each.ctypes.data % CACHE_LINE for each in [*arrays, embedding.memory]} == {0}

@@ -10,7 +10,6 @@ import pytest
 from mie.ops import sampling
 from mie.ops.sampling import RowControls, TokenMask
 from mie.ops_cpu.cpu_backend import CpuBackend
-from mie.ops_cpu.workers import Workers
 
 CPU = CpuBackend(num_threads=2)
 rng = np.random.default_rng(5)
@@ -91,23 +90,3 @@ def test_a_greedy_row_whose_largest_logit_is_allowed_needs_no_mask():
     rows[1] = RowControls(forced_id=7, temperature=1.0)
     rows[2] = RowControls(allowed=TokenMask(np.array([1 << 9, 0], np.int32)))
     assert CPU.sample(logits, rows) == [largest[0], 7, 9, largest[3]]
-
-
-def test_long_rows_are_shared_out():
-    shared: list[int] = []
-
-    class Observed(Workers):
-        def share(self, work, items, num_threads=None) -> None:
-            shared.append(vocab_size)
-            super().share(work, items, num_threads)
-
-    cpu = CpuBackend(num_threads=1)
-    cpu.workers = Observed(2)
-    for vocab_size in (10, 8192, 20_000):
-        logits = rng.normal(size=(9, vocab_size)).astype("float32")
-        drawn = [
-            RowControls(temperature=i % 3, top_p=0.9, uniform=float(rng.random())) for i in range(9)
-        ]
-        for rows in (drawn, [RowControls()] * 9):
-            assert cpu.sample(logits, rows) == sampling.sample(logits, rows)
-    assert shared == [20_000]  # greedy rows are not

@@ -71,27 +71,44 @@ def inner_loops(code: str) -> Iterator[list[str]]:
             yield lines[start + 1 : i + 1]
 
 
+def product_loops(kernel: str, cpu: Cpu) -> list[list[str]]:
+    """Return the loops with multiply-adds, which are vectors' and do not spill one."""
+    loops = [
+        loop
+        for loop in inner_loops(code_for(kernel, cpu))
+        if any(FMA.search(line) for line in loop)
+    ]
+    # Every shape of a tile is a loop, but those whose code is equal may share one.
+    assert len(loops) >= 4
+    for loop in loops:
+        sums = [line for line in loop if FMA.search(line)]
+        assert all(registers_of(cpu).name.search(line) for line in sums), loop
+        spills = [line for line in loop if STACK.search(line) and VECTOR.search(line)]
+        assert not spills, (len(sums), spills)
+    return loops
+
+
 @pytest.mark.parametrize("cpu", CPUS.values(), ids=CPUS)
 @pytest.mark.parametrize(
     "dtype",
     ["float32", *(pytest.param(each, marks=pytest.mark.slow) for each in ("bfloat16", "float16"))],
 )
 def test_products_are_vector_multiply_adds_without_spills(cpu: Cpu, dtype: str):
-    loops = [
-        loop
-        for loop in inner_loops(code_for(f"multiply[{dtype}]", cpu))
-        if any(FMA.search(line) for line in loop)
-    ]
-    # Every shape of a tile is a loop, but those whose code is equal may share one.
-    assert len(loops) >= 5
-    registers, most = registers_of(cpu), 0
-    for loop in loops:
-        sums = [line for line in loop if FMA.search(line)]
-        assert all(registers.name.search(line) for line in sums), loop
-        most = max(most, len(sums))
-        spills = [line for line in loop if STACK.search(line) and VECTOR.search(line)]
-        assert not spills, (len(sums), spills)
-    assert most == registers.sums
+    loops = product_loops(f"multiply[{dtype}]", cpu)
+    most = max(sum(bool(FMA.search(line)) for line in loop) for loop in loops)
+    assert most == registers_of(cpu).sums
+
+
+QUANTISED = ("int4-g32-offsets", "int4-g128", "int8-g32", "int8-g16-offsets", "float8_e4m3fn-g128")
+
+
+@pytest.mark.parametrize("cpu", CPUS.values(), ids=CPUS)
+@pytest.mark.parametrize(
+    "dtype",
+    [QUANTISED[0], *(pytest.param(each, marks=pytest.mark.slow) for each in QUANTISED[1:])],
+)
+def test_quantised_products_are_vector_multiply_adds_without_spills(cpu: Cpu, dtype: str):
+    product_loops(f"multiply[{dtype}]", cpu)
 
 
 QUICK = ("znver4", "cortex-a78")

@@ -6,7 +6,6 @@ import gc
 import os
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -74,15 +73,6 @@ def test_a_child_begins_anew_when_it_is_forked_in_the_middle_of_a_run(
         words[DONE] = 0
 
 
-def test_a_child_of_a_child_has_threads_too(backend: JitBackend, expected: np.ndarray) -> None:
-    def child() -> None:
-        check(backend, expected)
-        assert exit_code_of_child(lambda: check(backend, expected)) == 0
-        check(backend, expected)
-
-    assert exit_code_of_child(child) == 0
-
-
 def refuse(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Let the system start this many threads and no more."""
     real, started = team_module.start_thread, []
@@ -130,42 +120,3 @@ def test_the_numbers_of_runs_begin_again(
     words[TICKET] = before << RUN_SHIFT
     check(backend, expected, 5)
     assert 0 <= words[TICKET] >> RUN_SHIFT < 6
-
-
-def test_backends_are_deleted_while_their_threads_spin(expected: np.ndarray) -> None:
-    """The code that a thread runs stays until it has ended."""
-    for _ in range(40):
-        check(JitBackend(num_threads=3), expected)
-
-
-def test_a_backend_in_a_cycle_is_collected_in_any_thread(expected: np.ndarray) -> None:
-    def leave_garbage() -> None:
-        cycle: list[Any] = [JitBackend(num_threads=3)]
-        cycle.append(cycle)
-        check(cycle[0], expected)
-
-    leave_garbage()
-    thread = threading.Thread(target=gc.collect)
-    thread.start()
-    thread.join(PATIENCE)
-    assert not thread.is_alive()
-
-
-def test_threads_of_two_backends_and_several_callers(
-    backend: JitBackend, expected: np.ndarray
-) -> None:
-    other = JitBackend(num_threads=2)
-    wrong: list[BaseException] = []
-
-    def call(own: JitBackend) -> None:
-        try:
-            check(own, expected, 50)
-        except BaseException as error:
-            wrong.append(error)
-
-    threads = [threading.Thread(target=call, args=(each,)) for each in (backend, other)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert not wrong

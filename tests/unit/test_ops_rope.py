@@ -50,30 +50,6 @@ def test_pairs_turn_as_complex_numbers(shape: tuple[int, int, int], dtype: str):
         assert abs(got - turned) <= tolerance * max(1.0, abs(turned))
 
 
-def test_rope_equals_rotate_half_of_hugging_face():
-    """The reference is modeling_llama.py: (q * cos) + (rotate_half(q) * sin), with cos and sin
-    doubled along Dh."""
-    x, positions = normal((9, 3, 16), "float64"), np.arange(40, 49)
-    angles = positions[:, None] * frequencies(16)
-    doubled = np.concatenate([angles, angles], axis=-1)[:, None]
-    rotated_half = np.concatenate([-x[..., 8:], x[..., :8]], axis=-1)
-    wanted = x * np.cos(doubled) + rotated_half * np.sin(doubled)
-    np.testing.assert_allclose(rope(x, at(positions.tolist(), 16)), wanted, atol=1e-14)
-
-
-@pytest.mark.parametrize("distance", [0, 1, 17, 300])
-def test_a_product_of_q_and_k_depends_only_on_their_distance(distance: int):
-    rng = np.random.default_rng(distance)
-    q, k = rng.normal(size=(2, 1, 1, 16))
-    products = [
-        float((rope(q, at([p + distance], 16)) * rope(k, at([p], 16))).sum())
-        for p in (0, 1, 9, 777)
-    ]
-    np.testing.assert_allclose(products, products[0], atol=1e-11)
-    other = float((rope(q, at([distance + 2], 16)) * rope(k, at([0], 16))).sum())
-    assert abs(other - products[0]) > 1e-3
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_positions", [1, 4095, 4096, 4097, 9000])
 def test_the_table_has_the_cosine_and_sine_of_every_position(num_positions: int, dtype: str):
@@ -84,11 +60,6 @@ def test_the_table_has_the_cosine_and_sine_of_every_position(num_positions: int,
     angles = np.arange(num_positions)[:, None] * inv_freq
     np.testing.assert_array_equal(table[:, 0], np.cos(angles).astype(dtype))
     np.testing.assert_array_equal(table[:, 1], np.sin(angles).astype(dtype))
-
-
-def test_scaling_multiplies_cosine_and_sine():
-    plain, scaled = (rope_table(frequencies(8), s, 50, "float64") for s in (1.0, 1.25))
-    np.testing.assert_allclose(scaled, 1.25 * plain, rtol=1e-15)
 
 
 def test_far_positions_are_exact():

@@ -28,10 +28,3 @@ def test_a_number_does_not_depend_on_what_was_drawn_before(
 ):
     uniforms = Uniforms(seed, stream)
     assert [uniforms.at(*each) for each in asked] == [alone(seed, stream, *each) for each in asked]
-
-
-def test_the_numbers_of_adjacent_positions_equal_those_of_single_generators():
-    uniforms = Uniforms(5, 1)
-    drawn = [uniforms.at(0, position) for position in range(100)]
-    assert drawn == [alone(5, 1, 0, position) for position in range(100)]
-    assert len(set(drawn)) == 100

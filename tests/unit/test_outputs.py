@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mie import LLM, CompletionOutput, EngineConfig, RequestOutput, SamplingParams
+from mie import LLM, CompletionOutput, RequestOutput, SamplingParams
 from mie.base.stats.request import RequestMetrics
 from mie.errors import ConfigError
 from mie.frontend.outputs import Logprob
@@ -100,16 +100,3 @@ def test_an_object_that_is_not_an_output_is_refused(change: dict, message: str) 
     assert RequestOutput.from_dict(values).prompt_token_ids == [1]
     with pytest.raises(ConfigError, match=message):
         RequestOutput.from_dict({**values, **change})
-
-
-def test_a_repr_is_one_descriptive_line(llm: LLM) -> None:
-    choice = CompletionOutput(index=0, text="x", token_ids=list(range(500)), stop_reason=0)
-    ids = "[0, 1, 2, 3, 4, 5, 6, 7, … 500 in all]"
-    shown = f"CompletionOutput(index=0, text='x', new_text='', token_ids={ids}, stop_reason=0)"
-    assert repr(choice) == shown
-    output = RequestOutput(request_id="7", prompt="y", prompt_token_ids=[1], outputs=[choice])
-    assert f"outputs=[{shown}]" in repr(output)
-    engine = "Engine(200 blocks of 16 tokens, max_model_len=1024, 0 running, 0 waiting)"
-    assert repr(llm) == f"LLM({str(llm.directory)!r}, {engine})"
-    assert repr(llm.tokenizer).startswith("Tokenizer('")
-    assert repr(EngineConfig(max_num_seqs=8)) == "EngineConfig(max_num_seqs=8)"

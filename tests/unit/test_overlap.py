@@ -92,22 +92,6 @@ def test_ending_by_token_costs_one_row_and_by_length_none(tiny):
     assert overlap.num_rows == len(got) - 2 + 1
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        {"logprobs": 1},
-        {"repetition_penalty": 1.2},
-        {"presence_penalty": 0.5},
-        {"frequency_penalty": 0.5},
-    ],
-)
-def test_steps_that_need_the_tokens_wait_for_them(tiny, params):
-    overlap = Overlap(tiny["llama"].directory)
-    overlap.engine.add_request([5, 6], SamplingParams(max_tokens=6, ignore_eos=True, **params))
-    run(overlap.engine)
-    assert overlap.num_ahead == 0
-
-
 @pytest.mark.parametrize("stays", [False, True])
 def test_an_abort_keeps_the_launched_step_for_other_requests(tiny, stays):
     overlap = Overlap(tiny["llama"].directory)
@@ -159,14 +143,3 @@ def test_a_new_request_waits_for_one_launched_step_at_most(tiny):
     engine.add_request([7, 8], params, "second")
     steps = [{new.request_id for new in engine.step().outputs} for _ in range(2)]
     assert steps == [{"first"}, {"first", "second"}]
-
-
-def test_a_step_without_a_free_block_is_not_launched_ahead(tiny):
-    directory, sizes = tiny["llama"].directory, {**SIZES, "num_blocks": 6}
-    params = SamplingParams(max_tokens=14, ignore_eos=True, temperature=0)
-    overlap, plain = Overlap(directory, **sizes), load_engine(directory, EngineConfig(**sizes))
-    for engine in (overlap.engine, plain):
-        add_all(engine, [([5, 6], params), ([7, 8], params)])
-    assert run(overlap.engine) == run(plain)
-    assert overlap.engine.stats.num_preemptions > 0
-    assert overlap.num_ahead > 0

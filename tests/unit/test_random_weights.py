@@ -15,7 +15,6 @@ from mie import LLM, SamplingParams
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.tensors import expected_tensors
 from mie.checkpoint.weights import RandomWeights
-from mie.errors import MieError
 
 FAMILIES = [
     tiny_models.LLAMA,
@@ -84,27 +83,3 @@ def test_an_override_equals_another_config(tmp_path: Path) -> None:
     llm = LLM(plain, skip_tokenizer_init=True, load_format="dummy", hf_overrides=changed)
     assert llm.engine.max_model_len == 64
     assert llm.model_config == ModelConfig.load(other)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ({"hidden_act": "gelu"}, "config.json with hf_overrides: activation 'gelu'"),
-        ({"num_hidden_layers": 0}, "config.json with hf_overrides: num_hidden_layers must be"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "RoPE type 'longrope'"),
-        ({"architectures": ["GPT2LMHeadModel"]}, "architecture 'GPT2LMHeadModel'"),
-    ],
-)
-def test_a_bad_override_is_refused_like_the_file(
-    overrides: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    directory = config_alone(tmp_path, tiny_models.LLAMA)
-    with pytest.raises(MieError, match=message):
-        answer(directory, load_format="dummy", hf_overrides=overrides)
-
-
-def test_an_override_comes_before_the_generation_config(tmp_path: Path) -> None:
-    directory = config_alone(tmp_path, tiny_models.LLAMA)
-    (directory / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
-    assert ModelConfig.load(directory).eos_token_ids == (5, 6)
-    assert ModelConfig.load(directory, {"eos_token_id": 9}).eos_token_ids == (9,)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import pytest
@@ -17,34 +16,17 @@ from mie.system.resources import (
     available_bytes,
     available_cpus,
     cpu_quota,
-    memory_info,
     memory_limit,
     usable_cpus,
-    whole_cpus,
 )
 
-MIB = 1 << 20
 MEMINFO = "MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\nHugePages_Total:       3\n"
 GROUP_2 = "0::/a/b\n"
 GROUP_1 = "5:memory:/a/b\n3:cpu,cpuacct:/a\n0::/ignored\n"
 
 
-def files(**named: object) -> Read:
-    """Return a `Read` of these files; "__" stands for a slash, and other files are missing."""
-    texts = {"/" + name.replace("__", "/"): str(text) for name, text in named.items()}
-    return texts.get
-
-
 def of(texts: Mapping[str, object]) -> Read:
     return {name: str(text) for name, text in texts.items()}.get
-
-
-def test_amounts_of_memory_are_in_bytes_and_counts_are_left_out() -> None:
-    assert memory_info(files(proc__meminfo=MEMINFO)) == {
-        "MemTotal": 16 << 30,
-        "MemAvailable": 8 << 30,
-    }
-    assert memory_info(files()) == {}
 
 
 @given(
@@ -105,17 +87,6 @@ def test_the_limits_of_the_process_count_less_what_it_uses_already(
     assert available_bytes(of(texts)) == max(0, min([8 << 30, *left]))
 
 
-def test_a_sibling_group_does_not_count() -> None:
-    texts = {
-        "/proc/meminfo": MEMINFO,
-        "/proc/self/cgroup": GROUP_2,
-        "/sys/fs/cgroup/a/c/memory.max": MIB,
-        "/sys/fs/cgroup/a/b/c/memory.max": MIB,
-    }
-    assert memory_limit(of(texts)) is None
-    assert available_bytes(of(texts)) == 8 << 30
-
-
 @given(
     quotas=st.lists(st.none() | st.integers(1, 10**7), min_size=3, max_size=3),
     periods=st.lists(st.integers(1000, 10**6), min_size=3, max_size=3),
@@ -129,16 +100,6 @@ def test_the_smallest_quota_of_the_path_counts(
         texts[f"/sys/fs/cgroup{folder}/cpu.max"] = words
     ratios = [q / p for q, p in zip(quotas, periods, strict=True) if q is not None]
     assert cpu_quota(of(texts)) == (min(ratios) if ratios else None)
-
-
-@given(usable=st.integers(1, 512), quota=st.floats(0.001, 1000))
-def test_threads_get_a_whole_number_of_cpus(usable: int, quota: float) -> None:
-    cpus = whole_cpus(usable, quota)
-    assert 1 <= cpus <= usable
-    assert cpus >= min(usable, quota)  # none of the quota is left unused
-    assert cpus == usable or cpus < quota + 1
-    assert whole_cpus(usable, None) == usable
-    assert math.isclose(cpus, int(cpus))
 
 
 def test_the_affinity_and_the_quota_both_limit_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:

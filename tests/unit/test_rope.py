@@ -39,46 +39,6 @@ def test_the_golden_models_cover_every_kind_of_scaling() -> None:
     assert {c.rope.rope_type for c in configs} == {"default", "linear", "llama3", "yarn"}
 
 
-def test_default_is_the_geometric_series() -> None:
-    inv_freq, scaling = rope_inv_freq(RopeConfig(theta=500.0), HEAD_DIM, 64)
-    np.testing.assert_allclose(inv_freq, plain(500.0), rtol=1e-15)
-    assert scaling == 1.0
-
-
-def test_linear_divides_every_frequency() -> None:
-    rope = RopeConfig(rope_type="linear", theta=500.0, factor=4.0)
-    inv_freq, scaling = rope_inv_freq(rope, HEAD_DIM, 64)
-    np.testing.assert_allclose(inv_freq, plain(500.0) / 4, rtol=1e-15)
-    assert scaling == 1.0
-
-
-def test_llama3_keeps_fast_pairs_slows_slow_ones_and_blends_between() -> None:
-    inv_freq, scaling = rope_inv_freq(LLAMA3, HEAD_DIM, 99)
-    for slowed, frequency in zip(inv_freq, plain(500.0), strict=True):
-        wavelength = 2 * math.pi / frequency
-        if wavelength < 64 / 4:
-            wanted = frequency
-        elif wavelength > 64 / 1:
-            wanted = frequency / 8
-        else:
-            smooth = (64 / wavelength - 1) / (4 - 1)
-            wanted = (1 - smooth) * frequency / 8 + smooth * frequency
-        assert slowed == pytest.approx(wanted, rel=1e-12)
-    ratios = plain(500.0) / inv_freq
-    assert ratios[0] == 1.0
-    assert ratios[-1] == pytest.approx(8.0)
-    assert np.any((ratios > 1.01) & (ratios < 7.99))
-    assert scaling == 1.0
-
-
-def test_yarn_keeps_fast_pairs_slows_slow_ones_and_ramps_between() -> None:
-    inv_freq, _ = rope_inv_freq(YARN, HEAD_DIM, 99)
-    ratios = plain(1e4) / inv_freq
-    # 512 positions: 32 turns at pair 0.81 and 1 turn at pair 3.82, so the ramp runs from 0 to 4.
-    slowed = np.clip(np.arange(8) / 4, 0, 1)
-    np.testing.assert_allclose(1 / ratios, slowed / 8 + (1 - slowed), rtol=1e-12)
-
-
 def test_yarn_without_truncation_ramps_between_fractions_of_pairs() -> None:
     rope = RopeConfig(**{**vars(YARN), "truncate": False})
     inv_freq, _ = rope_inv_freq(rope, HEAD_DIM, 99)
@@ -88,13 +48,6 @@ def test_yarn_without_truncation_ramps_between_fractions_of_pairs() -> None:
     assert 0 < first < 1 < 3 < last < 4
     slowed = np.clip((np.arange(8) - first) / (last - first), 0, 1)
     np.testing.assert_allclose(inv_freq, plain(1e4) * (slowed / 8 + 1 - slowed), rtol=1e-12)
-
-
-def test_yarn_with_a_ramp_of_zero_width_is_a_step() -> None:
-    rope = RopeConfig(rope_type="yarn", factor=8.0, original_max_position_embeddings=4)
-    inv_freq, _ = rope_inv_freq(rope, HEAD_DIM, 99)
-    np.testing.assert_allclose(inv_freq[1:], plain(1e4)[1:] / 8, rtol=1e-12)
-    assert inv_freq[0] == 1.0
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
 
-from mie.errors import ConfigError
-from mie.sched.routing import PrefixRouter, RandomRouter, beginning_of, best
+from mie.sched.routing import PrefixRouter, beginning_of
 
 SYSTEM = {"role": "system", "content": "You answer in one sentence."}
 OTHERS = [f"replica {number}" for number in range(8)]
@@ -52,19 +50,6 @@ def test_the_system_prompt_of_other_interfaces_counts():
     assert not same({"input": "Mia", "instructions": "Be brief."}, {"input": "Mia"})
 
 
-def test_tenants_with_equal_prompts_are_routed_apart():
-    router = PrefixRouter()
-    homes = {best(router.key(b"Once", f"tenant {i}").home, OTHERS) for i in range(40)}
-    assert len(homes) > 4
-
-
-def test_beginnings_spread_evenly():
-    router = PrefixRouter()
-    keys = (router.key(b"story %d" % number) for number in range(4000))
-    counts = Counter(best(key.home, OTHERS) for key in keys)
-    assert min(counts[name] for name in OTHERS) > 400
-
-
 def test_conversations_with_a_busy_home_spread_over_all_others():
     router = PrefixRouter(prefix_bytes=32)
     loads = dict.fromkeys(OTHERS, 10)
@@ -75,16 +60,3 @@ def test_conversations_with_a_busy_home_spread_over_all_others():
     [home] = {router.choose(key, loads) for key in keys}
     loads[home] = 30
     assert {router.choose(key, loads) for key in keys} == set(OTHERS) - {home}
-
-
-def test_the_random_router_forgets_the_prompt():
-    router = RandomRouter()
-    loads = dict.fromkeys(OTHERS, 0)
-    chosen = {router.choose(router.key(b"the same"), loads) for _ in range(60)}
-    assert chosen == set(OTHERS)
-
-
-@pytest.mark.parametrize("options", [{"slack": 0}, {"prefix_bytes": 0}, {"slack": 1.5}])
-def test_a_wrong_setting_is_refused(options: dict[str, Any]):
-    with pytest.raises(ConfigError, match=next(iter(options))):
-        PrefixRouter(**options)

@@ -14,10 +14,9 @@ import pytest
 
 from mie import LLM, AsyncEngineArgs, EngineArgs, EngineConfig
 from mie.cli import main
-from mie.cli.options import _SAMPLING, add_engine_options, add_sampling_options, engine_options
+from mie.cli.options import add_engine_options, engine_options
 from mie.config.arguments import option
 from mie.config.engine import EngineSettings, check_setting
-from mie.config.params.sampling import SamplingParams
 from mie.config.settings import BACKENDS, Setting, settings_of
 from mie.config.vllm_names import VllmNames
 from mie.errors import ConfigError
@@ -54,13 +53,6 @@ def test_every_field_is_a_setting_a_neutral_name_or_the_model() -> None:
     assert names == {"model", *DECLARED, *NEUTRAL}
     assert not set(DECLARED) & set(NEUTRAL)
     assert {each.name for each in dataclasses.fields(EngineConfig)} == ENGINE
-
-
-def test_a_backend_has_the_settings_that_are_declared_as_its_own() -> None:
-    assert SETTINGS["numpy-plain"] == ("kv_cache_dtype",)
-    assert "gpu_memory_utilization" in SETTINGS["cupy"]
-    assert "gpu_memory_utilization" not in SETTINGS["cupy-emulated"]
-    assert "num_threads" in SETTINGS["numpy"]
 
 
 # Consequences.
@@ -113,17 +105,6 @@ def test_vllms_other_options_are_known_but_not_shown() -> None:
     EngineArgs(**given)
 
 
-def test_a_sampling_option_is_a_sampling_parameter() -> None:
-    parser = argparse.ArgumentParser()
-    add_sampling_options(parser, max_tokens=7)
-    options = commands(parser)
-    assert {options[option(name)].dest for name in _SAMPLING} == set(_SAMPLING)
-    assert set(_SAMPLING) <= {each.name for each in dataclasses.fields(SamplingParams)}
-    for name in ("min_tokens", "top_p", "top_k", "min_p", "n", "frequency_penalty"):
-        default = getattr(SamplingParams(), name)
-        assert f"(default: {default:g})" in (options[option(name)].help or "")
-
-
 @pytest.mark.parametrize(
     "page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda path: str(path.name)
 )
@@ -167,12 +148,6 @@ def test_settings_without_effect_on_a_simulation_are_refused(
 # vLLM's names.
 
 
-def test_a_number_is_not_a_switch_and_a_list_is_a_sequence() -> None:
-    refused("tensor_parallel_size=True is not supported", tensor_parallel_size=True)
-    refused("enable_lora=0 is not supported", enable_lora=0)
-    EngineArgs(logits_processors=[], cpu_offload_gb=0.0)
-
-
 def test_arguments_without_effect_do_not_reach_the_engine() -> None:
     for backend in BACKENDS:
         args = EngineArgs(backend=backend, enforce_eager=True, gpu_memory_utilization=0.5)
@@ -194,10 +169,6 @@ def test_swap_space_is_converted_to_bytes_if_swapping_is_on() -> None:
         refused(
             "swap_space must be an integer at least 1", swap_space=value, preemption_mode="swap"
         )
-
-
-def test_none_means_the_default_of_a_setting_of_the_engine() -> None:
-    assert EngineArgs(**dict.fromkeys(sorted(ENGINE))).engine_config() == EngineConfig()
 
 
 def test_the_number_of_blocks_has_two_names() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +10,8 @@ import pytest
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError, TraceError
 from mie.events import read_log
-from mie.sim.calibrate import fit_costs, non_negative_least_squares, read_costs
+from mie.sim.calibrate import fit_costs, non_negative_least_squares
 from mie.sim.costs import Costs
-from mie.sim.draws import LogNormal, Uniform
 from mie.sim.driver import run_load
 from mie.sim.loads import calibration, independent
 from mie.sim.recorded import Recording, recording_of
@@ -50,45 +47,6 @@ def test_costs_are_found_again(tmp_path: Path):
     assert max(fit.median_error, fit.p90_error, abs(fit.total_error)) < 1e-4
     for name, value in vars(TRUE).items():
         assert getattr(fit.costs, name) == pytest.approx(value, rel=0.02, abs=200_000), name
-
-
-def test_moves_are_charged_if_there_are_enough_of_them(tmp_path: Path):
-    """A small pool swaps in many steps. A copy that occurs in one step by chance costs nothing."""
-    true = Costs(step_ps=10**9, token_ps=10**7, swap_ps=3 * 10**7)
-    settings = {"num_blocks": 40, "preemption_mode": "swap", "watermark": 0.0}
-    load = independent(num_requests=40, input_len=Uniform(5, 90), output_len=Uniform(40, 200))
-    path = tmp_path / "run.jsonl"
-    with path.open("w") as file:
-        bench = simulated(true, EngineConfig(**settings), num_host_blocks=200, trace=file)
-        run_load(bench, load)
-        bench.engine.log.close()
-    steps = recording_of(read_log(path)).steps
-    assert fit_costs(steps).costs.swap_ps == pytest.approx(true.swap_ps, rel=0.01)
-    still = [step for step in steps if not step.work.num_swapped]
-    slow = replace(still[0], work=still[0].work._replace(num_copied=16), duration_ns=10**8)
-    assert fit_costs([slow, *still[1:]]).costs.copy_ps == 0
-
-
-def test_costs_predict_a_load_of_another_kind(tmp_path: Path):
-    """And slow steps, which no cost explains, do not move them: every ninth took five times as
-    long when the calibration was recorded."""
-    recording = record(tmp_path / "run.jsonl", TRUE, calibration(max_requests=32))
-    noisy = [
-        replace(step, duration_ns=step.duration_ns * (5 if at % 9 == 4 else 1))
-        for at, step in enumerate(recording.steps)
-    ]
-    fit = fit_costs(noisy)
-    load = independent(
-        input_len=LogNormal(80, 0.7, 4, 400),
-        output_len=Uniform(5, 90),
-        request_rate=30.0,
-        num_requests=60,
-    )
-    measured = record(tmp_path / "other.jsonl", TRUE, load)
-    predicted = run_load(simulated(fit.costs, EngineConfig(num_blocks=2000)), measured.workload)
-    assert predicted.duration_ns == pytest.approx(measured.duration_ns, rel=0.02)
-    for step in measured.steps:
-        assert fit.costs.step_ns(step.work) == pytest.approx(step.duration_ns, rel=0.05)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -150,11 +108,3 @@ def test_a_trace_with_too_few_steps_is_refused(tmp_path: Path):
     empty.write_text(text.splitlines(keepends=True)[0])
     with pytest.raises(TraceError, match="no step"):
         recording_of(read_log(empty))
-
-
-@pytest.mark.parametrize("values", ["{", [], {"format": 1}, {"format": 1, "costs": {"x_ps": 1}}])
-def test_a_file_without_costs_is_refused(tmp_path: Path, values: object):
-    path = tmp_path / "costs.json"
-    path.write_text(values if isinstance(values, str) else json.dumps(values))
-    with pytest.raises(ConfigError, match=r"costs\.json|x_ps"):
-        read_costs(path)

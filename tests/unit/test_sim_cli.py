@@ -30,20 +30,10 @@ def error_line(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             "--backend has no effect on a simulated engine",
         ),
         (("serve", "--device", "a10g", "--costs", "x"), "pass one"),
-        (("serve", "--costs", "nowhere.json"), "nowhere.json"),
-        (
-            ("serve", *SIMULATED, "--dtype", "float16"),
-            "--dtype has no effect on a simulated engine",
-        ),
-        (("serve", *SIMULATED, "--workload", "nowhere.json"), "nowhere.json"),
-        (("serve", *SIMULATED, "--goodput", "speed:3"), "speed"),
         (("serve", *SIMULATED, "--request-rate", "0"), "request_rate"),
-        (("serve", *SIMULATED, "--max-concurrency", "0"), "max_concurrency"),
         (("serve", *SIMULATED, "--metric-percentiles", "x"), "metric-percentiles"),
         (("throughput", *SIMULATED, "--num-prompts", "0"), "num_requests"),
-        (("throughput", *SIMULATED, "--random-range-ratio", "2"), "random_range_ratio"),
         (("throughput", *SIMULATED, "--trace", "/nowhere/x"), "cannot write --trace"),
-        (("latency", *SIMULATED, "--batch-size", "0"), "batch_size"),
     ],
 )
 def test_a_wrong_benchmark_is_refused(

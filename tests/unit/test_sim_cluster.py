@@ -74,19 +74,3 @@ def test_the_command_prints_a_table_or_json(capsys, tmp_path):
     assert main((*options, "--request-router", "prefix", "--json")) == 0
     sizes = [json.loads(line)["num_replicas"] for line in capsys.readouterr().out.splitlines()]
     assert sizes == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--replicas", "0"), "num_replicas must be"),
-        (("--replicas", "few"), "--replicas 'few' is not understood"),
-        (("--request-router", "best"), "known are prefix, random"),
-        (("--device", "abacus"), "abacus"),
-        (("--requests-per-replica", "0"), "requests_per_replica must be"),
-    ],
-)
-def test_mistakes_are_one_line(capsys, words, message):
-    assert main(("sim", "cluster", *words)) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert message in line

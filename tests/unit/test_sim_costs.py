@@ -6,11 +6,10 @@ import pytest
 
 from mie.checkpoint.tensors import num_parameters
 from mie.config.engine import EngineConfig
-from mie.config.params.sampling import SamplingParams
-from mie.errors import ConfigError, ModelError
+from mie.errors import ConfigError
 from mie.events import read_log
 from mie.sim import loads
-from mie.sim.costs import Costs, StepWork, causal_pairs
+from mie.sim.costs import Costs, StepWork
 from mie.sim.devices import DEVICES, blocks_on, costs_on, find_device
 from mie.sim.draws import Uniform
 from mie.sim.driver import Bench, run_load
@@ -51,12 +50,6 @@ def test_few_tokens_wait_for_the_weights_and_many_for_the_arithmetic():
     assert Costs().step_ns(IDLE) == 1
 
 
-@pytest.mark.parametrize(("start", "end"), [(0, 1), (0, 5), (3, 4), (7, 19)])
-def test_causal_pairs_equal_a_count_over_the_mask(start: int, end: int):
-    pairs = [(q, k) for q in range(start, end) for k in range(end) if k <= q]
-    assert causal_pairs(start, end) == len(pairs)
-
-
 @pytest.mark.parametrize("values", [{"step_ps": -1}, {"token_ps": 0.5}, {"speed": 1}])
 def test_wrong_costs_are_refused(values: dict):
     with pytest.raises(ConfigError, match=next(iter(values))):
@@ -67,21 +60,11 @@ def test_wrong_costs_are_refused(values: dict):
 
 
 @pytest.mark.parametrize(
-    ("name", "published"),
-    [
-        ("TinyLlama-1.1B", 1_100_048_384),
-        ("Llama-3.1-8B", 8_030_261_248),
-    ],
+    ("name", "published"), [("TinyLlama-1.1B", 1_100_048_384), ("Llama-3.1-8B", 8_030_261_248)]
 )
 def test_shapes_have_the_published_parameters(name: str, published: int):
     assert num_parameters(find_shape(name)) == published
     assert name in SHAPES
-
-
-def test_a_directory_has_a_shape_and_a_missing_one_is_refused(tiny):
-    assert find_shape(str(tiny["llama"].directory)).vocab_size == 40
-    with pytest.raises(ModelError, match="Llama-9"):
-        find_shape("Llama-9")
 
 
 def test_costs_of_llama_on_an_h200_by_hand():
@@ -117,12 +100,6 @@ def test_a_model_that_does_not_fit_is_refused():
         simulated(Costs(), EngineConfig())
     with pytest.raises(ConfigError, match="give num_host_blocks"):
         simulated(Costs(), EngineConfig(num_blocks=9, preemption_mode="swap"))
-
-
-def test_the_kv_cache_may_be_sized_in_bytes():
-    config = EngineConfig(kv_cache_memory_bytes=10 * 16 * 22_528, preemption_mode="swap")
-    bench = simulated_on(DEVICES["a10g"], find_shape("TinyLlama-1.1B"), config)
-    assert bench.engine.scheduler.manager.num_blocks == 10
 
 
 # The runner.
@@ -191,23 +168,3 @@ def test_the_log_of_a_run_has_the_work_that_was_charged(tmp_path, mode: str):
         charged = [round(step.run_seconds * 1e9) for step in result.steps]
         assert charged == [max(1, count) for count in counts], name
         assert sum(counts) or (name, mode) == ("swap", "recompute")
-
-
-def test_answers_depend_only_on_their_request():
-    """The size of the pool, and so the preemptions, change no token."""
-    answers = []
-    for num_blocks in (24, 400):
-        bench = simulated(Costs(), EngineConfig(**{**PRESSED, "num_blocks": num_blocks}))
-        outputs: dict[tuple[str, int], list[int]] = {}
-        for request in load().requests:
-            bench.engine.add_request(
-                request.token_ids(bench.vocab_size, {}),
-                SamplingParams(n=2, max_tokens=9, ignore_eos=True),
-                request.request_id,
-            )
-        while bench.engine.has_work:
-            for output in bench.engine.step().outputs:
-                outputs.setdefault((output.request_id, output.index), []).extend(output.token_ids)
-        answers.append(outputs)
-    assert answers[0] == answers[1]
-    assert len(set(map(tuple, answers[0].values()))) == len(answers[0]) == 24

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from mie.config.engine import EngineConfig
-from mie.sim.clock import WallClock
 from mie.sim.costs import Costs
 from mie.sim.driver import Bench, LoadResult, run_load
-from mie.sim.loads import from_lengths, independent
 from mie.sim.metrics import RequestRecord
 from mie.sim.simulated import simulated
 from mie.sim.workload import Answer, Text, Workload, WorkloadRequest
@@ -62,16 +58,6 @@ def test_an_answer_is_quoted_as_it_was_generated():
     assert record_of(result, "b").num_cached == 5 + 8 - 1
 
 
-def test_each_choice_is_quoted_separately():
-    turns = [
-        request(str(choice), after="a", prompt=(Text(97, 5), Answer("a", choice)))
-        for choice in range(3)
-    ]
-    result = run_load(bench(), workload(request("a", n=3, max_tokens=8), *turns))
-    assert [len(times) for times in record_of(result, "a").token_ns] == [8, 8, 8]
-    assert [record_of(result, str(choice)).num_cached for choice in range(3)] == [12] * 3
-
-
 def test_max_concurrency_delays_the_next_request():
     requests = [request("a"), request("b"), request("c", 5), request("d", 1000)]
     result = run_load(bench(), workload(*requests), max_concurrency=2)
@@ -91,44 +77,3 @@ def test_refused_requests_are_recorded_with_their_dependents():
         None,
     ]
     assert record_of(result, "d").num_output == 3
-
-
-def test_an_interrupted_run_leaves_no_request_and_no_observer():
-    subject = bench()
-
-    def stop(stats: object) -> None:
-        raise KeyboardInterrupt
-
-    subject.engine.observers.append(stop)
-    with pytest.raises(KeyboardInterrupt):
-        run_load(subject, from_lengths([(5, 3), (6, 4)]))
-    assert not subject.engine.has_work
-    assert subject.engine.observers == [stop]
-
-
-def test_totals_of_a_run():
-    pressed = bench(num_blocks=110, max_num_seqs=8)
-    result = run_load(pressed, independent(num_requests=6, prefix_len=8, seed=1))
-    stats = pressed.engine.stats
-    assert result.num_preempted == stats.num_preemptions > 0
-    assert result.num_preempted == sum(record.num_preemptions for record in result.records)
-    assert result.peak_blocks == stats.peak_blocks > 32
-    assert result.num_cached_tokens == stats.memory.num_hit_tokens > 0
-    num_computed = sum(record.num_prompt - record.num_cached for record in result.records)
-    assert result.num_prefill_tokens > num_computed  # preempted tokens were computed again
-
-
-def test_the_real_engine_is_driven_in_the_same_way(tiny):
-    from mie.llm import LLM
-
-    llm = LLM(tiny["llama"].directory, skip_tokenizer_init=True, num_blocks=64)
-    real = Bench(engine=llm.engine, clock=WallClock(), vocab_size=40)
-    turn = request("b", 1_000_000, after="a", prompt=(Text(97, 5), Answer("a", 1)))
-    result = run_load(real, workload(request("a", n=2, max_tokens=20), turn))
-    assert [record.num_output for record in result.records] == [40, 3]
-    for record in result.records:
-        assert record.queue is not None
-        assert 0 <= record.queue < record.ttft <= record.e2el
-        assert all(gap > 0 for gap in record.itl)
-    assert result.records[1].arrival_ns == result.records[0].end_ns + 1_000_000
-    assert record_of(result, "b").num_cached == 16  # one block of the 24 stored tokens

@@ -8,15 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mie.errors import ConfigError
-from mie.sim.metrics import (
-    METRICS,
-    Goodput,
-    RequestRecord,
-    latencies,
-    mean_and_std,
-    percentile,
-    summarize,
-)
+from mie.sim.metrics import Goodput, RequestRecord, latencies, mean_and_std, percentile, summarize
 
 MS = 1_000_000
 values = st.lists(st.integers(0, 10**12) | st.floats(0, 1e12), min_size=1, max_size=40)
@@ -112,11 +104,3 @@ def test_goodput_is_parsed():
     for words, message in (("ttft", "understood"), ("itl:5", "itl"), ("ttft:-1", "goodput ttft")):
         with pytest.raises(ConfigError, match=message):
             Goodput.parse([words])
-
-
-def test_unknown_metrics_and_percentiles_are_refused():
-    with pytest.raises(ConfigError, match="speed"):
-        summarize([], 1, metrics=("speed",))
-    with pytest.raises(ConfigError, match="percentile"):
-        summarize([], 1, percentiles=(101,))
-    assert set(summarize([], 0)) >= {f"p99_{name}_ms" for name in METRICS}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-
 import pytest
 
-from mie.config.arguments import format_size, parse_size, size_argument
+from mie.config.arguments import parse_size
 from mie.errors import ConfigError
 
 
@@ -41,27 +39,3 @@ def test_a_text_that_is_not_a_size_is_refused_with_examples(text: str) -> None:
 def test_a_size_must_be_positive(text: str) -> None:
     with pytest.raises(ConfigError, match="at least one byte"):
         parse_size(text)
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [
-        (0, "0 bytes"),
-        (1023, "1023 bytes"),
-        (1024, "1.0 KiB"),
-        (1536 * 1024, "1.5 MiB"),
-        (1024**3, "1.0 GiB"),
-        (5 * 1024**4, "5.0 TiB"),
-    ],
-)
-def test_format_size(size: int, text: str) -> None:
-    assert format_size(size) == text
-
-
-def test_argparse_shows_the_message(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--size", type=size_argument)
-    assert parser.parse_args(["--size", "2kB"]).size == 2000
-    with pytest.raises(SystemExit):
-        parser.parse_args(["--size", "many"])
-    assert "size 'many' is not understood" in capsys.readouterr().err

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-import tracemalloc
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import tiny_models
-from emulated import needs_compiler
 from tiny_models import TinyModel
 
 from mie.checkpoint.config import ModelConfig
@@ -20,7 +16,6 @@ from mie.checkpoint.tensors import num_parameters
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
 from mie.load import sizing
-from mie.load.backends import load_backend
 from mie.load.engine import load_engine
 from mie.load.sizing import MemoryPlan, plan_memory, smaller_settings
 from mie.ops.backend import Memory
@@ -65,19 +60,6 @@ def checked(config: EngineConfig, backend: Backend) -> MemoryPlan:
 
 
 # The amount that is used.
-
-
-def test_weights_are_counted_in_the_backends_elements():
-    plan = plan_memory(EngineConfig(), MODEL, Backend(1 << 40))
-    assert plan.weight_bytes == 4 * num_parameters(MODEL)
-    double = plan_memory(EngineConfig(), MODEL, Backend(1 << 40, dtype="float64"))
-    assert double.weight_bytes == 2 * plan.weight_bytes
-    assert double.block_bytes == 2 * plan.block_bytes == 2 * BLOCK
-
-
-def test_by_default_every_sequence_could_be_as_long_as_the_context():
-    assert planned(1 << 40).num_blocks == 64 * CONTEXT // 16
-    assert planned(1 << 40, max_num_seqs=2, max_model_len=33).num_blocks == 2 * 3
 
 
 def test_a_quarter_of_shared_memory_and_all_of_a_gpus_is_used():
@@ -131,14 +113,6 @@ def test_the_suggested_setting_fits(setting: str, asked: int, fitting: int, more
     refusal(lambda: planned(left, **{setting: more}))
 
 
-def test_fewer_tokens_per_step_are_suggested_if_they_help():
-    available = needs(max_num_batched_tokens=300) + BLOCK
-    text = refusal(lambda: checked(EngineConfig(), Backend(available)))
-    assert "(max_num_batched_tokens=256 fits)" in text
-    fitting = EngineConfig(max_num_batched_tokens=256)
-    assert plan_memory(fitting, MODEL, Backend(available)).fits
-
-
 def test_the_table_shows_weights_that_do_not_fit():
     text = refusal(lambda: checked(EngineConfig(), Backend(1000)))
     assert text.endswith("(end other programs, or use a smaller model)")
@@ -153,39 +127,6 @@ def test_the_table_shows_weights_that_do_not_fit():
     assert float(rows["weights"]) == pytest.approx(4 * num_parameters(MODEL) / 2**20, abs=0.05)
 
 
-def test_a_data_type_is_suggested_only_if_it_fits(
-    tiny: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch
-):
-    config, directory = EngineConfig(num_blocks=100), tiny["llama"].directory
-
-    def choose(name: str, dtype: str, config: EngineConfig, **_: Any) -> Backend:
-        backend = Backend(needs() + 60 * BLOCK)
-        if dtype == "float16":
-            backend.dtype, backend.itemsize = np.dtype(np.float16), 2
-        return backend
-
-    monkeypatch.setattr("mie.load.engine.load_backend", choose)
-    text = refusal(lambda: load_engine(directory, config))
-    assert "(num_blocks=60; or " in text
-    assert text.endswith("; or dtype=float16 fits)")
-    assert text.count("dtype") == 1, "the others change nothing in this backend"
-
-
-@needs_compiler
-@pytest.mark.parametrize("batch_invariant", [False, True])
-def test_the_plan_of_the_kernels_follows_their_splits(batch_invariant: bool):
-    config = EngineConfig(batch_invariant=batch_invariant)
-    backend = load_backend("cupy-emulated", "float16", config)
-    size = replace(sizing.step_size(EngineConfig(), MODEL, 100), num_seqs=8, num_heads=8)
-    short, long = (
-        backend.step_bytes(replace(size, max_len=length)) - 2 * size.num_results
-        for length in (200, 100_000)
-    )
-    # Its heads of 8 are for the plain kernel, which always has splits.
-    assert short == 0
-    assert long == 2 * 4 * 8 * 8 * 32 * (8 + 1)
-
-
 @pytest.mark.parametrize(
     ("left", "fitting"), [(60, ["kv_cache_dtype=int8", "dtype=float16"]), (10, [])]
 )
@@ -198,14 +139,6 @@ def test_a_data_type_that_does_not_suffice_is_not_named(
     text = refusal(lambda: load_engine(directory, config, backend="numpy"))
     assert f"(num_blocks={left}" in text
     assert re.findall(r"\w*dtype=\w+", text) == fitting
-
-
-@pytest.mark.parametrize("name", ["kv_cache_memory_bytes", "swap_space"])
-def test_less_than_a_block_is_refused(name: str):
-    settings = {name: BLOCK - 1, "preemption_mode": "swap"}
-    message = f"{name} is {BLOCK - 1}; one block of 16 tokens takes {BLOCK}"
-    with pytest.raises(ConfigError, match=message):
-        planned(1 << 40, **settings)
 
 
 def test_a_failed_allocation_shows_the_table(
@@ -233,27 +166,6 @@ def test_a_failed_allocation_shows_the_table(
     with pytest.raises(ConfigError, match=r"(?s)could not get the memory.*weights.*\(lower num"):
         load_engine(tiny["llama"].directory, EngineConfig(num_blocks=4), backend="numpy-plain")
     assert not pieces
-
-
-@needs_compiler
-@pytest.mark.parametrize("name", ["numpy-plain", "numpy", "cupy-emulated"])
-def test_weights_are_streamed_without_doubling(name: str):
-    """Besides the matrix, memory holds a block with its conversions and the trial of the plans.
-
-    It never holds a second matrix.
-    """
-    backend, shape, rows = load_backend(name, "float32"), (8192, 1024), 256
-    block = np.ones((rows, shape[1]), np.float16)
-    tracemalloc.start()
-    try:
-        weight = backend.load_linear(shape, (block for _ in range(0, shape[0], rows)))
-        now, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    matrix_bytes = backend.weight_bytes(shape)
-    assert weight is not None
-    assert now >= matrix_bytes
-    assert peak < matrix_bytes + 16 * block.nbytes
 
 
 # Available memory.

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mie.errors import ModelError
-from mie.system.files import MAX_DIGITS, open_file, parse_json, read_file, read_json_object
+from mie.system.files import MAX_DIGITS, open_file, parse_json, read_file
 
 
 def num_open_files() -> int:
@@ -59,13 +58,6 @@ def test_a_name_that_no_file_can_have_is_an_os_error(name: str) -> None:
     with pytest.raises(OSError, match="its name is not a file name") as caught:
         open_file(name)
     assert caught.value.filename == name
-
-
-def test_a_pipe_without_a_writer_is_empty_where_pipes_are_allowed(tmp_path: Path) -> None:
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    with open_file(path, allow_pipe=True) as pipe:
-        assert pipe.read() == b""
 
 
 def test_a_pipe_with_a_writer_is_read_to_its_end(tmp_path: Path) -> None:
@@ -116,29 +108,3 @@ def test_an_integer_has_a_limited_number_of_digits() -> None:
     assert parse_json(b"9" * MAX_DIGITS) == 10**MAX_DIGITS - 1
     with pytest.raises(ValueError, match="an integer has 1,001 digits; the limit is 1,000"):
         parse_json(b"9" * (MAX_DIGITS + 1))
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"[]", "must contain a JSON object, got a list"),
-        (b'"x"', "must contain a JSON object, got a string"),
-        (b"true", "must contain a JSON object, got a boolean"),
-        (b"null", "must contain a JSON object, got null"),
-        (b"1.5", "must contain a JSON object, got a number"),
-        (b"{", "is not valid JSON: "),
-        (b"\xff", "is not valid JSON: "),
-        (b'{"a": 1, "a": 2}', "is not valid JSON: 'a' is given twice"),
-        (b"[" * 100_000, "is not valid JSON: "),
-        (b" " * 200_001, "it has more than 200,000 bytes"),
-    ],
-)
-def test_a_bad_file_is_named_in_the_callers_error(
-    content: bytes, message: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "config.json"
-    path.write_bytes(content)
-    with pytest.raises(ModelError) as caught:
-        read_json_object(path, 200_000, ModelError)
-    assert str(path) in str(caught.value)
-    assert message in str(caught.value)

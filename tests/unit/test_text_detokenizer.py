@@ -3,7 +3,6 @@
 import pytest
 from small_tokenizers import KINDS, wrap
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models
 
 from mie.text.detokenizer import Detokenizer
 from mie.text.stream import TextStream
@@ -102,19 +101,3 @@ def test_an_incomplete_character_is_not_yet_replaced() -> None:
     assert stream.add([second]) == ("é", None)
     assert stream.add([first]) == ("", None)
     assert stream.finish() == ("", "\ufffd")  # now it is one
-
-
-def test_a_decoder_that_waits_for_the_end_still_continues_the_prompt() -> None:
-    tokenizer = KINDS["end_of_word"]()
-    prompt, ids = tokenizer.encode("the dragon"), tokenizer.encode("sings near the sea")
-    detokenizer = Detokenizer(tokenizer, prompt)
-    assert detokenizer.add(ids) == ""
-    assert tokenizer.decode(prompt) + detokenizer.finish() == tokenizer.decode([*prompt, *ids])
-
-
-def test_a_decoder_that_strips_the_end_waits_for_it() -> None:
-    backend = Backend(models.WordLevel({"a": 0, "b ": 1}, "a"))
-    backend.decoder = decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 0, 1)])
-    detokenizer = Detokenizer(wrap(backend))
-    assert detokenizer.add([0, 1]) == ""
-    assert detokenizer.finish() == "ab"

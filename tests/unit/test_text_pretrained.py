@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from small_tokenizers import KINDS, SENTENCES
 
 import mie
-from mie.errors import ChatTemplateError, ConfigError, RequestError
+from mie.errors import ConfigError, RequestError
 from mie.text.chat import TemplateFiles
 from mie.text.pretrained import PretrainedTokenizer
 from mie.text.tokenizer import Tokenizer
@@ -96,30 +94,6 @@ def test_the_vocabulary_and_the_special_tokens(bundled: PretrainedTokenizer) -> 
     assert "vocab_size=2048" in repr(bundled)
 
 
-def test_the_added_tokens_of_a_vocabulary_are_counted_apart(tmp_path: Path) -> None:
-    backend = KINDS["byte_level"]()._backend
-    backend.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({"unk_token": "<|bos|>", "pad_token": "<|end|>"})
-    )
-    tokenizer = load(tmp_path)
-    assert len(tokenizer) - tokenizer.vocab_size == 2  # the special ones are in the vocabulary
-    assert tokenizer.convert_tokens_to_ids("no such token") == tokenizer.unk_token_id == 0
-    assert tokenizer.pad_token_id == 1
-    assert tokenizer.chat_template is None
-    with pytest.raises(ChatTemplateError, match="no chat template in"):
-        tokenizer.apply_chat_template(CHAT)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_tokens_join_to_the_decoded_text(kind: str) -> None:
-    tokenizer = PretrainedTokenizer(KINDS[kind](), TemplateFiles(Path("nowhere")))
-    for sentence in SENTENCES:
-        ids = tokenizer.encode(sentence, add_special_tokens=False)
-        tokens = tokenizer.tokenize(sentence)
-        assert tokenizer.convert_tokens_to_string(tokens) == tokenizer.decode(ids)
-
-
 def test_apply_chat_template(bundled: PretrainedTokenizer) -> None:
     apply = bundled.apply_chat_template
     whole = "<|bos|><|system|>Be kind.<|user|>Hello<|assistant|>Hi there<|eos|>"
@@ -158,9 +132,3 @@ def test_options_that_would_be_ignored_are_refused(
     with pytest.raises(ConfigError, match=message):
         call(bundled)
     bundled(TEXT, padding=False, truncation=None, return_tensors=None)
-
-
-def test_bad_texts_are_refused(bundled: PretrainedTokenizer) -> None:
-    for text in (5, None, [5], ["a", None]):
-        with pytest.raises(RequestError, match="must be a string"):
-            bundled(text)  # type: ignore[arg-type]

@@ -11,10 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mie import AsyncLLM, SamplingParams
-from mie.errors import MieError, ThreadLimitError
-from mie.serve.errors import api_error
-from mie.serve.page.processes import Worker
-from mie.system.threads import call_in_thread, start_thread
+from mie.errors import ThreadLimitError
 
 REFUSED = r"the system refuses another thread \(.*\); this process has \d+ \(raise the limit"
 PARAMS = SamplingParams(max_tokens=8, temperature=0)
@@ -49,9 +46,7 @@ def test_an_async_llm_without_its_thread_leaves_nothing(no_threads: Callable[[bo
     AsyncLLM("bundled", num_blocks=16, num_threads=1).shutdown()
 
 
-def test_requests_that_run_go_on_and_new_ones_get_the_error(
-    no_threads: Callable[[bool], None],
-):
+def test_requests_that_run_go_on_and_new_ones_get_the_error(no_threads: Callable[[bool], None]):
     async def main() -> None:
         async with AsyncLLM("bundled", num_blocks=32) as llm:
             stream = llm.generate("Once upon a time", PARAMS, "1")
@@ -72,40 +67,3 @@ def test_requests_that_run_go_on_and_new_ones_get_the_error(
         assert llm.is_stopped
 
     asyncio.run(main())
-
-
-def test_a_call_in_a_thread_raises_what_the_function_raises(no_threads: Callable[[bool], None]):
-    def fails() -> None:
-        raise RuntimeError("can't start new thread, says the function")
-
-    async def main() -> None:
-        assert await call_in_thread(int, "7", base=8) == 7
-        with pytest.raises(RuntimeError, match="says the function") as caught:
-            await call_in_thread(fails)
-        assert not isinstance(caught.value, MieError)
-
-    asyncio.run(main())
-
-
-def test_other_errors_of_a_start_are_kept():
-    thread = threading.Thread(target=int)
-    start_thread(thread)
-    thread.join()
-    with pytest.raises(RuntimeError, match="threads can only be started once"):
-        start_thread(thread)
-
-
-def test_the_page_and_the_server_name_it(no_threads: Callable[[bool], None]):
-    async def main() -> None:
-        worker = Worker("mie-page-feed")
-        no_threads(True)
-        with pytest.raises(ThreadLimitError, match="mie-page-feed"):
-            await worker.call(int)
-        assert not worker.is_busy
-        no_threads(False)
-        assert await worker.call(int) == 0
-        worker.close()
-
-    asyncio.run(main())
-    answer = api_error(ThreadLimitError("the system refuses another thread"))
-    assert (answer.status, answer.headers) == (503, {"retry-after": "1"})

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import jsonschema
 import pytest
 
 import mie
-from mie import LLM, AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
+from mie import LLM, RequestOutput, SamplingParams
 from mie.errors import RequestError
 
 pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
@@ -94,20 +92,6 @@ def test_forced_calls_are_valid_in_every_format_whatever_is_sampled(name: str, c
     assert any(completion.finish_reason == "stop" for completion in output.outputs)
 
 
-def test_a_call_and_its_result_go_on_in_the_conversation():
-    llm = bundled()
-    named: Any = {"type": "function", "function": {"name": "stop"}}
-    output = chat(llm, SamplingParams(max_tokens=60), tools=TOOLS, tool_choice=named)
-    [call] = output.outputs[0].tool_calls or ()
-    messages = [
-        *MESSAGES,
-        {"role": "assistant", "content": None, "tool_calls": [call.as_message()]},
-        {"role": "tool", "tool_call_id": call.id, "content": {"done": True}},
-    ]
-    prompt = llm.chat_prompt(messages, tools=TOOLS)["prompt"]
-    assert prompt.endswith(f'<|assistant|>{CALL}<|eos|><|user|>{{"done": true}}<|assistant|>')
-
-
 # Reading the model's text.
 
 
@@ -135,13 +119,6 @@ def test_reasoning_is_read_where_the_setting_says_so():
     assert (raw.outputs[0].text, raw.outputs[0].reasoning) == (text, None)
 
 
-def test_a_prompt_that_ends_in_reasoning_lets_the_answer_begin_there():
-    llm = bundled(reasoning_parser="auto")
-    template = "{{ messages[0].content }}<think>\n{# </think> #}"
-    completion = chat(llm, writing(llm, "Hm.\n</think>\n\nSo."), chat_template=template).outputs[0]
-    assert (completion.reasoning, completion.text) == ("Hm.", "So.")
-
-
 def test_tags_that_are_special_tokens_are_kept_and_others_are_not(tmp_path: Path):
     """The bundled model with two of its special tokens spelled as Mistral's tags."""
     directory = tmp_path / "model"
@@ -165,43 +142,6 @@ def test_tags_that_are_special_tokens_are_kept_and_others_are_not(tmp_path: Path
     forced = chat(llm, SamplingParams(max_tokens=300), tools=TOOLS, tool_choice="required")
     assert forced.outputs[0].token_ids[0] == tag
     assert forced.outputs[0].tool_calls
-
-
-# Streams.
-
-
-def test_an_async_stream_has_what_is_new():
-    async def main() -> list[RequestOutput]:
-        async with AsyncLLM("bundled", num_threads=1, reasoning_parser="qwen3") as llm:
-            prompt = await llm.chat_prompt(MESSAGES, tools=TOOLS)
-            text = f"<think>Hm. Hm.</think>I stop.\n{CALL}\n{CALL}"
-            params = writing(llm._llm, text, output_kind=RequestOutputKind.DELTA, n=2)
-            return [output async for output in llm.generate(prompt, params, "a")]
-
-    outputs = asyncio.run(main())
-    for index in range(2):
-        own = [each for o in outputs for each in o.outputs if each.index == index]
-        assert "".join(each.reasoning or "" for each in own) == "Hm. Hm."
-        assert "".join(each.text for each in own) == "I stop."
-        calls = [call for each in own for call in each.tool_calls or ()]
-        assert [(call.index, call.name, call.arguments) for call in calls] == [
-            (0, "stop", "{}"),
-            (1, "stop", "{}"),
-        ]
-    ids = {call.id for o in outputs for each in o.outputs for call in each.tool_calls or ()}
-    assert len(ids) == 4
-
-
-def test_cumulative_outputs_have_all_calls_so_far():
-    llm = bundled()
-    named = {"type": "function", "function": {"name": "weather"}}
-    prompt = llm.chat_prompt(MESSAGES, tools=TOOLS, tool_choice=named)
-    arguments = []
-    for output in llm.stream(prompt, SamplingParams(max_tokens=300, temperature=0)):
-        for call in output.outputs[0].tool_calls or ():
-            arguments.append(call.arguments)
-    assert all(b.startswith(a) for a, b in pairwise(arguments))
-    assert len(set(arguments)) > 2
 
 
 # Refusals.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
-import json
 import random
 import re
 import runpy
@@ -69,22 +67,6 @@ def test_steps_1_to_3_give_the_oracles_tokens(steps: Steps, prompt: list[int]):
     assert steps.modules[3].generate(steps.model, pool, seq) == expected
 
 
-def test_step_2_computes_each_token_once(steps: Steps):
-    computed = []
-    forward = steps.model.forward
-    steps.model.forward = lambda tokens, *rest: (
-        computed.append(len(tokens)) or forward(tokens, *rest)
-    )
-    steps.modules[2].generate(steps.model, PROMPTS[0], COUNT)
-    assert computed == [len(PROMPTS[0])] + [1] * (COUNT - 1)
-
-
-def test_step_3_needs_room_for_the_whole_text(steps: Steps):
-    pool = steps.modules[3].Pool(steps.model, num_blocks=2, block_size=4)
-    with pytest.raises(MemoryError, match="9 tokens do not fit"):
-        steps.modules[3].generate(steps.model, pool, steps.modules[3].Sequence("A", [1, 2], COUNT))
-
-
 def test_step_4_gives_each_sequence_the_same_tokens_as_alone(steps: Steps):
     pool = steps.modules[3].Pool(steps.model, num_blocks=40, block_size=3)
     seqs, rng = steps.sequences(), random.Random(0)
@@ -109,57 +91,6 @@ def test_steps_5_and_6_give_the_same_tokens_with_any_amount_of_memory(
     steps.complete(engines[number](steps.model, pool, budget), list(seqs))
     assert [seq.tokens for seq in seqs] == [steps.expected(prompt) for prompt in PROMPTS]
     assert sorted(pool.free) == list(range(num_blocks))
-
-
-def test_step_5_preempts_and_refuses_requests_that_can_never_fit(steps: Steps):
-    pool = steps.modules[3].Pool(steps.model, num_blocks=9, block_size=2)
-    engine = steps.modules[5].Engine(steps.model, pool)
-    with pytest.raises(ValueError, match="A needs more blocks than there are"):
-        engine.add(steps.modules[3].Sequence("A", [1, 2], 18))
-    engine.add(steps.modules[3].Sequence("A", [1, 2], 17))  # its last token needs no slot
-    engine.add(steps.modules[3].Sequence("B", [5, 6], 9))
-    num_running = []
-    while engine.running or engine.waiting:
-        engine.step()
-        num_running.append(len(engine.running))
-    assert num_running[0] == 2
-    assert 1 in num_running
-
-
-def test_step_6_computes_a_shared_prefix_once_and_keeps_no_block(steps: Steps):
-    pool = steps.modules[6].SharingPool(steps.model, num_blocks=20, block_size=2)
-    engine = steps.modules[6].SharingEngine(steps.model, pool)
-    first, second = (steps.modules[3].Sequence(name, PROMPTS[3], COUNT) for name in "AB")
-    engine.add(first)
-    engine.step()
-    engine.add(second)
-    assert engine.step() == [(first, 1), (second, 2)]  # four of its five blocks are shared
-    assert second.table[:4] == first.table[:4]
-    assert second.table[4] != first.table[4]
-    steps.complete(engine, [])
-    assert first.tokens == second.tokens == steps.expected(PROMPTS[3])
-    assert pool.known == {}
-    assert pool.holders == [0] * 20
-
-
-@pytest.mark.parametrize("num_blocks", [8, 20])
-def test_a_fork_of_step_6_gives_the_same_tokens_as_alone(steps: Steps, num_blocks: int):
-    pool = steps.modules[6].SharingPool(steps.model, num_blocks, block_size=2)
-    engine = steps.modules[6].SharingEngine(steps.model, pool)
-    parent = steps.modules[3].Sequence("A", PROMPTS[0], COUNT)
-    engine.add(parent)
-    engine.step()
-    child = engine.fork(parent, "B", 33)
-    table = list(parent.table)
-    assert child.table == table
-    engine.step()
-    # The last block is partly filled: one of the two writes to a copy.
-    assert (parent.table[:3], child.table[:3]) == (table[:3], table[:3])
-    assert parent.table[3] != child.table[3]
-    steps.complete(engine, [])
-    assert parent.tokens == steps.expected(PROMPTS[0])
-    assert child.tokens == steps.expected([*PROMPTS[0], 33], COUNT - 1)
-    assert pool.holders == [0] * num_blocks
 
 
 def test_the_engine_generates_the_text_on_the_first_page(steps: Steps):
@@ -209,21 +140,3 @@ def test_a_page_shows_the_output_of_its_file(
             monkeypatch.delitem(sys.modules, name)
     [shown] = blocks(number, "console")
     assert shown == f"$ python docs/tutorial/step_{number}.py\n" + capsys.readouterr().out
-
-
-def test_the_tutorial_needs_only_numpy_and_safetensors():
-    own = {f"step_{n}" for n in NUMBERS}
-    for number in NUMBERS:
-        for node in ast.walk(ast.parse((FOLDER / f"step_{number}.py").read_text())):
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                names = [node.module] if isinstance(node, ast.ImportFrom) else [node.names[0].name]
-                for name in names:
-                    top = name.split(".")[0]
-                    is_allowed = top in sys.stdlib_module_names or top in own
-                    assert is_allowed or top in {"numpy", "safetensors"}, f"step_{number}: {name}"
-
-
-def test_the_model_has_the_sizes_that_step_2_mentions():
-    config = json.loads((FOLDER.parents[1] / "mie/assets/tiny/config.json").read_text())
-    numbers = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
-    assert f"{numbers:,} numbers for every token" in page(2)

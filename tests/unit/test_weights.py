@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import struct
 import subprocess
 import sys
 from contextlib import suppress
@@ -16,14 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from model_files import (
-    hf_config,
-    random_tensors,
-    safetensors_bytes,
-    write_index,
-    write_model,
-    write_shards,
-)
+from model_files import hf_config, random_tensors, write_index, write_model, write_shards
 from numpy.typing import DTypeLike, NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save, save_file
@@ -32,12 +23,7 @@ from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.entries import TensorEntry
 from mie.checkpoint.safetensors_header import read_header
 from mie.checkpoint.tensors import num_parameters
-from mie.checkpoint.weights import (
-    Checkpoint,
-    check_tied_head,
-    expected_tensors,
-    non_finite_tensors,
-)
+from mie.checkpoint.weights import Checkpoint, check_tied_head, expected_tensors, non_finite_tensors
 from mie.errors import WeightsError
 
 CONFIG = ModelConfig.from_hf(hf_config())
@@ -96,39 +82,12 @@ def test_every_dtype_is_read_exactly(tmp_path: Path, dtype: DTypeLike) -> None:
             np.testing.assert_array_equal(got, tensor)
 
 
-@pytest.mark.parametrize("max_bytes", [1, 64, 200, 1 << 20])
-def test_blocks_are_the_tensor_in_pieces(tmp_path: Path, max_bytes: int) -> None:
-    tensors = random_tensors(CONFIG)
-    write_model(tmp_path, tensors=tensors)
-    with opened(tmp_path) as checkpoint:
-        blocks = list(checkpoint.blocks(Q_PROJ, max_bytes))
-        assert all(block.nbytes <= max(max_bytes, 64) for block in blocks)
-        np.testing.assert_array_equal(np.concatenate(blocks), tensors[Q_PROJ])
-
-
 def test_shards_are_read_like_one_file(tmp_path: Path) -> None:
     tensors = random_tensors(CONFIG)
     write_shards(tmp_path, tensors, num_shards=3)
     with opened(tmp_path) as checkpoint:
         for name, tensor in tensors.items():
             np.testing.assert_array_equal(checkpoint.read(name), tensor)
-
-
-def test_the_single_file_wins_over_an_index(tmp_path: Path) -> None:
-    write_model(tmp_path)
-    write_index(tmp_path, {"nonsense": 3})
-    opened(tmp_path).close()
-
-
-def test_data_that_is_not_aligned_is_read(tmp_path: Path) -> None:
-    values = np.arange(6, dtype=np.float32).reshape(2, 3)
-    header = {"w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
-    text = json.dumps(header).encode()
-    text += b" " * (1 + -len(text) % 2)  # an odd length, so the data starts at an odd byte
-    (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(text, values.tobytes()))
-    with Checkpoint.open(tmp_path, {"w": (2, 3)}) as checkpoint:
-        np.testing.assert_array_equal(checkpoint.read("w"), values)
-        assert non_finite_tensors(checkpoint) == {}
 
 
 # Harmless extras.
@@ -176,43 +135,30 @@ def test_a_head_that_contradicts_the_tied_embedding_is_refused(
 # Refused from the headers.
 
 
-def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
-    tensors = random_tensors(CONFIG)
-    del tensors[Q_PROJ]
-    refused(write_model(tmp_path, tensors=tensors), str(tmp_path), "1 missing", Q_PROJ)
+DOWN_PROJ = "model.layers.1.mlp.down_proj.weight"
 
 
-def test_an_unexpected_tensor_is_named(tmp_path: Path) -> None:
-    tensors = random_tensors(CONFIG) | {"model.layers.2.x": np.ones(1, np.float32)}
-    refused(write_model(tmp_path, tensors=tensors), "1 unexpected", "model.layers.2.x")
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({Q_PROJ: None}, ("1 missing", Q_PROJ)),
+        ({"model.layers.2.x": np.ones(1, np.float32)}, ("1 unexpected", "model.layers.2.x")),
+        ({DOWN_PROJ: np.ones((32, 16), np.float32)}, (DOWN_PROJ, "[32, 16]", "[16, 32]")),
+        ({Q_PROJ: np.ones(256, np.float32)}, ("model.safetensors", Q_PROJ, "[256]", "[16, 16]")),
+        ({Q_PROJ: np.ones((16, 16), np.float64)}, (Q_PROJ, "dtype", "F32, F16, BF16")),
+        ({Q_PROJ: np.ones((16, 16), np.int8)}, (Q_PROJ, "dtype", "F32, F16, BF16")),
+    ],
+    ids=["missing", "unexpected", "transposed", "flat", "wide", "integers"],
+)
+def test_a_tensor_that_differs_is_named(
+    tmp_path: Path, changes: dict[str, Any], named: tuple[str, ...]
+) -> None:
+    tensors = {**random_tensors(CONFIG), **changes}
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    refused(write_model(tmp_path, tensors=given), str(tmp_path), *named)
 
 
-def test_a_transposed_matrix_is_named(tmp_path: Path) -> None:
-    name = "model.layers.1.mlp.down_proj.weight"
-    tensors = random_tensors(CONFIG)
-    tensors[name] = tensors[name].T.copy()
-    refused(write_model(tmp_path, tensors=tensors), name, "[32, 16]", "[16, 32]")
-
-
-@pytest.mark.parametrize("shape", [(16, 15), (256,), (16, 16, 1), (8, 32)])
-def test_a_wrong_shape_is_named(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    tensors = random_tensors(CONFIG) | {Q_PROJ: np.ones(shape, np.float32)}
-    refused(
-        write_model(tmp_path, tensors=tensors),
-        "model.safetensors",
-        Q_PROJ,
-        str(list(shape)),
-        "[16, 16]",
-    )
-
-
-@pytest.mark.parametrize("dtype", [np.float64, np.int8, np.int32])
-def test_an_unsupported_dtype_is_named(tmp_path: Path, dtype: DTypeLike) -> None:
-    tensors = random_tensors(CONFIG) | {Q_PROJ: np.ones((16, 16), dtype)}
-    refused(write_model(tmp_path, tensors=tensors), Q_PROJ, "dtype", "F32, F16, BF16")
-
-
-@pytest.mark.parametrize("keep", [0, 5, 8, 100, -1000, -1])
+@pytest.mark.parametrize("keep", [0, 8, 100, -1])
 def test_a_truncated_file_is_refused(tmp_path: Path, keep: int) -> None:
     path = write_model(tmp_path) / "model.safetensors"
     whole = path.read_bytes()
@@ -223,35 +169,6 @@ def test_a_truncated_file_is_refused(tmp_path: Path, keep: int) -> None:
 def entry(begin: int, end: int, dtype: str = "F32", shape: object = None) -> dict[str, Any]:
     shape = [(end - begin) // 4] if shape is None else shape
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-
-
-@pytest.mark.parametrize(
-    ("data", "named"),
-    [
-        (b"", "header too small"),
-        (struct.pack("<Q", 10**9) + b"{}", "truncated"),
-        (struct.pack("<Q", 5000) + b"{}", "truncated"),
-        (safetensors_bytes(b"not json"), "invalid JSON"),
-        (safetensors_bytes([1]), "invalid JSON"),
-        (safetensors_bytes({"__metadata__": {"a": 1}}), "expected a string"),
-        (safetensors_bytes({"a": {"dtype": "F32"}}), "missing field `shape`"),
-        (safetensors_bytes({"a": entry(0, 4, dtype="F99")}, bytes(4)), "`F99`"),
-        (safetensors_bytes({"a": entry(0, 4, dtype="F\n9")}, bytes(4)), r"`F\n9`"),
-        (safetensors_bytes({"a": entry(0, 4, shape=[-1])}, bytes(4)), "expected usize"),
-        (safetensors_bytes({"a": entry(4, 0, shape=[0])}, bytes(4)), "`a`"),
-        (safetensors_bytes({"a": entry(0, 4, shape=[2])}, bytes(4)), "invalid shape"),
-        (safetensors_bytes({"a": entry(0, 8)}, bytes(4)), "truncated"),
-        (safetensors_bytes({"a": entry(0, 4), "b": entry(0, 4)}, bytes(4)), "invalid offset"),
-        (safetensors_bytes({"a": entry(0, 4), "b": entry(8, 12)}, bytes(12)), "`b`"),
-        (safetensors_bytes({"a": entry(0, 4)}, bytes(7)), "not fully covered"),
-    ],
-)
-def test_a_corrupt_header_is_refused(tmp_path: Path, data: bytes, named: str) -> None:
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(data)
-    refused(tmp_path, str(path), named)
-    with pytest.raises(WeightsError):
-        read_header(path)
 
 
 DTYPES = [
@@ -305,34 +222,6 @@ def test_pickles_are_refused_with_a_way_out(tmp_path: Path) -> None:
     refused(tmp_path, "pytorch_model.bin", "convert", "save_pretrained")
 
 
-def test_safetensors_of_other_names_are_named(tmp_path: Path) -> None:
-    save_file({"a": np.ones(1, np.float32)}, tmp_path / "consolidated.safetensors")
-    refused(tmp_path, "consolidated.safetensors", "not read")
-
-
-@pytest.mark.parametrize(
-    "shard",
-    [
-        "../x.safetensors",
-        "/etc/x.safetensors",
-        "a/b.safetensors",
-        "a\\b.safetensors",
-        "x\0.safetensors",
-        "..",
-        "x.bin",
-        "",
-        3,
-        None,
-    ],
-)
-def test_an_index_may_name_only_files_beside_it(tmp_path: Path, shard: object) -> None:
-    directory = tmp_path / "model"
-    directory.mkdir()
-    save_file(random_tensors(CONFIG), tmp_path / "x.safetensors")
-    write_index(directory, dict.fromkeys(EXPECTED, shard))
-    refused(directory, "index.json", repr(shard), "model.embed_tokens.weight")
-
-
 def test_a_shard_may_be_a_link_as_in_the_hub_cache(tmp_path: Path) -> None:
     directory, blobs = tmp_path / "snapshot", tmp_path / "blobs"
     directory.mkdir()
@@ -356,13 +245,6 @@ def test_a_tensor_that_its_shard_lacks_is_named(tmp_path: Path) -> None:
     refused(tmp_path, "index.json", Q_PROJ, other)
 
 
-def test_a_tensor_that_the_index_does_not_place_is_named(tmp_path: Path) -> None:
-    weight_map = write_shards(tmp_path, random_tensors(CONFIG))
-    shard = weight_map.pop(Q_PROJ)
-    write_index(tmp_path, weight_map)
-    refused(tmp_path, shard, Q_PROJ, "no file")
-
-
 def test_a_tensor_in_two_shards_is_named(tmp_path: Path) -> None:
     tensors = random_tensors(CONFIG)
     weight_map = write_shards(tmp_path, tensors)
@@ -371,12 +253,6 @@ def test_a_tensor_in_two_shards_is_named(tmp_path: Path) -> None:
     part = {name: tensor for name, tensor in tensors.items() if weight_map[name] == first}
     save_file(part | {twice: tensors[twice]}, tmp_path / first)
     refused(tmp_path, first, twice)
-
-
-@pytest.mark.parametrize("weight_map", [None, [], {}, "x"])
-def test_an_index_without_a_weight_map_is_refused(tmp_path: Path, weight_map: object) -> None:
-    write_index(tmp_path, weight_map)
-    refused(tmp_path, "index.json", "weight_map")
 
 
 # Values.

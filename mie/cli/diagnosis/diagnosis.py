@@ -1,9 +1,9 @@
-"""Examine a machine: run every check, try every backend, and compile the kernels of backend jit."""
+"""Examine a machine: run all checks, try backends, and compile the kernels of backend jit."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,11 +23,21 @@ numpy-plain is left out, because it runs on the same machines as numpy.
 """
 
 
-def run_checks(machine: Machine) -> list[Check]:
-    """Return the results in the order of the tables of checks."""
-    survey = Survey(machine)
+def examine(
+    machine: Machine, backends: Sequence[str], progress: Progress
+) -> tuple[list[Check], dict[str, str | None]]:
+    """Return the results in the order of the tables of checks, and of each backend's trial.
+
+    A trial's result is the reason why the backend does not work, or None.
+    """
+    trials = {name: ("backend", name) for name in backends}
+    topics = [*Survey.topics, *trials.values()]
+    with progress(len(topics)) as count:
+        facts = machine.ask_all(topics, count)
+    survey = Survey(machine, facts)
     checks = {**CPU_CHECKS, **GPU_CHECKS, **(JETSON_CHECKS if survey.is_jetson else {})}
-    return [Check(name, *found) for name, check in checks.items() for found in check(survey)]
+    results = [Check(name, *found) for name, check in checks.items() for found in check(survey)]
+    return results, {name: facts[topic].get("error") for name, topic in trials.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ _ASK = (
 )
 
 Facts = dict[str, Any]
+Topic = tuple[str, ...]
+"""The name of a function of `TOPICS`, and its arguments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +77,18 @@ class Machine:
             return {"error": f"the process that tried it {why}"}
         except (TypeError, ValueError):
             return {"error": "the process that tried it gave an answer that is not a JSON object"}
+
+    def ask_all(
+        self, topics: Sequence[Topic], progress: Callable[[int], object] = lambda num_new: None
+    ) -> dict[Topic, Facts]:
+        """Return the facts of each topic, asked at once, and tell ``progress`` of each answer."""
+        with ThreadPoolExecutor(max(2, self.num_usable_cpus)) as pool:
+            asked = {pool.submit(self.ask, *topic): topic for topic in topics}
+            found = {}
+            for answer in as_completed(asked):
+                found[asked[answer]] = answer.result()
+                progress(1)
+        return found
 
 
 def backend_facts(name: str) -> Facts:

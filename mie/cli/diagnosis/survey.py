@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from mie.cli.diagnosis.machine import Facts, Machine
+from mie.cli.diagnosis.machine import Facts, Machine, Topic
 from mie.system.resources import cpu_quota, whole_cpus
 
 # The order in which OpenBLAS looks for its number of threads.
@@ -58,12 +59,13 @@ class Survey:
     """The facts about a machine, gathered before any check."""
 
     oldest_cuda = 12
+    topics: tuple[Topic, ...] = (("numpy",), ("products",), ("jit",), ("driver",), ("cupy",))
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, facts: Mapping[Topic, Facts]) -> None:
         self.machine, self.environment = machine, machine.environment
-        self.numpy, self.products = machine.ask("numpy"), machine.ask("products")
-        self.jit = machine.ask("jit")
-        self.driver, self.cupy = machine.ask("driver"), machine.ask("cupy")
+        self.numpy, self.products, self.jit, self.driver, self.cupy = map(
+            facts.__getitem__, self.topics
+        )
         self.quota = cpu_quota(machine.read)
         self.cpus = whole_cpus(machine.num_usable_cpus, self.quota)
         """How many CPUs threads can use continuously."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mie.ops_jit.kernels.formats import Format
+from mie.ops_jit.kernels.products import widener
 from mie.ops_jit.kernels.vectors import (
     absolute,
     everywhere,
@@ -32,7 +33,7 @@ from mie.ops_jit.kernels.vectors import (
     word,
     words,
 )
-from mie.ops_jit.layout import LOGITS_ROWS, POSITIONS, ROW_TILE, SLOTS, TOKEN_IDS
+from mie.ops_jit.layout import K_BLOCK, LOGITS_ROWS, POSITIONS, ROW_TILE, SLOTS, TOKEN_IDS
 
 ONE = np.float32(1)
 
@@ -102,22 +103,21 @@ def take_rows(args, step, tile, scratch):
 
 def embed(fmt: Format) -> Callable[..., None]:
     """Return the kernel that looks up tokens in a table of this format."""
-    widened, copy_item = fmt.loader(), fmt.copier()
-    itemsize = fmt.itemsize
+    widen, group, group_bytes = widener(fmt), fmt.group, fmt.group_bytes
 
     @kernel_function
     def kernel(args, step, tile, scratch):
-        """Take columns of the panels. Arguments: panels, out, D, the word with T."""
+        """Take a lane of a panel for each token. Arguments: panels, out, D, the word with T."""
         table, out, dim, rows_word = words(args, 4)
         end = min(word(step, rows_word), (tile + 1) * ROW_TILE)
         for row in range(tile * ROW_TILE, end):
             token = word(word(step, TOKEN_IDS), row)
-            column = table + (token // 16 * dim * 16 + token % 16) * itemsize
-            for i in range(dim):
-                copy_item(column + i * 16 * itemsize, scratch + i * itemsize)
-            for i in range(0, dim, 16):
-                v = widened(scratch + i * itemsize)
-                store_first(out + (row * dim + i) * 4, v, dim - i)
+            panel = table + token // 16 * ((dim + group - 1) // group * group_bytes)
+            for first in range(0, dim, K_BLOCK):
+                count = min(K_BLOCK, dim - first)
+                widen(panel + first // group * group_bytes, count, scratch)
+                for i in range(count):
+                    set_number(out, row * dim + first + i, number(scratch, 16 * i + token % 16))
 
     return kernel
 

@@ -1,15 +1,22 @@
-"""Load and store the element formats of weights and caches, widened to float32 in registers."""
+"""Load and store the formats of weights and caches, widened to float32 in registers.
+
+Quantised weights are groups of inputs of a panel, as `mie.ops.quantised` defines them. A group is
+16 float32 scales, perhaps 16 offsets, and then 16 codes for each input. A byte of "int4" has two
+codes: that of an input of the first half of the group, and that of the second half's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from mie.ops.quantised import GROUPS, Codes, Form
 from mie.ops_jit.kernels.vectors import (
     F32,
     I8,
@@ -18,6 +25,7 @@ from mie.ops_jit.kernels.vectors import (
     VECTOR,
     Emitted,
     call,
+    fused,
     int64,
     lanes,
     load_lanes,
@@ -26,6 +34,7 @@ from mie.ops_jit.kernels.vectors import (
     splat,
     vector,
 )
+from mie.ops_jit.layout import format_name
 
 Widen = Callable[[ir.IRBuilder, ir.Value], ir.Value]
 
@@ -43,10 +52,30 @@ def _int8(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
     return b.sitofp(b.sext(load_lanes(b, address, I8), lanes(I32)), VECTOR)
 
 
+def _low(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    bits = b.sext(load_lanes(b, address, I8), lanes(I32))
+    return b.sitofp(b.ashr(b.shl(bits, splat(I32, 28)), splat(I32, 28)), VECTOR)
+
+
+def _high(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    bits = b.sext(load_lanes(b, address, I8), lanes(I32))
+    return b.sitofp(b.ashr(bits, splat(I32, 4)), VECTOR)
+
+
+def _unsigned_low(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    bits = b.zext(load_lanes(b, address, I8), lanes(I32))
+    return b.sitofp(b.and_(bits, splat(I32, 15)), VECTOR)
+
+
+def _unsigned_high(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    bits = b.zext(load_lanes(b, address, I8), lanes(I32))
+    return b.sitofp(b.lshr(bits, splat(I32, 4)), VECTOR)
+
+
 def _fp8(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
     """Move an E4M3 number's bits to their places in float32, whose bias is 120 larger.
 
-    A cache holds no NaN.
+    There is no NaN.
     """
     bits = b.zext(load_lanes(b, address, I8), lanes(I32))
     sign = b.shl(b.and_(bits, splat(I32, 0x80)), splat(I32, 24))
@@ -104,16 +133,32 @@ def _narrow_float32(b: ir.IRBuilder, x: ir.Value, address: ir.Value) -> None:
 
 @dataclass(frozen=True)
 class Format:
-    """How 16 elements are stored."""
+    """How a panel's weights, or 16 elements of a cache, are stored."""
 
     name: str
     itemsize: int
     widen: Widen
-    """Load 16 elements as float32, which is exact."""
-    narrow: Callable[[ir.IRBuilder, ir.Value, ir.Value], None]
+    """Load 16 elements or codes as float32, which is exact."""
+    narrow: Callable[[ir.IRBuilder, ir.Value, ir.Value], None] | None = None
     """Store 16 numbers, rounded to nearest, ties to even."""
     largest: float | None = None
-    """The element that the largest magnitude of a vector maps to, if vectors have scales."""
+    """The element that the largest magnitude of a vector of a cache maps to, if it has a scale."""
+    group: int = 1
+    """Inputs of a panel that share scales, if there are some."""
+    headers: int = 0
+    """Vectors that a group begins with: none, scales, or scales and offsets."""
+    widen_high: Widen | None = None
+    """Load the codes of a group's second half, if they are in the bytes of the first."""
+
+    @property
+    def halves(self) -> Sequence[Widen]:
+        """The functions that load the codes of a group's halves, or of the whole group."""
+        return (self.widen, self.widen_high) if self.widen_high else (self.widen,)
+
+    @property
+    def group_bytes(self) -> int:
+        """The size of a group of a panel."""
+        return 64 * self.headers + 16 * self.itemsize * self.group // len(self.halves)
 
     def loader(self) -> Any:
         """Return a function for kernels: an address to 16 numbers."""
@@ -128,6 +173,7 @@ class Format:
     def storer(self) -> Any:
         """Return a function for kernels that stores 16 numbers at an address."""
         narrow = self.narrow
+        assert narrow is not None
 
         @intrinsic
         def store_narrowed(_: Any, x: Any, address: Any) -> Emitted:
@@ -150,6 +196,21 @@ class Format:
         return copy_item
 
 
+def weights_of(b: ir.IRBuilder, codes: ir.Value, header: Sequence[ir.Value]) -> ir.Value:
+    """Return codes times scales, plus offsets if there are some, rounded once."""
+    if not header:
+        return codes
+    return b.fmul(codes, *header) if len(header) == 1 else fused(b, codes, *header)
+
+
+def _quantised(codes: Codes, group: int, has_offsets: bool) -> Format:
+    """Return the format of a quantised matrix."""
+    name = format_name(Form(codes=codes, group=group, has_offsets=has_offsets))
+    pairs = (_unsigned_low, _unsigned_high) if has_offsets else (_low, _high)
+    widen, high = {"int4": pairs, "int8": (_int8, None), "float8_e4m3fn": (_fp8, None)}[codes]
+    return Format(name, 1, widen, group=group, headers=1 + has_offsets, widen_high=high)
+
+
 FORMATS = {
     each.name: each
     for each in (
@@ -158,5 +219,6 @@ FORMATS = {
         Format("float16", 2, _float16, _narrow_float16),
         Format("int8", 1, _int8, _narrow_int8, 127.0),
         Format("float8_e4m3fn", 1, _fp8, _narrow_fp8, 448.0),
+        *itertools.starmap(_quantised, itertools.product(get_args(Codes), GROUPS, (False, True))),
     )
 }

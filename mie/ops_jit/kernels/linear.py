@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from mie.ops_jit.kernels.elementwise import silu
 from mie.ops_jit.kernels.formats import Format
-from mie.ops_jit.kernels.products import call_multiply
+from mie.ops_jit.kernels.products import call_multiply, widener
 from mie.ops_jit.kernels.vectors import (
     kernel_function,
     load,
@@ -19,60 +19,74 @@ from mie.ops_jit.kernels.vectors import (
     word,
     words,
 )
-from mie.ops_jit.layout import BLOCK_ROWS, K_BLOCK, PANELS, SUMS_BYTES
+from mie.ops_jit.layout import BLOCK_ROWS, FEW_ROWS, K_BLOCK, PANELS, SUMS_BYTES
 
 AHEAD = 4096
 """Bytes from the weights in use to those that are prefetched."""
 
 
 def group_product(fmt: Format) -> Callable[..., None]:
-    """Return a function that multiplies rows by a group of panels.
+    """Return a function that multiplies rows by the group of panels from an output on.
 
-    ``multiply`` is the address of the kernel `products.multiply`. The sums [rows, 64] are written
-    to the address ``sums``.
+    ``multiply`` and ``wide`` are the addresses of the kernels `products.multiply` of this format
+    and of float32. The sums [rows, 64] are written to the address ``sums``. Quantised weights for
+    many rows are widened once, to the address ``widened``.
     """
-    itemsize = fmt.itemsize
+    group, group_bytes, load_bytes = fmt.group, fmt.group_bytes, 16 * fmt.itemsize
+    most = FEW_ROWS if fmt.headers else BLOCK_ROWS
+    widen = widener(fmt)
 
     @kernel_function
-    def product(multiply, x, w, k, rows, panels, sums):
+    def product(multiply, wide, x, w, k, output, rows, panels, sums, widened):
+        stride = (k + group - 1) // group * group_bytes
         for first in range(0, k, K_BLOCK):
             count = min(K_BLOCK, k - first)
-            call_multiply(
-                multiply, x + first * 4, k * 4, w + first * 16 * itemsize, k * 16 * itemsize,
-                16 * itemsize, AHEAD, count, sums, 256, rows, panels, min(first, 1),
-            )  # fmt: skip
+            weights = w + output // 16 * stride + first // group * group_bytes
+            numbers, resume = x + first * 4, min(first, 1)
+            if rows <= most:
+                call_multiply(
+                    multiply, numbers, k * 4, weights, stride, load_bytes, AHEAD, count,
+                    sums, 256, rows, panels, resume,
+                )  # fmt: skip
+            else:
+                for panel in range(panels):
+                    widen(weights + panel * stride, count, widened + panel * count * 64)
+                call_multiply(
+                    wide, numbers, k * 4, widened, count * 64, 64, 0, count,
+                    sums, 256, rows, panels, resume,
+                )  # fmt: skip
 
     return product
 
 
 def linear(fmt: Format) -> Callable[..., None]:
     """Return the kernel that multiplies by a matrix of this format."""
-    product, itemsize = group_product(fmt), fmt.itemsize
+    product = group_product(fmt)
 
     @kernel_function
     def kernel(args, step, tile, scratch):
-        """Write x W + bias + residual.
+        """Write x W + bias + residual to N columns of ``out``, from column ``first`` on.
 
-        Arguments: x, W, out, K, N, bias, residual, the word with T, and the kernel that
-        multiplies.
+        Arguments: x, W, out, K, N, bias, residual, the word with T, the kernels that multiply, the
+        width of out, first.
         """
-        x, w, out, k, n, bias, residual, rows_word, multiply = words(args, 9)
+        x, w, out, k, n, bias, residual, rows_word, multiply, wide, width, left = words(args, 12)
         total = word(step, rows_word)
         blocks = (total + BLOCK_ROWS - 1) // BLOCK_ROWS
         group, first = tile // blocks, tile % blocks * BLOCK_ROWS
         rows = min(BLOCK_ROWS, total - first)
         column = group * 16 * PANELS
         panels = min(PANELS, (n - column + 15) // 16)
-        at, weights = x + first * k * 4, w + column * k * itemsize
-        product(multiply, at, weights, k, rows, panels, scratch)
+        at, widened = x + first * k * 4, scratch + SUMS_BYTES
+        product(multiply, wide, at, w, k, column, rows, panels, scratch, widened)
         for row in range(rows):
             for panel in range(panels):
                 at = column + 16 * panel
                 count = n - at
-                offset = ((first + row) * n + at) * 4
+                offset = ((first + row) * width + left + at) * 4
                 v = load(scratch + row * 256 + panel * 64)
                 if bias != 0:
-                    v = v + load_first(bias + 4 * at, count)
+                    v = v + load_first(bias + 4 * (left + at), count)
                 if residual != 0:
                     v = v + load_first(residual + offset, count)
                 if count >= 16:
@@ -85,25 +99,25 @@ def linear(fmt: Format) -> Callable[..., None]:
 
 def gate_up(fmt: Format) -> Callable[..., None]:
     """Return the kernel that multiplies by the gate's and the other half, and activates."""
-    product, itemsize = group_product(fmt), fmt.itemsize
+    product = group_product(fmt)
 
     @kernel_function
     def kernel(args, step, tile, scratch):
         """Write silu(x gate) * (x up) [T, F], with F a multiple of 16.
 
-        Arguments: x, W, out, K, F, bias, the word with T, and the kernel that multiplies.
+        Arguments: x, W, out, K, F, bias, the word with T, and the kernels that multiply.
         """
-        x, w, out, k, dim, bias, rows_word, multiply = words(args, 8)
+        x, w, out, k, dim, bias, rows_word, multiply, wide = words(args, 9)
         total = word(step, rows_word)
         blocks = (total + BLOCK_ROWS - 1) // BLOCK_ROWS
         group, first = tile // blocks, tile % blocks * BLOCK_ROWS
         rows = min(BLOCK_ROWS, total - first)
         column = group * 16 * PANELS
         panels = min(PANELS, (dim - column) // 16)
-        at, at_up = x + first * k * 4, w + (dim + column) * k * itemsize
-        up = scratch + SUMS_BYTES
-        product(multiply, at, w + column * k * itemsize, k, rows, panels, scratch)
-        product(multiply, at, at_up, k, rows, panels, up)
+        at, up = x + first * k * 4, scratch + SUMS_BYTES
+        widened = up + SUMS_BYTES
+        product(multiply, wide, at, w, k, column, rows, panels, scratch, widened)
+        product(multiply, wide, at, w, k, dim + column, rows, panels, up, widened)
         for row in range(rows):
             for panel in range(panels):
                 here, i = row * 256 + panel * 64, column + 16 * panel

@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from mie.ops_jit.kernels.formats import Format
+from mie.ops_jit.kernels.formats import Format, Widen, weights_of
 from mie.ops_jit.kernels.vectors import (
     F32,
     I64,
@@ -29,6 +29,7 @@ from mie.ops_jit.kernels.vectors import (
     fused,
     int64,
     kernel_function,
+    load_lanes,
     plain,
     pointer,
     splat,
@@ -44,26 +45,35 @@ def call_multiply(
     return plain(types.void, [int64] * 13, call_kernel_at)
 
 
+Vectors = Sequence[ir.Value]
+
+
 class Tiles(NamedTuple):
     """The largest tiles that a CPU's registers hold, with others left for weights and x."""
 
     sums: int
-    """Vectors of sums."""
+    """Vectors of sums, if there are several panels."""
     rows: int
     panels: int
 
     def width(self, rows: int) -> int:
         """Return how many panels a tile of ``rows`` has."""
-        fitting = (each for each in (4, 2, 1) if each <= self.panels and rows * each <= self.sums)
-        return next(fitting)
+        fitting = (each for each in (4, 2) if each <= self.panels and rows * each <= self.sums)
+        return next(fitting, 1)
 
 
-AVX512 = Tiles(24, 6, 4)
-"""32 registers of one vector."""
-AVX2 = Tiles(5, 5, 4)
-"""16 registers of half a vector."""
-NEON = Tiles(5, 5, 2)
-"""32 registers of a quarter. Multiply-adds take weights from registers only."""
+TILES = {512: Tiles(24, 6, 4), 256: Tiles(5, 5, 4), 128: Tiles(5, 5, 2)}
+"""By the bits of a register: AVX-512 has 32, AVX2 has 16, and NEON has 32.
+
+Multiply-adds of NEON take weights from registers only.
+"""
+QUANTISED_TILES = {512: Tiles(16, 8, 4), 256: Tiles(2, 3, 2), 128: Tiles(1, 4, 1)}
+"""They leave registers for scales, offsets and codes."""
+
+
+def tiles_of(fmt: Format, vector_bits: int) -> Tiles:
+    """Return the largest tiles of a format for registers of this width."""
+    return (QUANTISED_TILES if fmt.headers else TILES)[vector_bits]
 
 
 def _emit_tile(
@@ -80,24 +90,89 @@ def _emit_tile(
         for c in range(panels)
     ]
 
-    def step(k: ir.Value, sums: Sequence[ir.Value]) -> list[ir.Value]:
+    def use(k: ir.Value, weights: Vectors, sums: Vectors) -> Vectors:
         """Add the products of input k."""
-        w_offset, x_offset = b.mul(k, k_stride), b.shl(k, I64(2))
-        weights = [fmt.widen(b, b.add(each, w_offset)) for each in ws]
-        if panels == 1:
-            emit_prefetch(b, b.add(b.add(ws[0], w_offset), ahead))
-        totals = []
+        totals: list[ir.Value] = []
         for r, each in enumerate(xs):
-            number = broadcast(b, b.load(pointer(b, b.add(each, x_offset), F32), align=4))
+            address = b.add(each, b.shl(k, I64(2)))
+            number = broadcast(b, b.load(pointer(b, address, F32), align=4))
             own = sums[r * panels : (r + 1) * panels]
             totals += [fused(b, number, *pair) for pair in zip(weights, own, strict=True)]
         return totals
 
-    for total, to in zip(_loop(b, count, step, _first_sums(b, outs, resume)), outs, strict=True):
+    first = _first_sums(b, outs, resume)
+    totals = _over_inputs(b, fmt, ws, k_stride, ahead, count, first, use)
+    for total, to in zip(totals, outs, strict=True):
         b.store(total, to, align=4)
 
 
-def _first_sums(b: ir.IRBuilder, outs: Sequence[ir.Value], resume: ir.Value) -> list[ir.Value]:
+def _over_inputs(
+    b: ir.IRBuilder, fmt: Format, panels: Sequence[ir.Value], stride: Any, ahead: Any, count: Any,
+    state: Vectors, use: Callable[[ir.Value, Vectors, Vectors], Vectors],
+) -> Vectors:  # fmt: skip
+    """Emit state = use(k, weights, state) for the inputs k of panels. Return the last state.
+
+    There is a vector of weights for each panel. ``stride`` is from input to input.
+    """
+
+    def codes(
+        widen: Widen, begin: ir.Value, places: Sequence[ir.Value], headers: Sequence[Vectors],
+        number: ir.Value, state: Vectors,
+    ) -> Vectors:  # fmt: skip
+        """Go over inputs that share scales, from ``begin`` on."""
+
+        def step(i: ir.Value, state: Vectors) -> Vectors:
+            at = [b.add(each, b.mul(i, stride)) for each in places]
+            if len(at) == 1 and ahead is not None:
+                emit_prefetch(b, b.add(at[0], ahead))
+            weights = [
+                weights_of(b, widen(b, each), header)
+                for each, header in zip(at, headers, strict=True)
+            ]
+            return use(b.add(begin, i), weights, state)
+
+        return _loop(b, number, step, state)
+
+    if not fmt.headers:
+        return codes(fmt.widen, I64(0), panels, [()] * len(panels), count, state)
+
+    def step(group: ir.Value, state: Vectors) -> Vectors:
+        own = [b.add(each, b.mul(group, I64(fmt.group_bytes))) for each in panels]
+        headers = [
+            [load_lanes(b, b.add(each, I64(64 * i)), F32) for i in range(fmt.headers)]
+            for each in own
+        ]
+        places = [b.add(each, I64(64 * fmt.headers)) for each in own]
+        size = fmt.group // len(fmt.halves)
+        for half, widen in enumerate(fmt.halves):
+            begin = b.add(b.mul(group, I64(fmt.group)), I64(half * size))
+            left = b.sub(count, begin)  # below zero if the last group is short
+            number = b.select(b.icmp_signed("<", left, I64(size)), left, I64(size))
+            state = codes(widen, begin, places, headers, number, state)
+        return state
+
+    groups = b.udiv(b.add(count, I64(fmt.group - 1)), I64(fmt.group))
+    return _loop(b, groups, step, state)
+
+
+def widener(fmt: Format) -> Any:
+    """Return a function for kernels that widens inputs of a panel to float32 [count, 16]."""
+
+    @intrinsic
+    def widen_panel(_: Any, panel: Any, count: Any, out: Any) -> Emitted:
+        def emit(b: ir.IRBuilder, panel: ir.Value, count: ir.Value, out: ir.Value) -> None:
+            def use(k: ir.Value, weights: Vectors, state: Vectors) -> Vectors:
+                b.store(weights[0], pointer(b, b.add(out, b.shl(k, I64(6))), VECTOR), align=4)
+                return state
+
+            _over_inputs(b, fmt, [panel], I64(16 * fmt.itemsize), None, count, [], use)
+
+        return plain(types.void, [int64] * 3, emit)
+
+    return widen_panel
+
+
+def _first_sums(b: ir.IRBuilder, outs: Sequence[ir.Value], resume: ir.Value) -> Vectors:
     """Return the numbers in ``outs``, or zeros."""
     fresh, resumed, begin = (b.append_basic_block(name) for name in ("fresh", "resumed", "begin"))
     b.cbranch(b.icmp_signed("==", resume, I64(0)), fresh, resumed)
@@ -115,16 +190,16 @@ def _first_sums(b: ir.IRBuilder, outs: Sequence[ir.Value], resume: ir.Value) -> 
 
 
 def _loop(
-    b: ir.IRBuilder, count: ir.Value, step: Callable[..., list[ir.Value]], sums: Sequence[ir.Value]
-) -> list[ir.Value]:
-    """Return the sums after ``count`` steps."""
+    b: ir.IRBuilder, count: ir.Value, step: Callable[[ir.Value, Vectors], Vectors], state: Vectors
+) -> Vectors:
+    """Return the state after ``count`` steps."""
     before = b.block
     head, body, after = (b.append_basic_block(name) for name in ("head", "body", "after"))
     b.branch(head)
     b.position_at_end(head)
     k = b.phi(I64)
-    kept = [b.phi(VECTOR) for _ in sums]
-    for phi, first in zip([k, *kept], [I64(0), *sums], strict=True):
+    kept = [b.phi(VECTOR) for _ in state]
+    for phi, first in zip([k, *kept], [I64(0), *state], strict=True):
         phi.add_incoming(first, before)
     b.cbranch(b.icmp_signed("<", k, count), body, after)
     b.position_at_end(body)

@@ -1,4 +1,4 @@
-"""Test how the page's modules are joined into one file."""
+"""Check the web page's modules, the file that they are joined to, its records, and docs/page.md."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from event_stories import STORY, write_story
 
+from mie.events import SUMMARY_FIELDS, read_log, summary_of
 from mie.events.page.assets import RECORDED_RUNS, assets
 from mie.events.page.bundle import EmbeddedRun, bundle, page_html
-from mie.events.page.records import PAGE_VERSION
+from mie.events.page.follow import MAX_SPLIT
+from mie.events.page.records import COLUMNS, PAGE_VERSION, SHOWN, event_of, row_of
+from mie.events.replay import State
 
 FILES = {
     "main.js": (
@@ -47,14 +51,6 @@ def test_joined_modules_do_what_the_modules_do(tmp_path: Path) -> None:
     script.write_text(bundle(FILES))
     done = subprocess.run(["node", script], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "otter 3 8 3 drawn\n"
-
-
-def test_each_module_is_there_once_and_before_those_that_import_it() -> None:
-    script = bundle(FILES)
-    assert script.count('"otter"') == 1
-    assert script.index('"otter"') < script.index("a + b") < script.index("console.log")
-    assert "import" not in script
-    assert "export" not in script
 
 
 @pytest.mark.parametrize(
@@ -105,3 +101,81 @@ def test_the_file_loads_nothing_and_allows_only_what_is_inside() -> None:
 def test_the_page_is_small() -> None:
     assert sum(len(asset.compressed) for asset in assets().values()) < 60_000
     assert sum(len(run.compressed()) for run in RECORDED_RUNS) < 50_000
+
+
+TEXT = (Path(__file__).parents[2] / "docs" / "page.md").read_text(encoding="utf-8")
+
+
+def test_every_kind_of_event_has_an_example() -> None:
+    section = TEXT.partition("### events\n")[2].partition("\n### ")[0]
+    named = set(re.findall(r'\["(\w+)",', section)) | set(
+        re.findall(r"`(\w+)` has no\s+fields", section)
+    )
+    assert named == SHOWN.keys()
+
+
+def test_examples_have_the_fields_of_their_kind() -> None:
+    section = TEXT.partition("### events\n")[2].partition("\n### ")[0]
+    for kind, names in re.findall(r'^ +\["(\w+)",[^\n]*\] {2,}([a-z_ ]+)', section, re.MULTILINE):
+        assert tuple(names.split()[: len(SHOWN[kind])]) == SHOWN[kind], kind
+
+
+@pytest.fixture
+def segment(tmp_path):
+    [segment] = read_log(write_story(tmp_path / "story.jsonl", [*STORY, *[[]] * MAX_SPLIT]))
+    return segment
+
+
+def test_a_row_has_the_numbers_of_its_step(segment):
+    num_admitted = num_hits = 0
+    for records in segment.steps:
+        summary = {**summary_of(records), "num_copies": 1234, "seconds": 1 / 3, "start": 98765.4321}
+        row = json.loads(row_of((*records[:-1], ("step", summary))))
+        admitted = sum(record[3] for record in records if record[0] == "admit")
+        hits = sum(record[3] + record[4] for record in records if record[0] == "hit")
+        numbers = [round(summary[name], 6) for name in SUMMARY_FIELDS]
+        assert row == [*numbers, admitted, hits]
+        assert len(row) == len(COLUMNS)
+        num_admitted, num_hits = num_admitted + admitted, num_hits + hits
+    assert num_admitted > 0
+    assert num_hits > 0
+
+
+@pytest.mark.parametrize(
+    ("record", "event"),
+    [
+        (("decode", (1, 0)), ["decode", ["12.3", "7.0"]]),
+        (("decode", ()), ["decode", []]),
+        (("prefill", (7, 0), 8, 5, (0, 1)), ["prefill", "7.0", 8, 5, [0, 1]]),
+        (("fork", (7, 1), (7, 0), 2), ["fork", "7.1", "7.0", 2]),
+        (("finish", (7, 0), 'a "stop"'), ["finish", "7.0", 'a "stop"']),
+        (("rebuild", {}), ["rebuild"]),
+    ],
+)
+def test_an_event_is_its_record_in_json(record, event):
+    state = State(block_size=4, num_blocks=8, num_host_blocks=0)
+    state.rows.update({0: (7, 0), 1: (12, 3)})
+    found = event_of(record, state)
+    assert found is not None
+    assert json.loads(found) == event
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def node_version() -> tuple[int, int] | None:
+    if shutil.which("node") is None:
+        return None
+    shown = subprocess.run(["node", "--version"], capture_output=True, text=True, timeout=60)
+    found = re.match(r"v(\d+)\.(\d+)", shown.stdout)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+@pytest.mark.skipif((node_version() or (0, 0)) < (20, 0), reason="needs node 20 or later")
+def test_the_modules_pass_their_own_tests() -> None:
+    files = sorted(str(path) for path in (ROOT / "tests/web").glob("*.test.js"))
+    done = subprocess.run(
+        ["node", "--test", *files], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(re.findall(r"^# pass (\d+)", done.stdout, re.MULTILINE)[0]) >= 20

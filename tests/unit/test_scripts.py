@@ -1,0 +1,194 @@
+"""Run scripts of benchmarks and GPUs without a GPU, and check that their pages are up to date."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+from emulated import needs_compiler
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+from bench import sim as bench_sim
+from bench.gpu import attention
+from bench.gpu.device import DryDevice
+from bench.gpu.inputs import decode_inputs, prefill_inputs
+from bench.gpu.shapes import TINY, TINY_PREFILL
+from gpu import check as gpu_check
+from gpu import parts
+from gpu.predict import CHIPS, decode_step
+from gpu.predictions import PAGE, TABLES, rewritten
+
+from mie.checkpoint.config import ModelConfig
+from mie.cli.sim_cluster import cluster_table
+from mie.config.engine import EngineConfig
+from mie.config.params.sampling import SamplingParams
+from mie.load.engine import load_engine
+from mie.sim.cluster import ROUTERS, ClusterLoad, simulate_cluster
+
+# Inputs and correct results.
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_kernels_are_correct_on_the_benchmarks_inputs(dtype: str):
+    device = DryDevice()
+    for shape in (replace(TINY, dtype=dtype), replace(TINY, dtype=dtype, kv_cache_dtype="int8")):
+        inputs = decode_inputs(device, shape)
+        assert len(inputs.checked_places()) == 2
+        assert 0 < inputs.error() < attention.ERRORS[dtype]
+    prompts = prefill_inputs(device, replace(TINY_PREFILL, dtype=dtype))
+    assert len(prompts.checked_places()) == 3
+    assert 0 < prompts.error() < attention.ERRORS[dtype]
+
+
+# Goals and time limits.
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def results(directory: Path) -> tuple[dict[str, Any], str]:
+    values = json.loads((directory / "gpu_check.json").read_text())
+    return values, (directory / "gpu_check.md").read_text()
+
+
+# The check.
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_dry_run_goes_through_every_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ample = {name: (part, 1000) for name, (part, _) in parts.PARTS.items()}  # on a slow machine too
+    monkeypatch.setattr(gpu_check, "PARTS", ample)
+    options = ["--dry-run", "--output", str(tmp_path), "--commit", "abc123", "--seconds", "10000"]
+    assert gpu_check.main(options) == 0
+    values, page = results(tmp_path)
+    statuses = {part["name"]: part["status"] for part in values["parts"]}
+    assert statuses == dict.fromkeys(parts.PARTS, "passed")
+    assert values["state"]["commit"] == "abc123"
+    assert values["parts"][1]["details"]["passed"] > 0
+    assert values["parts"][-1]["details"]["decode"]
+    for words in ("dry run", "* commit: abc123", "| parity | passed |", "### Decode attention"):
+        assert words in page
+    assert "exit code: 0" in (tmp_path / "gpu_check.log").read_text()
+
+
+def test_a_missing_device_gives_one_line(tmp_path: Path):
+    code = "import sys; sys.modules['cupy'] = None; from gpu.check import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--child", "environment"],
+        cwd=ROOT / "scripts",
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert len(done.stdout.splitlines()) == 1
+    assert "needs CuPy" in done.stdout
+
+
+def test_every_ptx_wrapper_has_golden_vectors():
+    """The wrappers are named in the kernels of the emulator's tests, or in the headers that these
+    use."""
+    kernels = ROOT / "mie" / "ops_gpu" / "kernels"
+    wrappers = re.findall(
+        r"__device__ __forceinline__ \w+ (\w+)\(", (kernels / "mie_ptx.cuh").read_text()
+    )
+    tried = (ROOT / "tests" / "kernels" / "emulator.cu").read_text()
+    tried += (kernels / "mie_cuda.cuh").read_text() + (kernels / "quantized.cuh").read_text()
+    assert len(wrappers) > 10
+    assert [name for name in wrappers if not re.search(rf"{name}\b", tried)] == ["shared_address"]
+
+
+def test_the_page_is_up_to_date():
+    text = PAGE.read_text(encoding="utf-8")
+    assert rewritten(text) == text, "run scripts/doc_tables.py"
+    assert all(text.count(f"<!-- predicted: {name} -->") == 1 for name in TABLES)
+
+
+# Launches.
+
+SMALL = tiny_models.LLAMA | {"head_dim": 64, "hidden_size": 64, "num_hidden_layers": 2}
+
+
+@needs_compiler
+def test_a_step_launches_what_is_predicted(tmp_path: Path):
+    model = tiny_models.write_model(tmp_path, SMALL, tiny_models.random_weights(SMALL))
+    config = EngineConfig(num_blocks=8, block_size=16, enforce_eager=True, async_scheduling=False)
+    launches: Counter[str] = Counter()
+    is_step = False
+
+    def counting(backend: Any) -> Any:
+        launcher, gemm = backend._launcher, backend._gemm
+        kernel_of, matmul = launcher.kernel, gemm.matmul
+
+        def kernel(file: str, name: str, options: tuple[str, ...] = ()) -> Any:
+            launches[name.partition("<")[0]] += is_step
+            return kernel_of(file, name, options)
+
+        def counted_matmul(*args: Any) -> None:
+            launches["cuBLAS"] += is_step
+            matmul(*args)
+
+        launcher.kernel, gemm.matmul = kernel, counted_matmul
+        return backend
+
+    engine = load_engine(model, config, backend="cupy-emulated", dtype="float16", wrap=counting)
+    engine.add_request([5, 6, 7], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+    engine.step()
+    is_step = True
+    engine.step()
+    predicted: Counter[str] = Counter()
+    for work in decode_step(CHIPS[0], ModelConfig.from_hf(SMALL, source="small"), 1, 4):
+        predicted[work.name.split(", auto")[0].split(": ")[-1]] += work.count
+    assert launches == predicted
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_page_has_the_table_of_the_results():
+    results = json.loads(bench_sim.RESULTS.read_text(encoding="utf-8"))
+    page = bench_sim.PAGE.read_text(encoding="utf-8")
+    assert bench_sim.rewritten(page, results) == page, "run scripts/benchmark.py sim --page"
+    expected = [(model, load) for model, loads in bench_sim.LOADS.items() for load in loads]
+    assert [(row["model"], row["load"]) for row in results["rows"]] == expected
+    results["rows"][0]["rounds"][0][0] *= 2
+    assert bench_sim.rewritten(page, results) != page
+
+
+def test_the_page_on_clusters_has_the_table_of_the_results():
+    rows = json.loads((DOCS / "scale.json").read_text(encoding="utf-8"))["clusters"]
+    table = "\n".join(cluster_table(rows))
+    assert table in (DOCS / "scale.md").read_text(encoding="utf-8")
+    found = [(row["num_replicas"], row["router"]) for row in rows]
+    assert found == [(size, name) for size in (1, 3, 10, 30, 100, 300, 1000) for name in ROUTERS]
+    for row in rows[:4]:  # those that take a second
+        assert simulate_cluster(ClusterLoad(), row["num_replicas"], row["router"]) == row
+
+
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "draw_readme.py"))
+PICTURE = ROOT / "docs" / "pictures" / "blocks.svg"
+
+
+def test_the_picture_is_what_the_script_draws() -> None:
+    drawn = SCRIPT["draw"](*SCRIPT["record_run"]())
+    assert drawn == PICTURE.read_text(encoding="utf-8"), "run scripts/draw_readme.py"
+
+
+def test_the_readme_begins_with_the_installation_lines_that_work_and_the_picture() -> None:
+    beginning = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## ")[0]
+    assert len(beginning.splitlines()) < 40
+    places = [beginning.index(each) for each in ("pip install mie", "```python", "blocks.svg")]
+    assert places == sorted(places)
