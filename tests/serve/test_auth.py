@@ -45,7 +45,6 @@ async def test_every_route_but_a_few_needs_a_key(engine):
                 found[route.path] = response.status_code
         for path in ("/nothing", "/v1", "/health/", "/mie/page", "/v1/%2e%2e/health"):
             found[f"unknown {path}"] = (await client.get(path)).status_code
-        found = found
     opened = {path for path, status in found.items() if status != 401}
     assert opened == OPEN_ROUTES | SHELL_ROUTES | {"/mie/page/{path:path}"}
     assert len(found) >= 9
@@ -97,7 +96,6 @@ async def test_with_an_admin_key_all_that_is_not_for_clients_needs_it(
                 found[path, who] = response
             response = await client.request(method, path, headers=bearer("sk-nobody"))
             found[path, "nobody"] = response
-        found = found
     locked_up = {401, 403}
     refused = {who: set() for who in ("client", "admin", "nobody")}
     for (path, who), response in found.items():
