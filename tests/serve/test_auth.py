@@ -6,7 +6,7 @@ import hmac
 import re
 
 import pytest
-from edge_helpers import client_of, held, load, server_of
+from edge_helpers import DIALECTS, client_of, held, load, server_of
 from starlette.routing import Route
 
 from mie.config.engine import EngineConfig
@@ -22,7 +22,6 @@ from mie.serve.page.sessions import Sessions
 from mie.serve.server import check_sockets
 
 KEY, OTHER = "sk-one", "sk-two"
-MESSAGES = [{"role": "user", "content": "Tell me a story."}]
 PROMPT = "Once upon a time there was an otter who lived by a mill. " * 3
 
 
@@ -168,15 +167,7 @@ async def test_a_key_learns_nothing_from_the_cache_of_another(engine, shares, sa
         assert (await cached_tokens(client, OTHER, salt) > 0) == shares
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/completions", {"prompt": PROMPT}),
-        ("/v1/chat/completions", {"messages": MESSAGES}),
-        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 100}),
-        ("/v1/responses", {"input": "Tell me a story."}),
-    ],
-)
+@pytest.mark.parametrize(("path", "body"), DIALECTS.items())
 async def test_a_request_is_cancelled_by_its_own_key_only(path, body):
     engine = load()
     with held(engine) as hold:
