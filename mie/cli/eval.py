@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mie.cli.options import DEFAULT_MODEL
-from mie.cli.parser import add_numbers
-from mie.config.arguments import add_settings, given
+from mie.config.arguments import add_settings, given, option
 from mie.config.engine_args import EngineArgs
 from mie.config.settings import settings_of
 from mie.errors import ConfigError
@@ -63,7 +62,14 @@ def add_parser(
         help="'bundled' (default), a directory in Hugging Face format, or a hub id",
     )
     parser.add_argument("--reference", metavar="MODEL", help="model to compare with")
-    add_numbers(parser, _NUMBERS)
+    for name, default, text in _NUMBERS:
+        parser.add_argument(
+            option(name),
+            type=int,
+            default=default,
+            metavar="N",
+            help=f"{text} (default: {default})",
+        )
     add_settings(
         parser, EngineArgs, [name for name, *_ in settings_of(EngineArgs) if name not in _SETTINGS]
     )
