@@ -545,6 +545,20 @@ def test_the_text_that_users_see_is_what_the_grammar_describes(name: str):
         assert json.loads(text)["animal"] in ("otter", "fox", "owl")
 
 
+def test_tokens_can_be_taken_back():
+    grammars = Grammars(bundled().tokenizer, 2048, [EOS])
+    matcher = grammars.start(StructuredOutputsParams(json=SCHEMA))
+    masks = [matcher.mask()]
+    rng = random.Random(0)
+    for _ in range(6):
+        matcher.accept(rng.choice(bits(masks[-1])))
+        masks.append(matcher.mask())
+    matcher.rollback(0)
+    assert matcher.mask() == masks[6]
+    matcher.rollback(4)
+    assert matcher.mask() == masks[2]
+
+
 class Counted:
     """A matcher that determines no token and counts its masks."""
 
