@@ -255,6 +255,12 @@ def download(
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.file_download import repo_folder_name
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class Silent(tqdm):  # the large files have bars of their own
+        def __init__(self, *args: Any, **options: Any) -> None:
+            options["disable"] = True
+            super().__init__(*args, **options)  # type: ignore[no-untyped-call]
 
     folder = repo_folder_name(repo_id=model.repo, repo_type="model")
     cache = cache_dir or cache_folder()
@@ -265,7 +271,11 @@ def download(
                 _fetch_blob(model, name, cache / folder / "blobs", tell)
         patterns = [*map(_exact, names)]
         root = snapshot_download(
-            model.repo, allow_patterns=patterns, revision=revision, cache_dir=cache
+            model.repo,
+            allow_patterns=patterns,
+            revision=revision,
+            cache_dir=cache,
+            tqdm_class=Silent,
         )
     first = min(names)
     return Path(root, first) if first.endswith(".gguf") else Path(root)

@@ -1,8 +1,9 @@
 """Define the command line, one file per command.
 
-In each file ``add_parser`` describes the command and ``run`` executes it. This room knows text and
-terminals, but no arrays. A command line imports only the file of its command, and a command imports
-the engine when it runs, so that help and mistakes in the arguments cost little.
+``commands.json`` declares the texts and the options of the commands. In each file ``add_parser``
+adds a command, and ``run`` executes it. This room knows text and terminals, but no arrays. A
+command line imports only the file of its command, and a command imports the engine when it runs, so
+that help and mistakes in the arguments cost little.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ COMMANDS = (
     "bench",
     "sim",
     "diff",
+    "eval",
     "doctor",
 )
 """The commands in the order of ``mie --help``. Each is a file of this room."""
@@ -56,6 +58,7 @@ examples:
   mie bench serve --request-rate 8                  latencies and throughput under a load
   mie bench throughput --device a10g                the same scheduler on a simulated GPU
   mie diff                                          NumPy and the GPU kernels, operator by operator
+  mie eval text.txt --quantization int4             perplexity, and the effect of rounded weights
   mie doctor                                        what this machine can run, and remedies
 
 exit codes:

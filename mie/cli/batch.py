@@ -12,55 +12,23 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from mie.base.reprs import count
 from mie.batch.lines import Line, json_object, read_batch
+from mie.cli.declared import Commands, declared
 from mie.cli.options import (
     DEFAULT_MODEL,
     add_engine_options,
     engine_options,
     report_sampling_defaults,
 )
-from mie.cli.ray_options import add_ray_options
 from mie.cli.serve import with_server_defaults
 from mie.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from mie.frontend.outputs import RequestOutput
 
-_EPILOG = """\
-A line of IN is a request in the form of OpenAI's batch files:
-  {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...]}}
-A line of OUT is the record that answers it, in the order in which requests end. A request that
-fails has a record with an "error", and the exit code is then 1.
 
-A restart goes on where a run stopped: it skips every custom_id that OUT has, those with an error as
-well. Delete their lines to run them again. A custom_id stands in for a missing seed, so the answers
-depend on neither the order, a restart nor the number of replicas.
-
---replicas N answers with N engines on Ray (pip install 'mie[ray]'). It pays with a GPU or a machine
-for each replica. On one CPU one engine with a larger --max-num-seqs is faster.
-
-examples:
-  mie batch in.jsonl out.jsonl --max-num-seqs 64
-  mie batch in.jsonl out.jsonl --model ./Qwen3-0.6B --replicas 4 --ray-address auto
-"""
-
-
-def add_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> argparse.ArgumentParser:
-    """Add ``mie batch`` to the command line. Its parser sets ``run``."""
-    parser = subparsers.add_parser(
-        "batch",
-        help="answer a file in OpenAI's batch form",
-        description="Answer a file in OpenAI's batch form, and go on where a run stopped.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("input", metavar="IN", help="file of requests, one on each line")
-    parser.add_argument("output", metavar="OUT", help="file to which records are added")
-    add_ray_options(parser)
-    add_engine_options(parser)
-    parser.set_defaults(run=run)
-    return parser
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``mie batch`` to the command line."""
+    declared(commands, "batch", run, engine=add_engine_options)
 
 
 def run(args: argparse.Namespace) -> int:

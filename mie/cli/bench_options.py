@@ -1,4 +1,4 @@
-"""Define the options that benchmarks share: where to run, and which load to send."""
+"""Read the options that benchmarks share: where to run, and which load to send."""
 
 from __future__ import annotations
 
@@ -11,66 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from mie.cli.options import (
     DEFAULT_MODEL,
-    add_engine_options,
-    add_trace_option,
     engine_options,
     llm_with_trace,
     trace_file,
 )
-from mie.cli.parser import add_numbers
 from mie.errors import ConfigError
 
 if TYPE_CHECKING:
     from mie.config.engine import EngineConfig
     from mie.sim.driver import Bench, LoadResult
     from mie.sim.workload import Workload
-
-
-def add_place_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the engine, real or simulated, and its trace."""
-    add_engine_options(parser)
-    group = parser.add_argument_group(
-        "simulation",
-        "The scheduler and the allocator are real; a cost model replaces the model.",
-    )
-    group.add_argument(
-        "--device", metavar="NAME", help="device to simulate (mie sim devices lists them)"
-    )
-    group.add_argument(
-        "--model-shape",
-        metavar="NAME",
-        help="with --device: a shape listed by mie sim devices, or a directory (default: bundled)",
-    )
-    group.add_argument(
-        "--costs",
-        metavar="FILE",
-        help="simulate with the costs of mie sim calibrate; needs --num-blocks",
-    )
-    add_trace_option(parser)
-
-
-_LOAD = (
-    ("num_prompts", 64, "number of requests"),
-    ("random_input_len input_len", 128, "number of prompt tokens"),
-    ("random_output_len output_len", 64, "number of output tokens"),
-    (
-        "random_range_ratio",
-        0.0,
-        "vary both lengths uniformly between 1 - R and 1 + R times their value",
-    ),
-    ("random_prefix_len", 0, "number of tokens in a prefix that all prompts share"),
-    ("n", 1, "completions of each prompt"),
-    ("seed", 0, "seed for lengths, arrivals and prompts"),
-)
-
-
-def add_load_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the load: a file, or random prompts."""
-    group = parser.add_argument_group("load")
-    group.add_argument(
-        "--workload", metavar="FILE", help="workload in JSON, as mie sim workload writes it"
-    )
-    add_numbers(group, _LOAD)
 
 
 def workload_of(

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mie.cli.bench_options import (
-    add_load_options,
-    add_place_options,
     open_bench,
     place_of,
     run_engine_load,
@@ -18,7 +16,6 @@ from mie.cli.bench_options import (
 )
 from mie.cli.bench_report import (
     about,
-    add_report_options,
     errors,
     exit_code,
     report,
@@ -32,98 +29,9 @@ if TYPE_CHECKING:
     from mie.cli.bench_report import AnyResult
     from mie.sim.workload import Workload
 
-Subparsers = argparse._SubParsersAction  # the result of add_subparsers has no public type
 
-
-def add_serve(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
-    """Add ``mie bench serve``."""
-    parser = subparsers.add_parser(
-        "serve",
-        help="latencies and goodput while requests keep coming",
-        description="Latencies and goodput while requests keep coming: of the engine without the"
-        " HTTP edge, or with --base-url of any server that speaks OpenAI's API.",
-    )
-    add_place_options(parser)
-    _add_server_options(parser)
-    add_load_options(parser)
-    group = parser.add_argument_group("arrivals")
-    group.add_argument(
-        "--request-rate",
-        type=float,
-        default=math.inf,
-        metavar="R",
-        help="requests a second (inf: all at once)",
-    )
-    group.add_argument(
-        "--burstiness",
-        type=float,
-        default=1.0,
-        metavar="B",
-        help="1 (the default): a Poisson process; less is burstier, more is steadier",
-    )
-    group.add_argument(
-        "--max-concurrency", type=int, metavar="N", help="requests that are out at once at most"
-    )
-    _add_metric_options(parser)
-    add_report_options(parser)
-    group = parser.add_argument_group("results as vLLM keeps them")
-    group.add_argument("--save-result", action="store_true", help="write the JSON object to a file")
-    group.add_argument("--save-detailed", action="store_true", help="with every request's numbers")
-    group.add_argument("--result-dir", default=".", metavar="DIR", help="where (here)")
-    group.add_argument(
-        "--result-filename", default="mie-serve.json", metavar="NAME", help="(mie-serve.json)"
-    )
-    parser.set_defaults(run=_run_serve)
-
-
-def _add_server_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("server", "Measure a server instead of an engine here.")
-    group.add_argument(
-        "--base-url",
-        metavar="URL",
-        help="its address, such as http://127.0.0.1:8000; --model is then the name to ask for"
-        " (default: the first that the server lists)",
-    )
-    group.add_argument(
-        "--api-key", metavar="KEY", help="its key (default: the environment's OPENAI_API_KEY)"
-    )
-    group.add_argument(
-        "--vocab-size",
-        type=int,
-        metavar="N",
-        help="draw the prompts' token ids below N (default: what /tokenizer_info says)",
-    )
-    group.add_argument(
-        "--openai-only",
-        action="store_true",
-        help="send no field that OpenAI's API lacks, such as ignore_eos; answers may end early",
-    )
-    group.add_argument(
-        "--reset-prefix-cache", action="store_true", help="empty the server's prefix cache first"
-    )
-
-
-def _add_metric_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("metrics", "Defined in docs/glossary.md.")
-    group.add_argument(
-        "--goodput",
-        nargs="+",
-        default=[],
-        metavar="NAME:MS",
-        help="count requests that keep these limits: ttft, tpot, e2el, in milliseconds",
-    )
-    group.add_argument(
-        "--percentile-metrics",
-        default="ttft,tpot,itl,e2el,queue",
-        metavar="NAMES",
-        help="whose distribution is told (ttft,tpot,itl,e2el,queue)",
-    )
-    group.add_argument(
-        "--metric-percentiles", default="99", metavar="LIST", help="such as 50,90,99.9 (99)"
-    )
-
-
-def _run_serve(args: argparse.Namespace) -> int:
+def run_serve(args: argparse.Namespace) -> int:
+    """Run the load, report it, and return the exit code."""
     from mie.config.engine import check_integer
     from mie.sim.metrics import Goodput, summarize
 

@@ -6,9 +6,10 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mie.cli.answer_writer import REASONING, Look
+from mie.cli.answer_writer import Look
 from mie.cli.chat_commands import Chat, Ended, commands_help
 from mie.cli.chat_input import (
     Message,
@@ -20,11 +21,11 @@ from mie.cli.chat_input import (
     read_plainly,
 )
 from mie.cli.conversation import Conversation
+from mie.cli.declared import Commands, add_declared, declared, epilog_of
 from mie.cli.options import (
     DEFAULT_MODEL,
     add_engine_options,
     add_sampling_options,
-    add_trace_option,
     llm_with_trace,
     load_llm,
     report_sampling_defaults,
@@ -39,63 +40,33 @@ if TYPE_CHECKING:
 
 _HINT = "/help shows the commands, /exit ends, /reset starts over, Ctrl-C stops an answer"
 
-_EPILOG = f"""\
-in the conversation:
-{commands_help(is_terminal=True)}
-
-Nothing is dropped silently: when the context is full, mie says so and waits for /reset or /undo.
-Messages may also come from standard input, one per line. Answers alone go to standard output.
-The extra "chat" (pip install "mie[chat]") adds line editing, history and formatted answers.
-
-examples:
-  mie chat
-  mie chat ./Qwen3-0.6B --system "Answer in one sentence." --temperature 0.7
-  git diff | mie chat --system "Write a commit message." --prompt -
-"""
 
 _FIRST = ("--model", "--system", "--prompt", "--temperature", "--max-tokens")
 """The options with which ``--help`` begins. ``--help-all`` shows the others."""
 
 
-def add_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> argparse.ArgumentParser:
-    """Add ``mie chat`` to the command line. Its parser sets ``run``."""
-    parser = subparsers.add_parser(
-        "chat", help="talk with a model", description="Talk with a model, turn by turn."
-    )
-    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="same as --model")
-    add_options(parser)
-    parser.set_defaults(run=run)
-    return parser
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``mie chat`` to the command line."""
+    declared(commands, "chat", run, conversation=add_options)
 
 
 def add_options(parser: argparse.ArgumentParser, *, names_model: bool = True) -> None:
-    """Add the options of a conversation, which ``mie run`` has too."""
-    parser.epilog = _EPILOG
+    """Add the options of a conversation, and ``--model`` if it ``names_model``."""
+    help_text = commands_help(is_terminal=True)
+    parser.epilog = f"in the conversation:\n{help_text}\n\n{epilog_of('conversation')}"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--system", metavar="TEXT", help="system message")
-    parser.add_argument(
-        "--prompt",
-        metavar="TEXT",
-        help="answer this message and end; '-' reads it from standard input",
+    add_declared(
+        parser,
+        "conversation",
+        engine=partial(add_engine_options, names_model=names_model),
+        sampling=partial(add_sampling_options, max_tokens=None, choices=False),
     )
-    group = parser.add_argument_group("display")
-    group.add_argument(
-        "--reasoning",
-        choices=REASONING,
-        default="dim",
-        help="on a terminal, print a model's reasoning dimmed (default), or hide it",
-    )
-    group.add_argument(
-        "--markdown",
-        action=argparse.BooleanOptionalAction,
-        help="on a terminal, format answers (default: if rich is installed)",
-    )
-    add_trace_option(parser)
-    add_engine_options(parser, names_model=names_model)
-    add_sampling_options(parser, max_tokens=None, choices=False)
     show_first(parser, [option for option in _FIRST if names_model or option != "--model"])
+
+
+def add_talk_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a conversation of ``mie run``."""
+    add_options(parser, names_model=False)
 
 
 def run(args: argparse.Namespace) -> int:

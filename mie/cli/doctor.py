@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 
+from mie.cli.declared import Commands, declared
 from mie.cli.diagnosis.diagnosis import BACKENDS, compile_kernels, examine
 from mie.cli.diagnosis.machine import Machine
 from mie.cli.diagnosis.survey import Check
@@ -18,55 +19,16 @@ from mie.version import __version__
 
 _LINE = "{:<8} {:<14} {}"
 
-_EPILOG = """\
-Each line is "ok", a "note" (something is slow or missing, and may not be needed) or a "problem"
-(something is installed and does not work). The line below it is the remedy. Each backend is tried
-on a small step. All are asked at once, in processes of their own, which takes about two seconds.
-The first time, jit and cupy-emulated compile kernels, which takes some seconds more.
 
---compile examines nothing. It compiles the kernels of backend jit for all data types, or for those
-of a model, so that none is compiled when a model is loaded.
-
-exit codes:
-  0  the machine was examined, whatever was found
-  1  --backend NAME was given, and that backend does not work here; or --compile could not keep
-     the kernels
-  2  --compile was given, and backend jit cannot run here, or the model is wrong
-"""
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``mie doctor`` to the command line."""
+    declared(commands, "doctor", run, backends=_add_backends)
 
 
-def add_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> argparse.ArgumentParser:
-    """Add ``mie doctor`` to the command line. Its parser sets ``run``."""
-    parser = subparsers.add_parser(
-        "doctor",
-        help="show what this machine can run, and how to fix the rest",
-        description=(
-            "Examine Python, NumPy, Numba, CPUs, memory, the compiler, the NVIDIA driver, GPUs, "
-            "CuPy, NVRTC and, on a Jetson, JetPack and the power mode, and try the backends."
-        ),
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--backend",
-        choices=BACKENDS,
-        metavar="NAME",
-        help="try only this one, and exit with 1 if it does not work: " + ", ".join(BACKENDS),
-    )
-    parser.add_argument(
-        "--compile", action="store_true", help="compile the kernels of backend jit ahead"
-    )
-    parser.add_argument(
-        "--model",
-        metavar="MODEL",
-        help="with --compile: only the kernels of this model, which is 'bundled', a directory in "
-        "Hugging Face format, or a hub id",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
-    parser.set_defaults(run=run)
-    return parser
+def _add_backends(parser: argparse.ArgumentParser) -> None:
+    names = ", ".join(BACKENDS)
+    text = f"try only this one, and exit with 1 if it does not work: {names}"
+    parser.add_argument("--backend", choices=BACKENDS, metavar="NAME", help=text)
 
 
 def run(args: argparse.Namespace, machine: Machine | None = None) -> int:

@@ -9,15 +9,16 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from mie.base.reprs import count
 from mie.batch.lines import Line, decoded, raw_lines, read_lines
+from mie.cli.declared import Commands, declared
 from mie.cli.options import (
     add_engine_options,
     add_sampling_options,
-    add_trace_option,
     llm_with_trace,
     report_sampling_defaults,
     sampling_params,
@@ -33,58 +34,16 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_TOKENS = 256
 
-_EPILOG = """\
-Prompts are arguments, lines of standard input, or JSON lines with --input. A JSON line has one of
-"prompt", "messages" or "prompt_token_ids", and optionally sampling parameters by name, "priority"
-and "cache_salt":
-  {"id": 7, "prompt": "Once upon a time", "max_tokens": 40, "temperature": 0}
-Lines of OpenAI's batch files are also accepted. With --json the answers have the same form:
-  {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...]}}
-The output repeats "id" and "custom_id" and has the order of the input. Blank lines are skipped. A
-bad line does not stop the others: its record has an "error", standard error names the line, and
-the exit code is 1.
 
-A single prompt is answered token by token. Several run together, and complete answers are printed
-in order. The last line on standard error has statistics.
-
-examples:
-  mie generate "Once upon a time"
-  mie generate --chat "Tell me a story about Mia the fox, the garden and a kite."
-  mie generate --temperature 0 --stop . "Once upon a time" "One day"
-  printf 'First prompt\\nSecond prompt\\n' | mie generate --json
-  mie generate --input requests.jsonl --max-num-seqs 64 > answers.txt
-"""
-
-
-def add_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> argparse.ArgumentParser:
-    """Add ``mie generate`` to the command line. Its parser sets ``run``."""
-    parser = subparsers.add_parser(
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``mie generate`` to the command line."""
+    declared(
+        commands,
         "generate",
-        help="complete prompts",
-        description="Complete prompts, all together in one paged cache.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        run,
+        engine=add_engine_options,
+        sampling=partial(add_sampling_options, max_tokens=DEFAULT_MAX_TOKENS),
     )
-    parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="prompt to complete")
-    parser.add_argument(
-        "--input", metavar="FILE", help="read requests from a file of JSON lines ('-': from stdin)"
-    )
-    parser.add_argument(
-        "--chat",
-        "--apply-chat-template",
-        dest="chat",
-        action="store_true",
-        help="treat prompts as user messages and apply the model's chat template",
-    )
-    parser.add_argument("--system", metavar="TEXT", help="system message (requires --chat)")
-    parser.add_argument("--json", action="store_true", help="print a JSON object for each answer")
-    add_trace_option(parser)
-    add_engine_options(parser)
-    add_sampling_options(parser, max_tokens=DEFAULT_MAX_TOKENS)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

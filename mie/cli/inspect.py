@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,49 +21,15 @@ from mie.checkpoint.gguf.header import read_gguf
 from mie.checkpoint.locate import locate_model
 from mie.checkpoint.size_limits import MAX_JSON_BYTES
 from mie.checkpoint.tensors import num_parameters
-from mie.config.arguments import format_size, size_argument
+from mie.cli.declared import Commands, declared
+from mie.config.arguments import format_size
 from mie.errors import ModelError, UnsupportedModelError, WeightsError, shown_text
 from mie.system.files import read_json_object
 
-_EPILOG = """\
-exit codes:
-  0  the model can be run
-  1  it cannot: the architecture or a feature is not supported, the configuration or the weights
-     are broken, or --check found NaN or infinite values
-"""
 
-
-def add_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> argparse.ArgumentParser:
-    """Add ``mie inspect`` to the command line. Its parser sets ``run``."""
-    parser = subparsers.add_parser(
-        "inspect",
-        help="show a model's architecture and memory use",
-        description=(
-            "Show a model's architecture, whether it is supported or why not, its sizes, and the "
-            "memory of its weights and its KV cache. Only headers are read."
-        ),
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "model", metavar="MODEL", help="'bundled', a directory, a GGUF file, or a hub id"
-    )
-    parser.add_argument(
-        "--kv-cache-memory-bytes",
-        type=size_argument,
-        metavar="SIZE",
-        help="show how many tokens fit a KV cache of this size, such as 512MiB or 2GB",
-    )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="also read the weights, and list tensors with NaN or infinite values",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
-    parser.set_defaults(run=run)
-    return parser
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``mie inspect`` to the command line."""
+    declared(commands, "inspect", run)
 
 
 @dataclass(kw_only=True)
@@ -78,7 +45,9 @@ class ModelReport:
     num_parameters: int | None = None
     weights_bytes: int | None = None  # in the files
     weights_bytes_float32: int | None = None  # loaded
+    weights_bytes_loaded: int | None = None  # with the forms of quantised matrices
     weights_dtypes: dict[str, int] | None = None  # tensors by dtype
+    forms: dict[str, str] | None = None  # of quantised matrices
     kv_bytes_per_token_float32: int | None = None
     kv_bytes_per_token_float16: int | None = None
     kv_cache: dict[str, int] | None = None  # its size, and the tokens that fit, by element
@@ -157,6 +126,14 @@ def _inspect_weights(
             report.non_finite = non_finite_tensors(checkpoint)
         report.weights_bytes = checkpoint.nbytes
         report.weights_dtypes = dict(Counter(checkpoint.dtypes[name] for name in checkpoint))
+        report.forms = {name: str(form) for name, form in checkpoint.forms.items()}
+        shapes = expected_tensors(config)
+        report.weights_bytes_loaded = sum(
+            checkpoint.forms[name].num_bytes(*shape)
+            if name in checkpoint.forms
+            else 4 * math.prod(shape)
+            for name, shape in shapes.items()
+        )
 
 
 def _architecture_name(directory: Path) -> str:
@@ -192,7 +169,10 @@ def _facts(report: ModelReport) -> Iterator[tuple[str, str]]:
         if report.weights_bytes is not None and report.weights_dtypes is not None:
             size, dtypes = format_size(report.weights_bytes), ", ".join(report.weights_dtypes)
             yield "weights", f"{size} in the files ({dtypes})"
-        yield "weights loaded", f"{format_size(report.weights_bytes_float32 or 0)} as float32"
+        yield from _forms(report.forms or {})
+        loaded = format_size(report.weights_bytes_loaded or report.weights_bytes_float32 or 0)
+        others = "with all others in float32" if report.forms else "as float32"
+        yield "weights loaded", f"{loaded} {others}"
         wide, narrow = (format_size(config.kv_bytes_per_token(width)) for width in (4, 2))
         yield "KV per token", f"{wide} in float32, {narrow} in 16 bits"
     if report.kv_cache is not None:
@@ -204,6 +184,13 @@ def _facts(report: ModelReport) -> Iterator[tuple[str, str]]:
         yield "check", found if report.non_finite else "all values are finite"
     if report.problem is not None:
         yield "problem", report.problem
+
+
+def _forms(forms: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the forms of quantised matrices, each with the kinds of matrices that have it."""
+    for form in dict.fromkeys(forms.values()):
+        kinds = Counter(name.split(".")[-2] for name, own in forms.items() if own == form)
+        yield "quantised", f"{form}: {', '.join(f'{n} {kind}' for kind, n in kinds.items())}"
 
 
 def _layers(config: ModelConfig) -> str:

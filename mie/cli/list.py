@@ -10,22 +10,13 @@ from typing import Any
 
 from mie.checkpoint.hub import cache_folder, cached_models
 from mie.checkpoint.locate import BUNDLED, BUNDLED_DIRECTORY
+from mie.cli.declared import Commands, declared
 from mie.config.arguments import format_size
 
 
-def add_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> argparse.ArgumentParser:
-    """Add ``mie list`` to the command line. Its parser sets ``run``."""
-    parser = subparsers.add_parser(
-        "list",
-        help="list the models on this machine",
-        description="List the complete models in the cache of the Hugging Face hub, by the names "
-        "that mie run and --model take.",
-    )
-    parser.add_argument("--json", action="store_true", help="print a list of objects, for programs")
-    parser.set_defaults(run=run)
-    return parser
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``mie list`` to the command line."""
+    declared(commands, "list", run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,8 +10,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from mie.cli.declared import KINDS, add_argument, arguments_of
 from mie.cli.parser import did_you_mean
-from mie.config.arguments import given, option
+from mie.config.arguments import given
 from mie.config.engine_args import EngineArgs
 from mie.errors import ConfigError
 
@@ -24,81 +25,10 @@ DEFAULT_MODEL = "bundled"
 _NOT_OPTIONS = ("seed", "device")
 """Settings that have no option: ``--seed`` belongs to a request, ``--device`` to the simulator."""
 
-_INTEGER: Mapping[str, Any] = {"type": int, "metavar": "N"}
-_NUMBER: Mapping[str, Any] = {"type": float, "metavar": "X"}
-_FLAG: Mapping[str, Any] = {"action": "store_true"}
-_SWITCH: Mapping[str, Any] = {"action": argparse.BooleanOptionalAction}
-
-# Sampling parameters with options, with their argparse keywords and help.
-_SAMPLING: Mapping[str, tuple[Mapping[str, Any], str]] = {
-    "max_tokens": (_INTEGER, "maximum number of new tokens"),
-    "min_tokens": (_INTEGER, "minimum number of new tokens (default: 0)"),
-    "temperature": (_NUMBER, "sampling temperature; 0 decodes greedily (default: 1)"),
-    "top_p": (
-        _NUMBER,
-        "nucleus sampling: keep the smallest set of tokens with at least this cumulative "
-        "probability (default: 1)",
-    ),
-    "top_k": (_INTEGER, "keep the N most likely tokens; 0 keeps all (default: 0)"),
-    "min_p": (
-        _NUMBER,
-        "keep tokens with at least this fraction of the most likely token's probability "
-        "(default: 0)",
-    ),
-    "seed": (_INTEGER, "random seed of each request; the same prompt and seed give the same text"),
-    "stop": (
-        {"action": "append", "metavar": "TEXT"},
-        "stop before this string; may be given several times",
-    ),
-    "stop_token_ids": (
-        {"action": "append", "type": int, "metavar": "ID"},
-        "stop at this token; may be given several times",
-    ),
-    "include_stop_str_in_output": (_FLAG, "keep the stop string in the text"),
-    "ignore_eos": (_FLAG, "continue after the end-of-sequence token"),
-    "repetition_penalty": (
-        _NUMBER,
-        "penalize tokens of the prompt and the output; above 1 discourages repetition (default: 1)",
-    ),
-    "presence_penalty": (
-        _NUMBER,
-        "penalize tokens that occur in the output, from -2 to 2 (default: 0)",
-    ),
-    "frequency_penalty": (
-        _NUMBER,
-        "penalize tokens by how often they occur in the output, from -2 to 2 (default: 0)",
-    ),
-    "skip_special_tokens": (_SWITCH, "remove special tokens from the text (default: on)"),
-    "n": (_INTEGER, "number of completions of each prompt (default: 1)"),
-    "logprobs": (
-        _INTEGER,
-        "with --json, log-probabilities of the N most likely tokens; -1 for all",
-    ),
-}
-
-# Options for `StructuredOutputsParams`, by its fields, with their argparse keywords and help.
-_STRUCTURES: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
-    "json": (
-        "--json-schema",
-        {"metavar": "SCHEMA"},
-        "write JSON that this schema accepts; @FILE reads it from a file",
-    ),
-    "regex": (
-        "--regex",
-        {"metavar": "REGEX"},
-        "write text that matches this regular expression; @FILE reads it from a file",
-    ),
-    "choice": (
-        "--choice",
-        {"action": "append", "metavar": "TEXT"},
-        "write one of these texts; may be given several times",
-    ),
-    "grammar": (
-        "--grammar",
-        {"metavar": "LARK"},
-        "write text of this grammar; @FILE reads it from a file",
-    ),
-}
+_SAMPLING = arguments_of("sampling")
+"""The options of `SamplingParams` by its fields, as keywords of argparse with their names."""
+_STRUCTURES = arguments_of("structures")
+"""The options of `StructuredOutputsParams`, named structured_ and its field."""
 _CHOICES = ("n", "logprobs")
 """Parameters that have no meaning in a conversation."""
 
@@ -117,12 +47,10 @@ def add_sampling_options(
         "sampling", "A model's generation_config.json may recommend other defaults."
     )
     limit = "no limit but the context" if max_tokens is None else max_tokens
-    for name, (keywords, text) in _SAMPLING.items():
+    for name, argument in {**_SAMPLING, **_STRUCTURES}.items():
         if choices or name not in _CHOICES:
             note = f" (default: {limit})" if name == "max_tokens" else ""
-            group.add_argument(option(name), default=None, help=text + note, **keywords)
-    for field, (flag, keywords, text) in _STRUCTURES.items():
-        group.add_argument(flag, dest=f"structured_{field}", default=None, help=text, **keywords)
+            add_argument(group, {**argument, "default": None, "help": argument["help"] + note})
 
 
 def parse_sampling(name: str, text: str) -> Any:
@@ -135,13 +63,14 @@ def parse_sampling(name: str, text: str) -> Any:
     if name not in known:
         near = did_you_mean(name, known) or f"; choose from {', '.join(known)}"
         raise ConfigError(f"unknown setting {name!r}{near}")
-    keywords = _SAMPLING[name][0]
+    argument = _SAMPLING[name]
+    kind: Any = KINDS.get(argument.get("type", ""))
     try:
-        if keywords.get("action") == "append":
-            return [keywords.get("type", str)(text)]
-        return keywords["type"](text) if "type" in keywords else {"on": True, "off": False}[text]
+        if argument.get("action") == "append":
+            return [(kind or str)(text)]
+        return {"on": True, "off": False}[text] if kind is None else kind(text)
     except (KeyError, ValueError) as error:
-        kind = getattr(keywords.get("type"), "__name__", "on or off")
+        kind = getattr(kind, "__name__", "on or off")
         raise ConfigError(f"{name} is {kind}; got {text!r}") from error
 
 
@@ -155,13 +84,6 @@ def load_llm(args: argparse.Namespace, trace: TextIO | None = None, **more: Any)
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the given options by their names in `EngineArgs`, without the model."""
     return given(args, EngineArgs, omit=("model", *_NOT_OPTIONS))
-
-
-def add_trace_option(parser: argparse.ArgumentParser) -> None:
-    """Add ``--trace FILE``."""
-    parser.add_argument(
-        "--trace", metavar="FILE", help="write the event log to a file, for mie trace"
-    )
 
 
 @contextmanager
@@ -252,9 +174,9 @@ def _given_sampling(args: argparse.Namespace) -> dict[str, Any]:
     values = {name: getattr(args, name, None) for name in _SAMPLING}
     given = {name: value for name, value in values.items() if value is not None}
     structure = {
-        field: _text_or_file(flag, value)
-        for field, (flag, _, _) in _STRUCTURES.items()
-        if (value := getattr(args, f"structured_{field}", None)) is not None
+        name.removeprefix("structured_"): _text_or_file(argument["names"], value)
+        for name, argument in _STRUCTURES.items()
+        if (value := getattr(args, name, None)) is not None
     }
     return {**given, "structured_outputs": structure} if structure else given
 

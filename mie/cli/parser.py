@@ -7,8 +7,6 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mie.config.arguments import option
-
 
 class Parser(argparse.ArgumentParser):
     """The parser of ``mie`` and of each of its commands.
@@ -80,20 +78,3 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a suggestion for an error message, or "" if no name is near."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
-
-
-def add_numbers(
-    group: argparse._ActionsContainer, options: Iterable[tuple[str, float, str]]
-) -> None:
-    """Add options from (names, default, help), which take numbers of the default's type.
-
-    The names are separated by spaces. The first one is that in the namespace.
-    """
-    for names, default, text in options:
-        group.add_argument(
-            *map(option, names.split()),
-            type=type(default),
-            default=default,
-            metavar="N" if isinstance(default, int) else "R",
-            help=f"{text} (default: {default:g})",
-        )

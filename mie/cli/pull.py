@@ -13,6 +13,7 @@ from mie.base.reprs import count
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.gguf.header import BLOCKS
 from mie.checkpoint.hub import HubModel, HubName, ask_hub, cache_folder, cached_models, download
+from mie.cli.declared import Commands, declared
 from mie.config.arguments import format_size
 from mie.errors import ConfigError, ModelError, TooLittleMemoryError, UnsupportedModelError
 from mie.system.resources import available_bytes
@@ -23,39 +24,10 @@ ROOM = 0.9
 A context and the results of a step need the rest.
 """
 
-_EPILOG = """\
-NAME is an id of the Hugging Face hub. A repository of GGUF files has several quantisations, and
-":TAG" chooses one; `mie show NAME` lists them with their sizes. Before anything large is fetched,
-mie says whether it can run the model, and whether it fits this machine's memory and disk.
 
-Models lie in the cache of huggingface_hub, which other programs share (HF_HOME moves it). An
-interrupted download goes on where it ended. HF_ENDPOINT names a mirror, HTTPS_PROXY a proxy, and
-HF_TOKEN opens gated and private models.
-
-examples:
-  mie pull HuggingFaceTB/SmolLM2-135M-Instruct
-  mie pull Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q8_0
-  mie run Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q8_0
-"""
-
-
-def add_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> argparse.ArgumentParser:
-    """Add ``mie pull`` to the command line. Its parser sets ``run``."""
-    parser = subparsers.add_parser(
-        "pull",
-        help="fetch a model from the Hugging Face hub",
-        description="Fetch a model, or go on with an interrupted download.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("model", metavar="NAME[:TAG]", help="a hub id, and a quantisation")
-    parser.add_argument(
-        "--force", action="store_true", help="fetch it even if it cannot be run on this machine"
-    )
-    parser.set_defaults(run=run)
-    return parser
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``mie pull`` to the command line."""
+    declared(commands, "pull", run)
 
 
 def run(args: argparse.Namespace) -> int:

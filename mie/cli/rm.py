@@ -5,27 +5,14 @@ from __future__ import annotations
 import argparse
 
 from mie.checkpoint.hub import remove
+from mie.cli.declared import Commands, declared
 from mie.cli.pull import hub_name
 from mie.config.arguments import format_size
 
 
-def add_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> argparse.ArgumentParser:
-    """Add ``mie rm`` to the command line. Its parser sets ``run``."""
-    parser = subparsers.add_parser(
-        "rm",
-        help="delete models from this machine",
-        description="Delete models from the cache, which other programs share.",
-    )
-    parser.add_argument(
-        "models",
-        nargs="+",
-        metavar="NAME[:TAG]",
-        help="a name that mie list shows; without a TAG, all files of that repository",
-    )
-    parser.set_defaults(run=run)
-    return parser
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``mie rm`` to the command line."""
+    declared(commands, "rm", run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,25 +9,15 @@ import sys
 from mie.checkpoint.hub import HubName, ask_hub, find_cached
 from mie.checkpoint.locate import BUNDLED
 from mie.cli import chat
+from mie.cli.declared import Commands, declared
 from mie.cli.pull import pull, summary
 from mie.errors import ModelError
 
 
-def add_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> argparse.ArgumentParser:
-    """Add ``mie run`` to the command line. Its parser sets ``run``."""
-    parser = subparsers.add_parser(
-        "run",
-        help="talk with a model of the hub, and fetch it first",
-        description="Talk with a model by its name. Without the network if it is on this machine.",
-    )
-    parser.add_argument("positional_model", metavar="NAME[:TAG]", help="a hub id or a path")
-    parser.add_argument("prompt_words", nargs="*", metavar="PROMPT", help="same as --prompt")
-    parser.add_argument("--pull", action="store_true", help="fetch a missing model unasked")
-    chat.add_options(parser, names_model=False)
-    parser.set_defaults(run=run, model=BUNDLED)
-    return parser
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``mie run`` to the command line."""
+    parser = declared(commands, "run", run, conversation=chat.add_talk_options)
+    parser.set_defaults(model=BUNDLED)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mie.cli.options import DEFAULT_MODEL, add_trace_option, trace_file
-from mie.cli.ray_options import add_serving_options, is_on_ray, serve_on_ray
+from mie.cli.declared import Commands, declared
+from mie.cli.options import DEFAULT_MODEL, trace_file
 from mie.config.arguments import add_settings, given
 from mie.config.engine_args import EngineArgs
 from mie.config.settings import ON_CPU_THREADS
@@ -34,101 +35,22 @@ _DEFAULTS: dict[str, tuple[Any, str]] = {
 }
 """Settings of the engine whose defaults are the server's own, and how the help says them."""
 
-_EPILOG = """\
-The server speaks OpenAI's interface: /v1/completions, /v1/chat/completions and /v1/models. It adds
-/tokenize, /detokenize, /apply-template and others. It listens on this machine only unless --host
-says otherwise.
 
-Sampling parameters that a request leaves out are those that the model recommends in its
-generation_config.json, as in vLLM. --generation-config vllm makes them neutral.
-
-examples:
-  mie serve                                     the model that ships with mie, on port 8000
-  mie serve ./Qwen3-0.6B --port 9000 --max-num-seqs 32
-  curl localhost:8000/v1/completions -H 'content-type: application/json' \\
-    -d '{"prompt": "Once upon a time", "max_tokens": 40, "stream": true}'
-
-exit codes:
-  0  a signal ended the server, and what ran could end or was told so
-  1  the engine died
-  2  it did not start: an option, the model or the port is wrong
-"""
-
-
-def add_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> argparse.ArgumentParser:
-    """Adds ``mie serve`` to the command line; its arguments carry ``run``."""
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``mie serve`` to the command line."""
     from mie.serve.config import ServeConfig  # its packages are not imported with it
 
-    parser = subparsers.add_parser(
+    parser = declared(
+        commands,
         "serve",
-        help="serve a model over HTTP, in OpenAI's interface",
-        description="Serves a model over HTTP to any number of clients of OpenAI's interface.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        settings=partial(add_settings, cls=ServeConfig),
+        engine=partial(EngineArgs.add_cli_args, omit=_omitted(ServeConfig)),
     )
-    parser.add_argument(
-        "served_model",
-        nargs="?",
-        metavar="MODEL",
-        help="'bundled' (the default), a directory in Hugging Face format, or a hub id",
-    )
-    parser.add_argument("--model", metavar="MODEL", help="the same as MODEL")
-    add_settings(parser, ServeConfig)
-    parser.add_argument(
-        "--served-model-name",
-        nargs="+",
-        metavar="NAME",
-        help="names that clients may use for the model; answers carry the first (default: MODEL)",
-    )
-    parser.add_argument(
-        "--api-key",
-        action="append",
-        metavar="KEY",
-        help="a key that requests may use; may be given several times, and MIE_API_KEY in the "
-        "environment is one more (default: no key is needed)",
-    )
-    parser.add_argument(
-        "--api-key-file",
-        metavar="FILE",
-        help="file with a key on each line: NAME KEY, or NAME sha256:HEX; weight=X and "
-        "max_num_seqs=N may follow",
-    )
-    parser.add_argument(
-        "--admin-api-key",
-        metavar="KEY",
-        help="the only key that may use /metrics, /reset_prefix_cache and other routes for "
-        "administrators, or MIE_ADMIN_API_KEY in the environment (default: every key may)",
-    )
-    parser.add_argument(
-        "--allowed-hosts",
-        nargs="+",
-        metavar="NAME",
-        help="names under which a server without keys is asked, besides localhost, HOST and IP "
-        "addresses; '*.example.org' is each below it, and '*' is any (default: none)",
-    )
-    parser.add_argument(
-        "--allowed-origins",
-        nargs="+",
-        metavar="ORIGIN",
-        help="origins of web pages that may use the server, such as https://chat.example.org; '*' "
-        "is any (default: none)",
-    )
-    parser.add_argument(
-        "--config",
-        metavar="FILE",
-        help="YAML file with options, such as 'port: 9000'; the command line overrides it",
-    )
-    add_trace_option(parser)
-    add_serving_options(parser)
-    EngineArgs.add_cli_args(parser, omit=_omitted(ServeConfig))
     for action in parser._actions:
         if action.dest in _DEFAULTS:
             shown = f"default: {_DEFAULTS[action.dest][1]})"
             action.help = (action.help or "").rpartition("default: ")[0] + shown
     parser.set_defaults(run=lambda args: run(with_config_file(args, parser)))
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -255,3 +177,47 @@ def _missing(error: ImportError) -> MissingExtraError:
     return MissingExtraError(
         f"mie serve needs the package {error.name} (install it with: pip install 'mie[serve]')"
     )
+
+
+# Replicas.
+
+
+def is_on_ray(args: argparse.Namespace) -> bool:
+    """Return whether any option asks for Ray."""
+    asked = (args.replicas, args.ray_address, args.autoscaling)
+    return any(each is not None for each in asked)
+
+
+def serve_on_ray(args: argparse.Namespace, config: ServeConfig, engine: Mapping[str, Any]) -> int:
+    """Serve with replicas until a signal, and return the exit code.
+
+    Raises:
+        ConfigError: an option is out of range, or the machine is too small.
+        MissingExtraError: the extra ``ray`` is not installed.
+    """
+    if args.trace is not None:
+        raise ConfigError("--trace writes the events of one engine (leave out --replicas)")
+    if args.replicas is not None and args.autoscaling is not None:
+        raise ConfigError("--replicas and --autoscaling are both given; give one of them")
+    from dataclasses import replace
+
+    from mie.ray import missing
+    from mie.ray.config import MAX_CHUNKS_PER_SECOND, ReplicaConfig
+
+    if args.max_chunks_per_second is None:
+        config = replace(config, max_chunks_per_second=MAX_CHUNKS_PER_SECOND)
+    given = {
+        "num_replicas": args.replicas,
+        "num_cpus": args.replica_cpus,
+        "num_gpus": args.replica_gpus,
+        "request_router": args.request_router,
+        "router_settings": args.router_settings,
+        "autoscaling": args.autoscaling,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    replicas = ReplicaConfig(engine=engine, server=config, **given)
+    try:
+        from mie.ray.server import serve_replicas
+    except ImportError as error:
+        raise missing(error) from error
+    return serve_replicas(replicas, args.ray_address)

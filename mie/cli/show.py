@@ -8,25 +8,17 @@ from collections.abc import Iterator
 
 from mie.checkpoint.hub import HubModel, HubName, ask_hub, find_cached
 from mie.cli import inspect
+from mie.cli.declared import Commands, declared
 from mie.cli.pull import check_runs, fits, is_read, summary
 from mie.config.arguments import format_size
 from mie.errors import MieError
 from mie.system.resources import available_bytes
 
 
-def add_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> argparse.ArgumentParser:
-    """Add ``mie show`` to the command line. Its parser sets ``run``."""
-    parser = subparsers.add_parser(
-        "show",
-        help="show a model, also before it is fetched",
-        description="Show a model: its architecture and memory use if it is on this machine, else "
-        "its files and quantisations on the hub, and which of them fit.",
-    )
-    parser.add_argument("model", metavar="NAME[:TAG]", help="a hub id, 'bundled', or a path")
-    parser.set_defaults(run=run, kv_cache_memory_bytes=None, check=False, json=False)
-    return parser
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``mie show`` to the command line."""
+    parser = declared(commands, "show", run)
+    parser.set_defaults(kv_cache_memory_bytes=None, check=False, json=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,6 +30,8 @@ def run(args: argparse.Namespace) -> int:
     name = None if os.path.exists(args.model) else HubName.parse(args.model)
     path = name and find_cached(name)
     if name is None or path is not None:
+        if name is not None:
+            print(f"{'name':<15} {name}")
         args.model = str(path or args.model)
         return inspect.run(args)
     model = ask_hub(name.repo)

@@ -11,84 +11,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mie.checkpoint.tensors import num_parameters
-from mie.cli import sim_cluster
 from mie.cli.bench_options import costs_as_place, simulated_config
 from mie.cli.bench_report import number, place_line, table
+from mie.cli.declared import Commands, declared
 from mie.cli.options import add_engine_options
+from mie.cli.sim_cluster import run_cluster
 from mie.errors import ConfigError
 
 if TYPE_CHECKING:
     from mie.sim.calibrate import Fit
 
-_EPILOG = """\
-To predict another load on the same machine from a run of the real engine:
-  mie sim workload calibration -o calibration.json
-  mie bench throughput --workload calibration.json --trace run.jsonl
-  mie sim calibrate run.jsonl -o costs.json
-  mie bench throughput --costs costs.json --num-blocks 1024 --num-prompts 500
 
-To check a prediction against a run that was not used for the costs:
-  mie bench throughput --trace other.jsonl
-  mie sim predict other.jsonl --costs costs.json
-"""
-
-
-def add_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> argparse.ArgumentParser:
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     """Add ``mie sim`` to the command line. Each command's parser sets ``run``."""
-    parser = subparsers.add_parser(
-        "sim",
-        help="workloads, devices and calibration for simulated benchmarks",
-        description="Make workloads, list devices, and calibrate simulated benchmarks.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    devices = commands.add_parser("devices", help="list known devices and models")
-    devices.set_defaults(run=_run_devices)
-    workload = commands.add_parser("workload", help="make a workload from a seed, as JSON")
-    workload.add_argument("kind", metavar="KIND", help="burst, poisson, chats, …; 'list' lists all")
-    workload.add_argument("--seed", type=int, default=0, metavar="N")
-    _add_output(workload, "the workload")
-    workload.set_defaults(run=_run_workload)
-    extract = commands.add_parser("extract", help="extract the workload of a recorded run")
-    _add_trace(extract)
-    _add_output(extract, "the workload")
-    extract.set_defaults(run=_run_extract)
-    calibrate = commands.add_parser("calibrate", help="fit costs to a recorded run")
-    _add_trace(calibrate)
-    _add_output(calibrate, "the costs")
-    calibrate.set_defaults(run=_run_calibrate)
-    _add_predict(commands)
-    sim_cluster.add_parser(commands)
-    return parser
-
-
-def _add_predict(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    predict = commands.add_parser(
-        "predict",
-        help="simulate the load of a recorded run, and compare",
-        description="Simulate the load of a recorded run, and compare. The number of blocks is"
-        " taken from the recording; pass the same other engine options.",
-    )
-    _add_trace(predict)
-    predict.add_argument(
-        "--costs", metavar="FILE", required=True, help="costs from mie sim calibrate"
-    )
-    predict.add_argument("--json", action="store_true", help="print one JSON object")
-    add_engine_options(predict)
-    predict.set_defaults(run=_run_predict)
-
-
-def _add_trace(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("trace", metavar="TRACE", help="event log, as --trace writes it")
-
-
-def _add_output(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", help=f"file for {what} (default: standard output)"
-    )
+    parser = declared(commands, "sim")
+    inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, run in (
+        ("devices", _run_devices),
+        ("workload", _run_workload),
+        ("extract", _run_extract),
+        ("calibrate", _run_calibrate),
+        ("predict", _run_predict),
+        ("cluster", run_cluster),
+    ):
+        declared(inner, f"sim {name}", run, engine=add_engine_options)
 
 
 def _write(args: argparse.Namespace, text: str) -> None:

@@ -11,60 +11,8 @@ from typing import Any
 from mie.cli.bench_report import table, write_results
 from mie.errors import ConfigError
 
-_EPILOG = """\
-Every replica is the real scheduler and allocator on a simulated device, and the router is that of
-mie serve --replicas. The load grows with the number of replicas. Some prefixes are far more
-popular than others (Zipf's law).
 
-columns:
-  possible    the hit rate of one cache without limits
-  hit rate    prompt tokens found in the replicas' prefix caches
-  imbalance   tokens that the busiest replica computes, divided by the mean
-"""
-
-
-def add_parser(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> argparse.ArgumentParser:
-    """Add ``mie sim cluster`` to the commands of ``mie sim``."""
-    parser = commands.add_parser(
-        "cluster",
-        help="hit rate, balance and latency of replicas behind a router",
-        description="Simulate replicas behind a router under a load of skewed prefixes.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--replicas", default="1,3,10", metavar="LIST", help="sizes of clusters (default: 1,3,10)"
-    )
-    parser.add_argument(
-        "--request-router",
-        default="prefix,random",
-        metavar="LIST",
-        help="prefix or random, or both (default: prefix,random)",
-    )
-    for name, kind, default, text in (
-        ("device", str, "a10g", "device of each replica"),
-        ("model-shape", str, "Llama-3.1-8B", "shape of the model"),
-        ("requests-per-replica", int, 40, "number of requests for each replica"),
-        ("rate-per-replica", float, 4.0, "requests a second for each replica"),
-        ("num-prefixes", int, 1000, "number of prefixes"),
-        ("exponent", float, 1.0, "skew of their popularity; 0 makes all equally popular"),
-        ("prefix-len", int, 512, "tokens of a prefix"),
-        ("seed", int, 0, "seed for lengths, arrivals and prefixes"),
-    ):
-        metavar = "NAME" if kind is str else "N"
-        help = f"{text} (default: {default})"
-        parser.add_argument(f"--{name}", type=kind, default=default, metavar=metavar, help=help)
-    parser.add_argument("--json", action="store_true", help="print a JSON object for each cluster")
-    parser.add_argument(
-        "--output-json", metavar="FILE", help="also write the figures to a file, as JSON"
-    )
-    parser.set_defaults(run=run)
-    return parser
-
-
-def run(args: argparse.Namespace) -> int:
+def run_cluster(args: argparse.Namespace) -> int:
     """Simulate each cluster, print its figures, and return 0.
 
     Raises:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mie.base.arithmetic import ceil_div
 from mie.base.reprs import count
+from mie.cli.declared import Commands, declared
 from mie.cli.files import replacing
 from mie.cli.trace_blocks import render_blocks
 from mie.cli.trace_common import percent
@@ -25,65 +26,12 @@ from mie.events.page.recording import Recording
 from mie.events.replay import at
 
 MAX_ROWS = 40
-"""Default number of rows in the table."""
-
-_EPILOG = f"""\
-The table has at most {MAX_ROWS} rows. A row covers the steps since the previous row. Prefill and
-decode tokens, preemptions and finished requests are sums, and other columns describe the last step.
-
-  KV      fraction of all blocks that are in a table
-  waste   fraction of empty slots in them
-  shared  fraction of blocks that sharing saves
-
-The last line counts computed tokens, and prompt tokens that hit the prefix cache.
-
-examples:
-  mie trace run.jsonl                        the run as a table
-  mie trace run.jsonl --all                  a row for each step
-  mie trace run.jsonl --step 120             the block map after step 120
-  mie trace run.jsonl --request 7            what happened to request 7, and why
-  mie trace run.jsonl --perfetto trace.json  a timeline for https://ui.perfetto.dev
-  mie trace run.jsonl --html run.html        a web page in one file, to look at and to send
-  mie trace --html demo.html                 the same page with two runs that come with mie
-  grep '"event":"preempt"' run.jsonl         the log is JSON lines; see docs/tracing.md
-"""
+"""Default number of rows in the table. The help says it too."""
 
 
-def add_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> argparse.ArgumentParser:
-    """Add ``mie trace`` to the command line. Its parser sets ``run``."""
-    parser = subparsers.add_parser(
-        "trace",
-        help="show what the scheduler did in a run",
-        description="Show what the scheduler and the block allocator did, from an event log.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "file",
-        nargs="?",
-        metavar="FILE",
-        help="event log (JSON lines); --html needs none, and shows two runs that come with mie",
-    )
-    views = parser.add_mutually_exclusive_group()
-    views.add_argument("--all", action="store_true", help="show a row for each step")
-    views.add_argument("--every", type=int, metavar="N", help="show a row for every N steps")
-    views.add_argument("--step", type=int, metavar="K", help="show the block map after step K")
-    views.add_argument("--request", metavar="ID", help="show the events of one request")
-    views.add_argument("--perfetto", metavar="OUT", help="write a timeline for Perfetto or Chrome")
-    views.add_argument("--html", metavar="OUT", help="write a web page that shows the run")
-    views.add_argument(
-        "--page", metavar="OUT", help="write the run for a web page without a server to open"
-    )
-    parser.add_argument(
-        "--model",
-        metavar="MODEL",
-        help="for --html and --page: the model of the run, whose tokenizer gives the text of "
-        "blocks (default: their token ids)",
-    )
-    parser.set_defaults(run=run)
-    return parser
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``mie trace`` to the command line."""
+    declared(commands, "trace", run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -170,16 +170,3 @@ def test_two_runs_do_not_write_one_file(files: Files, capsys):
         fcntl.flock(other, fcntl.LOCK_EX)
         assert files.run(LINES) == 2
     assert "another mie batch" in capsys.readouterr().err
-
-
-def test_a_missing_file_is_refused(tmp_path: Path, capsys):
-    assert main(["batch", str(tmp_path / "none"), str(tmp_path / "out")]) == 2
-    assert "cannot read" in capsys.readouterr().err
-
-
-def test_without_the_extra_replicas_say_what_to_install(files: Files, capsys, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    monkeypatch.delitem(__import__("sys").modules, "mie.ray", raising=False)
-    assert files.run(LINES[:1], "--replicas", "2") == 2
-    [error] = capsys.readouterr().err.splitlines()
-    assert "pip install 'mie[ray]'" in error

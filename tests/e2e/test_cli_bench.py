@@ -95,6 +95,8 @@ def test_bench_latency_has_vllms_fields():
         "latency", *SIMULATED, "--batch-size", "2", "--num-iters", "3", "--num-iters-warmup", "0"
     )
     assert len(found["latencies"]) == 3
+    assert (found["simulated"], found["device"]) == (True, "a10g")
+    assert found["model_id"] == "TinyLlama-1.1B"
     assert found["percentiles"]["50"] == pytest.approx(found["avg_latency"], rel=1e-6)
 
 
@@ -105,23 +107,6 @@ def test_the_table_is_markdown():
     assert lines[2].split() == ["|", "Successful", "requests", "|", "3", "|"]
     assert any(line.startswith("| Time to first token   |") for line in lines)
     assert all(line.startswith("|") for line in lines if line)
-
-
-@pytest.mark.parametrize("benchmark", ["serve", "throughput", "latency"])
-def test_simulated_results_name_the_device_and_the_model(benchmark: str):
-    batch = ("--batch-size", "2", "--num-iters", "1", "--num-iters-warmup", "0")
-    options = batch if benchmark == "latency" else ("--num-prompts", "2")
-    found = results(benchmark, *SIMULATED, *options)
-    assert (found["simulated"], found["device"]) == (True, "a10g")
-    assert found["model_id"] == "TinyLlama-1.1B"
-
-
-def test_a_simulation_writes_its_trace(tmp_path: Path):
-    trace = tmp_path / "run.jsonl"
-    results("throughput", *SIMULATED, "--num-prompts", "3", "--trace", trace)
-    process = mie("trace", trace)
-    assert process.returncode == 0
-    assert b"[64 steps \xc2\xb7 3 requests" in process.stdout
 
 
 def test_the_real_engine_is_measured(tiny, tmp_path: Path):
@@ -143,9 +128,3 @@ def test_a_refused_request_is_named(tiny):
     found = json.loads(process.stdout)
     assert found["failed"] == 1
     assert "128 tokens; the context holds 50" in found["errors"]["0"]
-
-
-def test_a_missing_benchmark_name_is_refused():
-    process = mie("bench")
-    assert process.returncode == 2
-    assert b"required: NAME" in process.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -36,17 +35,6 @@ def test_an_injected_fault_is_found_and_shown_on_the_page(tmp_path: Path):
     assert b"Tolerance exceeded, first at\n  step 1, layer 2, gate_up, element [" in process.stdout
     assert "step 1, layer 2, gate_up, element [" in page.read_text(encoding="utf-8")
     assert list(tmp_path.iterdir()) == [page]
-
-
-def test_json_is_one_object():
-    process = mie(
-        "diff", *NUMPY, "--json", "--max-tokens", "2", "--prompt", "One day", "Tom the owl"
-    )
-    assert process.returncode == 0
-    report = json.loads(process.stdout)
-    assert report["is_within"] is True
-    assert (report["num_prompts"], report["num_tokens"]) == (2, 4)
-    assert {row["layer"] for row in report["rows"]} == {None, 0, 1, 2, 3}
 
 
 def test_a_side_takes_settings_and_operators_can_be_isolated():

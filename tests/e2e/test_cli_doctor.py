@@ -13,8 +13,6 @@ import pytest
 from command_line import COMMAND, ENVIRONMENT
 from emulated import needs_compiler
 
-BACKENDS = ["numpy", "jit", "cupy-emulated", "cupy"]
-
 LIBCUDA = r"""
 #include <cstdio>
 #include <cstdlib>
@@ -64,13 +62,12 @@ def fake_module(folder: Path, code: str, name: str = "cupy") -> str:
 
 
 def test_this_machine_is_examined() -> None:
-    process = doctor()
+    process = doctor("--backend", "numpy")
     assert process.returncode == 0
     assert process.stderr == ""
     words = [line.split() for line in process.stdout.splitlines() if line]
     assert {line[0] for line in words} <= {"ok", "note", "problem", "remedy:", "backend"}
-    assert [line[1] for line in words if line[0] == "backend"] == BACKENDS
-    assert ["backend", "numpy", "works"] in words
+    assert [line for line in words if line[0] == "backend"] == [["backend", "numpy", "works"]]
 
 
 def test_the_emulated_kernels_do_not_work_without_a_compiler() -> None:
@@ -80,32 +77,19 @@ def test_the_emulated_kernels_do_not_work_without_a_compiler() -> None:
     assert "backend  cupy-emulated  does not work: the kernel emulator" in process.stdout
 
 
-@pytest.mark.parametrize(
-    ("code", "value"),
-    [
-        ("raise ImportError('libcublas.so.12: no such file')", "libcublas.so.12: no such file"),
-        ("import os; os.abort()", "was ended by signal SIGABRT"),
-    ],
-)
-def test_a_cupy_that_crashes_does_not_crash_the_doctor(
-    tmp_path: Path, code: str, value: str
-) -> None:
-    found = report("--backend", "cupy", PYTHONPATH=fake_module(tmp_path, code))
+def test_a_cupy_that_crashes_does_not_crash_the_doctor(tmp_path: Path) -> None:
+    found = report("--backend", "cupy", PYTHONPATH=fake_module(tmp_path, "import os; os.abort()"))
     assert check(found, "CuPy")["status"] == "problem"
-    assert value in check(found, "CuPy")["value"]
+    assert "was ended by signal SIGABRT" in check(found, "CuPy")["value"]
     assert found["backends"][0]["works"] is False
 
 
-@pytest.mark.parametrize(
-    ("code", "value"),
-    [
-        ("raise ImportError('libopenblas: no such file')", "ImportError: libopenblas: no such"),
-        ("import os; os.abort()", "the process that tried it was ended by signal SIGABRT"),
-    ],
-)
-def test_a_broken_numpy_is_a_problem_with_a_remedy(tmp_path: Path, code: str, value: str) -> None:
-    path = fake_module(tmp_path, code, name="numpy")
-    process = doctor("--backend", "numpy", PYTHONPATH=path)
+def test_a_broken_numpy_is_a_problem_with_a_remedy(tmp_path: Path) -> None:
+    code, value = (
+        "raise ImportError('libopenblas: no such file')",
+        "ImportError: libopenblas: no such",
+    )
+    process = doctor("--backend", "numpy", PYTHONPATH=fake_module(tmp_path, code, name="numpy"))
     assert process.returncode == 1
     assert f"problem  NumPy          {value}" in process.stdout
     assert "remedy: pip install --force-reinstall 'numpy>=" in process.stdout

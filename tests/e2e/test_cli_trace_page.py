@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from command_line import error_line, mie
-from event_stories import EMPTY, run_toy, write_story
+from event_stories import run_toy, write_story
 from page_cells import Page, cells_of
 
 from mie.events import EventLog, read_log
@@ -148,11 +148,3 @@ def test_a_broken_log_leaves_the_file_that_was_there(
     assert out.read_text() == "as before"
     assert option in error_line(mie("trace", story, option, story))
     assert story.read_text().startswith('{"step":0')
-
-
-def test_a_pool_that_no_page_can_draw_is_refused(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    with log.open("w") as file:
-        EventLog(0, file).start(lambda: {**EMPTY, "num_blocks": 1 << 40})
-    done = mie("trace", log, "--html", tmp_path / "out.html")
-    assert "a page shows at most 4194304" in error_line(done)

@@ -8,54 +8,30 @@ far more than rounding errors.
 import numpy as np
 import pytest
 import tiny_models
+from compiled import needs_numba
 from emulated import needs_compiler
+from small_pool import PROMPT, check_small_pool, stories
 
 from mie import LLM, SamplingParams
-
-pytestmark = needs_compiler
-
-PROMPT = "Tell me a story about Mia the otter, the mill and a bell."
-
 
 LENGTHS = pytest.mark.parametrize("max_tokens", [10, pytest.param(24, marks=pytest.mark.slow)])
 
 
-def stories(backend: str, max_tokens: int) -> tuple[list[list[int]], LLM]:
-    """Return the tokens of three greedy requests and of three samples, in seven blocks."""
-    llm = LLM(
-        "bundled",
-        backend=backend,
-        block_size=8,
-        num_blocks=7,
-        max_num_batched_tokens=16,
-        preemption_mode="swap",
-        swap_space=1 << 20,
-    )
-    greedy = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    sampled = SamplingParams(temperature=1.5, seed=3, n=2, max_tokens=6, ignore_eos=True)
-    outputs = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=3), use_tqdm=False)
-    nucleus = SamplingParams(
-        temperature=1.2, top_p=0.95, top_k=60, seed=4, max_tokens=6, ignore_eos=True
-    )
-    requests = ["Once upon a time", "Tom the owl", PROMPT, "Mia"]
-    outputs += llm.generate(requests, [greedy, greedy, sampled, nucleus], use_tqdm=False)
-    return [choice.token_ids for output in outputs for choice in output.outputs], llm
-
-
+@needs_compiler
 @LENGTHS
-def test_the_emulated_gpu_gives_the_tokens_of_numpy(max_tokens: int):
-    tokens, llm = stories("cupy-emulated", max_tokens)
-    wanted, _ = stories("numpy", max_tokens)
+@pytest.mark.parametrize(
+    "stored", ["auto", *(pytest.param(name, marks=pytest.mark.slow) for name in ("int8", "fp8"))]
+)
+def test_the_emulated_gpu_gives_the_tokens_of_numpy(stored: str, max_tokens: int):
+    """Rounding to a neighbouring element of a quantised cache moves no best logit either."""
+    tokens, llm = stories("cupy-emulated", max_tokens=max_tokens, kv_cache_dtype=stored)
+    wanted, _ = stories("numpy", max_tokens=max_tokens, kv_cache_dtype=stored)
     assert tokens == wanted
-    manager = llm.engine.scheduler.manager
-    assert manager.stats.num_hit_tokens > 0
-    assert manager.stats.num_copies > 0
-    assert manager.stats.num_exported > 0
-    assert manager.stats.num_imported > 0
-    assert manager.num_used == 0
+    check_small_pool(llm)
 
 
 @pytest.mark.slow
+@needs_compiler
 @LENGTHS
 def test_float16_on_tensor_cores_gives_the_same_story(max_tokens: int):
     """The best logit leads by at least 0.1 in each step, ten times the error of float16."""
@@ -84,8 +60,9 @@ def twins(tmp_path_factory):
     [
         ("numpy", "float32"),
         ("numpy-plain", "float32"),
-        ("cupy-emulated", "float16"),
-        pytest.param("cupy-emulated", "bfloat16", marks=pytest.mark.slow),
+        pytest.param("jit", "float32", marks=needs_numba),
+        pytest.param("cupy-emulated", "float16", marks=[pytest.mark.slow, needs_compiler]),
+        pytest.param("cupy-emulated", "bfloat16", marks=[pytest.mark.slow, needs_compiler]),
     ],
 )
 def test_a_single_candidate_is_the_greedy_token_if_logits_are_tied(twins, backend, dtype):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mie import LLM, EngineConfig, SamplingParams
+from mie import EngineConfig, SamplingParams
 from mie.load.engine import load_engine
 
 
@@ -68,24 +68,3 @@ def test_memory_stays_flat(tiny, backend, num_logged, num_measured):
     assert engine._runner._kv_cache is cache
     assert elements.ctypes.data == address
     assert logged.stats.num_steps == (1 + len(growths)) * num_logged
-
-
-@pytest.mark.slow
-def test_a_thousand_steps_of_full_batches_take_a_few_mebibytes_at_most():
-    """Every request differs. Only the event log grows, until it has its number of steps."""
-    llm = LLM("bundled", num_blocks=512, num_threads=1, use_tqdm_on_load=False)
-    rng = np.random.default_rng(0)
-    params = SamplingParams(temperature=0.7, seed=1, max_tokens=16)
-
-    def answer(num_requests):
-        for _ in range(num_requests // 500):
-            prompts = [
-                {"prompt_token_ids": rng.integers(10, 1000, rng.integers(5, 80)).tolist()}
-                for _ in range(500)
-            ]
-            llm.generate(prompts, params, use_tqdm=False)
-        gc.collect()
-        return resident_kib("RssAnon")
-
-    warm = answer(4000)  # a thousand steps
-    assert answer(4000) - warm < 16 * 1024, "anonymous memory grew"

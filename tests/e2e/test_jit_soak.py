@@ -298,20 +298,6 @@ def test_a_worker_stops_at_random_moments(alone: Alone, count: int) -> None:
         tracer.close()
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(500, marks=SLOW)])
-def test_the_process_stops_at_random_moments(alone: Alone, count: int) -> None:
-    rng = random.Random(count)
-    with program(alone) as (process, _):
-        for _ in range(count // 10):
-            ask(process, 4)
-            for _ in range(10):
-                time.sleep(rng.random() * 0.004)
-                process.send_signal(signal.SIGSTOP)
-                time.sleep(rng.random() * 0.004)
-                process.send_signal(signal.SIGCONT)
-            assert line_of(process) == "done\n"
-
-
 def test_a_program_ends_while_its_workers_spin_or_sleep() -> None:
     """The exit code is 0, although the program keeps the model until its end."""
     text = """

@@ -82,15 +82,6 @@ def test_the_check_of_a_build_notices_a_picture_and_a_relative_link(tmp_path: Pa
     assert not check_build.undated("9", "## 9 (2026-11-24)\n")
 
 
-def test_the_wheel_runs_a_model(wheel: ZipFile, tmp_path: Path) -> None:
-    wheel.extractall(tmp_path / "site")
-    paths = [str(tmp_path / "site"), *filter(None, sys.path[1:])]
-    code = (
-        f"import sys; sys.path[:] = {paths}; from mie import LLM; print(LLM('bundled').directory)"
-    )
-    assert str(tmp_path) in python("-c", code, cwd=tmp_path)
-
-
 def test_the_sdist_has_the_tests_and_everything_for_a_build(tmp_path: Path) -> None:
     with tarfile.open(build("build_sdist", tmp_path)) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}

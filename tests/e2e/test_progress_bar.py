@@ -55,8 +55,3 @@ def test_a_bar_is_drawn_on_a_terminal(backend: str, bars: set[str], tmp_path: Pa
 
 def test_a_progress_bar_can_be_turned_off(tmp_path: Path):
     assert shown_on_a_terminal("numpy", "hidden", tmp_path) == ""
-
-
-def test_a_pipe_shows_no_bar():
-    done = subprocess.run(program("numpy", "shown"), capture_output=True, check=True)
-    assert done.stderr == b""

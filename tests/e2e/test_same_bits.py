@@ -36,7 +36,6 @@ print(hashlib.sha256(json.dumps([output.outputs[0].token_ids, bits]).encode()).h
 
 CASES = {
     "one thread": (1, 0, {}),
-    "the same again": (1, 0, {}),
     "two threads beside others": (2, 7, {}),
     "five threads, and BLAS has three": (5, 2, {"OPENBLAS_NUM_THREADS": "3"}),
 }

@@ -109,7 +109,7 @@ def test_requests_through_96_blocks(mode, num_requests):
     assert (happened["blocks swapped in"] > num_requests // 2) == (mode == "swap"), happened
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["swap", pytest.param("recompute", marks=pytest.mark.slow)])
 def test_400_requests_through_40_blocks_that_never_suffice(mode):
     """Long answers without a watermark make the sequences preempt one another."""
     config, num_host_blocks = MODES[mode]

@@ -86,21 +86,15 @@ def test_public_names_are_documented_in_whole_sentences():
 # The check can fail.
 
 
-def problems(tmp_path: Path, text: str) -> list[str]:
-    """Return the problems of a package whose only module contains ``text``."""
-    (tmp_path / "pool.py").write_text(text)
-    return list(undocumented(tmp_path))
-
-
-def test_a_missing_docstring_is_reported(tmp_path: Path):
-    text = '"""A module."""\nclass Pool:\n    """A pool."""\n    def take(self): ...\n'
-    assert problems(tmp_path, text) == ["pool.py:4 Pool.take has no docstring"]
-    assert problems(tmp_path, "x = 1") == ["pool.py:1 has no docstring"]
-
-
-def test_private_names_and_implementations_of_a_protocol_need_no_docstring(tmp_path: Path):
-    text = """\
-"A module."
+FAULTS = (
+    "the tokens of a request.",
+    "The tokens of a request",
+    "The tokens of a request, which\n\n    are integers.",
+    "The tokens of a request.\n    They are integers.",
+    "The tokens of a request.\n\n    They are integers; and",
+    "",
+)
+PACKAGE_OF_ALL = '''\
 class Source(Protocol):
     "A source."
     def read(self):
@@ -108,25 +102,21 @@ class Source(Protocol):
 class File:
     "A file."
     def read(self): ...
+    def take(self): ...
     def _close(self): ...
 def _helper(): ...
-"""
-    assert problems(tmp_path, text) == []
+SIZE = 3
+"""of a block."""
+'''
 
 
-def test_a_docstring_that_is_not_a_sentence_is_reported(tmp_path: Path):
-    for text in (
-        "the tokens of a request.",
-        "The tokens of a request",
-        "The tokens of a request, which\n\n    are integers.",
-        "The tokens of a request.\n    They are integers.",
-        "The tokens of a request.\n\n    They are integers; and",
-        "",
-    ):
-        [problem] = problems(tmp_path, f'"A module."\ndef tokens():\n    """{text}"""\n')
-        assert "pool.py:2 tokens has no" in problem
-
-
-def test_the_docstring_of_a_variable_is_checked(tmp_path: Path):
-    [problem] = problems(tmp_path, '"A module."\nSIZE = 3\n"""of a block."""\n')
-    assert "pool.py:3 SIZE has no whole sentences" in problem
+def test_names_without_whole_sentences_are_reported(tmp_path: Path):
+    """Private names, and implementations of a protocol, need no docstring."""
+    faulty = [f'def tokens():\n    """{text}"""\n' for text in FAULTS]
+    (tmp_path / "pool.py").write_text(PACKAGE_OF_ALL + "".join(faulty))
+    module, take, size, *found = undocumented(tmp_path)
+    assert module == "pool.py:1 has no docstring"
+    assert take == "pool.py:8 File.take has no docstring"
+    assert size == "pool.py:12 SIZE has no whole sentences: 'of a block.'"
+    assert len(found) == len(FAULTS)
+    assert all("tokens has no" in sentence for sentence in found)

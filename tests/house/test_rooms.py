@@ -6,6 +6,7 @@ rooms.toml has a line for every room (a folder of mie/ or a file beside them).
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import subprocess
 import sys
@@ -63,7 +64,12 @@ def sources(root: Path) -> Iterator[tuple[str, Path, ast.Module]]:
         parts = path.relative_to(root).with_suffix("").parts
         if parts[-1] == "__init__" and len(parts) > 1:
             parts = parts[:-1]
-        yield ".".join(parts), path, ast.parse(path.read_text())
+        yield ".".join(parts), path, tree_of(path.read_text())
+
+
+@functools.cache  # each rule reads all files
+def tree_of(text: str) -> ast.Module:
+    return ast.parse(text)
 
 
 def room_of(module: str) -> str:
@@ -284,29 +290,17 @@ def test_a_package_that_follows_every_rule_passes(house: Path):
     ("name", "line", "sentence"),
     [
         ("ops/rope.py", "from mie.sched import plan", "ops may not know mie.sched.plan"),
-        ("ops/rope.py", "from mie.sched.plan import StepPlan", "ops may not know mie.sched.plan"),
-        ("ops/rope.py", "import mie.engine", "ops may not know mie.engine"),
         ("ops/rope.py", "from ..sched import plan", "ops may not know mie.sched.plan"),
         ("ops/rope.py", "from .. import engine", "ops may not know mie.engine"),
-        ("ops/__init__.py", "from ..sched import plan", "ops may not know mie.sched.plan"),
         ("ops/rope.py", "def f():\n    import mie.sched", "ops may not know mie.sched"),
         ("ops/rope.py", "from mie import LLM", "ops may not know mie"),
         ("ops/rope.py", "import torch", "ops may not import torch"),
-        ("sched/plan.py", "import numpy as np", "sched may not import numpy"),
         ("sched/plan.py", "from numpy.typing import NDArray", "sched may not import numpy"),
         ("sched/plan.py", "import time", "sched may not read time"),
         ("memory/pool.py", "from random import random", "memory may not read random"),
-        ("memory/pool.py", "import numpy", "memory may not import numpy"),
-        (
-            "memory/pool.py",
-            "from mie.sched.plan import Chunk",
-            "memory may not know mie.sched.plan",
-        ),
-        ("model/decoder.py", "from mie.ops import rope", "model may not know mie.ops.rope"),
         ("model/decoder.py", "from mie.ops.rope import rope", "model may not know mie.ops.rope"),
         ("checkpoint/locate.py", "import huggingface_hub", "must be imported inside a function"),
         ("errors.py", "import importlib", "errors hides an import"),
-        ("errors.py", "import numpy", "errors may not import numpy"),
         ("attic.py", '"""New."""', "room 'attic' is not in the table"),
     ],
 )
@@ -327,18 +321,13 @@ def test_an_import_for_type_checkers_counts_but_is_not_eager(house: Path):
     "line",
     [
         "registry = {}",
-        "names: list[str] = []",
-        "seen = set()",
         "counts = collections.defaultdict(int)",
         "squares = [i * i for i in range(9)]",
-        "if True:\n    memo = dict()",
         "class Settings:\n    options = {}",
         "def f():\n    global counter\n    counter = 1",
         "@functools.lru_cache(maxsize=None)\ndef f():\n    return 1",
-        "@cache\ndef f():\n    return 1",
         "TABLE = {}\ndef f():\n    TABLE[1] = 2",
         "TABLE = []\ndef f():\n    TABLE.append(2)",
-        "TABLE = {}\ndef f():\n    del TABLE[1]",
     ],
 )
 def test_mutable_state_is_noticed(house: Path, line: str):
@@ -350,11 +339,8 @@ def test_mutable_state_is_noticed(house: Path, line: str):
     "line",
     [
         "TABLE = {1: 2}",
-        "_NAMES = ['a']",
         "__all__ = ['a']",
-        "Row = dict[int, float]",
         "pair = (1, 2)",
-        "names = frozenset('ab')",
         "def f():\n    local = []\n    local.append(1)\n    return local",
         "class Pool:\n    def __init__(self):\n        self.free = []",
     ],
@@ -416,11 +402,8 @@ HEAVY = {"numpy", "ml_dtypes", "tokenizers", "jinja2", "safetensors", "tqdm", *L
 
 
 def test_importing_mie_imports_nothing_else():
-    assert not packages_after("import mie; mie.__version__; dir(mie)") & HEAVY
-
-
-def test_importing_mie_imports_only_what_sets_up_logging():
     assert modules_of_mie_after("import mie") == {"system", "system.logs", "version"}
+    assert not packages_after("import mie; mie.__version__; dir(mie)") & HEAVY
 
 
 def test_completing_a_prompt_imports_only_the_rooms_it_needs():
@@ -472,11 +455,6 @@ assert "numba" not in sys.modules, "it is looked for and not imported"
     )
     assert "llvmlite" in packages
     assert not packages & (LAZY - {"llvmlite", "numba", "tokenizers", "tqdm"})
-
-
-def test_the_compiled_backend_is_imported_without_the_compiler():
-    packages = packages_after("import mie.ops_jit.jit_backend")
-    assert not packages & {"llvmlite", "numba"}
 
 
 def test_the_recorder_notices_a_failed_import():

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 import test_jit_bits as bits
-import tiny_models
 from compiled import jit_backend, needs_numba
-from test_jit_bits import Model, Sequences, Stepper, draw, in_steps, models
+from small_pool import PROMPT, check_small_pool, stories
+from test_jit_bits import Model, Sequences, Stepper, models
 
 from mie import LLM, SamplingParams, StructuredOutputsParams
 from mie.config.engine import EngineConfig
@@ -30,25 +30,6 @@ from mie.ops.backend import KVCacheShape
 pytestmark = needs_numba
 
 __all__ = ["models"]  # a fixture
-
-PROMPT = "Tell me a story about Mia the otter, the mill and a bell."
-
-
-def stories(backend: str, **settings: Any) -> tuple[list[list[int]], LLM]:
-    """Return the tokens of greedy and of sampled requests in a small pool of blocks."""
-    size = settings.get("block_size", 8)
-    given = {"num_blocks": 56 // size, "max_num_batched_tokens": 16, "block_size": 8, **settings}
-    llm = LLM("bundled", backend=backend, preemption_mode="swap", swap_space=1 << 20, **given)
-    greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-    sampled = SamplingParams(temperature=1.5, seed=3, n=2, max_tokens=6, ignore_eos=True)
-    nucleus = SamplingParams(
-        temperature=1.2, top_p=0.95, top_k=60, seed=4, max_tokens=6, ignore_eos=True
-    )
-    outputs = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=3), use_tqdm=False)
-    requests = ["Once upon a time", "Tom the owl", PROMPT, "Mia"]
-    outputs += llm.generate(requests, [greedy, greedy, sampled, nucleus], use_tqdm=False)
-    return [choice.token_ids for output in outputs for choice in output.outputs], llm
-
 
 SETTINGS: list[dict[str, Any]] = [
     {},
@@ -80,13 +61,8 @@ def test_the_engine_gives_the_tokens_of_numpy(settings: dict[str, Any]):
     of_numpy = {name: value for name, value in settings.items() if name != "enforce_eager"}
     wanted, _ = stories("numpy", **of_numpy)
     assert tokens == wanted
-    manager = llm.engine.scheduler.manager
-    assert manager.stats.num_hit_tokens > 0
-    assert manager.stats.num_copies > 0
-    assert manager.num_used == 0
     if settings.get("max_num_seqs") != 1:
-        assert manager.stats.num_exported > 0
-        assert manager.stats.num_imported > 0
+        check_small_pool(llm)
 
 
 def test_constraints_and_scores_are_those_of_numpy():
@@ -120,27 +96,6 @@ def test_constraints_and_scores_are_those_of_numpy():
                 assert (row is None) == (wanted is None)
                 for token_id, found in (row or {}).items():
                     assert abs(found.logprob - wanted[token_id].logprob) < 1e-4
-
-
-def test_a_single_candidate_is_the_greedy_token_if_logits_are_tied(tmp_path: Any):
-    """Tokens i and i + 20 have equal logits, bit for bit, wherever their outputs are computed."""
-    weights = tiny_models.random_weights(tiny_models.LLAMA)
-    weights["lm_head.weight"][20:] = weights["lm_head.weight"][:20]
-    directory = tiny_models.write_model(tmp_path, tiny_models.LLAMA, weights)
-    llm = LLM(directory, backend="jit", num_blocks=64, skip_tokenizer_init=True)
-    rng = np.random.default_rng(1)
-    prompts = [rng.integers(4, 40, size=5).tolist() for _ in range(6)]
-
-    def tokens(**params: Any) -> list[list[int]]:
-        chosen = SamplingParams(max_tokens=12, ignore_eos=True, seed=1, **params)
-        outputs = llm.generate(prompts, chosen, use_tqdm=False)
-        return [output.outputs[0].token_ids for output in outputs]
-
-    greedy = tokens(temperature=0)
-    assert all(token_id < 20 for answer in greedy for token_id in answer)
-    assert tokens(temperature=1.0, top_k=1) == greedy
-    assert tokens(temperature=1.0, top_p=1e-9) == greedy
-    assert tokens(temperature=1.0, top_k=2) != greedy
 
 
 # Steps.
@@ -313,7 +268,7 @@ def test_backends_come_and_go():
     from mie.load.backends import load_backend
 
     x, matrix = np.ones((40, 30), np.float32), np.ones((70, 30), np.float32)
-    for number in range(150):
+    for number in range(60):
         backend = load_backend("jit", config=EngineConfig(num_threads=number % 4 + 1))
         weight = backend.load_linear((70, 30), [matrix])
         for _ in range(number % 3):
@@ -323,12 +278,3 @@ def test_backends_come_and_go():
     command = [sys.executable, "-c", textwrap.dedent(code)]
     process = subprocess.run(command, env=os.environ, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr[-2000:]
-
-
-def test_scenarios_of_one_token_a_step(models: dict[tuple[str, str], Model]):
-    """Every position is decoded by itself, in float16 and with a cache of one byte."""
-    for seed, stored in ((0, "int8"), (1, "fp8"), (2, "float16")):
-        scenario = replace(draw(seed, models, 600), stored=stored, most=1, block_size=3)
-        wanted = bits.alone(scenario)
-        got = in_steps(scenario, 2, False)
-        assert [each.tobytes() for each in got] == [each.tobytes() for each in wanted]

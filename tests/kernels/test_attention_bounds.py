@@ -102,19 +102,6 @@ def test_splits_are_bounded(lengths: list[int], window: int | None):
     assert decode.planned_bytes <= decode.bucket.num_seqs * HEADS * MAX_SPLITS * 4 * (HEAD_DIM + 1)
 
 
-def test_windows_begin_their_splits_at_their_first_token():
-    """64 x 32,768 tokens with a window of 4,096 launched 65,536 blocks, 8,192 of them useful."""
-    decode = Decode(LONG, 4096, is_deterministic=True)
-    assert decode.blocks["paged_decode_mma"] == 2 * KV_HEADS * 64 * 17
-
-
-def test_the_plan_of_one_short_sequence_has_the_partial_results_of_decodes_only():
-    decode = Decode([200], None, is_deterministic=True)
-    assert decode.partial_bytes == decode.planned_bytes == 0
-    decode = Decode([200], None, is_deterministic=False)
-    assert decode.partial_bytes == decode.planned_bytes > 0
-
-
 def test_partial_results_at_least_double_when_they_grow():
     """Captured steps keep the buffers before. All of them together are below twice the last."""
     arena = Arena(np)

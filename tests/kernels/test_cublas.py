@@ -19,7 +19,7 @@ from emulated import COMPILER, launcher, needs_compiler
 
 from mie.errors import ConfigError
 from mie.ops_gpu.arrays import DTYPES
-from mie.ops_gpu.cublas import Cublas, CublasError, load_library, workspace_bytes
+from mie.ops_gpu.cublas import Cublas, CublasError, load_library
 from mie.ops_gpu.gemm import NumpyGemm
 
 MODES = ["plain", "checked", *(["cupy"] if on_device.IS_WANTED else [])]
@@ -150,11 +150,6 @@ def test_a_failed_call_names_its_status(cublas: Cublas):
     half = on_gpu(np.ones((1, 1), np.float16))
     with pytest.raises(CublasError, match=r"cublasGemmEx failed: CUBLAS_STATUS_NOT_SUPPORTED \(15"):
         cublas.multiply(half, half, half.copy(), is_added=False)
-
-
-def test_each_chip_gets_the_recommended_workspace():
-    sizes = {75: 4, 80: 4, 87: 4, 89: 4, 90: 32, 100: 32, 120: 32}
-    assert {chip: workspace_bytes(chip) >> 20 for chip in sizes} == sizes
 
 
 class CudaModule:

@@ -65,32 +65,26 @@ def test_a_kernel_is_compiled_once_from_one_text(cupy: Any):
 
 
 def test_launches_are_passed_on(cupy: Any):
-    CupyLauncher().kernel(*NORM)((2, 1), (8,), (X, X, X, N, A), shared_bytes=64)
-    assert cupy.function.launches == [((2, 1), (8,), (X, X, X, N, A), 64)]
-    assert cupy.function.max_dynamic_shared_size_bytes == 48 * 1024
-
-
-def test_a_kernel_requests_more_shared_memory(cupy: Any):
-    CupyLauncher().kernel(*NORM)((2,), (8,), (X, X, X, N, A), shared_bytes=100_000)
-    assert cupy.function.max_dynamic_shared_size_bytes == 100_000
+    """Shared memory is raised where a launch needs it, a null pointer is eight zero bytes, and an
+    empty grid is not launched."""
+    kernel, function = CupyLauncher().kernel(*NORM), cupy.function
+    kernel((2, 1), (8,), (X, X, X, N, A))
+    assert function.preferred_shared_memory_carveout == -1
+    kernel((2, 0), (8,), (X, X, X, N, A))
+    kernel((2, 1), (8,), (None, X, X, N, A), shared_bytes=64)
+    assert function.preferred_shared_memory_carveout == 100
+    assert function.max_dynamic_shared_size_bytes == 48 * 1024
+    (first, (_, _, (null, *rest), shared_bytes)) = function.launches
+    assert first == ((2, 1), (8,), (X, X, X, N, A), 0)
+    assert (null.dtype, null, rest, shared_bytes) == (np.uint64, 0, [X, X, N, A], 64)
+    kernel((2,), (8,), (X, X, X, N, A), shared_bytes=100_000)
+    assert function.max_dynamic_shared_size_bytes == 100_000
 
 
 def test_bfloat16_needs_a_cupy_that_supports_it(cupy: Any):
     cupy.__version__ = "13.6.0"
     with pytest.raises(ConfigError, match=r"bfloat16 needs CuPy 14 or newer; this is 13\.6\.0"):
         load_cupy_backend("bfloat16")
-
-
-def test_a_null_pointer_is_eight_zero_bytes(cupy: Any):
-    CupyLauncher().kernel(*NORM)((1,), (8,), (None, X, X, N, A))
-    [(_, _, args, _)] = cupy.function.launches
-    assert args[0].dtype == np.uint64
-    assert args[0] == 0
-
-
-def test_an_empty_grid_is_not_launched(cupy: Any):
-    CupyLauncher().kernel(*NORM)((2, 0), (8,), (X, X, X, N, A))
-    assert cupy.function.launches == []
 
 
 @pytest.mark.parametrize(
@@ -162,14 +156,6 @@ def test_an_old_gpu_is_refused_by_name(cupy: Any, capability: str):
     message = rf"does not run on this GPU, which is sm_{capability}: .* 8\.0 .*use backend numpy"
     with pytest.raises(ConfigError, match=message):
         load_cupy_backend()
-
-
-def test_the_carve_out_is_set_where_shared_memory_is_used(cupy: Any):
-    kernel = CupyLauncher().kernel(*NORM)
-    kernel((2,), (8,), (X, X, X, N, A))
-    assert cupy.function.preferred_shared_memory_carveout == -1
-    kernel((2,), (8,), (X, X, X, N, A), shared_bytes=64)
-    assert cupy.function.preferred_shared_memory_carveout == 100
 
 
 def test_the_table_of_signatures_has_every_kernel():

@@ -3,10 +3,6 @@ order."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -20,7 +16,6 @@ from mie.errors import ConfigError, MieError
 from mie.ops_gpu.host.build import Builder
 from mie.ops_gpu.host.emulator import ORDERS
 from mie.ops_gpu.launcher import EmulatedLauncher, Kernel, KernelFault, Launcher
-from mie.system.cache_dir import open_cache
 
 pytestmark = needs_compiler
 
@@ -419,22 +414,3 @@ def test_a_compiler_that_fails_says_why(
     with pytest.raises(MieError, match=r"failed on a kernel of the emulator") as caught:
         Builder().runtime()
     assert str(caught.value).splitlines()[1:] == [message]
-
-
-def test_processes_may_build_at_the_same_time(tmp_path: Path):
-    code = (
-        "import numpy as np\n"
-        "from mie.ops_gpu.launcher import EmulatedLauncher\n"
-        "x = np.ones(8, np.float32)\n"
-        f"k = EmulatedLauncher().kernel({FILE!r}, 'saxpy')\n"
-        "k((1,), (8,), (x, x, np.float32(2), np.int32(8)))\n"
-        "assert (x == 3).all()\n"
-    )
-    builds = open_cache("emulator", {"XDG_CACHE_HOME": str(tmp_path)})
-    shutil.copy2(Builder().runtime(), builds)  # takes seconds to build, in the same way
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    command = [sys.executable, "-c", code]
-    both = [subprocess.Popen(command, env=environment) for _ in range(2)]
-    assert [each.wait(timeout=280) for each in both] == [0, 0]
-    built = sorted(path.name.split("-")[0] for path in (tmp_path / "mie/emulator").iterdir())
-    assert built == ["emulator", "headers", "runtime"]

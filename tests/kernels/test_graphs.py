@@ -22,8 +22,7 @@ from mie.config.engine import EngineConfig
 from mie.config.params.sampling import SamplingParams
 from mie.load.engine import load_engine
 from mie.ops.backend import Backend, StepBatch
-from mie.ops_gpu.arena import Arena
-from mie.ops_gpu.batch import ANY_LENGTH, Bucket, bucket_of, host_batch, padded, padded_seqs
+from mie.ops_gpu.batch import ANY_LENGTH, Bucket, bucket_of, padded, padded_seqs
 from mie.ops_gpu.cupy_backend import EMULATED_CHIP, CupyBackend
 from mie.ops_gpu.gemm import NumpyGemm
 from mie.ops_gpu.launcher import EmulatedLauncher
@@ -351,37 +350,6 @@ def decodes(lengths: list[int], table_width: int) -> StepBatch:
     )
 
 
-def test_only_steps_of_single_row_decodes_are_padded():
-    batch = decodes([3, 9, 5], 3)
-    assert bucket_of(batch) == Bucket(4, 256)
-    assert bucket_of(decodes([3] * 8 + [700], 200)) == Bucket(16, 1024)
-    assert bucket_of(decodes([4097], 257)) == Bucket(1, ANY_LENGTH)
-    assert bucket_of(batch, follows_lengths=False) == Bucket(4, ANY_LENGTH)
-    others: dict[str, Any] = {
-        "logits_rows": np.array([0, 2, 1]),
-        "block_tables": batch.block_tables[:2],
-    }
-    for name, array in others.items():
-        assert bucket_of(StepBatch(**{**vars(batch), name: array})) is None
-    assert bucket_of(StepBatch(**{**vars(batch), "logits_rows": np.array([0, 1])})) is None
-
-
-def test_padding_writes_nothing_and_reads_nothing():
-    batch = decodes([3, 9, 5], 3)
-    wide = padded(batch, Bucket(8, 256))
-    for name in ("token_ids", "positions", "slot_mapping", "seq_lens"):
-        np.testing.assert_array_equal(getattr(wide, name)[:3], getattr(batch, name))
-    assert wide.slot_mapping[3:].tolist() == [-1] * 5
-    assert wide.seq_lens[3:].tolist() == [0] * 5
-    np.testing.assert_array_equal(wide.block_tables[:3], batch.block_tables)
-    assert wide.block_tables.shape == (8, 3)
-    host = host_batch(wide)
-    assert host.arrays["decodes"].tolist() == list(range(8))
-    assert host.arrays["decode_tiles"].tolist() == [0, 1, 2, 3, 3, 3, 3, 3, 3]
-    other = host_batch(padded(decodes([60, 2], 16), Bucket(8, 256)))
-    assert other.size(1024) == host.size(1024)  # so that every array of a size has one address
-
-
 @needs_compiler
 @pytest.mark.parametrize("is_deterministic", [False, True])
 @pytest.mark.parametrize("head_dim", [16, 64])
@@ -401,16 +369,3 @@ def test_padded_sequences_get_zeros_or_no_output(head_dim: int, is_deterministic
     ]
     assert outputs[0].tobytes() == outputs[1][:3].tobytes()
     assert not (is_deterministic and outputs[1][3:].any())
-
-
-def test_an_arena_keeps_buffers_that_are_large_enough():
-    arena, dtype = Arena(np), np.dtype(np.float32)
-    first = arena.empty("x", (5, 3), dtype)
-    assert first.shape == (5, 3)
-    again = arena.empty("x", (8, 3), dtype)  # space was allocated for eight rows
-    assert again.ctypes.data == first.ctypes.data
-    assert arena.empty("y", (5, 3), dtype).ctypes.data != first.ctypes.data
-    assert arena.empty("x", (5, 3), np.dtype(np.int32)).ctypes.data != first.ctypes.data
-    assert len(arena.buffers) == 3
-    assert arena.empty("x", (9, 3), dtype).ctypes.data != first.ctypes.data
-    assert len(arena.buffers) == 3

@@ -18,10 +18,9 @@ import on_device
 import pytest
 from emulated import launcher, needs_compiler
 
-from mie.ops import activation, attention, norm, rope, sampling
+from mie.ops import activation, attention, norm, rope
 from mie.ops.backend import KVCacheShape, StepBatch
 from mie.ops.kv_cache import QUANTIZED, QuantizedCache, dequantize, quantize
-from mie.ops.sampling import RowControls
 from mie.ops_gpu.arrays import DTYPES
 from mie.ops_gpu.attention import SPLIT_TOKENS
 from mie.ops_gpu.chip import Chip
@@ -265,29 +264,6 @@ def test_blocks_are_copied_exported_and_imported_bit_for_bit(
     origin = [1, 0, 1, 3, 3, 4, 3]
     for plane, old in zip(cache.planes, before, strict=True):
         assert plane.tobytes() == old[origin].tobytes()
-
-
-@pytest.mark.parametrize("vocab_size", [1, 31, 1000, 9001])
-def test_argmax(mode: str, dtype: str, vocab_size: int):
-    logits = normal(dtype, 4, vocab_size)
-    logits[1] = 0  # all equal
-    logits[2, vocab_size // 2 :: 7] = 30  # several equal
-    logits[3, vocab_size // 3] = np.nan
-    logits[3, ::5] = -np.inf if vocab_size > 1 else np.nan
-    got = make_backend(mode, dtype).sample(logits, [RowControls()] * 4)
-    assert got == wide(logits).argmax(axis=-1).tolist()
-
-
-def test_edited_rows_give_numpys_tokens(mode: str, dtype: str):
-    logits = 4 * normal(dtype, 4, 100)
-    rows = [
-        RowControls(),
-        RowControls(temperature=0.8, uniform=0.3, top_k=7),
-        RowControls(banned_ids=np.array([int(logits[2].argmax())])),
-        RowControls(forced_id=12),
-    ]
-    wanted = sampling.sample(logits.astype(np.float32), rows)
-    assert make_backend(mode, dtype).sample(logits, rows) == wanted
 
 
 # Attention.

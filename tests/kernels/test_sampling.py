@@ -191,26 +191,6 @@ def test_greedy_and_drawn_rows_share_launches(mode: str):
     assert [grid for _, grid in gpu.launches] == [(1, 5), (1, 5), (1, 5), (5,)]
 
 
-@pytest.mark.parametrize(
-    ("row", "kernels"),
-    [
-        (RowControls(), ["find_largest", "choose_tokens"]),
-        (RowControls(forced_id=3, temperature=1.0), ["find_largest", "choose_tokens"]),
-        (RowControls(banned_ids=np.array([1])), ["edit_logits", "find_largest", "choose_tokens"]),
-        (RowControls(temperature=1.0), ["find_largest", "weigh_tokens", "choose_tokens"]),
-        (
-            RowControls(temperature=1.0, top_p=0.9),
-            ["find_largest", "weigh_tokens", "keep_candidates", "choose_tokens"],
-        ),
-    ],
-)
-def test_only_kernels_that_a_row_needs_are_launched(row: RowControls, kernels: list[str]):
-    gpu = PoisoningLauncher("forward")
-    logits = np.random.default_rng(8).normal(size=(2, 2 * PART + 1)).astype(np.float32)
-    assert sample(gpu, logits, [row] * 2) == numpy_tokens(logits, [row] * 2)
-    assert gpu.launches == [*((name, (3, 2)) for name in kernels[:-1]), (kernels[-1], (2,))]
-
-
 def test_more_rows_than_a_launch_takes():
     rng = np.random.default_rng(4)
     num_rows = 2 * MAX_ROWS + 1
@@ -254,27 +234,6 @@ def test_a_large_vocabulary():
     check_rows("forward", logits, rows)
 
 
-def test_the_lowest_ids_among_equal_tokens_are_kept(mode: str):
-    """The logits are 0 … 9, each three times.
-
-    Top-k 4 keeps the three nines and the first of the eights, and so does a nucleus with the weight
-    of four.
-    """
-    logits = np.tile(np.arange(10), 3).astype(np.float32)[None]
-    weights = np.exp(np.sort(logits[0]))[::-1].astype(np.float64)
-    top_p = weights[:4].sum() / weights.sum()
-    seen: dict[str, set[int]] = {"top_k": set(), "top_p": set()}
-    for uniform in np.linspace(0, 1, 40, endpoint=False).tolist():
-        rows = [
-            RowControls(temperature=1.0, uniform=uniform, top_k=4),
-            RowControls(temperature=1.0, uniform=uniform, top_p=top_p - 1e-3),
-        ]
-        tokens = sample(PoisoningLauncher(mode), logits.repeat(2, axis=0), rows)
-        for name, token_id in zip(seen, tokens, strict=True):
-            seen[name].add(token_id)
-    assert seen["top_k"] == seen["top_p"] == {8, 9, 19, 29}
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "vocab_size", [7, 40, *(pytest.param(n, marks=pytest.mark.slow) for n in (1000, 5000))]
@@ -299,29 +258,6 @@ def test_top_k_1_is_greedy_and_constant_rows_are_cut_alike(mode: str, dtype: str
     got = sample(PoisoningLauncher(mode), logits, rows)
     assert got[:3] == [int(coarse.argmax())] * 3
     assert got == numpy_tokens(logits, rows)
-
-
-def test_rows_without_a_largest_number_give_numpys_token(mode: str):
-    logits = np.zeros((4, 40), np.float32)
-    logits[0] = -np.inf
-    logits[1, 7] = np.nan
-    logits[2, 7] = np.inf
-    for controls in (RowControls(), RowControls(temperature=1.0, uniform=0.5, top_k=3, top_p=0.5)):
-        wanted = numpy_tokens(logits, [controls] * 4)
-        assert sample(PoisoningLauncher(mode), logits, [controls] * 4) == wanted
-
-
-def test_a_token_without_weight_is_never_drawn():
-    """Banned tokens are between, before and after the others, and no uniform number draws them."""
-    rng = np.random.default_rng(6)
-    logits = rng.normal(size=(1, 300)).astype(np.float32)
-    banned = np.flatnonzero(rng.random(300) < 0.7)
-    ends = np.exp(np.delete(logits[0].astype(np.float64), banned)).cumsum()
-    borders = (ends / ends[-1]).clip(0, JUST_BELOW_1)
-    uniforms = np.concatenate([borders, np.nextafter(borders, 0), [0.0, JUST_BELOW_1]]).tolist()
-    rows = [RowControls(temperature=1.0, uniform=u, banned_ids=banned) for u in uniforms]
-    tokens = sample(PoisoningLauncher("forward"), logits.repeat(len(rows), axis=0), rows)
-    assert not set(tokens) & set(banned.tolist())
 
 
 # Log-probabilities.

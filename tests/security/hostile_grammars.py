@@ -54,30 +54,19 @@ def optional(count: int) -> Any:
 
 REGEXES: dict[str, str] = {
     "repeated repetition": "(a*)*b",
-    "ambiguous alternatives": "((a|a)*|(a|aa)*)*b",
-    "the classic": "(x+x+)+y",
     "optional letters": "a?" * 2000 + "a" * 2000,
     "an exponential automaton": "[ab]*a[ab]{18}",
-    "a larger exponential automaton": "([ab]*a[ab]{300}){3}",
     "many gaps": ".*a.*b.*c" * 100,
-    "many gaps with ends": "(.*" + ".*|.*".join(words(200)) + ".*)",
     "a large repetition": "[a-z]{1,100000}",
     "an enormous repetition": "a{4294967296}",
-    "a repetition of repetitions": "(a{1,1000}){1,1000}",
     "three repetitions": "((a{1000}){1000}){1000}",
     "a long repeated group": "(" + "abcdefgh" * 500 + "){1000}",
-    "letters of all scripts": r"\p{L}{1000}\P{L}{1000}",
-    "words of all scripts": r"(\w+\W+){500}",
     "classes": "".join(f"[{a}-z{a}\U0001f600]" for a in string.ascii_lowercase) * 200,
     "ignored case": "(?i)" + "".join(words(9000)),
     "many words": "|".join(words(9000)),
-    "many words twice": f"({'|'.join(words(4000))})({'|'.join(words(4001))})*",
     "deep groups": nested(20_000, "(", ")"),
-    "deep options": nested(10_000, "(", ")?"),
-    "deep repetitions": nested(3_000, "(", "){0,2}"),
     "deep stars": nested(10_000, "(", ")*"),
     "a long text": "a" * LIMIT,
-    "a long text of emoji": "😀" * (LIMIT // 2),
     "a long class": "[" + "".join(chr(0x4E00 + i) for i in range(0, 20_000, 2)) + "]{1,50}",
     "an unpaired surrogate": "a\ud800",
 }
@@ -85,55 +74,36 @@ REGEXES: dict[str, str] = {
 ALL_DIGITS = "|".join(f'"{i}"' for i in range(10))
 GRAMMARS: dict[str, str] = {
     "catastrophic ambiguity": 'start: s\ns: s s | s s s | "a" | ""',
-    "ambiguity without empty texts": 'start: s\ns: s s | s s s | s s s s | "a" | "b"',
     "hidden left recursion": 'start: a\na: e a "x" | e a | "x"\ne: e e | ""',
     "empty rules that call each other": "start: r0\n"
     + "\n".join(f'r{i}: r{(i + 1) % 200} r{(i + 7) % 200} | ""' for i in range(200)),
     "expressions with all operators": "start: e\ne: e /[-+*\\/]/ e | e e | /[0-9]+/ | "
     '"(" e ")" | "-" e',
     "a large repetition": 'start: r{1,100000}\nr: "a" | "b"',
-    "a repetition of repetitions": "start: a{1,1000}\na: b{1,1000}\nb: c{1,1000}\n"
-    'c: "x" | "y"',
     "optional rules": "start: " + 'a? b? ' * 2000 + '\na: "x"\nb: "x" "y"',
-    "many alternatives": "start: " + " | ".join(f'"{word}"' for word in words(6000)),
     "many alternatives of rules": "start: " + " | ".join(f"r{i}" for i in range(250))
     + "\n" + "\n".join(f"r{i}: /[a-z]*{i}[a-z]*/ start | \"{i}\"" for i in range(250)),
     "many lexemes that match alike": "start: (" + " | ".join(f"T{i}" for i in range(200))
     + ")*\n" + "\n".join(f"T{i}: /[a-z]+{word}[a-z]*/" for i, word in enumerate(words(200))),
     "deep groups": f"start: {nested(900, '(', ')', ALL_DIGITS)}",
-    "deeper groups": f"start: {nested(30_000, '(', ')', ALL_DIGITS)}",
     "intersections": "start: T\nT: " + " & ".join(f"/.*{word}.*/" for word in words(300, 3)),
-    "complements": "start: T\nT: ~(" + " | ".join(f"/.*{word}.*/" for word in words(300, 3)) + ")",
     "lazy lexemes": "start: T+\nT[lazy]: /(.|\\n)*a(.|\\n)*b/",
     "a schema inside": "start: (%json " + json.dumps({"type": "object"}) + ")+",
-    "a few intersections": "start: T\nT: " + " & ".join(f"/.*{w}.*/" for w in words(60, 3)),
     "quotes without end": 'start: "' + '\\"' * 30_000,
-    "slashes": "start: " + "/a" * 30_000,
     "a schema with multiples inside": 'start: %json {"multipleOf": 99999989}',
     "a schema with an escaped name": 'start: %json {"\\u006dultipleOf": 99999989}',
     "tokens by number": "start: <[1-999999999]>{1,1000}",
-    "a special token": "start: <|begin_of_text|>",
     "options of the library": '%llguidance {"no_forcing": true, "allow_invalid_utf8": true}\n'
     'start: /(.|\\n)*/',
     "a limit of tokens": 'start: t\nt[max_tokens=1000000000]: /.*/',
-    "a grammar by name": "start: @other",
-    "an import": "%import common.INT\nstart: INT{1000}",
     "templates": "start: a::0x0\n" + "a::_: " + 'b::incr(_)\nb::_: a::incr(_) | "x" %if true',
 }  # fmt: skip
 
 SCHEMAS: dict[str, Any] = {
     "deep objects": deep(60, in_object, {"type": "integer"}),
-    "deeper objects": deep(300, in_object, {"type": "integer"}),
-    "deep arrays": deep(120, lambda inner: {"items": inner}, {}),
     "deep alternatives": deep(100, lambda inner: {"anyOf": [inner, {"type": "null"}]}, {}),
     "an exponential conjunction": {
         "allOf": [{"anyOf": [{"type": "string"}, {"minLength": i}]} for i in range(24)]
-    },
-    "an exponential conjunction of objects": {
-        "allOf": [
-            {"anyOf": [in_object({"minimum": i}), {"required": [word]}]}
-            for i, word in enumerate(words(24))
-        ]
     },
     "doubled references": {
         "$defs": {
@@ -143,36 +113,15 @@ SCHEMAS: dict[str, Any] = {
         | {"d60": {"type": "integer"}},
         "$ref": "#/$defs/d0",
     },
-    "doubled alternatives": {
-        "$defs": {
-            f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}"}]}
-            for i in range(60)
-        }
-        | {"d60": {"type": "integer"}},
-        "$ref": "#/$defs/d0",
-    },
     "a reference to itself": {"$ref": "#"},
-    "references in a circle": {
-        "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
-        "$ref": "#/$defs/a",
-    },
     "a conjunction with itself": {"allOf": [{"$ref": "#"}, {"type": "object"}]},
     "a tree": {"type": "array", "items": {"$ref": "#"}, "minItems": 2},
-    "a conjunction of trees": {
-        "$defs": {"t": {"properties": {"l": {"$ref": "#/$defs/t"}, "r": {"$ref": "#/$defs/t"}}}},
-        "allOf": [{"$ref": "#/$defs/t"}, {"properties": {"l": {"$ref": "#/$defs/t"}}}],
-    },
     "a huge enumeration": {"enum": words(7000)},
-    "a huge enumeration of numbers": {"enum": list(range(10_000))},
     "enumerations in conjunction": {"allOf": [{"enum": words(2000)}, {"enum": words(2000)[::-1]}]},
     "a giant text": {"const": "a" * (LIMIT - 100)},
-    "a giant text of quotes": {"const": '"' * (LIMIT // 2 - 100)},
     "a giant name": {"type": "object", "properties": {"a" * (LIMIT - 100): {}}},
     "a long text": {"type": "string", "minLength": 10**6},
-    "a text without end": {"type": "string", "maxLength": 10**18},
-    "a length too large for an integer": {"type": "string", "maxLength": 10**30},
     "a long array": {"type": "array", "minItems": 10**6, "items": {"type": "integer"}},
-    "an array without end": {"type": "array", "maxItems": 10**18, "items": {"type": "integer"}},
     "arrays of arrays": deep(
         5, lambda inner: {"type": "array", "items": inner, "maxItems": 1000}, {"type": "null"}
     ),
@@ -180,14 +129,10 @@ SCHEMAS: dict[str, Any] = {
     "an enormous bound": {"type": "integer", "minimum": 10**300, "maximum": 10**301},
     "a bound too large for a float": {"type": "integer", "maximum": 10**400},
     "a tiny interval": {"type": "number", "minimum": 1e-300, "maximum": 2e-300},
-    "a wide interval": {"type": "number", "minimum": -1e300, "maximum": 1e300},
     "multiples": {"type": "integer", "multipleOf": 7919, "minimum": 1},
-    "the largest multiples": {"type": "integer", "multipleOf": 9973},
     "large multiples": {"type": "integer", "multipleOf": 99_999_989},
-    "tiny multiples": {"type": "number", "multipleOf": 1e-9},
     "several multiples": {"allOf": [{"type": "integer", "multipleOf": p} for p in (97, 101, 103)]},
     "a hard pattern": {"type": "string", "pattern": "^(a|b)*a(a|b){18}$"},
-    "a pattern without ends": {"type": "string", "pattern": "(a|b)*a(a|b){18}"},
     "a pattern of a length": {"type": "string", "pattern": "a.*b", "minLength": 5000},
     "patterns in conjunction": {
         "allOf": [{"type": "string", "pattern": word} for word in words(60, 3)]
@@ -195,14 +140,9 @@ SCHEMAS: dict[str, Any] = {
     "formats in conjunction": {
         "allOf": [{"type": "string", "format": name} for name in ("email", "uri", "hostname")]
     },
-    "40 optional properties": optional(40),
     "400 optional properties": optional(400),
-    "2,000 optional properties": optional(2000),
     "patterns of properties": {
         "patternProperties": {f"^[a-z]*{word}[a-z]*$": {} for word in words(100, 2)}
-    },
-    "disjoint patterns of properties": {
-        "patternProperties": {f"^[a-z]*{i}[a-z]*$": {} for i in range(300)}
     },
     "a conjunction of 40 patterns": {
         "allOf": [{"pattern": f".*{a}.{{9}}"} for a in string.ascii_letters[:40]]

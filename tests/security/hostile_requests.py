@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,7 @@ from mie.errors import MieError
 
 MEGABYTES_10 = 10_000_000
 LONG_TEXT = "a" * MEGABYTES_10
-LONG_LIST = ["a"] * 10**6
-"""These are made once, because each worker of the tests has all cases in memory."""
+"""It is made once, because each worker of the tests has all cases in memory."""
 BIG = 10**9
 LONG = 10**5000
 """An integer with too many digits for Python to print."""
@@ -64,13 +63,6 @@ def chatted(messages: Any, **options: Any) -> Callable[[], object]:
     return lambda: llm().chat(messages, use_tqdm=False, **options)
 
 
-class Liar(list[Any]):
-    """An endless list."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return itertools.repeat("a")
-
-
 def nested(depth: int) -> Any:
     """Return deeply nested lists."""
     value: Any = 1
@@ -85,41 +77,24 @@ PARAMETERS: dict[str, tuple[Callable[[], object], str]] = {
     "n": (sampled(n=BIG), "n must be an integer in 1 … 1024; got 1000000000"),
     "n that cannot be printed": (sampled(n=LONG), "n must be an integer in 1 … 1024"),
     "n assigned": (assigned("n", lambda: BIG), "n must be an integer in 1 … 1024"),
-    "n is a list": (sampled(n=LONG_LIST), "n must be an integer"),
-    "n is True": (sampled(n=True), "n must be an integer"),
-    "n is a float": (sampled(n=1e300), "n must be an integer"),
     "max_tokens": (sampled(max_tokens=-LONG), "max_tokens must be an integer"),
     "a long seed": (sampled(seed=LONG), "seed must be an integer"),
     "a long temperature": (sampled(temperature=LONG), "temperature must be a number"),
-    "NaN": (sampled(top_p=float("nan")), "top_p must be a number"),
     "many stop strings": (lambda: SamplingParams(stop=[str(i) for i in range(10**5)]),
                           "stop may have at most 256 entries"),
     "endless stop strings": (lambda: SamplingParams(stop=forever("a")), "stop may have at most"),
-    "endless stop strings in a list": (lambda: SamplingParams(stop=Liar()), "at most 256 entries"),
     "an endless iterator assigned": (assigned("stop", lambda: forever("a")), "iterator"),
     "endless counting": (lambda: SamplingParams(stop_token_ids=itertools.count()), "at most 4096"),
     "a stop string of 10 MB": (lambda: SamplingParams(stop=LONG_TEXT),
                                "at most 1024 characters; got 10000000"),
-    "a stop string of bytes": (sampled(stop=b"a"), "stop must be a string"),
-    "stop strings that are ids": (sampled(stop=[1]), "each of stop must be a non-empty"),
-    "a number as stop": (sampled(stop=5), "stop must be a string or a list"),
     "deep stop": (sampled(stop=nested(10_000)), "each of stop must be a non-empty"),
     "a range of stop ids": (sampled(stop_token_ids=range(BIG)), "at most 4096 entries"),
-    "endless stop ids": (lambda: SamplingParams(stop_token_ids=forever(1)), "at most 4096"),
-    "True as a stop id": (sampled(stop_token_ids=[True]), "each of stop_token_ids"),
     "an unhashable stop id": (sampled(stop_token_ids=[[1]]), "each of stop_token_ids"),
-    "a mapping as a stop id": (sampled(stop_token_ids=[{}]), "each of stop_token_ids"),
-    "text as stop ids": (sampled(stop_token_ids="12"), "stop_token_ids must be a list"),
     "a long stop id": (sampled(stop_token_ids=[LONG]), "stop_token_ids has token id"),
-    "a stop id outside": (sampled(stop_token_ids=[10**6]), "stop_token_ids has token id 1000000"),
     "a range of allowed ids": (sampled(allowed_token_ids=range(BIG)), "allowed_token_ids"),
     "endless allowed ids": (lambda: SamplingParams(allowed_token_ids=forever(1)), "at most"),
-    "unhashable allowed ids": (sampled(allowed_token_ids=[[1], {}]), "each of allowed_token_ids"),
-    "allowed ids of True": (sampled(allowed_token_ids=[1, True]), "each of allowed_token_ids"),
-    "forced ids": (sampled(trace_decode_token_ids=range(BIG)), "trace_decode_token_ids"),
     "endless bad words": (lambda: SamplingParams(bad_words=forever("a")), "at most 1024 entries"),
     "a bad word of 10 MB": (lambda: SamplingParams(bad_words=[LONG_TEXT]), "bad_words"),
-    "an unpaired surrogate as a bad word": (sampled(bad_words=["\ud800"]), "surrogate"),
     "endless bad ids": (lambda: SamplingParams(bad_words_token_ids=forever([1])), "at most 2048"),
     "endless ids of a bad word": (lambda: SamplingParams(bad_words_token_ids=[forever(1)]),
                                   "at most 1028 entries"),
@@ -128,18 +103,13 @@ PARAMETERS: dict[str, tuple[Callable[[], object], str]] = {
     "many biases": (lambda: SamplingParams(logit_bias=dict.fromkeys(range(2**20 + 1), 1.0)),
                     "logit_bias may have at most 1048576 entries"),
     "biases of unprintable ids": (sampled(logit_bias={LONG: 1.0}), "logit_bias has token id"),
-    "biases of True": (sampled(logit_bias={True: 1.0}), "each key of logit_bias"),
-    "infinite biases": (sampled(logit_bias={1: float("inf")}), "logit_bias of token 1"),
-    "biases of NaN": (sampled(logit_bias={1: float("nan")}), "logit_bias of token 1"),
     "biases of text": (sampled(logit_bias={"1" * 5000: 1}), "each key of logit_bias"),
     "many extra arguments": (lambda: SamplingParams(extra_args=dict.fromkeys(range(10**6))),
                              "extra_args may have at most 1024 entries"),
-    "a number as extra arguments": (sampled(extra_args=5), "extra_args must be a mapping"),
     "truncation": (sampled(truncate_prompt_tokens=BIG), "truncate_prompt_tokens is 1000000000"),
     "log-probabilities": (sampled(logprobs=-LONG), "logprobs must be an integer"),
     "sampling parameters that are a number": (streamed("a", 5), "sampling_params must be"),
     "sampling parameters that are a mapping": (streamed("a", {"n": 1}), "sampling_params must be"),
-    "sampling parameters that are empty": (streamed("a", {}), "sampling_params must be"),
     "sampling parameters of the wrong number": (
         prompted(lambda: "a", sampling_params=[SamplingParams()] * 5), "1 prompts need 1"),
     "an unknown parameter": (lambda: SamplingParams(best_off=1), "best_off"),  # type: ignore[call-arg]
@@ -148,46 +118,27 @@ PARAMETERS: dict[str, tuple[Callable[[], object], str]] = {
 PROMPTS: dict[str, tuple[Callable[[], object], str]] = {
     "a number": (prompted(lambda: 5), "prompts must be a prompt or a list of prompts; got 5"),
     "None": (prompted(lambda: None), "prompts must be a prompt or a list of prompts; got None"),
-    "True": (prompted(lambda: True), "prompts must be a prompt or a list"),
     "an endless iterator": (prompted(lambda: forever("a")), "prompts must be a prompt or a list"),
-    "a set": (prompted(lambda: {"a"}), "prompts must be a prompt or a list"),
     "bytes": (prompted(lambda: b"abc"), "prompts must be a prompt or a list"),
     "bytes of 10 MB": (prompted(lambda: b"a" * MEGABYTES_10), "prompts must be a prompt"),
-    "a long number": (prompted(lambda: LONG), "prompts must be a prompt or a list"),
     "a list of None": (prompted(lambda: [None]), "a prompt is a text or a list of token ids"),
-    "a list of bytes": (prompted(lambda: [b"abc"]), "a prompt is a text or a list of token ids"),
-    "a list of floats": (prompted(lambda: [1.5]), "a prompt is a text or a list of token ids"),
     "an empty prompt": (prompted(lambda: [[]]), "prompt is empty"),
     "empty prompts of arrays": (prompted(lambda: np.array([], int)), "prompt is empty"),
-    "ids in a list too many": (prompted(lambda: [[[1, 2]]]), "prompt has token id [1, 2]"),
     "a deep list": (prompted(lambda: nested(10_000)), "prompt has token id"),
     "a long list in a prompt": (prompted(lambda: [[[1] * 10**6]]), "prompt has token id"),
-    "ids of True": (prompted(lambda: [True, False]), "prompt has token id True"),
-    "ids of text": (prompted(lambda: [1, "2"]), "prompt has token id '2'"),
-    "ids of floats": (prompted(lambda: [1, 2.0]), "prompt has token id 2.0"),
     "an unhashable id": (prompted(lambda: [1, {}]), "prompt has token id {}"),
     "an id that cannot be printed": (prompted(lambda: [1, LONG]), "prompt has token id"),
     "an id outside": (prompted(lambda: [1, BIG]), "prompt has token id 1000000000"),
-    "a negative id": (prompted(lambda: [1, -1]), "prompt has token id -1"),
-    "an array of floats": (prompted(lambda: np.array([1.0, 2.0])), "prompt has token id 1.0"),
-    "an array of truths": (prompted(lambda: np.array([True])), "prompt has token id True"),
-    "an array without dimensions": (prompted(lambda: np.array(1)), "prompts must be a prompt"),
     "an array of three dimensions": (prompted(lambda: np.ones((2, 2, 2), int)), "prompts must be"),
     "an array of many ids": (prompted(lambda: np.ones(10**7, np.int8)), "10000000 tokens"),
     "a range of ids": (prompted(lambda: range(BIG)), "prompt has 1000000000 tokens"),
-    "a range in a list": (prompted(lambda: [range(BIG)]), "prompt has 1000000000 tokens"),
     "a range of ids in a mapping": (prompted(lambda: {"prompt_token_ids": range(BIG)}),
                                     "prompt has 1000000000 tokens"),
     "many ids": (prompted(lambda: [1] * 10**7), "prompt has 10000000 tokens"),
     "ids that are an iterator": (prompted(lambda: {"prompt_token_ids": forever(1)}),
                                  "prompt_token_ids must be a list"),
     "ids that are text": (prompted(lambda: {"prompt_token_ids": "abc"}), "must be a list"),
-    "ids that are bytes": (prompted(lambda: {"prompt_token_ids": b"abc"}), "must be a list"),
-    "ids that are a number": (prompted(lambda: {"prompt_token_ids": 5}), "must be a list"),
     "text that is a number": (prompted(lambda: {"prompt": 5}), "text must be a string; got 5"),
-    "text that is a list": (prompted(lambda: {"prompt": ["a"]}), "text must be a string"),
-    "text that is no text, with ids": (prompted(lambda: {"prompt": 5, "prompt_token_ids": [1]}),
-                                       "text must be a string"),
     "an empty mapping": (prompted(dict), "needs 'prompt' or 'prompt_token_ids'"),
     "a mapping with other keys": (prompted(lambda: {"text": "a"}), "got 'text'"),
     "a mapping with many keys": (prompted(lambda: dict.fromkeys(range(10**6))), "needs 'prompt'"),
@@ -197,7 +148,6 @@ PROMPTS: dict[str, tuple[Callable[[], object], str]] = {
     "10 MB of text": (prompted(lambda: "a " * 5_000_000),
                       "prompt has 10000000 characters; the limit is 65536 (shorten it, or raise "
                       "max_prompt_chars in request_limits)"),
-    "10 MB of other letters": (prompted(lambda: "猫" * MEGABYTES_10), "the limit is 65536"),
     "10 MB of text, truncated": (
         lambda: llm().generate("a " * 5_000_000, SamplingParams(truncate_prompt_tokens=5)),
         "the limit is 65536"),
@@ -205,60 +155,42 @@ PROMPTS: dict[str, tuple[Callable[[], object], str]] = {
     "an unpaired surrogate": (prompted(lambda: "\ud800"), "unpaired surrogate"),
     "10 MB in a batch": (prompted(lambda: ["a", LONG_TEXT]), "the limit is 65536"),
     "a stream of a number": (streamed(5), "a prompt is a text or a list of token ids; got 5"),
-    "a stream of None": (streamed(None), "a prompt is a text or a list of token ids"),
     "a stream of 10 MB": (streamed(LONG_TEXT), "the limit is 65536"),
-    "a queued number": (queued(5), "a prompt is a text or a list of token ids; got 5"),
     "a queued iterator": (queued(forever(1)), "a prompt is a text or a list of token ids"),
 }  # fmt: skip
 
 LABELS: dict[str, tuple[Callable[[], object], str]] = {
     "a long request id": (queued(request_id=LONG_TEXT), "at most 1024 characters"),
     "an empty request id": (queued(request_id=""), "request_id must be a non-empty"),
-    "a request id that is a list": (queued(request_id=LONG_LIST), "request_id must be"),
     "a request id that is a number": (queued(request_id=LONG), "request_id must be a non-empty"),
     "an id of mie's own": (queued(request_id="auto-1"), "choose another"),
-    "priority True": (queued(priority=True), "priority must be an integer"),
     "priority that cannot be printed": (queued(priority=LONG), "priority must be in -2**63"),
-    "a priority of text": (queued(priority="high"), "priority must be an integer"),
-    "a float as priority": (queued(priority=1e9), "priority must be an integer"),
     "priority without its policy": (queued(priority=2**62), "scheduling_policy='priority'"),
     "the wrong number of priorities": (prompted(lambda: "a", priority=[1, 2]), "1 prompts need 1"),
     "a long salt": (queued({"prompt": "a", "cache_salt": LONG_TEXT}),
                     "cache_salt may have at most 1024 characters"),
-    "an empty salt": (queued({"prompt": "a", "cache_salt": ""}), "cache_salt must be a non-empty"),
     "a salt that is a list": (queued({"prompt": "a", "cache_salt": []}), "cache_salt must be"),
     "aborting a list": (lambda: llm().abort(["a"]), "request_id must be a non-empty"),
-    "aborting None": (lambda: llm().abort(None), "request_id must be a non-empty"),
 }  # fmt: skip
 
 CHATS: dict[str, tuple[Callable[[], object], str]] = {
     "a number": (chatted(5), "messages must be a list"),
-    "None": (chatted(None), "messages must be a list"),
-    "a text": (chatted("hello"), "messages must be a list"),
     "an endless iterator": (chatted(forever({})), "messages must be a list"),
     "a range": (chatted(range(BIG)), "messages has 1000000000 entries"),
     "an empty conversation": (chatted([[]]), "messages is empty"),
-    "numbers": (chatted([5]), "messages[0] must be an object"),
     "no role": (chatted([{"content": "a"}]), "must have a role"),
     "a long role that is no text": (chatted([{"role": [LONG_TEXT]}]), "have a role"),
     "a role that cannot be printed": (chatted([{"role": LONG}]), "must have a role"),
-    "no content": (chatted([{"role": "user"}]), "has no content"),
-    "a number as content": (chatted([{"role": "user", "content": 5}]), "must be text"),
     "a part of a long kind": (
         chatted([{"role": "user", "content": [{"type": LONG_TEXT}]}]), "parts of type"),
     "a deep content": (chatted([{"role": "tool", "content": nested(100_000)}]), "JSON values"),
-    "a content that is no JSON": (chatted([{"role": "tool", "content": {1j}}]), "JSON values"),
     "a content that cannot be printed": (chatted([{"role": "tool", "content": LONG}]), "JSON"),
     "10 MB": (chatted([{"role": "user", "content": LONG_TEXT}]), "the limit is"),
-    "100 KB": (chatted([{"role": "user", "content": "a" * 100_000}]), "the limit is 65536"),
     "many messages": (chatted([{"role": "user", "content": "a"}] * 10**6),
                       "messages has 1000000 entries; the limit is 65536"),
     "many parts": (chatted([{"role": "user", "content": ["a" * 20] * 10**6}]), "the limit is"),
-    "tool calls that are no objects": (
-        chatted([{"role": "assistant", "tool_calls": [5]}]), "tool_calls[0] must be"),
     "deep arguments": (chatted([{"role": "assistant", "tool_calls": [
         {"function": {"name": "a", "arguments": "[" * 10**6}}]}]), "not valid JSON"),
-    "an unknown option": (chatted([{"role": "user", "content": "a"}], best=1), "best"),
     "deep tools": (chatted([{"role": "user", "content": "a"}], tools=[nested(100_000)]), "tools"),
     "another template": (chatted([{"role": "user", "content": "a"}],
                                  chat_template="{% for i in range(99999) %}{{ 'a' * 40 }}"

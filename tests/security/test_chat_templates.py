@@ -28,17 +28,10 @@ MEGABYTE = "{% set s = 'a' * 1000000 %}"
 NAMESPACES = "{% set ns = namespace(x='a' * 1000000) %}"
 RUNAWAYS = {
     "rfind": "{{ ('a'*2000000).rfind('ab'+'a'*1000000) }}",
-    "rsplit": "{{ ('a'*2000000).rsplit('ab'+'a'*1000000) }}",
-    "rpartition": "{{ ('a'*2000000).rpartition('ab'+'a'*1000000) }}",
-    "rindex": "{{ ('a'*2000000).rindex('ab'+'a'*1000000) }}",
     "strip": "{{ ('ā'*1000000).strip('ȁ'*1000000+'ā') }}",
     "unique": NAMESPACES + "{{ ([ns]*50000)|unique(attribute='x')|list }}",
-    "indent": "{{ ('a\r\n'*3000)|indent(700000) }}",
-    "map with a default": "{{ ([{}]*3000)|map(attribute='x', default='a'*1000000)|join }}",
-    "join of attributes": NAMESPACES + "{{ ([ns]*2000)|join(attribute='x') }}",
     "sort by attributes": "{% set ns = namespace(x=('a' * 1000000)) %}"
     "{{ ([ns]*90000)|sort(attribute='x') }}",
-    "groupby": NAMESPACES + "{{ ([ns]*90000)|groupby(attribute='x') }}",
     "format with a nested key": "{{ '%(a(b))1000000000d'|format(**{'a(b)': 1}) }}",
     "a macro's long name": "{% macro " + "m" * 60_000 + "() %}{% endmacro %}"
     "{% for i in range(9000) %}{{ " + "m" * 60_000 + " }}{% endfor %}",
@@ -47,34 +40,23 @@ RUNAWAYS = {
     "macros": "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}"
     "{{ f(99) }}",
     "repetition": "{{ 'a' * 10**10 }}",
-    "repetition of a list": "{{ (10**10 * [messages[0].role]) | length }}",
     "doubling": "{% set n = namespace(s='a') %}{% for i in range(99) %}"
     "{% set n.s = n.s ~ n.s %}{% endfor %}",
-    "lists of lists": "{% set n = namespace(s=[1]) %}{% for i in range(99) %}"
-    "{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s }}",
-    "namespaces of namespaces": "{% set n = namespace(s=1) %}{% for i in range(99) %}"
-    "{% set n.s = namespace(a=n.s, b=n.s) %}{% endfor %}{{ n.s }}",
-    "a power while compiling": "{{ 9 ** 99999999 % 7 }}",
     "a power while rendering": "{% set n = messages|length + 8 %}{{ n ** 99999999 % 7 }}",
-    "ljust": "{{ 'a'.ljust(10**10) }}",
-    "expandtabs": "{{ ('\t' * 1000).expandtabs(10**9) }}",
     "to_bytes": "{{ (1).to_bytes(10**10, 'big') }}",
-    "percent, width as argument": "{{ '%*d' % (10**9, 1) }}",
     "format, width as argument": "{{ '{:>{}}'.format(1, 10**10) }}",
     "replace": MEGABYTE + "{{ s.replace('a', s) }}",
     "tojson": "{{ ([[[[1] * 99] * 99] * 99] * 99) | tojson(indent=99) }}",
-    "wordwrap": MEGABYTE + "{{ s | wordwrap(1, wrapstring=s) }}",
-    "lipsum": "{{ lipsum(n=1000000) }}",
     "much text": MEGABYTE + "{{ s }}" * 9,
 }
 STOPPED = ("was stopped", "did not end", "rendered too long a prompt")
 
 
-# Each takes all of its CPU time, so `make test` tries every eighth.
+# Each takes all of its CPU time, so `make test` tries every fourth.
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] if number % 8 else [])
+        pytest.param(name, marks=[pytest.mark.slow] if number % 4 else [])
         for number, name in enumerate(RUNAWAYS)
     ],
 )
@@ -86,15 +68,11 @@ def test_a_runaway_template_is_stopped(name: str, zygote: Zygote) -> None:
 
 COMPILED = {
     "many expressions": "{{ 1 }}" * 18_000,
-    "many additions": "{{ " + "1+" * 60_000 + "1 }}",
     "many blocks": "{% if a %}" * 6_000 + "{% endif %}" * 6_000,
     "deep parentheses": "{{ " + "(" * 60_000 + ")" * 60_000 + " }}",
-    "deep lists": "{{ " + "[" * 60_000 + "]" * 60_000 + " }}",
     "a long literal": "{{ " + "1" * 120_000 + " }}",
     "a chain of filters": "{{ x" + "|e" * 60_000 + " }}",
-    "a chain of macros": "{% macro a() %}" * 3_000 + "{% endmacro %}" * 3_000,
     "a comment that does not end": "{#" * 60_000,
-    "a string that does not end": "{{ '" + "\\" * 120_000,
     "too long": "{{ 1 }}" * 150_000,
 }
 
@@ -355,26 +333,3 @@ except Exception as error:
     print(error)
 """
     assert "did not end" in run_script(ignore + block + SCRIPT + endless)[-1]
-
-
-def test_a_missing_interpreter_is_reported(
-    own: TemplateRenderer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(sys, "executable", "")
-    with pytest.raises(WorkerError, match=r"sys\.executable is empty"):
-        hello(own)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(WorkerError, match=r"cannot be started: .*No such file"):
-        hello(own)
-    monkeypatch.setattr(sys, "executable", "/bin/true")
-    with pytest.raises(WorkerError, match=r"worker process ended"):
-        hello(own)
-
-
-def test_a_renderer_that_is_dropped_ends_its_worker() -> None:
-    own = TemplateRenderer()
-    own.start()
-    pid = worker_pid(own)
-    del own
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)

@@ -124,16 +124,11 @@ NO_TYPE = "neither 'architectures' nor 'model_type' is given"
 CONTENTS = {
     "nothing": (b"", "not valid JSON"),
     "a list": (b"[]", "JSON object"),
-    "null": (b"null", "JSON object"),
     "not UTF-8": (b'{"a": "\xff"}', "not valid JSON"),
     "nested deeply": (nested(500_000).encode(), "not valid JSON"),
-    "objects nested deeply": (nested(100_000, '{"a":', "}", "1").encode(), "not valid JSON"),
     "an integer of 900,000 digits": (b'{"a": ' + b"1" * 900_000 + b"}", "digits"),
-    "integers of 999 digits": (b'{"a": [' + b",".join([b"1" * 999] * 1000) + b"]}", NO_TYPE),
     "a key twice": (b'{"vocab_size": 40, "vocab_size": 41}', "'vocab_size' is given twice"),
     "300,000 lists": (b'{"a": [' + b"[]," * 300_000 + b"1]}", NO_TYPE),
-    "200,000 nested lists": (b'{"a": [' + b"[[[]]]," * 140_000 + b"1]}", NO_TYPE),
-    "200,000 objects": (b'{"a": [' + b'{"":{}},' * 125_000 + b"1]}", NO_TYPE),
     "100,000 keys": (
         b"{" + b",".join(b'"%d":0' % n for n in range(90_000)) + b"}",
         NO_TYPE,

@@ -12,7 +12,7 @@ pytest.importorskip("llguidance", reason="the extra 'structured' is not installe
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] if number % 6 else [])
+        pytest.param(name, marks=[pytest.mark.slow] if number % 4 else [])
         for number, name in enumerate(CASES)
     ],
 )
@@ -25,6 +25,7 @@ def test_a_costly_description_is_refused_or_followed_cheaply(zygote: Zygote, nam
         assert "structured_outputs" in result.message
 
 
+@pytest.mark.slow
 def test_descriptions_that_stay_compiled_take_bounded_memory(zygote: Zygote) -> None:
     """Each is as long as a description may be, and together they would take 500 MB."""
     result = zygote.run("call", "hostile_grammars:kept_bytes")

@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 from typing import Any
 
-import hostile_requests
 import numpy as np
 import pytest
 from hostile_requests import ASYNC, GROUPS, LARGEST
@@ -177,13 +176,6 @@ def test_ids_of_every_integer_type_give_the_same_prompt(own: LLM, prompt: Any) -
     assert output.outputs[0].token_ids == expected.outputs[0].token_ids
 
 
-def test_the_rows_of_an_array_are_prompts(own: LLM) -> None:
-    params = SamplingParams(max_tokens=1)
-    outputs = own.generate(np.array([[5, 6], [7, 8]]), params, use_tqdm=False)
-    assert [output.prompt_token_ids for output in outputs] == [[5, 6], [7, 8]]
-    assert own.generate([], use_tqdm=False) == []
-
-
 def test_a_long_list_of_ids_is_truncated_on_request(own: LLM) -> None:
     params = SamplingParams(max_tokens=1, truncate_prompt_tokens=3)
     [output] = own.generate({"prompt_token_ids": range(10**9)[:2000]}, params, use_tqdm=False)
@@ -194,8 +186,3 @@ def test_the_default_limit_of_a_prompt_grows_with_the_context() -> None:
     assert RequestLimits().prompt_chars(1024) == 65_536
     assert RequestLimits().prompt_chars(131_072) == 1_048_576
     assert RequestLimits(max_prompt_chars=7).prompt_chars(131_072) == 7
-
-
-def test_there_are_many_cases() -> None:
-    assert len(CASES) > 130
-    assert hostile_requests.llm.cache_info().currsize == 0  # only the children make requests

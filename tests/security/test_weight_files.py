@@ -24,124 +24,44 @@ def many(count: int, value: str, last: str = "") -> str:
     return "{" + ",".join(f'"{n}":{value}' for n in range(count)) + last + "}"
 
 
-EMPTY = entry("[0]", offsets="[0, 0]")
 # Created when needed, because some are large.
-HEADERS: dict[str, tuple[Callable[[], bytes], str]] = {
-    "a shape of 99,000 factors": (
-        lambda: safetensors(
-            f'{{"a": {entry(str([2**64 - 1] * 99_000).replace(" ", ""))}}}', bytes(4)
-        ),
-        "overflow",
-    ),
-    "20 factors of 2**63": (
-        lambda: safetensors(f'{{"a": {entry(str([2**63] * 20))}}}', bytes(4)),
-        "overflow",
-    ),
-    "8 factors of 2**64 - 1": (
-        lambda: safetensors(f'{{"a": {entry(str([2**64 - 1] * 8))}}}', bytes(4)),
-        "overflow",
-    ),
-    "a factor of 401 digits": (
-        lambda: safetensors(f'{{"a": {entry(f"[{HUGE}]")}}}'),
-        "out of range",
-    ),
-    "a factor of 5,000 digits": (
-        lambda: safetensors(f'{{"a": {entry("[" + "9" * 5000 + "]")}}}'),
-        "out of range",
-    ),
-    "a nested shape": (lambda: safetensors(f'{{"a": {entry(nested(900))}}}'), "recursion limit"),
-    "NaN in a shape": (lambda: safetensors(f'{{"a": {entry("[NaN]")}}}'), "invalid JSON"),
-    "offsets of 401 digits": (
-        lambda: safetensors(f'{{"a": {entry(offsets=f"[0, {HUGE}]")}}}'),
-        "out of range",
-    ),
-    "offsets beyond the file": (
-        lambda: safetensors(f'{{"a": {entry(f"[{2**61}]", offsets=f"[0, {2**63}]")}}}'),
-        "truncated",
-    ),
-    "infinite offsets": (
-        lambda: safetensors(f'{{"a": {entry(offsets="[0, Infinity]")}}}'),
-        "invalid JSON",
-    ),
-    "a dtype that is a list": (
-        lambda: safetensors(f'{{"a": {entry(dtype="[]")}}}'),
-        "invalid type",
-    ),
-    "a dtype that is an object": (
-        lambda: safetensors(f'{{"a": {entry(dtype="{}")}}}'),
-        "invalid value",
-    ),
-    "a dtype that is nested": (
-        lambda: safetensors(f'{{"a": {entry(dtype=nested(900))}}}'),
-        "recursion limit",
-    ),
-    "a dtype of a megabyte": (
-        lambda: safetensors(f'{{"a": {entry(dtype=chr(34) + "F" * 10**6 + chr(34))}}}'),
-        "unknown variant",
-    ),
-    "20,000 names and one of them again": (
-        lambda: safetensors(many(20_000, EMPTY, f',"19999":{EMPTY}')),
-        "20000 unexpected",
-    ),
-    "60,000 names and the first again": (
-        lambda: safetensors(many(60_000, "0", ',"0":0')),
-        "invalid type",
-    ),
-    "a key of a tensor twice": (
-        lambda: safetensors(
-            '{"a": {"dtype": "F32", "dtype": "F16", "shape": [1], "data_offsets": [0, 4]}}'
-        ),
-        "duplicate field",
-    ),
-    "96 MB of []": (
-        lambda: safetensors("[" + "[]," * 32_000_000 + "1]"),
-        "header of 96000003 bytes",
-    ),
-    "2 MB of []": (lambda: safetensors("[" + "[]," * 690_000 + "1]"), "invalid type"),
-    "2 MB of nested lists": (
-        lambda: safetensors('{"a": [' + (nested(10) + ",") * 95_000 + "1]}"),
-        "invalid type",
-    ),
-    "2 MB of objects": (
-        lambda: safetensors('{"a": [' + '{"":{}},' * 250_000 + "1]}"),
-        "unknown variant",
-    ),
-    "1.5 million tensors of size zero": (
-        lambda: safetensors(many(1_500_000, '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}')),
-        "header of",
-    ),
-    "30,000 tensors of size zero": (
-        lambda: safetensors(many(30_000, '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}')),
-        "30000 unexpected",
-    ),
-    "a name of 2 million letters": (
-        lambda: safetensors(f'{{"{"a" * 2_000_000}": {entry()}}}', bytes(4)),
-        "unexpected: 'aaa",
-    ),
-    "control characters in a name": (
-        lambda: safetensors(f'{{"\\u001b[2J\\u0007": {entry()}}}', bytes(4)),
-        "\\x1b[2J",
-    ),
-    "an unpaired surrogate in a name": (
-        lambda: safetensors(f'{{"\\ud800": {entry()}}}', bytes(4)),
-        "unexpected end of hex",
-    ),
-    "metadata of 2 MB": (
-        lambda: safetensors(f'{{"__metadata__": {{"a": "{"x" * 2_000_000}"}}}}'),
-        "missing",
-    ),
-    "nested metadata": (
-        lambda: safetensors(f'{{"__metadata__": {{"a": {nested(900)}}}}}'),
-        "expected a string",
-    ),
-    "deep nesting": (lambda: safetensors(nested(1_000_000)), "invalid type"),
-    "an entry that is nested": (lambda: safetensors(f'{{"a": {nested(900)}}}'), "recursion limit"),
-    "a header of 2**63 bytes": (lambda: struct.pack("<Q", 2**63) + b"{}", "truncated"),
-    "a header of 2 MiB and a byte": (
-        lambda: safetensors(b"{" + b" " * (2 << 20) + b"}"),
-        "may have 2097152 bytes",
-    ),
+TENSORS: dict[str, tuple[Callable[[], str], str]] = {
+    "a shape of 99,000 factors": (lambda: entry(f"[{('1' * 20 + ',') * 98_999}1]"), "overflow"),
+    "factors whose product overflows": (lambda: entry(str([2**64 - 1] * 99)), "overflow"),
+    "a factor of 401 digits": (lambda: entry(f"[{HUGE}]"), "out of range"),
+    "a nested shape": (lambda: entry(nested(900)), "recursion limit"),
+    "NaN in a shape": (lambda: entry("[NaN]"), "invalid JSON"),
+    "offsets beyond the file": (lambda: entry(f"[{2**61}]", offsets=f"[0, {2**63}]"), "truncated"),
+    "a dtype that is a list": (lambda: entry(dtype="[]"), "invalid type"),
+    "a dtype of a megabyte": (lambda: entry(dtype=f'"{"F" * 10**6}"'), "unknown variant"),
+    "a key twice": (lambda: entry()[:-1] + ', "dtype": "F16"}', "duplicate field"),
 }
+"""The only tensor of a header, which is named a."""
+SIZE_ZERO = entry("[0]", offsets="[0, 0]")
+HEADERS: dict[str, tuple[Callable[[], str], str]] = {
+    **{
+        name: (lambda make=make: f'{{"a": {make()}}}', word)
+        for name, (make, word) in TENSORS.items()
+    },
+    "20,000 names and one of them again": (
+        lambda: many(20_000, SIZE_ZERO, f',"19999":{SIZE_ZERO},"a":{entry()}'),
+        "20001 unexpected"),
+    "96 MB of []": (lambda: "[" + "[]," * 32_000_000 + "1]", "header of 96000003 bytes"),
+    "2 MB of []": (lambda: "[" + "[]," * 690_000 + "1]", "invalid type"),
+    "2 MB of objects": (lambda: '{"a": [' + '{"":{}},' * 250_000 + "1]}", "unknown variant"),
+    "1.5 million tensors of size zero": (lambda: many(1_500_000, SIZE_ZERO), "header of"),
+    "30,000 tensors of size zero": (
+        lambda: many(30_000, SIZE_ZERO, f',"a":{entry()}'), "30001 unexpected"),
+    "a name of 2 million letters": (
+        lambda: f'{{"{"a" * 2_000_000}": {entry()}}}', "unexpected: 'aaa"),
+    "control characters in a name": (lambda: f'{{"\\u001b[2J\\u0007": {entry()}}}', "\\x1b[2J"),
+    "an unpaired surrogate in a name": (
+        lambda: f'{{"\\ud800": {entry()}}}', "unexpected end of hex"),
+    "metadata of 2 MB": (
+        lambda: f'{{"__metadata__": {{"a": "{"x" * 2_000_000}"}}, "a": {entry()}}}', "missing"),
+    "deep nesting": (lambda: nested(1_000_000), "invalid type"),
+    "2 MiB and a byte": (lambda: "{" + " " * (2 << 20) + "}", "may have 2097152 bytes"),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -151,14 +71,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", HEADERS)
 def test_a_hostile_header_is_refused(zygote: Zygote, model: Path, name: str) -> None:
-    data, word = HEADERS[name]
-    (model / "model.safetensors").write_bytes(data())
+    header, word = HEADERS[name]
+    (model / "model.safetensors").write_bytes(safetensors(header(), bytes(4)))
     zygote.run("weights", model).check_refused(str(model), word)
 
 
+def test_a_header_of_2_to_the_63_bytes_is_refused(zygote: Zygote, model: Path) -> None:
+    (model / "model.safetensors").write_bytes(struct.pack("<Q", 2**63) + b"{}")
+    zygote.run("weights", model).check_refused(str(model), "truncated")
+
+
 def test_the_command_line_refuses_a_hostile_header(zygote: Zygote, model: Path) -> None:
-    data, word = HEADERS["a shape of 99,000 factors"]
-    (model / "model.safetensors").write_bytes(data())
+    header, word = HEADERS["factors whose product overflows"]
+    (model / "model.safetensors").write_bytes(safetensors(header(), bytes(4)))
     result = zygote.run("cli", "inspect", model)
     result.check_cost()
     assert result.code == 1
@@ -176,18 +101,11 @@ def index_of(directory: Path, weight_map: object) -> None:
 
 INDEXES: dict[str, tuple[object, str]] = {
     "a name of 300 letters": ({TENSOR: "x" * 300 + ".safetensors"}, "not the name of"),
-    "a name of 100 letters of 3 bytes": ({TENSOR: "あ" * 100 + ".safetensors"}, "not the name of"),
-    "a name of a megabyte": ({TENSOR: "x" * 10**6 + ".safetensors"}, "not the name of"),
     "a NUL": ({TENSOR: "a\0.safetensors"}, "not the name of"),
     "an unpaired surrogate": ({TENSOR: "\ud800.safetensors"}, "not the name of"),
-    "control characters": ({TENSOR: "\x1b[2J.safetensors"}, "not the name of"),
     "the folder above": ({TENSOR: "../model.safetensors"}, "not the name of"),
-    "a list": ({TENSOR: ["a.safetensors"]}, "not the name of"),
     "a nested value": (f'{{"{TENSOR}": {nested(900)}}}', "not the name of"),
-    "a number": ({TENSOR: 7}, "not the name of"),
-    "null": ("null", "weight_map must be an object"),
     "an empty map": ({}, "weight_map must be an object"),
-    "a list for a map": ([[]] * 1000, "weight_map must be an object"),
     "a file that is not there": ({TENSOR: "a.safetensors"}, "is missing"),
     "2,000 files": ({str(n): f"{n}.safetensors" for n in range(2000)}, "names 2000 files"),
     "70,000 tensors in one file": (

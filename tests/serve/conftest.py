@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 import subprocess
@@ -10,10 +11,19 @@ from typing import Any
 
 import httpx2
 import pytest
-from edge_helpers import load
+from edge_helpers import asks, load
 from live_server import live
 
 from mie import LLM, AsyncLLM
+
+
+def pytest_pyfunc_call(pyfuncitem: Any) -> bool | None:
+    """Run a test that is a coroutine in an event loop of its own, in which it must end."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    fixtures = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    asks(pyfuncitem.obj(**fixtures))
+    return True
 
 
 class Server:

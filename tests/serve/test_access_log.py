@@ -103,17 +103,14 @@ def test_probes_and_scrapes_are_quiet_unless_they_fail(engine, monkeypatch):
     assert len(lines_of(engine, requests, monkeypatch, keys=Keys.of([KEY]))) == 2
 
 
-def test_a_request_id_is_the_servers(engine):
-    async def ask():
-        async with client_of(engine) as client:
-            ids = set()
-            for _ in range(2):
-                response = await client.get("/version", headers={"x-request-id": "mine"})
-                ids.add(response.headers["x-request-id"])
-            assert len(ids) == 2
-            assert "mine" not in ids
-
-    asks(ask())
+async def test_a_request_id_is_the_servers(engine):
+    async with client_of(engine) as client:
+        ids = set()
+        for _ in range(2):
+            response = await client.get("/version", headers={"x-request-id": "mine"})
+            ids.add(response.headers["x-request-id"])
+        assert len(ids) == 2
+        assert "mine" not in ids
 
 
 def record(message, *args, exc_info=None):
@@ -131,11 +128,3 @@ def test_a_traceback_is_indented_and_escaped():
     entry = json.loads(JsonFormat().format(failed))
     assert entry["message"] == "a step failed: x\ny"
     assert "ValueError" in entry["traceback"]
-
-
-def test_logging_ends_as_it_began():
-    logger = logging.getLogger("mie")
-    before = (logger.level, list(logger.handlers))
-    with logging_as("json"):
-        assert logger.isEnabledFor(logging.INFO)
-    assert (logger.level, logger.handlers) == before

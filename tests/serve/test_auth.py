@@ -6,7 +6,7 @@ import hmac
 import re
 
 import pytest
-from edge_helpers import asks, client_of, held, load, server_of
+from edge_helpers import client_of, held, load, server_of
 from starlette.routing import Route
 
 from mie.config.engine import EngineConfig
@@ -34,49 +34,43 @@ def locked(**options):
     return ServeConfig(keys=Keys.of([KEY, OTHER]), **options)
 
 
-def test_every_route_but_a_few_needs_a_key(engine):
-    async def ask():
-        async with client_of(engine, locked()) as client:
-            routes = [route for route in client.app.routes if isinstance(route, Route)]
-            found = {}
-            for route in routes:
-                path = re.sub(r"{\w+}", "x", route.path)
-                for method in route.methods - {"HEAD"}:
-                    response = await client.request(method, path)
-                    found[route.path] = response.status_code
-            for path in ("/nothing", "/v1", "/health/", "/mie/page", "/v1/%2e%2e/health"):
-                found[f"unknown {path}"] = (await client.get(path)).status_code
-            return found
-
-    found = asks(ask())
+async def test_every_route_but_a_few_needs_a_key(engine):
+    async with client_of(engine, locked()) as client:
+        routes = [route for route in client.app.routes if isinstance(route, Route)]
+        found = {}
+        for route in routes:
+            path = re.sub(r"{\w+}", "x", route.path)
+            for method in route.methods - {"HEAD"}:
+                response = await client.request(method, path)
+                found[route.path] = response.status_code
+        for path in ("/nothing", "/v1", "/health/", "/mie/page", "/v1/%2e%2e/health"):
+            found[f"unknown {path}"] = (await client.get(path)).status_code
+        found = found
     opened = {path for path, status in found.items() if status != 401}
     assert opened == OPEN_ROUTES | SHELL_ROUTES | {"/mie/page/{path:path}"}
     assert len(found) >= 9
 
 
-def test_a_key_is_taken_as_openai_and_as_anthropic_clients_send_it(engine):
-    async def ask():
-        async with client_of(engine, locked()) as client:
-            for headers in (bearer(KEY), bearer(OTHER), {"x-api-key": KEY}):
-                assert (await client.get("/load", headers=headers)).status_code == 200
-            for headers in (
-                {},
-                bearer("sk-three"),
-                bearer(KEY + " x"),
-                {"authorization": KEY},
-                {"authorization": f"Basic {KEY}"},
-                {"x-api-key": OTHER.upper()},
-                bearer(""),
-                bearer("é".encode()),
-            ):
-                response = await client.get("/load", headers=headers)
-                assert response.status_code == 401
-                assert response.headers["www-authenticate"] == "Bearer"
-                error = response.json()["error"]
-                assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
-                assert KEY not in response.text
-
-    asks(ask())
+async def test_a_key_is_taken_as_openai_and_as_anthropic_clients_send_it(engine):
+    async with client_of(engine, locked()) as client:
+        for headers in (bearer(KEY), bearer(OTHER), {"x-api-key": KEY}):
+            assert (await client.get("/load", headers=headers)).status_code == 200
+        for headers in (
+            {},
+            bearer("sk-three"),
+            bearer(KEY + " x"),
+            {"authorization": KEY},
+            {"authorization": f"Basic {KEY}"},
+            {"x-api-key": OTHER.upper()},
+            bearer(""),
+            bearer("é".encode()),
+        ):
+            response = await client.get("/load", headers=headers)
+            assert response.status_code == 401
+            assert response.headers["www-authenticate"] == "Bearer"
+            error = response.json()["error"]
+            assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+            assert KEY not in response.text
 
 
 ADMIN = "sk-admin"
@@ -84,28 +78,26 @@ OF_CLIENTS = {"/tokenize", "/detokenize", "/tokenizer_info", "/apply-template", 
 
 
 @pytest.mark.parametrize("has_keys", [True, False])
-def test_with_an_admin_key_all_that_is_not_for_clients_needs_it(engine, has_keys, monkeypatch):
+async def test_with_an_admin_key_all_that_is_not_for_clients_needs_it(
+    engine, has_keys, monkeypatch
+):
     monkeypatch.setattr(auth, "SECONDS", 0.0)
     options = {"admin_keys": Keys.of_one("admin", ADMIN), "keys": Keys.of([KEY])}
     if not has_keys:
         del options["keys"]
     of_client = bearer(KEY) if has_keys else {}
-
-    async def ask():
-        async with client_of(engine, ServeConfig(**options)) as client:
-            routes = [route for route in client.app.routes if isinstance(route, Route)]
-            paths = {re.sub(r"{\w+(:path)?}", "x", route.path) for route in routes}
-            found = {}
-            for path in (*paths, "/", "/unknown", "/mie/state"):
-                method = "GET" if path in ("/metrics", "/mie/state", "/") else "POST"
-                for who, headers in (("client", of_client), ("admin", bearer(ADMIN))):
-                    response = await client.request(method, path, headers=headers)
-                    found[path, who] = response
-                response = await client.request(method, path, headers=bearer("sk-nobody"))
-                found[path, "nobody"] = response
-            return found
-
-    found = asks(ask())
+    async with client_of(engine, ServeConfig(**options)) as client:
+        routes = [route for route in client.app.routes if isinstance(route, Route)]
+        paths = {re.sub(r"{\w+(:path)?}", "x", route.path) for route in routes}
+        found = {}
+        for path in (*paths, "/", "/unknown", "/mie/state"):
+            method = "GET" if path in ("/metrics", "/mie/state", "/") else "POST"
+            for who, headers in (("client", of_client), ("admin", bearer(ADMIN))):
+                response = await client.request(method, path, headers=headers)
+                found[path, who] = response
+            response = await client.request(method, path, headers=bearer("sk-nobody"))
+            found[path, "nobody"] = response
+        found = found
     locked_up = {401, 403}
     refused = {who: set() for who in ("client", "admin", "nobody")}
     for (path, who), response in found.items():
@@ -138,33 +130,27 @@ def test_a_client_may_not_have_the_name_of_the_admins_key(tmp_path):
         check_sockets(ServeConfig(keys=keys, admin_keys=admin_keys))
 
 
-def test_the_document_says_which_routes_need_the_admin_key(engine):
-    async def ask():
-        config = ServeConfig(admin_keys=Keys.of_one("admin", ADMIN))
-        async with client_of(engine, config) as client:
-            return (await client.get("/openapi.json")).json()["paths"]
-
-    paths = asks(ask())
+async def test_the_document_says_which_routes_need_the_admin_key(engine):
+    config = ServeConfig(admin_keys=Keys.of_one("admin", ADMIN))
+    async with client_of(engine, config) as client:
+        paths = (await client.get("/openapi.json")).json()["paths"]
     assert {"401", "403"} <= paths["/metrics"]["get"]["responses"].keys()
     assert "security" in paths["/reset_prefix_cache"]["post"]
     assert "security" not in paths["/v1/completions"]["post"]
 
 
-def test_a_websocket_is_closed(engine):
+async def test_a_websocket_is_closed(engine):
     from mie.serve.auth import Authentication
 
     sent = []
 
-    async def ask():
-        async def send(message):
-            sent.append(message)
+    async def send(message):
+        sent.append(message)
 
-        keys, sessions = Keys.of([KEY]), Sessions()
-        app = Authentication(None, keys, sessions, WrongKeys(), share_prefix_cache=False)
-        scope = {"type": "websocket", "path": "/", "headers": []}
-        await app(scope, None, send)
-
-    asks(ask())
+    keys, sessions = Keys.of([KEY]), Sessions()
+    app = Authentication(None, keys, sessions, WrongKeys(), share_prefix_cache=False)
+    scope = {"type": "websocket", "path": "/", "headers": []}
+    await app(scope, None, send)
     assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
@@ -176,15 +162,12 @@ async def cached_tokens(client, key, salt):
 
 @pytest.mark.parametrize("salt", [None, "the same"])
 @pytest.mark.parametrize("shares", [False, True])
-def test_a_key_learns_nothing_from_the_cache_of_another(engine, shares, salt):
-    async def ask():
-        assert await engine.reset_prefix_cache()
-        async with client_of(engine, locked(share_prefix_cache=shares)) as client:
-            assert await cached_tokens(client, KEY, salt) == 0
-            assert await cached_tokens(client, KEY, salt) > 0
-            assert (await cached_tokens(client, OTHER, salt) > 0) == shares
-
-    asks(ask())
+async def test_a_key_learns_nothing_from_the_cache_of_another(engine, shares, salt):
+    assert await engine.reset_prefix_cache()
+    async with client_of(engine, locked(share_prefix_cache=shares)) as client:
+        assert await cached_tokens(client, KEY, salt) == 0
+        assert await cached_tokens(client, KEY, salt) > 0
+        assert (await cached_tokens(client, OTHER, salt) > 0) == shares
 
 
 @pytest.mark.parametrize(
@@ -196,25 +179,22 @@ def test_a_key_learns_nothing_from_the_cache_of_another(engine, shares, salt):
         ("/v1/responses", {"input": "Tell me a story."}),
     ],
 )
-def test_a_request_is_cancelled_by_its_own_key_only(path, body):
-    async def ask():
-        engine = load()
-        with held(engine) as hold:
-            async with server_of(engine, keys=Keys.of([KEY, OTHER])) as running:
-                client, asked = running.client, {**body, "temperature": 0, "stream": True}
-                async with client.stream("POST", path, json=asked, headers=bearer(KEY)) as answer:
-                    await hold.reached()
-                    [running_id] = running.server.app.state.serving.running
-                    route = f"/v1/requests/{running_id}/cancel"
-                    assert (await client.post(route, headers=bearer(OTHER))).status_code == 404
-                    own = asyncio.ensure_future(client.post(route, headers=bearer(KEY)))
-                    while not engine._loop.has_mail and not own.done():
-                        await asyncio.sleep(0.01)
-                    hold.release()
-                    assert (await own).json() == {"id": running_id, "cancelled": True}
-                    await answer.aread()
-
-    asks(ask())
+async def test_a_request_is_cancelled_by_its_own_key_only(path, body):
+    engine = load()
+    with held(engine) as hold:
+        async with server_of(engine, keys=Keys.of([KEY, OTHER])) as running:
+            client, asked = running.client, {**body, "temperature": 0, "stream": True}
+            async with client.stream("POST", path, json=asked, headers=bearer(KEY)) as answer:
+                await hold.reached()
+                [running_id] = running.server.app.state.serving.running
+                route = f"/v1/requests/{running_id}/cancel"
+                assert (await client.post(route, headers=bearer(OTHER))).status_code == 404
+                own = asyncio.ensure_future(client.post(route, headers=bearer(KEY)))
+                while not engine._loop.has_mail and not own.done():
+                    await asyncio.sleep(0.01)
+                hold.release()
+                assert (await own).json() == {"id": running_id, "cancelled": True}
+                await answer.aread()
 
 
 def test_salts_tell_nothing_of_the_keys():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import pytest
 from live_server import live_bundled
 
 import mie.cli
-from mie.errors import ConfigError, MissingExtraError
+from mie.errors import ConfigError
 from mie.sim.draws import Fixed
 from mie.sim.loads import from_lengths, independent
 from mie.sim.remote import Server, run_load_on
@@ -182,12 +181,6 @@ def test_a_server_that_does_not_answer_is_an_error():
             run_load_on(Server(base_url=url), from_lengths([(2, 1)]))
 
 
-def test_without_the_extra_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "httpx2", None)
-    with pytest.raises(MissingExtraError, match="mie\\[serve\\]"):
-        run_load_on(Server(base_url="http://unused"), from_lengths([(2, 1)]))
-
-
 def test_what_openai_cannot_express_is_refused():
     requests = (WorkloadRequest(request_id="a", prompt=(Text(1, 3),), max_tokens=2, priority=1),)
     with pytest.raises(ConfigError, match="'a' has a priority"):
@@ -222,15 +215,6 @@ def test_a_measured_and_a_simulated_run_have_the_same_fields_and_one_table(
     cells = [line.replace(" ", "") for line in out.splitlines()]
     assert "|Steps|3|–|" in cells
     assert "|Successfulrequests|6|6|" in cells
-
-
-def test_the_table_warns_of_different_loads(tmp_path, capsys: pytest.CaptureFixture[str]):
-    for count in ("1", "2"):
-        path = str(tmp_path / f"{count}.json")
-        command = ["bench", "serve", "--device", "a10g", "--num-prompts", count]
-        assert mie.cli.main([*command, "--output-json", path]) == 0
-    assert mie.cli.main(["bench", "compare", *map(str, sorted(tmp_path.iterdir()))]) == 0
-    assert "different loads" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

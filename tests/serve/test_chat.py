@@ -89,14 +89,6 @@ def test_logprobs_have_the_bytes_of_each_token(server):
     assert streamed == rows
 
 
-def test_the_answer_may_fill_the_context(server):
-    messages = [{"role": "user", "content": "a mill " * 450}]
-    answer = server.ask(PATH, messages=messages, ignore_eos=True, seed=1, temperature=0)
-    assert answer["usage"]["total_tokens"] == 1024
-    assert answer["usage"]["completion_tokens"] > 50
-    assert answer["choices"][0]["finish_reason"] == "length"
-
-
 def test_the_last_message_may_be_continued(server):
     messages = [*MESSAGES, {"role": "assistant", "content": "Once upon a"}]
     asked = {"messages": messages, "continue_final_message": True}
@@ -133,39 +125,28 @@ def test_a_template_of_the_server(server, tmp_path):
         assert answer.json() == {"prompt": f"<{MESSAGES[0]['content']}>more"}
 
 
-def test_a_model_without_a_template_says_where_one_belongs(server, tmp_path):
+def test_a_template_that_is_missing_or_refuses_is_named_without_its_directory(server, tmp_path):
+    """The folders of the server's files are no client's business."""
     bundled = Path(mie.__file__).parent / "assets/tiny"
     folder = shutil.copytree(bundled, tmp_path / "model")
-    (folder / "chat_template.jinja").unlink()
-    engine = AsyncLLM(folder, num_blocks=8)
-    try:
-        with live(engine) as url:
-            answer = server.client.post(f"{url}{PATH}", json={"messages": MESSAGES})
-            assert answer.status_code == 400
-            message = answer.json()["error"]["message"]
-            assert "chat_template.jinja" in message
-            assert str(folder) not in message, (
-                "where the server's files are is no client's business"
-            )
-            models = server.client.get(f"{url}/v1/models").json()["data"]
-            assert [model["id"] for model in models] == [str(folder), "model"]
-    finally:
-        engine.shutdown()
-
-
-def test_a_template_that_refuses_is_named_without_its_directory(server, tmp_path):
-    bundled = Path(mie.__file__).parent / "assets/tiny"
-    folder = shutil.copytree(bundled, tmp_path / "model")
-    (folder / "chat_template.jinja").write_text("{{ raise_exception('never') }}")
-    engine = AsyncLLM(folder, num_blocks=8)
-    try:
-        with live(engine) as url:
-            answer = server.client.post(f"{url}{PATH}", json={"messages": MESSAGES})
-    finally:
-        engine.shutdown()
-    message = answer.json()["error"]["message"]
-    assert answer.status_code == 400
-    assert message == "chat_template.jinja refused the messages: never"
+    template = folder / "chat_template.jinja"
+    for text, expected in (
+        (None, "chat_template.jinja"),
+        ("{{ raise_exception('never') }}", "chat_template.jinja refused the messages: never"),
+    ):
+        template.unlink() if text is None else template.write_text(text)
+        engine = AsyncLLM(folder, num_blocks=8)
+        try:
+            with live(engine) as url:
+                answer = server.client.post(f"{url}{PATH}", json={"messages": MESSAGES})
+                models = server.client.get(f"{url}/v1/models").json()["data"]
+        finally:
+            engine.shutdown()
+        message = answer.json()["error"]["message"]
+        assert answer.status_code == 400
+        assert expected in message
+        assert str(folder) not in message
+        assert [model["id"] for model in models] == [str(folder), "model"]
 
 
 def test_a_variable_of_a_template_may_have_any_name(server):

@@ -13,9 +13,8 @@ from http.client import HTTPConnection, HTTPResponse, IncompleteRead
 import pytest
 from stepped import eventually
 
-from mie.errors import EngineDeadError, RequestError
 from mie.serve import body as bodies
-from mie.serve.errors import MAX_RETRY_AFTER, ApiError, api_error, unavailable
+from mie.serve.errors import ApiError, api_error
 from mie.serve.openai.chunks import ChunkWriter
 from mie.serve.routes import OPERATIONS
 from mie.serve.serving import Generation
@@ -85,20 +84,6 @@ def test_a_slash_at_the_end_is_another_route_and_no_redirect(server):
     assert (answer.status_code, "location" in answer.headers) == (404, False)
 
 
-def test_an_unknown_model_is_a_404(server):
-    for path, more in (
-        ("/v1/completions", {"prompt": "a"}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
-        ("/tokenize", {"prompt": "a"}),
-    ):
-        answer = server.post(path, model="gpt-4", **more)
-        assert answer.status_code == 404
-        error = answer.json()["error"]
-        assert (error["type"], error["code"]) == ("not_found_error", "model_not_found")
-        assert error["param"] == "model"
-        assert "bundled" in error["message"]
-
-
 def test_an_unknown_route_is_a_404_and_a_wrong_method_a_405(server):
     answer = server.get("/v1/nowhere")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
@@ -126,28 +111,11 @@ def test_routes_that_are_not_here_are_501_by_name(server, path):
     assert error["message"].startswith(f"{path} is not supported: ")
 
 
-def test_a_dead_engine_is_a_503_that_may_be_retried():
-    error = api_error(EngineDeadError("the engine is dead"))
-    assert error.status == 503
-    assert int(error.headers["retry-after"]) <= MAX_RETRY_AFTER
-    assert unavailable("draining", 3).headers == {"retry-after": "3"}
-
-
 def test_a_bug_shows_no_more_than_its_type():
     error = api_error(KeyError("/home/somebody/secret"))
     assert error.status == 500
     assert "secret" not in json.dumps(error.body())
     assert "KeyError" in error.message
-
-
-def test_a_message_names_its_parameter():
-    known = {"top_p", "stop"}
-    for message, param in (
-        ("top_p must be a number in (0, 1]; got 2", "top_p"),
-        ("each of stop must be a string", "stop"),
-        ("something else is wrong", None),
-    ):
-        assert api_error(RequestError(message), known).param == param
 
 
 def test_half_of_a_surrogate_pair_reaches_the_client_as_a_question_mark():

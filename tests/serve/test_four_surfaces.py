@@ -3,31 +3,27 @@
 import asyncio
 import json
 
-from edge_helpers import asks, load, server_of
+from edge_helpers import load, server_of
 from prometheus_client.parser import text_string_to_metric_families
 
 PROMPT = "Once upon a time there was an otter who lived by a mill near a lake."
 NAMES = ("num_preemptions", "num_recomputed_tokens", "num_copied_blocks")
 
 
-def test_response_log_line_metric_and_trace_agree(tmp_path, caplog):
+async def test_response_log_line_metric_and_trace_agree(tmp_path, caplog):
     caplog.set_level("INFO", "mie.access")
     file = tmp_path / "trace.jsonl"
-
-    async def ask():
-        with file.open("w", encoding="utf-8") as trace:
-            # Two of these fit at once, and four are admitted.
-            engine = load(num_blocks=8, trace=trace)
-            async with server_of(engine) as running:
-                body = {"prompt": PROMPT, "max_tokens": 60, "ignore_eos": True}
-                posts = [
-                    running.client.post("/v1/completions", json={**body, "n": 1 + number % 2})
-                    for number in range(6)
-                ]
-                answers = await asyncio.gather(*posts)
-                return answers, (await running.client.get("/metrics")).text
-
-    responses, text = asks(ask())
+    with file.open("w", encoding="utf-8") as trace:
+        # Two of these fit at once, and four are admitted.
+        engine = load(num_blocks=8, trace=trace)
+        async with server_of(engine) as running:
+            body = {"prompt": PROMPT, "max_tokens": 60, "ignore_eos": True}
+            posts = [
+                running.client.post("/v1/completions", json={**body, "n": 1 + number % 2})
+                for number in range(6)
+            ]
+            answers = await asyncio.gather(*posts)
+            responses, text = answers, (await running.client.get("/metrics")).text
     answers = [response.json() for response in responses]
     ids = {response.headers["x-request-id"] for response in responses}
     in_responses = {name: sum(a["metrics"][name] for a in answers) for name in NAMES}

@@ -95,31 +95,28 @@ async def fronted(
         yield client, replicas
 
 
-def test_answers_are_those_of_the_application(engines):
-    async def run() -> None:
-        async with fronted(engines) as (client, replicas):
-            plain = httpx2.AsyncClient(
-                transport=httpx2.ASGITransport(replicas.apps[0]), base_url="http://localhost"
-            )
-            chat = {"messages": [{"role": "user", "content": "Who?"}], "max_tokens": 6, "seed": 2}
-            for path, body in (
-                ("/v1/completions", BODY),
-                ("/v1/chat/completions", chat),
-                ("/v1/completions", {"prompt": 7}),
-                ("/nowhere", {}),
-            ):
-                one, other = [await each.post(path, json=body) for each in (client, plain)]
-                assert one.status_code == other.status_code
-                assert one.json().get("choices") == other.json().get("choices")
-                assert one.json().get("error") == other.json().get("error")
-            streamed = await client.post("/v1/completions", json={**BODY, "stream": True})
-            assert streamed.text.endswith("data: [DONE]\n\n")
-            assert (
-                await client.post("/v1/completions", content=b"{bad", headers=JSON)
-            ).status_code == 400
-            assert (await client.get("/v1/models")).json()["data"]
-
-    asyncio.run(run())
+async def test_answers_are_those_of_the_application(engines):
+    async with fronted(engines) as (client, replicas):
+        plain = httpx2.AsyncClient(
+            transport=httpx2.ASGITransport(replicas.apps[0]), base_url="http://localhost"
+        )
+        chat = {"messages": [{"role": "user", "content": "Who?"}], "max_tokens": 6, "seed": 2}
+        for path, body in (
+            ("/v1/completions", BODY),
+            ("/v1/chat/completions", chat),
+            ("/v1/completions", {"prompt": 7}),
+            ("/nowhere", {}),
+        ):
+            one, other = [await each.post(path, json=body) for each in (client, plain)]
+            assert one.status_code == other.status_code
+            assert one.json().get("choices") == other.json().get("choices")
+            assert one.json().get("error") == other.json().get("error")
+        streamed = await client.post("/v1/completions", json={**BODY, "stream": True})
+        assert streamed.text.endswith("data: [DONE]\n\n")
+        assert (
+            await client.post("/v1/completions", content=b"{bad", headers=JSON)
+        ).status_code == 400
+        assert (await client.get("/v1/models")).json()["data"]
 
 
 def test_what_every_replica_refuses_is_refused(engines):
@@ -145,39 +142,32 @@ DIALECTS = [
 
 
 @pytest.mark.parametrize(("path", "body", "begins"), DIALECTS)
-def test_a_lost_replica_is_a_503_or_the_last_event_of_a_stream(engines, path, body, begins):
+async def test_a_lost_replica_is_a_503_or_the_last_event_of_a_stream(engines, path, body, begins):
     limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     # The first batch must not hold the whole answer.
     body = {"model": "bundled", "stream": True, limit: 800, "ignore_eos": True, **body}
-
-    async def run() -> None:
-        async with fronted(engines) as (client, replicas):
-            replicas.lost_after = 0
-            answer = await client.post(path, json=body)
-            assert answer.status_code == 503
-            assert answer.headers["retry-after"] == "1"
-            replicas.lost_after = 1
-            answer = await client.post(path, json=body)
-            assert answer.status_code == 200
-            *_, last = answer.text.removesuffix("data: [DONE]\n\n").strip().split("\n\n")
-            assert last.startswith(begins)
-            assert "the replica that served the request is lost" in last
-
-    asyncio.run(run())
+    async with fronted(engines) as (client, replicas):
+        replicas.lost_after = 0
+        answer = await client.post(path, json=body)
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"] == "1"
+        replicas.lost_after = 1
+        answer = await client.post(path, json=body)
+        assert answer.status_code == 200
+        *_, last = answer.text.removesuffix("data: [DONE]\n\n").strip().split("\n\n")
+        assert last.startswith(begins)
+        assert "the replica that served the request is lost" in last
 
 
-def test_a_client_that_leaves_cancels_its_stream(engines):
-    async def run() -> None:
-        async with fronted(engines) as (client, replicas):
-            with held(engines[0]) as hold:
-                body = {**BODY, "max_tokens": 100, "ignore_eos": True}
-                task = asyncio.ensure_future(client.post("/v1/completions", json=body))
-                await hold.reached()
-                task.cancel()
-                await asyncio.wait([task])
-                assert replicas.streams[0].is_cancelled
-
-    asyncio.run(run())
+async def test_a_client_that_leaves_cancels_its_stream(engines):
+    async with fronted(engines) as (client, replicas):
+        with held(engines[0]) as hold:
+            body = {**BODY, "max_tokens": 100, "ignore_eos": True}
+            task = asyncio.ensure_future(client.post("/v1/completions", json=body))
+            await hold.reached()
+            task.cancel()
+            await asyncio.wait([task])
+            assert replicas.streams[0].is_cancelled
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -219,7 +209,7 @@ def test_a_cancelled_call_frees_its_blocks_within_one_step(stream):
         engine.shutdown()
 
 
-def test_messages_that_wait_are_joined():
+async def test_messages_that_wait_are_joined():
     async def app(scope: Any, receive: Any, send: Any) -> None:
         assert (await receive())["body"] == b"{}"
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -228,45 +218,36 @@ def test_messages_that_wait_are_joined():
         await asyncio.sleep(0.01)
         await send({"type": "http.response.body", "body": b"d"})
 
-    async def run() -> list[Any]:
-        call = Call.of({"type": "http", "path": "/"}, b"{}", "")
-        return [batch async for batch in piped(app, call)]
-
-    [[head, body], [end]] = asyncio.run(run())
+    call = Call.of({"type": "http", "path": "/"}, b"{}", "")
+    [[head, body], [end]] = [batch async for batch in piped(app, call)]
     assert head["status"] == 200
     assert (body["body"], body["more_body"]) == (b"abc", True)
     assert (end["body"], end.get("more_body", False)) == (b"d", False)
 
 
-def test_what_concerns_all_replicas_is_asked_of_all(engines):
-    async def run() -> None:
-        async with fronted(engines) as (client, _):
-            await client.post("/v1/completions", json=BODY)
-            health = (await client.get("/health")).json()
-            assert health == {"status": "ok", "replicas": {"replica0": "ok", "replica1": "ok"}}
-            assert (await client.get("/load")).json() == {"server_load": 0}
-            assert (await client.post("/reset_prefix_cache")).status_code == 200
-            cancel = await client.post("/v1/requests/cmpl-0/cancel")
-            assert cancel.status_code == 404
-            lines = (await client.get("/metrics")).text.splitlines()
-            heads = [line for line in lines if line.startswith("#")]
-            assert len(heads) == len(set(heads))
-            running = [line for line in lines if line.startswith("vllm:num_requests_running{")]
-            assert [line.split('"')[1] for line in running] == ["replica0", "replica1"]
-            engines[1].shutdown()
-            health = await client.get("/health")
-            assert health.status_code == 200
-            assert health.json()["replicas"] == {"replica0": "ok", "replica1": "dead"}
-
-    asyncio.run(run())
+async def test_what_concerns_all_replicas_is_asked_of_all(engines):
+    async with fronted(engines) as (client, _):
+        await client.post("/v1/completions", json=BODY)
+        health = (await client.get("/health")).json()
+        assert health == {"status": "ok", "replicas": {"replica0": "ok", "replica1": "ok"}}
+        assert (await client.get("/load")).json() == {"server_load": 0}
+        assert (await client.post("/reset_prefix_cache")).status_code == 200
+        cancel = await client.post("/v1/requests/cmpl-0/cancel")
+        assert cancel.status_code == 404
+        lines = (await client.get("/metrics")).text.splitlines()
+        heads = [line for line in lines if line.startswith("#")]
+        assert len(heads) == len(set(heads))
+        running = [line for line in lines if line.startswith("vllm:num_requests_running{")]
+        assert [line.split('"')[1] for line in running] == ["replica0", "replica1"]
+        engines[1].shutdown()
+        health = await client.get("/health")
+        assert health.status_code == 200
+        assert health.json()["replicas"] == {"replica0": "ok", "replica1": "dead"}
 
 
-def test_without_a_replica_the_whole_is_unavailable():
-    async def run() -> None:
-        async with fronted([]) as (client, _):
-            assert (await client.get("/health")).status_code == 503
-
-    asyncio.run(run())
+async def test_without_a_replica_the_whole_is_unavailable():
+    async with fronted([]) as (client, _):
+        assert (await client.get("/health")).status_code == 503
 
 
 def test_samples_with_and_without_labels_get_the_replica():
@@ -309,39 +290,21 @@ def test_keys_are_checked_by_replicas_and_separate_tenants(engines):
     assert len(homes(ServeConfig(keys=keys, share_prefix_cache=True))) == 1
 
 
-def test_the_path_of_a_proxy_crosses(engines):
-    async def run() -> None:
-        app = create_app(engines[0], ServeConfig())
-        front = front_app(Local([app]), ServeConfig())
-        transport = httpx2.ASGITransport(front, root_path="/mie")
-        async with (
-            app.router.lifespan_context(app),
-            httpx2.AsyncClient(transport=transport, base_url="http://localhost/mie") as client,
-        ):
-            assert (await client.get("/v1/models")).status_code == 200
-            assert (await client.get("/health")).json()["replicas"] == {"replica0": "ok"}
-            assert (await client.post("/v1/completions", json=BODY)).json()["choices"]
-
-    asyncio.run(run())
+async def test_the_path_of_a_proxy_crosses(engines):
+    app = create_app(engines[0], ServeConfig())
+    front = front_app(Local([app]), ServeConfig())
+    transport = httpx2.ASGITransport(front, root_path="/mie")
+    async with (
+        app.router.lifespan_context(app),
+        httpx2.AsyncClient(transport=transport, base_url="http://localhost/mie") as client,
+    ):
+        assert (await client.get("/v1/models")).status_code == 200
+        assert (await client.get("/health")).json()["replicas"] == {"replica0": "ok"}
+        assert (await client.post("/v1/completions", json=BODY)).json()["choices"]
 
 
-def test_only_plain_data_crosses():
-    scope = {
-        "type": "http",
-        "path": "/",
-        "headers": [],
-        "state": {},
-        "app": object(),
-        "x": (print,),
-    }
-    assert Call.of(scope, b"{}", "").scope == {"type": "http", "path": "/", "headers": []}
-
-
-def test_a_long_body_is_refused_before_it_crosses(engines):
-    async def run() -> None:
-        async with fronted(engines[:1], ServeConfig(max_request_bytes=64)) as (client, replicas):
-            answer = await client.post("/v1/completions", json={"prompt": "x" * 99})
-            assert answer.status_code == 413
-            assert replicas.calls == []
-
-    asyncio.run(run())
+async def test_a_long_body_is_refused_before_it_crosses(engines):
+    async with fronted(engines[:1], ServeConfig(max_request_bytes=64)) as (client, replicas):
+        answer = await client.post("/v1/completions", json={"prompt": "x" * 99})
+        assert answer.status_code == 413
+        assert replicas.calls == []

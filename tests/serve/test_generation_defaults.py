@@ -6,7 +6,7 @@ import json
 import shutil
 
 import pytest
-from edge_helpers import asks, client_of, server_of
+from edge_helpers import client_of, server_of
 
 from mie import AsyncLLM
 from mie.checkpoint.locate import BUNDLED_DIRECTORY
@@ -60,50 +60,41 @@ def text_of(answer):
 
 
 @pytest.mark.parametrize("path", DIALECTS)
-def test_a_request_gets_what_the_model_recommends_unless_it_says_otherwise(engines, path):
+async def test_a_request_gets_what_the_model_recommends_unless_it_says_otherwise(engines, path):
     """A seed makes answers comparable: equal parameters draw equal tokens."""
 
     async def ask(engine, **given):
         async with client_of(engine) as client:
             return text_of(await client.post(path, json={**DIALECTS[path], "seed": 5, **given}))
 
-    async def compare():
-        default, neutral = engines
-        left_out = await ask(default)
-        has_top_k = path != "/v1/responses"  # which has no such field
-        spelled_out = {"temperature": 1.7, **({"top_k": 7} if has_top_k else {})}
-        if has_top_k:
-            assert left_out == await ask(neutral, **spelled_out)
-        assert left_out == await ask(default, **spelled_out)
-        assert left_out != await ask(neutral)
-        assert left_out != await ask(default, temperature=0)
-        assert await ask(default, temperature=0) == await ask(neutral, temperature=0)
-
-    asks(compare())
+    default, neutral = engines
+    left_out = await ask(default)
+    has_top_k = path != "/v1/responses"  # which has no such field
+    spelled_out = {"temperature": 1.7, **({"top_k": 7} if has_top_k else {})}
+    if has_top_k:
+        assert left_out == await ask(neutral, **spelled_out)
+    assert left_out == await ask(default, **spelled_out)
+    assert left_out != await ask(neutral)
+    assert left_out != await ask(default, temperature=0)
+    assert await ask(default, temperature=0) == await ask(neutral, temperature=0)
 
 
-def test_a_recommended_length_holds_where_a_request_names_none(engines):
+async def test_a_recommended_length_holds_where_a_request_names_none(engines):
     async def ask(engine, **given):
         body = {"messages": MESSAGES, "ignore_eos": True, **given}
         async with client_of(engine) as client:
             answer = await client.post("/v1/chat/completions", json=body)
             return answer.json()["usage"]["completion_tokens"]
 
-    async def compare():
-        default, _ = engines
-        assert await ask(default) == RECOMMENDED["max_new_tokens"]
-        assert await ask(default, max_tokens=20) == 20
-
-    asks(compare())
+    default, _ = engines
+    assert await ask(default) == RECOMMENDED["max_new_tokens"]
+    assert await ask(default, max_tokens=20) == 20
 
 
 @pytest.mark.parametrize("words", [[], ["--generation-config", "vllm"]], ids=["auto", "vllm"])
-def test_the_server_says_which_values_come_from_the_file(directory, words, capsys):
-    async def start():
-        async with server_of(engine_of(str(directory), *words)):
-            pass
-
-    asks(start())
+async def test_the_server_says_which_values_come_from_the_file(directory, words, capsys):
+    async with server_of(engine_of(str(directory), *words)):
+        pass
     file = directory / "generation_config.json"
     values = "temperature=1.7, top_k=7, max_tokens=12"
     note = "--generation-config vllm ignores the file"

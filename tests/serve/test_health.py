@@ -45,15 +45,6 @@ def test_an_engine_that_stops_stepping_is_noticed_and_so_is_one_that_goes_on():
     assert health.status == "ok"
 
 
-def test_slow_steps_are_not_a_stall():
-    health, engine, clock = watched()
-    for turn in range(50):
-        engine.pulse = engine.pulse._replace(has_work=True, num_turns=turn)
-        clock.now += 9
-        health.sample()
-        assert health.status == "ok"
-
-
 def test_the_watchdog_can_be_turned_off():
     health, engine, clock = watched(timeout=0)
     engine.pulse = engine.pulse._replace(has_work=True)
@@ -76,23 +67,20 @@ PROBES = (("GET", "/health"), ("GET", "/ready"), ("GET", "/ping"), ("POST", "/pi
 
 
 @pytest.mark.parametrize("state", ["ok", "draining", "stalled"])
-def test_the_routes_answer_503_unless_all_is_well(engine, state):
-    async def ask():
-        async with client_of(engine) as client:
-            health = client.app.state.edge.health
-            if state == "draining":
-                health.is_draining = True
-            if state == "stalled":
-                work = engine.pulse._replace(has_work=True)
-                health._engine = SimpleNamespace(pulse=work, dead_error=None)
-                health.sample()
-                health._clock = lambda: health._last_turn + 61
-            for method, path in PROBES:
-                response = await client.request(method, path)
-                assert response.status_code == (200 if state == "ok" else 503)
-                assert response.json() == {"status": state}
-
-    asks(ask())
+async def test_the_routes_answer_503_unless_all_is_well(engine, state):
+    async with client_of(engine) as client:
+        health = client.app.state.edge.health
+        if state == "draining":
+            health.is_draining = True
+        if state == "stalled":
+            work = engine.pulse._replace(has_work=True)
+            health._engine = SimpleNamespace(pulse=work, dead_error=None)
+            health.sample()
+            health._clock = lambda: health._last_turn + 61
+        for method, path in PROBES:
+            response = await client.request(method, path)
+            assert response.status_code == (200 if state == "ok" else 503)
+            assert response.json() == {"status": state}
 
 
 def test_a_hanging_engine_is_seen_from_outside_and_so_is_its_return(caplog):
@@ -123,33 +111,27 @@ def test_a_hanging_engine_is_seen_from_outside_and_so_is_its_return(caplog):
         asks(ask(hold))
 
 
-def test_a_server_that_drains_refuses_new_requests_only(engine):
-    async def ask():
-        async with client_of(engine) as client:
-            client.app.state.edge.health.is_draining = True
-            body = {"prompt": "Once", "max_tokens": 1}
-            response = await client.post("/v1/completions", json=body)
-            assert response.status_code == 503
-            assert response.headers["retry-after"] == "60"
-            assert response.json()["error"]["type"] == "service_unavailable"
-            assert (await client.get("/metrics")).status_code == 200
-            assert (await client.get("/version")).status_code == 200
-
-    asks(ask())
+async def test_a_server_that_drains_refuses_new_requests_only(engine):
+    async with client_of(engine) as client:
+        client.app.state.edge.health.is_draining = True
+        body = {"prompt": "Once", "max_tokens": 1}
+        response = await client.post("/v1/completions", json=body)
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "60"
+        assert response.json()["error"]["type"] == "service_unavailable"
+        assert (await client.get("/metrics")).status_code == 200
+        assert (await client.get("/version")).status_code == 200
 
 
-def test_load_counts_what_is_served(engine):
-    async def ask():
-        async with client_of(engine) as client:
-            health = client.app.state.edge.health
-            assert (await client.get("/load")).json() == {"server_load": 0}
-            health.num_requests = 3
-            assert (await client.get("/load")).json() == {"server_load": 3}
-            health.num_requests = 0
-            await client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 1})
-            await client.post(
-                "/v1/completions", content=b"{", headers={"content-type": "application/json"}
-            )
-            assert health.num_requests == 0, "it is counted down after errors, too"
-
-    asks(ask())
+async def test_load_counts_what_is_served(engine):
+    async with client_of(engine) as client:
+        health = client.app.state.edge.health
+        assert (await client.get("/load")).json() == {"server_load": 0}
+        health.num_requests = 3
+        assert (await client.get("/load")).json() == {"server_load": 3}
+        health.num_requests = 0
+        await client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 1})
+        await client.post(
+            "/v1/completions", content=b"{", headers={"content-type": "application/json"}
+        )
+        assert health.num_requests == 0, "it is counted down after errors, too"

@@ -4,9 +4,8 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
-from edge_helpers import asks, client_of, load, server_of, without_steps
+from edge_helpers import client_of, load, server_of, without_steps
 
-from mie.serve.asgi import WholeBody
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
 
@@ -22,21 +21,18 @@ def completion(prompt="Once", max_tokens=1, **more):
     return {"prompt": prompt, "max_tokens": max_tokens, **more}
 
 
-def test_a_large_body_is_refused_by_its_length(engine):
-    async def ask():
-        async with client_of(engine, ServeConfig(max_request_bytes=200)) as client:
-            assert (await client.post("/v1/completions", json=completion())).status_code == 200
-            response = await client.post("/v1/completions", json=completion("x" * 200))
-            assert response.status_code == 413
-            assert response.headers["connection"] == "close"
-            error = response.json()["error"]
-            assert error["code"] == "request_too_large"
-            assert "the limit is 200 bytes" in error["message"]
-
-    asks(ask())
+async def test_a_large_body_is_refused_by_its_length(engine):
+    async with client_of(engine, ServeConfig(max_request_bytes=200)) as client:
+        assert (await client.post("/v1/completions", json=completion())).status_code == 200
+        response = await client.post("/v1/completions", json=completion("x" * 200))
+        assert response.status_code == 413
+        assert response.headers["connection"] == "close"
+        error = response.json()["error"]
+        assert error["code"] == "request_too_large"
+        assert "the limit is 200 bytes" in error["message"]
 
 
-def test_a_body_without_a_length_is_read_up_to_the_limit_only(engine):
+async def test_a_body_without_a_length_is_read_up_to_the_limit_only(engine):
     num_read = 0
 
     async def pieces():
@@ -45,55 +41,31 @@ def test_a_body_without_a_length_is_read_up_to_the_limit_only(engine):
             num_read += 100
             yield b"x" * 100
 
-    async def ask():
-        async with client_of(engine, ServeConfig(max_request_bytes=1000)) as client:
-            response = await client.post(
-                "/v1/completions", content=pieces(), headers={"content-type": "application/json"}
-            )
-            assert response.status_code == 413
-
-    asks(ask())
+    async with client_of(engine, ServeConfig(max_request_bytes=1000)) as client:
+        response = await client.post(
+            "/v1/completions", content=pieces(), headers={"content-type": "application/json"}
+        )
+        assert response.status_code == 413
     assert num_read <= 1200
 
 
-def test_a_refused_body_is_never_read():
-    async def ask():
-        async def app(*_):
-            raise AssertionError("it was let in")
-
-        async def receive():
-            raise AssertionError("it was read")
-
-        sent = []
-
-        async def send(message):
-            sent.append(message)
-
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/v1/completions",
-            "headers": [(b"content-length", b"1" * 300)],
-        }
-        await WholeBody(app, 10)(scope, receive, send)
-        assert sent[0]["status"] == 413
-
-    asks(ask())
-
-
-def test_a_body_without_a_key_is_never_read(engine):
+@pytest.mark.parametrize(
+    ("options", "length", "status"),
+    [
+        ({"max_request_bytes": 10}, {"content-length": "300"}, 413),
+        ({"keys": Keys.of(["sk"])}, {}, 401),
+    ],
+    ids=["too long", "without a key"],
+)
+async def test_a_refused_body_is_never_read(engine, options, length, status):
     async def pieces():
         raise AssertionError("it was read")
         yield b""
 
-    async def ask():
-        async with client_of(engine, ServeConfig(keys=Keys.of(["sk"]))) as client:
-            response = await client.post(
-                "/v1/completions", content=pieces(), headers={"content-type": "application/json"}
-            )
-            assert response.status_code == 401
-
-    asks(ask())
+    headers = {"content-type": "application/json", **length}
+    async with client_of(engine, ServeConfig(**options)) as client:
+        answer = await client.post("/v1/completions", content=pieces(), headers=headers)
+        assert answer.status_code == status
 
 
 @asynccontextmanager
@@ -112,23 +84,20 @@ async def filled(running, count):
         await events.aclose()
 
 
-def test_a_full_queue_is_a_429_that_says_when_to_come_back():
-    async def ask():
-        async with server_of(engine_of_its_own(), max_num_queued_reqs=2) as running:
-            async with filled(running, 2) as waiting:
-                for body in (completion(), completion(stream=True), completion(["a", "b", "c"])):
-                    response = await running.client.post("/v1/completions", json=body)
-                    assert response.status_code == 429
-                    assert 1 <= int(response.headers["retry-after"]) <= 60
-                    error = response.json()["error"]
-                    assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
-                    assert "--max-num-queued-reqs is 2" in error["message"]
-                text = (await running.client.get("/metrics")).text
-            found = {"max_num_queued_reqs": 3.0, "max_num_queued_tokens": 0.0}
-            assert rejections(text) == found
-            assert [r.status_code for r in await asyncio.gather(*waiting)] == [200, 200]
-
-    asks(ask())
+async def test_a_full_queue_is_a_429_that_says_when_to_come_back():
+    async with server_of(engine_of_its_own(), max_num_queued_reqs=2) as running:
+        async with filled(running, 2) as waiting:
+            for body in (completion(), completion(stream=True), completion(["a", "b", "c"])):
+                response = await running.client.post("/v1/completions", json=body)
+                assert response.status_code == 429
+                assert 1 <= int(response.headers["retry-after"]) <= 60
+                error = response.json()["error"]
+                assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
+                assert "--max-num-queued-reqs is 2" in error["message"]
+            text = (await running.client.get("/metrics")).text
+        found = {"max_num_queued_reqs": 3.0, "max_num_queued_tokens": 0.0}
+        assert rejections(text) == found
+        assert [r.status_code for r in await asyncio.gather(*waiting)] == [200, 200]
 
 
 def engine_of_its_own():
@@ -142,49 +111,43 @@ def rejections(text):
     return {line.split('reason="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}
 
 
-def test_a_burst_does_not_slip_through_between_counting_and_adding():
-    async def ask():
-        async with server_of(engine_of_its_own(), max_num_queued_reqs=5) as running:
-            async with filled(running, 0):
-                answers = [
-                    asyncio.ensure_future(running.client.post("/v1/completions", json=completion()))
-                    for _ in range(40)
-                ]
-                num_refused = 0
-                while num_refused < 35:
-                    await asyncio.sleep(0.01)
-                    done = [each.result().status_code for each in answers if each.done()]
-                    num_refused = done.count(429)
-                    assert running.server._engine.pulse.num_waiting <= 5
-            statuses = [(await each).status_code for each in answers]
-            assert statuses.count(200) == 5
-            assert statuses.count(429) == 35
-
-    asks(ask())
+async def test_a_burst_does_not_slip_through_between_counting_and_adding():
+    async with server_of(engine_of_its_own(), max_num_queued_reqs=5) as running:
+        async with filled(running, 0):
+            answers = [
+                asyncio.ensure_future(running.client.post("/v1/completions", json=completion()))
+                for _ in range(40)
+            ]
+            num_refused = 0
+            while num_refused < 35:
+                await asyncio.sleep(0.01)
+                done = [each.result().status_code for each in answers if each.done()]
+                num_refused = done.count(429)
+                assert running.server._engine.pulse.num_waiting <= 5
+        statuses = [(await each).status_code for each in answers]
+        assert statuses.count(200) == 5
+        assert statuses.count(429) == 35
 
 
-def test_a_key_that_floods_the_queue_does_not_keep_others_out():
-    async def ask():
-        engine = engine_of_its_own()
-        admitted = admissions(engine)
-        options = {"max_num_queued_reqs": 3, "keys": Keys.of(["sk-flood", "sk-other"])}
-        async with server_of(engine, **options) as running:
-            running.client.headers["authorization"] = "Bearer sk-flood"
-            async with filled(running, 3) as waiting:
-                response = await running.client.post("/v1/completions", json=completion())
-                assert response.status_code == 429
-                headers = {"authorization": "Bearer sk-other"}
-                other = asyncio.ensure_future(
-                    running.client.post("/v1/completions", json=completion(), headers=headers)
-                )
-                while engine.pulse.num_waiting < 4:
-                    await asyncio.sleep(0.01)
-            answers = await asyncio.gather(other, *waiting)
-            assert [answer.status_code for answer in answers] == [200] * 4
-        assert sorted(admitted) == ["key-1"] * 4 + ["key-2"]
-        assert admitted.index("key-2") <= 2, "at a tie, one request of the flood goes first"
-
-    asks(ask())
+async def test_a_key_that_floods_the_queue_does_not_keep_others_out():
+    engine = engine_of_its_own()
+    admitted = admissions(engine)
+    options = {"max_num_queued_reqs": 3, "keys": Keys.of(["sk-flood", "sk-other"])}
+    async with server_of(engine, **options) as running:
+        running.client.headers["authorization"] = "Bearer sk-flood"
+        async with filled(running, 3) as waiting:
+            response = await running.client.post("/v1/completions", json=completion())
+            assert response.status_code == 429
+            headers = {"authorization": "Bearer sk-other"}
+            other = asyncio.ensure_future(
+                running.client.post("/v1/completions", json=completion(), headers=headers)
+            )
+            while engine.pulse.num_waiting < 4:
+                await asyncio.sleep(0.01)
+        answers = await asyncio.gather(other, *waiting)
+        assert [answer.status_code for answer in answers] == [200] * 4
+    assert sorted(admitted) == ["key-1"] * 4 + ["key-2"]
+    assert admitted.index("key-2") <= 2, "at a tie, one request of the flood goes first"
 
 
 def admissions(engine):
@@ -200,61 +163,39 @@ def admissions(engine):
     return admitted
 
 
-def test_tokens_that_wait_are_limited_too():
-    async def ask():
-        async with server_of(engine_of_its_own(), max_num_queued_tokens=20) as running:
-            async with filled(running, 1) as waiting:
-                response = await running.client.post("/v1/completions", json=completion([[5] * 30]))
-                assert response.status_code == 429
-                assert "--max-num-queued-tokens is 20" in response.json()["error"]["message"]
-            await asyncio.gather(*waiting)
-            # Nothing waits now, so it need not wait either.
+async def test_tokens_that_wait_are_limited_too():
+    async with server_of(engine_of_its_own(), max_num_queued_tokens=20) as running:
+        async with filled(running, 1) as waiting:
             response = await running.client.post("/v1/completions", json=completion([[5] * 30]))
-            assert response.status_code == 200
-
-    asks(ask())
-
-
-def test_requests_that_find_a_seat_do_not_count_as_waiting(engine):
-    async def ask():
-        async with client_of(engine, ServeConfig(max_num_queued_reqs=0)) as client:
-            assert (await client.post("/v1/completions", json=completion())).status_code == 200
-
-    asks(ask())
+            assert response.status_code == 429
+            assert "--max-num-queued-tokens is 20" in response.json()["error"]["message"]
+        await asyncio.gather(*waiting)
+        # Nothing waits now, so it need not wait either.
+        response = await running.client.post("/v1/completions", json=completion([[5] * 30]))
+        assert response.status_code == 200
 
 
-def test_more_prompts_than_could_ever_be_queued_are_a_bad_request(engine):
-    async def ask():
-        async with client_of(engine, ServeConfig(max_num_queued_reqs=2)) as client:
-            body = completion(["a"] * 4)
-            response = await client.post("/v1/completions", json=body)
-            assert response.status_code == 400
-            assert response.json()["error"]["param"] == "prompt"
-
-    asks(ask())
+async def test_requests_that_find_a_seat_do_not_count_as_waiting(engine):
+    async with client_of(engine, ServeConfig(max_num_queued_reqs=0)) as client:
+        assert (await client.post("/v1/completions", json=completion())).status_code == 200
 
 
-def test_the_queue_is_limited_by_default(engine):
-    async def ask():
-        async with client_of(engine) as client:
-            response = await client.post("/v1/completions", json=completion(["a"] * 6))
-            assert "takes 4 that wait and 1 that run" in response.json()["error"]["message"]
+async def test_more_prompts_than_could_ever_be_queued_are_a_bad_request(engine):
+    async with client_of(engine, ServeConfig(max_num_queued_reqs=2)) as client:
+        body = completion(["a"] * 4)
+        response = await client.post("/v1/completions", json=body)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "prompt"
 
-    asks(ask())
+
+async def test_the_queue_is_limited_by_default(engine):
+    async with client_of(engine) as client:
+        response = await client.post("/v1/completions", json=completion(["a"] * 6))
+        assert "takes 4 that wait and 1 that run" in response.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    ("policy", "asked", "highest", "given"),
-    [
-        ("priority", -5, 0, 0),
-        ("priority", 7, 0, 7),
-        ("priority", -5, -3, -3),
-        ("priority", None, 4, 4),
-        ("fair", 0, 0, 0),
-    ],
-)
-def test_a_client_cannot_raise_its_priority(policy, asked, highest, given):
-    engine = load(scheduling_policy=policy)
+async def test_a_client_cannot_raise_its_priority():
+    engine = load(scheduling_policy="priority")
     priorities, original = [], engine._loop.engine.add
 
     def add_request(*args, **labels):
@@ -262,12 +203,9 @@ def test_a_client_cannot_raise_its_priority(policy, asked, highest, given):
         return original(*args, **labels)
 
     engine._loop.engine.add = add_request
-
-    async def ask():
+    for asked, highest in ((-5, 0), (7, 0), (-5, -3), (None, 4)):
         async with client_of(engine, ServeConfig(highest_priority=highest)) as client:
             response = await client.post("/v1/completions", json=completion(priority=asked))
             assert response.status_code == 200
-
-    asks(ask())
     engine.shutdown()
-    assert priorities == [given]
+    assert priorities == [0, 7, -3, 4]

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from stepped import PATIENCE, Stepped, eventually
+from stepped import PATIENCE, Stepped
 from test_disconnect import stepped_server
 
 from mie.serve.config import ServeConfig
@@ -150,21 +150,6 @@ def test_tokens_pass_nginx_before_the_next_step(tmp_path, certificate):
         assert b"text/event-stream" in head
         stepped.free()
         assert b"data: [DONE]" in rest_of(stream)
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_a_client_that_leaves_nginx_leaves_the_engine(tmp_path, certificate, stream):
-    with behind_nginx(tmp_path, certificate) as (stepped, proxy):
-        leaving = proxy.ask("/llm/v1/completions", body(stream=stream))
-        stepped.hold()
-        stepped.step()
-        stepped.hold()
-        assert stepped.engine.requests
-        leaving.close()
-        eventually(lambda: stepped.llm._loop.has_mail)
-        stepped.step()
-        assert stepped.between_steps(lambda: stepped.engine.requests) == []
-        assert stepped.scheduler.manager.num_used == 0
 
 
 def test_errors_and_large_bodies_pass_nginx(tmp_path, certificate):

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import httpx2
 import pytest
 from lazy_module import lazy_module
-
-from mie import AsyncLLM
 
 if TYPE_CHECKING:
     import openai
@@ -68,12 +62,6 @@ def test_a_response_is_the_chats_answer(client: openai.OpenAI):
     assert (usage.input_tokens, usage.output_tokens) == (chat.usage.prompt_tokens, 20)
     assert usage.input_tokens_details.cached_tokens > 0
     assert usage.output_tokens_details.reasoning_tokens == 0
-
-
-def test_a_whole_response_is_completed(client: openai.OpenAI):
-    response = client.responses.create(**GREEDY, input="Hello")
-    assert (response.status, response.incomplete_details) == ("completed", None)
-    assert [item.type for item in response.output] == ["message"]
 
 
 def test_instructions_are_a_system_message(client: openai.OpenAI):
@@ -135,64 +123,10 @@ def test_the_response_stream_helper_has_log_probabilities(client: openai.OpenAI)
     assert all(len(entry.top_logprobs) == 2 for entry in part.logprobs)
 
 
-def test_what_changes_nothing_is_accepted(client: openai.OpenAI):
-    response = client.responses.create(
-        **GREEDY,
-        input="x",
-        max_output_tokens=2,
-        store=False,
-        metadata={"a": "b"},
-        user="somebody",
-        tools=[],
-        tool_choice="auto",
-        parallel_tool_calls=True,
-        truncation="disabled",
-        text={"format": {"type": "text"}},
-        service_tier="auto",
-        prompt_cache_key="k",
-        safety_identifier="s",
-    )
-    assert response.metadata == {"a": "b"}
-
-
 # Models
 
 
 # Raw responses, async, errors, timeouts, retries
-
-
-def test_a_raw_stream_is_server_sent_events(client: openai.OpenAI):
-    with client.completions.with_streaming_response.create(
-        **GREEDY, prompt=PROMPT, max_tokens=4, stream=True
-    ) as raw:
-        lines = [line for line in raw.iter_lines() if line]
-    assert raw.headers["content-type"].startswith("text/event-stream")
-    assert all(line.startswith("data: ") for line in lines)
-    assert lines[-1] == "data: [DONE]"
-
-
-def test_the_async_client_gets_the_same(url: str, client: openai.OpenAI):
-    async def main() -> list[str | None]:
-        async with openai.AsyncOpenAI(base_url=url, api_key="x") as asynchronous:
-            completion = asynchronous.completions.create(**GREEDY, prompt=PROMPT, max_tokens=9)
-            chat = asynchronous.chat.completions.create(**GREEDY, messages=MESSAGES, max_tokens=9)
-            response = asynchronous.responses.create(**GREEDY, input=MESSAGES, max_output_tokens=9)
-            first, second, third = await asyncio.gather(completion, chat, response)
-            stream = await asynchronous.chat.completions.create(
-                **GREEDY, messages=MESSAGES, max_tokens=9, stream=True
-            )
-            pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
-            return [
-                first.choices[0].text,
-                second.choices[0].message.content,
-                third.output_text,
-                "".join(pieces),
-            ]
-
-    completion = client.completions.create(**GREEDY, prompt=PROMPT, max_tokens=9)
-    chat = client.chat.completions.create(**GREEDY, messages=MESSAGES, max_tokens=9)
-    answer = chat.choices[0].message.content
-    assert asyncio.run(main()) == [completion.choices[0].text, answer, answer, answer]
 
 
 def test_errors_have_the_clients_own_classes(client: openai.OpenAI):
@@ -202,49 +136,3 @@ def test_errors_have_the_clients_own_classes(client: openai.OpenAI):
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="another", messages=MESSAGES)
     assert missing.value.code == "model_not_found"
-
-
-@contextmanager
-def held(engine: AsyncLLM) -> Iterator[None]:
-    """Keep the engine from stepping."""
-    release, is_held = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        is_held.set()
-        release.wait(60)
-
-    thread = threading.Thread(target=lambda: asyncio.run(engine._loop.call_async(hold)))
-    thread.start()
-    try:
-        assert is_held.wait(60)
-        yield
-    finally:
-        release.set()
-        thread.join()
-
-
-def test_a_timeout_is_the_clients_own_and_is_retried(server: Any, url: str):
-    engine: AsyncLLM = server.engine
-    sent: list[httpx2.Request] = []
-    with (
-        httpx2.Client(event_hooks={"request": [sent.append]}) as http_client,
-        openai.OpenAI(
-            base_url=url, api_key="x", timeout=0.05, max_retries=2, http_client=http_client
-        ) as client,
-    ):
-        with held(engine), pytest.raises(openai.APITimeoutError):
-            client.completions.create(**GREEDY, prompt=PROMPT, max_tokens=4)
-        assert len(sent) == 3
-        patient = client.with_options(timeout=60)
-        assert patient.completions.create(**GREEDY, prompt=PROMPT, max_tokens=4).choices[0].text
-    assert blocks_in_use(engine) == 0
-
-
-def blocks_in_use(engine: AsyncLLM) -> int:
-    """The blocks that requests hold, between two steps."""
-
-    async def ask() -> int:
-        manager = engine._loop.engine.scheduler.manager
-        return await engine._loop.call_async(lambda: manager.num_used)
-
-    return asyncio.run(ask())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import jsonschema_rs
 import pytest
+import yaml
 
 from mie.serve.routes import NOT_SUPPORTED, OPERATIONS, routes
 
@@ -56,45 +58,10 @@ def body_schema(document: Any, path: str) -> Any:
     return jsonschema_rs.validator_for(resolved(content["schema"], document))
 
 
-BODIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "a completion": ("/v1/completions", {"prompt": "Hello", "max_tokens": 2, "best_of": 1}),
-    "a chat": (
-        "/v1/chat/completions",
-        {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, "tools": None},
-    ),
-    "a response": ("/v1/responses", {"input": "Hello", "max_output_tokens": 2, "store": False}),
-    "numbers that are whole": (
-        "/v1/completions",
-        {"prompt": [300.0, 301], "max_tokens": 2.0, "seed": 3.0, "top_k": -1.0},
-    ),
-    "a call without a content": (
-        "/apply-template",
-        {
-            "messages": [
-                {"role": "user", "content": "Hello"},
-                {"role": "assistant", "tool_calls": [{"function": {"name": "look"}}]},
-            ]
-        },
-    ),
-    "a turn without a block": (
-        "/v1/messages/count_tokens",
-        {"messages": [{"role": "user", "content": []}]},
-    ),
-    "a message": (
-        "/v1/messages",
-        {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, "metadata": {}},
-    ),
-    "a count": (
-        "/v1/messages/count_tokens",
-        {"messages": [{"role": "user", "content": "Hello"}]},
-    ),
-    "tokens": ("/tokenize", {"prompt": "Hello", "return_token_strs": True}),
-    "text": ("/detokenize", {"tokens": [300]}),
-    "a prompt": ("/apply-template", {"messages": [{"role": "user", "content": "Hello"}]}),
-}
+TABLES = yaml.safe_load((Path(__file__).parent / "data/openapi.yaml").read_text())
 
 
-@pytest.mark.parametrize(("path", "body"), BODIES.values(), ids=BODIES)
+@pytest.mark.parametrize(("path", "body"), TABLES["served"])
 def test_a_body_that_is_served_and_its_answer_fit_their_schemas(
     client: httpx2.Client, document: Any, path: str, body: dict[str, Any]
 ):
@@ -105,40 +72,11 @@ def test_a_body_that_is_served_and_its_answer_fit_their_schemas(
     jsonschema_rs.validator_for(resolved(answer["schema"], document)).validate(response.json())
 
 
-@pytest.mark.parametrize(
-    ("path", "change"),
-    [
-        ("/v1/completions", {"best_of": 2}),
-        ("/v1/completions", {"model": "another"}),
-        ("/v1/completions", {"temperature": -1}),
-        ("/v1/chat/completions", {"tools": [{}]}),
-        ("/v1/chat/completions", {"messages": []}),
-        ("/v1/responses", {"store": True}),
-        ("/v1/messages", {"max_tokens": 0}),
-        ("/v1/messages", {"thinking": {"type": "enabled"}}),
-        ("/v1/messages", {"tool_choice": {"type": "any"}}),
-        ("/v1/messages", {"tool_choice": {"type": "tool"}, "tools": []}),
-        ("/v1/chat/completions", {"messages": [{"role": "user"}]}),
-        ("/v1/chat/completions", {"tool_choice": "required"}),
-        ("/v1/completions", {"structured_outputs": {}}),
-        ("/v1/completions", {"structured_outputs": {"grammar": ""}}),
-        ("/v1/completions", {"structured_outputs": {"regex": "a", "json": {}}}),
-        ("/v1/completions", {"structured_outputs": {"choice": ["a", ""]}}),
-        ("/v1/completions", {"stream_options": {}}),
-        ("/v1/completions", {"truncate_prompt_tokens": 0}),
-        ("/v1/completions", {"prompt_logprobs": 21}),
-        ("/v1/completions", {"priority": 1}),
-        ("/v1/completions", {"n": 10**6}),
-        ("/apply-template", {"chat_template": "a"}),
-        ("/tokenize", {"content": "Hello"}),
-        ("/detokenize", {"tokens": [10**6]}),
-        ("/detokenize", {"tokens": [1.5]}),
-    ],
-)
+@pytest.mark.parametrize(("path", "change"), TABLES["refused"])
 def test_what_is_refused_does_not_fit_its_schema(
     client: httpx2.Client, document: Any, path: str, change: dict[str, Any]
 ):
-    body = next(body for each, body in BODIES.values() if each == path)
+    body = next(body for each, body in TABLES["served"] if each == path)
     assert not body_schema(document, path).is_valid({**body, **change})
     assert client.post(path, json={**body, **change}).status_code in (400, 404)
 

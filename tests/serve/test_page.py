@@ -179,31 +179,28 @@ def test_a_recorded_run_is_sent_as_records(engine, run):
 # The live stream.
 
 
-def test_the_stream_shows_the_states_of_the_replay():
-    async def watch():
-        async with watched() as (running, stream):
-            client, start = running.client, stream.page.step
-            answer = await generate(client, n=2)
-            again = await generate(client, prompt="Once upon a time, there was a small boat.")
-            once_more = await generate(client, prompt="Once upon a time, there was a small boat.")
-            await stream.read_until(
-                lambda: len(stream.events("finish")) == 4 and stream.last["record"] == "truth"
-            )
-            follow_up = Page()
-            follow_up.take(next(r for r in stream.records if r["record"] == "key"))
-            for record in stream.records:
-                if record["record"] != "key":
-                    follow_up.take(record)
-                if record["record"] == "steps":
-                    exact = await client.get(f"/mie/state?step={follow_up.step}")
-                    expected = Page()
-                    expected.take(exact.json())
-                    assert follow_up.cells() == expected.cells()
-            past = await client.get(f"/mie/history?until={follow_up.step}")
-            now = await client.get("/mie/state")
-            return start, stream, [answer, again, once_more], past, now
-
-    start, stream, answers, past, now = asks(watch())
+async def test_the_stream_shows_the_states_of_the_replay():
+    async with watched() as (running, stream):
+        client, start = running.client, stream.page.step
+        answer = await generate(client, n=2)
+        again = await generate(client, prompt="Once upon a time, there was a small boat.")
+        once_more = await generate(client, prompt="Once upon a time, there was a small boat.")
+        await stream.read_until(
+            lambda: len(stream.events("finish")) == 4 and stream.last["record"] == "truth"
+        )
+        follow_up = Page()
+        follow_up.take(next(r for r in stream.records if r["record"] == "key"))
+        for record in stream.records:
+            if record["record"] != "key":
+                follow_up.take(record)
+            if record["record"] == "steps":
+                exact = await client.get(f"/mie/state?step={follow_up.step}")
+                expected = Page()
+                expected.take(exact.json())
+                assert follow_up.cells() == expected.cells()
+        past = await client.get(f"/mie/history?until={follow_up.step}")
+        now = await client.get("/mie/state")
+        start, stream, answers, past, now = start, stream, [answer, again, once_more], past, now
     # No cell has a request that began and ended within a merged record, but an event has.
     assert {answer["id"] for answer in answers} <= {event[1] for event in stream.events("add")}
     assert stream.events("fork")
@@ -230,39 +227,33 @@ def test_the_stream_shows_the_states_of_the_replay():
     assert page.cells() == stream.page.cells()
 
 
-def test_an_abort_frees_its_cells_without_another_step():
-    async def watch():
-        async with watched() as (running, stream):
-            body = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True}
-            async with running.client.stream("POST", "/v1/completions", json=body) as answer:
-                async for line in answer.aiter_lines():
-                    if line:
-                        break
-            await stream.read_until(lambda: any(e[2] == "abort" for e in stream.events("finish")))
-            return stream
-
-    stream = asks(watch())
+async def test_an_abort_frees_its_cells_without_another_step():
+    async with watched() as (running, stream):
+        body = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True}
+        async with running.client.stream("POST", "/v1/completions", json=body) as answer:
+            async for line in answer.aiter_lines():
+                if line:
+                    break
+        await stream.read_until(lambda: any(e[2] == "abort" for e in stream.events("finish")))
+        stream = stream
     assert not stream.page.seqs
     assert all(kind != 1 for kind, _, _ in stream.page.blocks.values())
 
 
-def test_a_page_that_comes_back_gets_what_it_missed():
-    async def watch():
-        async with watched() as (running, first):
-            client = running.client
-            await generate(client)
-            headers = {"last-event-id": first.ids[-1]}
-            async with client.stream("GET", "/mie/events", headers=headers) as response:
-                second = Stream(response)
-                second.page = first.page
-                await second.read_until(lambda: second.events("finish"))
-            strange = {"last-event-id": "other.17"}
-            async with client.stream("GET", "/mie/events", headers=strange) as response:
-                third = Stream(response)
-                await third.read_until(lambda: third.last["record"] == "key")
-            return first, second, third
-
-    _, second, third = asks(watch())
+async def test_a_page_that_comes_back_gets_what_it_missed():
+    async with watched() as (running, first):
+        client = running.client
+        await generate(client)
+        headers = {"last-event-id": first.ids[-1]}
+        async with client.stream("GET", "/mie/events", headers=headers) as response:
+            second = Stream(response)
+            second.page = first.page
+            await second.read_until(lambda: second.events("finish"))
+        strange = {"last-event-id": "other.17"}
+        async with client.stream("GET", "/mie/events", headers=strange) as response:
+            third = Stream(response)
+            await third.read_until(lambda: third.last["record"] == "key")
+        _, second, third = first, second, third
     assert second.records[0]["record"] == "head"
     assert "key" not in [record["record"] for record in second.records]
     assert second.page.cells() == third.page.cells()
@@ -306,45 +297,39 @@ def test_a_step_that_the_log_does_not_hold_is_not_found(engine):
 # Keys.
 
 
-def test_a_login_gives_a_cookie_that_stands_for_the_key(engine):
-    async def ask():
-        async with client_of(engine, ServeConfig(keys=Keys.of([KEY]))) as client:
-            assert (await client.get("/mie/config")).status_code == 401
-            wrong = await client.post("/mie/login", json={"key": OTHER})
-            assert wrong.status_code == 401
-            assert not client.cookies
-            login = await client.post("/mie/login", json={"key": KEY})
-            assert login.status_code == 204
-            cookie = login.headers["set-cookie"]
-            assert KEY not in cookie
-            assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(cookie.split("; "))
-            config = await client.get("/mie/config")
-            assert (config.json()["client"], config.json()["may_read_text"]) == ("key-1", True)
-            body = {"prompt": "Once", "max_tokens": 1}
-            assert (await client.post("/v1/completions", json=body)).status_code == 401
-            ok = await client.post("/v1/completions", json=body, headers=FROM_PAGE)
-            assert ok.status_code == 200
-            held = f"mie_session={client.cookies['mie_session']}"
-            logout = await client.post("/mie/logout")
-            assert "Max-Age=0" in logout.headers["set-cookie"]
-            again = await client.get("/mie/config", headers={"cookie": held})
-            assert again.status_code == 401
-
-    asks(ask())
+async def test_a_login_gives_a_cookie_that_stands_for_the_key(engine):
+    async with client_of(engine, ServeConfig(keys=Keys.of([KEY]))) as client:
+        assert (await client.get("/mie/config")).status_code == 401
+        wrong = await client.post("/mie/login", json={"key": OTHER})
+        assert wrong.status_code == 401
+        assert not client.cookies
+        login = await client.post("/mie/login", json={"key": KEY})
+        assert login.status_code == 204
+        cookie = login.headers["set-cookie"]
+        assert KEY not in cookie
+        assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(cookie.split("; "))
+        config = await client.get("/mie/config")
+        assert (config.json()["client"], config.json()["may_read_text"]) == ("key-1", True)
+        body = {"prompt": "Once", "max_tokens": 1}
+        assert (await client.post("/v1/completions", json=body)).status_code == 401
+        ok = await client.post("/v1/completions", json=body, headers=FROM_PAGE)
+        assert ok.status_code == 200
+        held = f"mie_session={client.cookies['mie_session']}"
+        logout = await client.post("/mie/logout")
+        assert "Max-Age=0" in logout.headers["set-cookie"]
+        again = await client.get("/mie/config", headers={"cookie": held})
+        assert again.status_code == 401
 
 
-def test_a_login_without_a_key_cannot_send_much(engine):
-    async def ask():
-        async with client_of(engine, ServeConfig(keys=Keys.of([KEY]))) as client:
-            for route in ("/mie/login", "/mie/logout"):
-                answer = await client.post(route, json={"key": "x" * 20_000})
-                assert answer.status_code == 413
-            for body in ("[]", "{", '{"key": 7}', "{}"):
-                headers = {"content-type": "application/json"}
-                answer = await client.post("/mie/login", content=body, headers=headers)
-                assert answer.status_code in (400, 401)
-
-    asks(ask())
+async def test_a_login_without_a_key_cannot_send_much(engine):
+    async with client_of(engine, ServeConfig(keys=Keys.of([KEY]))) as client:
+        for route in ("/mie/login", "/mie/logout"):
+            answer = await client.post(route, json={"key": "x" * 20_000})
+            assert answer.status_code == 413
+        for body in ("[]", "{", '{"key": 7}', "{}"):
+            headers = {"content-type": "application/json"}
+            answer = await client.post("/mie/login", content=body, headers=headers)
+            assert answer.status_code in (400, 401)
 
 
 def test_a_cookie_is_for_https_where_the_server_speaks_it(engine):
@@ -353,39 +338,32 @@ def test_a_cookie_is_for_https_where_the_server_speaks_it(engine):
     assert "; Path=/llm;" in sessions_module.cookie_for("x", scope, "/llm")
 
 
-def test_with_several_keys_none_sees_what_the_others_send(engine):
-    async def ask():
-        async with client_of(engine, ServeConfig(keys=Keys.of([KEY, OTHER]))) as client:
-            login = await client.post("/mie/login", json={"key": KEY})
-            assert (login.status_code, login.json()["error"]["code"]) == (403, "page_forbidden")
-            paths = ["config", "events", "history?until=0", "state", "text?blocks=1", "why?seq=1.0"]
-            for path in (*paths, "runs/small-pool"):
-                headers = {"authorization": f"Bearer {KEY}"}
-                answer = await client.get(f"/mie/{path}", headers=headers)
-                assert answer.status_code == 403
-            answer = await client.post("/mie/trace", content=b"", headers={**headers, **NDJSON})
+async def test_with_several_keys_none_sees_what_the_others_send(engine):
+    async with client_of(engine, ServeConfig(keys=Keys.of([KEY, OTHER]))) as client:
+        login = await client.post("/mie/login", json={"key": KEY})
+        assert (login.status_code, login.json()["error"]["code"]) == (403, "page_forbidden")
+        paths = ["config", "events", "history?until=0", "state", "text?blocks=1", "why?seq=1.0"]
+        for path in (*paths, "runs/small-pool"):
+            headers = {"authorization": f"Bearer {KEY}"}
+            answer = await client.get(f"/mie/{path}", headers=headers)
             assert answer.status_code == 403
+        answer = await client.post("/mie/trace", content=b"", headers={**headers, **NDJSON})
+        assert answer.status_code == 403
 
-    asks(ask())
 
-
-def test_the_admin_key_sees_the_page_and_no_other_does(engine):
+async def test_the_admin_key_sees_the_page_and_no_other_does(engine):
     config = ServeConfig(keys=Keys.of([KEY]), admin_keys=Keys.of_one("admin", OTHER))
-
-    async def ask():
-        async with client_of(engine, config) as client:
-            login = await client.post("/mie/login", json={"key": KEY})
-            assert login.status_code == 403
-            assert (await client.get("/mie/config")).status_code == 401
-            login = await client.post("/mie/login", json={"key": OTHER})
-            assert login.status_code == 204
-            assert (await client.get("/mie/config")).json()["client"] == "admin"
-            assert (await client.get("/metrics")).status_code == 200
-            body = {"prompt": "Once", "max_tokens": 1}
-            ok = await client.post("/v1/completions", json=body, headers=FROM_PAGE)
-            assert ok.status_code == 200
-
-    asks(ask())
+    async with client_of(engine, config) as client:
+        login = await client.post("/mie/login", json={"key": KEY})
+        assert login.status_code == 403
+        assert (await client.get("/mie/config")).status_code == 401
+        login = await client.post("/mie/login", json={"key": OTHER})
+        assert login.status_code == 204
+        assert (await client.get("/mie/config")).json()["client"] == "admin"
+        assert (await client.get("/metrics")).status_code == 200
+        body = {"prompt": "Once", "max_tokens": 1}
+        ok = await client.post("/v1/completions", json=body, headers=FROM_PAGE)
+        assert ok.status_code == 200
 
 
 def test_a_session_ends_after_some_hours_and_the_oldest_makes_room():
@@ -451,21 +429,17 @@ def test_a_sequence_that_waits_is_told_what_it_waits_for():
         assert found[0]["sentence"] == "All 2 seats are taken."
 
 
-def test_text_of_blocks_is_that_of_the_prompt(engine):
+async def test_text_of_blocks_is_that_of_the_prompt(engine):
     prompt = "The otter and the mill. " * 4
-
-    async def ask():
-        async with client_of(engine) as client:
-            client.headers["host"] = "localhost:8000"
-            await generate(client, prompt=prompt)
-            state = (await client.get("/mie/state")).json()
-            blocks = ",".join(state["tree"])
-            found = (await client.get(f"/mie/text?blocks={blocks},63")).json()["blocks"]
-            step = state["step"]
-            then = (await client.get(f"/mie/text?blocks={blocks}&step={step}")).json()["blocks"]
-            return state["tree"], found, then
-
-    tree, found, then = asks(ask())
+    async with client_of(engine) as client:
+        client.headers["host"] = "localhost:8000"
+        await generate(client, prompt=prompt)
+        state = (await client.get("/mie/state")).json()
+        blocks = ",".join(state["tree"])
+        found = (await client.get(f"/mie/text?blocks={blocks},63")).json()["blocks"]
+        step = state["step"]
+        then = (await client.get(f"/mie/text?blocks={blocks}&step={step}")).json()["blocks"]
+        tree, found, then = state["tree"], found, then
     assert found.pop("63") is None
     assert found == then
     assert not any("tokens" in node or "text" in node for node in tree.values())

@@ -15,15 +15,12 @@ from edge_helpers import PATIENCE, asks, client_of, load
 from page_cells import Page as Applied
 from page_cells import cells_of
 
-from mie.errors import TraceError
 from mie.events import log as event_log
 from mie.events.page.cells import NodeText
-from mie.events.page.records import MAX_BLOCKS
-from mie.events.replay import State, at
+from mie.events.replay import at
 from mie.serve.errors import ApiError
 from mie.serve.page import feed as feed_module
-from mie.serve.page.feed import MAX_BEHIND_BYTES, MAX_BEHIND_TICKS, Feed, Page
-from mie.serve.page.processes import Child
+from mie.serve.page.feed import MAX_BEHIND_TICKS, Feed, Page
 
 
 @pytest.fixture
@@ -79,128 +76,28 @@ async def state_of(feed):
     return applied.cells()
 
 
-def test_a_page_that_sleeps_gets_the_whole_state_when_it_wakes(engine):
-    async def watch():
-        feed = Feed(engine, "bundled")
-        async with client_of(engine) as client:
-            awake, shown = await opened(feed)
-            asleep, stale = await opened(feed)
-            for _ in range(MAX_BEHIND_TICKS + 3):
-                await generate(client)
-                await feed.tick()
-                assert "key" not in await read(awake, shown)
-            assert asleep.needs_key
-            assert not asleep._queue
-            for _ in range(3):  # it still sleeps: no key is made for it
-                await generate(client)
-                await feed.tick()
-                await read(awake, shown)
-            assert asleep.needs_key
-            asleep.is_reading = True
+async def test_a_page_that_sleeps_gets_the_whole_state_when_it_wakes(engine):
+    feed = Feed(engine, "bundled")
+    async with client_of(engine) as client:
+        awake, shown = await opened(feed)
+        asleep, stale = await opened(feed)
+        for _ in range(MAX_BEHIND_TICKS + 3):
+            await generate(client)
             await feed.tick()
-            assert (await read(asleep, stale))[0] == "key"
-            assert stale.cells() == shown.cells() == await state_of(feed)
-            assert shown.cells() == await replayed(engine)
-        await feed.close()
-
-    asks(watch())
-
-
-def test_a_page_that_wakes_during_a_look_gets_the_state_after_the_next_one(engine, monkeypatch):
-    async def watch():
-        feed = Feed(engine, "bundled")
+            assert "key" not in await read(awake, shown)
+        assert asleep.needs_key
+        assert not asleep._queue
+        for _ in range(3):  # it still sleeps: no key is made for it
+            await generate(client)
+            await feed.tick()
+            await read(awake, shown)
+        assert asleep.needs_key
+        asleep.is_reading = True
         await feed.tick()
-        page, shown = Page(), Applied()
-        feed._pages.add(page)
-        follow = feed._follow
-
-        def follow_late(*arguments, needs_key):
-            page.is_reading = True
-            return follow(*arguments, needs_key=needs_key)
-
-        monkeypatch.setattr(feed, "_follow", follow_late)
-        await feed.tick()
-        assert page.needs_key
-        await feed.tick()
-        assert (await read(page, shown))[0] == "key"
+        assert (await read(asleep, stale))[0] == "key"
+        assert stale.cells() == shown.cells() == await state_of(feed)
         assert shown.cells() == await replayed(engine)
-        await feed.close()
-
-    asks(watch())
-
-
-def test_few_bytes_wait_for_a_page(engine, monkeypatch):
-    async def watch():
-        feed = Feed(engine, "bundled")
-        async with client_of(engine) as client:
-            asleep, stale = await opened(feed)
-            await generate(client)
-            await feed.tick()
-            assert asleep.needs_key
-            asleep.is_reading = True
-            await feed.tick()
-            assert await read(asleep, stale) == ["key"]  # it is longer, and comes nevertheless
-        await feed.close()
-
-    assert MAX_BEHIND_BYTES <= 4 << 20
-    monkeypatch.setattr(feed_module, "MAX_BEHIND_BYTES", 100)
-    asks(watch())
-
-
-@pytest.mark.parametrize("limit", ["MAX_RECENT", "MAX_BEHIND_BYTES"])
-def test_what_is_kept_for_a_page_that_comes_back_is_bounded(engine, monkeypatch, limit):
-    monkeypatch.setattr(feed_module, limit, 3)
-
-    async def watch():
-        feed = Feed(engine, "bundled")
-        async with client_of(engine) as client:
-            await feed.tick()
-            await generate(client, max_tokens=5)  # steps that are not merged
-            await feed.tick()
-            num_new = len(feed._recent)
-            await feed.tick()  # nothing is new
-            await generate(client)
-            await feed.tick()
-            first = feed._number - len(feed._recent) + 1
-            assert feed._since(f"{feed._run_id}.{first - 2}") is None
-            missed = feed._since(f"{feed._run_id}.{first - 1}")
-            assert missed is not None
-            assert len(records_of(missed)) == len(feed._recent) < num_new
-        await feed.close()
-
-    asks(watch())
-
-
-def test_pages_begin_again_where_the_log_has_a_hole(monkeypatch):
-    monkeypatch.setattr(event_log, "SNAPSHOT_EVERY", 2)
-    engine = load(num_blocks=32, block_size=8, event_log_steps=2)
-
-    async def watch():
-        feed = Feed(engine, "bundled")
-        async with client_of(engine) as client:
-            page, applied = await opened(feed)
-            await generate(client, max_tokens=20)
-            page.is_reading = True
-            await feed.tick()
-            assert await read(page, applied) == ["key"]
-            assert applied.cells() == await state_of(feed) == await replayed(engine)
-        await feed.close()
-
-    try:
-        asks(watch())
-    finally:
-        engine.shutdown()
-
-
-def test_nothing_is_computed_while_no_page_is_open(engine):
-    async def watch():
-        feed = Feed(engine, "bundled")
-        async with client_of(engine) as client:
-            await generate(client)
-        assert feed._task is None
-        assert feed.child is None
-
-    asks(watch())
+    await feed.close()
 
 
 def test_pages_are_refused_when_too_many_are_open(engine, monkeypatch):
@@ -212,25 +109,6 @@ def test_pages_are_refused_when_too_many_are_open(engine, monkeypatch):
     assert asks(ask()).status_code == 429
 
 
-def test_steps_are_merged_when_the_engine_is_fast(engine):
-    async def watch():
-        feed = Feed(engine, "bundled")
-        async with client_of(engine) as client:
-            page, applied = await opened(feed)
-            await generate(client, max_tokens=100)
-            await feed.tick()
-            records = records_of(await page.take())
-            for record in records:
-                applied.take(record)
-            assert applied.cells() == await state_of(feed) == await replayed(engine)
-        await feed.close()
-        return [record for record in records if record["record"] == "steps"]
-
-    found = asks(watch())
-    assert len(found) <= 10
-    assert sum(len(record["steps"]) for record in found) >= 100
-
-
 async def stream_of(feed):
     """The stream of a page that is open, after its first key."""
     stream = await feed.events(None)
@@ -239,45 +117,39 @@ async def stream_of(feed):
     return stream
 
 
-def test_the_engine_goes_on_when_the_process_of_the_page_is_killed(engine):
-    async def watch():
-        feed = Feed(engine, "bundled")
-        async with client_of(engine) as client:
-            stream = await stream_of(feed)
-            os.kill(feed.child.pid, signal.SIGKILL)
-            await generate(client)
-            rest = b"".join([events async for events in stream])
-            end = records_of(rest)[-1]
-            assert end["record"] == "end"
-            assert "has ended" in end["reason"]
-            assert feed.child is None
-            page, applied = await opened(feed)  # a page that is opened now sees everything
-            await generate(client)
-            await feed.tick()
-            await read(page, applied)
-            assert applied.cells() == await replayed(engine)
+async def test_the_engine_goes_on_when_the_process_of_the_page_is_killed(engine):
+    feed = Feed(engine, "bundled")
+    async with client_of(engine) as client:
+        stream = await stream_of(feed)
+        os.kill(feed.child.pid, signal.SIGKILL)
+        await generate(client)
+        rest = b"".join([events async for events in stream])
+        end = records_of(rest)[-1]
+        assert end["record"] == "end"
+        assert "has ended" in end["reason"]
+        assert feed.child is None
+        page, applied = await opened(feed)  # a page that is opened now sees everything
+        await generate(client)
+        await feed.tick()
+        await read(page, applied)
+        assert applied.cells() == await replayed(engine)
+    await feed.close()
+
+
+async def test_a_process_that_stands_still_stops_neither_the_engine_nor_the_server(engine):
+    feed = Feed(engine, "bundled")
+    async with client_of(engine) as client:
+        stream = await stream_of(feed)
+        pid = feed.child.pid
+        os.kill(pid, signal.SIGSTOP)
+        asked = asyncio.ensure_future(feed.key())
+        await generate(client, max_tokens=50)
         await feed.close()
-
-    asks(watch())
-
-
-def test_a_process_that_stands_still_stops_neither_the_engine_nor_the_server(engine):
-    async def watch():
-        feed = Feed(engine, "bundled")
-        async with client_of(engine) as client:
-            stream = await stream_of(feed)
-            pid = feed.child.pid
-            os.kill(pid, signal.SIGSTOP)
-            asked = asyncio.ensure_future(feed.key())
-            await generate(client, max_tokens=50)
-            await feed.close()
-            assert b"event: end" in b"".join([events async for events in stream])
-            with pytest.raises(ApiError, match="has ended"):
-                await asked
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-    asks(watch())
+        assert b"event: end" in b"".join([events async for events in stream])
+        with pytest.raises(ApiError, match="has ended"):
+            await asked
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_a_process_that_stood_still_takes_in_everything_after_a_hole_in_the_log(monkeypatch):
@@ -319,16 +191,3 @@ def test_the_process_ends_with_its_parent():
     # Both have standard error, so this returns when both have ended.
     ended = subprocess.run(parent, stderr=subprocess.PIPE, timeout=PATIENCE, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
-
-
-def test_the_process_tells_why_a_log_cannot_be_shown():
-    child = Child()
-    snapshot = State(block_size=8, num_blocks=MAX_BLOCKS + 1, num_host_blocks=0).snapshot()
-    try:
-        with pytest.raises(TraceError, match="a page shows at most"):
-            child.call("begin", 0, snapshot, (), "bundled", "one")
-    finally:
-        child.close()
-    child.close()
-    with pytest.raises(ApiError, match="has ended"):
-        child.call("key")

@@ -1,11 +1,10 @@
 """`/metrics` has the names of vLLM's dashboards, and one app's counts are its own."""
 
 import asyncio
-import re
 from pathlib import Path
 
 import pytest
-from edge_helpers import asks, client_of, load, server_of, without_steps
+from edge_helpers import client_of, load, server_of, without_steps
 from prometheus_client.parser import text_string_to_metric_families
 
 from mie.serve.config import ServeConfig
@@ -40,13 +39,10 @@ async def scraped(client):
     return found
 
 
-def test_every_name_of_vllms_board_resolves_after_ten_requests(engine):
-    async def ask():
-        async with client_of(engine, ServeConfig(served_model_name=["the-model"])) as client:
-            await ten_requests(client)
-            return await scraped(client)
-
-    found = asks(ask())
+async def test_every_name_of_vllms_board_resolves_after_ten_requests(engine):
+    async with client_of(engine, ServeConfig(served_model_name=["the-model"])) as client:
+        await ten_requests(client)
+        found = await scraped(client)
     assert [name for name in NAMES if name not in found] == []
     for name in NAMES:
         for labels, _ in found[name]:
@@ -69,28 +65,22 @@ def test_every_name_of_vllms_board_resolves_after_ten_requests(engine):
     assert by_source["local_cache_hit"] == total("vllm:prompt_tokens_cached_total") > 0
 
 
-def test_the_counts_of_two_apps_do_not_mix(engine):
-    async def ask():
-        async with client_of(engine) as one, client_of(engine) as other:
-            await one.get("/version")
-            await one.get("/version")
-            return await scraped(one), await scraped(other)
-
-    one, other = asks(ask())
+async def test_the_counts_of_two_apps_do_not_mix(engine):
+    async with client_of(engine) as one, client_of(engine) as other:
+        await one.get("/version")
+        await one.get("/version")
+        one, other = await scraped(one), await scraped(other)
     key = {"handler": "/version", "method": "GET", "status": "2xx"}
     assert (key, 2.0) in one["http_requests_total"]
     assert "http_requests_total" not in other
 
 
-def test_clients_cannot_make_labels(engine):
-    async def ask():
-        async with client_of(engine) as client:
-            for number in range(50):
-                await client.get(f"/path-{number}")
-                await client.request(f"VERB{number}", "/version")
-            return await scraped(client)
-
-    found = asks(ask())
+async def test_clients_cannot_make_labels(engine):
+    async with client_of(engine) as client:
+        for number in range(50):
+            await client.get(f"/path-{number}")
+            await client.request(f"VERB{number}", "/version")
+        found = await scraped(client)
     labels = [labels for labels, _ in found["http_requests_total"]]
     assert labels == [
         {"handler": "other", "method": "GET", "status": "4xx"},
@@ -98,48 +88,33 @@ def test_clients_cannot_make_labels(engine):
     ]
 
 
-def test_a_scrape_in_the_middle_counts_what_runs_and_delays_nothing():
-    async def ask():
-        async with server_of(load()) as running:
-            with without_steps(running.server._engine):
-                events = await running.stream(max_tokens=300)
-                await anext(events)
-                found = await scraped(running.client)
-                assert found["vllm:num_requests_running"][0][1] == 1
-                assert found["vllm:generation_tokens_total"][0][1] >= 1
-                blocks = {labels["state"]: value for labels, value in found["mie:kv_blocks"]}
-                assert blocks["used"] > 0
-                assert blocks["used"] + blocks["cached"] + blocks["free"] == 256
-                await events.aclose()
-            while running.server._engine.pulse.has_work:
-                await asyncio.sleep(0.01)
+async def test_a_scrape_in_the_middle_counts_what_runs_and_delays_nothing():
+    async with server_of(load()) as running:
+        with without_steps(running.server._engine):
+            events = await running.stream(max_tokens=300)
+            await anext(events)
             found = await scraped(running.client)
-            left = found["mie:http_clients_disconnected_total"][0][1]
-            assert left == 1
-            aborted = {
-                labels["finished_reason"]: v for labels, v in found["vllm:request_success_total"]
-            }
-            assert aborted["abort"] == 1
-
-    asks(ask())
-
-
-def test_a_dead_engine_leaves_the_servers_own_counts():
-    async def ask():
-        engine = load()
-        async with client_of(engine) as client:
-            engine.shutdown()
-            found = await scraped(client)
-            assert "vllm:admission_rejections_total" in found
-            assert "vllm:num_requests_running" not in found
-
-    asks(ask())
+            assert found["vllm:num_requests_running"][0][1] == 1
+            assert found["vllm:generation_tokens_total"][0][1] >= 1
+            blocks = {labels["state"]: value for labels, value in found["mie:kv_blocks"]}
+            assert blocks["used"] > 0
+            assert blocks["used"] + blocks["cached"] + blocks["free"] == 256
+            await events.aclose()
+        while running.server._engine.pulse.has_work:
+            await asyncio.sleep(0.01)
+        found = await scraped(running.client)
+        left = found["mie:http_clients_disconnected_total"][0][1]
+        assert left == 1
+        aborted = {
+            labels["finished_reason"]: v for labels, v in found["vllm:request_success_total"]
+        }
+        assert aborted["abort"] == 1
 
 
-def test_help_is_one_line_for_each_family(engine):
-    async def ask():
-        async with client_of(engine) as client:
-            return (await client.get("/metrics")).text
-
-    named = re.findall(r"^# HELP (\S+) .", asks(ask()), re.MULTILINE)
-    assert len(named) == len(set(named)) > 40
+async def test_a_dead_engine_leaves_the_servers_own_counts():
+    engine = load()
+    async with client_of(engine) as client:
+        engine.shutdown()
+        found = await scraped(client)
+        assert "vllm:admission_rejections_total" in found
+        assert "vllm:num_requests_running" not in found

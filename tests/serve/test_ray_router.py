@@ -69,9 +69,3 @@ def test_what_ray_knows_of_loads_counts(router_module):
     loads[home] = 9
     [other], _ = chosen(router, call("Story"))
     assert other != home
-
-
-def test_a_random_router_spreads_equal_requests(router_module):
-    router = router_module.RandomRequestRouter({})
-    router.initialize_state()
-    assert {chosen(router, call("Story"))[0][0] for _ in range(40)} == set(NAMES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any, Literal
 
 import pytest
@@ -62,13 +61,6 @@ def test_every_choice_is_json_that_the_schema_accepts(server, path):
 
 
 @BOTH
-def test_any_json_object(server, path):
-    asked = {**BODY[path], "max_tokens": 9}
-    answer = server.ask(path, **asked, response_format={"type": "json_object"})
-    assert text_of(answer["choices"][0]).startswith("{")
-
-
-@BOTH
 def test_an_object_of_a_schema_as_llama_cpp_asks_for_it(server, path):
     asked = {"type": "json_object", "schema": dict(SCHEMA)}
     answer = server.post(path, **BODY[path], response_format=asked)
@@ -81,12 +73,6 @@ def test_an_object_of_a_schema_as_llama_cpp_asks_for_it(server, path):
 
 
 @BOTH
-def test_text_is_what_there_is_without_a_format(server, path):
-    expected = server.ask(path, **BODY[path])["choices"]
-    assert server.ask(path, **BODY[path], response_format={"type": "text"})["choices"] == expected
-
-
-@BOTH
 def test_vllms_field(server, path):
     for given, texts in (
         ({"choice": ["yes", "no"]}, {"yes", "no"}),
@@ -96,16 +82,6 @@ def test_vllms_field(server, path):
     ):
         answer = server.ask(path, **BODY[path], structured_outputs=given)
         assert text_of(answer["choices"][0]) in texts
-
-
-def test_without_the_library_the_operator_is_told_what_to_install(server, monkeypatch):
-    monkeypatch.setitem(sys.modules, "llguidance", None)
-    rare = {"type": "json_schema", "json_schema": {"schema": {"title": "not compiled yet"}}}
-    error = server.refused(CHAT, **BODY[CHAT], response_format=rare)
-    assert error["param"] == "response_format"
-    assert error["message"] == (
-        "response_format needs llguidance, which is not installed (pip install 'mie[structured]')"
-    )
 
 
 @pytest.fixture
@@ -134,14 +110,6 @@ def test_openais_parse_gives_the_model_of_a_response(client):
     assert response.text.format.type == "json_schema"
 
 
-def test_an_object_of_a_schema_in_a_response(server):
-    asked = {"format": {"type": "json_object", "schema": SCHEMA}}
-    answer = server.ask(RESPONSES, input=MESSAGES, temperature=5, seed=1, text=asked)
-    [item] = answer["output"]
-    assert json.loads(item["content"][0]["text"]).keys() == {"animal", "age"}
-    assert answer["text"] == asked
-
-
 def test_a_schema_of_anthropics_field_holds(server):
     with anthropic.Anthropic(base_url=server.url, api_key="x", max_retries=0) as client:
         message = client.messages.create(
@@ -152,16 +120,6 @@ def test_a_schema_of_anthropics_field_holds(server):
         )
     assert json.loads(message.content[0].text).keys() == {"animal", "age"}
     assert message.stop_reason == "end_turn"
-
-
-@BOTH
-def test_the_log_probabilities_are_still_the_models(server, path):
-    """The mask is an edit of the logits, which comes after them."""
-    number = 1 if path == COMPLETIONS else True
-    asked = {**BODY[path], "logprobs": number, "structured_outputs": {"choice": ["yes"]}}
-    found = server.ask(path, **asked)["choices"][0]["logprobs"]
-    rows = found.get("token_logprobs") or [each["logprob"] for each in found["content"]]
-    assert rows[0] < -1
 
 
 @pytest.mark.parametrize(

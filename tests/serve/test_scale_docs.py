@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from documented_options import help_of, unknown_options
+from documented_options import unknown_options
 
 from mie.cli import main
 from mie.errors import ConfigError
@@ -170,9 +170,3 @@ def test_without_the_extra_it_says_what_to_install(capsys, monkeypatch):
     assert main(["serve", "--replicas", "2"]) == 2
     [error] = capsys.readouterr().err.splitlines()
     assert "pip install 'mie[ray]'" in error
-
-
-def test_the_help_says_when_replicas_pay():
-    text = " ".join(help_of("serve").split())
-    assert "They pay when each has a GPU or a machine of its own." in text
-    assert "Two replicas on one CPU buy nothing" in text

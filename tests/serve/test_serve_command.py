@@ -98,9 +98,18 @@ def test_bits_are_not_promised_where_they_cannot_be_kept(words):
         (["--max-num-seqs", "0"], "max_num_seqs must be"),
         (["--hots", "x"], "did you mean --host?"),
         (["./no-such-model"], "no-such-model"),
+        (["--uds", "mie.sock", "--port", "0"], "--uds is given with --host or --port"),
+        ("max_num_seq: 3", "has no parameter '--max-num-seq'; did you mean '--max-num-seqs'?"),
+        ("- a\n- b", "must have lines such as 'port: 9000'"),
+        ("port: [", "cannot read"),
+        ("port: true", "port is True in the file, and needs a value"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_code_2(capsys, words, message):
+def test_mistakes_are_one_line_and_exit_code_2(capsys, tmp_path, words, message):
+    """A text stands for the file of --config."""
+    if isinstance(words, str):
+        (tmp_path / "mie.yaml").write_text(words)
+        words = ["--config", str(tmp_path / "mie.yaml")]
     assert main(["serve", *words]) == 2
     error = capsys.readouterr().err
     assert message in error

@@ -12,13 +12,14 @@ from contextlib import suppress
 
 import httpx2
 import pytest
-from command_line import PATIENCE, mie, start
+from command_line import PATIENCE, start
 from edge_helpers import asks, client_of, held, load, server_of
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from mie.errors import ConfigError
+from mie.events import read_log
 from mie.serve.config import ServeConfig
 from mie.serve.server import Server, bound, serve, serve_app, url_of
 
@@ -44,45 +45,39 @@ async def two_requests(running):
 # Ending.
 
 
-def test_a_server_that_is_told_to_end_lets_running_requests_finish():
-    async def ask():
-        engine = load()
-        with held(engine) as hold:
-            async with server_of(engine) as running:
-                events, whole = await two_requests(running)
-                running.server.stop("SIGTERM")
-                response = await running.client.post("/v1/completions", json=BODY)
-                assert response.status_code == 503
-                assert int(response.headers["retry-after"]) <= 60
-                assert (await running.client.get("/health")).json() == {"status": "draining"}
-                hold.release()
-                *_, last, done = await rest_of(events)
-                assert done == "[DONE]"
-                assert last["choices"][0]["finish_reason"] == "length"
-                assert (await whole).json()["usage"]["completion_tokens"] == 100
-                assert await running.task == 0
-
-    asks(ask())
+async def test_a_server_that_is_told_to_end_lets_running_requests_finish():
+    engine = load()
+    with held(engine) as hold:
+        async with server_of(engine) as running:
+            events, whole = await two_requests(running)
+            running.server.stop("SIGTERM")
+            response = await running.client.post("/v1/completions", json=BODY)
+            assert response.status_code == 503
+            assert int(response.headers["retry-after"]) <= 60
+            assert (await running.client.get("/health")).json() == {"status": "draining"}
+            hold.release()
+            *_, last, done = await rest_of(events)
+            assert done == "[DONE]"
+            assert last["choices"][0]["finish_reason"] == "length"
+            assert (await whole).json()["usage"]["completion_tokens"] == 100
+            assert await running.task == 0
 
 
-def test_what_does_not_finish_in_time_is_told_so():
-    async def ask():
-        engine = load()
-        with held(engine) as hold:
-            async with server_of(engine, shutdown_timeout=0.0) as running:
-                events, whole = await two_requests(running)
-                running.server.stop("SIGTERM")
-                while not engine._loop._is_stopping:
-                    await asyncio.sleep(0.01)
-                hold.release()
-                *_, last, done = await rest_of(events)
-                assert done == "[DONE]"
-                assert last["error"]["type"] == "service_unavailable"
-                assert "choices" not in last, "no client may count it as finished"
-                assert (await whole).status_code == 503
-                assert await running.task == 0
-
-    asks(ask())
+async def test_what_does_not_finish_in_time_is_told_so():
+    engine = load()
+    with held(engine) as hold:
+        async with server_of(engine, shutdown_timeout=0.0) as running:
+            events, whole = await two_requests(running)
+            running.server.stop("SIGTERM")
+            while not engine._loop._is_stopping:
+                await asyncio.sleep(0.01)
+            hold.release()
+            *_, last, done = await rest_of(events)
+            assert done == "[DONE]"
+            assert last["error"]["type"] == "service_unavailable"
+            assert "choices" not in last, "no client may count it as finished"
+            assert (await whole).status_code == 503
+            assert await running.task == 0
 
 
 @pytest.mark.parametrize(
@@ -94,75 +89,64 @@ def test_what_does_not_finish_in_time_is_told_so():
         ("/v1/responses", {"input": "Tell me a story."}),
     ],
 )
-def test_a_stream_that_the_end_cuts_is_logged_as_cut_and_is_no_bug(path, body, caplog):
+async def test_a_stream_that_the_end_cuts_is_logged_as_cut_and_is_no_bug(path, body, caplog):
     caplog.set_level(logging.INFO, "mie")
-
-    async def ask():
-        engine = load()
-        with held(engine) as hold:
-            async with server_of(engine, shutdown_timeout=0.0) as running:
-                asked = {**body, "temperature": 0, "stream": True}
-                async with running.client.stream("POST", path, json=asked) as answer:
-                    await hold.reached()
-                    running.server.stop("SIGTERM")
-                    while not engine._loop._is_stopping:
-                        await asyncio.sleep(0.01)
-                    hold.release()
-                    assert b"the engine was shut down" in await answer.aread()
-                assert await running.task == 0
-
-    asks(ask())
+    engine = load()
+    with held(engine) as hold:
+        async with server_of(engine, shutdown_timeout=0.0) as running:
+            asked = {**body, "temperature": 0, "stream": True}
+            async with running.client.stream("POST", path, json=asked) as answer:
+                await hold.reached()
+                running.server.stop("SIGTERM")
+                while not engine._loop._is_stopping:
+                    await asyncio.sleep(0.01)
+                hold.release()
+                assert b"the engine was shut down" in await answer.aread()
+            assert await running.task == 0
     [facts] = [record.facts for record in caplog.records if hasattr(record, "facts")]
     assert facts["status"] == 503
     assert [each.message for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
-def test_a_client_that_never_ends_its_body_does_not_keep_the_server(monkeypatch, caplog):
+async def test_a_client_that_never_ends_its_body_does_not_keep_the_server(monkeypatch, caplog):
     """It is hung up on, and nothing looks like a bug."""
     monkeypatch.setattr("mie.serve.edge.FLUSH_SECONDS", 0.0)
-
-    async def ask():
-        async with server_of(load(), shutdown_timeout=0.0) as running:
-            host, port = running.url.removeprefix("http://").split(":")
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n")
-            writer.write(b"content-type: application/json\r\ncontent-length: 9\r\n\r\n{")
-            while running.edge.health.num_requests < 1:
-                await asyncio.sleep(0.01)
-            running.server.stop("SIGTERM")
-            assert await running.task == 0
-            with suppress(ConnectionError):
-                assert await reader.read() == b""
-            writer.close()
-
-    asks(ask())
+    async with server_of(load(), shutdown_timeout=0.0) as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n")
+        writer.write(b"content-type: application/json\r\ncontent-length: 9\r\n\r\n{")
+        while running.edge.health.num_requests < 1:
+            await asyncio.sleep(0.01)
+        running.server.stop("SIGTERM")
+        assert await running.task == 0
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+        writer.close()
     assert [each.message for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
 @pytest.mark.parametrize("drains", [False, True])
-def test_the_death_of_the_engine_answers_everybody_and_is_the_exit_code(caplog, drains):
+async def test_the_death_of_the_engine_answers_everybody_and_is_the_exit_code(caplog, drains):
     caplog.set_level(logging.CRITICAL + 1)
 
     def fail():
         raise RuntimeError("the chip is on fire")
 
-    async def ask():
-        engine = load()
-        with held(engine, then=fail) as hold:
-            async with server_of(engine) as running:
-                events, whole = await two_requests(running)
-                if drains:
-                    running.server.stop("SIGTERM")
-                    while not running.edge.health.is_draining:
-                        await asyncio.sleep(0.01)
-                hold.release()
-                *_, last, done = await rest_of(events)
-                assert done == "[DONE]"
-                assert "the chip is on fire" in last["error"]["message"]
-                assert (await whole).status_code == 503
-                assert await running.task == 1
-
-    asks(ask())
+    engine = load()
+    with held(engine, then=fail) as hold:
+        async with server_of(engine) as running:
+            events, whole = await two_requests(running)
+            if drains:
+                running.server.stop("SIGTERM")
+                while not running.edge.health.is_draining:
+                    await asyncio.sleep(0.01)
+            hold.release()
+            *_, last, done = await rest_of(events)
+            assert done == "[DONE]"
+            assert "the chip is on fire" in last["error"]["message"]
+            assert (await whole).status_code == 503
+            assert await running.task == 1
 
 
 def test_an_engine_that_hangs_does_not_keep_the_server(monkeypatch, caplog):
@@ -221,8 +205,9 @@ def slow_stream(url, **more):
     return httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE)
 
 
-def test_a_signal_drains(process):
-    child, url = process("--log-format", "json")
+def test_a_signal_drains(process, tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    child, url = process("--log-format", "json", "--load-format", "dummy", "--trace", str(trace))
     with slow_stream(url, prompt=[5], max_tokens=100) as response:
         lines = response.iter_lines()
         next(lines)
@@ -233,6 +218,7 @@ def test_a_signal_drains(process):
     assert {entry["level"] for entry in entries} == {"info"}
     [request] = [entry for entry in entries if entry["logger"] == "mie.access"]
     assert (request["status"], request["num_output_tokens"]) == (200, 100)
+    assert list(read_log(trace))[-1].last >= 100
 
 
 def test_the_second_signal_ends_at_once(process):
@@ -263,89 +249,57 @@ def take(**options):
         raise AssertionError("it was free")
 
 
-def test_an_application_without_an_engine_is_served_until_a_signal(capsys):
+async def test_an_application_without_an_engine_is_served_until_a_signal(capsys):
     """The front of replicas ends so: running requests may end, and then the server does."""
+    has_come, may_end = asyncio.Event(), asyncio.Event()
 
-    async def run():
-        has_come, may_end = asyncio.Event(), asyncio.Event()
+    async def home(request):
+        has_come.set()
+        await may_end.wait()
+        return PlainTextResponse("here")
 
-        async def home(request):
-            has_come.set()
-            await may_end.wait()
-            return PlainTextResponse("here")
-
-        config = ServeConfig(port=0)
-        with bound(config) as listener:
-            app = Starlette(routes=[Route("/", home)])
-            serving = asyncio.ensure_future(serve_app(app, config, listener, "an application"))
-            await asyncio.sleep(0)  # it listens
-            async with httpx2.AsyncClient(timeout=PATIENCE) as client:
-                asked = asyncio.ensure_future(client.get(url_of(listener, config)))
-                await has_come.wait()
-                os.kill(os.getpid(), signal.SIGTERM)
-                await asyncio.sleep(0.5)
-                assert not serving.done()
-                may_end.set()
-                assert (await asked).text == "here"
-            await serving
-
-    asyncio.run(run())
+    config = ServeConfig(port=0)
+    with bound(config) as listener:
+        app = Starlette(routes=[Route("/", home)])
+        serving = asyncio.ensure_future(serve_app(app, config, listener, "an application"))
+        await asyncio.sleep(0)  # it listens
+        async with httpx2.AsyncClient(timeout=PATIENCE) as client:
+            asked = asyncio.ensure_future(client.get(url_of(listener, config)))
+            await has_come.wait()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.5)
+            assert not serving.done()
+            may_end.set()
+            assert (await asked).text == "here"
+        await serving
     first, second = capsys.readouterr().err.splitlines()
     assert first == "[an application]"
     assert second.startswith("[listening on http://127.0.0.1:")
 
 
 @pytest.mark.parametrize("was_killed", [False, True])
-def test_a_unix_socket(tmp_path, was_killed):
+async def test_a_unix_socket(tmp_path, was_killed):
     path = tmp_path / "mie.sock"
     if was_killed:  # the server before has left its socket
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(str(path))
-
-    async def ask():
-        async with server_of(load(), uds=str(path)) as running:
-            assert (await running.client.get("/health")).status_code == 200
-            assert path.stat().st_mode & 0o777 == 0o660
-            with pytest.raises(ConfigError, match="cannot listen on the Unix socket"):
-                take(uds=str(path))
-        assert not path.exists()
-
-    asks(ask())
+    async with server_of(load(), uds=str(path)) as running:
+        assert (await running.client.get("/health")).status_code == 200
+        assert path.stat().st_mode & 0o777 == 0o660
+        with pytest.raises(ConfigError, match="cannot listen on the Unix socket"):
+            take(uds=str(path))
+    assert not path.exists()
     path.write_text("a file of somebody's")
     with pytest.raises(ConfigError, match="cannot listen on the Unix socket"):
         take(uds=str(path))
     assert path.read_text() == "a file of somebody's"
 
 
-def test_small_writes_of_an_answer_do_not_wait_for_each_other():
-    async def run() -> int:
-        with bound(ServeConfig(port=0)) as listener:
-            connected: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-            def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                accepted = writer.get_extra_info("socket")
-                option = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-                connected.set_result(option)
-                writer.close()
-
-            server = await asyncio.start_server(on_connection, sock=listener)
-            async with server:
-                _, writer = await asyncio.open_connection(*listener.getsockname())
-                option = await connected
-                writer.close()
-        return option
-
-    assert asyncio.run(run()) != 0
-
-
-def test_a_port_in_use_is_refused_by_name():
-    async def ask():
-        async with server_of(load()) as running:
-            port = int(running.url.rpartition(":")[2])
-            with pytest.raises(ConfigError, match=rf"cannot listen on 127.0.0.1 port {port}"):
-                take(port=port)
-
-    asks(ask())
+async def test_a_port_in_use_is_refused_by_name():
+    async with server_of(load()) as running:
+        port = int(running.url.rpartition(":")[2])
+        with pytest.raises(ConfigError, match=rf"cannot listen on 127.0.0.1 port {port}"):
+            take(port=port)
 
 
 @pytest.mark.parametrize(
@@ -359,26 +313,22 @@ def test_a_bad_address_is_refused_before_the_model_is_loaded(options):
         serve(load, ServeConfig(**{"port": 0, **options}))
 
 
-def test_tls_which_may_ask_clients_for_a_certificate(certificate):
+async def test_tls_which_may_ask_clients_for_a_certificate(certificate):
     cert, key = certificate
     options = {"ssl_certfile": cert, "ssl_keyfile": key}
-
-    async def ask():
-        async with server_of(load(), **options) as running:
-            assert running.url.startswith("https://")
-            assert (await running.client.get("/health")).status_code == 200
-            plain = running.url.replace("https", "http")
-            with pytest.raises(httpx2.TransportError):
-                await running.client.get(f"{plain}/health")
-        async with server_of(load(), **options, ssl_ca_certs=cert) as running:
-            with pytest.raises(httpx2.TransportError):
-                await running.client.get("/health")
-            context = ssl.create_default_context(cafile=cert)
-            context.load_cert_chain(cert, key)
-            async with httpx2.AsyncClient(verify=context) as known:
-                assert (await known.get(f"{running.url}/health")).status_code == 200
-
-    asks(ask())
+    async with server_of(load(), **options) as running:
+        assert running.url.startswith("https://")
+        assert (await running.client.get("/health")).status_code == 200
+        plain = running.url.replace("https", "http")
+        with pytest.raises(httpx2.TransportError):
+            await running.client.get(f"{plain}/health")
+    async with server_of(load(), **options, ssl_ca_certs=cert) as running:
+        with pytest.raises(httpx2.TransportError):
+            await running.client.get("/health")
+        context = ssl.create_default_context(cafile=cert)
+        context.load_cert_chain(cert, key)
+        async with httpx2.AsyncClient(verify=context) as known:
+            assert (await known.get(f"{running.url}/health")).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -417,7 +367,7 @@ async def answer_to(url, *pieces):
         writer.close()
 
 
-def test_headers_after_the_body_are_dropped(caplog):
+async def test_headers_after_the_body_are_dropped(caplog):
     """They would be kept without a limit, and be added to those that were checked."""
     caplog.set_level(logging.INFO, "mie.access")
     request = (
@@ -425,82 +375,67 @@ def test_headers_after_the_body_are_dropped(caplog):
         b"content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
         b"2\r\n{}\r\n0\r\nx-request-id: late\r\n\r\n"
     )
-
-    async def ask():
-        async with server_of(load()) as running:
-            assert b"prompt is missing" in await answer_to(running.url, request)
-
-    asks(ask())
+    async with server_of(load()) as running:
+        assert b"prompt is missing" in await answer_to(running.url, request)
     [facts] = [record.facts for record in caplog.records if hasattr(record, "facts")]
     assert facts["status"] == 400
     assert "client_request_id" not in facts
 
 
-def test_headers_are_limited_in_size_and_in_time(monkeypatch, caplog):
+async def test_headers_are_limited_in_size_and_in_time(monkeypatch, caplog):
     start = b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
-
-    async def ask():
-        async with server_of(load()) as running:
-            ordinary = start + b"x: " + b"y" * 30_000 + b"\r\n\r\n"
-            assert b"200 OK" in await answer_to(running.url, ordinary)
-            long = [start, b"x: ", *([b"y" * 50_000] * 40)]
-            assert b"200 OK" not in await answer_to(running.url, *long)
-            many = [start, *([b"x: y\r\n" * 5_000] * 40)]
-            assert b"200 OK" not in await answer_to(running.url, *many)
-            body = b"z" * 300_000
-            large = b"POST /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
-            large += b"content-type: application/json\r\ncontent-length: "
-            large += str(len(body)).encode() + b"\r\n\r\n" + body
-            assert b"405 Method" in await answer_to(running.url, large), "a body is no header"
-            with monkeypatch.context() as patch:
-                patch.setattr("mie.serve.http_protocol.HEAD_SECONDS", 0.05)
-                assert await answer_to(running.url) == b""
-                assert await answer_to(running.url, start) == b""
-            assert (await running.client.get("/health")).status_code == 200
-
-    asks(ask())
+    async with server_of(load()) as running:
+        ordinary = start + b"x: " + b"y" * 30_000 + b"\r\n\r\n"
+        assert b"200 OK" in await answer_to(running.url, ordinary)
+        long = [start, b"x: ", *([b"y" * 50_000] * 40)]
+        assert b"200 OK" not in await answer_to(running.url, *long)
+        many = [start, *([b"x: y\r\n" * 5_000] * 40)]
+        assert b"200 OK" not in await answer_to(running.url, *many)
+        body = b"z" * 300_000
+        large = b"POST /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+        large += b"content-type: application/json\r\ncontent-length: "
+        large += str(len(body)).encode() + b"\r\n\r\n" + body
+        assert b"405 Method" in await answer_to(running.url, large), "a body is no header"
+        with monkeypatch.context() as patch:
+            patch.setattr("mie.serve.http_protocol.HEAD_SECONDS", 0.05)
+            assert await answer_to(running.url) == b""
+            assert await answer_to(running.url, start) == b""
+        assert (await running.client.get("/health")).status_code == 200
 
 
-def test_a_body_that_stalls_is_answered_and_hung_up_on(monkeypatch, caplog):
+async def test_a_body_that_stalls_is_answered_and_hung_up_on(monkeypatch, caplog):
     start = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 900000\r\n"
     kind = b"content-type: application/json\r\n\r\n"
-
-    async def ask():
-        async with server_of(load()) as running:
-            with monkeypatch.context() as patch:
-                patch.setattr("mie.serve.http_protocol.BODY_SECONDS", 0.05)
-                for body in (b"", b"{", b" " * 300_000):
-                    got = await answer_to(running.url, start + kind + body)
-                    assert got.startswith(b"HTTP/1.1 408 ")
-                refused = await answer_to(running.url, start + b"content-type: text/plain\r\n\r\n")
-                assert refused.startswith(b"HTTP/1.1 415 ")  # and no second answer behind it
-                assert refused.count(b"HTTP/1.1") == 1
-            assert (await running.client.get("/health")).status_code == 200
-            assert running.edge.health.num_requests == 0
-
-    asks(ask())
+    async with server_of(load()) as running:
+        with monkeypatch.context() as patch:
+            patch.setattr("mie.serve.http_protocol.BODY_SECONDS", 0.05)
+            for body in (b"", b"{", b" " * 300_000):
+                got = await answer_to(running.url, start + kind + body)
+                assert got.startswith(b"HTTP/1.1 408 ")
+            refused = await answer_to(running.url, start + b"content-type: text/plain\r\n\r\n")
+            assert refused.startswith(b"HTTP/1.1 415 ")  # and no second answer behind it
+            assert refused.count(b"HTTP/1.1") == 1
+        assert (await running.client.get("/health")).status_code == 200
+        assert running.edge.health.num_requests == 0
     assert [each.message for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
 # Behind a proxy, and from web pages.
 
 
-def test_a_root_path_is_where_a_proxy_serves():
-    async def ask():
-        from mie.serve.keys import Keys
+async def test_a_root_path_is_where_a_proxy_serves():
+    from mie.serve.keys import Keys
 
-        options = {"root_path": "/llm", "keys": Keys.of(["sk"])}
-        async with server_of(load(), **options) as running:
-            base = running.url.removesuffix("/llm")
-            headers = {"authorization": "Bearer sk"}
-            for path in ("/health", "/llm/health"):
-                assert (await running.client.get(base + path)).status_code == 200
-            for path in ("/load", "/llm/load", "/llm/llm/health", "/llmhealth"):
-                assert (await running.client.get(base + path)).status_code == 401
-            for path in ("/load", "/llm/load"):
-                assert (await running.client.get(base + path, headers=headers)).status_code == 200
-
-    asks(ask())
+    options = {"root_path": "/llm", "keys": Keys.of(["sk"])}
+    async with server_of(load(), **options) as running:
+        base = running.url.removesuffix("/llm")
+        headers = {"authorization": "Bearer sk"}
+        for path in ("/health", "/llm/health"):
+            assert (await running.client.get(base + path)).status_code == 200
+        for path in ("/load", "/llm/load", "/llm/llm/health", "/llmhealth"):
+            assert (await running.client.get(base + path)).status_code == 401
+        for path in ("/load", "/llm/load"):
+            assert (await running.client.get(base + path, headers=headers)).status_code == 200
 
 
 def test_web_pages_may_not_use_the_server_unless_asked(engine):
@@ -541,39 +476,3 @@ def test_a_yaml_file_has_options_which_the_command_line_overrides(tmp_path, proc
         )
     child.send_signal(signal.SIGTERM)
     assert child.wait(PATIENCE) == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("max_num_seq: 3", "has no parameter '--max-num-seq'; did you mean '--max-num-seqs'?"),
-        ("- a\n- b", "must have lines such as 'port: 9000'"),
-        ("port: [", "cannot read"),
-        ("port: true", "port is True in the file, and needs a value"),
-        ("port: x", "argument --port: invalid int value: 'x'"),
-    ],
-)
-def test_a_bad_yaml_file_is_refused(tmp_path, text, message):
-    file = tmp_path / "mie.yaml"
-    file.write_text(text)
-    ended = mie("serve", "--config", str(file))
-    assert ended.returncode == 2
-    assert message in ended.stderr.decode()
-
-
-def test_a_socket_and_a_port_are_not_both_taken():
-    ended = mie("serve", "--uds", "mie.sock", "--port", "0")
-    assert ended.returncode == 2
-    assert b"--uds is given with --host or --port" in ended.stderr
-
-
-def test_random_weights_and_a_trace(tmp_path, process):
-    trace = tmp_path / "trace.jsonl"
-    child, url = process("--load-format", "dummy", "--trace", str(trace))
-    response = httpx2.post(f"{url}/v1/completions", json=BODY, timeout=PATIENCE)
-    assert response.status_code == 200
-    child.send_signal(signal.SIGTERM)
-    assert child.wait(PATIENCE) == 0
-    shown = mie("trace", str(trace))
-    assert shown.returncode == 0
-    assert os.path.getsize(trace) > 0

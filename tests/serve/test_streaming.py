@@ -15,7 +15,6 @@ from stepped import PATIENCE, Stepped, eventually
 from mie import AsyncLLM
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
-from mie.serve.sse import Pace
 
 PROMPT = list(range(100, 164))
 
@@ -108,81 +107,46 @@ def text_of(pieces: list[bytes]) -> str:
     return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
 
 
-def test_a_slow_reader_gets_merged_chunks(stepped):
+async def test_a_slow_reader_gets_merged_chunks(stepped):
     body = {"prompt": PROMPT, "max_tokens": 40, "ignore_eos": True, "seed": 3, "stream": True}
-
-    async def main():
-        async with serving(stepped) as app:
-            slow = Exchange(app, "/v1/completions", body)
-            await asyncio.to_thread(stepped.step_until, lambda: num_generated(stepped) >= 2)
-            first = await slow.read()
-            # Nothing is read while the engine goes on, to the end.
-            await asyncio.to_thread(stepped.step_until, lambda: num_generated(stepped) >= 39)
-            stepped.step()
-            await asyncio.to_thread(eventually, lambda: not stepped.engine.has_work)
-            rest = await slow.rest()
-            stepped.free()
-            whole = Exchange(app, "/v1/completions", {**body, "stream": False})
-            answer = json.loads(b"".join(await whole.rest()))
-            return first, rest, answer
-
-    first, rest, answer = asyncio.run(main())
+    async with serving(stepped) as app:
+        slow = Exchange(app, "/v1/completions", body)
+        await asyncio.to_thread(stepped.step_until, lambda: num_generated(stepped) >= 2)
+        first = await slow.read()
+        # Nothing is read while the engine goes on, to the end.
+        await asyncio.to_thread(stepped.step_until, lambda: num_generated(stepped) >= 39)
+        stepped.step()
+        await asyncio.to_thread(eventually, lambda: not stepped.engine.has_work)
+        rest = await slow.rest()
+        stepped.free()
+        whole = Exchange(app, "/v1/completions", {**body, "stream": False})
+        answer = json.loads(b"".join(await whole.rest()))
+        first, rest, answer = first, rest, answer
     text_chunks = [e for e in events_of([first, *rest]) if e.startswith(b"data: {")]
     assert len(text_chunks) <= 4  # the answer has 40 tokens
     assert events_of(rest)[-1] == b"data: [DONE]"
     assert text_of([first, *rest]) == answer["choices"][0]["text"]
 
 
-def test_chunks_that_come_too_fast_are_merged(stepped):
+async def test_chunks_that_come_too_fast_are_merged(stepped):
     """With 1 chunk in 1,000 s all but two wait for a beat, which the test gives by hand."""
     body = {"prompt": PROMPT, "max_tokens": 20, "ignore_eos": True, "seed": 3, "stream": True}
-
-    async def main():
-        async with serving(stepped, max_chunks_per_second=0.001) as app:
-            stream = Exchange(app, "/v1/completions", body)
-            await asyncio.to_thread(stepped.hold)
-            stepped.free()
-            first = await stream.read()
-            await asyncio.to_thread(eventually, lambda: not stepped.engine.has_work)
-            rest = asyncio.ensure_future(stream.rest())
-            while not rest.done():
-                app.state.serving.pace.beat()
-                await asyncio.sleep(0)
-            return first, await rest
-
-    first, rest = asyncio.run(main())
+    async with serving(stepped, max_chunks_per_second=0.001) as app:
+        stream = Exchange(app, "/v1/completions", body)
+        await asyncio.to_thread(stepped.hold)
+        stepped.free()
+        first = await stream.read()
+        await asyncio.to_thread(eventually, lambda: not stepped.engine.has_work)
+        rest = asyncio.ensure_future(stream.rest())
+        while not rest.done():
+            app.state.serving.pace.beat()
+            await asyncio.sleep(0)
+        first, rest = first, await rest
     assert len([e for e in events_of([first, *rest]) if e.startswith(b"data: {")]) <= 3
     assert events_of(rest)[-1] == b"data: [DONE]"
 
 
-def test_streams_are_written_together_and_each_chunk_postpones_the_next_beat():
-    gone: list[int] = []
-
-    async def turns(count: int) -> list[int]:
-        for _ in range(count):
-            await asyncio.sleep(0)
-        return list(gone)
-
-    async def main():
-        pace = Pace(0.001)
-        pace.hold(lambda: gone.append(1))
-        pace.hold(lambda: gone.append(2))
-        assert await turns(3) == [1, 2]
-        pace.hold(lambda: gone.append(3))
-        pace.hold(lambda: gone.append(4))
-        assert await turns(100) == [1, 2]  # the next beat is 2,000 s away
-        pace.beat()
-        assert gone == [1, 2, 3, 4]
-        free = Pace(0)
-        for number in range(5, 105):
-            free.hold(lambda number=number: gone.append(number))
-            await turns(3)
-        assert gone == list(range(1, 105))
-
-    asyncio.run(main())
-
-
-def test_a_stream_gets_comments_while_a_call_is_held_back(stepped):
+async def test_a_stream_gets_comments_while_a_call_is_held_back(stepped):
     """Its tokens come, and nothing of them can be sent yet."""
     pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
     arguments = "x" * 40
@@ -193,21 +157,18 @@ def test_a_stream_gets_comments_while_a_call_is_held_back(stepped):
     def step_to(count: int) -> None:
         stepped.step_until(lambda: num_generated(stepped) >= count)
 
-    async def main():
-        async with serving(stepped, keepalive_interval=1000) as app:
-            with answering(stepped.llm, f'<tool_call>{{"a": "{arguments}"'):
-                stream = Exchange(app, "/v1/chat/completions", asked)
-                await asyncio.to_thread(step_to, 3)
-            first = await stream.read()
-            [generation] = app.state.serving.running.values()
-            for count in (6, 9, 12):  # the ticks of a timer, which the test gives by hand
-                await asyncio.to_thread(step_to, count)
-                generation._tick(1000)
-            comment = await stream.read()
-            stepped.free()
-            return first, comment, await stream.rest()
-
-    first, comment, rest = asyncio.run(main())
+    async with serving(stepped, keepalive_interval=1000) as app:
+        with answering(stepped.llm, f'<tool_call>{{"a": "{arguments}"'):
+            stream = Exchange(app, "/v1/chat/completions", asked)
+            await asyncio.to_thread(step_to, 3)
+        first = await stream.read()
+        [generation] = app.state.serving.running.values()
+        for count in (6, 9, 12):  # the ticks of a timer, which the test gives by hand
+            await asyncio.to_thread(step_to, count)
+            generation._tick(1000)
+        comment = await stream.read()
+        stepped.free()
+        first, comment, rest = first, comment, await stream.rest()
     assert b'"role": "assistant"' in first
     assert comment.startswith(b": keepalive ")
     assert arguments.encode() in b"".join(rest)
@@ -235,22 +196,18 @@ def num_generated(stepped: Stepped) -> int:
     return max((s.num_generated for r in stepped.engine.requests for s in r.sequences), default=0)
 
 
-def test_a_stream_that_waits_gets_comments_that_say_how_far_its_prompt_is(stepped):
+async def test_a_stream_that_waits_gets_comments_that_say_how_far_its_prompt_is(stepped):
     body = {"prompt": PROMPT, "max_tokens": 3, "ignore_eos": True, "stream": True}
-
-    async def main():
-        async with serving(stepped, keepalive_interval=0.01) as app:
-            waiting = Exchange(app, "/v1/completions", body)
-            comments = [await waiting.read()]
-            await asyncio.to_thread(stepped.hold)
-            stepped.step()
-            await asyncio.to_thread(stepped.hold)  # 24 of 64 tokens are computed
-            while comments[-1] == comments[0]:
-                comments.append(await waiting.read())
-            stepped.free()
-            return waiting.status, comments, await waiting.rest()
-
-    status, comments, rest = asyncio.run(main())
+    async with serving(stepped, keepalive_interval=0.01) as app:
+        waiting = Exchange(app, "/v1/completions", body)
+        comments = [await waiting.read()]
+        await asyncio.to_thread(stepped.hold)
+        stepped.step()
+        await asyncio.to_thread(stepped.hold)  # 24 of 64 tokens are computed
+        while comments[-1] == comments[0]:
+            comments.append(await waiting.read())
+        stepped.free()
+        status, comments, rest = waiting.status, comments, await waiting.rest()
     assert status == 200
     assert comments[0] == b": keepalive 0/64\n\n"
     assert comments[-1] == b": keepalive 24/64\n\n"
@@ -273,24 +230,26 @@ def test_no_comments_where_they_are_turned_off(stepped):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_request_can_be_cancelled_by_its_id(stepped, stream):
+async def test_a_request_can_be_cancelled_by_its_id(stepped, stream):
     body = {"prompt": PROMPT, "max_tokens": 300, "ignore_eos": True, "stream": stream, "n": 2}
-
-    async def main():
-        async with serving(stepped) as app:
-            running = Exchange(app, "/v1/completions", body)
-            await asyncio.to_thread(stepped.step_until, lambda: num_generated(stepped) >= 2)
-            [response_id] = app.state.serving.running
-            cancel = Exchange(app, f"/v1/requests/{response_id}/cancel", {})
-            await asyncio.to_thread(eventually, lambda: stepped.llm._loop.has_mail)
-            stepped.step()
-            cancelled = json.loads(b"".join(await cancel.rest()))
-            pieces = await running.rest()
-            again = Exchange(app, f"/v1/requests/{response_id}/cancel", {})
-            await again.rest()
-            return response_id, cancelled, pieces, again.status, app.state.serving.running
-
-    response_id, cancelled, pieces, status, running = asyncio.run(main())
+    async with serving(stepped) as app:
+        running = Exchange(app, "/v1/completions", body)
+        await asyncio.to_thread(stepped.step_until, lambda: num_generated(stepped) >= 2)
+        [response_id] = app.state.serving.running
+        cancel = Exchange(app, f"/v1/requests/{response_id}/cancel", {})
+        await asyncio.to_thread(eventually, lambda: stepped.llm._loop.has_mail)
+        stepped.step()
+        cancelled = json.loads(b"".join(await cancel.rest()))
+        pieces = await running.rest()
+        again = Exchange(app, f"/v1/requests/{response_id}/cancel", {})
+        await again.rest()
+        response_id, cancelled, pieces, status, running = (
+            response_id,
+            cancelled,
+            pieces,
+            again.status,
+            app.state.serving.running,
+        )
     assert cancelled == {"id": response_id, "cancelled": True}
     assert status == 404
     assert running == {}

@@ -55,22 +55,6 @@ def metric(server: Any, name: str) -> float:
 # Chats.
 
 
-def test_a_required_call_is_one_of_the_tools_and_its_arguments_fit(server):
-    asked = {**BODY, "tool_choice": "required", "parallel_tool_calls": False}
-    message, reason = of_chat(server.ask(CHAT, **asked))
-    assert (message["role"], message["content"], reason) == ("assistant", None, "tool_calls")
-    for call in message["tool_calls"]:
-        assert call["type"] == "function"
-        assert call["id"].startswith("call_")
-        arguments = json.loads(call["function"]["arguments"])
-        if call["function"]["name"] == "weather":
-            assert arguments["place"] in ("lake", "mill")
-            assert arguments["days"] in (1, 2, 3)
-        else:
-            assert call["function"]["name"] == "add"
-            assert 0 <= arguments["a"] <= 99
-
-
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_named_function_is_called_once(server, seed):
     asked = {**BODY, "seed": seed, "temperature": 5, "n": 3}
@@ -299,23 +283,6 @@ def test_openais_loop_calls_two_tools(client):
     )
     assert final.choices[0].message.content
     assert final.choices[0].message.tool_calls is None
-
-
-def test_openais_stream_helper_accumulates_calls(client):
-    tools = [openai.pydantic_function_tool(Add)]
-    with client.chat.completions.stream(
-        model="bundled",
-        messages=USER,
-        tools=tools,
-        tool_choice="required",
-        parallel_tool_calls=False,
-        max_tokens=200,
-    ) as stream:
-        kinds = {event.type for event in stream}
-        final = stream.get_final_completion()
-    assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
-    for call in final.choices[0].message.tool_calls:
-        assert isinstance(call.function.parsed_arguments, Add)
 
 
 OF_RESPONSES: list[Any] = [{"type": "function", **each["function"]} for each in TOOLS]

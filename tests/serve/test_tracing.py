@@ -5,7 +5,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from edge_helpers import asks, load, server_of
+from edge_helpers import load, server_of
 
 from mie.errors import MissingExtraError
 from mie.serve.config import ServeConfig
@@ -59,23 +59,19 @@ def attributes_of(span):
     }
 
 
-def test_each_request_is_a_span_of_its_clients_trace(collector):
+async def test_each_request_is_a_span_of_its_clients_trace(collector):
     url, spans = collector
     headers = {"authorization": "Bearer sk", "traceparent": f"00-{TRACE}-{PARENT}-01"}
     prompt = "A prompt that must not leak"
-
-    async def ask():
-        options = {"otlp_traces_endpoint": url, "keys": Keys.of(["sk"])}
-        async with server_of(load(), **options) as running:
-            body = {"prompt": prompt, "max_tokens": 3, "ignore_eos": True}
-            for number in range(2):
-                response = await running.client.post(
-                    "/v1/completions", json=body, headers=headers if number == 0 else {}
-                )
-                assert response.status_code == (200 if number == 0 else 401)
-            await running.client.get("/health")
-
-    asks(ask())
+    options = {"otlp_traces_endpoint": url, "keys": Keys.of(["sk"])}
+    async with server_of(load(), **options) as running:
+        body = {"prompt": prompt, "max_tokens": 3, "ignore_eos": True}
+        for number in range(2):
+            response = await running.client.post(
+                "/v1/completions", json=body, headers=headers if number == 0 else {}
+            )
+            assert response.status_code == (200 if number == 0 else 401)
+        await running.client.get("/health")
     served, refused = sorted(spans, key=lambda span: span.start_time_unix_nano)
     assert served.name == "llm_request"
     assert (served.trace_id.hex(), served.parent_span_id.hex()) == (TRACE, PARENT)

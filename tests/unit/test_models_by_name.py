@@ -285,7 +285,7 @@ def test_a_gguf_model_is_run_by_its_name(
     )
     assert capsys.readouterr().out.startswith("I am the tiny story model")
     assert main(["show", "mia/real:BF16"]) == 0
-    assert "BF16" in capsys.readouterr().out
+    assert "name            mia/real:BF16" in capsys.readouterr().out
 
 
 def test_a_model_that_is_not_here_is_fetched_only_if_that_is_wanted(
