@@ -38,6 +38,7 @@ COMMANDS = (
     "bench",
     "sim",
     "diff",
+    "eval",
     "doctor",
 )
 """The commands in the order of ``mie --help``. Each is a file of this room."""
@@ -57,6 +58,7 @@ examples:
   mie bench serve --request-rate 8                  latencies and throughput under a load
   mie bench throughput --device a10g                the same scheduler on a simulated GPU
   mie diff                                          NumPy and the GPU kernels, operator by operator
+  mie eval text.txt --quantization int4             perplexity, and the effect of rounded weights
   mie doctor                                        what this machine can run, and remedies
 
 exit codes:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -45,7 +46,9 @@ class ModelReport:
     num_parameters: int | None = None
     weights_bytes: int | None = None  # in the files
     weights_bytes_float32: int | None = None  # loaded
+    weights_bytes_loaded: int | None = None  # with the forms of quantised matrices
     weights_dtypes: dict[str, int] | None = None  # tensors by dtype
+    forms: dict[str, str] | None = None  # of quantised matrices
     kv_bytes_per_token_float32: int | None = None
     kv_bytes_per_token_float16: int | None = None
     kv_cache: dict[str, int] | None = None  # its size, and the tokens that fit, by element
@@ -130,6 +133,14 @@ def _inspect_weights(
             report.non_finite = non_finite_tensors(checkpoint)
         report.weights_bytes = checkpoint.nbytes
         report.weights_dtypes = dict(Counter(checkpoint.dtypes[name] for name in checkpoint))
+        report.forms = {name: str(form) for name, form in checkpoint.forms.items()}
+        shapes = expected_tensors(config)
+        report.weights_bytes_loaded = sum(
+            checkpoint.forms[name].num_bytes(*shape)
+            if name in checkpoint.forms
+            else 4 * math.prod(shape)
+            for name, shape in shapes.items()
+        )
 
 
 def _architecture_name(directory: Path) -> str:
@@ -165,7 +176,10 @@ def _facts(report: ModelReport) -> Iterator[tuple[str, str]]:
         if report.weights_bytes is not None and report.weights_dtypes is not None:
             size, dtypes = format_size(report.weights_bytes), ", ".join(report.weights_dtypes)
             yield "weights", f"{size} in the files ({dtypes})"
-        yield "weights loaded", f"{format_size(report.weights_bytes_float32 or 0)} as float32"
+        yield from _forms(report.forms or {})
+        loaded = format_size(report.weights_bytes_loaded or report.weights_bytes_float32 or 0)
+        others = "with all others in float32" if report.forms else "as float32"
+        yield "weights loaded", f"{loaded} {others}"
         wide, narrow = (format_size(config.kv_bytes_per_token(width)) for width in (4, 2))
         yield "KV per token", f"{wide} in float32, {narrow} in 16 bits"
     if report.kv_cache is not None:
@@ -184,6 +198,13 @@ def _rope(config: ModelConfig) -> str:
     num_without = config.layer_ropes.count(None)
     without = f", {num_without} layers without" if num_without else ""
     return f"RoPE {' and '.join(sorted(kinds)) or 'none'}{without}"
+
+
+def _forms(forms: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the forms of quantised matrices, each with the kinds of matrices that have it."""
+    for form in dict.fromkeys(forms.values()):
+        kinds = Counter(name.split(".")[-2] for name, own in forms.items() if own == form)
+        yield "quantised", f"{form}: {', '.join(f'{n} {kind}' for kind, n in kinds.items())}"
 
 
 def _layers(config: ModelConfig) -> str:

@@ -22,6 +22,7 @@ from compiled import CACHES, jit_backend
 from guarded_memory import LAYOUT, GuardedNumpy, guarded
 from numpy.typing import NDArray
 from quantised_rows import quantised
+from step_batches import step_batch
 
 from mie.ops.backend import KVCacheShape
 from mie.ops.quantised import Form
@@ -125,7 +126,7 @@ def caches() -> None:
     settings = itertools.product(CACHES, operators.BLOCK_SIZES, (2, 6, 20, 64, 80))
     for stored, block_size, head_dim in settings:
         num_blocks = sum(-(-length // block_size) for _, length in sequences)
-        batch = operators.step_batch(sequences, block_size, num_blocks)
+        batch = step_batch(sequences, block_size, num_blocks)
         shape = KVCacheShape(
             num_layers=1, num_blocks=num_blocks, block_size=block_size, num_kv_heads=2,
             head_dim=head_dim,

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from compiled import CACHES, fill_cache, jit_backend, needs_numba, planes_of, scales_of
 from numpy.typing import NDArray
+from step_batches import step_batch
 
 from mie.ops import activation, attention, norm, rope
 from mie.ops.backend import KVCacheShape, StepBatch
@@ -195,35 +196,6 @@ def test_a_norm_of_infinities_and_nans_is_that_of_numpy():
 
 BLOCK_SIZES = (1, 3, 4, 8, 16, 24, 32)
 HEAD_DIMS = (2, 6, 16, 20, 64, 80, 96, 128)
-
-
-def step_batch(
-    sequences: list[tuple[int, int]], block_size: int, num_blocks: int, seed: int = 0
-) -> StepBatch:
-    """Return a batch of sequences, each (number of queries, length), in random blocks.
-
-    The tables have numbers that are no blocks past the end of a sequence.
-    """
-    rng = np.random.default_rng(seed)
-    free = rng.permutation(num_blocks).tolist()
-    needed = [-(-length // block_size) for _, length in sequences]
-    tables = rng.choice([-7, num_blocks + 3, 1 << 40], (len(sequences), max(needed) + 1))
-    positions, slots = [], []
-    for row, (num_queries, length) in enumerate(sequences):
-        tables[row, : needed[row]] = [free.pop() for _ in range(needed[row])]
-        each = np.arange(length - num_queries, length)
-        positions.append(each)
-        slots.append(tables[row, each // block_size] * block_size + each % block_size)
-    starts = np.array([0, *np.cumsum([num_queries for num_queries, _ in sequences])])
-    return StepBatch(
-        token_ids=np.zeros(starts[-1], np.int64),
-        positions=np.concatenate(positions),
-        slot_mapping=np.concatenate(slots),
-        cu_seqlens_q=starts,
-        seq_lens=np.array([length for _, length in sequences]),
-        block_tables=tables,
-        logits_rows=starts[1:] - 1,
-    )
 
 
 def cache_of(shape: KVCacheShape, dtype: str) -> Any:

@@ -20,6 +20,7 @@ from compiled import HAS_NUMBA, fill_cache, needs_numba, planes_of
 from emulated import HAS_COMPILER, needs_compiler
 from hypothesis import given
 from hypothesis import strategies as st
+from step_batches import step_batch
 
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
@@ -76,7 +77,12 @@ def plain_machine(dtype: str) -> Machine:
 def jit_machine() -> Machine:
     backend = load_backend("jit", "float32", EngineConfig(num_threads=2))
     machine = replace(numpy_machine("float32"), backend=backend)
-    return replace(machine, put_cache=fill_cache, get_cache=planes_of)
+    return replace(
+        machine,
+        put_cache=fill_cache,
+        get_cache=planes_of,
+        memory_of=lambda embedding: embedding.segments[0].memory,
+    )
 
 
 @functools.cache  # its launcher opens every kernel once
@@ -300,31 +306,8 @@ SHAPE = KVCacheShape(num_layers=2, num_blocks=40, block_size=4, num_kv_heads=3, 
 INV_FREQ = np.array([10000.0 ** (-j / 4) for j in range(4)])
 
 
-def step_batch(sequences: list[tuple[int, int]], seed: int = 0) -> StepBatch:
-    """Return a batch of sequences, each (number of queries, length). Tables have stale ids at the
-    end."""
-    rng = np.random.default_rng(seed)
-    size, free = SHAPE.block_size, rng.permutation(SHAPE.num_blocks).tolist()
-    needed = [-(-length // size) for _, length in sequences]
-    # The runner's tables have old block ids past a sequence's end, which must have no effect.
-    tables = rng.choice([0, 5, SHAPE.num_blocks + 3, -7], (len(sequences), max(needed) + 1))
-    positions, slots = [], []
-    for row, (num_queries, length) in enumerate(sequences):
-        tables[row, : needed[row]] = [free.pop() for _ in range(needed[row])]
-        for position in range(length - num_queries, length):
-            positions.append(position)
-            slots.append(int(tables[row, position // size]) * size + position % size)
-    counts = [num_queries for num_queries, _ in sequences]
-    cu_seqlens_q = np.array([0, *np.cumsum(counts)])
-    return StepBatch(
-        token_ids=np.zeros(len(positions), np.int64),
-        positions=np.array(positions),
-        slot_mapping=np.array(slots),
-        cu_seqlens_q=cu_seqlens_q,
-        seq_lens=np.array([length for _, length in sequences]),
-        block_tables=tables,
-        logits_rows=cu_seqlens_q[1:] - 1,
-    )
+def batch_of(sequences: list[tuple[int, int]], seed: int = 0) -> StepBatch:
+    return step_batch(sequences, SHAPE.block_size, SHAPE.num_blocks, seed)
 
 
 def put_batch(machine: Machine, batch: StepBatch) -> StepBatch:
@@ -356,7 +339,7 @@ BATCHES = {
 @pytest.mark.parametrize("sequences", BATCHES.values(), ids=BATCHES)
 @pytest.mark.parametrize("scaling", [1.0, 1.2])
 def test_rope_write_kv(machine: Machine, sequences: list[tuple[int, int]], scaling: float):
-    batch = step_batch(sequences)
+    batch = batch_of(sequences)
     num_tokens, num_heads = len(batch.positions), 6
     qkv = normal(num_tokens, num_heads + 6, 8)
     table = rope.rope_table(INV_FREQ, scaling, 20, "float64")
@@ -403,7 +386,7 @@ def attend(machine: Machine, batch: StepBatch, window: int | None, seed: int = 0
 @pytest.mark.parametrize("sequences", BATCHES.values(), ids=BATCHES)
 @pytest.mark.parametrize("window", [None, 1, 3, 9, 16, 100])
 def test_paged_attention(machine: Machine, sequences: list[tuple[int, int]], window: int | None):
-    attend(machine, step_batch(sequences), window)
+    attend(machine, batch_of(sequences), window)
 
 
 @pytest.mark.parametrize("name", machine_params({name: name for name in MACHINES}))
@@ -422,7 +405,7 @@ def test_paged_attention(machine: Machine, sequences: list[tuple[int, int]], win
 def test_paged_attention_of_any_batch(
     name: str, sequences: list[tuple[int, int]], window: int | None, seed: int
 ):
-    attend(MACHINES[name](), step_batch(sequences, seed), window, seed)
+    attend(MACHINES[name](), batch_of(sequences, seed), window, seed)
 
 
 @pytest.mark.parametrize(
@@ -521,7 +504,7 @@ def test_top_logprobs(machine: Machine, num_top: int):
 
 
 def test_run_step_returns_the_result_of_forward(machine: Machine):
-    batch, matrix = step_batch([(2, 3), (1, 1)]), normal(10, 5)
+    batch, matrix = batch_of([(2, 3), (1, 1)]), normal(10, 5)
     batch = replace(batch, token_ids=np.array([7, 3, 9]))
     table = machine.backend.load_embedding((10, 5), [matrix])
     seen: list[StepBatch] = []

@@ -176,13 +176,6 @@ def test_ids_of_every_integer_type_give_the_same_prompt(own: LLM, prompt: Any) -
     assert output.outputs[0].token_ids == expected.outputs[0].token_ids
 
 
-def test_the_rows_of_an_array_are_prompts(own: LLM) -> None:
-    params = SamplingParams(max_tokens=1)
-    outputs = own.generate(np.array([[5, 6], [7, 8]]), params, use_tqdm=False)
-    assert [output.prompt_token_ids for output in outputs] == [[5, 6], [7, 8]]
-    assert own.generate([], use_tqdm=False) == []
-
-
 def test_a_long_list_of_ids_is_truncated_on_request(own: LLM) -> None:
     params = SamplingParams(max_tokens=1, truncate_prompt_tokens=3)
     [output] = own.generate({"prompt_token_ids": range(10**9)[:2000]}, params, use_tqdm=False)

@@ -84,20 +84,6 @@ def test_a_slash_at_the_end_is_another_route_and_no_redirect(server):
     assert (answer.status_code, "location" in answer.headers) == (404, False)
 
 
-def test_an_unknown_model_is_a_404(server):
-    for path, more in (
-        ("/v1/completions", {"prompt": "a"}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
-        ("/tokenize", {"prompt": "a"}),
-    ):
-        answer = server.post(path, model="gpt-4", **more)
-        assert answer.status_code == 404
-        error = answer.json()["error"]
-        assert (error["type"], error["code"]) == ("not_found_error", "model_not_found")
-        assert error["param"] == "model"
-        assert "bundled" in error["message"]
-
-
 def test_an_unknown_route_is_a_404_and_a_wrong_method_a_405(server):
     answer = server.get("/v1/nowhere")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")

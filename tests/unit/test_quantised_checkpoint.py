@@ -20,6 +20,7 @@ from mie.checkpoint.weights import (
     expected_tensors,
     non_finite_tensors,
 )
+from mie.cli import main
 from mie.errors import ModelError, UnsupportedModelError, WeightsError
 
 CONFIG = LLAMA | {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_size": 56}
@@ -348,3 +349,24 @@ def test_targets_are_names_classes_and_patterns():
     assert rules.scheme_of("lm_head") is None
     assert rules.scheme_of("x.lm_head") is first
     assert rules.scheme_of("model.embed_tokens") is None  # no Linear
+
+
+def test_inspect_prints_which_matrices_became_what(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    write_quantised(tmp_path, AWQ, awq)
+    assert main(["inspect", str(tmp_path), "--check"]) == 0
+    lines = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
+    assert lines["quantised"] == (
+        "int4 in groups of 32 with offsets: 2 q_proj, 2 k_proj, 2 v_proj, 2 o_proj, 2 gate_proj, "
+        "2 up_proj, 2 down_proj"
+    )
+    assert main(["inspect", str(tmp_path), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["forms"]["model.layers.1.mlp.up_proj.weight"] == (
+        "int4 in groups of 32 with offsets"
+    )
+    weights = random_weights(CONFIG)
+    others = sum(4 * weight.size for name, weight in weights.items() if name not in report["forms"])
+    small = sum(weights[name].size for name in report["forms"])
+    assert report["weights_bytes_loaded"] == others + small // 2 + small // 32 * 8
