@@ -335,9 +335,11 @@ def test_a_hub_that_is_not_reached_is_explained(
     hub: HubServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["pull", f"{GGUF}:Q8_0"]) == 0
+    directory = locate_model(STORY)
     capsys.readouterr()
     nowhere = "http://127.0.0.1:9"
     monkeypatch.setattr(constants, "ENDPOINT", nowhere)
+    assert locate_model(STORY) == directory
     error = refusal(capsys, "pull", STORY)
     assert f"{nowhere} cannot be reached (check the network and HTTPS_PROXY" in error
     monkeypatch.setenv("HTTPS_PROXY", "http://user:secret@proxy.invalid:3128")
