@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mie.checkpoint.families import FAMILIES, Names, QkNorm
+from mie.checkpoint.families import FAMILIES, Names, QkNorm, text_part
 from mie.checkpoint.gguf.config import hf_config
 from mie.checkpoint.gguf.header import read_gguf
 from mie.checkpoint.json_reader import JsonReader
@@ -76,6 +76,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     dtype: str  # as in the file; the checkpoint's own dtype may differ
     quantisation: Quantisation | None = None
+    left_out: tuple[str, ...] = ()  # keys of the parts of a larger model that are not text
 
     @classmethod
     def load(cls, directory: Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
@@ -114,11 +115,13 @@ class ModelConfig:
             UnsupportedModelError: the model needs a feature that is not implemented.
             ModelError: a required key is missing, or a value is bad.
         """
+        config, left_out = text_part(config)
         architecture = _architecture(JsonReader(values=config, source=source))
         family = FAMILIES.get(architecture)
         merged = {**(family.defaults if family else {}), **config}
         refuse_unsupported(merged, architecture, FAMILIES, source)
-        return _read_config(JsonReader(values=merged, source=source), architecture)
+        own = _read_config(JsonReader(values=merged, source=source), architecture)
+        return replace(own, left_out=left_out)
 
     @property
     def rope(self) -> RopeConfig | None:
