@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mie.checkpoint.families import FAMILIES, Names, QkNorm, text_part
+from mie.checkpoint.families import FAMILIES, Names, QkNorm
 from mie.checkpoint.gguf.config import hf_config
 from mie.checkpoint.gguf.header import read_gguf
 from mie.checkpoint.json_reader import JsonReader
@@ -33,6 +33,7 @@ from mie.checkpoint.size_limits import (
     MIN_EPS,
     MIN_FACTOR,
 )
+from mie.checkpoint.wrapped import text_part
 from mie.errors import ModelError, UnsupportedModelError
 from mie.system.files import read_json_object
 
