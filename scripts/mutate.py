@@ -169,7 +169,7 @@ def copied(source: Path) -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory(prefix="mie-mutant-") as name:
         directory = Path(name).resolve()
-        ignore = shutil.ignore_patterns("__pycache__", "golden")
+        ignore = shutil.ignore_patterns("__pycache__")
         for tree in ("mie", "tests"):
             shutil.copytree(source / tree, directory / tree, ignore=ignore)
         shutil.copy(source / "pyproject.toml", directory)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import re
+import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mie.checkpoint.hub_errors import hub_error
-from mie.errors import ModelError
+from mie.errors import ModelError, shown
 
 HUB_FILES = (
     "config.json",
@@ -170,10 +171,12 @@ def ask_hub(repo: str, revision: str | None = None) -> HubModel:
         from huggingface_hub import HfApi
 
         info: Any = HfApi().model_info(repo, revision=revision, files_metadata=True)
-    files = {
-        each.rfilename: HubFile(size=each.size or 0, sha256=each.lfs and each.lfs.sha256)
-        for each in info.siblings or ()
-    }
+    files = {}
+    for each in info.siblings or ():
+        sha256 = each.lfs and each.lfs.sha256
+        if sha256 and not re.fullmatch("[0-9a-f]{64}", sha256):  # it will be a file's name
+            raise ModelError(f"{repo}: the hub's checksum {shown(sha256)} is not a SHA-256")
+        files[each.rfilename] = HubFile(size=each.size or 0, sha256=sha256)
     return HubModel(repo=repo, commit=info.sha, files=files)
 
 
@@ -254,18 +257,27 @@ def download(
         ModelError: the hub does not give a file, it is damaged, or the disk is full.
     """
     from huggingface_hub import snapshot_download
-    from huggingface_hub.file_download import repo_folder_name
+    from huggingface_hub.utils.tqdm import tqdm
 
-    folder = repo_folder_name(repo_id=model.repo, repo_type="model")
+    class Silent(tqdm):  # the large files have bars of their own
+        def __init__(self, *args: Any, **options: Any) -> None:
+            options["disable"] = True
+            super().__init__(*args, **options)  # type: ignore[no-untyped-call]
+
     cache = cache_dir or cache_folder()
+    blobs = cache / _folder(model.repo) / "blobs"
     with hub_errors(model.repo):
         for name in names:
             file = model.files[name]
             if file.sha256 is not None:
-                _fetch_blob(model, name, cache / folder / "blobs", tell)
+                _fetch_blob(model, name, blobs, tell)
         patterns = [*map(_exact, names)]
         root = snapshot_download(
-            model.repo, allow_patterns=patterns, revision=revision, cache_dir=cache
+            model.repo,
+            allow_patterns=patterns,
+            revision=revision,
+            cache_dir=cache,
+            tqdm_class=Silent,
         )
     first = min(names)
     return Path(root, first) if first.endswith(".gguf") else Path(root)
@@ -322,6 +334,13 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+def _folder(repo: str) -> str:
+    """Return the name of a model's folder in the cache."""
+    from huggingface_hub.file_download import repo_folder_name
+
+    return str(repo_folder_name(repo_id=repo, repo_type="model"))
+
+
 def _exact(name: str) -> str:
     """Return the pattern that matches only this name."""
     return re.sub(r"([*?\[])", r"[\1]", name)
@@ -336,6 +355,11 @@ def remove(name: HubName) -> int:
     from huggingface_hub import scan_cache_dir
 
     models = {model.repo: model for model in cached_models()}
+    folder = cache_folder() / _folder(name.repo)
+    if name.repo not in models and folder.is_dir():  # an interrupted download, and no more
+        freed = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        shutil.rmtree(folder)
+        return freed
     if name.repo not in models:
         known = [each for model in models.values() for each in model.names]
         raise ModelError(f"{name} is not on this machine; it has {_some(known) or 'no models'}")

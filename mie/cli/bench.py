@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from mie.cli.bench_compare import run_compare
 from mie.cli.bench_options import (
     open_bench,
     place_of,
     run_engine_load,
     workload_of,
 )
-from mie.cli.bench_report import about, errors, exit_code, report
+from mie.cli.bench_report import about, errors, exit_code, report, run_compare
 from mie.cli.bench_serve import run_serve
 from mie.cli.declared import Commands, declared
 from mie.cli.options import add_engine_options

@@ -15,7 +15,13 @@ from mie.checkpoint.gguf.header import BLOCKS
 from mie.checkpoint.hub import HubModel, HubName, ask_hub, cache_folder, cached_models, download
 from mie.cli.declared import Commands, declared
 from mie.config.arguments import format_size
-from mie.errors import ConfigError, ModelError, TooLittleMemoryError, UnsupportedModelError
+from mie.errors import (
+    ConfigError,
+    ModelError,
+    TooLittleMemoryError,
+    UnsupportedModelError,
+    printable,
+)
 from mie.system.resources import available_bytes
 
 ROOM = 0.9
@@ -154,7 +160,7 @@ def _check_disk(model: HubModel, chosen: Collection[str]) -> None:
 
 def _tell(name: str, size: int, here: int) -> None:
     goes_on = f", of which {format_size(here)} are here" if here else ""
-    print(f"{Path(name).name}: {format_size(size)}{goes_on}", file=sys.stderr)
+    print(f"{printable(Path(name).name)}: {format_size(size)}{goes_on}", file=sys.stderr)
 
 
 def summary(model: HubModel, chosen: Collection[str]) -> str:

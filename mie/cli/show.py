@@ -30,6 +30,8 @@ def run(args: argparse.Namespace) -> int:
     name = None if os.path.exists(args.model) else HubName.parse(args.model)
     path = name and find_cached(name)
     if name is None or path is not None:
+        if name is not None:
+            print(f"{'name':<15} {name}")
         args.model = str(path or args.model)
         return inspect.run(args)
     model = ask_hub(name.repo)

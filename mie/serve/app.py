@@ -70,11 +70,9 @@ async def _refuse_http(request: Request, error: Exception) -> Response:
         404: f"there is no route {shown_text(path)}",
         405: f"{shown_text(path)} does not take {request.method}",
     }
-    kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
     refused = ApiError(
         error.status_code,
         messages.get(error.status_code, str(error.detail)),
-        type=kind,
         code="not_found" if error.status_code == 404 else "method_not_allowed",
         headers=error.headers,
     )

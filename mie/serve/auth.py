@@ -127,7 +127,6 @@ def _not_admin() -> ApiError:
     return ApiError(
         403,
         "this route needs the admin key (--admin-api-key)",
-        type="permission_error",
         code="admin_key_required",
     )
 
@@ -141,7 +140,6 @@ def _unknown(key: str | None) -> ApiError:
     return ApiError(
         401,
         message,
-        type="authentication_error",
         code="invalid_api_key",
         headers={"www-authenticate": "Bearer"},
     )
@@ -171,7 +169,6 @@ class WrongKeys:
             return ApiError(
                 429,
                 f"too many wrong keys (try again in {MAX_SECONDS:g} s, with the right one)",
-                type="rate_limit_error",
                 code="too_many_wrong_keys",
                 headers={"retry-after": f"{MAX_SECONDS:g}"},
             )

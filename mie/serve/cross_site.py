@@ -84,7 +84,6 @@ class CrossSite:
         return ApiError(
             403,
             f"this server does not answer {what} ({remedy})",
-            type="permission_error",
             code=f"{of}_not_allowed",
             headers=_CLOSE,
         )

@@ -26,6 +26,16 @@ from mie.errors import (
 from mie.frontend.outputs import CompletionOutput, RequestOutput
 
 INVALID = "invalid_request_error"
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    501: "not_supported_error",
+    503: "service_unavailable",
+}
+"""The types of errors by their status. All others are invalid requests."""
 MAX_RETRY_AFTER = 60
 """Seconds. OpenAI's clients do not retry at all if they are told to wait longer than 120."""
 
@@ -38,17 +48,20 @@ class ApiError(Exception):
         status: int,
         message: str,
         *,
-        type: str = INVALID,
+        type: str | None = None,
         code: str | None = None,
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
         **more: Any,
     ) -> None:
-        """``more`` are further keys of the body."""
+        """Make the error; its ``type`` follows from the status unless it is given.
+
+        ``more`` are further keys of the body.
+        """
         super().__init__(message)
         self.status = status
         self.message = message
-        self.type = type
+        self.type = type or _TYPES.get(status, INVALID)
         self.code = code
         self.param = param
         self.headers = dict(headers or {})
@@ -73,19 +86,10 @@ def body_of(error: ApiError, path: str) -> str:
 
 def anthropic_body(error: ApiError) -> dict[str, Any]:
     """Return an error in Anthropic's shape."""
-    default = "api_error" if error.status >= 500 else INVALID
-    kind = _ANTHROPIC_TYPES.get(error.status, default)
+    others = {413: "request_too_large", 503: "overloaded_error"}
+    default = "api_error" if error.status >= 500 else _TYPES.get(error.status, INVALID)
+    kind = others.get(error.status, default)
     return {"type": "error", "error": {"type": kind, "message": error.message}}
-
-
-_ANTHROPIC_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
 
 
 def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
@@ -124,7 +128,6 @@ def unavailable(message: str, retry_after: int) -> ApiError:
     return ApiError(
         503,
         message,
-        type="service_unavailable",
         code="service_unavailable",
         headers={"retry-after": str(min(retry_after, MAX_RETRY_AFTER))},
     )
@@ -144,8 +147,7 @@ def refuse_failed(outputs: Iterable[RequestOutput]) -> None:
     for output in outputs:
         if output.error is not None:
             message = f"request {output.request_id} failed: {output.error}"
-            status, kind = (400, INVALID) if output.is_invalid else (500, "server_error")
-            raise ApiError(status, message, type=kind, code="request_failed")
+            raise ApiError(400 if output.is_invalid else 500, message, code="request_failed")
 
 
 def too_long(num_prompt: int | None, num_new: int | None, max_model_len: int) -> ApiError:
@@ -179,7 +181,7 @@ def api_error(error: Exception, known_params: Set[str] = frozenset()) -> ApiErro
     if isinstance(error, ThreadLimitError):
         return unavailable(str(error), 1)
     if isinstance(error, RequestFailedError):
-        return ApiError(500, str(error), type="server_error", code="request_failed")
+        return ApiError(500, str(error), code="request_failed")
     if isinstance(error, ChatTemplateError):
         return invalid(str(error), "messages")
     if isinstance(error, (RequestError, ConfigError)):
@@ -188,10 +190,9 @@ def api_error(error: Exception, known_params: Set[str] = frozenset()) -> ApiErro
         param = found.group(1) if found else None
         return invalid(message, param if param in known_params else None)
     if isinstance(error, MieError):
-        return ApiError(500, str(error), type="server_error", code="internal_error")
+        return ApiError(500, str(error), code="internal_error")
     return ApiError(
         500,
         f"internal error: {type(error).__name__} (the server's log has the details)",
-        type="server_error",
         code="internal_error",
     )

@@ -84,7 +84,6 @@ class QueueLimit:
             raise ApiError(
                 429,
                 f"{full} (try again in {full.retry_after} s)",
-                type="rate_limit_error",
                 code="queue_full",
                 headers={"retry-after": str(full.retry_after)},
             ) from None

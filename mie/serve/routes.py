@@ -77,7 +77,6 @@ async def _cancel(request: Request) -> Response:
         raise ApiError(
             404,
             f"no request with the id {shown(response_id)} runs",
-            type="not_found_error",
             code="request_not_found",
             param="id",
         )
@@ -218,6 +217,6 @@ def routes() -> list[Route]:
 def _refusal(why: str) -> Any:
     async def refuse(request: Request) -> Response:
         message = f"{route_of(request.scope)} is not supported: {why}"
-        raise ApiError(501, message, type="not_supported_error", code="not_supported")
+        raise ApiError(501, message, code="not_supported")
 
     return refuse

@@ -214,7 +214,6 @@ class Serving:
             raise ApiError(
                 404,
                 f"the model {shown(name)} does not exist; this server has {', '.join(self.names)}",
-                type="not_found_error",
                 code="model_not_found",
                 param="model",
             )

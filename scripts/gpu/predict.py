@@ -39,7 +39,7 @@ SCALE_BYTES = 4
 STORED = {"auto": "f16", "int8": "int8", "fp8": "e4m3"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Chip:
     """A GPU: its data sheet in the simulator's table, and the numbers of kernels besides."""
 
@@ -97,46 +97,10 @@ class Chip:
 
 
 CHIPS = (
-    Chip(
-        title="H200 SXM",
-        name="H200",
-        device="h200",
-        target="13.4 sm_90",
-        num_multiprocessors=132,
-        clock_hz=1.755e9,
-        stream_share=0.9,
-        launch_us=2.5,
-    ),
-    Chip(
-        title="A100 SXM 80 GB",
-        name="A100",
-        device="a100",
-        target="13.4 sm_80",
-        num_multiprocessors=108,
-        clock_hz=1.41e9,
-        stream_share=0.87,
-        launch_us=2.5,
-    ),
-    Chip(
-        title="Jetson Orin Nano Super",
-        name="Orin",
-        device="jetson-orin-nano",
-        target="12.6 sm_87",
-        num_multiprocessors=8,
-        clock_hz=1.02e9,
-        stream_share=0.85,
-        launch_us=5.0,
-    ),
-    Chip(
-        title="RTX 5090",
-        name="RTX 5090",
-        device="rtx-5090",
-        target="13.4 sm_120",
-        num_multiprocessors=170,
-        clock_hz=2.407e9,
-        stream_share=0.9,
-        launch_us=2.5,
-    ),
+    Chip("H200 SXM", "H200", "h200", "13.4 sm_90", 132, 1.755e9, 0.9, 2.5),
+    Chip("A100 SXM 80 GB", "A100", "a100", "13.4 sm_80", 108, 1.41e9, 0.87, 2.5),
+    Chip("Jetson Orin Nano Super", "Orin", "jetson-orin-nano", "12.6 sm_87", 8, 1.02e9, 0.85, 5.0),
+    Chip("RTX 5090", "RTX 5090", "rtx-5090", "13.4 sm_120", 170, 2.407e9, 0.9, 2.5),
 )
 
 

@@ -98,42 +98,26 @@ def _cell(chip: Chip, work: Work) -> str:
     return f"{chip.microseconds(work):,.1f} {chip.limited_by(work)}"
 
 
-def _decodes() -> Lines:
+def _by_cache(cell: Callable[[Chip, Attention], str]) -> Lines:
+    """Yield a row for each head size and each kind of cache, with a cell for each chip."""
     yield ("head_dim", "cache", *(f"{chip.title}, µs" for chip in CHIPS))
     for name, head_dim in HEADS:
         for kv_cache_dtype in ("auto", "int8", "fp8"):
             shape = _attention(name, kv_cache_dtype)
-            works = [decode_work(chip, shape, [4096] * 64) for chip in CHIPS]
-            cells = (
-                f"{chip.microseconds(work):,.0f} ({chip.issue_share(work):.0%})"
-                for chip, work in zip(CHIPS, works, strict=True)
-            )
-            yield (str(head_dim), kv_cache_dtype, *cells)
+            yield (str(head_dim), kv_cache_dtype, *(cell(chip, shape) for chip in CHIPS))
 
 
-def _prefills() -> Lines:
-    yield ("head_dim", "cache", *(f"{chip.title}, µs" for chip in CHIPS))
-    for name, head_dim in HEADS:
-        for kv_cache_dtype in ("auto", "int8", "fp8"):
-            shape = _attention(name, kv_cache_dtype)
-            cells = (_cell(chip, prefill_work(chip, shape, 4096)) for chip in CHIPS)
-            yield (str(head_dim), kv_cache_dtype, *cells)
+def _decode(chip: Chip, shape: Attention) -> str:
+    work = decode_work(chip, shape, [4096] * 64)
+    return f"{chip.microseconds(work):,.0f} ({chip.issue_share(work):.0%})"
 
 
-def _short_chunks() -> Lines:
-    yield ("head_dim", "cache", *(f"{chip.title}, µs" for chip in CHIPS))
-    for name, head_dim in HEADS:
-        for kv_cache_dtype in ("auto", "int8", "fp8"):
-            shape = _attention(name, kv_cache_dtype)
-            cells = []
-            for chip in CHIPS:
-                before, now = (
-                    chip.microseconds(prefill_work(chip, shape, *CHUNK, may_split=may_split))
-                    for may_split in (False, True)
-                )
-                count = prefill_count(chip, shape, *CHUNK)
-                cells.append(f"{before:,.0f} → {now:,.0f} ({count})")
-            yield (str(head_dim), kv_cache_dtype, *cells)
+def _short_chunk(chip: Chip, shape: Attention) -> str:
+    before, now = (
+        chip.microseconds(prefill_work(chip, shape, *CHUNK, may_split=may_split))
+        for may_split in (False, True)
+    )
+    return f"{before:,.0f} → {now:,.0f} ({prefill_count(chip, shape, *CHUNK)})"
 
 
 def _attention(name: str, kv_cache_dtype: str) -> Attention:
@@ -150,9 +134,11 @@ TABLES: Mapping[str, Callable[[], Lines]] = {
     "chips": _chips,
     "steps": _steps,
     **{f"kernels at batch {batch}": functools.partial(_kernels, batch) for batch in BATCHES},
-    "decode attention": _decodes,
-    "prefill attention": _prefills,
-    "short chunks": _short_chunks,
+    "decode attention": lambda: _by_cache(_decode),
+    "prefill attention": lambda: _by_cache(
+        lambda chip, shape: _cell(chip, prefill_work(chip, shape, 4096))
+    ),
+    "short chunks": lambda: _by_cache(_short_chunk),
 }
 
 

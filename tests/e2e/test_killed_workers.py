@@ -13,10 +13,10 @@ import signal
 import threading
 from collections import Counter
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import children
 
 from mie import AsyncLLM, SamplingParams
 from mie.errors import WorkerError
@@ -91,12 +91,6 @@ class Requests:
 def compiler(llm: AsyncLLM) -> Compiler:
     found: Compiler = llm._llm.llm_engine.preparer.constraints._compiler  # type: ignore[union-attr]
     return found
-
-
-def children() -> set[str]:
-    """Return the processes that this one has started and has not waited for."""
-    tasks = Path("/proc/self/task").glob("*/children")
-    return {pid for task in tasks for pid in task.read_text().split()}
 
 
 def open_files() -> int:

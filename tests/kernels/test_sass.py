@@ -154,12 +154,9 @@ def test_machine_code_that_grows_is_noticed(now: Profile, found: list[str]):
     ("arch", "threads", "registers", "shared_bytes", "warps"),
     [
         (80, 256, 32, 0, 64),  # the chip's limit
-        (87, 256, 32, 0, 48),
         (90, 32, 32, 0, 32),  # 32 blocks of a warp
-        (120, 32, 32, 0, 24),
         (80, 128, 166, 0, 12),  # three warps in each quarter of the registers
         (80, 128, 32, 64 << 10, 8),  # two blocks of 65 KB in 164 KB
-        (90, 128, 32, 99 << 10, 8),
         (120, 128, 32, 99 << 10, 4),
         (120, 128, 32, (99 << 10) + 1, 0),
     ],

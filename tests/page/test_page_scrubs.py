@@ -49,7 +49,7 @@ def check_runs(shown: Shown, path):
         steps_per_record=st.sampled_from([1, 1, 3]),
         random=st.randoms(use_true_random=False),
     )
-    @settings(max_examples=30)
+    @settings(max_examples=45)
     def check(config, arrivals, spare, num_host_blocks, steps_per_record, random, **accidents):
         with path.open("w") as file:
             run = new_run(file, config, arrivals, spare + 1, num_host_blocks)

@@ -29,26 +29,14 @@ seen: Counter[str] = Counter()
 token_ids = st.integers(0, VOCAB - 1)
 
 OFTEN = (
-    "preempted by recompute",
-    "prefix hits",
-    "copies, prefix",
-    "copies, fork",
-    "fork",
-    "wait",
-    "evict",
-    "aborts",
-    "launched ahead",
-    "forced",
+    *("preempted by recompute", "prefix hits", "copies, prefix", "copies, fork", "fork"),
+    *("wait", "evict", "aborts", "launched ahead", "forced"),
 )
 # The drawn examples depend on Python's version, and how often these happen depends on it most.
 LESS_OFTEN = (
-    "preempted by recompute: host pool full",
-    "constrained",
-    "preempted by swap",
-    "resumed by swap",
-    "constrained by two choices",
-    "constrained and preempted",
-    "failed by the constraint",
+    *("preempted by recompute: host pool full", "constrained", "preempted by swap"),
+    *("resumed by swap", "constrained by two choices"),
+    *("constrained and preempted", "failed by the constraint"),
 )
 
 

@@ -463,20 +463,10 @@ class Memory(RuleBasedStateMachine):
 
 
 COMMON = (
-    "grows refused",
-    "opens refused",
-    "full hits",
-    "partial hits, cached",
-    "partial hits, running",
-    "forks",
-    "forks copied",
-    "swaps out",
-    "swaps in",
-    "swaps in after a prefix hit",
-    "host pool full",
-    "host tables dropped",
-    "broken off",
-    "resets",
+    *("grows refused", "opens refused", "full hits", "partial hits, cached"),
+    *("partial hits, running", "forks", "forks copied", "swaps out", "swaps in"),
+    *("swaps in after a prefix hit", "host pool full", "host tables dropped"),
+    *("broken off", "resets"),
 )
 
 

@@ -46,21 +46,8 @@ ENDS = [0, 1, -1, 2, 3, 16, 39, 40, 2**31, 2**63, -(2**63), 2**64, 10**400, -(10
 FLOATS = [0.0, -0.0, 0.5, 1.0, 1.5, 5e-324, 1e-308, 1e-3, 1e3, 1e308, float("nan"), float("inf")]
 FRACTIONS = [Fraction(1, 3), Fraction(-1, 3), Fraction(3), Fraction(1, 10**400), Fraction(10**400)]
 DECIMALS = [Decimal("0.5"), Decimal(1), Decimal("NaN"), Decimal("Infinity")]
-OTHERS = [
-    None,
-    True,
-    False,
-    "1",
-    "",
-    b"1",
-    1j,
-    [],
-    [1],
-    {},
-    np.array(1),
-    np.array([1, 2]),
-    object(),
-]
+OTHERS = [None, True, False, "1", "", b"1", 1j, [], [1], {}]
+OTHERS += [np.array(1), np.array([1, 2]), object()]
 
 
 def one_of(values: list[Any]) -> st.SearchStrategy[Any]:

@@ -10,9 +10,13 @@ letters = st.text(alphabet="ab\n", max_size=12)
 stops = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), max_size=4)
 
 
-def by_find(text: str, stop: list[str], include: bool) -> tuple[str, str | None]:
-    """Return the text up to the first complete stop string, the longer of two that end together."""
-    ends = [(text.find(s) + len(s), -len(s), s) for s in stop if s in text]
+def by_find(text: str, stop: list[str], include: bool, after: int = 0) -> tuple[str, str | None]:
+    """Return the text up to the first complete stop string, the longer of two that end together.
+
+    A stop string counts if it ends ``after`` so many characters.
+    """
+    starts = [(text.find(s, max(0, after + 1 - len(s))), s) for s in stop]
+    ends = [(start + len(s), -len(s), s) for start, s in starts if start >= 0]
     if not ends:
         return text, None
     end, _, found = min(ends)
@@ -55,20 +59,11 @@ def test_a_stop_string_that_ends_in_exempt_text_does_not_count(
     first, none = search.add(early, exempt=len(early))
     more, found = search.add(late)
     assert none is None
-    ends = [
-        (end, -len(s), s)
-        for s in stop
-        for end in range(len(early) + 1, len(early + late) + 1)
-        if (early + late)[:end].endswith(s)
-    ]
-    expected, expected_stop = early + late, None
-    if ends:
-        end, _, expected_stop = min(ends)
-        expected = expected[: end if include else end - len(expected_stop)]
-    assert (first + more + search.flush(), found) == (expected, expected_stop)
+    expected = by_find(early + late, stop, include, len(early))
+    assert (first + more + search.flush(), found) == expected
     in_one = StopStrings(stop, include)
     text, found_in_one = in_one.add(early + late, exempt=len(early))
-    assert (text + in_one.flush(), found_in_one) == (expected, expected_stop)
+    assert (text + in_one.flush(), found_in_one) == expected
 
 
 @given(
@@ -119,17 +114,7 @@ def test_min_tokens_count_where_a_stop_string_ends(
     if found is None:
         more, found = stream.finish()
         text += more
-    ends = [
-        (end, -len(s), s)
-        for s in stop
-        for end in range(len(before) + 1, len(whole) + 1)
-        if whole[:end].endswith(s)
-    ]
-    if not ends:
-        assert (text, found) == (whole, None)
-    else:
-        end, length, expected = min(ends)
-        assert (text, found) == (whole[: end + length], expected)
+    assert (text, found) == by_find(whole, stop, False, len(before))
 
 
 @given(st.lists(st.integers(0, 400), max_size=30), stops, st.booleans(), st.sampled_from([*KINDS]))

@@ -23,14 +23,8 @@ def rope(kind: str, **changes: str) -> str:
 
 
 SIZES = (
-    "num_hidden_layers",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-    "max_position_embeddings",
+    *("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings"),
 )
 VALUES = [
     ("num_hidden_layers", "100000000"),

@@ -42,16 +42,8 @@ CONFIG = {
 
 def simulated_run(path: Path) -> list[str]:
     """Return the lines of a log with enough steps for `mie sim calibrate`, and a preemption."""
-    load = [
-        "--num-prompts",
-        "4",
-        "--random-input-len",
-        "20",
-        "--random-output-len",
-        "24",
-        "--num-blocks",
-        "8",
-    ]
+    load = ["--num-prompts", "4", "--random-input-len", "20", "--random-output-len", "24"]
+    load += ["--num-blocks", "8"]
     device = ["--device", "a10g", "--model-shape", "TinyLlama-1.1B"]
     assert mie.cli.main(["bench", "throughput", *device, *load, "--trace", str(path)]) == 0
     return path.read_text().splitlines()

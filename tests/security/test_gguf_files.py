@@ -205,7 +205,8 @@ def mutated(files: Files, draw: random.Random) -> bytes:
         if kind < 0.75:
             data[place : place + size] = (draw.choice(hostile) % 256**size).to_bytes(size, "little")
         elif kind < 0.85:
-            data[draw.randrange(end)] = draw.randrange(256)
+            start = draw.randrange(end)
+            data[start : start + 1] = bytes([draw.randrange(256)])
         elif kind < 0.95:
             start = draw.randrange(end)
             data[start : start + draw.choice([1, 4, 8, 32])] = b""

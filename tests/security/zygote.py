@@ -118,23 +118,9 @@ def call(name: str, *arguments: Any) -> dict[str, Any]:
     return {"stdout": str(getattr(importlib.import_module(module), function)(*arguments))}
 
 
-ACTIONS: dict[str, Callable[..., dict[str, Any]]] = {
-    function.__name__: function
-    for function in (
-        *(
-            cli,
-            cli_each,
-            config,
-            weights,
-            generate,
-            tokenizer,
-            encode,
-            render,
-            content_format,
-            call,
-        ),
-    )
-}
+FUNCTIONS: list[Callable[..., dict[str, Any]]] = [cli, cli_each, config, weights, generate]
+FUNCTIONS += [tokenizer, encode, render, content_format, call]
+ACTIONS = {each.__name__: each for each in FUNCTIONS}
 
 
 # Measuring.

@@ -19,6 +19,16 @@ PATIENCE = 120.0
 """Seconds after which something that should have happened has failed."""
 
 
+MESSAGES = [{"role": "user", "content": "Tell me a story."}]
+DIALECTS = {
+    "/v1/completions": {"prompt": "Once"},
+    "/v1/chat/completions": {"messages": MESSAGES},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 100},
+    "/v1/responses": {"input": "Tell me a story."},
+}
+"""The least that a request for an answer needs, by its route."""
+
+
 def load(**settings):
     """An engine with the model that ships with mie, in a small pool."""
     settings = {"num_blocks": 256, "max_num_seqs": 4, "scheduling_policy": "fair", **settings}

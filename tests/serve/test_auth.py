@@ -6,7 +6,7 @@ import hmac
 import re
 
 import pytest
-from edge_helpers import client_of, held, load, server_of
+from edge_helpers import DIALECTS, client_of, held, load, server_of
 from starlette.routing import Route
 
 from mie.config.engine import EngineConfig
@@ -22,7 +22,6 @@ from mie.serve.page.sessions import Sessions
 from mie.serve.server import check_sockets
 
 KEY, OTHER = "sk-one", "sk-two"
-MESSAGES = [{"role": "user", "content": "Tell me a story."}]
 PROMPT = "Once upon a time there was an otter who lived by a mill. " * 3
 
 
@@ -45,7 +44,6 @@ async def test_every_route_but_a_few_needs_a_key(engine):
                 found[route.path] = response.status_code
         for path in ("/nothing", "/v1", "/health/", "/mie/page", "/v1/%2e%2e/health"):
             found[f"unknown {path}"] = (await client.get(path)).status_code
-        found = found
     opened = {path for path, status in found.items() if status != 401}
     assert opened == OPEN_ROUTES | SHELL_ROUTES | {"/mie/page/{path:path}"}
     assert len(found) >= 9
@@ -97,7 +95,6 @@ async def test_with_an_admin_key_all_that_is_not_for_clients_needs_it(
                 found[path, who] = response
             response = await client.request(method, path, headers=bearer("sk-nobody"))
             found[path, "nobody"] = response
-        found = found
     locked_up = {401, 403}
     refused = {who: set() for who in ("client", "admin", "nobody")}
     for (path, who), response in found.items():
@@ -170,15 +167,7 @@ async def test_a_key_learns_nothing_from_the_cache_of_another(engine, shares, sa
         assert (await cached_tokens(client, OTHER, salt) > 0) == shares
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/completions", {"prompt": PROMPT}),
-        ("/v1/chat/completions", {"messages": MESSAGES}),
-        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 100}),
-        ("/v1/responses", {"input": "Tell me a story."}),
-    ],
-)
+@pytest.mark.parametrize(("path", "body"), DIALECTS.items())
 async def test_a_request_is_cancelled_by_its_own_key_only(path, body):
     engine = load()
     with held(engine) as hold:

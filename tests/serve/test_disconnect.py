@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from edge_helpers import DIALECTS
 from live_server import live
 from stepped import PATIENCE, Stepped, eventually, state_of
 
@@ -25,7 +26,6 @@ from mie.serve.config import ServeConfig
 
 LONG = list(range(100, 164))  # four blocks of 16 tokens
 OTHER = list(range(300, 364))
-MESSAGES = [{"role": "user", "content": "A mill"}]
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "queued": {"max_num_seqs": 1},
@@ -124,19 +124,12 @@ def test_blocks_are_free_within_one_step(state, n, stream):
         assert stepped.scheduler.manager.num_used == 0
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "stream"),
-    [
-        ("/v1/completions", {"prompt": [LONG, OTHER]}, True),
-        ("/v1/chat/completions", {"messages": MESSAGES}, False),
-        ("/v1/messages", {"messages": MESSAGES}, True),
-        ("/v1/responses", {"input": "A mill"}, True),
-    ],
-)
-def test_every_route_ends_with_its_client(path, body, stream):
-    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+@pytest.mark.parametrize("path", DIALECTS)
+def test_every_route_ends_with_its_client(path):
+    body = {**DIALECTS[path], "stream": path != "/v1/chat/completions"}
+    body["max_output_tokens" if path == "/v1/responses" else "max_tokens"] = 500
     with stepped_server() as (stepped, url):
-        leaving = Connection(url, path, **body, stream=stream, **{limit: 500})
+        leaving = Connection(url, path, **body)
         stepped.hold()
         stepped.step()
         stepped.hold()

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from edge_helpers import held
+from edge_helpers import DIALECTS, held
 from stepped import Stepped
 
 from mie import AsyncLLM
@@ -133,19 +133,12 @@ def test_what_every_replica_refuses_is_refused(engines):
     assert asyncio.run(statuses(locked, foreign)) == {200, 401}, "the page and /health are open"
 
 
-DIALECTS = [
-    ("/v1/completions", {"prompt": "x"}, "data: {"),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, "data: {"),
-    ("/v1/messages", {"messages": [{"role": "user", "content": "x"}]}, "event: error\ndata: {"),
-    ("/v1/responses", {"input": "x"}, "event: error\ndata: {"),
-]
-
-
-@pytest.mark.parametrize(("path", "body", "begins"), DIALECTS)
-async def test_a_lost_replica_is_a_503_or_the_last_event_of_a_stream(engines, path, body, begins):
+@pytest.mark.parametrize(("path", "body"), DIALECTS.items())
+async def test_a_lost_replica_is_a_503_or_the_last_event_of_a_stream(engines, path, body):
     limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     # The first batch must not hold the whole answer.
-    body = {"model": "bundled", "stream": True, limit: 800, "ignore_eos": True, **body}
+    body = {"model": "bundled", "stream": True, "ignore_eos": True, **body, limit: 800}
+    begins = "event: error\ndata: {" if path in ("/v1/messages", "/v1/responses") else "data: {"
     async with fronted(engines) as (client, replicas):
         replicas.lost_after = 0
         answer = await client.post(path, json=body)

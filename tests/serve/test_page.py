@@ -229,13 +229,11 @@ async def test_the_stream_shows_the_states_of_the_replay():
 
 async def test_an_abort_frees_its_cells_without_another_step():
     async with watched() as (running, stream):
-        body = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True}
-        async with running.client.stream("POST", "/v1/completions", json=body) as answer:
-            async for line in answer.aiter_lines():
-                if line:
-                    break
-        await stream.read_until(lambda: any(e[2] == "abort" for e in stream.events("finish")))
-        stream = stream
+        with without_steps(running.server._engine):
+            events = await running.stream(max_tokens=400)
+            await anext(events)
+            await events.aclose()
+            await stream.read_until(lambda: any(e[2] == "abort" for e in stream.events("finish")))
     assert not stream.page.seqs
     assert all(kind != 1 for kind, _, _ in stream.page.blocks.values())
 
@@ -398,35 +396,26 @@ def test_without_keys_only_this_machine_reads_text(engine):
         assert not config["may_read_text"]
 
 
-def test_a_sequence_that_waits_is_told_what_it_waits_for():
-    engine = load(**SMALL)
-
-    async def ask():
-        async with client_of(engine) as client:
-            body = {"prompt": "Once", "max_tokens": 30, "ignore_eos": True}
-            posts = [client.post("/v1/completions", json=body) for _ in range(3)]
-            with without_steps(engine):
-                tasks = [asyncio.ensure_future(post) for post in posts]
-                while engine.pulse.num_running + engine.pulse.num_waiting < 3:
-                    await asyncio.sleep(0.001)
-                state = (await client.get("/mie/state")).json()
-                waiting = [name for name, seq in state["seqs"].items() if seq["row"] is None]
-                found = [(await client.get(f"/mie/why?seq={name}")).json() for name in waiting]
-            await asyncio.gather(*tasks)
-            late = (await client.get(f"/mie/why?seq={waiting[0]}")).json()
-            return found, late
-
-    try:
-        found, late = asks(ask())
-    finally:
-        engine.shutdown()
+async def test_a_sequence_that_waits_is_told_what_it_waits_for():
+    async with server_of(load(**SMALL)) as running:
+        client, engine = running.client, running.server._engine
+        body = {"prompt": "Once", "max_tokens": 30, "ignore_eos": True}
+        with without_steps(engine):
+            both = await running.stream(**body, n=2)  # takes both seats
+            await anext(both)
+            third = asyncio.ensure_future(client.post("/v1/completions", json=body))
+            while engine.pulse.num_waiting < 1:
+                await asyncio.sleep(0.001)
+            state = (await client.get("/mie/state")).json()
+            [name] = [name for name, seq in state["seqs"].items() if seq["row"] is None]
+            found = (await client.get(f"/mie/why?seq={name}")).json()
+        assert [event async for event in both][-1] == "[DONE]"
+        assert (await third).status_code == 200
+        late = (await client.get(f"/mie/why?seq={name}")).json()
+    assert (found["because"], found["seats"]) == ("seats", 2)
+    assert found["sentence"] == "All 2 seats are taken."
     assert late["because"] is None
     assert late["sentence"].startswith("It does not wait")
-    assert len(found) in (1, 2, 3)  # two seats, which may not be taken yet
-    assert all(each["seats"] == 2 for each in found)
-    if len(found) == 1:
-        assert found[0]["because"] == "seats"
-        assert found[0]["sentence"] == "All 2 seats are taken."
 
 
 async def test_text_of_blocks_is_that_of_the_prompt(engine):

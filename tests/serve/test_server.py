@@ -13,7 +13,7 @@ from contextlib import suppress
 import httpx2
 import pytest
 from command_line import PATIENCE, start
-from edge_helpers import asks, client_of, held, load, server_of
+from edge_helpers import DIALECTS, asks, client_of, held, load, server_of
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
@@ -23,7 +23,6 @@ from mie.events import read_log
 from mie.serve.config import ServeConfig
 from mie.serve.server import Server, bound, serve, serve_app, url_of
 
-MESSAGES = [{"role": "user", "content": "Tell me a story."}]
 BODY = {"prompt": "Once", "max_tokens": 2}
 
 
@@ -80,15 +79,7 @@ async def test_what_does_not_finish_in_time_is_told_so():
             assert await running.task == 0
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/completions", {"prompt": "Once"}),
-        ("/v1/chat/completions", {"messages": MESSAGES}),
-        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 100}),
-        ("/v1/responses", {"input": "Tell me a story."}),
-    ],
-)
+@pytest.mark.parametrize(("path", "body"), DIALECTS.items())
 async def test_a_stream_that_the_end_cuts_is_logged_as_cut_and_is_no_bug(path, body, caplog):
     caplog.set_level(logging.INFO, "mie")
     engine = load()

@@ -121,7 +121,6 @@ async def test_a_slow_reader_gets_merged_chunks(stepped):
         stepped.free()
         whole = Exchange(app, "/v1/completions", {**body, "stream": False})
         answer = json.loads(b"".join(await whole.rest()))
-        first, rest, answer = first, rest, answer
     text_chunks = [e for e in events_of([first, *rest]) if e.startswith(b"data: {")]
     assert len(text_chunks) <= 4  # the answer has 40 tokens
     assert events_of(rest)[-1] == b"data: [DONE]"

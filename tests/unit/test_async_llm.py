@@ -76,27 +76,6 @@ def test_a_slow_consumer_gets_merged_outputs(llm, alone):
     assert "".join(output.outputs[0].text for output in pieces) == alone[0]
 
 
-def test_a_cancelled_task_ends_its_request(llm, alone):
-    async def main():
-        other = asyncio.create_task(text_of(llm, PROMPTS[1], params(max_tokens=40)))
-        outputs = llm.generate(PROMPTS[0], params(max_tokens=1000), "mine")
-        task = asyncio.create_task(consume(outputs))
-        while "mine" not in llm._loop.engine._requests:
-            await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await llm._loop.call_async(lambda: None)
-        assert llm._loop.engine.request("mine") is None
-        return await other
-
-    async def consume(outputs):
-        async for _ in outputs:
-            pass
-
-    assert asyncio.run(main()).startswith(alone[1])
-
-
 def test_a_dead_engine_notifies_every_caller(llm):
     async def main():
         outputs = [llm.generate(p, params(max_tokens=1000)) for p in PROMPTS]

@@ -259,29 +259,6 @@ def test_a_forked_child_is_refused_the_gpu_at_once(llm, monkeypatch):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_ctrl_c_ends_only_the_main_threads_requests(llm, alone, monkeypatch):
-    runner, strikes = llm.engine._runner, [3]
-    original = runner.launch
-
-    def launch(plan):
-        if threading.current_thread() is threading.main_thread() and strikes[0]:
-            strikes[0] -= 1
-            if not strikes[0]:
-                signal.raise_signal(signal.SIGINT)
-        return original(plan)
-
-    def call_for_ever():  # until the main thread has driven three steps
-        while True:
-            llm.generate([PROMPTS[0]], params(), use_tqdm=False)
-
-    monkeypatch.setattr(runner, "launch", launch)
-    with ThreadPoolExecutor(3) as pool:
-        others = [pool.submit(streamed, llm, index) for index in (1, 2, 3)]
-        with pytest.raises(KeyboardInterrupt):
-            call_for_ever()
-        assert [each.result() for each in others] == alone[1:]
-
-
 def test_a_signal_in_another_callers_command_is_not_that_callers_error(llm):
     class Alarm(Exception):
         pass

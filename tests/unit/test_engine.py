@@ -7,7 +7,6 @@ import re
 import pytest
 
 from mie import EngineConfig, SamplingParams
-from mie.engine.audit.scheduler import check_scheduler
 from mie.errors import ConfigError, RequestError
 from mie.load.engine import load_engine
 
@@ -67,32 +66,6 @@ def test_a_request_may_skip_reading_the_prefix_cache_and_still_fills_it(engine):
     assert num_cached() == 11
     assert num_cached(skip_reading_prefix_cache=True) == 0
     assert num_cached(skip_reading_prefix_cache=False) == 11
-
-
-def test_an_exception_in_a_step_loses_nothing(engine, monkeypatch):
-    expected = None
-    for is_broken in (False, True):
-        engine.add_request([1, 2, 3, 4, 5], greedy(n=2, max_tokens=6), "a")
-        engine.add_request([6, 7], greedy(max_tokens=6), "b")
-        tokens = {}
-        for step in range(100):
-            if is_broken and step in (0, 2, 3):
-                with monkeypatch.context() as patch:
-                    patch.setattr(engine._runner.backend, "sample", _broken)
-                    with pytest.raises(RuntimeError, match="broken"):
-                        engine.step()
-                check_scheduler(engine.scheduler)
-            for new in engine.step().outputs:
-                tokens.setdefault((new.request_id, new.index), []).extend(new.token_ids)
-            if not engine.has_work:
-                break
-        expected = expected or tokens
-        assert tokens == expected
-    assert engine.scheduler.manager.num_used == 0
-
-
-def _broken(*args):
-    raise RuntimeError("broken")
 
 
 def test_stats_reach_the_observers(engine):

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from event_stories import STORY, write_story
 
-from mie.events import SUMMARY_FIELDS, read_log, summary_of
+from mie.events import read_log
 from mie.events.page.assets import RECORDED_RUNS, assets
 from mie.events.page.bundle import EmbeddedRun, bundle, page_html
 from mie.events.page.follow import MAX_SPLIT
-from mie.events.page.records import COLUMNS, PAGE_VERSION, SHOWN, event_of, row_of
+from mie.events.page.records import PAGE_VERSION, SHOWN, event_of
 from mie.events.replay import State
 
 FILES = {
@@ -124,21 +124,6 @@ def test_examples_have_the_fields_of_their_kind() -> None:
 def segment(tmp_path):
     [segment] = read_log(write_story(tmp_path / "story.jsonl", [*STORY, *[[]] * MAX_SPLIT]))
     return segment
-
-
-def test_a_row_has_the_numbers_of_its_step(segment):
-    num_admitted = num_hits = 0
-    for records in segment.steps:
-        summary = {**summary_of(records), "num_copies": 1234, "seconds": 1 / 3, "start": 98765.4321}
-        row = json.loads(row_of((*records[:-1], ("step", summary))))
-        admitted = sum(record[3] for record in records if record[0] == "admit")
-        hits = sum(record[3] + record[4] for record in records if record[0] == "hit")
-        numbers = [round(summary[name], 6) for name in SUMMARY_FIELDS]
-        assert row == [*numbers, admitted, hits]
-        assert len(row) == len(COLUMNS)
-        num_admitted, num_hits = num_admitted + admitted, num_hits + hits
-    assert num_admitted > 0
-    assert num_hits > 0
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from tables import table
 
 from mie.errors import TraceError
 from mie.events import FIELDS, SNAPSHOT_EVERY, EventLog, Segment, read_log, summary_of
-from mie.events import log as log_module
 
 
 def numbers_of(segment: Segment) -> list[int]:
@@ -183,24 +182,3 @@ def test_a_malformed_snapshot_is_refused(
     path.write_text(f"{json.dumps({**json.loads(head), **change})}\n{rest}")
     with pytest.raises(TraceError, match=message):
         list(read_log(path))
-
-
-def test_the_log_tells_what_is_new_since_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_module, "SNAPSHOT_EVERY", 3)
-    log = EventLog(5)
-    assert log.since(0) is None
-    log.start(lambda: EMPTY, 10)
-    assert log.since(10) == []
-    steps = [*range(11, 15), *range(16, 21)]  # step 15 was abandoned
-    for step in steps:
-        log.emit(("evict", step))
-        log.end_step(summary(step))
-    log.emit(("evict", 21))
-    assert log.rest == (("evict", 21),)
-    first = log.segments()[0].after
-    for step in range(9, 23):
-        found = log.since(step)
-        if first <= step <= 20:
-            assert [records[0][1] for records in found or ()] == [n for n in steps if n > step]
-        else:
-            assert found is None

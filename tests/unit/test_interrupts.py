@@ -66,12 +66,6 @@ def test_the_same_exception_without_a_signal_blames_the_request(
     assert is_of_the_request(error)
 
 
-def test_ctrl_c_is_raised_by_pythons_own_handler_which_has_no_code() -> None:
-    error = caught(lambda: signal.raise_signal(signal.SIGINT))
-    assert isinstance(error, KeyboardInterrupt)
-    assert not raised_by_signal_handler(error)
-
-
 def test_a_lack_of_memory_blames_no_request() -> None:
     assert not is_of_the_request(MemoryError())
     assert is_of_the_request(ValueError())

@@ -5,6 +5,7 @@ import pytest
 from mie.engine.audit.memory import check_memory
 from mie.memory.manager import KVCacheManager
 from mie.memory.pool import BlockPool
+from mie.memory.table import Moves
 
 B = 4
 
@@ -216,3 +217,12 @@ def test_the_planned_copy_of_a_fork_is_not_copied_on():
     opened(memory, [1] * 6 + [9, 9])
     sources = [source for source, _ in memory.take_moves().copies]
     assert sources == [twin.block_ids[1]] * 2, "what both read was written before this step"
+
+
+def test_an_abandoned_step_leaves_no_moves():
+    memory = manager(num_host_blocks=2)
+    table = stored(memory, [1] * 6)
+    memory.swap_out(table)
+    opened(memory, [1] * 5 + [9])
+    memory.end_step()
+    assert memory.take_moves() == Moves()

@@ -188,11 +188,32 @@ def test_an_interrupted_download_goes_on_where_it_ended(
         with suppress(Killed):
             assert main(["pull", f"{GGUF}:F16"]) == 2  # an old version does not wait
     hub.requests.clear()
+    capsys.readouterr()
+    assert main(["list"]) == 0
+    assert GGUF not in capsys.readouterr().out
     assert main(["pull", f"{GGUF}:F16"]) == 0
     assert "tiny-F16.gguf: 1.2 KiB, of which 700 bytes are here" in capsys.readouterr().err
     [resumed] = [each for each in hub.requests if "tiny-F16" in each and "GET" in each]
     assert resumed.endswith("from 700")
     assert locate_model(f"{GGUF}:F16").read_bytes() == hub.models[GGUF]["tiny-F16.gguf"]
+
+
+def test_the_rest_of_an_interrupted_download_is_deleted(
+    hub: HubServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    draft = tmp_path / "hub" / "models--mia--tiny-stories-GGUF" / "blobs" / "0.mie.incomplete"
+    draft.parent.mkdir(parents=True)
+    draft.write_bytes(bytes(3000))
+    assert main(["rm", GGUF]) == 0
+    assert capsys.readouterr().out == f"deleted {GGUF} (2.9 KiB)\n"
+    assert not draft.parent.exists()
+
+
+def test_a_checksum_does_not_name_a_file_elsewhere(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(HubServer, "sha256", lambda *_: "../../evil")
+    assert "checksum '../../evil' is not a SHA-256" in refusal(capsys, "pull", f"{GGUF}:F16")
 
 
 def test_a_damaged_file_does_not_enter_the_cache(
@@ -285,7 +306,7 @@ def test_a_gguf_model_is_run_by_its_name(
     )
     assert capsys.readouterr().out.startswith("I am the tiny story model")
     assert main(["show", "mia/real:BF16"]) == 0
-    assert "BF16" in capsys.readouterr().out
+    assert "name            mia/real:BF16" in capsys.readouterr().out
 
 
 def test_a_model_that_is_not_here_is_fetched_only_if_that_is_wanted(
@@ -314,9 +335,11 @@ def test_a_hub_that_is_not_reached_is_explained(
     hub: HubServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["pull", f"{GGUF}:Q8_0"]) == 0
+    directory = locate_model(STORY)
     capsys.readouterr()
     nowhere = "http://127.0.0.1:9"
     monkeypatch.setattr(constants, "ENDPOINT", nowhere)
+    assert locate_model(STORY) == directory
     error = refusal(capsys, "pull", STORY)
     assert f"{nowhere} cannot be reached (check the network and HTTPS_PROXY" in error
     monkeypatch.setenv("HTTPS_PROXY", "http://user:secret@proxy.invalid:3128")

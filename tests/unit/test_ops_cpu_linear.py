@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mie.errors import ConfigError
+from mie.ops import linear
 from mie.ops_cpu import linear as linear_module
 from mie.ops_cpu.blas import Blas
 from mie.ops_cpu.cpu_backend import CpuBackend
@@ -21,6 +22,9 @@ from mie.ops_cpu.workers import Workers
 RNG = np.random.default_rng(0)
 # (K, N): one tile or less, odd sizes, more than one part of K, several threads.
 SHAPES = [(1, 1), (7, 5), (64, 64), (100, 130), (4001, 70), (37, 700)]
+
+
+PLANS = ["plain", "tiled"]
 
 
 @pytest.fixture(params=["alone", "shared"])
@@ -44,6 +48,26 @@ def load(plan, dtype, workers, blocks, bias=None, weight_dtype="auto") -> Matrix
 
 def normal(*shape: int) -> np.ndarray:
     return RNG.normal(size=shape)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 9, 65, 130])
+def test_products_equal_the_definition(plan, dtype, shape, num_rows, workers):
+    num_inputs, num_outputs = shape
+    weight, bias = normal(num_outputs, num_inputs).astype(dtype), normal(num_outputs).astype(dtype)
+    x, residual = (normal(num_rows, size).astype(dtype) for size in (num_inputs, num_outputs))
+    for own_bias, own_residual in ((None, None), (bias, residual)):
+        matrix = load(plan, dtype, workers, [weight], own_bias)
+        got = matrix.apply(x, own_residual)
+        wide = [
+            None if each is None else each.astype("float64") for each in (own_bias, own_residual)
+        ]
+        expected = linear.linear(x.astype("float64"), weight.T.astype("float64"), *wide)
+        assert (got.dtype, got.shape) == (np.dtype(dtype), expected.shape)
+        atol = num_inputs * np.finfo(dtype).eps * 10
+        np.testing.assert_allclose(got, expected, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

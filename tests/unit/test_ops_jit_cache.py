@@ -113,34 +113,6 @@ def test_a_file_that_cannot_be_trusted_is_compiled_anew(
     assert result() == 0
 
 
-@pytest.mark.parametrize("folder", ["mie", "mie/jit"])
-def test_a_folder_that_others_may_write_to_is_neither_read_nor_written(
-    cache: Path, folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (cache.parent.parent / folder).chmod(0o777)
-    file_of(cache).unlink()
-    asked = forbid_compilation(monkeypatch)
-    with pytest.raises(Compiled):
-        result()
-    assert asked
-    assert not [*cache.glob(f"{KERNEL}-*")]
-
-
-class Compiled(BaseException):
-    """A kernel would be compiled."""
-
-
-def forbid_compilation(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    asked: list[str] = []
-
-    def refuse(name: str, cpu: object) -> bytes:
-        asked.append(name)
-        raise Compiled
-
-    monkeypatch.setattr(kernel_cache, "compile_kernel", refuse)
-    return asked
-
-
 def file_in_the_way(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     path.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(path))

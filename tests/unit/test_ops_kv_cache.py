@@ -19,7 +19,6 @@ from mie.ops.kv_cache import (
 )
 
 DTYPES = ("float32", "float64")
-BLOCK_SIZES = (1, 3, 16)
 NUM_BLOCKS, NUM_KV_HEADS, HEAD_DIM = 7, 2, 4
 
 
@@ -30,28 +29,6 @@ def normal(seed: int, shape: tuple[int, ...], dtype: str = "float64") -> np.ndar
 def frozen(array: np.ndarray) -> np.ndarray:
     array.flags.writeable = False
     return array
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
-@pytest.mark.parametrize("num_tokens", [0, 1, 6])
-def test_write_kv_fills_the_slots_and_no_other(num_tokens: int, block_size: int, dtype: str):
-    shape = (NUM_BLOCKS, block_size, NUM_KV_HEADS, HEAD_DIM)
-    k_cache, v_cache = np.full(shape, np.nan, dtype), np.full(shape, np.nan, dtype)
-    keys = frozen(normal(0, (num_tokens, NUM_KV_HEADS, HEAD_DIM), dtype))
-    values = frozen(normal(1, (num_tokens, NUM_KV_HEADS, HEAD_DIM), dtype))
-    slots = np.random.default_rng(2).permutation(NUM_BLOCKS * block_size)[:num_tokens]
-    write_kv(keys, values, k_cache, v_cache, frozen(slots))
-    written = {(slot // block_size, slot % block_size): t for t, slot in enumerate(slots.tolist())}
-    assert len(written) == num_tokens
-    for block, offset in np.ndindex(NUM_BLOCKS, block_size):
-        t = written.get((block, offset))
-        if t is None:
-            assert np.isnan(k_cache[block, offset]).all()
-            assert np.isnan(v_cache[block, offset]).all()
-        else:
-            np.testing.assert_array_equal(k_cache[block, offset], keys[t])
-            np.testing.assert_array_equal(v_cache[block, offset], values[t])
 
 
 # Quantised caches.

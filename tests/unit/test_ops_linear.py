@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mie.ops.linear import embed, linear
+from mie.ops.linear import linear
 
 SHAPES = [(0, 3, 4), (1, 1, 1), (1, 5, 7), (6, 8, 3), (33, 64, 17)]  # T, K, N
 DTYPES = ("float32", "float64")
@@ -42,14 +42,3 @@ def test_linear(shape: tuple[int, int, int], dtype: str, has_bias: bool, has_res
     # A sum of n products rounds at most n times in any order: Higham, 2002, section 3.1.
     bound = (num_inputs + 2) * np.finfo(dtype).eps * magnitude
     assert np.all(abs(y - wanted) <= bound)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_embed_gives_the_rows_as_a_copy(dtype: str):
-    table = normal(4, (5, 3), dtype)
-    token_ids = np.array([4, 0, 0, 2])
-    x = embed(token_ids, table)
-    assert x.dtype == dtype
-    for row, token_id in zip(x, [4, 0, 0, 2], strict=True):
-        assert row.tolist() == table[token_id].tolist()
-    assert not np.shares_memory(x, table)

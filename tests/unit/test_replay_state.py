@@ -57,16 +57,6 @@ def test_blocks_are_counted() -> None:
     assert state.fills() == {0: 4, 1: 4, 2: 4, 4: 4}
 
 
-def test_pins_of_a_snapshot_are_known() -> None:
-    state = told(3, more=9)
-    assert state.blocks.refs[4] == 2
-    state = State.from_snapshot(state.snapshot(), 3)
-    state.apply(("unpin", 4))
-    assert state.blocks.refs[4] == 1
-    with pytest.raises(TraceError, match="it is not pinned"):
-        state.apply(("unpin", 4))
-
-
 # Impossible records.
 
 

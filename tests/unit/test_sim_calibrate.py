@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from mie.errors import ConfigError, TraceError
 from mie.events import read_log
 from mie.sim.calibrate import fit_costs, non_negative_least_squares
 from mie.sim.costs import Costs
+from mie.sim.draws import LogNormal, Uniform
 from mie.sim.driver import run_load
 from mie.sim.loads import calibration, independent
 from mie.sim.recorded import Recording, recording_of
@@ -47,6 +49,28 @@ def test_costs_are_found_again(tmp_path: Path):
     assert max(fit.median_error, fit.p90_error, abs(fit.total_error)) < 1e-4
     for name, value in vars(TRUE).items():
         assert getattr(fit.costs, name) == pytest.approx(value, rel=0.02, abs=200_000), name
+
+
+def test_costs_predict_a_load_of_another_kind(tmp_path: Path):
+    """And slow steps, which no cost explains, do not move them: every ninth took five times as
+    long when the calibration was recorded."""
+    recording = record(tmp_path / "run.jsonl", TRUE, calibration(max_requests=32))
+    noisy = [
+        replace(step, duration_ns=step.duration_ns * (5 if at % 9 == 4 else 1))
+        for at, step in enumerate(recording.steps)
+    ]
+    fit = fit_costs(noisy)
+    load = independent(
+        input_len=LogNormal(80, 0.7, 4, 400),
+        output_len=Uniform(5, 90),
+        request_rate=30.0,
+        num_requests=60,
+    )
+    measured = record(tmp_path / "other.jsonl", TRUE, load)
+    predicted = run_load(simulated(fit.costs, EngineConfig(num_blocks=2000)), measured.workload)
+    assert predicted.duration_ns == pytest.approx(measured.duration_ns, rel=0.02)
+    for step in measured.steps:
+        assert fit.costs.step_ns(step.work) == pytest.approx(step.duration_ns, rel=0.05)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -86,9 +86,3 @@ def test_an_absurd_workload_is_refused(requests: object, message: str, tmp_path:
     with pytest.raises(ConfigError, match=message) as caught:
         Workload.load(path)
     assert str(caught.value).startswith(str(path))
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"format": 2}'])
-def test_a_file_that_is_not_a_workload_is_refused(text: str):
-    with pytest.raises(ConfigError, match=r"JSON|format 1"):
-        Workload.from_json(text)

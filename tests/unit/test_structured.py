@@ -321,21 +321,6 @@ def test_determined_tokens_take_no_step(settings, more, num_steps, num_sampled):
 # With other parameters.
 
 
-def test_bias_bans_and_penalties_choose_among_what_is_allowed():
-    llm = bundled()
-    ids = {x: llm.tokenizer.encode(x, add_special_tokens=False)[-1] for x in "abc"}
-    regex = "[abc]"
-    only_b = {token: -100.0 for x, token in ids.items() if x != "b"}
-    assert texts(llm, params_of(regex=regex, temperature=0.1, logit_bias=only_b)) == ["b"]
-    assert texts(llm, params_of(regex=regex, allowed_token_ids=[ids["c"], EOS])) == ["c"]
-    not_a = params_of(regex=regex, bad_words_token_ids=[[ids["a"]], [ids["c"]]])
-    assert texts(llm, not_a) == ["b"]
-    [text] = texts(
-        llm, params_of(regex="[abc]{12}", temperature=0.0, presence_penalty=2.0, logprobs=2)
-    )
-    assert re.fullmatch("[abc]{12}", text)
-
-
 def test_forced_tokens_must_be_allowed():
     llm = bundled()
     ids = llm.tokenizer.encode("ab", add_special_tokens=False)
@@ -543,6 +528,20 @@ def test_the_text_that_users_see_is_what_the_grammar_describes(name: str):
             text += detokenizer.add([chosen])
         text += detokenizer.finish()
         assert json.loads(text)["animal"] in ("otter", "fox", "owl")
+
+
+def test_tokens_can_be_taken_back():
+    grammars = Grammars(bundled().tokenizer, 2048, [EOS])
+    matcher = grammars.start(StructuredOutputsParams(json=SCHEMA))
+    masks = [matcher.mask()]
+    rng = random.Random(0)
+    for _ in range(6):
+        matcher.accept(rng.choice(bits(masks[-1])))
+        masks.append(matcher.mask())
+    matcher.rollback(0)
+    assert matcher.mask() == masks[6]
+    matcher.rollback(4)
+    assert matcher.mask() == masks[2]
 
 
 class Counted:

@@ -6,22 +6,8 @@ from tokenizers import Tokenizer as Backend
 
 from mie.text.detokenizer import Detokenizer
 from mie.text.stream import TextStream
-from mie.text.tokenizer import Tokenizer
 
 NEWLINE = 3 + 0x0A  # llama2's byte tokens begin at id 3
-
-
-def deltas(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    detokenizer = Detokenizer(tokenizer)
-    return [detokenizer.add([token_id]) for token_id in ids]
-
-
-def test_a_run_of_byte_tokens_waits_for_its_end() -> None:
-    tokenizer = KINDS["llama2"]()
-    word = tokenizer.token_to_id("▁the")
-    ids = [3 + 0xC3, 3 + 0xA9, word]
-    assert deltas(tokenizer, ids) == ["", "", "é the"]
-    assert deltas(tokenizer, [3 + 0xC3, 3 + 0xA9, 3 + 0xC3, word])[-1] == "\ufffd\ufffd\ufffd the"
 
 
 def test_the_space_between_prompt_and_text_is_kept() -> None:
@@ -45,14 +31,6 @@ def test_a_text_is_never_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
         stream.add([token_id])
     stream.finish()
     assert len(looked_at) == len([i for i in ids if i not in tokenizer.special_ids])
-
-
-def test_a_stop_string_of_byte_tokens_stops_at_once() -> None:
-    tokenizer = KINDS["llama2"]()
-    word = tokenizer.token_to_id("▁the")
-    stream = TextStream(tokenizer, stop=["\n"])
-    assert stream.add([word]) == ("the", None)
-    assert stream.add([NEWLINE]) == ("", "\n")  # The run is incomplete, but the text ends here.
 
 
 def test_bytes_held_back_inside_min_tokens_stop_nothing_later() -> None:
@@ -91,13 +69,3 @@ def test_spaces_between_special_tokens(kind: str, token: str) -> None:
     assert text() == text(spaces_between_special_tokens=True) == tokenizer.decode(ids, False)
     assert text(spaces_between_special_tokens=False) == f"{token} <x><y><y> {token} <x>"
     assert text(skip=True, spaces_between_special_tokens=False) == f"{token} {token}"
-
-
-def test_an_incomplete_character_is_not_yet_replaced() -> None:
-    tokenizer = KINDS["byte_level"]()
-    first, second = (tokenizer.token_to_id(letter) for letter in "Ã©")
-    stream = TextStream(tokenizer, stop=["\ufffd"])
-    assert stream.add([first]) == ("", None)
-    assert stream.add([second]) == ("é", None)
-    assert stream.add([first]) == ("", None)
-    assert stream.finish() == ("", "\ufffd")  # now it is one

@@ -218,19 +218,6 @@ def tool(name: str = "add", **function: Any) -> dict[str, Any]:
 # The parameters.
 
 
-def test_what_the_parameters_say():
-    assert tool_choice_of(None) is None
-    assert tool_choice_of(None, "none", True) is None
-    assert tool_choice_of([tool()], "none") is None
-    for choice, is_forced in ((None, False), ("auto", False), ("required", True)):
-        found = tool_choice_of([tool()], choice)
-        assert found is not None
-        assert (found.names, found.is_forced, found.may_repeat) == ({"add"}, is_forced, True)
-    found = tool_choice_of([tool()], None, False)
-    assert found is not None
-    assert not found.may_repeat
-
-
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "no list": (("add",), "tools must be a list of functions; got 'add'"),
     "many": (([tool()] * 129,), f"tools must have 1 to {MOST_TOOLS} entries; got 129"),

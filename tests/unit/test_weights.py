@@ -14,7 +14,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from model_files import hf_config, random_tensors, write_index, write_model, write_shards
+from model_files import (
+    hf_config,
+    random_tensors,
+    safetensors_bytes,
+    write_index,
+    write_model,
+    write_shards,
+)
 from numpy.typing import DTypeLike, NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save, save_file
@@ -169,6 +176,29 @@ def test_a_truncated_file_is_refused(tmp_path: Path, keep: int) -> None:
 def entry(begin: int, end: int, dtype: str = "F32", shape: object = None) -> dict[str, Any]:
     shape = [(end - begin) // 4] if shape is None else shape
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        (b"", "header too small"),
+        (safetensors_bytes(b"not json"), "invalid JSON"),
+        (safetensors_bytes({"a": {"dtype": "F32"}}), "missing field `shape`"),
+        (safetensors_bytes({"a": entry(0, 4, dtype="F99")}, bytes(4)), "`F99`"),
+        (safetensors_bytes({"a": entry(0, 4, dtype="F\n9")}, bytes(4)), r"`F\n9`"),
+        (safetensors_bytes({"a": entry(4, 0, shape=[0])}, bytes(4)), "`a`"),
+        (safetensors_bytes({"a": entry(0, 4, shape=[2])}, bytes(4)), "invalid shape"),
+        (safetensors_bytes({"a": entry(0, 4), "b": entry(0, 4)}, bytes(4)), "invalid offset"),
+        (safetensors_bytes({"a": entry(0, 4), "b": entry(8, 12)}, bytes(12)), "`b`"),
+        (safetensors_bytes({"a": entry(0, 4)}, bytes(7)), "not fully covered"),
+    ],
+)
+def test_a_corrupt_header_is_refused(tmp_path: Path, data: bytes, named: str) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(data)
+    refused(tmp_path, str(path), named)
+    with pytest.raises(WeightsError):
+        read_header(path)
 
 
 DTYPES = [

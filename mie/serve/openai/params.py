@@ -12,29 +12,10 @@ from mie.serve.errors import invalid
 from mie.serve.openai.formats import JsonObjectFormat, JsonSchemaFormat, NamedSchema
 from mie.serve.openai.protocol import GenerationBody
 
-_SAME = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "min_tokens",
-    "bad_words",
-    "allowed_token_ids",
-    "logit_bias",
-    "prompt_logprobs",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "truncate_prompt_tokens",
-    "skip_reading_prefix_cache",
+_SAME = tuple(
+    name
+    for name in SamplingParams.__dataclass_fields__
+    if name in GenerationBody.model_fields and name != "structured_outputs"
 )
 """Fields that are sampling parameters of the same name and meaning."""
 

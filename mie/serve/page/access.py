@@ -25,7 +25,6 @@ def check_may_see(request: Request) -> None:
             403,
             "the page shows what all keys send, so it needs the admin key (start the server with "
             "--admin-api-key if it has none)",
-            type="permission_error",
             code="page_forbidden",
         )
 

@@ -145,7 +145,7 @@ class Feed:
             EngineDeadError: the engine cannot go on.
         """
         if len(self._pages) >= MAX_PAGES:
-            raise ApiError(429, f"{MAX_PAGES} pages are open (close one)", type="rate_limit_error")
+            raise ApiError(429, f"{MAX_PAGES} pages are open (close one)")
         await self.ready()
         return self._events(last_event_id)
 

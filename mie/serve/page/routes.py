@@ -105,7 +105,7 @@ class PageRoutes:
         found = self._assets.get(request.path_params["path"])
         if found is None:
             path = shown(route_of(request.scope))
-            raise ApiError(404, f"there is no file {path}", type="not_found_error")
+            raise ApiError(404, f"there is no file {path}")
         return _file(request, found)
 
     async def _login(self, request: Request) -> Response:
@@ -118,7 +118,6 @@ class PageRoutes:
             unknown = ApiError(
                 401,
                 "the key is not one of this server's",
-                type="authentication_error",
                 code="invalid_api_key",
             )
             raise await self.wrong_keys.answer_to(request.scope, unknown)
@@ -202,7 +201,6 @@ class PageRoutes:
                 403,
                 "this server has no keys, so that it tells the text of prompts to its own machine "
                 "only (start it with --api-key to read them from elsewhere)",
-                type="permission_error",
                 code="text_forbidden",
             )
         blocks = _blocks(request)
@@ -247,7 +245,7 @@ class PageRoutes:
                     gzip.decompress(run.compressed()), headers=DATA_HEADERS, media_type=NDJSON
                 )
         name = shown(request.path_params["name"])
-        raise ApiError(404, f"there is no recorded run {name}", type="not_found_error")
+        raise ApiError(404, f"there is no recorded run {name}")
 
     async def _trace(self, request: Request) -> Response:
         check_may_see(request)
@@ -256,7 +254,6 @@ class PageRoutes:
             raise ApiError(
                 429,
                 "another trace is being opened (try again in a moment)",
-                type="rate_limit_error",
                 code="busy",
                 headers={"retry-after": "2"},
             )
@@ -274,7 +271,7 @@ class PageRoutes:
         try:
             return await self._worker.call(lambda: at(segments, step))
         except TraceError as error:
-            raise ApiError(404, str(error), type="not_found_error", code="no_such_step") from error
+            raise ApiError(404, str(error), code="no_such_step") from error
 
 
 def _past(segments: Sequence[Segment], until: int) -> list[Segment]:

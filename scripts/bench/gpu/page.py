@@ -16,8 +16,18 @@ def as_markdown(values: Row) -> str:
         [f"* {key}: {value}" for key, value in values["state"].items()],
         ["", "### Ceilings", ""],
         [f"* {key}: {value:,.0f}" for key, value in values["ceilings"].items()],
-        decode_table(values["decode"]),
-        prefill_table(values["prefill"]),
+        attention_table(
+            "Decode attention",
+            "µs: median (least–most) of one call. eager: as it is, without a graph.",
+            values["decode"],
+            DECODE,
+        ),
+        attention_table(
+            "Prefill attention",
+            "Useful FLOP: the pairs that the causal mask leaves. Floor: these at the GEMM's rate.",
+            values["prefill"],
+            PREFILL,
+        ),
         end_to_end_table(values["end_to_end"]),
         named("Failed", values["failures"]),
         named("Skipped", [f"{each['name']}: {each['reason']}" for each in values["skipped"]]),
@@ -37,51 +47,37 @@ def titled(title: str, note: str, heads: str, rows: Iterable[Sequence[str]]) -> 
     return ["", f"### {title}", "", note, "", *table(heads.split(" | "), rows)]
 
 
-def decode_table(rows: Iterable[Row]) -> list[str]:
-    """Return one line for each version of each decode shape."""
-    return titled(
-        "Decode attention",
-        "µs: median (least–most) of one call. eager: as it is, without a graph.",
-        "shape | version | µs | floor µs | GB/s | of copy | of read | noise | eager µs | error",
-        map(decode_cells, rows),
-    )
+DECODE = (
+    ("GB/s", "gb_per_s", ".0f"),
+    ("of copy", "share_of_copy", ".1%"),
+    ("of read", "share_of_read", ".1%"),
+    ("noise", "noise", ".1%"),
+    ("eager µs", "eager_us", ".1f"),
+    ("error", "error", ".1e"),
+)
+PREFILL = (
+    ("TFLOP/s", "tflops", ".1f"),
+    ("of GEMM", "share_of_gemm", ".1%"),
+    ("noise", "noise", ".1%"),
+    ("error", "error", ".1e"),
+)
+"""Columns: head, key of a row, and format."""
+Columns = Sequence[tuple[str, str, str]]
 
 
-def decode_cells(row: Row) -> list[str]:
-    """Return a line of the decode table."""
+def attention_table(title: str, note: str, rows: Iterable[Row], columns: Columns) -> list[str]:
+    """Return one line for each shape."""
+    heads = ["shape", "version", "µs", "floor µs", *(head for head, _, _ in columns)]
+    return titled(title, note, " | ".join(heads), (attention_cells(row, columns) for row in rows))
+
+
+def attention_cells(row: Row, columns: Columns) -> list[str]:
+    """Return a line of a table of attention."""
     floor = f"{row['floor_us']:.1f}" if "floor_us" in row else "–"
     if "median_us" not in row:
-        return [row["shape"], row["version"], f"n/a: {row['reason']}", floor, *6 * ["–"]]
-    return [
-        *timing_cells(row),
-        floor,
-        f"{row['gb_per_s']:.0f}",
-        f"{row['share_of_copy']:.1%}",
-        f"{row['share_of_read']:.1%}",
-        f"{row['noise']:.1%}",
-        f"{row['eager_us']:.1f}" if "eager_us" in row else "–",
-        f"{row['error']:.1e}",
-    ]
-
-
-def prefill_table(rows: Iterable[Row]) -> list[str]:
-    """Return one line for each version of each prefill shape."""
-    return titled(
-        "Prefill attention",
-        "Useful FLOP: the pairs that the causal mask leaves. Floor: these at the GEMM's rate.",
-        "shape | version | µs | floor µs | TFLOP/s | of GEMM | noise | error",
-        map(prefill_cells, rows),
-    )
-
-
-def prefill_cells(row: Row) -> list[str]:
-    """Return a line of the prefill table."""
-    floor = f"{row['floor_us']:.1f}" if "floor_us" in row else "–"
-    if "median_us" not in row:
-        return [row["shape"], row["version"], f"n/a: {row['reason']}", floor, *4 * ["–"]]
-    share = f"{row['share_of_gemm']:.1%}" if "share_of_gemm" in row else "–"
-    noise, error = f"{row['noise']:.1%}", f"{row['error']:.1e}"
-    return [*timing_cells(row), floor, f"{row['tflops']:.1f}", share, noise, error]
+        return [row["shape"], row["version"], f"n/a: {row['reason']}", floor, *["–"] * len(columns)]
+    values = (format(row[key], form) if key in row else "–" for _, key, form in columns)
+    return [*timing_cells(row), floor, *values]
 
 
 def timing_cells(row: Row) -> list[str]:

@@ -1,1 +1,0 @@
-"""Parts of page_pictures.py."""
