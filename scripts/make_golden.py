@@ -128,10 +128,11 @@ def randomize(model: torch.nn.Module) -> None:
 
     Attention must select, too.
     """
+    around = 0 if model.config.model_type.startswith("gemma") else 1  # Gemma's norms add 1
     for name, parameter in model.named_parameters():
         noise = torch.randn_like(parameter)
         if "norm" in name:
-            parameter.copy_(1 + 0.2 * noise)
+            parameter.copy_(around + 0.2 * noise)
         elif name.endswith(".bias"):
             parameter.copy_(0.3 * noise)
         else:
@@ -183,8 +184,10 @@ def record(case: Case, seed: int, directory: Path) -> tuple[dict[str, np.ndarray
     noise = float32_noise(model, arrays)
     effects = [effect_of(change, case, directory, arrays) for change in case.without]
     rotary = load(directory).model.rotary_emb
-    arrays["rope.inv_freq"] = rotary.inv_freq.numpy()
-    arrays["rope.attention_scaling"] = np.asarray(rotary.attention_scaling, dtype=np.float64)
+    kind = "" if hasattr(rotary, "inv_freq") else "full_attention_"
+    arrays["rope.inv_freq"] = getattr(rotary, kind + "inv_freq").numpy()
+    scaling = getattr(rotary, kind + "attention_scaling")
+    arrays["rope.attention_scaling"] = np.asarray(scaling, dtype=np.float64)
     return arrays, {
         "greedy_min_gap": min(gaps),
         "logits_std": spreads,
@@ -249,7 +252,9 @@ def float32_noise(model: Any, arrays: Mapping[str, np.ndarray]) -> float:
 
     Rotary frequencies stay float32 in transformers, so they are moved by one in the last place.
     """
-    model.double().model.rotary_emb.inv_freq.mul_(1 + 2**-23)
+    for name, frequencies in model.double().model.rotary_emb.named_buffers():
+        if name.endswith("inv_freq"):
+            frequencies.mul_(1 + 2**-23)
     noise = difference(model, arrays)
     if noise > MAX_NOISE:
         raise Unsuitable(f"rounding moves the logits by {noise:.1e}")

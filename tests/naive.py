@@ -7,46 +7,117 @@ It imports nothing from mie. Weights are a dict from Hugging Face's names to arr
 import numpy as np
 
 
+def angles(rope, dim, n):
+    """Return the angle of each pair of channels that turns [n, 1, P], and the scale of both."""
+    turning = int(dim * rope.get("partial_rotary_factor", 1))
+    theta = rope["rope_theta"]
+    if "alpha" in rope:
+        theta *= rope["alpha"] ** (dim / (dim - 2))
+    freq = theta ** -(np.arange(0, turning, 2) / turning)
+    scale = 1.0
+    if rope.get("rope_type") == "longrope":  # here within the original context
+        freq, scale = freq / rope["short_factor"], rope["attention_factor"]
+    return np.arange(n)[:, None, None] * freq, scale
+
+
+def rope_of(config, layer):
+    """Return the parameters of RoPE in a layer, or None if it has none."""
+    if not config.get("no_rope_layers", [1] * (layer + 1))[layer]:
+        return None
+    kind = config.get("layer_types") and config["layer_types"][layer]
+    if config["model_type"] == "exaone4" and kind == "full_attention":
+        return None
+    rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta")}
+    return rope.get(kind, rope)
+
+
 def logits(config, weights, ids):
     """Return the logits [len(ids), V] after each of the tokens."""
     n, num_heads, num_kv = len(ids), config["num_attention_heads"], config["num_key_value_heads"]
-    dim, eps = config["head_dim"], config["rms_norm_eps"]
-    freq = config["rope_theta"] ** -(np.arange(0, dim, 2) / dim)
-    angle = np.arange(n)[:, None, None] * np.concatenate([freq, freq])
+    dim, eps, family = config["head_dim"], config["rms_norm_eps"], config["model_type"]
+    is_gemma, is_rotated_first = family.startswith("gemma"), family == "hunyuan_v1_dense"
+    is_interleaved = family in ("glm4", "ernie4_5")
+    scale = config.get("attention_multiplier", config.get("query_pre_attn_scalar", dim) ** -0.5)
+    residual = config.get("residual_multiplier", 1)
     distance = np.arange(n)[:, None] - np.arange(n)[None]
-    visible = (distance >= 0) & (distance < (config.get("sliding_window") or n + 1))
 
     def norm(x, name):
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weights[name]
+        weight = weights[name + ".weight"] + is_gemma
+        whole = x.reshape(n, -1, weight.size)
+        mean = (whole**2).mean(-1, keepdims=True)
+        return (whole / np.sqrt(mean + eps) * weight).reshape(x.shape)
+
+    def norm_if(x, name):
+        return norm(x, name) if name + ".weight" in weights else x
 
     def project(x, name):
         return x @ weights[name + ".weight"].T + weights.get(name + ".bias", 0)
 
-    def turn(x):
-        first, second = np.split(x, 2, axis=-1)
-        return x * np.cos(angle) + np.concatenate([-second, first], -1) * np.sin(angle)
+    def turn(x, rope):
+        if rope is None:
+            return x
+        angle, size = angles(rope, dim, n)
+        turning, others = np.split(x, [2 * angle.shape[-1]], -1)
+        if is_interleaved:
+            first, second = turning[..., 0::2], turning[..., 1::2]
+        else:
+            first, second = np.split(turning, 2, axis=-1)
+        cos, sin = np.cos(angle) * size, np.sin(angle) * size
+        pair = first * cos - second * sin, second * cos + first * sin
+        turned = np.stack(pair, -1).reshape(turning.shape)
+        return np.concatenate([turned if is_interleaved else np.concatenate(pair, -1), others], -1)
+
+    def cap(x, key):
+        return config[key] * np.tanh(x / config[key]) if config.get(key) else x
+
+    def activate(z):
+        if is_gemma:
+            return z / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)))
+        return z / (1 + np.exp(-z))
 
     x = weights["model.embed_tokens.weight"][np.array(ids)]
+    x = x * (config["hidden_size"] ** 0.5 if is_gemma else config.get("embedding_multiplier", 1))
     for layer in range(config["num_hidden_layers"]):
         p = f"model.layers.{layer}."
-        h = norm(x, p + "input_layernorm.weight")
-        q = project(h, p + "self_attn.q_proj").reshape(n, num_heads, dim)
-        k = project(h, p + "self_attn.k_proj").reshape(n, num_kv, dim)
-        v = project(h, p + "self_attn.v_proj").reshape(n, num_kv, dim)
-        if p + "self_attn.q_norm.weight" in weights:
-            q = norm(q, p + "self_attn.q_norm.weight")
-            k = norm(k, p + "self_attn.k_norm.weight")
-        q, k = turn(q), turn(k)
+        attention_out, before, after = {  # the norms after attention, before and after the MLP
+            "gemma2": ("post_attention", "pre_feedforward", "post_feedforward"),
+            "gemma3_text": ("post_attention", "pre_feedforward", "post_feedforward"),
+            "olmo3": ("post_attention", "", "post_feedforward"),
+            "exaone4": ("post_attention", "", "post_feedforward"),
+            "glm4": ("post_self_attn", "post_attention", "post_mlp"),
+        }.get(family, ("", "post_attention", ""))
+        h = norm_if(x, p + "input_layernorm")
+        if p + "self_attn.qkv_proj.weight" in weights:
+            cuts = np.cumsum([num_heads * dim, num_kv * dim])
+            q, k, v = np.split(project(h, p + "self_attn.qkv_proj"), cuts, -1)
+        else:
+            q, k, v = (project(h, p + f"self_attn.{x}_proj") for x in "qkv")
+        q, k, v = q.reshape(n, -1, dim), k.reshape(n, -1, dim), v.reshape(n, -1, dim)
+        rope = rope_of(config, layer)
+        if is_rotated_first:
+            q = norm(turn(q, rope), p + "self_attn.query_layernorm")
+            k = norm(turn(k, rope), p + "self_attn.key_layernorm")
+        else:
+            q = turn(norm_if(q, p + "self_attn.q_norm"), rope)
+            k = turn(norm_if(k, p + "self_attn.k_norm"), rope)
         k, v = (np.repeat(a, num_heads // num_kv, axis=1) for a in (k, v))
-        scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(dim)
-        weight = np.exp(np.where(visible, scores, -np.inf))
+        scores = cap(np.einsum("qhd,khd->hqk", q, k) * scale, "attn_logit_softcapping")
+        is_full = "layer_types" in config and config["layer_types"][layer] == "full_attention"
+        window = n + 1 if is_full else config.get("sliding_window") or n + 1
+        weight = np.exp(np.where((distance >= 0) & (distance < window), scores, -np.inf))
         attended = np.einsum("hqk,khd->qhd", weight / weight.sum(-1, keepdims=True), v)
-        x = x + project(attended.reshape(n, -1), p + "self_attn.o_proj")
-        h = norm(x, p + "post_attention_layernorm.weight")
-        gate, up = project(h, p + "mlp.gate_proj"), project(h, p + "mlp.up_proj")
-        x = x + project(gate / (1 + np.exp(-gate)) * up, p + "mlp.down_proj")
-    x = norm(x, "model.norm.weight")
-    return x @ weights.get("lm_head.weight", weights["model.embed_tokens.weight"]).T
+        h = project(attended.reshape(n, -1), p + "self_attn.o_proj")
+        x = x + residual * norm_if(h, p + f"{attention_out}_layernorm")
+        h = norm_if(x, p + f"{before}_layernorm")
+        if p + "mlp.gate_up_proj.weight" in weights:
+            gate, up = np.split(project(h, p + "mlp.gate_up_proj"), 2, -1)
+        else:
+            gate, up = project(h, p + "mlp.gate_proj"), project(h, p + "mlp.up_proj")
+        h = project(activate(gate) * up, p + "mlp.down_proj")
+        x = x + residual * norm_if(h, p + f"{after}_layernorm")
+    x = norm(x, "model.norm") / config.get("logits_scaling", 1)
+    x = x @ weights.get("lm_head.weight", weights["model.embed_tokens.weight"]).T
+    return cap(x, "final_logit_softcapping")
 
 
 def uniform(seed, stream, choice, position):

@@ -20,6 +20,7 @@ LLAMA = {
     "rope_theta": 10000.0,
     "max_position_embeddings": 256,
     "tie_word_embeddings": False,
+    "bos_token_id": 1,
     "eos_token_id": 3,
 }
 MISTRAL_WINDOW = LLAMA | {
@@ -36,6 +37,78 @@ QWEN3_TIED = LLAMA | {
 }
 QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 
+SMOLLM3 = LLAMA | {
+    "architectures": ["SmolLM3ForCausalLM"],
+    "model_type": "smollm3",
+    "no_rope_layers": [1, 0],
+}
+GRANITE = LLAMA | {
+    "architectures": ["GraniteForCausalLM"],
+    "model_type": "granite",
+    "tie_word_embeddings": True,
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 0.8,
+}
+OLMO3 = LLAMA | {
+    "architectures": ["Olmo3ForCausalLM"],
+    "model_type": "olmo3",
+    "sliding_window": 5,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "rope_parameters": {
+        "sliding_attention": {"rope_theta": 100.0, "rope_type": "default"},
+        "full_attention": {"rope_theta": 5000.0, "rope_type": "default"},
+    },
+}
+GEMMA2 = LLAMA | {
+    "architectures": ["Gemma2ForCausalLM"],
+    "model_type": "gemma2",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 12,
+    "attn_logit_softcapping": 3.0,
+    "final_logit_softcapping": 9.0,
+    "sliding_window": 5,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "tie_word_embeddings": True,
+}
+GEMMA3 = {
+    key: value
+    for key, value in (OLMO3 | GEMMA2).items()
+    if key not in ("attn_logit_softcapping", "final_logit_softcapping")
+} | {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
+PHI3 = LLAMA | {
+    "architectures": ["Phi3ForCausalLM"],
+    "model_type": "phi3",
+    "original_max_position_embeddings": 256,
+    "rope_parameters": {
+        "rope_theta": 10000.0,
+        "rope_type": "longrope",
+        "partial_rotary_factor": 0.5,
+        "attention_factor": 1.2,
+        "short_factor": [1.1, 1.3],
+        "long_factor": [2.0, 3.0],
+    },
+}
+GLM4 = LLAMA | {
+    "architectures": ["Glm4ForCausalLM"],
+    "model_type": "glm4",
+    "attention_bias": True,
+    "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}
+EXAONE4 = LLAMA | {
+    "architectures": ["Exaone4ForCausalLM"],
+    "model_type": "exaone4",
+    "sliding_window": 5,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+ERNIE = LLAMA | {"architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5"}
+HUNYUAN = LLAMA | {
+    "architectures": ["HunYuanDenseV1ForCausalLM"],
+    "model_type": "hunyuan_v1_dense",
+    "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 20.0},
+}
+
 
 def random_weights(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
     """Return float32 weights by their Hugging Face names, scaled so that logits are well apart."""
@@ -43,7 +116,20 @@ def random_weights(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
     hidden, mlp, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     q_size = config["num_attention_heads"] * config["head_dim"]
     kv_size = config["num_key_value_heads"] * config["head_dim"]
-    weights = {}
+    family, weights = config["model_type"], {}
+    norms = {
+        "olmo3": ("post_attention", "post_feedforward"),
+        "exaone4": ("post_attention", "post_feedforward"),
+        "glm4": ("input", "post_attention", "post_self_attn", "post_mlp"),
+        "gemma2": ("input", "post_attention", "pre_feedforward", "post_feedforward"),
+        "gemma3_text": ("input", "post_attention", "pre_feedforward", "post_feedforward"),
+    }.get(family, ("input", "post_attention"))
+    head_norms = {
+        "qwen3": {"q_norm": config["head_dim"], "k_norm": config["head_dim"]},
+        "olmo3": {"q_norm": q_size, "k_norm": kv_size},
+        "hunyuan_v1_dense": dict.fromkeys(("query_layernorm", "key_layernorm"), config["head_dim"]),
+    }
+    head_norms["gemma3_text"] = head_norms["exaone4"] = head_norms["qwen3"]
 
     def matrix(name: str, rows: int, columns: int, gain: float = 1.0) -> None:
         weights[name] = rng.normal(0, gain / np.sqrt(columns), (rows, columns))
@@ -51,23 +137,31 @@ def random_weights(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
     def vector(name: str, size: int, center: float = 1.0) -> None:
         weights[name] = rng.normal(center, 0.2, size)
 
+    def norm(name: str, size: int) -> None:
+        vector(name + ".weight", size, 0.0 if family.startswith("gemma") else 1.0)
+
     matrix("model.embed_tokens.weight", vocab, hidden, 4.0)
     for layer in range(config["num_hidden_layers"]):
         p = f"model.layers.{layer}."
-        vector(p + "input_layernorm.weight", hidden)
-        for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size)):
+        for name in norms:
+            norm(p + name + "_layernorm", hidden)
+        for name, size in head_norms.get(family, {}).items():
+            norm(p + "self_attn." + name, size)
+        parts = {"q": q_size, "k": kv_size, "v": kv_size}
+        if family == "phi3":
+            parts = {"qkv": q_size + 2 * kv_size}
+        for name, size in parts.items():
             matrix(p + f"self_attn.{name}_proj.weight", size, hidden, 2.0)
-            if config["model_type"] == "qwen2":
+            if family in ("qwen2", "glm4"):
                 vector(p + f"self_attn.{name}_proj.bias", size, 0.0)
-        if config["model_type"] == "qwen3":
-            vector(p + "self_attn.q_norm.weight", config["head_dim"])
-            vector(p + "self_attn.k_norm.weight", config["head_dim"])
         matrix(p + "self_attn.o_proj.weight", hidden, q_size)
-        vector(p + "post_attention_layernorm.weight", hidden)
-        matrix(p + "mlp.gate_proj.weight", mlp, hidden)
-        matrix(p + "mlp.up_proj.weight", mlp, hidden)
+        if family in ("phi3", "glm4"):
+            matrix(p + "mlp.gate_up_proj.weight", 2 * mlp, hidden)
+        else:
+            matrix(p + "mlp.gate_proj.weight", mlp, hidden)
+            matrix(p + "mlp.up_proj.weight", mlp, hidden)
         matrix(p + "mlp.down_proj.weight", hidden, mlp)
-    vector("model.norm.weight", hidden)
+    norm("model.norm", hidden)
     if not config["tie_word_embeddings"]:
         matrix("lm_head.weight", vocab, hidden, 3.0)
     return {name: array.astype(np.float32) for name, array in weights.items()}
@@ -86,6 +180,16 @@ TINY = {
     "mistral_window": MISTRAL_WINDOW,
     "qwen2": QWEN2,
     "qwen3_tied": QWEN3_TIED,
+    "smollm3": SMOLLM3,
+    "granite": GRANITE,
+    "olmo3": OLMO3,
+    "gemma2": GEMMA2,
+    "gemma3": GEMMA3,
+    "phi3": PHI3,
+    "glm4": GLM4,
+    "exaone4": EXAONE4,
+    "ernie": ERNIE,
+    "hunyuan": HUNYUAN,
 }
 
 

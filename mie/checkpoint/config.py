@@ -1,9 +1,9 @@
 """Read a model's sizes and flags from a Hugging Face ``config.json``.
 
-A family is a row of `FAMILIES`, not a class. Both spellings of the file are read: transformers 4
-(``rope_theta``, ``rope_scaling``, ``torch_dtype``) and transformers 5 (``rope_parameters``,
-``dtype``, ``layer_types``). Absent keys take the defaults of transformers' own configuration
-classes. The sizes that distinguish one model from another are required.
+A family is a row of `families.FAMILIES`, not a class. Both spellings of the file are read:
+transformers 4 (``rope_theta``, ``rope_scaling``, ``torch_dtype``) and transformers 5
+(``rope_parameters``, ``dtype``, ``layer_types``). Absent keys take the defaults of transformers'
+own configuration classes. The sizes that distinguish one model from another are required.
 """
 
 from __future__ import annotations
@@ -12,112 +12,33 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from mie.checkpoint.families import FAMILIES, Names, QkNorm
 from mie.checkpoint.gguf.config import hf_config
 from mie.checkpoint.gguf.header import read_gguf
 from mie.checkpoint.json_reader import JsonReader
 from mie.checkpoint.quantisation import Quantisation, read_quantisation
-from mie.checkpoint.refusals import refuse_unsupported
+from mie.checkpoint.refusals import ACTIVATIONS, Activation, activation_name, refuse_unsupported
+from mie.checkpoint.rope import RopeConfig, read_ropes
 from mie.checkpoint.size_limits import (
     MAX_CONTEXT,
     MAX_EPS,
     MAX_FACTOR,
     MAX_JSON_BYTES,
     MAX_LAYERS,
-    MAX_THETA,
     MAX_TOKEN_IDS,
     MAX_VOCABULARY,
     MAX_WIDTH,
     MIN_EPS,
     MIN_FACTOR,
-    MIN_THETA,
 )
 from mie.errors import ModelError, UnsupportedModelError
 from mie.system.files import read_json_object
 
+__all__ = ["FAMILIES", "ModelConfig", "RopeConfig"]
 
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """The flags of a family that its ``config.json`` does not state."""
-
-    model_type: str
-    defaults: Mapping[str, Any]
-    """The defaults of transformers' configuration class for absent keys.
-
-    A key that is present and null means "none", so they are merged under the file's own keys.
-    """
-    windows: Literal["none", "all", "by layer"]
-    """Whether ``sliding_window`` holds for no layer, for all, or for those of ``layer_types``."""
-    implements: tuple[str, ...] = ()
-    """The keys of `mie.checkpoint.refusals` that are not refused in this family."""
-    always_qkv_bias: bool = False
-    """Whether only queries, keys and values have biases, whether the file says so or not."""
-    qk_norm: bool = False
-
-
-_QWEN2_DEFAULTS: Mapping[str, Any] = {
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32768,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-}
-_BOS_AND_EOS: Mapping[str, Any] = {"bos_token_id": 1, "eos_token_id": 2}
-
-FAMILIES: Mapping[str, Family] = {
-    "LlamaForCausalLM": Family(
-        model_type="llama",
-        defaults={"max_position_embeddings": 2048, **_BOS_AND_EOS},
-        windows="none",
-        implements=("attention_bias", "mlp_bias"),
-    ),
-    "MistralForCausalLM": Family(
-        model_type="mistral",
-        defaults={
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "sliding_window": 4096,
-            **_BOS_AND_EOS,
-        },
-        windows="all",
-    ),
-    "Qwen2ForCausalLM": Family(
-        model_type="qwen2",
-        defaults=_QWEN2_DEFAULTS,
-        windows="by layer",
-        implements=("attention_bias",),
-        always_qkv_bias=True,
-    ),
-    "Qwen3ForCausalLM": Family(
-        model_type="qwen3",
-        defaults={**_QWEN2_DEFAULTS, "head_dim": 128},
-        windows="by layer",
-        implements=("attention_bias",),
-        qk_norm=True,
-    ),
-}
-"""The supported families by the name in ``architectures``."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RopeConfig:
-    """How positions turn into rotations. ``mie.model.rope`` has the formulas.
-
-    A field that the ``rope_type`` does not use keeps its default.
-    """
-
-    rope_type: str = "default"  # "default", "linear", "llama3" or "yarn"
-    theta: float = 10000.0
-    factor: float = 1.0  # how much the context is stretched
-    original_max_position_embeddings: int | None = None  # context of pretraining: llama3, yarn
-    low_freq_factor: float = 1.0  # llama3
-    high_freq_factor: float = 4.0  # llama3
-    beta_fast: float = 32.0  # yarn
-    beta_slow: float = 1.0  # yarn
-    attention_factor: float | None = None  # yarn
-    mscale: float | None = None  # yarn
-    mscale_all_dim: float | None = None  # yarn
-    truncate: bool = True  # yarn: round the ends of the ramp to whole channel pairs
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,9 +59,19 @@ class ModelConfig:
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
-    qk_norm: bool
+    qk_norm: QkNorm | None
+    activation: Activation
     layer_windows: tuple[int | None, ...]  # keys that a query sees, itself included; None is all
-    rope: RopeConfig
+    layer_ropes: tuple[RopeConfig | None, ...]  # None is a layer without RoPE
+    rope_is_interleaved: bool
+    attention_scale: float | None  # of the scores; None is 1 / sqrt(head_dim)
+    attention_soft_cap: float | None
+    logits_soft_cap: float | None
+    logits_scale: float  # a divisor
+    embedding_scale: float
+    residual_scale: float  # of what attention and MLP add to the hidden states
+    norm_offset: int
+    names: Names
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     dtype: str  # as in the file; the checkpoint's own dtype may differ
@@ -184,25 +115,63 @@ class ModelConfig:
             ModelError: a required key is missing, or a value is bad.
         """
         architecture = _architecture(JsonReader(values=config, source=source))
-        implemented = {name: family.implements for name, family in FAMILIES.items()}
-        refuse_unsupported(config, architecture, implemented, source)
-        defaults = FAMILIES[architecture].defaults
-        return _read_config(JsonReader(values={**defaults, **config}, source=source), architecture)
+        family = FAMILIES.get(architecture)
+        merged = {**(family.defaults if family else {}), **config}
+        refuse_unsupported(merged, architecture, FAMILIES, source)
+        return _read_config(JsonReader(values=merged, source=source), architecture)
+
+    @property
+    def rope(self) -> RopeConfig | None:
+        """The rotations of the layers that attend furthest, or None if no layer has any."""
+        pairs = zip(self.layer_windows, self.layer_ropes, strict=True)
+        ropes = sorted(
+            (window is not None, index) for index, (window, rope) in enumerate(pairs) if rope
+        )
+        return self.layer_ropes[ropes[0][1]] if ropes else None
 
     @property
     def context_length(self) -> int:
         """The number of tokens that the model can attend over, RoPE scaling included.
 
         ``max_position_embeddings`` counts the stretched context for Llama-3 scaling. For linear
-        scaling it counts the original one, as in vLLM. For YaRN both conventions are in use (Qwen
-        states the original), so the larger reading holds.
+        scaling it counts the original one, as in vLLM, but for Gemma 3, whose windows stretch
+        nothing. For YaRN both conventions are in use (Qwen states the original), so the larger
+        reading holds. Scores that grow with the position are not implemented, so such a model has
+        its original context.
         """
-        if self.rope.rope_type == "linear":
-            return int(self.max_position_embeddings * self.rope.factor)
-        if self.rope.rope_type == "yarn":
-            original = self.rope.original_max_position_embeddings or self.max_position_embeddings
-            return max(self.max_position_embeddings, int(original * self.rope.factor))
+        rope = self.rope or RopeConfig()
+        original = rope.original_max_position_embeddings or self.max_position_embeddings
+        if rope.is_tempered:
+            return original
+        if rope.rope_type == "linear" and len({*self.layer_ropes}) == 1:
+            return int(self.max_position_embeddings * rope.factor)
+        if rope.rope_type == "yarn":
+            return max(self.max_position_embeddings, int(original * rope.factor))
         return self.max_position_embeddings
+
+    @property
+    def default_context_length(self) -> int:
+        """The number of tokens for which no setting is needed.
+
+        LongRoPE turns keys differently beyond the original context, and a cache cannot change
+        those that it holds. So a longer ``max_model_len`` decides for all tokens.
+        """
+        if self.rope is not None and self.rope.rope_type == "longrope":
+            return self.rope.original_max_position_embeddings or self.max_position_embeddings
+        return self.context_length
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options of operators that a backend may lack, by name."""
+        given = {
+            "GELU": self.activation != "silu",
+            "norms after the blocks": bool(self.names.attention_post_norm),
+            "norms of whole projections": self.qk_norm == "projection",
+            "norms after RoPE": self.qk_norm == "rotated head",
+            "scaled embeddings": self.embedding_scale != self.residual_scale,
+            "soft caps": bool(self.attention_soft_cap or self.logits_soft_cap),
+        }
+        return tuple(name for name, is_given in given.items() if is_given)
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Return the bytes of keys and values of one token in all layers.
@@ -230,30 +199,66 @@ def _read_config(reader: JsonReader, architecture: str) -> ModelConfig:
     num_layers = reader.integer("num_hidden_layers", maximum=MAX_LAYERS)
     num_heads = reader.integer("num_attention_heads", maximum=MAX_WIDTH)
     vocab_size = reader.integer("vocab_size", maximum=MAX_VOCABULARY)
-    attention_bias = reader.flag("attention_bias", default=False)
+    head_dim = _head_dim(reader, hidden_size, num_heads)
+    has_biases = "use_bias" in family.implements and reader.flag("use_bias", default=False)
+    o_bias = family.o_bias_key is not None and reader.flag(family.o_bias_key, default=False)
+    inner = "intermediate_size"
+    if "shared_intermediate_size" in family.defaults:
+        inner = "shared_intermediate_size"
+    kinds = _layer_kinds(reader, architecture, num_layers)
+    window = reader.optional_integer("sliding_window", maximum=MAX_CONTEXT)
+    embedding_scale = _multiplier(reader, "embedding_multiplier")
+    if family.scales_embeddings:
+        embedding_scale = hidden_size**0.5
     return ModelConfig(
         architecture=architecture,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        intermediate_size=reader.integer("intermediate_size", maximum=MAX_WIDTH),
+        intermediate_size=reader.integer(inner, maximum=MAX_WIDTH),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=_num_kv_heads(reader, num_heads),
-        head_dim=_head_dim(reader, hidden_size, num_heads),
+        head_dim=head_dim,
         rms_norm_eps=reader.number("rms_norm_eps", default=1e-6, low=MIN_EPS, high=MAX_EPS),
         max_position_embeddings=reader.integer("max_position_embeddings", maximum=MAX_CONTEXT),
         tie_word_embeddings=reader.flag("tie_word_embeddings", default=False),
-        qkv_bias=attention_bias or family.always_qkv_bias,
-        o_bias=attention_bias and not family.always_qkv_bias,
-        mlp_bias=reader.flag("mlp_bias", default=False),
+        qkv_bias=has_biases
+        or family.always_qkv_bias
+        or reader.flag("attention_bias", default=False),
+        o_bias=has_biases or o_bias,
+        mlp_bias=has_biases or reader.flag("mlp_bias", default=False),
         qk_norm=family.qk_norm,
-        layer_windows=_layer_windows(reader, architecture, num_layers),
-        rope=_rope(reader),
+        activation=ACTIVATIONS[activation_name(reader.values)],
+        layer_windows=tuple(window if kind == SLIDING else None for kind in kinds),
+        layer_ropes=read_ropes(reader, family, kinds, head_dim),
+        rope_is_interleaved=family.rope_is_interleaved,
+        attention_scale=_attention_scale(reader),
+        attention_soft_cap=_positive(reader, "attn_logit_softcapping"),
+        logits_soft_cap=_positive(reader, "final_logit_softcapping"),
+        logits_scale=_multiplier(reader, "logits_scaling"),
+        embedding_scale=embedding_scale,
+        residual_scale=_multiplier(reader, "residual_multiplier"),
+        norm_offset=family.norm_offset,
+        names=family.names,
         bos_token_id=next(iter(_token_ids(reader, "bos_token_id", vocab_size)), None),
         eos_token_ids=_token_ids(reader, "eos_token_id", vocab_size),
         dtype=_dtype(reader),
         quantisation=read_quantisation(reader),
     )
+
+
+def _positive(reader: JsonReader, key: str) -> float | None:
+    return reader.optional_number(key, low=MIN_FACTOR, high=MAX_FACTOR)
+
+
+def _multiplier(reader: JsonReader, key: str) -> float:
+    return reader.number(key, default=1.0, low=MIN_FACTOR, high=MAX_FACTOR)
+
+
+def _attention_scale(reader: JsonReader) -> float | None:
+    """Return the factor of the scores: Granite's multiplier, or Gemma's from a head size."""
+    scalar = _positive(reader, "query_pre_attn_scalar")
+    return _positive(reader, "attention_multiplier") if scalar is None else scalar**-0.5
 
 
 def _num_kv_heads(reader: JsonReader, num_heads: int) -> int:
@@ -299,102 +304,44 @@ def _dtype(reader: JsonReader) -> str:
 # Sliding windows
 
 
-def _layer_windows(
-    reader: JsonReader, architecture: str, num_layers: int
-) -> tuple[int | None, ...]:
-    """Return the sliding window of each layer, by the rules of its family."""
+def _layer_kinds(reader: JsonReader, architecture: str, num_layers: int) -> tuple[str, ...]:
+    """Return the type of each layer, by ``layer_types`` or by the rule of its family."""
     windows = FAMILIES[architecture].windows
-    window, first_sliding = None, num_layers
-    if windows != "none":
-        window = reader.optional_integer("sliding_window", maximum=MAX_CONTEXT)
-    if windows == "by layer" and not reader.flag("use_sliding_window", default=False):
-        window = None
-    if window is not None:
-        first_sliding = 0
-        if windows == "by layer":
-            first_sliding = reader.integer("max_window_layers", minimum=0, maximum=MAX_WIDTH)
-    rule = tuple(
-        "full_attention" if layer < first_sliding else "sliding_attention"
-        for layer in range(num_layers)
-    )
-    layer_types = reader.texts("layer_types") or rule
+    has_window = reader.values.get("sliding_window") is not None and windows != "none"
+    if windows == "switched":
+        has_window = has_window and reader.flag("use_sliding_window", default=False)
+    named = reader.texts("layer_types")
+    layer_types = tuple(FULL if kind == "attention" else kind for kind in named)
+    if not layer_types and has_window:
+        layer_types = _rule(reader, windows, num_layers)
+    layer_types = layer_types or (FULL,) * num_layers
     if len(layer_types) != num_layers:
         raise reader.error(
             "layer_types", f"must name num_hidden_layers ({num_layers}) layers", len(layer_types)
         )
-    if layer_types != rule and windows != "by layer":
+    if windows in ("none", "all") and {*layer_types} != {SLIDING if has_window else FULL}:
         # transformers ignores the key in these families, so the author's intention is unclear.
-        supported = [name for name, each in FAMILIES.items() if each.windows == "by layer"]
+        supported = [n for n, each in FAMILIES.items() if each.windows not in ("none", "all")]
         raise UnsupportedModelError(
             f"{reader.source}: layer_types that differ from layer to layer are not supported in "
             f"{architecture}; supported in {', '.join(supported)}"
         )
-    if window is None and "sliding_attention" in layer_types:
+    if not has_window and SLIDING in layer_types:
         raise ModelError(
             f"{reader.source}: layer_types asks for sliding_attention, but sliding_window is null "
             "or use_sliding_window is false; set both, or name those layers full_attention"
         )
-    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+    return layer_types
 
 
-# Rotations
-
-
-def _rope(reader: JsonReader) -> RopeConfig:
-    """Return the rotations of a model, from the keys of transformers 4 or 5."""
-    scaling = reader.nested(
-        "rope_scaling" if reader.values.get("rope_scaling") else "rope_parameters"
-    )
-    rope_type = scaling.text("rope_type", default=scaling.text("type", default="default"))
-    outside = reader.number("rope_theta", default=10000.0, low=MIN_THETA, high=MAX_THETA)
-    theta = scaling.number("rope_theta", default=outside, low=MIN_THETA, high=MAX_THETA)
-    if rope_type == "default":
-        return RopeConfig(theta=theta)
-    context = reader.integer("max_position_embeddings", maximum=MAX_CONTEXT)
-    if rope_type == "linear":
-        return RopeConfig(rope_type=rope_type, theta=theta, factor=_stretch(scaling, context))
-    name = "original_max_position_embeddings"
-    original = reader.optional_integer(name, maximum=MAX_CONTEXT)
-    original = original or scaling.optional_integer(name, maximum=MAX_CONTEXT)
-    if rope_type == "llama3":
-        low, high = _factor(scaling, "low_freq_factor"), _factor(scaling, "high_freq_factor")
-        if high <= low:
-            raise scaling.error("high_freq_factor", f"must exceed low_freq_factor ({low:g})", high)
-        return RopeConfig(
-            rope_type="llama3",
-            theta=theta,
-            factor=_factor(scaling, "factor"),
-            original_max_position_embeddings=original,
-            low_freq_factor=low,
-            high_freq_factor=high,
-        )
-    before = original or context
-    return RopeConfig(
-        rope_type="yarn",
-        theta=theta,
-        factor=_stretch(scaling, before, context / before),
-        original_max_position_embeddings=original,
-        beta_fast=_factor(scaling, "beta_fast", 32.0),
-        beta_slow=_factor(scaling, "beta_slow", 1.0),
-        attention_factor=scaling.optional_number(
-            "attention_factor", low=MIN_FACTOR, high=MAX_FACTOR
-        ),
-        # Zero stands for "not set".
-        mscale=scaling.optional_number("mscale", low=0.0, high=MAX_FACTOR),
-        mscale_all_dim=scaling.optional_number("mscale_all_dim", low=0.0, high=MAX_FACTOR),
-        truncate=scaling.flag("truncate", default=True),
-    )
-
-
-def _factor(scaling: JsonReader, key: str, default: float | None = None) -> float:
-    return scaling.number(key, default=default, low=MIN_FACTOR, high=MAX_FACTOR)
-
-
-def _stretch(scaling: JsonReader, context: int, default: float | None = None) -> float:
-    """Return the factor that stretches ``context``. The result must be within the limit."""
-    factor = _factor(scaling, "factor", default)
-    if not 1 <= context * factor <= MAX_CONTEXT:
-        raise scaling.error(
-            "factor", f"must turn a context of {context} into one of 1 … {MAX_CONTEXT}", factor
-        )
-    return factor
+def _rule(reader: JsonReader, windows: str, num_layers: int) -> tuple[str, ...]:
+    """Return the types of layers of a family with windows whose file names none."""
+    if windows == "switched":
+        first = reader.integer("max_window_layers", minimum=0, maximum=MAX_WIDTH)
+        return tuple(SLIDING if layer >= first else FULL for layer in range(num_layers))
+    if windows == "all" or reader.values.get("sliding_window_pattern") is None:
+        return (SLIDING,) * num_layers
+    pattern = reader.values["sliding_window_pattern"]  # EXAONE 4 writes "LLLG" for 4
+    every = len(pattern) if isinstance(pattern, str) else None
+    every = every or reader.integer("sliding_window_pattern", maximum=MAX_WIDTH)
+    return tuple(SLIDING if (layer + 1) % every else FULL for layer in range(num_layers))

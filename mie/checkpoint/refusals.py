@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
+from mie.checkpoint.families import Family
+from mie.checkpoint.rope import scalings
 from mie.checkpoint.size_limits import MAX_LAYERS
 from mie.errors import UnsupportedModelError, shown
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 MAX_NAMED = 8  # Layer types that a message names.
-ACTIVATIONS = ("silu", "swish")  # Both are one function.
+Activation = Literal["silu", "gelu_tanh"]
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
 
 # Keys that enable a feature by any value except null, false, zero, one or an empty list or object.
 # One is harmless: a single expert, or a multiplier of 1.
@@ -43,11 +50,13 @@ _SWITCHES: Mapping[str, str] = {
     "is_encoder_decoder": "encoder-decoder models",
     "add_cross_attention": "cross attention",
     "rope_interleaved": "interleaved RoPE",
+    "use_bidirectional_attention": "attention to later tokens",
 }
 # Keys that some families implement and that transformers silently ignores in the others.
 _BIASES: Mapping[str, str] = {
     "attention_bias": "attention biases of this family",
     "mlp_bias": "MLP biases of this family",
+    "use_bias": "biases of this family",
 }
 _LONGROPE = "LongRoPE: the rotation of cached keys changes once the original context is passed"
 _ROPE_REASONS = {
@@ -63,36 +72,44 @@ _ROPE_REASONS = {
 def refuse_unsupported(
     config: Mapping[str, Any],
     architecture: str,
-    implemented: Mapping[str, Sequence[str]],
+    families: Mapping[str, Family],
     source: str,
 ) -> None:
     """Raise unless everything that ``config`` asks for is implemented.
 
-    ``implemented`` has, for each supported architecture, the keys below that it implements.
+    ``config`` has the defaults of its family. ``families`` are those that are supported.
 
     Raises:
         UnsupportedModelError: something is not implemented. The message names all of it.
     """
+    family = families.get(architecture)
+    own = family.implements if family else ()
     problems = [
-        *_problems(config, architecture, implemented),
-        *_rope_problems(config),
+        *_problems(config, architecture, families, own),
+        *(
+            problem
+            for scaling in scalings(config, family is not None and family.rope_by_type).values()
+            for problem in _rope_problems(config, scaling, own)
+        ),
         *_layer_type_problems(config),
     ]
     if problems:
         verb = "is" if len(problems) == 1 else "are"
         raise UnsupportedModelError(
             f"{source}: {' and '.join(problems)} {verb} not supported; "
-            f"supported architectures: {', '.join(implemented)}"
+            f"supported architectures: {', '.join(families)}"
         )
 
 
 def _problems(
-    config: Mapping[str, Any], architecture: str, implemented: Mapping[str, Sequence[str]]
+    config: Mapping[str, Any],
+    architecture: str,
+    families: Mapping[str, Family],
+    own: Sequence[str],
 ) -> Iterator[str]:
-    if architecture not in implemented:
-        nearest = difflib.get_close_matches(architecture[:100], implemented, n=1, cutoff=0.0)
+    if architecture not in families:
+        nearest = difflib.get_close_matches(architecture[:100], families, n=1, cutoff=0.0)
         yield f"architecture {shown(architecture)} (nearest: {nearest[0]!r})"
-    own = implemented.get(architecture, ())
     for feature, keys in _FEATURES.items():
         given = [key for key in keys if config.get(key) not in (None, 0, 1, [], {})]
         used = [key for key in given if key not in own]
@@ -102,37 +119,46 @@ def _problems(
         if config.get(key) and key not in own:
             yield f"feature {feature!r} ({key})"
     for key, feature in _BIASES.items():
-        if config.get(key) and key not in implemented.get(architecture, _BIASES):
+        if config.get(key) and key not in own and architecture in families:
             yield f"feature {feature!r} ({key} in {architecture})"
-    activation = config.get("hidden_act") or "silu"
-    if activation not in ACTIVATIONS:
-        yield f"activation {shown(activation)} (hidden_act; supported: 'silu')"
+    activation = activation_name(config)
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        known = ", ".join(map(repr, ACTIVATIONS))
+        yield f"activation {shown(activation)} (hidden_act; supported: {known})"
 
 
-def _rope_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+def activation_name(config: Mapping[str, Any]) -> Any:
+    """Return the activation that a configuration names. Gemma's newer key takes precedence."""
+    return config.get("hidden_activation") or config.get("hidden_act") or "silu"
+
+
+def _rope_problems(config: Mapping[str, Any], scaling: object, own: Sequence[str]) -> Iterator[str]:
     if not isinstance(scaling, Mapping):
         return  # a bad value, which ModelConfig reports
     if any(isinstance(value, Mapping) for value in scaling.values()):
         yield "feature 'RoPE parameters per layer type'"
         return
     rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
-    if rope_type not in ROPE_TYPES:
+    is_own = "longrope" in own and rope_type in ("longrope", "su", "yarn")
+    is_own = is_own or ("alpha" in own and rope_type == "dynamic" and bool(scaling.get("alpha")))
+    if rope_type not in ROPE_TYPES and not is_own:
         reason = _ROPE_REASONS.get(rope_type) if isinstance(rope_type, str) else None
         reason = reason or f"supported types: {', '.join(ROPE_TYPES)}"
         yield f"RoPE type {shown(rope_type)} ({reason})"
     if scaling.get("mrope_section"):
         yield "feature 'multimodal RoPE' (mrope_section)"
     fraction = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if fraction not in (None, 1):
+    if fraction not in (None, 1) and "partial_rotary_factor" not in own:
         yield f"feature 'partial RoPE' (partial_rotary_factor {shown(fraction)})"
+    if scaling.get("llama_4_scaling_beta") and "llama_4_scaling_beta" not in own:
+        yield "feature 'scores that grow with the position' (llama_4_scaling_beta)"
 
 
 def _layer_type_problems(config: Mapping[str, Any]) -> Iterator[str]:
     layer_types = config.get("layer_types") or []
     if not isinstance(layer_types, list):
         return  # a bad value, which ModelConfig reports
-    unknown = [kind for kind in layer_types if kind not in LAYER_TYPES]
+    unknown = [kind for kind in layer_types if kind not in (*LAYER_TYPES, "attention")]
     names = dict.fromkeys(shown(kind) for kind in unknown[:MAX_LAYERS])
     for name in list(names)[:MAX_NAMED]:
         yield f"layer type {name} (supported: {', '.join(LAYER_TYPES)})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from mie.checkpoint.config import ModelConfig
 
@@ -34,21 +35,35 @@ def num_parameters(config: ModelConfig) -> int:
 def _layer_tensors(config: ModelConfig) -> dict[str, Shape]:
     hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     queries, keys = config.num_heads * head_dim, config.num_kv_heads * head_dim
-    norms: dict[str, Shape] = {}
-    if config.qk_norm:
-        norms = {f"self_attn.{x}_norm.weight": (head_dim,) for x in "qk"}
-    return {
-        "input_layernorm.weight": (hidden,),
-        **_linear("self_attn.q_proj", queries, hidden, config.qkv_bias),
-        **_linear("self_attn.k_proj", keys, hidden, config.qkv_bias),
-        **_linear("self_attn.v_proj", keys, hidden, config.qkv_bias),
-        **_linear("self_attn.o_proj", hidden, queries, config.o_bias),
-        **norms,
-        "post_attention_layernorm.weight": (hidden,),
-        **_linear("mlp.gate_proj", inner, hidden, config.mlp_bias),
-        **_linear("mlp.up_proj", inner, hidden, config.mlp_bias),
-        **_linear("mlp.down_proj", hidden, inner, config.mlp_bias),
+    names = config.names
+    vectors: dict[str | None, int] = {
+        names.attention_norm: hidden,
+        names.attention_post_norm: hidden,
+        names.mlp_norm: hidden,
+        names.mlp_post_norm: hidden,
     }
+    if config.qk_norm is not None:
+        is_whole = config.qk_norm == "projection"
+        vectors[names.q_norm] = queries if is_whole else head_dim
+        vectors[names.k_norm] = keys if is_whole else head_dim
+    return {
+        **_parts(names.qkv, (queries, keys, keys), hidden, config.qkv_bias),
+        **_linear("self_attn.o_proj", hidden, queries, config.o_bias),
+        **{f"{name}.weight": (size,) for name, size in vectors.items() if name is not None},
+        **_parts(names.gate_up, (inner, inner), hidden, config.mlp_bias),
+        **_linear(names.down, hidden, inner, config.mlp_bias),
+    }
+
+
+def _parts(
+    names: Sequence[str], rows: Sequence[int], columns: int, has_bias: bool
+) -> dict[str, Shape]:
+    """Return the tensors of matrices with these rows, or of the one that holds them all."""
+    rows = rows if len(names) > 1 else [sum(rows)]
+    tensors: dict[str, Shape] = {}
+    for name, num_rows in zip(names, rows, strict=True):
+        tensors |= _linear(name, num_rows, columns, has_bias)
+    return tensors
 
 
 def _linear(name: str, rows: int, columns: int, has_bias: bool) -> dict[str, Shape]:

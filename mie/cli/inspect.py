@@ -22,8 +22,9 @@ from mie.checkpoint.locate import locate_model
 from mie.checkpoint.size_limits import MAX_JSON_BYTES
 from mie.checkpoint.tensors import num_parameters
 from mie.cli.declared import Commands, declared
+from mie.cli.families import families_table
 from mie.config.arguments import format_size
-from mie.errors import ModelError, UnsupportedModelError, WeightsError, shown_text
+from mie.errors import ConfigError, ModelError, UnsupportedModelError, WeightsError, shown_text
 from mie.system.files import read_json_object
 
 
@@ -58,8 +59,14 @@ def run(args: argparse.Namespace) -> int:
     """Print the report, and return 0 if mie can run the model, else 1.
 
     Raises:
+        ConfigError: both a model and ``--families`` are given, or neither.
         ModelError: there is no such model, or it has no config.json.
     """
+    if args.families == (args.model is not None):
+        raise ConfigError("mie inspect takes either a MODEL or --families")
+    if args.families:
+        print(families_table())
+        return 0
     report = inspect_model(
         args.model, kv_cache_memory_bytes=args.kv_cache_memory_bytes, check=args.check
     )
@@ -164,7 +171,7 @@ def _facts(report: ModelReport) -> Iterator[tuple[str, str]]:
         yield "heads", f"{heads}, {config.head_dim} wide"
         yield "hidden size", f"{config.hidden_size:,}, intermediate {config.intermediate_size:,}"
         yield "vocabulary", f"{config.vocab_size:,}{', tied' * config.tie_word_embeddings}"
-        yield "context", f"{config.context_length:,} tokens, RoPE {config.rope.rope_type}"
+        yield "context", f"{config.context_length:,} tokens, {_rope(config)}"
         yield "parameters", f"{report.num_parameters or 0:,}"
         if report.weights_bytes is not None and report.weights_dtypes is not None:
             size, dtypes = format_size(report.weights_bytes), ", ".join(report.weights_dtypes)
@@ -184,6 +191,13 @@ def _facts(report: ModelReport) -> Iterator[tuple[str, str]]:
         yield "check", found if report.non_finite else "all values are finite"
     if report.problem is not None:
         yield "problem", report.problem
+
+
+def _rope(config: ModelConfig) -> str:
+    kinds = {rope.rope_type for rope in config.layer_ropes if rope is not None}
+    num_without = config.layer_ropes.count(None)
+    without = f", {num_without} layers without" if num_without else ""
+    return f"RoPE {' and '.join(sorted(kinds)) or 'none'}{without}"
 
 
 def _forms(forms: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -22,18 +22,33 @@ ROLES = {
     ("head_norm", "qkv"): "q_norm",
     ("head_norm", "q_norm"): "k_norm",
     ("rope_write_kv", "qkv"): "rope_write_kv",
+    ("rope_write_kv", "q_norm"): "rope_write_kv",
     ("rope_write_kv", "k_norm"): "rope_write_kv",
+    ("head_norm", "rope_write_kv"): "rotated_norm",
     ("paged_attention", "rope_write_kv"): "paged_attention",
+    ("paged_attention", "rotated_norm"): "paged_attention",
     ("linear", "paged_attention"): "o",
+    ("norm_add", "o"): "attention_post_norm",
     ("rms_norm", "o"): "mlp_norm",
+    ("rms_norm", "attention_post_norm"): "mlp_norm",
+    ("linear", "attention_post_norm"): "gate_up",
     ("linear", "mlp_norm"): "gate_up",
     ("silu_mul", "gate_up"): "silu_mul",
+    ("gelu_mul", "gate_up"): "gelu_mul",
     ("linear", "silu_mul"): "down",
+    ("linear", "gelu_mul"): "down",
+    ("norm_add", "down"): "mlp_post_norm",
+    ("rms_norm", "mlp_post_norm"): "attention_norm",
+    ("linear", "mlp_post_norm"): "qkv",
+    ("linear", "embed"): "qkv",
     ("take_rows", "embed"): "take_rows",
     ("take_rows", "down"): "take_rows",
+    ("take_rows", "mlp_post_norm"): "take_rows",
     ("rms_norm", "take_rows"): "final_norm",
     ("linear", "final_norm"): "head",
+    ("soft_cap", "head"): "soft_cap",
     ("run_step", "head"): "logits",
+    ("run_step", "soft_cap"): "logits",
 }
 """Roles by (operator, previous role), in the order of calls in `Decoder.forward`."""
 
@@ -43,7 +58,7 @@ OPERATORS = tuple(dict.fromkeys(ROLES.values()))
 METHODS = tuple(dict.fromkeys(method for method, _ in ROLES))
 """The operators of the contract that are recorded."""
 
-AFTER_ROWS = frozenset({"take_rows", "final_norm", "head", "logits"})
+AFTER_ROWS = frozenset({"take_rows", "final_norm", "head", "soft_cap", "logits"})
 """Roles with a row for each wanted row of logits. The others have one for each token."""
 
 OUTSIDE_LAYERS = AFTER_ROWS | {"embed"}
@@ -152,6 +167,10 @@ class RecordingBackend(ComposedOperators):
 
     def _seen(self, method: str, out: Array) -> Array:
         operator = ROLES.get((method, self._previous), method)
+        if self._previous == "mlp_post_norm" or (
+            self._previous == "down" and operator != "mlp_post_norm"
+        ):
+            self._layer += 1
         layer = None if operator in OUTSIDE_LAYERS else self._layer
         occurrence = self._counts.get((layer, operator), 0)
         self._counts[layer, operator] = occurrence + 1
@@ -166,8 +185,6 @@ class RecordingBackend(ComposedOperators):
         if instead is not None:
             put(seen, instead)
         self._previous = operator
-        if operator == "down":
-            self._layer += 1
         return out
 
 

@@ -24,7 +24,7 @@ class Tolerance(NamedTuple):
     layers: float
     """Norms, products, rotations and taken rows: sums that accumulate earlier errors."""
     gates: float
-    """`paged_attention` and `silu_mul`, which use exponentials.
+    """`paged_attention`, `silu_mul` and `gelu_mul`, which use exponentials.
 
     They turn an absolute error of the score into a relative one of the result.
     """
@@ -119,7 +119,9 @@ CLASSES = MappingProxyType(
         "embed": "embed",
         "paged_attention": "gates",
         "silu_mul": "gates",
+        "gelu_mul": "gates",
         "head": "logits",
+        "soft_cap": "logits",
         "logits": "logits",
     }
 )

@@ -35,6 +35,8 @@ def quantised(
         ConfigError: the files have another format, or a matrix to be rounded is quantised already.
     """
     declared = model.quantisation.method if model.quantisation else None
+    if weights.forms and declared is None:
+        declared = "gguf"  # the other files declare theirs
     method = METHODS.get(quantization or "", quantization)
     if method not in (None, declared, *ROUNDED):
         of_file = f"are {declared}" if declared else "are not quantised"

@@ -198,7 +198,7 @@ def step_size(config: EngineConfig, model: ModelConfig, max_model_len: int) -> S
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     if config.max_model_len is None:
-        return model.context_length
+        return model.default_context_length
     if config.max_model_len > model.context_length:
         raise ConfigError(
             f"max_model_len is {config.max_model_len}; the model's context is "

@@ -2,8 +2,8 @@
 
 A pair of channels ``j`` of a head turns by ``position * inv_freq[j]`` radians. Queries and keys are
 then multiplied by ``attention_scaling``. The scalings below let a model read beyond its training
-context by turning some pairs more slowly. All of them depend on the configuration alone, never on
-the current length, so a key can be cached once it is rotated.
+context by turning some pairs more slowly. All of them depend on the configuration and on the
+largest number of positions, never on the current length, so a key can be cached once it is rotated.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.checkpoint.config import RopeConfig
+from mie.checkpoint.rope import RopeConfig
 
 FloatArray: TypeAlias = NDArray[np.float64]
 
 
 def rope_inv_freq(
-    rope: RopeConfig, head_dim: int, max_position_embeddings: int
+    rope: RopeConfig, head_dim: int, max_position_embeddings: int, num_positions: int = 0
 ) -> tuple[FloatArray, float]:
     """Return the radians per position of each channel pair, and the factor for cos and sin.
 
@@ -29,17 +29,19 @@ def rope_inv_freq(
         head_dim: Dh, even.
         max_position_embeddings: replaces ``rope.original_max_position_embeddings`` if that is
             None, as in Hugging Face transformers.
+        num_positions: LongRoPE has its long factors if this exceeds the original context.
 
     Returns:
-        ``inv_freq`` float64 [Dh/2], and ``attention_scaling``, by which both cos and sin are
-        multiplied (1.0 except for YaRN).
+        ``inv_freq`` float64 [P] of the pairs that turn, and ``attention_scaling``, by which both
+        cos and sin are multiplied (1.0 except for YaRN and LongRoPE).
 
     Without scaling it is ``theta ** (-2j / Dh)`` (Su et al., 2021, arXiv:2104.09864, 3.2.2).
 
     Source: ``modeling_rope_utils.py`` of transformers, which computes in float32. Here everything
     is float64.
     """
-    exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
+    num_channels = 2 * rope.num_pairs(head_dim)
+    exponents = np.arange(0, num_channels, 2, dtype=np.float64) / num_channels
     plain = np.asarray(rope.theta**-exponents, dtype=np.float64)
     original_context = rope.original_max_position_embeddings or max_position_embeddings
     if rope.rope_type == "linear":
@@ -48,6 +50,9 @@ def rope_inv_freq(
         return _llama3(rope, plain, original_context), 1.0
     if rope.rope_type == "yarn":
         return _yarn(rope, plain, original_context), yarn_attention_scaling(rope)
+    if rope.rope_type == "longrope":
+        factors = rope.long_factor if num_positions > original_context else rope.short_factor
+        return plain / factors, _longrope_attention_scaling(rope, original_context)
     assert rope.rope_type == "default", rope.rope_type
     return plain, 1.0
 
@@ -108,3 +113,28 @@ def yarn_attention_scaling(rope: RopeConfig) -> float:
 
 def _mscale(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _longrope_attention_scaling(rope: RopeConfig, original_context: int) -> float:
+    """Return the factor on cos and sin, which is the same for both lists of factors.
+
+    Source: Ding et al., 2024 (LongRoPE), arXiv:2402.13753, and the code of Phi-3.
+    """
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.factor <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(rope.factor) / math.log(original_context))
+
+
+def rope_channels(head_dim: int, num_pairs: int, is_interleaved: bool) -> NDArray[np.intp]:
+    """Return the order of a head's channels in which pair i is (i, i + Dh/2), as int [Dh].
+
+    Backends rotate such pairs. Queries and keys whose channels are reordered alike have the same
+    products. The first 2P channels are the pairs that turn: (2i, 2i + 1) if they are interleaved,
+    else (i, i + P). The others follow.
+    """
+    turning, others = np.arange(2 * num_pairs), np.arange(2 * num_pairs, head_dim)
+    pairs = turning.reshape(-1, 2) if is_interleaved else turning.reshape(2, -1).T
+    order: NDArray[np.intp] = np.concatenate([pairs, others.reshape(2, -1).T]).T.ravel()
+    return order

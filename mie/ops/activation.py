@@ -1,4 +1,6 @@
-"""Compute the gated activation of the MLP."""
+"""Compute the gated activations of the MLP, and soft caps."""
+
+import math
 
 import numpy as np
 
@@ -17,4 +19,33 @@ def silu_mul(gate_up: Floats) -> Floats:
     y += 1.0
     np.divide(gate, y, out=y)
     y *= up
+    return y
+
+
+GELU_SLOPE = 2 * math.sqrt(2 / math.pi)
+GELU_CUBIC = 0.044715
+
+
+def gelu_mul(gate_up: Floats) -> Floats:
+    """Return ``gelu(gate) * up`` as a new array [T, F]. gate_up [T, 2F] holds gate, then up.
+
+    gelu(z) = z (1 + tanh(u)) / 2 = z / (1 + exp(-2u)) with u = sqrt(2/pi) (z + 0.044715 z³), the
+    approximation that Gemma is trained with. GELU: Hendrycks and Gimpel, 2016, arXiv:1606.08415.
+    """
+    gate, up = np.split(gate_up, 2, axis=-1)
+    with np.errstate(over="ignore"):  # the quotient is then the limit, as in `silu_mul`
+        y: Floats = np.exp(-GELU_SLOPE * (gate + GELU_CUBIC * gate * gate * gate))
+    y += 1.0
+    np.divide(gate, y, out=y)
+    y *= up
+    return y
+
+
+def soft_cap(x: Floats, cap: float) -> Floats:
+    """Return ``cap * tanh(x / cap)``, which lies in -cap … cap, as a new array of x's shape.
+
+    Gemma 2 (2024, arXiv:2408.00118, section 2) caps scores and logits like this.
+    """
+    y: Floats = np.tanh(x / cap)
+    y *= cap
     return y

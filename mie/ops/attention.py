@@ -7,6 +7,7 @@ computes the same for sequences with one query each, several sequences in one ma
 import numpy as np
 
 from mie.base.arithmetic import ceil_div
+from mie.ops.activation import soft_cap as capped
 from mie.ops.arrays import Bools, Floats, Ints
 from mie.ops.kv_cache import Cache, gather_kv, take_blocks
 
@@ -26,6 +27,7 @@ def paged_attention(
     seq_lens: Ints,
     scale: float,
     window: int | None = None,
+    soft_cap: float | None = None,
 ) -> Floats:
     """Return softmax(scale * q·Kᵀ)·V of each query over its sequence, as a new array [T, Hq, Dh].
 
@@ -34,8 +36,9 @@ def paged_attention(
 
     Query head h reads KV head h * Hkv // Hq (grouped-query attention: Ainslie et al., 2023,
     arXiv:2305.13245). Query i of a sequence with n queries and length s is at p = s - n + i.
-    It sees the keys at max(0, p - window + 1) … p. Slots beyond a sequence's length are never read.
-    With a quantised cache a query sees the stored keys and values, and so its own rounded ones.
+    It sees the keys at max(0, p - window + 1) … p. ``soft_cap`` bounds the scaled scores. Slots
+    beyond a sequence's length are never read. With a quantised cache a query sees the stored keys
+    and values, and so its own rounded ones.
     """
     out = np.empty_like(q)
     for s, seq_len in enumerate(seq_lens.tolist()):
@@ -48,7 +51,7 @@ def paged_attention(
             keys = gather_kv(k_cache, block_tables[s], start, last, q.dtype)
             values = gather_kv(v_cache, block_tables[s], start, last, q.dtype)
             mask = causal_mask(first - start, tile_end - tile, window)
-            out[tile:tile_end] = attend(q[tile:tile_end], keys, values, scale, mask)
+            out[tile:tile_end] = attend(q[tile:tile_end], keys, values, scale, mask, soft_cap)
     return out
 
 
@@ -68,6 +71,7 @@ def attend(
     values: Floats,
     scale: float,
     mask: Bools,
+    soft_cap: float | None = None,
 ) -> Floats:
     """Compute masked attention of one sequence, as a new array [n, Hq, Dh].
 
@@ -81,6 +85,8 @@ def attend(
     rows = q.reshape(n, num_kv_heads, group, head_dim).swapaxes(0, 1)
     scores = rows.reshape(num_kv_heads, n * group, head_dim) @ keys.transpose(1, 2, 0)
     scores *= scale
+    if soft_cap is not None:
+        scores = capped(scores, soft_cap)
     scores = scores.reshape(num_kv_heads, n, group, -1)
     np.copyto(scores, -np.inf, where=~mask[None, :, None, :])
     scores -= scores.max(axis=-1, keepdims=True)
@@ -99,6 +105,7 @@ def decode_attention(
     block_tables: Ints,
     seq_lens: Ints,
     scale: float,
+    soft_cap: float | None = None,
 ) -> Floats:
     """Compute `paged_attention` of S sequences with one query each and no window: [S, Hq, Dh].
 
@@ -123,6 +130,8 @@ def decode_attention(
         keys = take_blocks(k_cache, tables, q.dtype, "clip").reshape(gathered)
         values = take_blocks(v_cache, tables, q.dtype, "clip").reshape(gathered)
         scores = (rows[chosen] * scale) @ keys.transpose(0, 2, 3, 1)
+        if soft_cap is not None:
+            scores = capped(scores, soft_cap)
         for i, seq_len in enumerate(seq_lens[chosen].tolist()):
             scores[i, ..., seq_len:] = -np.inf
             values[i, seq_len:] = 0.0  # an unwritten slot may hold NaN, and 0 * NaN is NaN

@@ -13,20 +13,34 @@ It owns the layout of weights and cache. The results of its ``load_*`` and ``new
 opaque to the model.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.errors import UnsupportedModelError
 from mie.ops.arrays import Ints
 from mie.ops.quantised import Form, Part, Rows
+from mie.ops.rope import FloatOrFloats
 from mie.ops.sampling import RowControls
 
 Array = Any
 """An array of the backend: numpy.ndarray, or an array on the device."""
+
+Activation = Literal["silu", "gelu_tanh"]
+
+OPTIONS = (
+    "GELU",
+    "norms after the blocks",
+    "norms of whole projections",
+    "norms after RoPE",
+    "scaled embeddings",
+    "soft caps",
+)
+"""The options of operators that only some families need, by name."""
 
 Drawn = Any
 """Token ids chosen by `Backend.start_sample`, which may still be in flight. Opaque."""
@@ -123,10 +137,10 @@ class Memory:
 class HeadWeights:
     """The weights of query, key and value heads, in the backend's layout."""
 
-    norm: Array  # [D], applied to the hidden states
+    norm: Array | None  # [D], applied to the hidden states
     qkv: Array  # D inputs, (Hq + 2 Hkv) Dh outputs
-    q_norm: Array | None  # [Dh], applied to each query head (Qwen3)
-    k_norm: Array | None  # [Dh], applied to each key head
+    q_norm: Array | None  # [Dh], applied to each query head, or [Hq Dh], applied to all at once
+    k_norm: Array | None  # [Dh] or [Hkv Dh], for the key heads
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -136,13 +150,30 @@ class HeadWeights:
 class ComposedOperators(Protocol):
     """Several operators in one call, defined by single ones. A backend may compute them at once."""
 
-    def norm_linear(self: "Backend", x: Array, norm: Array, eps: float, weight: Array) -> Array:
-        """Normalise, then multiply to [T, N]."""
-        return self.linear(self.rms_norm(x, norm, eps), weight)
+    def refuse(self: "Backend", *options: str) -> NoReturn:
+        """Raise the error for options that it lacks."""
+        raise UnsupportedModelError(
+            f"the {self.name} backend does not compute {' or '.join(options)} (use backend='jit' "
+            "or 'numpy')"
+        )
 
-    def norm_gate_up(self: "Backend", x: Array, norm: Array, eps: float, weight: Array) -> Array:
-        """Normalise, multiply, then apply the gated activation, as [T, F]."""
-        return self.silu_mul(self.norm_linear(x, norm, eps, weight))
+    def norm_linear(
+        self: "Backend", x: Array, norm: Array | None, eps: float, weight: Array
+    ) -> Array:
+        """Normalise unless ``norm`` is None, then multiply to [T, N]."""
+        return self.linear(x if norm is None else self.rms_norm(x, norm, eps), weight)
+
+    def norm_gate_up(
+        self: "Backend",
+        x: Array,
+        norm: Array | None,
+        eps: float,
+        weight: Array,
+        activation: Activation = "silu",
+    ) -> Array:
+        """Normalise unless ``norm`` is None, multiply, then activate, as [T, F]."""
+        gate_up = self.norm_linear(x, norm, eps, weight)
+        return self.silu_mul(gate_up) if activation == "silu" else self.gelu_mul(gate_up)
 
     def norm_heads(
         self: "Backend",
@@ -159,6 +190,7 @@ class ComposedOperators(Protocol):
         qkv = qkv.reshape(len(qkv), num_keys_end + w.num_kv_heads, w.head_dim)
         if w.q_norm is not None:
             self.head_norm(qkv, 0, w.num_heads, w.q_norm, w.eps)
+        if w.k_norm is not None:
             self.head_norm(qkv, w.num_heads, num_keys_end, w.k_norm, w.eps)
         return self.rope_write_kv(qkv, rope, kv_cache, layer, batch)
 
@@ -169,6 +201,8 @@ class Backend(ComposedOperators, Protocol):
     name: str
     itemsize: int
     """Bytes of one element of the KV cache."""
+    lacks: Collection[str] = ()
+    """Those of `OPTIONS` that it does not compute."""
     is_asynchronous: bool
     """Whether `run_step` and `start_sample` return before their work is done.
 
@@ -229,7 +263,9 @@ class Backend(ComposedOperators, Protocol):
     def tie_linear(self, embedding: Array) -> Array:
         """Return the output head [D, V] that shares the memory of a loaded embedding."""
 
-    def load_rope(self, inv_freq: NDArray[np.float64], scaling: float, num_positions: int) -> Array:
+    def load_rope(
+        self, inv_freq: NDArray[np.float64], scaling: FloatOrFloats, num_positions: int
+    ) -> Array:
         """Load the rotations of every position (`ops.rope.rope_table`)."""
 
     def new_kv_cache(self, shape: KVCacheShape) -> Array:
@@ -245,17 +281,24 @@ class Backend(ComposedOperators, Protocol):
         """
 
     # Operators, in the order of a layer.
-    def embed(self, token_ids: Array, embedding: Array) -> Array:
-        """Look up embeddings [T, D]: `ops.linear.embed`."""
+    def embed(self, token_ids: Array, embedding: Array, scale: float = 1.0) -> Array:
+        """Look up embeddings [T, D] and multiply them by ``scale``: `ops.linear.embed`."""
 
     def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
         """Normalise to [T, D]: `ops.norm.rms_norm`."""
+
+    def norm_add(self, x: Array, weight: Array, eps: float, residual: Array) -> Array:
+        """Normalise, then add the residual [T, D]: `ops.norm.rms_norm`."""
+        return self.refuse("norms after the blocks")
 
     def linear(self, x: Array, weight: Array, residual: Array | None = None) -> Array:
         """Multiply to [T, N]: `ops.linear.linear`. The result may reuse the residual's memory."""
 
     def head_norm(self, qkv: Array, first: int, last: int, weight: Array, eps: float) -> None:
-        """RMS-norm the heads first … last - 1 of qkv [T, Hq + 2 Hkv, Dh] in place (Qwen3)."""
+        """RMS-norm the heads first … last - 1 of qkv [T, Hq + 2 Hkv, Dh] in place.
+
+        A weight [Dh] is for each of them (Qwen3). A longer one is for all at once (OLMo 2).
+        """
 
     def rope_write_kv(
         self, qkv: Array, rope: Array, kv_cache: Array, layer: int, batch: StepBatch
@@ -267,12 +310,26 @@ class Backend(ComposedOperators, Protocol):
         """
 
     def paged_attention(
-        self, q: Array, kv_cache: Array, layer: int, batch: StepBatch, window: int | None
+        self,
+        q: Array,
+        kv_cache: Array,
+        layer: int,
+        batch: StepBatch,
+        window: int | None,
+        soft_cap: float | None = None,
     ) -> Array:
         """Attend with scale 1/sqrt(Dh), as [T, Hq, Dh]: `ops.attention.paged_attention`."""
 
     def silu_mul(self, gate_up: Array) -> Array:
         """Apply the gated activation, as [T, F]: `ops.activation.silu_mul`."""
+
+    def gelu_mul(self, gate_up: Array) -> Array:
+        """Apply Gemma's gated activation, as [T, F]: `ops.activation.gelu_mul`."""
+        return self.refuse("GELU")
+
+    def soft_cap(self, x: Array, cap: float) -> Array:
+        """Bound the logits [R, V]: `ops.activation.soft_cap`."""
+        return self.refuse("soft caps")
 
     def take_rows(self, x: Array, rows: Array) -> Array:
         """Return x[rows] as [R, D]."""

@@ -116,7 +116,7 @@ class NumpyBackend(Backend):
         return NumpyLinear(embedding.T, None)
 
     def load_rope(
-        self, inv_freq: NDArray[np.float64], scaling: float, num_positions: int
+        self, inv_freq: NDArray[np.float64], scaling: rope.FloatOrFloats, num_positions: int
     ) -> Floats:
         return rope.rope_table(inv_freq, scaling, num_positions, self.dtype)
 
@@ -134,13 +134,20 @@ class NumpyBackend(Backend):
     def prepare(self, progress: Progress) -> None:
         """Do nothing: nothing is compiled."""
 
-    def embed(self, token_ids: Ints, embedding: Floats | PackedMatrix) -> Floats:
+    def embed(
+        self, token_ids: Ints, embedding: Floats | PackedMatrix, scale: float = 1.0
+    ) -> Floats:
         if isinstance(embedding, PackedMatrix):
-            return embedding.take(token_ids).astype(self.dtype, copy=False)
-        return linear.embed(token_ids, embedding).astype(self.dtype, copy=False)
+            rows = embedding.take(token_ids).astype(self.dtype, copy=False)
+        else:
+            rows = linear.embed(token_ids, embedding).astype(self.dtype, copy=False)
+        return rows if scale == 1 else rows * self.dtype.type(scale)
 
     def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
         return norm.rms_norm(x, weight, eps)
+
+    def norm_add(self, x: Floats, weight: Floats, eps: float, residual: Floats) -> Floats:
+        return norm.rms_norm(x, weight, eps) + residual
 
     def linear(self, x: Floats, weight: NumpyLinear, residual: Floats | None = None) -> Floats:
         if isinstance(weight.weight, PackedMatrix):
@@ -149,7 +156,9 @@ class NumpyBackend(Backend):
         return linear.linear(x, matrix, weight.bias, residual)
 
     def head_norm(self, qkv: Floats, first: int, last: int, weight: Floats, eps: float) -> None:
-        qkv[:, first:last] = norm.rms_norm(qkv[:, first:last], weight, eps)
+        heads = qkv[:, first:last]
+        normed = norm.rms_norm(heads.reshape(len(qkv), -1, weight.size), weight, eps)
+        heads[...] = normed.reshape(heads.shape)
 
     def rope_write_kv(
         self, qkv: Floats, rope_table: Floats, cache: Cache, layer: int, batch: StepBatch
@@ -163,7 +172,13 @@ class NumpyBackend(Backend):
         return q
 
     def paged_attention(
-        self, q: Floats, cache: Cache, layer: int, batch: StepBatch, window: int | None
+        self,
+        q: Floats,
+        cache: Cache,
+        layer: int,
+        batch: StepBatch,
+        window: int | None,
+        soft_cap: float | None = None,
     ) -> Floats:
         """Attend for all decode rows in one call, and for the other sequences one at a time."""
         k_cache, v_cache = cache[layer, 0], cache[layer, 1]
@@ -174,14 +189,16 @@ class NumpyBackend(Backend):
         decode = np.diff(starts) == 1
         if window is not None or not decode.any():
             return attention.paged_attention(
-                q, k_cache, v_cache, tables, starts, seq_lens, scale, window
+                q, k_cache, v_cache, tables, starts, seq_lens, scale, window, soft_cap
             )
         if decode.all():
-            return attention.decode_attention(q, k_cache, v_cache, tables, seq_lens, scale)
+            return attention.decode_attention(
+                q, k_cache, v_cache, tables, seq_lens, scale, soft_cap
+            )
         out = np.empty_like(q)
         rows = starts[:-1][decode]
         out[rows] = attention.decode_attention(
-            q[rows], k_cache, v_cache, tables[decode], seq_lens[decode], scale
+            q[rows], k_cache, v_cache, tables[decode], seq_lens[decode], scale, soft_cap
         )
         for s in np.flatnonzero(~decode).tolist():
             begin, end = int(starts[s]), int(starts[s + 1])
@@ -193,11 +210,18 @@ class NumpyBackend(Backend):
                 np.array([0, end - begin]),
                 seq_lens[s : s + 1],
                 scale,
+                soft_cap=soft_cap,
             )
         return out
 
     def silu_mul(self, gate_up: Floats) -> Floats:
         return activation.silu_mul(gate_up)
+
+    def gelu_mul(self, gate_up: Floats) -> Floats:
+        return activation.gelu_mul(gate_up)
+
+    def soft_cap(self, x: Floats, cap: float) -> Floats:
+        return activation.soft_cap(x, cap)
 
     def take_rows(self, x: Floats, rows: Ints) -> Floats:
         return x.take(rows, 0)  # in a quarter of the time of x[rows]

@@ -5,14 +5,16 @@ from numpy.typing import DTypeLike, NDArray
 
 from mie.ops.arrays import Floats
 
+FloatOrFloats = float | NDArray[np.float64]
+
 
 def rope_table(
-    inv_freq: NDArray[np.float64], scaling: float, num_positions: int, dtype: DTypeLike
+    inv_freq: NDArray[np.float64], scaling: FloatOrFloats, num_positions: int, dtype: DTypeLike
 ) -> Floats:
     """Return cosines and sines of every position: [num_positions, 2, Dh/2], axis 1 = (cos, sin).
 
-    inv_freq [Dh/2] is in radians per position. ``scaling`` multiplies both (YaRN's attention
-    factor, else 1). Angles are computed in float64, which is exact to 1e-10 rad at position
+    inv_freq [Dh/2] is in radians per position. ``scaling``, a number or [Dh/2], multiplies both.
+    Angles are computed in float64, which is exact to 1e-10 rad at position
     100,000.
     """
     table = np.empty((num_positions, 2, inv_freq.size), dtype)

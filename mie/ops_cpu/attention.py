@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.base.arithmetic import ceil_div
+from mie.ops.activation import soft_cap as capped
 from mie.ops.arrays import Bools, Floats, Ints
 from mie.ops.attention import causal_mask
 from mie.ops.backend import StepBatch
@@ -44,7 +45,9 @@ class Item(Protocol):
     work: int
     """The approximate number of multiplications of its scores."""
 
-    def run(self, q: Floats, keys: Floats, values: Floats, out: Floats) -> None:
+    def run(
+        self, q: Floats, keys: Floats, values: Floats, out: Floats, soft_cap: float | None
+    ) -> None:
         """Attend in one layer: q, out [T, Hkv, G, Dh]; keys, values [Hkv, N, B, Dh]."""
 
 
@@ -58,7 +61,13 @@ class Attention:
         self._plans: dict[tuple[int, int | None], list[Item]] = {}
 
     def __call__(
-        self, q: Floats, cache: Floats, layer: int, batch: StepBatch, window: int | None
+        self,
+        q: Floats,
+        cache: Floats,
+        layer: int,
+        batch: StepBatch,
+        window: int | None,
+        soft_cap: float | None = None,
     ) -> Floats:
         """Compute `ops.attention.paged_attention` over a cache of `kv_cache.new_cache`.
 
@@ -76,7 +85,7 @@ class Attention:
         q, grouped = (q * q.dtype.type(q.shape[2] ** -0.5)).reshape(by_head), out.reshape(by_head)
 
         def work(item: Item) -> None:
-            item.run(q, keys, values, grouped)
+            item.run(q, keys, values, grouped, soft_cap)
 
         num_threads = max(1, sum(item.work for item in items) // WORTH_SHARING)
         self._workers.share(work, items, num_threads)
@@ -275,7 +284,9 @@ class Tiles:
         self._pair_query = np.repeat(np.arange(len(rows)), np.diff([*starts, len(hidden)]))
         self.work = work
 
-    def run(self, q: Floats, keys: Floats, values: Floats, out: Floats) -> None:
+    def run(
+        self, q: Floats, keys: Floats, values: Floats, out: Floats, soft_cap: float | None
+    ) -> None:
         """Attend in one layer."""
         dtype, head_dim, width = q.dtype, q.shape[-1], self._empty.shape[1]
         own = q[self._rows, self._heads].swapaxes(0, 1)  # [heads, queries, G, Dh]
@@ -287,6 +298,8 @@ class Tiles:
             own = own.take(self._query_of, 1)
         k = self._blocks.read(keys, self._heads, dtype).reshape(tiles)
         weights = np.matmul(own, k.swapaxes(-1, -2))
+        if soft_cap is not None:
+            weights = capped(weights, soft_cap)
         scores = weights.reshape(num_heads, self._num_pairs, -1, width)  # in the same memory
         if self._hidden is not None:
             np.copyto(scores, -np.inf, where=self._hidden)
@@ -330,12 +343,16 @@ class Rows:
         self._hidden = hidden[:, None]
         self.work = work
 
-    def run(self, q: Floats, keys: Floats, values: Floats, out: Floats) -> None:
+    def run(
+        self, q: Floats, keys: Floats, values: Floats, out: Floats, soft_cap: float | None
+    ) -> None:
         """Attend in one layer."""
         own = q[self._rows, self._heads].swapaxes(0, 1)
         num_heads, num_queries, group, head_dim = own.shape
         k = self._blocks.read(keys, self._heads, q.dtype)[:, self._positions]
         scores = own.reshape(num_heads, -1, head_dim) @ k.swapaxes(1, 2)
+        if soft_cap is not None:
+            scores = capped(scores, soft_cap)
         by_query = scores.reshape(num_heads, num_queries, group, -1)
         np.copyto(by_query, -np.inf, where=self._hidden)
         scores -= scores.max(-1, keepdims=True)

@@ -156,8 +156,11 @@ class CpuBackend(NumpyBackend):
         num_outputs = embedding.shape[0]
         return TiledMatrix(embedding.as_tiles(), num_outputs, None, self._groups, self.workers)
 
-    def embed(self, token_ids: Ints, embedding: Embedding | PackedMatrix) -> Floats:  # type: ignore[override]  # as above
-        return widened(embedding.take(token_ids), self.dtype)
+    def embed(  # type: ignore[override]  # as above
+        self, token_ids: Ints, embedding: Embedding | PackedMatrix, scale: float = 1.0
+    ) -> Floats:
+        rows = widened(embedding.take(token_ids), self.dtype)
+        return rows if scale == 1 else rows * self.dtype.type(scale)
 
     def linear(self, x: Floats, weight: Matrix, residual: Floats | None = None) -> Floats:  # type: ignore[override]  # as above
         return weight.apply(x, residual)
@@ -176,12 +179,18 @@ class CpuBackend(NumpyBackend):
         return self._rotation.write(qkv, rope_table, cache, layer, batch)
 
     def paged_attention(
-        self, q: Floats, cache: Cache, layer: int, batch: StepBatch, window: int | None
+        self,
+        q: Floats,
+        cache: Cache,
+        layer: int,
+        batch: StepBatch,
+        window: int | None,
+        soft_cap: float | None = None,
     ) -> Floats:
         if self._has_scales:
-            return super().paged_attention(q, cache, layer, batch, window)
+            return super().paged_attention(q, cache, layer, batch, window, soft_cap)
         memory = cache.elements if isinstance(cache, QuantizedCache) else cache
-        return self._attention(q, memory, layer, batch, window)
+        return self._attention(q, memory, layer, batch, window, soft_cap)
 
     def silu_mul(self, gate_up: Floats) -> Floats:
         return elementwise.silu_mul(gate_up, self.workers)

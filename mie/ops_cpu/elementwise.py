@@ -55,7 +55,7 @@ class Rotation:
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
         self._batch: StepBatch | None = None
-        self._table: Floats | None = None
+        self._tables: dict[int, tuple[Floats, Floats, Floats]] = {}
         self._cache: Floats | None = None
 
     def write(
@@ -67,9 +67,13 @@ class Rotation:
         """
         if self._cache is not cache:
             self._open(cache)
-        if self._batch is not batch or self._table is not rope_table:
-            self._prepare(rope_table, batch, qkv.shape[1])
-        arrays = qkv, self._cos, self._sin, self._slots
+        if self._batch is not batch:
+            self._slots = batch.slot_mapping[:, None] + self._heads
+            self._batch, self._tables = batch, {}
+        if id(rope_table) not in self._tables:  # layers of one type share a table
+            self._tables[id(rope_table)] = self._prepared(rope_table, batch, qkv.shape[1])
+        _, cos, sin = self._tables[id(rope_table)]
+        arrays = qkv, cos, sin, self._slots
         if qkv.size < ROPE_WORTH_SHARING:
             self._rotate(self._layers[layer], *arrays)
         else:
@@ -100,7 +104,10 @@ class Rotation:
         self._turns = np.empty((0, 0, 2), np.int64)
         self._cache, self._batch = cache, None
 
-    def _prepare(self, rope_table: Floats, batch: StepBatch, num_heads: int) -> None:
+    def _prepared(
+        self, rope_table: Floats, batch: StepBatch, num_heads: int
+    ) -> tuple[Floats, Floats, Floats]:
+        """Return the table, and its cosines and sines for the tokens."""
         num_rotated = num_heads - self._num_kv_heads
         cos_sin = rope_table.take(batch.positions, 0)
         num_tokens, _, half = cos_sin.shape
@@ -110,13 +117,11 @@ class Rotation:
         halves = tables.reshape(*shape, 2, half)
         halves[...] = cos_sin.swapaxes(0, 1)[:, :, None, None]
         np.negative(halves[1, :, :, 0], out=halves[1, :, :, 0])
-        self._cos, self._sin = tables[0], tables[1]
         if len(self._turns) < num_tokens:
             # `take` swaps a head's halves in half the time of a view with a negative stride.
             halves = np.arange(2 * num_rotated).reshape(num_rotated, 2)[:, ::-1]
             self._turns = halves + 2 * num_heads * np.arange(num_tokens)[:, None, None]
-        self._slots = batch.slot_mapping[:, None] + self._heads
-        self._batch, self._table = batch, rope_table
+        return rope_table, tables[0], tables[1]
 
 
 def silu_mul(gate_up: Floats, workers: Workers) -> Floats:

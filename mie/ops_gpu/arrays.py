@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.base.arithmetic import ceil_div
+from mie.errors import ConfigError
 from mie.ops.backend import Array
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -33,6 +34,19 @@ def kernel_type(array: Array) -> str:
 def element_type(dtype: np.dtype[Any]) -> str:
     """Return the kernels' name of the dtype."""
     return _KERNEL_TYPES[dtype]
+
+
+def rounded(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return a copy in ``dtype``, or raise ConfigError if a number does not fit it."""
+    try:
+        with np.errstate(over="raise"):
+            wide = array.astype(np.float64 if array.dtype == np.float64 else np.float32)
+            return wide.astype(dtype)
+    except FloatingPointError:
+        largest = np.abs(array.astype(np.float64)).max()
+        raise ConfigError(
+            f"a weight of {largest:g} does not fit {dtype.name} (choose dtype bfloat16 or float32)"
+        ) from None
 
 
 def to_host(array: Array) -> NDArray[Any]:

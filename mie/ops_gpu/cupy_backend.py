@@ -4,12 +4,11 @@ Everything here chooses a kernel, a grid and arguments. The kernels are in ``ker
 docs/kernels.md explains each.
 """
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,8 @@ from mie.base.arithmetic import ceil_div
 from mie.errors import ConfigError, UnsupportedModelError
 from mie.ops import rope
 from mie.ops.backend import (
+    OPTIONS,
+    Activation,
     Array,
     Backend,
     HeadWeights,
@@ -32,7 +33,14 @@ from mie.ops.quantised import Form, Part, refuse_quantised
 from mie.ops.sampling import RowControls
 from mie.ops_gpu import kv_cache, sampling
 from mie.ops_gpu.arena import fresh
-from mie.ops_gpu.arrays import DTYPES, block_threads, element_type, host_zeros, kernel_type
+from mie.ops_gpu.arrays import (
+    DTYPES,
+    block_threads,
+    element_type,
+    host_zeros,
+    kernel_type,
+    rounded,
+)
 from mie.ops_gpu.attention import PagedAttention
 from mie.ops_gpu.batch import to_device
 from mie.ops_gpu.chip import Chip, device_memory
@@ -40,29 +48,12 @@ from mie.ops_gpu.few_rows import MAX_ROWS, FewRows, Heads, Norm, check_outputs
 from mie.ops_gpu.gemm import Gemm
 from mie.ops_gpu.kv_cache import KVCache
 from mie.ops_gpu.launcher import Launcher
-from mie.ops_gpu.queue import Queue
+from mie.ops_gpu.queue import Queue, in_queue
 from mie.ops_gpu.sampling import Drawn, Sampler
 from mie.ops_gpu.steps import Steps
 
 EMULATED_CHIP = Chip(num_multiprocessors=3, shared_bytes=228 << 10)
 """A small chip, so that even small steps have more sequences than blocks."""
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _in_queue(
-    method: Callable[Concatenate["CupyBackend", P], R],
-) -> Callable[Concatenate["CupyBackend", P], R]:
-    """Run the method with its copies and launches in the backend's queue."""
-
-    @functools.wraps(method)
-    def inside(self: "CupyBackend", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self._queue:
-            return method(self, *args, **kwargs)
-
-    return inside
 
 
 class CupyLinear(NamedTuple):
@@ -80,6 +71,8 @@ class CupyBackend(Backend):
     depend on its batch. ``memory_share`` is the fraction of the device's memory to use, counting
     other processes.
     """
+
+    lacks = OPTIONS
 
     def __init__(
         self,
@@ -158,11 +151,11 @@ class CupyBackend(Backend):
 
     # Weights.
 
-    @_in_queue
+    @in_queue
     def load_vector(self, vector: NDArray[Any]) -> Array:
-        return self._xp.asarray(self._rounded(vector))
+        return self._xp.asarray(rounded(vector, self.dtype))
 
-    @_in_queue
+    @in_queue
     def load_embedding(  # type: ignore[override]  # it has no quantised rows
         self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]], form: Form | None = None
     ) -> Array:
@@ -170,7 +163,7 @@ class CupyBackend(Backend):
         table = self._xp.empty(shape, self.dtype)
         row = 0
         for block in blocks:
-            table[row : row + len(block)] = self._xp.asarray(self._rounded(block))
+            table[row : row + len(block)] = self._xp.asarray(rounded(block, self.dtype))
             row += len(block)
         return table
 
@@ -190,26 +183,15 @@ class CupyBackend(Backend):
         check_outputs(len(embedding), self.name)
         return CupyLinear(embedding, None)
 
-    @_in_queue
-    def load_rope(self, inv_freq: NDArray[np.float64], scaling: float, num_positions: int) -> Array:
+    @in_queue
+    def load_rope(
+        self, inv_freq: NDArray[np.float64], scaling: rope.FloatOrFloats, num_positions: int
+    ) -> Array:
         """Load the table in float32, because the rotation is computed in float32."""
         return self._xp.asarray(rope.rope_table(inv_freq, scaling, num_positions, np.float32))
 
     def prepare(self, progress: Progress) -> None:
         """Do nothing: kernels are compiled at their first use, or were when the backend loaded."""
-
-    def _rounded(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return a copy in the backend's dtype."""
-        try:
-            with np.errstate(over="raise"):
-                wide = array.astype(np.float64 if array.dtype == np.float64 else np.float32)
-                return wide.astype(self.dtype)
-        except FloatingPointError:
-            largest = np.abs(array.astype(np.float64)).max()
-            raise ConfigError(
-                f"a weight of {largest:g} does not fit {self.dtype.name} "
-                "(choose dtype bfloat16 or float32)"
-            ) from None
 
     # Operators. Within a step, a result reuses the memory it had in the last step.
 
@@ -218,7 +200,7 @@ class CupyBackend(Backend):
         steps = self._steps
         return (steps.arena.empty if steps.is_running else self._fresh)(name, shape, dtype)
 
-    def embed(self, token_ids: Array, embedding: Array) -> Array:
+    def embed(self, token_ids: Array, embedding: Array, scale: float = 1.0) -> Array:
         return self._gather("embed", embedding, token_ids)
 
     def take_rows(self, x: Array, rows: Array) -> Array:
@@ -265,9 +247,16 @@ class CupyBackend(Backend):
         self._few_rows.linear(x, weight.weight, out, bias=weight.bias, norm=by)
         return out
 
-    def norm_gate_up(self, x: Array, norm: Array, eps: float, weight: CupyLinear) -> Array:
+    def norm_gate_up(
+        self,
+        x: Array,
+        norm: Array,
+        eps: float,
+        weight: CupyLinear,
+        activation: Activation = "silu",
+    ) -> Array:
         if not self._has_own_product(x):
-            return super().norm_gate_up(x, norm, eps, weight)
+            return super().norm_gate_up(x, norm, eps, weight, activation)
         out = self._empty("silu", (len(x), len(weight.weight) // 2), x.dtype)
         by = Norm(weight=norm, eps=eps)
         self._few_rows.gated(x, weight.weight, out, bias=weight.bias, norm=by)
@@ -322,7 +311,13 @@ class CupyBackend(Backend):
         return q
 
     def paged_attention(
-        self, q: Array, cache: KVCache, layer: int, batch: StepBatch, window: int | None
+        self,
+        q: Array,
+        cache: KVCache,
+        layer: int,
+        batch: StepBatch,
+        window: int | None,
+        soft_cap: float | None = None,
     ) -> Array:
         scales = cache.scales[layer] if cache.is_quantized else None
         batch = to_device(self._xp, batch)
@@ -338,7 +333,7 @@ class CupyBackend(Backend):
 
     # Blocks.
 
-    @_in_queue
+    @in_queue
     def new_kv_cache(self, shape: KVCacheShape) -> KVCache:
         if shape.head_dim % 8 or shape.head_dim > 256:
             raise UnsupportedModelError(
@@ -350,17 +345,17 @@ class CupyBackend(Backend):
     def new_host_cache(self, shape: KVCacheShape) -> KVCache:
         return kv_cache.new_cache(shape, self.kv_dtype, partial(host_zeros, self._xp))
 
-    @_in_queue
+    @in_queue
     def copy_blocks(self, cache: KVCache, src: Sequence[int], dst: Sequence[int]) -> None:
         kv_cache.copy_blocks(self._launcher, cache, src, dst)
 
-    @_in_queue
+    @in_queue
     def export_blocks(
         self, cache: KVCache, host_cache: KVCache, src: Sequence[int], dst: Sequence[int]
     ) -> None:
         kv_cache.export_blocks(self._launcher, cache, host_cache, src, dst)
 
-    @_in_queue
+    @in_queue
     def import_blocks(
         self, host_cache: KVCache, cache: KVCache, src: Sequence[int], dst: Sequence[int]
     ) -> None:
@@ -371,20 +366,20 @@ class CupyBackend(Backend):
     def sample(self, logits: Array, rows: Sequence[RowControls]) -> list[int]:
         return self.finish_sample(self.start_sample(logits, rows))
 
-    @_in_queue
+    @in_queue
     def start_sample(self, logits: Array, rows: Sequence[RowControls]) -> Drawn:
         return self._sampler.start(logits, rows)
 
     def finish_sample(self, drawn: Drawn) -> list[int]:
         return self._sampler.finish(drawn)
 
-    @_in_queue
+    @in_queue
     def top_logprobs(
         self, logits: Array, row: int, token_id: int, num_top: int
     ) -> tuple[list[int], list[float], int]:
         return sampling.top_logprobs(self._launcher, logits[row], token_id, num_top)
 
-    @_in_queue
+    @in_queue
     def run_step(self, forward: Callable[[StepBatch], Array], batch: StepBatch) -> Array:
         """Run a step as `steps.Steps` describes. The logits last until the next step.
 

@@ -9,13 +9,15 @@ import functools
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mie.ops.backend import Array
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 Task = Callable[[], None]
 
@@ -165,3 +167,16 @@ class EmulatedQueue:
 def _run(tasks: list[Task]) -> None:
     for task in tasks:
         task()
+
+
+def in_queue(
+    method: Callable[Concatenate[Any, P], R],
+) -> Callable[Concatenate[Any, P], R]:
+    """Run a backend's method with its copies and launches in the backend's queue."""
+
+    @functools.wraps(method)
+    def inside(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._queue:
+            return method(self, *args, **kwargs)
+
+    return inside

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from mie.base.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
-from mie.ops.backend import KVCacheShape, Progress, StepBatch, StepSize
+from mie.ops.backend import Activation, KVCacheShape, Progress, StepBatch, StepSize
 from mie.ops.kv_cache import HALVES, LARGEST, SCALE_BYTES
 from mie.ops.linear import check_kept
 from mie.ops.numpy_backend import NumpyBackend, with_tokens
@@ -31,8 +30,8 @@ from mie.ops_jit.memory import (
     padded_rows,
     segments_of,
 )
-from mie.ops_jit.program import Program, Value, room_for
-from mie.ops_jit.step import StepHeader, attention_scratch, partial_bytes
+from mie.ops_jit.program import Program, Value, operator
+from mie.ops_jit.step import StepHeader, attention_scratch, largest_step_bytes
 from mie.ops_jit.team import Team
 from mie.system.resources import available_cpus
 
@@ -43,18 +42,6 @@ LARGE_STEP = 64
 """Tokens from which a step is large."""
 SCRATCH_BYTES = 2 * SUMS_BYTES + layout.WIDE_BYTES
 """Memory of a thread at first, which is enough for products."""
-
-
-def _operator(append: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a method append an operator to the program that is being recorded, or run it at once."""
-
-    @functools.wraps(append)
-    def operator(self: JitBackend, *arguments: Any, **options: Any) -> Any:
-        if self._recording is not None:
-            return append(self, *arguments, **options)
-        return self._run_now(append, *arguments, **options)
-
-    return operator
 
 
 class JitBackend(NumpyBackend):
@@ -142,18 +129,7 @@ class JitBackend(NumpyBackend):
 
     def step_bytes(self, size: StepSize) -> int:
         """Count every buffer of a step's program, the threads' memory, and attention's parts."""
-        cache, hidden, inner = size.cache, size.hidden_size, size.intermediate_size
-        queries = size.num_heads * cache.head_dim
-        heads = 3 * queries + 2 * cache.num_kv_heads * cache.head_dim
-        is_fused = inner % LANES == 0
-        of_a_token = 3 * hidden + heads + (inner if is_fused else 3 * inner)
-        num_results = room_for(size.num_tokens) * of_a_token
-        num_results += room_for(size.num_seqs) * (2 * hidden + size.vocab_size)
-        scratch = max(
-            SCRATCH_BYTES, attention_scratch(size.num_heads // cache.num_kv_heads, cache.head_dim)
-        )
-        partials = partial_bytes(size.num_seqs, size.max_len, size.num_heads, cache.head_dim)
-        return 4 * num_results + self.num_threads * scratch + partials
+        return largest_step_bytes(size, self.num_threads, SCRATCH_BYTES)
 
     def kv_cache_bytes(self, shape: KVCacheShape) -> int:
         scale_bytes = SCALE_BYTES if self.kv_dtype in LARGEST else 0
@@ -204,31 +180,40 @@ class JitBackend(NumpyBackend):
     # Operators. The functions of `mie.ops` define them. Arguments of a kernel are in the order that
     # its docstring in `kernels` gives.
 
-    @_operator
-    def embed(self, token_ids: Ints, embedding: Matrix) -> Value:
+    @operator
+    def embed(self, token_ids: Ints, embedding: Matrix, scale: float = 1.0) -> Value:
         self._header.point(layout.TOKEN_IDS, token_ids)
         program, width, (table,) = self._program, embedding.shape[1], embedding.segments
         out = program.value(NUM_TOKENS, width)
         program.need_scratch(min(width, layout.K_BLOCK) * LANES * 4)
-        arguments = table.memory, out, width, NUM_TOKENS
+        arguments = table.memory, out, width, NUM_TOKENS, float(scale)
         program.emit(f"embed[{table.format}]", NUM_TOKENS, ROW_TILE, 1, *arguments)
         return out
 
-    @_operator
-    def rms_norm(self, x: Value, weight: Floats, eps: float) -> Value:
-        rows, width = x.storage.rows, x.storage.width
-        out = self._program.value(rows, *x.tail)
-        arguments = x, weight, out, 1, width, eps, rows, 0, 1  # a row is one head
-        self._program.emit("rms_norm", rows, ROW_TILE, 1, *arguments)
+    @operator
+    def rms_norm(
+        self, x: Value, weight: Floats, eps: float, residual: Value | Floats | None = None
+    ) -> Value:
+        program, rows, width = self._program, x.storage.rows, x.storage.width
+        out = program.value(rows, *x.tail)
+        if isinstance(residual, np.ndarray):
+            residual = program.given(residual)
+        arguments = x, weight, out, width, width, float(eps), rows, 0, 1, residual
+        program.emit("rms_norm", rows, ROW_TILE, 1, *arguments)
         return out
 
-    @_operator
+    @operator
+    def norm_add(self, x: Value, weight: Floats, eps: float, residual: Value | Floats) -> Any:
+        return self.rms_norm(x, weight, eps, residual)
+
+    @operator
     def head_norm(self, qkv: Value, first: int, last: int, weight: Floats, eps: float) -> None:
-        rows, (num_heads, head_dim) = qkv.storage.rows, qkv.tail
-        arguments = qkv, weight, qkv, num_heads, head_dim, eps, rows, first, last
+        rows, head_dim, dim = qkv.storage.rows, qkv.tail[-1], weight.size
+        place = first * head_dim, (last - first) * head_dim // dim, None
+        arguments = qkv, weight, qkv, qkv.storage.width, dim, eps, rows, *place
         self._program.emit("rms_norm", rows, ROW_TILE, 1, *arguments)
 
-    @_operator
+    @operator
     def linear(self, x: Value, weight: Matrix, residual: Value | Floats | None = None) -> Value:
         program, rows, (num_outputs, num_inputs) = self._program, x.storage.rows, weight.shape
         out = program.value(rows, num_outputs)
@@ -249,31 +234,52 @@ class JitBackend(NumpyBackend):
         """Return the kernels that multiply by panels, and by panels that were widened."""
         return self._kernels[f"multiply[{panels.format}]"], self._kernels["multiply[float32]"]
 
-    @_operator
+    @operator
     def silu_mul(self, gate_up: Value) -> Value:
+        return self._gated(gate_up, "silu")
+
+    @operator
+    def gelu_mul(self, gate_up: Value) -> Value:
+        return self._gated(gate_up, "gelu_tanh")
+
+    def _gated(self, gate_up: Value, activation: Activation) -> Value:
         rows, width = gate_up.storage.rows, gate_up.storage.width // 2
-        out = self._program.value(rows, width)
-        self._program.emit("silu_mul", rows, ROW_TILE, 1, gate_up, out, width, rows)
+        out, is_gelu = self._program.value(rows, width), int(activation != "silu")
+        self._program.emit("gate_mul", rows, ROW_TILE, 1, gate_up, out, width, rows, is_gelu)
         return out
 
-    @_operator
-    def norm_gate_up(self, x: Value, norm: Floats, eps: float, weight: Matrix) -> Any:
+    @operator
+    def norm_gate_up(
+        self,
+        x: Value,
+        norm: Floats | None,
+        eps: float,
+        weight: Matrix,
+        activation: Activation = "silu",
+    ) -> Any:
         """Multiply by the matrix of gate and up, and activate while the sums are in the cache."""
-        program, normed, width = self._program, self.rms_norm(x, norm, eps), weight.shape[0] // 2
+        program, width = self._program, weight.shape[0] // 2
+        normed = x if norm is None else self.rms_norm(x, norm, eps)
         panels, *others = weight.segments
         if others or width % LANES:  # the second half does not begin with a panel
-            return self.silu_mul(self.linear(normed, weight))
+            return self._gated(self.linear(normed, weight), activation)
         rows, num_groups = x.storage.rows, ceil_div(width, LANES * layout.PANELS)
         out = program.value(rows, width)
         program.need_scratch(2 * SUMS_BYTES + panels.widened_bytes)
         program.emit(
             f"gate_up[{panels.format}]", rows, layout.BLOCK_ROWS, num_groups,
             normed, panels.memory, out, weight.shape[1], width, weight.bias, rows,
-            *self._products(panels),
+            *self._products(panels), int(activation != "silu"),
         )  # fmt: skip
         return out
 
-    @_operator
+    @operator
+    def soft_cap(self, x: Value, cap: float) -> Value:
+        rows, out = x.storage.rows, self._program.value(x.storage.rows, *x.tail)
+        self._program.emit("soft_cap", rows, ROW_TILE, 1, x, out, x.storage.width, cap, rows)
+        return out
+
+    @operator
     def take_rows(self, x: Value, rows: Ints) -> Value:
         self._header.point(layout.LOGITS_ROWS, rows)
         program = self._program
@@ -282,7 +288,7 @@ class JitBackend(NumpyBackend):
         program.emit("take_rows", NUM_ROWS, ROW_TILE, 1, x, out, x.storage.width, NUM_ROWS)
         return out
 
-    @_operator
+    @operator
     def rope_write_kv(
         self, qkv: Value, rope_table: Floats, cache: JitCache, layer: int, batch: StepBatch
     ) -> Value:
@@ -298,9 +304,15 @@ class JitBackend(NumpyBackend):
         )  # fmt: skip
         return out
 
-    @_operator
+    @operator
     def paged_attention(
-        self, q: Value, cache: JitCache, layer: int, batch: StepBatch, window: int | None
+        self,
+        q: Value,
+        cache: JitCache,
+        layer: int,
+        batch: StepBatch,
+        window: int | None,
+        soft_cap: float | None = None,
     ) -> Value:
         program, shape, num_heads = self._program, cache.shape, q.tail[0]
         program.heads = num_heads, shape.num_kv_heads, shape.head_dim
@@ -312,6 +324,7 @@ class JitBackend(NumpyBackend):
             num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, window or 0,
             1 / math.sqrt(shape.head_dim),
             self._kernels[f"multiply[{stored}]"], self._kernels["multiply[float32]"],
+            float(soft_cap or 0),
         )  # fmt: skip
         program.emit("merge", layout.NUM_MERGES, 1, 1, out, num_heads, shape.head_dim)
         return out

@@ -24,7 +24,7 @@ def kernel_names(weight_dtypes: Iterable[str], cache_dtypes: Iterable[str]) -> S
     """Return the names of all kernels that steps use with these dtypes of weights and caches."""
     weights, caches = sorted({*weight_dtypes}), sorted({*cache_dtypes})
     return (
-        *("run", "work", "rms_norm", "silu_mul", "take_rows", "merge"),
+        *("run", "work", "rms_norm", "gate_mul", "soft_cap", "take_rows", "merge"),
         *(f"{base}[{dtype}]" for dtype in weights for base in ("embed", "linear", "gate_up")),
         *(f"{base}[{dtype}]" for dtype in caches for base in ("rope_write", "attend")),
         *(f"multiply[{dtype}]" for dtype in sorted({*weights, *caches, "float32"})),

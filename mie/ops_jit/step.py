@@ -7,9 +7,10 @@ from numpy.typing import NDArray
 
 from mie.base.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
-from mie.ops.backend import StepBatch
+from mie.ops.backend import StepBatch, StepSize
 from mie.ops_jit import layout
 from mie.ops_jit.memory import address, padded, zeros
+from mie.ops_jit.program import room_for
 
 
 class StepHeader:
@@ -60,6 +61,22 @@ def partial_bytes(num_seqs: int, max_len: int, num_heads: int, head_dim: int) ->
     num_parts = ceil_div(max_len, layout.PART)
     num_partials = num_seqs * num_parts if num_parts > 1 else 0
     return num_partials * num_heads * (16 + padded(head_dim)) * 4
+
+
+def largest_step_bytes(size: StepSize, num_threads: int, least_scratch: int) -> int:
+    """Return the bytes of a step's buffers, the threads' memory, and attention's parts."""
+    cache, hidden, inner = size.cache, size.hidden_size, size.intermediate_size
+    queries = size.num_heads * cache.head_dim
+    heads = 3 * queries + 2 * cache.num_kv_heads * cache.head_dim
+    is_fused = inner % layout.LANES == 0
+    of_a_token = 3 * hidden + heads + (inner if is_fused else 3 * inner)
+    num_results = room_for(size.num_tokens) * of_a_token
+    num_results += room_for(size.num_seqs) * (2 * hidden + size.vocab_size)
+    scratch = max(
+        least_scratch, attention_scratch(size.num_heads // cache.num_kv_heads, cache.head_dim)
+    )
+    partials = partial_bytes(size.num_seqs, size.max_len, size.num_heads, cache.head_dim)
+    return 4 * num_results + num_threads * scratch + partials
 
 
 def queries_of_item(group: int) -> int:

@@ -16,12 +16,12 @@ from compiled import needs_numba
 from numpy.typing import NDArray
 
 from mie import LLM, SamplingParams
-from mie.checkpoint.config import ModelConfig, RopeConfig
+from mie.checkpoint.config import FAMILIES, ModelConfig, RopeConfig
 from mie.checkpoint.weights import Checkpoint, expected_tensors
 from mie.load.backends import load_backend
 from mie.load.sizing import cache_shape
 from mie.model.decoder import Decoder
-from mie.ops.backend import StepBatch
+from mie.ops.backend import OPTIONS, StepBatch
 
 MODELS = Path(__file__).parent / "models"
 NAMES = sorted(path.name for path in MODELS.iterdir())
@@ -42,7 +42,13 @@ def load_decoder(name: str, dtype: str, *, backend: str = "numpy", **changes: ob
     config = ModelConfig.load(MODELS / name)
     with Checkpoint.open(MODELS / name, expected_tensors(config)) as checkpoint:
         changed = dataclasses.replace(config, **changes)  # type: ignore[arg-type]
-        return Decoder(changed, load_backend(backend, dtype), checkpoint, num_positions=256)
+        machine = load_backend(backend, dtype)
+        return Decoder(changed, machine, checkpoint, max_model_len(name) or 192)
+
+
+def max_model_len(name: str) -> int | None:
+    """Return a length beyond LongRoPE's original context, for the model that is about it."""
+    return 256 if "_long" in name else None
 
 
 def all_logits(decoder: Decoder, token_ids: list[int], chunk_size: int) -> Floats:
@@ -112,6 +118,7 @@ def test_greedy_tokens_equal_those_of_transformers(name: str, backend: str, dtyp
         dtype=dtype,
         max_num_batched_tokens=24,
         max_num_seqs=2,
+        max_model_len=max_model_len(name),
     )
     prompts = [{"prompt_token_ids": golden[f"{key}.ids"].tolist()} for key in ("short", "long")]
     params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
@@ -122,12 +129,13 @@ def test_greedy_tokens_equal_those_of_transformers(name: str, backend: str, dtyp
 
 @pytest.mark.parametrize("name", [n for n in NAMES if "yarn" in n or "linear" in n or "31" in n])
 def test_a_wrong_rope_scaling_is_noticed(name: str) -> None:
-    rope = ModelConfig.load(MODELS / name).rope
-    decoder = load_decoder(name, "float32", rope=RopeConfig(theta=rope.theta))
+    ropes = ModelConfig.load(MODELS / name).layer_ropes
+    changed = tuple(rope and RopeConfig(theta=rope.theta) for rope in ropes)
+    decoder = load_decoder(name, "float32", layer_ropes=changed)
     assert difference(decoder, name, "long") > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if "window" in n or "layer_types" in n])
+@pytest.mark.parametrize("name", ["mistral_window", "qwen2_windows", "qwen3_layer_types"])
 @pytest.mark.parametrize("wider", [1, 1000])
 def test_a_wrong_window_is_noticed(name: str, wider: int) -> None:
     windows = ModelConfig.load(MODELS / name).layer_windows
@@ -145,15 +153,15 @@ def test_a_wrong_epsilon_is_noticed() -> None:
 def test_the_models_cover_every_family_and_flag() -> None:
     configs = [ModelConfig.load(MODELS / name) for name in NAMES]
     assert len(configs) >= 12
-    assert {config.architecture for config in configs} == {
-        "LlamaForCausalLM",
-        "MistralForCausalLM",
-        "Qwen2ForCausalLM",
-        "Qwen3ForCausalLM",
-    }
-    assert {config.rope.rope_type for config in configs} == {"default", "linear", "llama3", "yarn"}
-    for flag in ("tie_word_embeddings", "qkv_bias", "o_bias", "mlp_bias", "qk_norm"):
+    assert {config.architecture for config in configs} == {*FAMILIES}
+    ropes = {rope for config in configs for rope in config.layer_ropes}
+    assert None in ropes
+    types = {"default", "linear", "llama3", "yarn", "longrope"}
+    assert {rope.rope_type for rope in ropes if rope} == types
+    assert {option for config in configs for option in config.options} == {*OPTIONS}
+    for flag in ("tie_word_embeddings", "qkv_bias", "o_bias", "mlp_bias", "rope_is_interleaved"):
         assert {getattr(config, flag) for config in configs} == {False, True}
+    assert {config.qk_norm for config in configs} == {None, "head", "projection", "rotated head"}
     assert {config.num_heads == config.num_kv_heads for config in configs} == {False, True}
     widths = {c.num_heads * c.head_dim == c.hidden_size for c in configs}
     assert widths == {False, True}

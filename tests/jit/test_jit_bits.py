@@ -8,6 +8,7 @@ by 1 to 4 threads, in this process or a forked child. All logits must have the s
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 from collections import Counter
@@ -22,11 +23,13 @@ from compiled import CACHES, jit_backend, needs_numba
 from numpy.typing import NDArray
 
 from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.rounding import RoundedCheckpoint
 from mie.checkpoint.weights import Checkpoint, expected_tensors
 from mie.load.sizing import cache_shape
 from mie.model.decoder import Decoder
 from mie.ops.backend import StepBatch
 from mie.ops.kv_cache import HALVES
+from mie.ops.quantised import Form
 
 pytestmark = needs_numba
 
@@ -47,6 +50,13 @@ CONFIGS = {
     "wide group": tiny_models.LLAMA | ODD | {"num_attention_heads": 32, "num_key_value_heads": 1},
 }
 WEIGHTS = {"float32": None, **HALVES}
+FORMS = (
+    Form(codes="int4", group=16, has_offsets=False),
+    Form(codes="int8", group=32, has_offsets=False),
+    None,
+)
+"""The forms of neighbouring matrices of a quantised model, and so of the parts of a fused one."""
+QUANTISED = "quantised"
 BLOCK_SIZES = (1, 3, 4, 8, 16, 24, 32)
 
 seen: Counter[str] = Counter()
@@ -59,13 +69,21 @@ class Model:
     directory: Any
     rounded_to: Any
     decoders: dict[int, Decoder]
+    is_quantised: bool = False
+
+    def forms(self, config: ModelConfig) -> dict[str, Form]:
+        """Return the forms that matrices are rounded to, if the model is quantised."""
+        matrices = [name for name, shape in expected_tensors(config).items() if len(shape) > 1]
+        chosen = dict(zip(matrices, itertools.cycle(FORMS), strict=False))
+        return {name: form for name, form in chosen.items() if form} if self.is_quantised else {}
 
     def on(self, backend: Any) -> Decoder:
         if id(backend) not in self.decoders:
             config = ModelConfig.load(self.directory)
             with Checkpoint.open(self.directory, expected_tensors(config)) as checkpoint:
+                weights = RoundedCheckpoint(checkpoint, self.forms(config))
                 self.decoders[id(backend)] = Decoder(
-                    config, backend, checkpoint, 1300, rounded_to=self.rounded_to
+                    config, backend, weights, 1300, rounded_to=self.rounded_to
                 )
         return self.decoders[id(backend)]
 
@@ -79,6 +97,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Mo
         directory = tiny_models.write_model(root / name, config, weights)
         for dtype, rounded_to in WEIGHTS.items():
             found[name, dtype] = Model(directory, rounded_to, {})
+        found[name, QUANTISED] = Model(directory, None, {}, is_quantised=True)
     return found
 
 
@@ -192,7 +211,7 @@ def draw(seed: int, models: dict[tuple[str, str], Model], longest: int) -> Scena
     return Scenario(
         rng=rng,
         token_ids=[rng.integers(0, 39, length) for length in lengths.tolist()],
-        model=models[names[seed % len(names)], str(rng.choice(list(WEIGHTS)))],
+        model=models[names[seed % len(names)], str(rng.choice([*WEIGHTS, QUANTISED]))],
         stored=str(rng.choice(list(CACHES))),
         block_size=int(rng.choice(BLOCK_SIZES)),
         most=int(rng.choice([1, 7, 60, 2000])),
@@ -227,6 +246,7 @@ def in_steps(scenario: Scenario, threads: int, is_eager: bool) -> list[Logits]:
         ):
             found[row].append(logits[begin:end])
         seen["batches"] += 1
+        seen["quantised"] += scenario.model.is_quantised
         seen["recorded"] += not is_eager
         counts = np.diff(batch.cu_seqlens_q)
         seen["decodes beside chunks"] += bool((counts == 1).any() and (counts > 1).any())
@@ -256,7 +276,7 @@ def test_no_bit_depends_on_the_batch(
         check(scenario, wanted, threads=seed % 4 + 1, is_eager=False)
         check(scenario, wanted, threads=scenario.rng.integers(1, 5).item(), is_eager=seed % 3 == 0)
     assert seen["batches"] >= num_batches, seen
-    for what in ("recorded", "decodes beside chunks", "merged parts"):
+    for what in ("recorded", "quantised", "decodes beside chunks", "merged parts"):
         assert seen[what] >= num_batches // 50, seen
     assert all(seen[f"{threads} threads"] for threads in (1, 2, 3, 4)), seen
 

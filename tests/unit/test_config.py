@@ -49,7 +49,7 @@ def test_mistral_slides_in_every_layer_by_default() -> None:
 
 def test_qwen3_has_norms_of_queries_and_keys_and_wide_heads() -> None:
     config = load("Qwen3ForCausalLM")
-    assert (config.qkv_bias, config.o_bias, config.qk_norm) == (False, False, True)
+    assert (config.qkv_bias, config.o_bias, config.qk_norm) == (False, False, "head")
     assert config.head_dim == 128
     config = load("Qwen3ForCausalLM", head_dim=6, attention_bias=True)
     assert (config.head_dim, config.qkv_bias, config.o_bias) == (6, True, True)

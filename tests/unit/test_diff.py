@@ -122,14 +122,27 @@ def recorded(model: TinyModel, prompt: list[int]) -> list[tuple[Spot, np.ndarray
 
 @pytest.mark.parametrize("family", TINY)
 def test_every_call_has_its_role_and_layer(tiny: dict[str, TinyModel], family: str):
-    head_norms = ["q_norm", "k_norm"] if "qwen3" in family else []
-    attention = ["attention_norm", "qkv", *head_norms, "rope_write_kv", "paged_attention", "o"]
-    layer = [*attention, "mlp_norm", "gate_up", "silu_mul", "down"]
+    before, after = {"attention_norm", "mlp_norm"}, {"attention_post_norm", "mlp_post_norm"}
+    gemma, norms_after = {"gemma2", "gemma3"}, {"olmo3", "exaone4"}
+    absent = {"rotated_norm"}
+    if family == "hunyuan":
+        absent = {"k_norm"}  # the norm of keys comes first, and is called q_norm
+    elif family not in {"qwen3_tied", "olmo3", "gemma3", "exaone4"}:
+        absent |= {"q_norm", "k_norm"}
+    absent |= {"silu_mul"} if family in gemma else {"gelu_mul"}
+    absent |= before if family in norms_after else set()
+    absent |= set() if family in gemma | norms_after | {"glm4"} else after
+    absent |= set() if family == "gemma2" else {"soft_cap"}
+    layer = ["attention_norm", "qkv", "q_norm", "k_norm", "rope_write_kv", "rotated_norm"]
+    layer += ["paged_attention", "o", "attention_post_norm", "mlp_norm", "gate_up", "silu_mul"]
+    layer += ["gelu_mul", "down", "mlp_post_norm"]
+    rows = ("take_rows", "final_norm", "head", "soft_cap", "logits")
     order = [
         ("embed", None),
         *((operator, index) for index in range(2) for operator in layer),
-        *((operator, None) for operator in ("take_rows", "final_norm", "head", "logits")),
+        *((operator, None) for operator in rows),
     ]
+    order = [(operator, index) for operator, index in order if operator not in absent]
     calls = recorded(tiny[family], [5, 6, 7])
     wanted = [(step, layer, operator) for step in (1, 2) for operator, layer in order]
     assert [(spot.step, spot.layer, spot.operator) for spot, _ in calls] == wanted
@@ -169,9 +182,18 @@ def test_a_backend_is_equal_to_itself_over_chunks_a_hit_a_copy_and_decodes(
 
 
 ROLES_OF = {
-    "llama": [name for name in OPERATORS if name not in ("q_norm", "k_norm")],
+    "llama": [
+        *("embed", "attention_norm", "qkv", "rope_write_kv", "paged_attention", "o", "mlp_norm"),
+        *("gate_up", "silu_mul", "down", "take_rows", "final_norm", "head", "logits"),
+    ],
     "qwen3_tied": ["q_norm", "k_norm"],
+    "gemma2": ["attention_post_norm", "gelu_mul", "mlp_post_norm", "soft_cap"],
+    "hunyuan": ["rotated_norm"],
 }
+
+
+def test_every_operator_has_a_model_in_which_it_is_changed():
+    assert {*OPERATORS} == {role for roles in ROLES_OF.values() for role in roles}
 
 
 @pytest.mark.parametrize(
@@ -190,7 +212,7 @@ def test_a_fault_in_any_operator_is_found(tiny: dict[str, TinyModel], family: st
     assert report.first.relative == pytest.approx(0.01, rel=0.01)
     assert report.first.b == pytest.approx(1.01 * report.first.a, rel=1e-3)
     # A chunk samples nothing, so the first rows of logits appear later.
-    has_rows = operator in ("take_rows", "final_norm", "head", "logits")
+    has_rows = operator in ("take_rows", "final_norm", "head", "soft_cap", "logits")
     assert report.first.step == (3 if has_rows else 1)
 
 

@@ -25,7 +25,7 @@ from mie.ops_jit.jit_backend import JitBackend
 from mie.ops_jit.kernel_cache import DIGEST_BYTES, Kernels, key_of
 
 CPU = host_cpu()
-KERNEL = "silu_mul"
+KERNEL = "gate_mul"
 X = np.linspace(-4, 4, 96, dtype=np.float32).reshape(3, 32)
 
 

@@ -49,12 +49,17 @@ def _half(blocks: Bytes, place: int) -> NDArray[np.float32]:
 
 def _halves(packed: Bytes) -> Bytes:
     """Split the last axis [m] of bytes into [2, m]: their low halves, then their high halves."""
-    return np.stack((packed & 15, packed >> 4), axis=-2)
+    halves = np.empty((*packed.shape[:-1], 2, packed.shape[-1]), np.uint8)
+    np.bitwise_and(packed, 15, out=halves[..., 0, :])
+    np.right_shift(packed, 4, out=halves[..., 1, :])
+    return halves
 
 
 def _signed(codes: Bytes, zero: int) -> NDArray[np.int8]:
-    """Return the codes [n, numbers] minus their zero point."""
-    signed: NDArray[np.int8] = codes.reshape(len(codes), -1).view(np.int8) - np.int8(zero)
+    """Return the codes [n, numbers] minus their zero point, in the same memory."""
+    signed: NDArray[np.int8] = codes.reshape(len(codes), -1).view(np.int8)
+    if zero:
+        signed -= np.int8(zero)
     return signed
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mie.ops_jit import layout
+from mie.ops_jit.kernels.elementwise import capped
 from mie.ops_jit.kernels.formats import Format
 from mie.ops_jit.kernels.products import call_multiply
 from mie.ops_jit.kernels.vectors import (
@@ -124,16 +125,19 @@ def attend(fmt: Format) -> Callable[..., None]:
                     store(at, load(at) * scale)
 
     @kernel_function
-    def weigh(own, state, dim, start, end, first, last, scale):
+    def weigh(own, state, dim, start, end, first, last, scale, cap):
         """Turn a row's scores of the keys start … end - 1 into weights, and advance its state.
 
-        It sees the positions first … last - 1.
+        It sees the positions first … last - 1. A cap of 0 is none.
         """
         top = everywhere(LOWEST)
         factor = everywhere(scale)
         for group in range(start, end, 16):
             at = own + (group - start) * 4
-            v = within(load(at) * factor, first - group, last - group, HIDDEN)
+            v = load(at) * factor
+            if cap > 0:
+                v = capped(v, cap)
+            v = within(v, first - group, last - group, HIDDEN)
             store(at, v)
             top = larger(v, top)
         before = number(state, 0)
@@ -184,6 +188,7 @@ def attend(fmt: Format) -> Callable[..., None]:
         The states of its count x group rows are overwritten.
         """
         padded, window, scale = (dim + 15) // 16 * 16, word(args, 11), number(args + 8 * 12, 0)
+        cap = number(args + 8 * 15, 0)
         rows = count * group
         scores, packed = memory, memory + rows * 256
         for row in range(rows):
@@ -199,7 +204,7 @@ def attend(fmt: Format) -> Callable[..., None]:
                 last = position + row // group + 1
                 first = max(0, last - window) if window > 0 else 0
                 own, state = scores + row * 256, states + row * state_bytes
-                weigh(own, state, padded, start, stop, first, last, scale)
+                weigh(own, state, padded, start, stop, first, last, scale, cap)
             begin = max(start, seen)
             add_values(
                 args, table, head, rows, start, begin, stop, scores, states, state_bytes, padded
@@ -210,7 +215,7 @@ def attend(fmt: Format) -> Callable[..., None]:
         """Attend from the queries of an item to one KV head.
 
         Arguments: q, keys, values, their scales, out, N, Hq, Hkv, Dh, B, the window or 0,
-        the scale, and the kernels that multiply by the format and by float32.
+        the scale, the kernels that multiply by the format and by float32, and the soft cap or 0.
         """
         q, _, _, _, _, out, _, heads, kv_heads, dim, _, window = words(args, 12)
         padded, group = (dim + 15) // 16 * 16, heads // kv_heads

@@ -1,4 +1,4 @@
-"""Kernels that pass over rows: embeddings, norms, rotations and the gated activation.
+"""Kernels that pass over rows: embeddings, norms, rotations and gated activations.
 
 Every kernel is called as kernel(args, step, tile, scratch): the addresses of its arguments and of
 the step's header, the index of the tile of work to do, and memory of the calling thread.
@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from mie.ops.activation import GELU_CUBIC, GELU_SLOPE
 from mie.ops_jit.kernels.formats import Format
 from mie.ops_jit.kernels.products import widener
 from mie.ops_jit.kernels.vectors import (
@@ -36,11 +37,15 @@ from mie.ops_jit.kernels.vectors import (
 from mie.ops_jit.layout import K_BLOCK, LOGITS_ROWS, POSITIONS, ROW_TILE, SLOTS, TOKEN_IDS
 
 ONE = np.float32(1)
+CUBIC, SLOPE = np.float32(GELU_CUBIC), np.float32(GELU_SLOPE)
 
 
 @kernel_function
-def normalise(x, weight, out, dim, eps):
-    """Write x / sqrt(mean(x²) + eps) * weight, of ``dim`` numbers. ``out`` may be ``x``."""
+def normalise(x, weight, out, dim, eps, residual):
+    """Write x / sqrt(mean(x²) + eps) * weight, of ``dim`` numbers. ``out`` may be ``x``.
+
+    Add the numbers at ``residual`` unless that is 0.
+    """
     total = everywhere(np.float32(0))
     whole = dim - dim % 16
     for i in range(0, whole, 16):
@@ -50,44 +55,78 @@ def normalise(x, weight, out, dim, eps):
     mean = sum_of(fma(v, v, total)) / np.float32(dim)
     scale = everywhere(ONE / np.float32(math.sqrt(mean + eps)))
     for i in range(0, whole, 16):
-        store(out + 4 * i, load(x + 4 * i) * scale * load(weight + 4 * i))
+        normed = load(x + 4 * i) * scale * load(weight + 4 * i)
+        if residual != 0:
+            normed = normed + load(residual + 4 * i)
+        store(out + 4 * i, normed)
     v = v * scale * load_first(weight + 4 * whole, dim - whole)
+    if residual != 0:
+        v = v + load_first(residual + 4 * whole, dim - whole)
     store_first(out + 4 * whole, v, dim - whole)
 
 
 @kernel_function
 def rms_norm(args, step, tile, scratch):
-    """Normalise heads first … last - 1 of each row, to the same places of ``out``.
+    """Normalise ``count`` vectors of each row from ``first`` on, to the same places of ``out``.
 
-    Arguments: x [T, H, D], weight, out, H, D, eps, the word with T, first, last.
+    Arguments: x [T, W], weight, out, W, the size of a vector, eps, the word with T, first, count,
+    and the residual or 0.
     """
-    x, weight, out, heads, dim, _, rows_word, first, last = words(args, 9)
+    x, weight, out, width, dim, _, rows_word, first, count, residual = words(args, 10)
     eps = number(args + 8 * 5, 0)
     end = min(word(step, rows_word), (tile + 1) * ROW_TILE)
     for row in range(tile * ROW_TILE, end):
-        for head in range(first, last):
-            at = (row * heads + head) * dim * 4
-            normalise(x + at, weight, out + at, dim, eps)
+        for i in range(count):
+            at = (row * width + first + i * dim) * 4
+            normalise(x + at, weight, out + at, dim, eps, residual + at if residual != 0 else 0)
 
 
 @kernel_function
-def silu(gate, up):
-    """Return gate / (1 + e**-gate) * up."""
+def gated(gate, up, is_gelu):
+    """Return gate / (1 + e**-z) * up, with z = gate for SiLU."""
+    z = gate
+    if is_gelu != 0:
+        cubic, slope = everywhere(CUBIC), everywhere(SLOPE)
+        z = slope * fma(gate * gate * gate, cubic, gate)
     one = everywhere(ONE)
-    return gate / (one + exp(everywhere(np.float32(0)) - gate)) * up
+    return gate / (one + exp(everywhere(np.float32(0)) - z)) * up
 
 
 @kernel_function
-def silu_mul(args, step, tile, scratch):
-    """Activate gate_up [T, 2 F] to out [T, F]. Arguments: gate_up, out, F, the word with T."""
-    gate_up, out, dim, rows_word = words(args, 4)
+def gate_mul(args, step, tile, scratch):
+    """Activate gate_up [T, 2 F] to out [T, F].
+
+    Arguments: gate_up, out, F, the word with T, whether by GELU.
+    """
+    gate_up, out, dim, rows_word, is_gelu = words(args, 5)
     end = min(word(step, rows_word), (tile + 1) * ROW_TILE)
     for row in range(tile * ROW_TILE, end):
         gate = gate_up + row * dim * 8
         for i in range(0, dim, 16):
             count = dim - i
-            v = silu(load_first(gate + 4 * i, count), load_first(gate + 4 * (dim + i), count))
+            up = load_first(gate + 4 * (dim + i), count)
+            v = gated(load_first(gate + 4 * i, count), up, is_gelu)
             store_first(out + (row * dim + i) * 4, v, count)
+
+
+@kernel_function
+def capped(x, cap):
+    """Return cap * tanh(x / cap), with tanh(z) = 1 - 2 / (1 + e**2z)."""
+    one, limit = everywhere(ONE), everywhere(cap)
+    z = x / limit
+    return limit * (one - (one + one) / (one + exp(z + z)))
+
+
+@kernel_function
+def soft_cap(args, step, tile, scratch):
+    """Bound the numbers of rows. Arguments: x [T, D], out, D, the cap, the word with T."""
+    x, out, dim, _, rows_word = words(args, 5)
+    cap = number(args + 8 * 3, 0)
+    end = min(word(step, rows_word), (tile + 1) * ROW_TILE)
+    for row in range(tile * ROW_TILE, end):
+        for i in range(0, dim, 16):
+            at = (row * dim + i) * 4
+            store_first(out + at, capped(load_first(x + at, dim - i), cap), dim - i)
 
 
 @kernel_function
@@ -107,8 +146,12 @@ def embed(fmt: Format) -> Callable[..., None]:
 
     @kernel_function
     def kernel(args, step, tile, scratch):
-        """Take a lane of a panel for each token. Arguments: panels, out, D, the word with T."""
+        """Take a lane of a panel for each token.
+
+        Arguments: panels, out, D, the word with T, the scale.
+        """
         table, out, dim, rows_word = words(args, 4)
+        scale = number(args + 8 * 4, 0)
         end = min(word(step, rows_word), (tile + 1) * ROW_TILE)
         for row in range(tile * ROW_TILE, end):
             token = word(word(step, TOKEN_IDS), row)
@@ -117,7 +160,9 @@ def embed(fmt: Format) -> Callable[..., None]:
                 count = min(K_BLOCK, dim - first)
                 widen(panel + first // group * group_bytes, count, scratch)
                 for i in range(count):
-                    set_number(out, row * dim + first + i, number(scratch, 16 * i + token % 16))
+                    set_number(
+                        out, row * dim + first + i, number(scratch, 16 * i + token % 16) * scale
+                    )
 
     return kernel
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mie.ops_jit.kernels.elementwise import silu
+from mie.ops_jit.kernels.elementwise import gated
 from mie.ops_jit.kernels.formats import Format
 from mie.ops_jit.kernels.products import call_multiply, widener
 from mie.ops_jit.kernels.vectors import (
@@ -103,11 +103,12 @@ def gate_up(fmt: Format) -> Callable[..., None]:
 
     @kernel_function
     def kernel(args, step, tile, scratch):
-        """Write silu(x gate) * (x up) [T, F], with F a multiple of 16.
+        """Write activation(x gate) * (x up) [T, F], with F a multiple of 16.
 
-        Arguments: x, W, out, K, F, bias, the word with T, and the kernels that multiply.
+        Arguments: x, W, out, K, F, bias, the word with T, the kernels that multiply, and whether
+        to activate by GELU.
         """
-        x, w, out, k, dim, bias, rows_word, multiply, wide = words(args, 9)
+        x, w, out, k, dim, bias, rows_word, multiply, wide, is_gelu = words(args, 10)
         total = word(step, rows_word)
         blocks = (total + BLOCK_ROWS - 1) // BLOCK_ROWS
         group, first = tile // blocks, tile % blocks * BLOCK_ROWS
@@ -124,6 +125,6 @@ def gate_up(fmt: Format) -> Callable[..., None]:
                 gates, ups = load(scratch + here), load(up + here)
                 if bias != 0:
                     gates, ups = gates + load(bias + 4 * i), ups + load(bias + 4 * (dim + i))
-                store(out + ((first + row) * dim + i) * 4, silu(gates, ups))
+                store(out + ((first + row) * dim + i) * 4, gated(gates, ups, is_gelu))
 
     return kernel

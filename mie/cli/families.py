@@ -1,0 +1,97 @@
+"""List the supported families in a table: ``mie inspect --families``, and docs/models.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.families import FAMILIES, Family
+
+_SAMPLE = {
+    "vocab_size": 1 << 18,
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 4096,
+}
+_WINDOWS = {
+    "all": "a window in all layers",
+    "switched": "windows if switched on",
+    "pattern": "windows by layer",
+}
+_QK_NORMS = {
+    "head": "q and k norms",
+    "projection": "q and k norms of whole projections",
+    "rotated head": "q and k norms after RoPE",
+}
+_ROPE_LAYERS = {
+    "listed": "layers without RoPE",
+    "sliding": "full attention without RoPE",
+    "switched": "RoPE in all layers or none",
+}
+_KEYS = {
+    "attention_bias": "attention biases",
+    "mlp_bias": "MLP biases",
+    "use_bias": "biases",
+    "embedding_multiplier": "four multipliers",
+    "attn_logit_softcapping": "soft caps of scores",
+    "final_logit_softcapping": "soft caps of logits",
+    "longrope": "LongRoPE",
+    "partial_rotary_factor": "partial RoPE",
+    "llama_4_scaling_beta": "YaRN within the original context",
+}
+
+
+def families_table() -> str:
+    """Return the table of families in Markdown."""
+    rows = [("models", "architecture", "`model_type`", "beyond a plain Llama", "CUDA")]
+    rows.append(("---",) * 5)
+    for name, family in FAMILIES.items():
+        cuda = "no" if _sample(name, family).options else "yes"
+        features = ", ".join(_features(family)) or "-"
+        rows.append((family.title, f"`{name}`", f"`{family.model_type}`", features, cuda))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _sample(name: str, family: Family) -> ModelConfig:
+    """Return a configuration of the family that has all of its options."""
+    config = {**_SAMPLE, "architectures": [name]}
+    if "embedding_multiplier" in family.implements:
+        config["embedding_multiplier"] = 2.0
+    if "layer_types" in family.defaults:
+        config |= {"layer_types": ["full_attention"] * 4, "num_local_experts": 0}
+    return ModelConfig.from_hf(config)
+
+
+def _features(family: Family) -> Iterator[str]:
+    """Yield what distinguishes the family."""
+    names = family.names
+    if family.windows in _WINDOWS:
+        yield _WINDOWS[family.windows]
+    if family.always_qkv_bias:
+        yield "biases of q, k and v"
+    for key, text in _KEYS.items():
+        if key in family.implements and not (family.always_qkv_bias and key == "attention_bias"):
+            yield text
+    if family.qk_norm is not None:
+        yield _QK_NORMS[family.qk_norm]
+    if names.attention_post_norm is not None:
+        yield "norms after the blocks" if names.attention_norm is None else "four norms a layer"
+    if family.norm_offset:
+        yield "1 + w norms"
+    if "hidden_activation" in family.defaults:
+        yield "GELU"
+    if family.scales_embeddings:
+        yield "scaled embeddings"
+    if "query_pre_attn_scalar" in family.defaults:
+        yield "scores by `query_pre_attn_scalar`"
+    if family.rope_by_type:
+        yield "RoPE by layer type"
+    if family.rope_is_interleaved:
+        yield "interleaved RoPE"
+    if family.rope_layers in _ROPE_LAYERS:
+        yield _ROPE_LAYERS[family.rope_layers]
+    if len(names.qkv) == 1 or len(names.gate_up) == 1:
+        yield "fused matrices"

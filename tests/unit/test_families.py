@@ -1,0 +1,96 @@
+"""Load the configurations of published models, and compare the table of families with the docs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mie import LLM, SamplingParams
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.tensors import num_parameters
+from mie.cli import main
+from mie.errors import UnsupportedModelError
+
+PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
+RUN = [model for model in PUBLISHED if "refused" not in model]
+REFUSED = [model for model in PUBLISHED if "refused" in model]
+DOCS = Path(__file__).parents[2] / "docs" / "models.md"
+SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads"),
+)
+
+
+def config_of(model: dict[str, Any]) -> dict[str, Any]:
+    sizes = [int(size) for size in model.get("sizes", "64 64 64 6 4 2").split()]
+    return {
+        "architectures": [model["architecture"]],
+        **dict(zip(SIZES, sizes, strict=True)),
+        **model["config"],
+    }
+
+
+def shrunk(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a tiny model with the same flags."""
+    layers = 6
+    small = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
+    small |= {"num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 2}
+    small |= {"bos_token_id": 1, "eos_token_id": 2}
+    if config.get("sliding_window"):
+        small["sliding_window"] = 4
+    for key in ("layer_types", "no_rope_layers"):
+        if key in config:
+            small[key] = config[key][:layers]
+    return {**config, **small}
+
+
+@pytest.mark.parametrize("model", RUN, ids=lambda model: model["name"])
+def test_a_published_model_loads(model: dict[str, Any], tmp_path: Path) -> None:
+    """Its sizes as published, and then its flags in a tiny model with random weights."""
+    values = config_of(model)
+    config = ModelConfig.from_hf(values)
+    assert config.context_length == model["context"]
+    if "parameters" in model:
+        assert num_parameters(config) == model["parameters"]
+    (tmp_path / "config.json").write_text(json.dumps(shrunk(values)))
+    llm = LLM(
+        str(tmp_path),
+        skip_tokenizer_init=True,
+        load_format="dummy",
+        backend="numpy",
+        max_model_len=32,
+        num_threads=1,
+    )
+    params = SamplingParams(max_tokens=2, ignore_eos=True)
+    [out] = llm.generate([{"prompt_token_ids": [*range(3, 12)]}], params, use_tqdm=False)
+    assert len(out.outputs[0].token_ids) == 2
+
+
+@pytest.mark.parametrize("model", REFUSED, ids=lambda model: model["name"])
+def test_a_published_model_is_refused_by_name(model: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedModelError, match="not supported") as error:
+        ModelConfig.from_hf(config_of(model))
+    assert model["refused"] in str(error.value)
+
+
+def test_forty_published_models_are_in_the_table() -> None:
+    assert len(PUBLISHED) >= 40
+    assert len({model["name"] for model in PUBLISHED}) == len(PUBLISHED)
+
+
+def test_the_docs_have_the_table_of_families(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "--families"]) == 0
+    table = capsys.readouterr().out
+    assert table.count("\n") > 20
+    assert table in DOCS.read_text()
+
+
+@pytest.mark.parametrize("arguments", [[], ["bundled", "--families"]])
+def test_inspect_takes_a_model_or_the_list(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", *arguments]) != 0
+    assert "either a MODEL or --families" in capsys.readouterr().err
