@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from mie.checkpoint.size_limits import (
     MIN_EPS,
     MIN_FACTOR,
 )
+from mie.checkpoint.wrapped import text_part
 from mie.errors import ModelError, UnsupportedModelError
 from mie.system.files import read_json_object
 
@@ -76,6 +77,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     dtype: str  # as in the file; the checkpoint's own dtype may differ
     quantisation: Quantisation | None = None
+    left_out: tuple[str, ...] = ()  # keys of the parts of a larger model that are not text
 
     @classmethod
     def load(cls, directory: Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
@@ -114,11 +116,13 @@ class ModelConfig:
             UnsupportedModelError: the model needs a feature that is not implemented.
             ModelError: a required key is missing, or a value is bad.
         """
+        config, left_out = text_part(config)
         architecture = _architecture(JsonReader(values=config, source=source))
         family = FAMILIES.get(architecture)
         merged = {**(family.defaults if family else {}), **config}
         refuse_unsupported(merged, architecture, FAMILIES, source)
-        return _read_config(JsonReader(values=merged, source=source), architecture)
+        own = _read_config(JsonReader(values=merged, source=source), architecture)
+        return replace(own, left_out=left_out)
 
     @property
     def rope(self) -> RopeConfig | None:

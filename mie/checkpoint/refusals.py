@@ -58,6 +58,14 @@ _BIASES: Mapping[str, str] = {
     "mlp_bias": "MLP biases of this family",
     "use_bias": "biases of this family",
 }
+_LLAMA_KEYS = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("vocab_size", "rms_norm_eps"),
+)
+_DISGUISE = (
+    ". Its configuration has the keys of a Llama; if its code is Llama's, run it with "
+    'hf_overrides={"architectures": ["LlamaForCausalLM"]}'
+)
 _LONGROPE = "LongRoPE: the rotation of cached keys changes once the original context is passed"
 _ROPE_REASONS = {
     "dynamic": (
@@ -98,7 +106,19 @@ def refuse_unsupported(
         raise UnsupportedModelError(
             f"{source}: {' and '.join(problems)} {verb} not supported; "
             f"supported architectures: {', '.join(families)}"
+            f"{_DISGUISE if _may_be_llama(config, architecture, families, problems) else ''}"
         )
+
+
+def _may_be_llama(
+    config: Mapping[str, Any],
+    architecture: str,
+    families: Mapping[str, Family],
+    problems: Sequence[str],
+) -> bool:
+    """Return whether nothing but the name distinguishes a configuration from Llama's."""
+    is_unknown = architecture not in families and len(problems) == 1
+    return is_unknown and all(config.get(key) is not None for key in _LLAMA_KEYS)
 
 
 def _problems(

@@ -49,6 +49,9 @@ _LARGEST_CODE = 448.0  # of float8_e4m3fn
 # These tensors are ignored in a checkpoint. They are buffers that older versions of transformers
 # saved, and the copy of the embedding that some tools save with tied embeddings.
 _IGNORED = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|lm_head\.weight")
+# A larger model's tensors of text, in the names of transformers 4 and 5, and those left out.
+_TEXT = re.compile(r"(?:model\.)?language_model\.(?=model\.|lm_head\.)|model\.language_model\.")
+_LEFT_OUT = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
 _BLOCK_BYTES = 16 << 20
 _RANDOM_DTYPES = {"float16": "F16", "bfloat16": "BF16"}  # every other dtype of config.json is F32
 _RANDOM_ROWS = 1024
@@ -83,7 +86,8 @@ class Checkpoint:
 
         The files are ``model.safetensors``, or else those that ``model.safetensors.index.json``
         names. Tensors beyond ``expected`` are an error, except for rotary buffers of older files
-        and for ``lm_head.weight`` with tied embeddings (`check_tied_head`). The ``directory`` may
+        and for ``lm_head.weight`` with tied embeddings (`check_tied_head`). Tensors of the vision
+        part of a larger model are left out. The ``directory`` may
         be a GGUF file instead.
 
         Raises:
@@ -97,7 +101,7 @@ class Checkpoint:
             if quantisation is not None:
                 raise WeightsError(f"{directory} is a GGUF file and has no quantization_config")
             return open_gguf(Path(directory), expected)
-        found = read_entries(Path(directory))
+        found = _text_entries(read_entries(Path(directory)))
         ignored = [name for name in found if name not in expected and _IGNORED.fullmatch(name)]
         if quantisation is not None:
             from mie.checkpoint.quantised import open_quantised  # which imports this module
@@ -215,6 +219,18 @@ class Checkpoint:
             except OSError as error:
                 raise WeightsError(f"cannot read {path}: {error.strerror or error}") from error
         return self._maps[path]
+
+
+def _text_entries(found: Mapping[str, TensorEntry]) -> Mapping[str, TensorEntry]:
+    """Return the tensors of the text part of a larger model, by their names in a model of text."""
+    if not any(_TEXT.match(name) for name in found):
+        return found
+    names = {name: name for name in found if not _LEFT_OUT.fullmatch(name)}
+    for name in names:
+        if match := _TEXT.match(name):
+            is_bare = match[0] == "model.language_model." and name[match.end() :][:6] != "model."
+            names[name] = ("model." if is_bare else "") + name[match.end() :]
+    return {new: found[name] for name, new in names.items()}
 
 
 class RandomWeights(Checkpoint):

@@ -167,6 +167,8 @@ def _facts(report: ModelReport) -> Iterator[tuple[str, str]]:
     config = report.config
     if config is not None:
         heads = f"{config.num_heads} query, {config.num_kv_heads} key/value"
+        if config.left_out:
+            yield "left out", ", ".join(config.left_out)
         yield "layers", _layers(config)
         yield "heads", f"{heads}, {config.head_dim} wide"
         yield "hidden size", f"{config.hidden_size:,}, intermediate {config.intermediate_size:,}"

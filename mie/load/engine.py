@@ -122,6 +122,8 @@ def load_engine(
         "mie:weights_bytes": plan.weight_bytes,
         "mie:kv_bytes": plan.num_blocks * plan.block_bytes,
     }
+    if model.left_out:
+        logger.warning("only the text part is loaded, without %s", ", ".join(model.left_out))
     logger.info("loaded %s on %s in %.2f s", directory, backend, time.perf_counter() - began)
     if kept is not None:
         cache = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype

@@ -76,6 +76,19 @@ def test_a_published_model_is_refused_by_name(model: dict[str, Any]) -> None:
     assert model["refused"] in str(error.value)
 
 
+def test_a_llama_under_another_name_runs_only_if_that_is_asked_for() -> None:
+    config = config_of({"architecture": "FooForCausalLM", "config": {"rms_norm_eps": 1e-5}})
+    hint = r'hf_overrides=\{"architectures": \["LlamaForCausalLM"\]\}'
+    with pytest.raises(UnsupportedModelError, match=hint):
+        ModelConfig.from_hf(config)
+    forced = ModelConfig.from_hf({**config, "architectures": ["LlamaForCausalLM"]})
+    assert forced.architecture == "LlamaForCausalLM"
+    for other in ({"num_experts": 8}, {"rms_norm_eps": None}):
+        with pytest.raises(UnsupportedModelError) as error:
+            ModelConfig.from_hf({**config, **other})
+        assert "hf_overrides" not in str(error.value)
+
+
 def test_forty_published_models_are_in_the_table() -> None:
     assert len(PUBLISHED) >= 40
     assert len({model["name"] for model in PUBLISHED}) == len(PUBLISHED)
