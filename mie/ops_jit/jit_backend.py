@@ -22,6 +22,7 @@ from mie.ops_jit.environment import version_of
 from mie.ops_jit.kernel_cache import Kernels, kernel_names
 from mie.ops_jit.layout import LANES, NUM_ROWS, NUM_TOKENS, ROW_TILE, SUMS_BYTES
 from mie.ops_jit.memory import (
+    Arena,
     JitCache,
     Matrix,
     Panels,
@@ -84,6 +85,7 @@ class JitBackend(NumpyBackend):
         self._weight_dtype = weight_dtype
         self._planned_dtype = weights_dtype if weight_dtype == "auto" else weight_dtype
         self._formats: set[str] = set()
+        self._arena = Arena()
         self._enforce_eager = enforce_eager
         self._kernels = Kernels()
         self._header = StepHeader()
@@ -155,7 +157,7 @@ class JitBackend(NumpyBackend):
             dtype, parts = np.dtype(np.float32), ()
         kept = map(self._kept, blocks)
         segments = [
-            Panels((number, shape[1]), kept, dtype, form)
+            Panels((number, shape[1]), kept, self._arena, dtype, form)
             for number, form in segments_of(parts or [(shape[0], None)])
         ]
         self._formats.update(panels.format for panels in segments)

@@ -15,12 +15,13 @@ multiple of 16 they are [B, Dh], and attention gathers them into panels. Values 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from mie.base.arithmetic import ceil_div
 from mie.ops.arrays import Floats
@@ -29,6 +30,9 @@ from mie.ops.backend import KVCacheShape
 from mie.ops.kv_cache import LARGEST
 from mie.ops.quantised import Form, Part, QuantisedRows, Rows
 from mie.ops_jit.layout import K_BLOCK, LANES, PANELS, format_name
+
+CHUNK = 32 << 20
+"""Bytes that are mapped at a time. They take memory where they are written."""
 
 
 def address(array: NDArray[Any]) -> int:
@@ -40,6 +44,30 @@ def address(array: NDArray[Any]) -> int:
 def padded_rows(num_rows: int) -> int:
     """Return how many rows the panels of a matrix hold, which are whole groups."""
     return ceil_div(num_rows, LANES * PANELS) * LANES * PANELS
+
+
+class Arena:
+    """Memory of matrices. Neighbours share huge pages, of which each would else waste half a one.
+
+    A chunk is freed with the last of its matrices.
+    """
+
+    def __init__(self) -> None:
+        self._chunk: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._used = 0
+
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """Return zeros that begin at a cache line.
+
+        Raises:
+            MemoryError: the system refuses.
+        """
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        if self._used + size > len(self._chunk):
+            self._chunk, self._used = zeros((max(size, CHUNK),), np.uint8, huge=True), 0
+        memory = self._chunk[self._used : self._used + size]
+        self._used += ceil_div(size, 64) * 64
+        return memory.view(dtype).reshape(shape)
 
 
 class Panels:
@@ -54,6 +82,7 @@ class Panels:
         self,
         shape: tuple[int, int],
         blocks: Iterator[Rows],
+        arena: Arena,
         dtype: np.dtype[Any] | None = None,
         form: Form | None = None,
     ) -> None:
@@ -67,7 +96,7 @@ class Panels:
         memory: NDArray[Any] | None = None
         if form is not None:
             groups = ceil_div(num_columns, form.group)
-            memory = zeros((num_panels, groups), _group_dtype(form), huge=True)
+            memory = arena.zeros((num_panels, groups), _group_dtype(form))
         while row < num_rows:
             block = next(blocks)
             if isinstance(block, QuantisedRows):
@@ -77,9 +106,9 @@ class Panels:
             else:
                 kept = dtype or (block.dtype if block.dtype.itemsize == 2 else np.dtype(np.float32))
                 if memory is None:
-                    memory = zeros((num_panels, num_columns, LANES), kept, huge=True)
+                    memory = arena.zeros((num_panels, num_columns, LANES), kept)
                 elif kept != memory.dtype and memory.dtype != np.float32:  # parts of two dtypes
-                    narrow, memory = memory, zeros(memory.shape, np.float32, huge=True)
+                    narrow, memory = memory, arena.zeros(memory.shape, np.float32)
                     memory[...] = narrow
                 _put(memory, row, block)
             row += len(block)

@@ -60,3 +60,4 @@ class GuardedNumpy:
 
 
 memory.zeros = guarded_zeros
+memory.CHUNK = 0  # each matrix has pages of its own

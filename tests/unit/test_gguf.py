@@ -29,7 +29,13 @@ NOT_IN_GGUF = (
     *("qwen2_windows", "qwen3_layer_types"),  # windows of Qwen
     *("qwen2_yarn_mscale", "qwen3_yarn_attention_factor"),
 )
-NAMES = sorted({path.name for path in MODELS.iterdir()} - set(NOT_IN_GGUF))
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+NAMES = [
+    path.parent.name
+    for path in sorted(MODELS.glob("*/config.json"))
+    if json.loads(path.read_text())["model_type"] in FAMILIES
+    and path.parent.name not in NOT_IN_GGUF
+]
 
 
 def opened(path: Path) -> Checkpoint:
