@@ -1,7 +1,7 @@
 """Make golden models in the formats of compressed-tensors, with digests of their exact weights.
 
     pip install torch transformers safetensors compressed-tensors
-    python scripts/make_quantised_golden.py [--output tests/golden/quantised]
+    python scripts/make_quantised_golden.py [--output tests/data/quantised]
 
 Each directory is a random Llama of one layer as llm-compressor saves it: ``config.json`` with the
 ``quantization_config`` that compressed-tensors serialises, and ``model.safetensors`` with the
@@ -179,7 +179,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 def main() -> None:
     """Make every case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=Path("tests/golden/quantised"))
+    parser.add_argument("--output", type=Path, default=Path("tests/data/quantised"))
     output = parser.parse_args().output
     for name in CASES:
         print(name, flush=True)

@@ -3,9 +3,10 @@
 Random loads go through the real engine. Requests run with others, in chunks, with and without the
 prefix cache, preempted by recompute and by swap, forked, and with a window. Each request's logits
 (of every position of its prompt and of every sampled token) must equal those it gets alone bit for
-bit, computed in one piece. So must its tokens. The dtype is float32, because in float64 the
-differences would rarely be large enough to change a bit. The jit backend is always invariant: alone
-it runs operator by operator, and in the batch it replays programs.
+bit, computed in one piece. So must its tokens. Weights are those of the file, or rounded to int8 or
+int4. The dtype is float32, because in float64 the differences would rarely be large enough to
+change a bit. The jit backend is always invariant: alone it runs operator by operator, and in the
+batch it replays programs.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ MODELS = {
     "wide group": LLAMA | ODD | {"num_attention_heads": 9, "num_key_value_heads": 1},
 }
 NUM_EXAMPLES = max(10, settings().max_examples // 50)
-NUMERICS = ("block_size", "dtype", "kv_cache_dtype")
+NUMERICS = ("block_size", "dtype", "kv_cache_dtype", "quantization")
 """Settings that may change a bit, and are the same alone."""
 BACKENDS = ["numpy", pytest.param("jit", marks=needs_numba)]
 
@@ -103,6 +104,7 @@ def loads(draw):
         "swap_space": 1 << 24 if swaps else None,
         "num_threads": draw(st.sampled_from([1, 2, 3])),
         "dtype": draw(st.sampled_from(["float32", "float32", "bfloat16"])),
+        "quantization": draw(st.sampled_from([None, None, "int8", "int4"])),
     }
     return str(rng.choice(list(MODELS))), requests, config
 
@@ -126,6 +128,7 @@ WITH_A_HIT = (
         "preemption_mode": "recompute",
         "num_threads": 2,
         "dtype": "float32",
+        "quantization": "int4",
     },
 )
 """A load whose second prompt begins like the first, which is in the cache."""
@@ -136,9 +139,11 @@ def outcome(directory, requests, config, backend):
 
     Also return the log-probabilities of the prompts by request.
     """
-    own = {name: value for name, value in config.items() if name != "dtype"}
+    of_model = {name: config[name] for name in ("dtype", "quantization")}
+    own = {name: value for name, value in config.items() if name not in of_model}
     own = EngineConfig(batch_invariant=True, max_model_len=1024, **own)
-    engine = load_engine(directory, own, backend=backend, dtype=config["dtype"])
+    engine = load_engine(directory, own, backend=backend, **of_model)
+    seen[backend, str(config["quantization"])] += 1
     tokens, logprobs, prompts = {}, {}, {}
     waiting, step = dict(requests), 0
     while waiting or engine.has_work:
@@ -190,7 +195,7 @@ def test_a_request_gets_the_same_result_alone_and_in_a_batch(directories, backen
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_loads_include_every_case_that_changes_sums(backend):
     """The loads contained every case that makes sums differ."""
-    for kind in ("prefix hits", "preempt", "import", "fork", "copy"):
+    for kind in ("prefix hits", "preempt", "import", "fork", "copy", "None", "int8", "int4"):
         assert seen[backend, kind], f"{kind} never happened: {seen}"
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tiny_models import LLAMA, random_weights, write_model
 
 from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.layouts import layout_of
 from mie.checkpoint.quantisation import Quantisation, Scheme
 from mie.checkpoint.weights import (
     Checkpoint,
@@ -22,6 +23,7 @@ from mie.checkpoint.weights import (
 )
 from mie.cli import main
 from mie.errors import ModelError, UnsupportedModelError, WeightsError
+from mie.ops.quantised import dequantise
 
 CONFIG = LLAMA | {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_size": 56}
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -172,6 +174,44 @@ def test_weights_are_exact(tmp_path: Path, config: dict[str, Any], pack: Any):
         assert checkpoint.nbytes == sum(
             path.stat().st_size for path in tmp_path.glob("*.safetensors")
         ) - header_bytes(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize(("config", "pack"), [(GPTQ, gptq), (AWQ, awq)], ids=["gptq", "awq"])
+def test_blocks_of_outputs_are_the_matrix_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], pack: Any
+):
+    monkeypatch.setattr("mie.checkpoint.quantised._TURNED_BYTES", 1)
+    wanted = write_quantised(tmp_path, config, pack)
+    with opened(tmp_path) as checkpoint:
+        for name in checkpoint.forms:
+            blocks = [dequantise(block) for block in checkpoint.blocks(name, 1)]
+            assert {len(block) for block in blocks} == {8}
+            assert (np.concatenate(blocks) == wanted[name]).all()
+
+
+def test_one_scale_of_a_long_row_is_that_of_all_its_groups():
+    scheme = Scheme(format="int-quantized", bits=8, group=None, symmetric=False)
+    layout = layout_of((8, 300), scheme, "F16")
+    rng = np.random.default_rng(0)
+    tensors = {
+        "weight": rng.integers(-128, 128, (8, 300)).astype(np.int8),
+        "weight_scale": rng.normal(size=(8, 1)).astype(np.float16),
+        "weight_zero_point": rng.integers(-128, 128, (8, 1)).astype(np.int8),
+    }
+    rows = layout.rows(tensors.__getitem__, 0, 8)
+    assert rows.scales.shape == (8, 3)
+    wide = {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
+    wanted = (wide["weight"] - wide["weight_zero_point"]) * wide["weight_scale"]
+    assert (dequantise(rows) == wanted).all()
+
+
+@pytest.mark.parametrize("stated", [(64, 32), (32, 64), (-1, 64)])
+def test_a_stated_shape_that_does_not_fit_is_refused(stated: tuple[int, int]):
+    scheme = Scheme(format="pack-quantized", bits=4, group=32, symmetric=True)
+    shape = {"weight_shape": np.array(stated)}
+    problem = layout_of((64, 64), scheme, "F16").problem(shape.__getitem__)
+    assert isinstance(problem, WeightsError)
+    assert f"weight_shape is {stated}; config.json asks for (64, 64)" in str(problem)
 
 
 def header_bytes(path: Path) -> int:
@@ -348,6 +388,7 @@ def test_targets_are_names_classes_and_patterns():
     assert rules.scheme_of("model.layers.10.mlp.down_proj") is None  # a pattern is a beginning
     assert rules.scheme_of("lm_head") is None
     assert rules.scheme_of("x.lm_head") is first
+    assert rules.scheme_of("x.model.layers.1.mlp.down_proj") is second
     assert rules.scheme_of("model.embed_tokens") is None  # no Linear
 
 

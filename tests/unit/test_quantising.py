@@ -165,3 +165,18 @@ def test_a_model_that_is_too_large_may_be_rounded(tmp_path: Path, monkeypatch: p
         generated(tmp_path, **settings)
     assert "quantization=int8" not in str(error.value)
     generated(tmp_path, **settings, quantization="int4")
+
+
+def test_a_tied_head_that_the_file_repeats_is_ignored_when_the_embedding_is_rounded(
+    tmp_path: Path,
+):
+    weights = random_weights(QWEN3_TIED)
+    write_model(tmp_path / "one", QWEN3_TIED, weights)
+    copy = weights["model.embed_tokens.weight"].copy()
+    write_model(tmp_path / "two", QWEN3_TIED, weights | {"lm_head.weight": copy})
+    wanted = generated(tmp_path / "one", quantization="int4")
+    assert generated(tmp_path / "two", quantization="int4") == wanted
+    copy[3, 3] += 1
+    write_model(tmp_path / "two", QWEN3_TIED, weights | {"lm_head.weight": copy})
+    with pytest.raises(WeightsError, match=r"lm_head\.weight differs"):
+        generated(tmp_path / "two", quantization="int4")

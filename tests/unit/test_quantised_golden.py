@@ -17,7 +17,7 @@ from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.weights import Checkpoint, expected_tensors
 from mie.ops.quantised import QuantisedRows, dequantise
 
-MODELS = Path(__file__).parent / "quantised"
+MODELS = Path(__file__).parents[1] / "data" / "quantised"
 NAMES = sorted(path.name for path in MODELS.iterdir())
 
 
