@@ -155,11 +155,8 @@ class JitBackend(NumpyBackend):
         dtype = None
         if self._weight_dtype == "float32":
             dtype, parts = np.dtype(np.float32), ()
-        kept = map(self._kept, blocks)
-        segments = [
-            Panels((number, shape[1]), kept, self._arena, dtype, form)
-            for number, form in segments_of(parts or [(shape[0], None)])
-        ]
+        parts = parts or [(shape[0], None)]
+        segments = segments_of(parts, map(self._kept, blocks), shape[1], self._arena, dtype)
         self._formats.update(panels.format for panels in segments)
         return Matrix(shape, segments, None if bias is None else bias.astype(np.float32))
 
