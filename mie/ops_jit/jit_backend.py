@@ -195,8 +195,7 @@ class JitBackend(NumpyBackend):
     ) -> Value:
         program, rows, width = self._program, x.storage.rows, x.storage.width
         out = program.value(rows, *x.tail)
-        if isinstance(residual, np.ndarray):
-            residual = program.given(residual)
+        residual = program.maybe_given(residual)
         arguments = x, weight, out, width, width, float(eps), rows, 0, 1, residual
         program.emit("rms_norm", rows, ROW_TILE, 1, *arguments)
         return out
@@ -216,8 +215,7 @@ class JitBackend(NumpyBackend):
     def linear(self, x: Value, weight: Matrix, residual: Value | Floats | None = None) -> Value:
         program, rows, (num_outputs, num_inputs) = self._program, x.storage.rows, weight.shape
         out = program.value(rows, num_outputs)
-        if isinstance(residual, np.ndarray):
-            residual = program.given(residual)
+        residual = program.maybe_given(residual)
         first = 0
         for panels in weight.segments:
             program.need_scratch(SUMS_BYTES + panels.widened_bytes)
