@@ -201,6 +201,8 @@ class CupyBackend(Backend):
         return (steps.arena.empty if steps.is_running else self._fresh)(name, shape, dtype)
 
     def embed(self, token_ids: Array, embedding: Array, scale: float = 1.0) -> Array:
+        if scale != 1:
+            self.refuse("scaled embeddings")
         return self._gather("embed", embedding, token_ids)
 
     def take_rows(self, x: Array, rows: Array) -> Array:
@@ -240,7 +242,7 @@ class CupyBackend(Backend):
         return out
 
     def norm_linear(self, x: Array, norm: Array, eps: float, weight: CupyLinear) -> Array:
-        if not self._has_own_product(x):
+        if norm is None or not self._has_own_product(x):
             return super().norm_linear(x, norm, eps, weight)
         out = self._product(x, weight)
         by = Norm(weight=norm, eps=eps)
@@ -255,7 +257,7 @@ class CupyBackend(Backend):
         weight: CupyLinear,
         activation: Activation = "silu",
     ) -> Array:
-        if not self._has_own_product(x):
+        if norm is None or activation != "silu" or not self._has_own_product(x):
             return super().norm_gate_up(x, norm, eps, weight, activation)
         out = self._empty("silu", (len(x), len(weight.weight) // 2), x.dtype)
         by = Norm(weight=norm, eps=eps)
@@ -272,7 +274,7 @@ class CupyBackend(Backend):
         batch: StepBatch,
     ) -> Array:
         # A norm or a scale of a head needs all its elements, which several blocks compute.
-        if weights.q_norm is not None or cache.is_quantized or not self._has_own_product(x):
+        if weights.k_norm is not None or cache.is_quantized or not self._has_own_product(x):
             return super().norm_heads(x, weights, rope_table, cache, layer, batch)
         q = self._empty("q", (len(x), weights.num_heads, weights.head_dim), x.dtype)
         to = Heads(q=q, kv=cache.layers[layer], rope_table=rope_table, batch=batch)
@@ -319,6 +321,8 @@ class CupyBackend(Backend):
         window: int | None,
         soft_cap: float | None = None,
     ) -> Array:
+        if soft_cap is not None:
+            self.refuse("soft caps")
         scales = cache.scales[layer] if cache.is_quantized else None
         batch = to_device(self._xp, batch)
         return self._attention(q, cache.layers[layer], batch, window, scales)

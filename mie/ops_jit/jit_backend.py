@@ -155,11 +155,8 @@ class JitBackend(NumpyBackend):
         dtype = None
         if self._weight_dtype == "float32":
             dtype, parts = np.dtype(np.float32), ()
-        kept = map(self._kept, blocks)
-        segments = [
-            Panels((number, shape[1]), kept, self._arena, dtype, form)
-            for number, form in segments_of(parts or [(shape[0], None)])
-        ]
+        parts = parts or [(shape[0], None)]
+        segments = segments_of(parts, map(self._kept, blocks), shape[1], self._arena, dtype)
         self._formats.update(panels.format for panels in segments)
         return Matrix(shape, segments, None if bias is None else bias.astype(np.float32))
 
@@ -198,8 +195,7 @@ class JitBackend(NumpyBackend):
     ) -> Value:
         program, rows, width = self._program, x.storage.rows, x.storage.width
         out = program.value(rows, *x.tail)
-        if isinstance(residual, np.ndarray):
-            residual = program.given(residual)
+        residual = program.maybe_given(residual)
         arguments = x, weight, out, width, width, float(eps), rows, 0, 1, residual
         program.emit("rms_norm", rows, ROW_TILE, 1, *arguments)
         return out
@@ -219,8 +215,7 @@ class JitBackend(NumpyBackend):
     def linear(self, x: Value, weight: Matrix, residual: Value | Floats | None = None) -> Value:
         program, rows, (num_outputs, num_inputs) = self._program, x.storage.rows, weight.shape
         out = program.value(rows, num_outputs)
-        if isinstance(residual, np.ndarray):
-            residual = program.given(residual)
+        residual = program.maybe_given(residual)
         first = 0
         for panels in weight.segments:
             program.need_scratch(SUMS_BYTES + panels.widened_bytes)

@@ -138,10 +138,19 @@ class Matrix:
     bias: Floats | None
 
 
-def segments_of(parts: Sequence[Part]) -> list[Part]:
-    """Return the parts of a matrix, where neighbours of one form are one."""
-    same = itertools.groupby(parts, lambda part: part[1])
-    return [(sum(rows for rows, _ in each), form) for form, each in same]
+def segments_of(
+    parts: Sequence[Part],
+    blocks: Iterator[Rows],
+    num_columns: int,
+    arena: Arena,
+    dtype: np.dtype[Any] | None,
+) -> Sequence[Panels]:
+    """Convert the blocks of a matrix, part by part. Neighbours of one form become one segment."""
+    segments = []
+    for form, same in itertools.groupby(parts, lambda part: part[1]):
+        shape = (sum(num_rows for num_rows, _ in same), num_columns)
+        segments.append(Panels(shape, blocks, arena, dtype, form))
+    return segments
 
 
 def _group_dtype(form: Form) -> np.dtype[Any]:

@@ -111,6 +111,10 @@ class Program:
         storage = Storage(NUM_TOKENS, math.prod(array.shape[1:]), array)
         return Value(self, storage, array.shape[1:])
 
+    def maybe_given(self, x: Value | Floats | None) -> Value | None:
+        """Return a value as it is, and an array as `given`."""
+        return self.given(x) if isinstance(x, np.ndarray) else x
+
     def emit(self, kernel: str, count: int, size: int, factor: int, *arguments: Argument) -> None:
         """Append an instruction with ceil(header[count] / size) * factor tiles."""
         row = [self._address_of(kernel), count, size, factor]  # as `layout` numbers them

@@ -6,6 +6,7 @@ The model continues every prompt in another way, so that a text of another proce
 from __future__ import annotations
 
 import http.client
+import json
 import multiprocessing
 import os
 import random
@@ -17,6 +18,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.context import ForkContext
 from pathlib import Path
 
@@ -170,6 +172,31 @@ def test_a_hundred_children_forked_at_random_moments(shared: LLM, alone: dict[st
         thread.join(PATIENCE)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared")
+def test_the_workers_of_a_data_loader(alone: dict[str, str]) -> None:
+    """Each epoch forks workers anew. They take indices from queues and put results into one."""
+
+    def worker(indices: multiprocessing.Queue[int | None], results: multiprocessing.Queue) -> None:
+        for index in iter(indices.get, None):
+            results.put((index, answer(PROMPTS[index])[1]))
+
+    for _ in range(2):
+        results: multiprocessing.Queue[tuple[int, str]] = FORK.Queue()
+        queues: list[multiprocessing.Queue[int | None]] = [FORK.Queue() for _ in range(2)]
+        procs = [FORK.Process(target=worker, args=(queue, results)) for queue in queues]
+        for each in procs:
+            each.start()
+        for index in range(len(PROMPTS)):
+            queues[index % 2].put(index)
+        got = dict(results.get(timeout=PATIENCE) for _ in PROMPTS)
+        for queue in queues:
+            queue.put(None)
+        for each in procs:
+            each.join(PATIENCE)
+        assert [got[index] for index in range(len(PROMPTS))] == list(alone.values())
+
+
 def structured(number: int) -> str:
     """Return an output of a description that no other process has compiled."""
     constraint = StructuredOutputsParams(regex=f"[a-c]{{{number}}}")
@@ -190,6 +217,13 @@ def test_forked_workers_compile_structured_outputs_of_their_own(shared: LLM) -> 
     constraints._compiler._end_worker()  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared")
+def test_an_executor_of_forked_processes(alone: dict[str, str]) -> None:
+    with ProcessPoolExecutor(2, mp_context=FORK) as executor:
+        assert {prompt: text for prompt, text, _ in executor.map(answer, PROMPTS)} == alone
+
+
 LOADS = """
     from mie import LLM, SamplingParams
 
@@ -207,6 +241,30 @@ def program(tmp_path: Path, text: str, name: str = "program.py") -> Path:
     path = tmp_path / name
     path.write_text(textwrap.dedent(LOADS) + textwrap.dedent(text))
     return path
+
+
+def run(command: list[str], **options: str) -> str:
+    done = subprocess.run(
+        command, text=True, capture_output=True, timeout=PATIENCE, check=False, **options
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+@with_numpy
+def test_spawned_workers_load_their_own_model(tmp_path: Path, alone: dict[str, str]) -> None:
+    path = program(
+        tmp_path,
+        """
+        if __name__ == "__main__":
+            import json, multiprocessing, sys
+            answer("The parent has a model too.")
+            with multiprocessing.get_context("spawn").Pool(2) as pool:
+                print(json.dumps(pool.map(answer, json.loads(sys.argv[1]), chunksize=1)))
+        """,
+    )
+    assert json.loads(run([sys.executable, str(path), json.dumps(PROMPTS)])) == list(alone.values())
 
 
 @pytest.mark.slow
@@ -280,6 +338,54 @@ def asked(path: Path, prompt: str) -> tuple[str, str]:
     text, worker = response.read().decode(), response.headers["x-worker"]
     connection.close()
     return text, worker
+
+
+@pytest.mark.slow
+@with_numpy
+def test_the_workers_of_pytest_xdist(tmp_path: Path, alone: dict[str, str]) -> None:
+    program(tmp_path, "", "loads.py")
+    (tmp_path / "expected.json").write_text(json.dumps(list(alone.items())))
+    (tmp_path / "test_inner.py").write_text(
+        textwrap.dedent(
+            """
+            import json, pathlib, pytest
+            from loads import answer
+
+            CASES = json.loads((pathlib.Path(__file__).parent / "expected.json").read_text())
+
+            @pytest.mark.parametrize(("prompt", "text"), CASES)
+            def test_an_answer(prompt, text):
+                assert answer(prompt) == text
+            """
+        )
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider"]
+    command += ["-p", "no:schemathesis"]  # its import would take longer than the tests
+    assert "8 passed" in run([*command, "test_inner.py"], cwd=str(tmp_path))
+
+
+@pytest.mark.slow
+@with_numpy
+def test_a_jupyter_kernel_and_the_pool_of_a_cell(tmp_path: Path, alone: dict[str, str]) -> None:
+    pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    cell = f"""
+    import json, multiprocessing
+    prompts = {PROMPTS!r}
+    texts = [answer(prompt) for prompt in prompts]
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.map(answer, prompts, chunksize=1) == texts
+    print(json.dumps(texts))
+    """
+    path = tmp_path / "run.py"
+    path.write_text(
+        "import nbclient, nbformat\n"
+        f"cells = {[textwrap.dedent(LOADS), textwrap.dedent(cell)]!r}\n"
+        "notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, cells)])\n"
+        f"nbclient.NotebookClient(notebook, timeout={PATIENCE}).execute()\n"
+        "print(notebook.cells[1].outputs[0].text)\n"
+    )
+    assert json.loads(run([sys.executable, "-W", "ignore", str(path)])) == list(alone.values())
 
 
 @with_numpy

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from hypothesis import strategies as st
 from step_batches import step_batch
 
 from mie.config.engine import EngineConfig
-from mie.errors import ConfigError
+from mie.errors import ConfigError, UnsupportedModelError
 from mie.load.backends import load_backend
 from mie.ops import activation, attention, kv_cache, linear, norm, rope, sampling
 from mie.ops.backend import Backend, KVCacheShape, StepBatch
@@ -153,6 +154,9 @@ TOLERANCES: dict[tuple[str, str], tuple[float, float]] = {
     # exp is accurate to a few units in the last place. A sum, a quotient and a product follow.
     ("silu_mul", "float32"): (1e-6, 0),
     ("silu_mul", "float64"): (4e-15, 0),
+    # The exponent is a polynomial of the gate, and its error grows with it.
+    ("gelu_mul", "float32"): (4e-5, 1e-30),
+    ("gelu_mul", "float64"): (1e-13, 1e-30),
     # An absolute error of a score (about 1e-6) is a relative error of its weight.
     ("paged_attention", "float32"): (0, 5e-6),
     ("paged_attention", "float64"): (0, 1e-13),
@@ -298,6 +302,81 @@ def test_silu_mul(machine: Machine, num_tokens: int):
     gate_up = 4 * normal(num_tokens, 40)
     y = machine.backend.silu_mul(machine.put(gate_up))
     check(machine, "silu_mul", y, activation.silu_mul(gate_up))
+
+
+# The options that only some families need, which a backend computes or refuses.
+
+
+def test_gelu_mul(machine: Machine):
+    gate_up = 4 * normal(33, 40)
+    gate_up[0, :4] = [-1e30, -60, 60, 1e4]
+    with computed_or_refused(machine, "GELU"):
+        y = machine.backend.gelu_mul(machine.put(gate_up))
+        wanted = activation.gelu_mul(gate_up)
+        check(machine, "gelu_mul", y, wanted)
+        tanh = np.tanh((2 / np.pi) ** 0.5 * (gate_up[1:, :20] + 0.044715 * gate_up[1:, :20] ** 3))
+        by_definition = gate_up[1:, :20] / 2 * (1 + tanh) * gate_up[1:, 20:]
+        np.testing.assert_allclose(wanted[1:], by_definition, atol=1e-14)
+
+
+@pytest.mark.parametrize("activation_name", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("is_normed", [True, False])
+@pytest.mark.parametrize("width", [20, 48])
+def test_norm_gate_up(machine: Machine, activation_name: Any, is_normed: bool, width: int):
+    x, weight, matrix = normal(5, 32), normal(32, seed=1), normal(2 * width, 32, seed=2)
+    backend, normed = machine.backend, norm.rms_norm(x, weight, 1e-5) if is_normed else x
+    activate = activation.silu_mul if activation_name == "silu" else activation.gelu_mul
+    option = "GELU" if activation_name == "gelu_tanh" else None
+    with computed_or_refused(machine, option):
+        own = backend.load_vector(weight) if is_normed else None
+        loaded = backend.load_linear(matrix.shape, [matrix.astype(np.float32)])
+        y = backend.norm_gate_up(machine.put(x), own, 1e-5, loaded, activation_name)
+        wanted = activate(normed @ matrix.astype(np.float32).astype(np.float64).T)
+        np.testing.assert_allclose(machine.get(y), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_norm_add(machine: Machine):
+    x, residual, weight = normal(33, 40), normal(33, 40, seed=2), normal(40, seed=1)
+    with computed_or_refused(machine, "norms after the blocks"):
+        own = machine.put(x), machine.backend.load_vector(weight), 1e-5, machine.put(residual)
+        y = machine.backend.norm_add(*own)
+        check(machine, "linear", y, norm.rms_norm(x, weight, 1e-5) + residual)
+
+
+def test_soft_cap(machine: Machine):
+    x = 20 * normal(3, 37)
+    with computed_or_refused(machine, "soft caps"):
+        y = machine.backend.soft_cap(machine.put(x), 15.0)
+        check(machine, "linear", y, 15 * np.tanh(x / 15))
+
+
+def test_head_norm_of_a_whole_projection(machine: Machine):
+    if "norms of whole projections" in machine.backend.lacks:
+        return
+    qkv, weight = normal(5, 8, 16), normal(4 * 16, seed=1)
+    own = machine.put(qkv)
+    machine.backend.head_norm(own, 2, 6, machine.backend.load_vector(weight), 1e-6)
+    wanted = qkv.copy()
+    wanted[:, 2:6] = norm.rms_norm(qkv[:, 2:6].reshape(5, 64), weight, 1e-6).reshape(5, 4, 16)
+    check(machine, "rms_norm", own, wanted)
+
+
+def test_scaled_embeddings(machine: Machine):
+    table = normal(11, 16).astype(np.float32)
+    embedding = machine.backend.load_embedding(table.shape, [table])
+    with computed_or_refused(machine, "scaled embeddings"):
+        y = machine.backend.embed(np.array([3, 3, 10]), embedding, 2.5)
+        check(machine, "rms_norm", y, 2.5 * table[[3, 3, 10]].astype(np.float64))
+
+
+@contextmanager
+def computed_or_refused(machine: Machine, option: str | None) -> Iterator[None]:
+    """Expect a refusal of an option that the backend lacks."""
+    if option is None or option not in machine.backend.lacks:
+        yield
+        return
+    with pytest.raises(UnsupportedModelError, match=rf"does not compute {option} .*'jit'"):
+        yield
 
 
 # The cache. Block size 4, three KV heads, two layers.

@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mie import LLM, SamplingParams
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.tensors import num_parameters
 from mie.cli import main
-from mie.errors import UnsupportedModelError
+from mie.errors import ModelError, UnsupportedModelError
+from mie.model.weights import ordered
+from mie.ops.quantised import Form, QuantisedRows, dequantise
 
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
 RUN = [model for model in PUBLISHED if "refused" not in model]
@@ -107,3 +110,77 @@ def test_inspect_takes_a_model_or_the_list(
 ) -> None:
     assert main(["inspect", *arguments]) != 0
     assert "either a MODEL or --families" in capsys.readouterr().err
+
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "models"
+
+
+def test_long_rope_ends_at_the_original_context_unless_a_longer_one_is_asked_for() -> None:
+    config = ModelConfig.load(GOLDEN / "phi3_long")
+    assert (config.default_context_length, config.context_length) == (32, 256)
+    llm = LLM(str(GOLDEN / "phi3_long"), skip_tokenizer_init=True, backend="numpy")
+    params = SamplingParams(max_tokens=9, ignore_eos=True)
+    [out] = llm.generate([{"prompt_token_ids": [3] * 30}], params, use_tqdm=False)
+    assert (len(out.outputs[0].token_ids), out.outputs[0].finish_reason) == (2, "length")
+
+
+def test_scores_that_grow_with_the_position_end_the_context_at_the_original_one() -> None:
+    assert ModelConfig.load(GOLDEN / "ministral3_yarn").context_length == 128
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("phi3_long", {"short_factor": [1.0]}, "short_factor must be a list of 8 numbers"),
+        ("phi3_long", {"long_factor": ["x"] * 8}, "must be a number"),
+        ("phi3_long", {"long_factor": None}, "long_factor must be a list"),
+        ("phi3_fused", {"partial_rotary_factor": 0.05}, "must turn pairs of channels"),
+        ("hunyuan_rotated_norms", {"alpha": 0.0}, "depends on the current length"),
+        ("hunyuan_rotated_norms", {"alpha": -1.0}, "alpha"),
+    ],
+)
+def test_bad_parameters_of_rope_are_refused(
+    name: str, changes: dict[str, Any], message: str
+) -> None:
+    config = json.loads((GOLDEN / name / "config.json").read_text())
+    config["rope_parameters"] |= changes
+    with pytest.raises(ModelError, match=message):
+        ModelConfig.from_hf(config)
+
+
+def test_layers_without_rope_are_listed_or_counted() -> None:
+    config = json.loads((GOLDEN / "smollm3_no_rope" / "config.json").read_text())
+    del config["no_rope_layers"]
+    counted = ModelConfig.from_hf({**config, "layer_types": None, "num_hidden_layers": 8})
+    assert [rope is None for rope in counted.layer_ropes] == [False, False, False, True] * 2
+    for bad in ([1], "10", [2, 0]):
+        with pytest.raises(ModelError, match="no_rope_layers"):
+            ModelConfig.from_hf({**config, "no_rope_layers": bad})
+
+
+def test_both_spellings_of_rope_by_layer_type_agree() -> None:
+    five = json.loads((GOLDEN / "gemma3_two_ropes" / "config.json").read_text())
+    four = {key: value for key, value in five.items() if key != "rope_parameters"}
+    four |= {"rope_theta": 500.0, "rope_local_base_freq": 1e4, "rope_scaling": None}
+    assert ModelConfig.from_hf(four) == ModelConfig.from_hf(five)
+    scaled = ModelConfig.from_hf({**four, "rope_scaling": {"rope_type": "linear", "factor": 8.0}})
+    kinds = [rope.rope_type for rope in scaled.layer_ropes if rope is not None]
+    assert kinds == ["default", "linear"]
+    assert scaled.context_length == five["max_position_embeddings"]
+
+
+def test_quantised_rows_are_ordered_with_their_scales() -> None:
+    form = Form(codes="int8", group=16, has_offsets=True)
+    rows = [
+        QuantisedRows(
+            form=form,
+            codes=np.full((2, 16), n, np.int8),
+            scales=np.full((2, 1), n, np.float32),
+            offsets=np.array([[n], [n + 0.5]], np.float32),
+        )
+        for n in (1, 2)
+    ]
+    got = ordered(rows, np.array([2, 0, 3, 1]))
+    assert isinstance(got, QuantisedRows)
+    wanted = np.concatenate([dequantise(each) for each in rows])[[2, 0, 3, 1]]
+    np.testing.assert_array_equal(dequantise(got), wanted)

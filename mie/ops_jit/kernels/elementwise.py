@@ -37,7 +37,7 @@ from mie.ops_jit.kernels.vectors import (
 from mie.ops_jit.layout import K_BLOCK, LOGITS_ROWS, POSITIONS, ROW_TILE, SLOTS, TOKEN_IDS
 
 ONE = np.float32(1)
-CUBIC, SLOPE = np.float32(GELU_CUBIC), np.float32(GELU_SLOPE)
+CUBIC, SLOPE, LEAST = np.float32(GELU_CUBIC), np.float32(GELU_SLOPE), np.float32(-1e4)
 
 
 @kernel_function
@@ -88,6 +88,7 @@ def gated(gate, up, is_gelu):
     if is_gelu != 0:
         cubic, slope = everywhere(CUBIC), everywhere(SLOPE)
         z = slope * fma(gate * gate * gate, cubic, gate)
+        z = larger(z, everywhere(LEAST))  # exp of an infinity is a NaN
     one = everywhere(ONE)
     return gate / (one + exp(everywhere(np.float32(0)) - z)) * up
 
