@@ -25,8 +25,8 @@ MIN_GROUP = 16
 _METHODS = ("compressed-tensors", "gptq", "awq")
 _PACKED, _INTEGERS, _FLOATS = "pack-quantized", "int-quantized", "float-quantized"
 _REMEDY = "use the unquantised model; the setting quantization='int4' or 'int8' makes it small"
-# A pattern of three repetitions takes at most n**3 steps for a name of n characters.
-_MAX_REPETITIONS, _MAX_PATTERN = 3, 200
+# Two repetitions take at most n**2 steps for a name of n characters. A third at the end is free.
+_MAX_REPETITIONS, _MAX_PATTERN, _MAX_GROUPS, _MAX_OF_LIST = 2, 200, 8, 8
 _OF_GROUP = re.compile(r"\)[*+{?]")
 
 
@@ -95,7 +95,9 @@ def _compressed_tensors(reader: JsonReader) -> Quantisation:
     groups = reader.nested("config_groups")
     default = reader.text("format", default="")
     schemes = []
-    for name in list(groups.values)[:MAX_PATTERNS]:
+    if len(groups.values) > _MAX_GROUPS:
+        raise reader.error("config_groups", f"must have at most {_MAX_GROUPS}", len(groups.values))
+    for name in groups.values:
         group = groups.nested(name)
         format_ = group.text("format", default=default)
         if format_ not in (_PACKED, _INTEGERS, _FLOATS):
@@ -189,7 +191,10 @@ def _patterns(reader: JsonReader, key: str) -> tuple[str, ...]:
     names = reader.texts(key)
     if len(names) > MAX_PATTERNS:
         raise reader.error(key, f"must have at most {MAX_PATTERNS} names", names)
-    for name in _of_patterns(names):
+    patterns = list(_of_patterns(names))
+    if len(patterns) > _MAX_OF_LIST:
+        raise reader.error(key, f"must have at most {_MAX_OF_LIST} patterns (re:)", patterns)
+    for name in patterns:
         repetitions = max(len(re.findall("[*+{]", name)), name.count("?"))
         if len(name) > _MAX_PATTERN or repetitions > _MAX_REPETITIONS or _OF_GROUP.search(name):
             limits = f"{_MAX_PATTERN} characters, with {_MAX_REPETITIONS} repetitions"
@@ -202,7 +207,8 @@ def _patterns(reader: JsonReader, key: str) -> tuple[str, ...]:
 
 
 def _of_patterns(names: tuple[str, ...]) -> Iterator[str]:
-    return (name.removeprefix("re:") for name in names if name.startswith("re:"))
+    every = (name.removeprefix("re:") for name in names if name.startswith("re:"))
+    return (name.removesuffix("$").removesuffix(".*") for name in every)
 
 
 def _matches(module: str, name: str) -> bool:

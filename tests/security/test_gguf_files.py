@@ -235,9 +235,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return Files(tmp_path_factory.mktemp("gguf"))
 
 
-def test_twenty_mutations_are_both_accepted_and_refused(zygote: Zygote, files: Files) -> None:
-    results = [run(zygote, files, number) for number in range(20)]
-    assert {bool(result.error or result.code) for result in results} == {True, False}
+def test_some_mutations_are_both_accepted_and_refused(zygote: Zygote, files: Files) -> None:
+    verdicts = set()
+    for number in range(100):
+        result = run(zygote, files, number)
+        verdicts.add(bool(result.error or result.code))
+        if number >= 20 and len(verdicts) == 2:
+            return
+    raise AssertionError(f"refused: {verdicts}")
 
 
 @pytest.mark.slow

@@ -303,7 +303,9 @@ def test_a_feature_of_a_format_is_refused_by_name(config: dict[str, Any], named:
         (PACKED | {"config_groups": {"a": 1}}, "must be an object"),
         (PACKED | {"ignore": ["re:(a*)*b"]}, "none of a group"),
         (PACKED | {"ignore": ["re:(a|a)+b"]}, "none of a group"),
-        (PACKED | {"ignore": ["re:" + ".*" * 4]}, "repetitions"),
+        (PACKED | {"ignore": ["re:.*.*.*x"]}, "repetitions"),
+        (PACKED | {"ignore": ["re:x"] * 9}, "at most 8 patterns"),
+        (PACKED | {"config_groups": {str(x): {} for x in range(9)}}, "must have at most 8"),
         (PACKED | {"ignore": ["re:" + "x" * 999]}, "characters"),
         (PACKED | {"ignore": ["re:("]}, "bad pattern"),
         (PACKED | {"ignore": ["x"] * 5000}, "at most 1024"),
@@ -371,6 +373,14 @@ def test_scales_whose_weights_are_not_finite_are_refused(tmp_path: Path, scale: 
 
 
 # Which modules are quantised.
+
+
+def test_patterns_of_published_models_are_accepted():
+    patterns = ["lm_head", r"re:.*layers\.[0-9]+\.mlp.*", "re:.*self_attn.*_proj$", "re:^mtp.*"]
+    model = ModelConfig.from_hf(LLAMA | {"quantization_config": PACKED | {"ignore": patterns}})
+    assert model.quantisation is not None
+    assert model.quantisation.scheme_of("model.layers.3.mlp.up_proj") is None
+    assert model.quantisation.scheme_of("model.layers.3.other") is not None
 
 
 def test_targets_are_names_classes_and_patterns():
