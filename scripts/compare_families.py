@@ -166,7 +166,7 @@ def compare(model_type: str, seed: int, backends: list[str], directory: Path) ->
         )
         params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
         [out] = llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)
-        decoder = llm.llm_engine.engine._runner.decoder
+        decoder = llm.llm_engine.engine._runner.decoder  # type: ignore[attr-defined]  # a ModelRunner
         got = logits_of(decoder, ids + greedy)
         noise = np.abs(got - wanted).max() / np.abs(wanted).max()
         is_equal = out.outputs[0].token_ids == greedy
