@@ -134,7 +134,7 @@ def to_mxfp4(numbers: np.ndarray) -> tuple[np.ndarray, gguf.GGMLQuantizationType
 def rewritten(source: Path, path: Path, change) -> Path:
     """Copy a GGUF file with every tensor widened, and then changed."""
     reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(path, reader.get_field("general.architecture").contents())
+    writer = gguf.GGUFWriter(path, reader.fields["general.architecture"].contents())
     for field in reader.fields.values():
         if field.name.startswith("GGUF.") or field.name == "general.architecture":
             continue

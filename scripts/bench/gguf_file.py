@@ -53,6 +53,7 @@ def write_gguf(directory: Path, path: Path, kind: str) -> None:
         stored_as = _stored_as(kind, tensor.shape)
         num_bytes = int(np.prod(gguf.quant_shape_to_byte_shape(tensor.shape, stored_as)))
         name = names.get_name(tensor.name, try_suffixes=(".weight", ".bias"))
+        assert name is not None, f"{tensor.name} has no name in GGUF"
         writer.add_tensor_info(
             name, tensor.shape, np.dtype(np.float32), num_bytes, raw_dtype=stored_as
         )
