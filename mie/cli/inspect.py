@@ -70,7 +70,12 @@ def run(args: argparse.Namespace) -> int:
     report = inspect_model(
         args.model, kv_cache_memory_bytes=args.kv_cache_memory_bytes, check=args.check
     )
-    if args.json:
+    return show(report, as_json=args.json)
+
+
+def show(report: ModelReport, *, as_json: bool = False) -> int:
+    """Print a report, and return 0 if mie can run the model, else 1."""
+    if as_json:
         print(json.dumps(asdict(report), indent=2))
     else:
         print("\n".join(f"{key:<15} {value}" for key, value in _facts(report)))

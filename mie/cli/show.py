@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 
 from mie.checkpoint.hub import HubModel, HubName, ask_hub, find_cached
-from mie.cli import inspect
 from mie.cli.declared import Commands, declared
+from mie.cli.inspect import inspect_model, show
 from mie.cli.pull import check_runs, fits, is_read, summary
 from mie.config.arguments import format_size
 from mie.errors import MieError
@@ -17,8 +17,7 @@ from mie.system.resources import available_bytes
 
 def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     """Add ``mie show`` to the command line."""
-    parser = declared(commands, "show", run)
-    parser.set_defaults(kv_cache_memory_bytes=None, check=False, json=False)
+    declared(commands, "show", run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,8 +31,7 @@ def run(args: argparse.Namespace) -> int:
     if name is None or path is not None:
         if name is not None:
             print(f"{'name':<15} {name}")
-        args.model = str(path or args.model)
-        return inspect.run(args)
+        return show(inspect_model(str(path or args.model)))
     model = ask_hub(name.repo)
     print("\n".join(_lines(model)))
     try:
