@@ -70,7 +70,7 @@ class ModelConfig:
     logits_soft_cap: float | None
     logits_scale: float  # a divisor
     embedding_scale: float
-    residual_scale: float  # of what attention and MLP add to the hidden states
+    residual_scale: float  # of the outputs that attention and MLP add
     norm_offset: int
     names: Names
     bos_token_id: int | None

@@ -53,7 +53,7 @@ class Family:
     o_bias_key: str | None = "attention_bias"
     """The flag for a bias of attention's output, or None if it never has one."""
     qk_norm: QkNorm | None = None
-    """What is normalised of queries and keys: each head, before or after RoPE, or all heads."""
+    """The norms of queries and keys: of each head, before or after RoPE, or of all heads."""
     rope_by_type: bool = False
     """Whether ``rope_scaling`` is for full attention, and ``rope_parameters`` by layer type."""
     rope_is_interleaved: bool = False

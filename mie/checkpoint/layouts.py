@@ -41,7 +41,7 @@ AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """What a tensor must be: one of these types, with one of these shapes."""
+    """The types and the shapes that a tensor may have."""
 
     dtypes: tuple[str, ...]
     shapes: tuple[Shape, ...]
