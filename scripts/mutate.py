@@ -163,14 +163,14 @@ def climb(mutant: Mutant | None, source: Path, rungs: Sequence[Rung]) -> Result:
 
 @contextmanager
 def copied(source: Path) -> Iterator[Path]:
-    """Copy the code and its tests to a temporary directory.
+    """Copy the code, its tests and its pages to a temporary directory.
 
     Mutants are made from such a copy too, because the checkout may change meanwhile.
     """
     with tempfile.TemporaryDirectory(prefix="mie-mutant-") as name:
         directory = Path(name).resolve()
-        ignore = shutil.ignore_patterns("__pycache__")
-        for tree in ("mie", "tests"):
+        ignore = shutil.ignore_patterns("__pycache__", "pictures")
+        for tree in ("mie", "tests", "docs"):  # some tests read the pages
             shutil.copytree(source / tree, directory / tree, ignore=ignore)
         shutil.copy(source / "pyproject.toml", directory)
         yield directory
