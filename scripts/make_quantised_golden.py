@@ -75,7 +75,7 @@ CASES: dict[str, tuple[str, dict[str, Any], torch.dtype, list[str]]] = {
     "fp8_channel": ("float-quantized", FP8 | {"strategy": "channel"}, torch.bfloat16, ["lm_head"]),
     "fp8_tensor": ("float-quantized", FP8 | {"strategy": "tensor"}, torch.float32, ["lm_head"]),
 }
-"""The format, the arguments of the weights, the type of the scales, and what is ignored."""
+"""The format, the arguments of the weights, the type of the scales, and the ignored modules."""
 
 
 def scales_of(

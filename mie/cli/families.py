@@ -66,7 +66,7 @@ def _sample(name: str, family: Family) -> ModelConfig:
 
 
 def _features(family: Family) -> Iterator[str]:
-    """Yield what distinguishes the family."""
+    """Yield the features of the family that a plain Llama lacks."""
     names = family.names
     if family.windows in _WINDOWS:
         yield _WINDOWS[family.windows]

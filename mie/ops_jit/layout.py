@@ -1,4 +1,4 @@
-"""Number the words of a step's header, and name what kernels and programs agree on."""
+"""Number the words of a step's header, and name the sizes that kernels and programs share."""
 
 from mie.ops.quantised import Form
 

@@ -75,7 +75,7 @@ class Engine(Protocol):
         """Generate for all prompts, which have one length, at once. No token ends a prompt."""
 
     def peak_bytes(self) -> int | None:
-        """Return the peak memory of the process, or what the engine holds of a GPU's memory."""
+        """Return the peak memory of the process, or the GPU memory that the engine holds."""
 
 
 class MieEngine:
