@@ -1,9 +1,10 @@
 """Define the command line, one file per command.
 
-``commands.json`` declares the texts and the options of the commands. In each file ``add_parser``
-adds a command, and ``run`` executes it. This room knows text and terminals, but no arrays. A
-command line imports only the file of its command, and a command imports the engine when it runs, so
-that help and mistakes in the arguments cost little.
+``commands.json`` declares the texts and the options of the commands. In each file ``run`` executes
+a command and returns the exit code. It may raise any `MieError`, which `main` prints. A function
+``add_parser`` adds options that are not declared. This room knows text and terminals, no arrays.
+A command line imports only the file of its command, and a command imports the engine when it runs,
+so that help and mistakes in the arguments cost little.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
-from mie.cli.parser import Parser
+from mie.cli.parser import Parser, declared
 from mie.errors import MieError, TooLittleMemoryError
 from mie.system.logs import logging_to_stderr
 from mie.version import __version__
@@ -77,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         code = _run(argv)
-        _flush()
+        sys.stdout.flush()  # while errors can still be caught
     except BrokenPipeError:
         return _output_is_gone(EXIT_CLOSED_PIPE)
     except KeyboardInterrupt:
@@ -113,10 +115,26 @@ def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"mie {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands: Any = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in set(COMMANDS).intersection(words[:1]) or COMMANDS:
-        importlib.import_module(f"mie.cli.{command}").add_parser(commands)
+        module = importlib.import_module(f"mie.cli.{command}")
+        if hasattr(module, "add_parser"):
+            module.add_parser(commands)
+        else:
+            declared(commands, command, module.run, engine=_add_engine, sampling=_add_sampling)
     return parser
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    from mie.cli.options import add_engine_options  # few commands have an engine
+
+    add_engine_options(parser)
+
+
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
+    from mie.cli.options import DEFAULT_MAX_TOKENS, add_sampling_options
+
+    add_sampling_options(parser, max_tokens=DEFAULT_MAX_TOKENS)
 
 
 def _failed(error: Exception) -> int:
@@ -136,11 +154,6 @@ def _make_streams_safe() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # until exit
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-
-
-def _flush() -> None:
-    """Flush output while errors can still be caught."""
-    sys.stdout.flush()
 
 
 def _output_is_gone(code: int) -> int:

@@ -9,7 +9,7 @@ import sys
 from mie.checkpoint.hub import HubName, ask_hub, find_cached
 from mie.checkpoint.locate import BUNDLED
 from mie.cli import chat
-from mie.cli.declared import Commands, declared
+from mie.cli.parser import Commands, declared
 from mie.cli.pull import pull, summary
 from mie.errors import ModelError
 
@@ -21,12 +21,7 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fetch the model if that is needed and wanted, then do as ``mie chat``.
-
-    Raises:
-        ConfigError: the model does not fit this machine.
-        ModelError: the model is not here and may not be fetched, or cannot be used.
-    """
+    """Fetch the model if that is needed and wanted, then do as ``mie chat``."""
     args.title = name = args.positional_model
     args.positional_model = _path_of(name, args.pull)
     if args.prompt_words:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mie.cli.declared import Commands, declared
 from mie.cli.options import DEFAULT_MODEL, trace_file
+from mie.cli.parser import Commands, declared
 from mie.config.arguments import add_settings, given
 from mie.config.engine_args import EngineArgs
 from mie.config.settings import ON_CPU_THREADS
@@ -18,6 +18,7 @@ from mie.errors import ConfigError, MissingExtraError
 if TYPE_CHECKING:
     from mie.serve.config import ServeConfig
     from mie.serve.keys import Keys
+
 
 _NOT_OPTIONS = ("model", "device")
 """Arguments of the engine that have no option here."""
@@ -54,13 +55,7 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal ends the server: its exit code.
-
-    Raises:
-        ConfigError: an option is out of range, or contradicts another.
-        MissingExtraError: the extra ``serve`` is not installed.
-        ModelError: the model cannot be used.
-    """
+    """Serve until a signal ends the server: its exit code."""
     from mie.serve.config import ServeConfig
 
     if args.uds is not None and (args.host, args.port) != (None, None):
@@ -153,7 +148,7 @@ def with_config_file(
     if args.config is None:
         return args
     try:
-        from mie.serve.config_file import arguments_of
+        from mie.serve.config import arguments_of
     except ImportError as error:
         raise _missing(error) from error
     known = {text for action in parser._actions for text in action.option_strings}

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from mie.cli.trace_common import new_sequences, title, title_of
+from mie.cli.trace_blocks import new_sequences, title, title_of
 from mie.events import Record, Segment, Seq, Summary
 from mie.events.replay import State, walk
 

@@ -1,5 +1,7 @@
 """Declare the settings of an engine, and check the values of settings."""
 
+from __future__ import annotations
+
 import difflib
 import functools
 import math
@@ -9,9 +11,54 @@ from numbers import Integral, Real
 from typing import Any, ClassVar, TypeVar
 
 from mie.base.reprs import changed_repr
-from mie.config.quotas import quotas_of
 from mie.config.settings import Setting, declared_in, settings_of
-from mie.errors import ConfigError
+from mie.errors import ConfigError, shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientQuota:
+    """The weight of a client's share, and the maximum number of its sequences that run at once.
+
+    A client of weight 2 gets twice the share of a client of weight 1. Without ``max_num_seqs``, a
+    client may take every seat that no other client wants.
+    """
+
+    weight: float = 1
+    max_num_seqs: int | None = None
+
+    def __post_init__(self) -> None:
+        check_real("weight", self.weight, 0, above_low=True)
+        if self.max_num_seqs is not None:
+            check_integer("max_num_seqs", self.max_num_seqs, 1)
+
+
+def quotas_of(value: object) -> dict[str, ClientQuota]:
+    """Return the quotas that the setting ``client_quotas`` declares, by client.
+
+    Raises:
+        ConfigError: the value does not map clients to quotas.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"client_quotas must map clients to quotas; got {shown(value)}")
+    return {name: _quota(name, quota) for name, quota in value.items()}
+
+
+def _quota(name: object, value: Any) -> ClientQuota:
+    if not isinstance(name, str):
+        raise ConfigError(f"client_quotas has the client {shown(name)}; a client is a string")
+    if isinstance(value, ClientQuota):
+        return value
+    what, known = f"client_quotas of {shown(name)}", ("weight", "max_num_seqs")
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{what} must be an object of {' and '.join(known)}; got {shown(value)}")
+    refuse_unknown(what, map(str, value), known)
+    try:
+        return ClientQuota(**value)
+    except ConfigError as error:
+        raise ConfigError(f"{what}: {error}") from error
+
 
 T = TypeVar("T")
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from mie.config.params.beam_search import BeamSearchParams
-from mie.config.params.sampling import RequestOutputKind, SamplingParams
+from mie.config.params.sampling import BeamSearchParams, RequestOutputKind, SamplingParams
 from mie.config.params.values import integer
 from mie.errors import RequestFailedError
 from mie.frontend.loop import EngineLoop
@@ -66,10 +65,7 @@ class BeamSearcher:
     """Searches over several prompts at once with one engine."""
 
     def __init__(
-        self,
-        loop: EngineLoop,
-        tokenizer: Tokenizer | None,
-        params: BeamSearchParams,
+        self, loop: EngineLoop, tokenizer: Tokenizer | None, params: BeamSearchParams
     ) -> None:
         self._loop = loop
         self._tokenizer = tokenizer
@@ -203,9 +199,7 @@ class BeamSearcher:
             entries = zip(row.items(), logprobs, strict=True)
             yield {
                 token_id: Logprob(
-                    logprob=logprob,
-                    rank=entry.rank,
-                    decoded_token=self._token_str(token_id),
+                    logprob=logprob, rank=entry.rank, decoded_token=self._token_str(token_id)
                 )
                 for (token_id, entry), logprob in [*entries][: 2 * self._params.beam_width]
             }

@@ -9,7 +9,7 @@ from mie.engine.engine import Engine
 from mie.engine.step import StepOutput
 from mie.errors import RequestError
 from mie.frontend.request_state import Collector, CollectorRef, PreparedRequest
-from mie.system.interrupts import is_of_the_request
+from mie.system.threads import is_of_the_request
 from mie.text.tokenizer import Tokenizer
 
 

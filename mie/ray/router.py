@@ -10,7 +10,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from mie.ray.front.call import Call
+from mie.ray.front import Call
 from mie.sched.routing import PrefixRouter, RandomRouter, Router
 
 

@@ -14,7 +14,7 @@ from ray.serve.handle import DeploymentHandle
 from mie.errors import ConfigError, EngineDeadError
 from mie.ray.app import RayReplicas, build_replicas
 from mie.ray.config import ReplicaConfig
-from mie.ray.front.app import front_app
+from mie.ray.front import front_app
 from mie.serve.access_log import logging_as
 from mie.serve.server import bound, check_sockets, serve_app
 

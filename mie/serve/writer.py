@@ -19,7 +19,7 @@ from mie.serve.body import Asked, Body
 from mie.serve.errors import ApiError, refuse_failed, refuse_unfinished
 from mie.serve.serving import Generation, Job
 from mie.serve.sse import EventStream
-from mie.structured.tools.calls import ToolCall
+from mie.structured.tools.definitions import ToolCall
 
 A = TypeVar("A", bound=Body)
 

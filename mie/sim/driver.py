@@ -11,7 +11,7 @@ from mie.config.params.sampling import SamplingParams
 from mie.engine.engine import Engine
 from mie.engine.step import SequenceOutput
 from mie.errors import RequestError
-from mie.sim.clock import SECOND, Clock
+from mie.sim.costs import SECOND, Clock
 from mie.sim.metrics import RequestRecord
 from mie.sim.workload import Answer, Workload, WorkloadRequest
 

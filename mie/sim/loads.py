@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mie.config.engine import check_integer, check_real
-from mie.sim.clock import MILLISECOND, SECOND
+from mie.sim.costs import MILLISECOND, SECOND
 from mie.sim.draws import Draws, Fixed, Lengths, LogNormal, Uniform, exp, ln
 from mie.sim.workload import Answer, Part, Text, Workload, WorkloadRequest
 

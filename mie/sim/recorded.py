@@ -11,8 +11,7 @@ from mie.errors import TraceError
 from mie.events import Record, Segment, Seq, Summary
 from mie.events.replay import State, walk
 from mie.events.replay.state import SequenceState
-from mie.sim.clock import SECOND
-from mie.sim.costs import StepWork, causal_pairs
+from mie.sim.costs import SECOND, StepWork, causal_pairs
 from mie.sim.metrics import RequestRecord
 from mie.sim.workload import Part, Text, Tokens, Workload, WorkloadRequest
 

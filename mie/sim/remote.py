@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mie.errors import ConfigError, MissingExtraError
-from mie.sim.clock import SECOND, WallClock
+from mie.sim.costs import SECOND, WallClock
 from mie.sim.metrics import RequestRecord
 from mie.sim.workload import Answer, Workload, WorkloadRequest
 

@@ -17,7 +17,7 @@ COMPACT: Mapping[str, Any] = {
 """Options of llguidance for JSON without whitespace."""
 
 _SCHEMAS = {"$defs", "definitions", "properties", "patternProperties"} | {
-    *("allOf", "anyOf", "oneOf", "prefixItems"),
+    *("allOf", "anyOf", "oneOf", "prefixItems")
 }
 """Keywords whose value is a mapping or a list of schemas."""
 

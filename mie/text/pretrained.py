@@ -105,10 +105,7 @@ class PretrainedTokenizer:
 
     @overload
     def decode(
-        self,
-        token_ids: Sequence[Sequence[int]],
-        skip_special_tokens: bool = ...,
-        **options: Any,
+        self, token_ids: Sequence[Sequence[int]], skip_special_tokens: bool = ..., **options: Any
     ) -> list[str]: ...
 
     def decode(
@@ -128,10 +125,7 @@ class PretrainedTokenizer:
         return self.tokenizer.decode(ids, skip_special_tokens)
 
     def batch_decode(
-        self,
-        sequences: Sequence[Sequence[int]],
-        skip_special_tokens: bool = False,
-        **options: Any,
+        self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = False, **options: Any
     ) -> list[str]:
         """Return the texts of several lists of token ids."""
         return [self.decode(each, skip_special_tokens, **options) for each in _as_list(sequences)]

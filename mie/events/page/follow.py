@@ -18,8 +18,7 @@ from typing import IO, Any
 from mie.base.arithmetic import ceil_div
 from mie.errors import TraceError
 from mie.events import Snapshot, Step
-from mie.events.page.cells import NodeText, encode
-from mie.events.page.records import Line, head_record
+from mie.events.page.cells import Line, NodeText, encode, head_record
 from mie.events.page.view import View
 from mie.events.replay import State
 

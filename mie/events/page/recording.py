@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from mie.errors import TraceError
 from mie.events import Segment, Snapshot
-from mie.events.page.cells import NodeText, encode
-from mie.events.page.records import head_record
+from mie.events.page.cells import NodeText, encode, head_record
 from mie.events.page.view import View
 from mie.events.replay import State
 

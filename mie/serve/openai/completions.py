@@ -11,8 +11,7 @@ from starlette.responses import Response
 
 from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
 from mie.serve.body import Asked, read
-from mie.serve.openai.chunks import Choice, ChunkWriter
-from mie.serve.openai.params import generation_params
+from mie.serve.openai.chunks import Choice, ChunkWriter, generation_params
 from mie.serve.openai.protocol import CompletionRequest
 from mie.serve.serving import Generation, Job, new_id
 from mie.serve.sse import json_string

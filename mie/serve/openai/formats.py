@@ -6,18 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mie.serve.body import (
-    ABSENT,
-    OFF,
-    SOME,
-    TEXT,
-    AtMost,
-    Body,
-    Items,
-    Unsupported,
-    all_of,
-    any_of,
-)
+from mie.serve.body import ABSENT, OFF, SOME, TEXT, AtMost, Body, Items, Unsupported, all_of, any_of
 
 MAX_CHOICES = 2**16
 

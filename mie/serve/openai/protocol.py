@@ -265,8 +265,7 @@ def _kind(message: Any) -> str:
 
 
 Message = Annotated[
-    Annotated[ChatMessage, Tag("chat")] | Annotated[ToolMessage, Tag("tool")],
-    Discriminator(_kind),
+    Annotated[ChatMessage, Tag("chat")] | Annotated[ToolMessage, Tag("tool")], Discriminator(_kind)
 ]
 Messages = Annotated[Items[Message], Field(min_length=1), AtMost(MOST_MESSAGES)]
 

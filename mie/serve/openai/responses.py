@@ -15,9 +15,9 @@ from mie.config.params.structured import StructuredOutputsParams
 from mie.frontend.outputs import CompletionOutput, RequestOutput
 from mie.serve.body import Asked, read
 from mie.serve.errors import ApiError, invalid
+from mie.serve.openai.chunks import schema_of
 from mie.serve.openai.formats import JsonObjectFormat
 from mie.serve.openai.logprobs import LogprobWriter
-from mie.serve.openai.params import schema_of
 from mie.serve.openai.responses_protocol import (
     CallItem,
     FlatSchemaFormat,
@@ -296,9 +296,5 @@ def _content(part: Part) -> dict[str, Any]:
     return (
         content
         if part.kind == "reasoning"
-        else {
-            **content,
-            "annotations": [],
-            "logprobs": part.logprobs,
-        }
+        else {**content, "annotations": [], "logprobs": part.logprobs}
     )

@@ -44,7 +44,7 @@ class TokenizeRequest(TemplateRequest):
                 "add_special_tokens": OFF,
                 "add_special": OFF,
             },
-        ),
+        )
     )
 
     messages: Messages | None = None  # type: ignore[assignment]

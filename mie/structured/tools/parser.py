@@ -8,8 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from mie.structured.tools.calls import ToolCall
-from mie.structured.tools.definitions import NAME
+from mie.structured.tools.definitions import NAME, ToolCall
 from mie.structured.tools.formats import AnswerFormat, CallFormat
 
 LONGEST_HEAD = 256
