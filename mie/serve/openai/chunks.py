@@ -15,12 +15,11 @@ from mie.config.params.sampling import SamplingParams
 from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import ConfigError
 from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
-from mie.serve.body import Asked
 from mie.serve.errors import ApiError, body_of, invalid
 from mie.serve.openai.formats import JsonObjectFormat, JsonSchemaFormat, NamedSchema
 from mie.serve.openai.logprobs import LogprobWriter, TextOffsets
 from mie.serve.openai.protocol import GenerationBody
-from mie.serve.serving import Generation
+from mie.serve.serving import Asked, Generation
 from mie.serve.sse import DONE, json_string
 from mie.serve.writer import Parts, Writer
 
@@ -47,9 +46,11 @@ class ChunkWriter(Writer):
     has_new_tokens = True
     """Whether generated tokens are part of the answer."""
 
-    def __init__(self, generation: Generation, asked: Asked[GenerationBody], object: str) -> None:
+    def __init__(self, generation: Generation, object: str) -> None:
         super().__init__(generation)
-        body, params = asked.body, generation.job.params
+        asked = generation.asked
+        body, params = asked.body, asked.params
+        self.body = body
         self.n = params.n
         self.skips_special = params.skip_special_tokens
         self.has_token_ids = bool(body.return_token_ids)
@@ -62,7 +63,7 @@ class ChunkWriter(Writer):
         self.logprobs = None if params.logprobs is None else self.new_logprobs()
         self._has_extras = self.logprobs is not None or self.has_token_ids
         self._fields = {
-            "id": generation.job.response_id,
+            "id": asked.response_id,
             "object": object,
             "created": int(time.time()),
             "model": asked.model,
@@ -77,7 +78,7 @@ class ChunkWriter(Writer):
         """Return a writer of this request's log-probabilities."""
         return LogprobWriter(
             None if self.tokenizer is None else self.tokenizer.tokenizer,
-            num_top=self.generation.job.params.logprobs or 0,
+            num_top=self.generation.asked.params.logprobs or 0,
             as_ids=self._as_ids,
             skips_special=self.skips_special,
         )
