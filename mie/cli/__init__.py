@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from mie.cli.parser import Parser, declared
+from mie.cli.parser import ROWS, Parser, declared, epilog_of
 from mie.errors import MieError, TooLittleMemoryError
 from mie.system.logs import logging_to_stderr
 from mie.version import __version__
@@ -25,51 +25,8 @@ EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 EXIT_CLOSED_PIPE = 141  # 128 + SIGPIPE.
 
-COMMANDS = (
-    "run",
-    "pull",
-    "list",
-    "show",
-    "rm",
-    "generate",
-    "chat",
-    "serve",
-    "batch",
-    "inspect",
-    "trace",
-    "bench",
-    "sim",
-    "diff",
-    "eval",
-    "doctor",
-)
+COMMANDS = tuple(name for name, row in ROWS.items() if "help" in row and " " not in name)
 """The commands in the order of ``mie --help``. Each is a file of this room."""
-
-_EPILOG = """\
-examples:
-  mie run Qwen/Qwen3-0.6B                           fetch a model, and talk with it
-  mie generate "Once upon a time"                   a story by the bundled model
-  mie generate --temperature 0 --json "Hello" | jq  one JSON object per line, for programs
-  mie generate --input requests.jsonl > out.txt     many requests at once, in one paged cache
-  mie generate --model ./Qwen3-0.6B --chat "Why?"   any Llama, Mistral, Qwen2 or Qwen3 directory
-  mie chat                                          a conversation
-  mie serve                                         a server of OpenAI's interface on port 8000
-  mie batch in.jsonl out.jsonl                      a file in OpenAI's batch form, resumable
-  mie inspect ./Qwen3-0.6B                          its architecture and memory use
-  mie trace run.jsonl                               what the scheduler did in a run, step by step
-  mie bench serve --request-rate 8                  latencies and throughput under a load
-  mie bench throughput --device a10g                the same scheduler on a simulated GPU
-  mie diff                                          NumPy and the GPU kernels, operator by operator
-  mie eval text.txt --quantization int4             perplexity, and the effect of rounded weights
-  mie doctor                                        what this machine can run, and remedies
-
-exit codes:
-  0  everything was done
-  1  a part failed; standard error names the lines
-  2  nothing was done: an argument, the model or the input is wrong
-
-Run "mie COMMAND --help" for the options of a command.
-"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -105,15 +62,9 @@ def _run(argv: Sequence[str] | None) -> int:
 
 def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Return a parser of the command that ``words`` begin with, or of all commands."""
-    parser = Parser(
-        prog="mie",
-        description=(
-            "A miniature LLM inference engine: paged KV cache, continuous batching, prefix sharing;"
-            " every number can be checked against NumPy."
-        ),
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    texts = {"description": ROWS["mie"]["description"], "epilog": epilog_of("mie")}
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog="mie", **texts, formatter_class=formatter)
     parser.add_argument("--version", action="version", version=f"mie {__version__}")
     commands: Any = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in set(COMMANDS).intersection(words[:1]) or COMMANDS:

@@ -18,7 +18,7 @@ from mie.cli.options import (
     report_sampling_defaults,
 )
 from mie.cli.serve import with_server_defaults
-from mie.errors import ConfigError, RequestError
+from mie.errors import ConfigError, MissingExtraError, RequestError
 
 if TYPE_CHECKING:
     from mie.frontend.outputs import RequestOutput
@@ -115,13 +115,11 @@ def _answers(
         report_sampling_defaults(args, llm)
         yield from answers(llm, requests.items())
         return
-    from mie.ray import missing
-
     try:
         from mie.ray.data import generate_all
         from mie.ray.server import connected
     except ImportError as error:
-        raise missing(error) from error
+        raise MissingExtraError.of("mie batch --replicas", error, "ray") from error
     number = 1 if args.replicas is None else args.replicas
     cpus, gpus = args.replica_cpus or 1, args.replica_gpus or 0
     with connected(args.ray_address, number * cpus):

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mie.cli.bench_report import about, errors, exit_code, report, run_compare, write_results
@@ -335,10 +336,12 @@ def _details(result: AnyResult) -> dict[str, list[Any]]:
     }
 
 
-run = {
-    "throughput": _run_throughput,
-    "latency": _run_latency,
-    "serve": run_serve,
-    "compare": run_compare,
-}
+run = MappingProxyType(
+    {
+        "throughput": _run_throughput,
+        "latency": _run_latency,
+        "serve": run_serve,
+        "compare": run_compare,
+    }
+)
 """The benchmarks."""

@@ -117,7 +117,7 @@ KINDS: Mapping[str, Any] = {
 }
 
 
-_ROWS: Mapping[str, Any] = json.loads(
+ROWS: Mapping[str, Any] = json.loads(
     Path(__file__).with_name("commands.json").read_text(encoding="utf-8")
 )
 
@@ -130,7 +130,7 @@ def declared(
     ``run`` is a function, or a mapping of the command's own commands to theirs. ``adders`` are
     functions that the row names.
     """
-    row = _ROWS[name]
+    row = ROWS[name]
     texts = {key: row[key] for key in ("help", "description") if key in row}
     if "epilog" in row:
         texts["epilog"] = "\n".join(row["epilog"])
@@ -148,12 +148,12 @@ def declared(
 
 def add_declared(parser: argparse.ArgumentParser, name: str, **adders: Any) -> None:
     """Add the arguments of a row to a parser."""
-    _add(parser, parser, _ROWS[name]["arguments"], adders)
+    _add(parser, parser, ROWS[name]["arguments"], adders)
 
 
 def epilog_of(name: str) -> str:
     """Return the epilog of a row."""
-    return "\n".join(_ROWS[name]["epilog"])
+    return "\n".join(ROWS[name]["epilog"])
 
 
 def _add(parser: argparse.ArgumentParser, group: Any, arguments: Any, adders: Adders) -> None:
@@ -162,7 +162,7 @@ def _add(parser: argparse.ArgumentParser, group: Any, arguments: Any, adders: Ad
             if each in adders:
                 adders[each](parser)
             else:
-                _add(parser, group, _ROWS[each]["arguments"], adders)
+                _add(parser, group, ROWS[each]["arguments"], adders)
         elif "group" in each:
             inner = parser.add_argument_group(each["group"], each.get("description"))
             _add(parser, inner, each["arguments"], adders)
@@ -183,7 +183,7 @@ def add_argument(group: Any, argument: Mapping[str, Any]) -> None:
 def arguments_of(name: str) -> dict[str, Mapping[str, Any]]:
     """Return the arguments of a row by the names that they have in the namespace."""
     found = {}
-    for each in _ROWS[name]["arguments"]:
+    for each in ROWS[name]["arguments"]:
         word = each["names"].split()[0].removeprefix("--").replace("-", "_")
         found[each.get("dest", word)] = each
     return found

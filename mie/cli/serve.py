@@ -150,7 +150,7 @@ def with_config_file(
     try:
         from mie.serve.config import arguments_of
     except ImportError as error:
-        raise _missing(error) from error
+        raise MissingExtraError.of("mie serve", error, "serve") from error
     known = {text for action in parser._actions for text in action.option_strings}
     of_file = vars(parser.parse_args(arguments_of(args.config, known)))
     given_here = {name: value for name, value in vars(args).items() if value is not None}
@@ -164,14 +164,8 @@ def import_serve() -> Callable[..., int]:
     try:
         from mie.serve.server import serve
     except ImportError as error:
-        raise _missing(error) from error
+        raise MissingExtraError.of("mie serve", error, "serve") from error
     return serve
-
-
-def _missing(error: ImportError) -> MissingExtraError:
-    return MissingExtraError(
-        f"mie serve needs the package {error.name} (install it with: pip install 'mie[serve]')"
-    )
 
 
 # Replicas.
@@ -196,7 +190,6 @@ def serve_on_ray(args: argparse.Namespace, config: ServeConfig, engine: Mapping[
         raise ConfigError("--replicas and --autoscaling are both given; give one of them")
     from dataclasses import replace
 
-    from mie.ray import missing
     from mie.ray.config import MAX_CHUNKS_PER_SECOND, ReplicaConfig
 
     if args.max_chunks_per_second is None:
@@ -214,5 +207,5 @@ def serve_on_ray(args: argparse.Namespace, config: ServeConfig, engine: Mapping[
     try:
         from mie.ray.server import serve_replicas
     except ImportError as error:
-        raise missing(error) from error
+        raise MissingExtraError.of("mie serve --replicas", error, "ray") from error
     return serve_replicas(replicas, args.ray_address)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mie.checkpoint.tensors import num_parameters
@@ -205,12 +206,14 @@ def _sizes(text: str) -> list[int]:
         raise ConfigError(f"--replicas {text!r} is not understood; write 1,3,10") from error
 
 
-run = {
-    "devices": _run_devices,
-    "workload": _run_workload,
-    "extract": _run_extract,
-    "calibrate": _run_calibrate,
-    "predict": _run_predict,
-    "cluster": run_cluster,
-}
+run = MappingProxyType(
+    {
+        "devices": _run_devices,
+        "workload": _run_workload,
+        "extract": _run_extract,
+        "calibrate": _run_calibrate,
+        "predict": _run_predict,
+        "cluster": run_cluster,
+    }
+)
 """The commands of ``mie sim``."""

@@ -7,10 +7,10 @@ import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from numbers import Integral, Real
 from typing import Any, ClassVar, TypeVar
 
 from mie.base.reprs import changed_repr
+from mie.config.params.values import integer, real
 from mie.config.settings import Setting, declared_in, settings_of
 from mie.errors import ConfigError, shown
 
@@ -87,28 +87,7 @@ def keyword_checked(cls: type[T]) -> type[T]:
     return cls
 
 
-def check_integer(name: str, value: Any, low: int, high: int | None = None) -> None:
-    """Raise `ConfigError` unless ``value`` is an integer in low … high."""
-    is_integer = _is(Integral, value)
-    if not is_integer or value < low or (high is not None and value > high):
-        allowed = f"at least {low}" if high is None else f"in {low} … {high}"
-        raise ConfigError(f"{name} must be an integer {allowed}; got {value!r}")
-
-
-def check_real(
-    name: str, value: Any, low: float, high: float = math.inf, *, above_low: bool = False
-) -> None:
-    """Raise `ConfigError` unless ``value`` is a finite number in low … high (or above low)."""
-    # An integer may be too large for a float, but comparing the two is still exact.
-    is_number = _is(Real, value) and value == value and abs(value) != math.inf
-    if not is_number or not low <= value <= high or (above_low and value == low):
-        bracket = "(" if above_low else "["
-        allowed = f"in {bracket}{low:g}, {high:g}]".replace("inf]", "inf)")
-        raise ConfigError(f"{name} must be a number {allowed}; got {value!r}")
-
-
-def _is(kind: type, value: object) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
+check_integer, check_real = integer, real
 
 
 def check_switch(name: str, value: object) -> None:

@@ -33,17 +33,8 @@ from mie.serve.errors import ApiError, body_of, unavailable
 from mie.serve.sse import DONE, EventStream
 
 _CROSSES = (
-    "type",
-    "http_version",
-    "method",
-    "scheme",
-    "root_path",
-    "path",
-    "raw_path",
-    "query_string",
-    "headers",
-    "client",
-    "server",
+    *("type", "http_version", "method", "scheme", "root_path", "path", "raw_path"),
+    *("query_string", "headers", "client", "server"),
 )
 """The keys of an ASGI scope that cross. The rest belongs to the process with the connection."""
 

@@ -240,10 +240,7 @@ def new_provider(endpoint: str) -> TracerProvider:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise MissingExtraError(
-            f"--otlp-traces-endpoint needs the package {error.name} (install it with: pip install "
-            "'mie[otel]')"
-        ) from error
+        raise MissingExtraError.of("--otlp-traces-endpoint", error, "otel") from error
     resource = Resource.create({"service.name": "mie", "service.version": __version__})
     provider = TracerProvider(resource=resource)
     provider.add_span_processor(

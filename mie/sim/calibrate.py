@@ -40,15 +40,8 @@ With fewer such steps, the cost would absorb any other slowness in them.
 RIDGE = 1e-12
 
 _NAMES = (
-    "step_ps",
-    "matrix_ps",
-    "token_ps",
-    "pair_ps",
-    "context_ps",
-    "seq_ps",
-    "chunk_ps",
-    "copy_ps",
-    "swap_ps",
+    *("step_ps", "matrix_ps", "token_ps", "pair_ps", "context_ps", "seq_ps", "chunk_ps"),
+    *("copy_ps", "swap_ps"),
 )
 """The columns of `_features`."""
 

@@ -110,9 +110,7 @@ async def _serve(
     try:
         import httpx2
     except ImportError as error:
-        raise MissingExtraError(
-            "a benchmark over HTTP needs httpx2: pip install 'mie[serve]'"
-        ) from error
+        raise MissingExtraError.of("a benchmark over HTTP", error, "serve") from error
     headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
     async with httpx2.AsyncClient(
         base_url=server.root,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextvars
+import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,6 +16,18 @@ from mie.errors import ThreadLimitError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def after_fork(method: Callable[[], object]) -> None:
+    """Call a method in each forked child, as long as its object lives."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        found = reference()
+        if found is not None:
+            found()
+
+    os.register_at_fork(after_in_child=call)
 
 
 def start_thread(thread: threading.Thread) -> None:

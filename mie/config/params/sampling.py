@@ -15,7 +15,7 @@ from mie.config.params import values
 from mie.config.params.structured import StructuredOutputsParams, structure_from
 from mie.config.params.values import neutral_accepted
 from mie.config.request_limits import DEFAULT_LIMITS, RequestLimits
-from mie.errors import ConfigError, RequestError
+from mie.errors import ConfigError, RequestError, shown
 
 MAX_LOGIT_BIAS = 100.0
 
@@ -228,11 +228,11 @@ class SamplingParams:
         kind: object = self.output_kind
         if not isinstance(kind, RequestOutputKind):
             kinds = ", ".join(map(str, RequestOutputKind))
-            raise ConfigError(f"output_kind must be one of {kinds}; got {values.shown(kind)}")
+            raise ConfigError(f"output_kind must be one of {kinds}; got {shown(kind)}")
         extra: object = self.extra_args
         if extra is not None:
             if not isinstance(extra, Mapping):
-                raise ConfigError(f"extra_args must be a mapping; got {values.shown(extra)}")
+                raise ConfigError(f"extra_args must be a mapping; got {shown(extra)}")
             if len(extra) > limits.max_extra_args:
                 limit = limits.max_extra_args
                 raise ConfigError(f"extra_args may have at most {limit} entries; got {len(extra)}")

@@ -9,27 +9,14 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-import reprlib
+import math
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from mie.base.refusals import NEUTRAL, Neutral
-from mie.errors import ConfigError
-
-MAX_SHOWN = 500
-"""Maximum number of characters of a value in an error message."""
-
-
-def shown(value: object) -> str:
-    """Return the value's ``repr`` for an error message, shortened if it is long."""
-    shortener = reprlib.Repr()
-    shortener.maxstring = shortener.maxlong = shortener.maxother = MAX_SHOWN
-    try:
-        return shortener.repr(value)
-    except ValueError:  # An integer of more than 4,300 digits.
-        return f"an object of type {type(value).__name__} that cannot be printed"
+from mie.errors import ConfigError, shown
 
 
 def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
@@ -41,12 +28,19 @@ def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
     return number
 
 
-def real(name: str, value: Any, low: float, high: float, *, above_low: bool = False) -> float:
+def real(
+    name: str, value: Any, low: float, high: float = math.inf, *, above_low: bool = False
+) -> float:
     """Return ``value`` as a finite ``float`` in low … high, or above low. Bools are refused."""
     number: float | None = _converted(float, Real, value)
-    if number is None or not low <= number <= high or (above_low and number == low):
+    if (
+        number is None
+        or not low <= number <= high
+        or math.isinf(number)
+        or (above_low and number == low)
+    ):
         bracket = "(" if above_low else "["
-        allowed = f"in {bracket}{low:g}, {high:g}]"
+        allowed = f"in {bracket}{low:g}, {high:g}]".replace("inf]", "inf)")
         raise ConfigError(f"{name} must be a number {allowed}; got {shown(value)}")
     return number
 
