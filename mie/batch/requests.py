@@ -1,7 +1,5 @@
 """Answer requests as a stream: new ones are added while others run."""
 
-from __future__ import annotations
-
 import json
 import os
 import uuid

@@ -7,8 +7,6 @@ A command line imports only the file of its command, and a command imports the e
 so that help and mistakes in the arguments cost little.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os

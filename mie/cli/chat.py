@@ -44,7 +44,7 @@ _FIRST = ("--model", "--system", "--prompt", "--temperature", "--max-tokens")
 """The options with which ``--help`` begins. ``--help-all`` shows the others."""
 
 
-def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add ``mie chat`` to the command line."""
     declared(commands, "chat", run, conversation=add_options)
 

@@ -103,7 +103,7 @@ def compile_kernels(
 _LINE = "{:<8} {:<14} {}"
 
 
-def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add ``mie doctor`` to the command line."""
     declared(commands, "doctor", run, backends=_add_backends)
 

@@ -27,7 +27,7 @@ _SETTINGS = (
 """The settings that can change predictions, or how long they take."""
 
 
-def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add ``mie eval`` to the command line."""
     omit = [name for name, *_ in settings_of(EngineArgs) if name not in _SETTINGS]
     declared(commands, "eval", run, settings=partial(add_settings, cls=EngineArgs, omit=omit))

@@ -1,7 +1,5 @@
 """List the supported families in a table: ``mie inspect --families``, and docs/models.md."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from mie.checkpoint.config import ModelConfig

@@ -3,8 +3,6 @@
 It reads only headers, so it is quick for models of any size. ``--check`` also reads the data.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

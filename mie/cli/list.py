@@ -1,7 +1,5 @@
 """Implement ``mie list``: the models on this machine."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

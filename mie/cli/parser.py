@@ -7,14 +7,12 @@ a function that adds some. A command of commands has the words above their list 
 place of one (``metavar``).
 """
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from mie.config.arguments import json_object, size_argument
 
@@ -91,7 +89,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-Commands = argparse._SubParsersAction  # the result of add_subparsers has no public type
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 Adders = Mapping[str, Callable[[argparse.ArgumentParser], object]]
 """Functions that add arguments, by the names for which they stand."""
 
@@ -123,7 +121,7 @@ ROWS: Mapping[str, Any] = json.loads(
 
 
 def declared(
-    commands: Commands[argparse.ArgumentParser], name: str, run: Any = None, **adders: Any
+    commands: Commands, name: str, run: Any = None, **adders: Any
 ) -> argparse.ArgumentParser:
     """Add a command as its row declares it. Its parser sets ``run``.
 

@@ -1,7 +1,5 @@
 """Implement ``mie pull``: fetch a model from the Hugging Face hub, if this machine can run it."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Implement ``mie rm``: delete models from the cache of the Hugging Face hub."""
 
-from __future__ import annotations
-
 import argparse
 
 from mie.checkpoint.hub import remove

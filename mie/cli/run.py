@@ -1,7 +1,5 @@
 """Implement ``mie run``: talk with a model of the hub, which is fetched if the user agrees."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
@@ -14,7 +12,7 @@ from mie.cli.pull import pull, summary
 from mie.errors import ModelError
 
 
-def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add ``mie run`` to the command line."""
     parser = declared(commands, "run", run, conversation=chat.add_talk_options)
     parser.set_defaults(model=BUNDLED)

@@ -37,7 +37,7 @@ _DEFAULTS: dict[str, tuple[Any, str]] = {
 """Settings of the engine whose defaults are the server's own, and how the help says them."""
 
 
-def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add ``mie serve`` to the command line."""
     from mie.serve.config import ServeConfig  # its packages are not imported with it
 

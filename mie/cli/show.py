@@ -1,7 +1,5 @@
 """Implement ``mie show``: a model on this machine, or on the hub before it is fetched."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Print to a terminal with word wrapping, hide typed characters meanwhile, and read messages."""
 
-from __future__ import annotations
-
 import sys
 import termios
 import unicodedata

@@ -1,7 +1,5 @@
 """Implement ``mie trace``: the decisions of scheduler and allocator, from an event log."""
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import sys

@@ -1,7 +1,5 @@
 """Draw the block map after a step in 80 columns, and name sequences for all views of a log."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from string import ascii_lowercase, ascii_uppercase

@@ -1,7 +1,5 @@
 """Show the life of one request, with a line for each event."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 

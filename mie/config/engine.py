@@ -1,7 +1,5 @@
 """Declare the settings of an engine, and check the values of settings."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import math

@@ -1,7 +1,5 @@
 """Run one workload on two backends with the same tokens, and compare every operator's result."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Render a report as lines of text of at most 80 columns, or as a self-contained HTML page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 

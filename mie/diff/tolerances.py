@@ -7,8 +7,6 @@ every family between NumPy and the emulated kernels. In 16 bits they are about t
 second table has narrower limits for one operator alone with equal inputs.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -5,8 +5,6 @@ state emits a record at the moment of the change. So a snapshot and the records 
 state at any step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType

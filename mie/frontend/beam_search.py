@@ -4,8 +4,6 @@ A step asks the engine for one token of every beam and keeps the best continuati
 request that forks the blocks of the beam it continues, so that only its last token is computed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

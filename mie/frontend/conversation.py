@@ -1,7 +1,5 @@
 """Turn conversations into prompts, and read the parts of their answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -6,8 +6,6 @@ depends only on one lock, which is always held by ``with``. The records of waiti
 that an exception may lose, so a sleeping thread also checks every `PATIENCE` seconds.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import queue

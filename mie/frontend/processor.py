@@ -1,7 +1,5 @@
 """File the results of the engine's steps under the callers of their requests."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The deployments of Ray Serve: replicas, and a front for Ray's own proxies."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping

@@ -1,7 +1,5 @@
 """``mie serve --replicas``: a front in this process, and its replicas on Ray."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Iterator

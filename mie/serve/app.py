@@ -1,7 +1,5 @@
 """`create_app`: the routes of the server in their middlewares, its health, and how it ends."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

@@ -10,8 +10,6 @@ A field is one of four kinds, at every depth:
 The fields of the second and third kind that requests have are a table, ``fields.yaml``.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import sys

@@ -1,7 +1,5 @@
 """`ServeConfig`: every option of the server but those of the engine."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence

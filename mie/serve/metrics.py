@@ -1,7 +1,5 @@
 """`/metrics` in Prometheus' text format: the engine's metrics under vLLM's names, and HTTP's."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Sequence
 

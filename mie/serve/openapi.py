@@ -3,8 +3,6 @@
 It is made of the models that check bodies, and of the shapes of answers in ``answers.yaml``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The routes of the server: a table, and the handlers of those that generate nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path

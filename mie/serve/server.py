@@ -1,7 +1,5 @@
 """Runs the application under uvicorn, until a signal or the end of the engine ends it."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

@@ -4,8 +4,6 @@ A dialect is a `Writer`. It renders outputs as the events of a stream, or as one
 dialects whose answers have parts, one after another, render the same stream of part events.
 """
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence

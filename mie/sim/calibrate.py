@@ -5,8 +5,6 @@ of tokens whose arithmetic takes as long as reading the weights. For a given bal
 is linear in the costs. So a grid of balances is tried, and the best fit wins.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

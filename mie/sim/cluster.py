@@ -1,7 +1,5 @@
 """Simulate replicas behind a router, under a load that grows with their number."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ many wait for the arithmetic. So a decode's cost hardly grows with its batch. Ev
 integer, so a simulated run is the same on every machine.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import asdict, dataclass
 from typing import NamedTuple, Protocol

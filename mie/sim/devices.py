@@ -5,8 +5,6 @@ reached and the overheads of a step are assumptions that plain engines of this s
 `mie sim calibrate` replaces them with a measurement.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

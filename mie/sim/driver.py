@@ -1,7 +1,5 @@
 """Send a workload to an engine, simulated or real, and record when its tokens came back."""
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 from dataclasses import dataclass

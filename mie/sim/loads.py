@@ -1,7 +1,5 @@
 """Generate workloads from seeds, the same on every machine."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """Extract the load from an event log, with the work and the time of each step."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Assemble the real scheduler and memory with the simulator's runner and clock."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import TextIO
 

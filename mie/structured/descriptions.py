@@ -1,7 +1,5 @@
 """Write descriptions of outputs as grammars for llguidance."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -5,8 +5,6 @@ pipes that have no writer. Both are refused before anything is read: files are r
 limited size, and reading never waits.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

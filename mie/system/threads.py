@@ -1,7 +1,5 @@
 """Start threads, call functions in threads, and tell the exceptions of signal handlers."""
 
-from __future__ import annotations
-
 import contextvars
 import os
 import signal

@@ -1,7 +1,5 @@
 """Check chat messages and convert them to the form that templates expect."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """Render chat templates in a separate process, under limits that the kernel enforces."""
 
-from __future__ import annotations
-
 import json
 import signal
 import threading

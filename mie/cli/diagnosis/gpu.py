@@ -1,7 +1,5 @@
 """Check the needs of backend cupy: the driver, GPUs, CuPy and its compiler; JetPack."""
 
-from __future__ import annotations
-
 import re
 
 from mie.cli.diagnosis.machine import Finding, Survey, note, ok, problem, version_of

@@ -4,8 +4,6 @@ A library may be missing, broken or slow. `Machine.ask` therefore gets its facts
 process, which runs `main` and prints one JSON object.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """Describe the text that an output must match, with vLLM's names."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Each function raises `ConfigError` with the name, the value and the range. Lists
 their limit, so an endless iterator is refused as quickly as a long list.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """State as cells, plain values under names that JSON has, and the records that a page reads."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -7,8 +7,6 @@ standard output has True and the result, or False and the message of the `TraceE
 ends with its standard input, so it never outlives its parent.
 """
 
-from __future__ import annotations
-
 import marshal
 import os
 import sys

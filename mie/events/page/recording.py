@@ -1,7 +1,5 @@
 """Write a log as page records: a head, the whole state now and then, and each step's changes."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

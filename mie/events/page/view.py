@@ -1,7 +1,5 @@
 """Apply records to a state, and write the records of a page: events, and cells that changed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from types import MappingProxyType
 

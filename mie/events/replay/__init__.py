@@ -5,8 +5,6 @@ state equals their snapshots, the records are complete. So it is strict and refu
 cannot have happened.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from mie.errors import TraceError

@@ -1,7 +1,5 @@
 """``POST /v1/messages`` and ``POST /v1/messages/count_tokens``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Chunks are written by hand, since they are most of the server's work for each token.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from abc import abstractmethod

@@ -1,7 +1,5 @@
 """The structure of an answer: ``response_format``, and vLLM's ``structured_outputs``."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field

@@ -3,8 +3,6 @@
 Types are checked strictly, and null stands for the default.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, PlainValidator, Tag, ValidationInfo, WithJsonSchema

@@ -1,7 +1,5 @@
 """``POST /v1/responses``, without storage."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Access to the page: who may see it and read the text of prompts, and the sessions of logins."""
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 import time

@@ -1,7 +1,5 @@
 """The routes of the page: its files, its data, and logging in."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Mapping, Sequence

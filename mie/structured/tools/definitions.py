@@ -1,7 +1,5 @@
 """The tools of a request, which of them the model may call, and its calls."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

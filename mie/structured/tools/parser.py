@@ -1,7 +1,5 @@
 """Read an answer that arrives in pieces. How it was cut into pieces changes nothing."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
