@@ -288,6 +288,105 @@ def test_a_model_that_is_not_supported_is_refused_by_name(
     assert str(path) in str(caught.value)
 
 
+def golden(name: str, path: Path, tensors: dict[str, Any] | None = None, **changes: Any) -> Path:
+    """Write a golden model with changed metadata and tensors. None removes a tensor."""
+    values = gguf_files.sizes_of(MODELS / name)
+    prefix = f"{values['general.architecture']}."
+    values |= {prefix + key.replace("__", "."): item for key, item in changes.items()}
+    found = gguf_files.tensors_of(MODELS / name, "F32") | (tensors or {})
+    found = {key: tensor for key, tensor in found.items() if tensor is not None}
+    path.write_bytes(gguf_files.gguf_bytes(values, found))
+    return path
+
+
+def test_a_family_that_follows_from_a_key_is_the_other_one_without_it(tmp_path: Path) -> None:
+    path = golden("olmo3_windows", tmp_path / "m.gguf", attention__sliding_window=0)
+    assert ModelConfig.load(path).architecture == "Olmo2ForCausalLM"
+    path = golden("ministral3_yarn", tmp_path / "m.gguf", attention__temperature_scale=0.0)
+    assert ModelConfig.load(path).architecture == "MistralForCausalLM"
+
+
+def test_windows_by_layer_are_a_list_or_a_period(tmp_path: Path) -> None:
+    for pattern, windows in (([False, True], (None, 9)), (1, (None, None)), (4, (9, 9))):
+        changes = {"attention__sliding_window_pattern": pattern}
+        path = golden("exaone4_hybrid", tmp_path / "m.gguf", **changes)
+        assert ModelConfig.load(path).layer_windows == windows
+    for bad in ("LG", [True], -1.5):
+        path = golden("olmo3_windows", tmp_path / "m.gguf", attention__sliding_window_pattern=bad)
+        if bad == "LG":
+            assert ModelConfig.load(path).layer_windows == (9, None)
+            continue
+        with pytest.raises(
+            ModelError, match="layer_types must name|sliding_window_pattern must be"
+        ):
+            ModelConfig.load(path)
+
+
+@pytest.mark.parametrize("layers", [2, 46])
+def test_scores_of_gemma_2_follow_from_the_number_of_layers(layers: int, tmp_path: Path) -> None:
+    path = golden("gemma2_soft_caps", tmp_path / "m.gguf", block_count=layers)
+    assert ModelConfig.load(path).attention_scale == (16 if layers == 2 else 8) ** -0.5
+
+
+def test_one_tensor_may_hold_queries_keys_and_values(tmp_path: Path) -> None:
+    arrays = gguf_files.arrays_of(MODELS / "glm_interleaved")
+    changes: dict[str, Any] = {}
+    for layer, kind in ((0, "weight"), (0, "bias"), (1, "weight"), (1, "bias")):
+        names = [f"blk.{layer}.attn_{part}.{kind}" for part in "qkv"]
+        joined = np.concatenate([arrays[name] for name in names])
+        changes |= dict.fromkeys(names)
+        changes[f"blk.{layer}.attn_qkv.{kind}"] = gguf_files.encoded(joined, "F32")
+    whole = golden("glm_interleaved", tmp_path / "whole.gguf")
+    path = golden("glm_interleaved", tmp_path / "fused.gguf", changes)
+    config = ModelConfig.load(path)
+    assert config == ModelConfig.load(whole)
+    with opened(path) as fused, opened(whole) as parts:
+        assert np.array_equal(logits_of(config, fused), logits_of(config, parts))
+    changes["blk.0.attn_qkv.weight"] = gguf_files.encoded(np.ones((60, 32)), "F32")
+    with pytest.raises(WeightsError, match=r"shape \[60, 32\], the metadata asks for \[128, 32\]"):
+        opened(golden("glm_interleaved", path, changes))
+
+
+def test_long_rope_has_its_own_factor_of_scores(tmp_path: Path) -> None:
+    def factor(**changes: Any) -> float | None:
+        rope = ModelConfig.load(golden("phi3_long", tmp_path / "m.gguf", **changes)).rope
+        assert rope is not None
+        return rope.attention_factor
+
+    assert factor() is None
+    assert factor(rope__scaling__attn_factor=1.5) == 1.5
+    with pytest.raises(WeightsError, match=r"rope_factors_short.weight must be a vector of F32"):
+        ModelConfig.load(
+            golden("phi3_long", tmp_path / "m.gguf", {"rope_factors_short.weight": None})
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("granite_multipliers", {"rope__scaling__finetuned": False}, "layers without RoPE"),
+        ("granite_multipliers", {"expert_count": 8}, "mixture of experts"),
+        ("llama_yarn", {"rope__scaling__yarn_attn_factor": 1.3}, "yarn_attn_factor 1.3 is not"),
+        ("llama_yarn", {"rope__scaling__yarn_ext_factor": 0.5}, "yarn_ext_factor 0.5 is not"),
+        ("ernie45_interleaved", {}, "attention biases of this family"),
+    ],
+)
+def test_features_that_a_family_lacks_are_refused(
+    name: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        ModelConfig.load(golden(name, tmp_path / "m.gguf", **changes))
+
+
+def test_tensors_of_an_unknown_architecture_are_not_read(tmp_path: Path) -> None:
+    path = with_values(tmp_path / "model.gguf", general__architecture="llama5")
+    config = ModelConfig.load(MODELS / "llama2_mha")
+    with pytest.raises(
+        WeightsError, match="architecture 'llama5' have no known names; known: llama"
+    ):
+        Checkpoint.open(path, expected_tensors(config))
+
+
 def test_other_frequencies_are_refused(tmp_path: Path) -> None:
     write(tmp_path)
     tensors = gguf_files.tensors_of(tmp_path / "model", "F32")

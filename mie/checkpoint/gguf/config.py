@@ -201,12 +201,12 @@ def _rope_scaling(
 
 def _attention_factor(header: GgufHeader, name: str, config: Mapping[str, Any]) -> Any:
     """Return LongRoPE's factor of cos and sin, or None if it follows from the two contexts."""
-    factor = header.values.get(f"{name}.rope.scaling.attn_factor")
+    factor: Any = header.values.get(f"{name}.rope.scaling.attn_factor")
     context, original = (config[f"{key}max_position_embeddings"] for key in ("", "original_"))
-    if all(isinstance(each, int | float) and each > 1 for each in (factor, context, original)):
-        usual = math.sqrt(1 + math.log(max(1, context / original)) / math.log(original))
-        return None if abs(factor - usual) <= _ROUNDING * usual else factor
-    return factor
+    if not all(isinstance(each, int | float) and each > 1 for each in (factor, context, original)):
+        return factor
+    usual = math.sqrt(1 + math.log(max(1, context / original)) / math.log(original))
+    return None if math.isclose(factor, usual, rel_tol=_ROUNDING) else factor
 
 
 def _llama3_scaling(header: GgufHeader, config: Mapping[str, Any]) -> dict[str, Any]:
