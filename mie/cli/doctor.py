@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mie.cli.diagnosis.cpu import CPU_CHECKS
@@ -103,6 +104,30 @@ def compile_kernels(
 _LINE = "{:<8} {:<14} {}"
 
 
+def compile_for_gpu(model: str) -> Compiled:
+    """Compile the kernels of a model for this machine's GPU, by loading it.
+
+    Raises:
+        ConfigError: backend cupy cannot run here.
+        ModelError: the model cannot be used.
+    """
+    from mie.llm import LLM
+
+    try:
+        folder, is_kept = open_cache("cubins"), True
+    except CacheError as error:
+        folder, is_kept = Path(str(error)), False
+    began, num_before = time.perf_counter(), len(list(folder.glob("*.cubin")))
+    LLM(model, backend="cupy")
+    return Compiled(
+        num_compiled=len(list(folder.glob("*.cubin"))) - num_before,
+        num_present=num_before,
+        seconds=time.perf_counter() - began,
+        folder=str(folder),
+        is_kept=is_kept,
+    )
+
+
 def add_parser(commands: Commands) -> None:
     """Add ``mie doctor`` to the command line."""
     declared(commands, "doctor", run, backends=_add_backends)
@@ -137,11 +162,16 @@ def run(args: argparse.Namespace, machine: Machine | None = None) -> int:
 
 
 def _compile(args: argparse.Namespace) -> int:
-    """Compile the kernels of backend jit, and return the exit code."""
-    compiled = compile_kernels(
-        partial(_bar, "compiling kernels", "kernel"),
-        *([] if args.model is None else _dtypes_of(args.model)),
-    )
+    """Compile the kernels of backend jit, or of a model on a GPU, and return the exit code."""
+    if args.backend != "cupy":
+        compiled = compile_kernels(
+            partial(_bar, "compiling kernels", "kernel"),
+            *([] if args.model is None else _dtypes_of(args.model)),
+        )
+    elif args.model is None:
+        raise ConfigError("--compile --backend cupy needs --model: its kernels follow the model")
+    else:
+        compiled = compile_for_gpu(args.model)
     print(json.dumps(asdict(compiled), indent=2) if args.json else compiled)
     return 0 if compiled.is_kept else 1
 

@@ -227,7 +227,7 @@ def test_keys_come_from_a_file(tmp_path):
         ("alice sk-one sk-x", "keys:1: after NAME KEY there may be weight=X and max_num_seqs=N"),
         ("alice sk-one weight=1 weight=2", "there may be weight=X and max_num_seqs=N, once each"),
         ("alice sk-one weight=two", "keys:1: weight must be a number; got 'two'"),
-        ("alice sk-one weight=0", "keys:1: weight must be a number in (0, inf); got 0.0"),
+        ("alice sk-one weight=0", "keys:1: weight must be a number in .0, inf.; got 0.0"),
         ("alice sk-one max_num_seqs=0", "max_num_seqs must be an integer at least 1; got 0"),
         ("alice sk-one\nalice sk-two", "has the name 'alice' twice"),
         ("a/b sk-one", "a key's name has 1"),
