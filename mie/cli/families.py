@@ -50,9 +50,8 @@ _KEYS = {
 
 def families_table() -> str:
     """Return the table of families in Markdown."""
-    rows = [("models", "architecture", "`model_type`", "beyond a plain Llama", "CUDA")]
-    rows[0] += ("GGUF", "calls of tools", "reasoning")
-    rows.append(("---",) * len(rows[0]))
+    heads = ("models", "architecture", "`model_type`", "beyond a plain Llama", "CUDA", "GGUF")
+    rows: list[tuple[str, ...]] = [(*heads, "calls of tools", "reasoning"), ("---",) * 8]
     for name, family in FAMILIES.items():
         cuda = "no" if _sample(name, family).options else "yes"
         features = ", ".join(_features(family)) or "-"

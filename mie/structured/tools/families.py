@@ -37,6 +37,8 @@ FAMILY_FORMATS: Mapping[str, FamilyFormats] = {
     "Glm4ForCausalLM": _GLM,
     "Exaone4ForCausalLM": _HERMES,
     "HunYuanDenseV1ForCausalLM": FamilyFormats(calls="hunyuan_a13b", reasoning="qwen3"),
+    "Lfm2ForCausalLM": FamilyFormats(unread="Python"),
+    "Qwen3_5ForCausalLM": FamilyFormats(unread="XML", reasoning="qwen3"),
     "SeedOssForCausalLM": FamilyFormats(unread="XML", reasoning="seed_oss"),
 }
 """The formats by the name in ``architectures``.
