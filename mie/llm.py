@@ -285,6 +285,7 @@ class LLM:
             partial(self.llm_engine.preparer.encode, add_special_tokens=False),
             self.engine_args.tool_call_parser,
             self.engine_args.reasoning_parser,
+            self.model_config.architecture,
             **options,
         )
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from mie.structured.tools.definitions import ToolCall, tool_choice_of
+from mie.structured.tools.families import FAMILY_FORMATS, NO_FORMATS
 from mie.structured.tools.forced import grammar_of, new_parser
 from mie.structured.tools.formats import AnswerFormat, call_format, reasoning_tags
 from mie.text.messages import Message
@@ -18,6 +19,7 @@ def prompt_of(
     encode: Callable[[str], list[int]],
     tool_call_parser: str,
     reasoning_parser: str,
+    architecture: str,
     /,
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
@@ -28,7 +30,7 @@ def prompt_of(
     """Return the prompt of a conversation, written with the model's chat template.
 
     ``render`` renders messages with the template, whose own parameters are ``options``. ``encode``
-    encodes a text that has its special tokens.
+    encodes a text that has its special tokens. ``architecture`` is the family's name.
 
     Raises:
         ConfigError: an option of the template is wrong.
@@ -46,9 +48,10 @@ def prompt_of(
     shown = None if choice is None else tools
     template = templates.choose(options.get("chat_template"), shown).source
     declared = tokenizer.tokenizer.config.response_template
+    family = FAMILY_FORMATS.get(architecture, NO_FORMATS)
     calls = None
     if choice is not None and (choice.is_forced or tool_call_parser != "none"):
-        calls = call_format(tool_call_parser, template, declared)
+        calls = call_format(tool_call_parser, template, declared, family)
     text = render(messages, tools=shown, **options)
     prompt = {"prompt": text, "prompt_token_ids": encode(text)}
     if calls is not None and choice is not None and choice.is_forced:
@@ -58,7 +61,7 @@ def prompt_of(
             structured_outputs=grammar_of(calls, choice, special_id),
         )
         return {**prompt, "answer": form}
-    tags = reasoning_tags(reasoning_parser, template, declared)
+    tags = reasoning_tags(reasoning_parser, template, declared, family)
     if calls is None and tags is None:
         return prompt
     form = AnswerFormat(
