@@ -40,6 +40,7 @@ MAX_REPORTS = 1000
 
 
 A = TypeVar("A", covariant=True)
+_NO_PARAMS = SamplingParams()
 
 
 @dataclass(kw_only=True)
@@ -56,7 +57,7 @@ class Asked(Generic[A]):
     response_id: str = ""
     prompts: Sequence[Any] = ()
     """Texts, lists of token ids, or prompts of `AsyncLLM.chat_prompt`."""
-    params: SamplingParams = field(default_factory=SamplingParams)
+    params: SamplingParams = field(default_factory=lambda: _NO_PARAMS)
     is_max_tokens_given: bool = False
     """Whether ``params.max_tokens`` is the client's own, which must fit the context."""
     adds_special_tokens: bool = True

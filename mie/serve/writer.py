@@ -215,7 +215,6 @@ class PartsWriter(Writer):
         return []
 
     def answer(self, outputs: list[RequestOutput]) -> Mapping[str, Any]:
-        """Return the body of an answer that is not streamed."""
         [output] = outputs
         [choice] = output.outputs
         refuse_unfinished(choice)
@@ -224,7 +223,6 @@ class PartsWriter(Writer):
         return self.whole(output, choice)
 
     def render(self, outputs: list[RequestOutput]) -> Iterator[str]:
-        """Yield the events of outputs."""
         if not self._has_begun and (begun := self.begin(outputs[0] if outputs else None)):
             self._has_begun = True
             yield begun
