@@ -15,9 +15,9 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mie.base.refusals import REFUSED
+from mie.config.engine import RequestLimits
 from mie.config.params.checks import check_labels, check_length
 from mie.config.params.sampling import RequestOutputKind, SamplingParams, truncated
-from mie.config.request_limits import RequestLimits
 from mie.engine.constraint import Constraints, check_constraint, structure_of
 from mie.engine.engine import Engine
 from mie.errors import ConfigError, RequestError, shown

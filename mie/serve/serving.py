@@ -24,11 +24,10 @@ from mie.frontend.outputs import RequestOutput
 from mie.frontend.request_state import PreparedRequest
 from mie.frontend.stream import OutputStream
 from mie.serve.access_log import work_of
-from mie.serve.asgi import facts_of
+from mie.serve.asgi import Pace, facts_of
 from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, api_error, invalid, naming_structure, too_long
 from mie.serve.limits import QueueLimit
-from mie.serve.sse import Pace
 from mie.system.threads import call_in_thread
 from mie.text.pretrained import PretrainedTokenizer
 from mie.version import __version__

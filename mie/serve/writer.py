@@ -13,9 +13,9 @@ from starlette.responses import Response
 
 from mie.config.params.sampling import RequestOutputKind
 from mie.frontend.outputs import CompletionOutput, RequestOutput
+from mie.serve.asgi import EventStream
 from mie.serve.errors import ApiError, refuse_failed, refuse_unfinished
 from mie.serve.serving import Asked, Generation
-from mie.serve.sse import EventStream
 from mie.structured.tools.definitions import ToolCall
 
 

@@ -20,10 +20,10 @@ from mie.serve.anthropic.protocol import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from mie.serve.asgi import json_string
 from mie.serve.body import read
 from mie.serve.errors import ApiError, anthropic_body, invalid
 from mie.serve.serving import Generation, Serving, new_id
-from mie.serve.sse import json_string
 from mie.serve.writer import Part, PartEvent, PartsWriter, json_response, respond
 
 

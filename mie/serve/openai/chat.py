@@ -9,12 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
+from mie.serve.asgi import json_string
 from mie.serve.body import Body, read
 from mie.serve.errors import invalid, unsupported
 from mie.serve.openai.chunks import Choice, ChunkWriter, generation_params
 from mie.serve.openai.protocol import ChatCompletionRequest, TemplateFields
 from mie.serve.serving import Generation, Serving, new_id
-from mie.serve.sse import json_string
 from mie.serve.writer import respond
 from mie.structured.tools.parser import JsonEnd
 

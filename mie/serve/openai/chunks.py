@@ -13,12 +13,12 @@ from mie.config.params.sampling import SamplingParams
 from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import ConfigError
 from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
+from mie.serve.asgi import DONE, json_string
 from mie.serve.errors import ApiError, body_of, invalid
 from mie.serve.openai.formats import JsonObjectFormat, JsonSchemaFormat, NamedSchema
 from mie.serve.openai.logprobs import LogprobWriter, TextOffsets
 from mie.serve.openai.protocol import GenerationBody
 from mie.serve.serving import Asked, Generation
-from mie.serve.sse import DONE, json_string
 from mie.serve.writer import Parts, Writer
 
 

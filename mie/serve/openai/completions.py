@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
+from mie.serve.asgi import json_string
 from mie.serve.body import read
 from mie.serve.openai.chunks import Choice, ChunkWriter, generation_params
 from mie.serve.openai.protocol import CompletionRequest
 from mie.serve.serving import Generation, new_id
-from mie.serve.sse import json_string
 from mie.serve.writer import respond
 
 
