@@ -133,10 +133,10 @@ def randomize(model: torch.nn.Module) -> None:
         noise = torch.randn_like(parameter)
         if "norm" in name:
             parameter.copy_(around + 0.2 * noise)
-        elif name.endswith(".bias"):
+        elif name.endswith("bias"):
             parameter.copy_(0.3 * noise)
         else:
-            parameter.copy_(noise * gain(name) / parameter.shape[1] ** 0.5)
+            parameter.copy_(noise * gain(name) / parameter.shape[-1] ** 0.5)
 
 
 def gain(name: str) -> float:
@@ -203,7 +203,11 @@ def load(directory: Path, **changes: Any) -> Any:
         values = config.to_dict() | changes
         config = type(config)(**values)
     return AutoModelForCausalLM.from_pretrained(
-        directory, config=config, dtype=torch.float32, attn_implementation="eager"
+        directory,
+        config=config,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        experts_implementation="eager",
     ).eval()
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mie.checkpoint.experts import Experts, read_experts
 from mie.checkpoint.families import FAMILIES, Names, QkNorm
 from mie.checkpoint.gguf.config import hf_config
 from mie.checkpoint.gguf.header import read_gguf
@@ -40,6 +41,7 @@ from mie.system.files import read_json_object
 __all__ = ["FAMILIES", "ModelConfig", "RopeConfig"]
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+_IN_ALL_LAYERS = ("none", "all", "all switched")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,7 @@ class ModelConfig:
     embedding_scale: float
     residual_scale: float  # of the outputs that attention and MLP add
     norm_offset: int
+    experts: Experts | None
     names: Names
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
@@ -174,8 +177,17 @@ class ModelConfig:
             "norms after RoPE": self.qk_norm == "rotated head",
             "scaled embeddings": self.embedding_scale != self.residual_scale,
             "soft caps": bool(self.attention_soft_cap or self.logits_soft_cap),
+            "experts": self.experts is not None,
         }
         return tuple(name for name, is_given in given.items() if is_given)
+
+    def has_experts(self, layer: int) -> bool:
+        """Return whether a layer is sparse."""
+        return self.experts is not None and self.experts.layers[layer]
+
+    def has_mlp(self, layer: int) -> bool:
+        """Return whether a layer has an MLP that computes every token."""
+        return self.experts is None or self.experts.are_beside_mlp or not self.experts.layers[layer]
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Return the bytes of keys and values of one token in all layers.
@@ -218,7 +230,9 @@ def _read_config(reader: JsonReader, architecture: str) -> ModelConfig:
         architecture=architecture,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        intermediate_size=reader.integer(inner, maximum=MAX_WIDTH),
+        intermediate_size=reader.integer(
+            inner, minimum=family.defaults.get(inner) != 0, maximum=MAX_WIDTH
+        ),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=_num_kv_heads(reader, num_heads),
@@ -243,6 +257,7 @@ def _read_config(reader: JsonReader, architecture: str) -> ModelConfig:
         embedding_scale=embedding_scale,
         residual_scale=_multiplier(reader, "residual_multiplier"),
         norm_offset=family.norm_offset,
+        experts=read_experts(reader, family, num_layers),
         names=family.names,
         bos_token_id=next(iter(_token_ids(reader, "bos_token_id", vocab_size)), None),
         eos_token_ids=_token_ids(reader, "eos_token_id", vocab_size),
@@ -312,7 +327,7 @@ def _layer_kinds(reader: JsonReader, architecture: str, num_layers: int) -> tupl
     """Return the type of each layer, by ``layer_types`` or by the rule of its family."""
     windows = FAMILIES[architecture].windows
     has_window = reader.values.get("sliding_window") is not None and windows != "none"
-    if windows == "switched":
+    if windows in ("switched", "all switched"):
         has_window = has_window and reader.flag("use_sliding_window", default=False)
     named = reader.texts("layer_types")
     layer_types = tuple(FULL if kind == "attention" else kind for kind in named)
@@ -323,9 +338,9 @@ def _layer_kinds(reader: JsonReader, architecture: str, num_layers: int) -> tupl
         raise reader.error(
             "layer_types", f"must name num_hidden_layers ({num_layers}) layers", len(layer_types)
         )
-    if windows in ("none", "all") and {*layer_types} != {SLIDING if has_window else FULL}:
+    if windows in _IN_ALL_LAYERS and {*layer_types} != {SLIDING if has_window else FULL}:
         # transformers ignores the key in these families, so the author's intention is unclear.
-        supported = [n for n, each in FAMILIES.items() if each.windows not in ("none", "all")]
+        supported = [n for n, each in FAMILIES.items() if each.windows not in _IN_ALL_LAYERS]
         raise UnsupportedModelError(
             f"{reader.source}: layer_types that differ from layer to layer are not supported in "
             f"{architecture}; supported in {', '.join(supported)}"
@@ -343,7 +358,7 @@ def _rule(reader: JsonReader, windows: str, num_layers: int) -> tuple[str, ...]:
     if windows == "switched":
         first = reader.integer("max_window_layers", minimum=0, maximum=MAX_WIDTH)
         return tuple(SLIDING if layer >= first else FULL for layer in range(num_layers))
-    if windows == "all" or reader.values.get("sliding_window_pattern") is None:
+    if windows in _IN_ALL_LAYERS or reader.values.get("sliding_window_pattern") is None:
         return (SLIDING,) * num_layers
     pattern = reader.values["sliding_window_pattern"]  # EXAONE 4 writes "LLLG" for 4
     every = len(pattern) if isinstance(pattern, str) else None

@@ -25,6 +25,10 @@ class Names:
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     """Two matrices, or one that holds their rows in this order."""
     down: str = "mlp.down_proj"
+    router: str = "mlp.gate"
+    expert_gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
+    """Like `gate_up`, with the number of the expert. A file may stack the matrices of all."""
+    expert_down: str = "mlp.experts.{}.down_proj"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +44,12 @@ class Family:
 
     A key that is present and null means "none", so they are merged under the file's own keys.
     """
-    windows: Literal["none", "all", "switched", "pattern"] = "none"
+    windows: Literal["none", "all", "all switched", "switched", "pattern"] = "none"
     """Which layers have the ``sliding_window`` if ``layer_types`` does not say.
 
     "all" and "none" ignore ``layer_types``. "switched" needs ``use_sliding_window``, and begins at
-    ``max_window_layers``. In "pattern" every ``sliding_window_pattern``-th layer has none.
+    ``max_window_layers``, and "all switched" at the first layer. In "pattern" every
+    ``sliding_window_pattern``-th layer has none.
     """
     implements: tuple[str, ...] = ()
     """The keys of `mie.checkpoint.refusals` that are not refused in this family."""
@@ -66,6 +71,8 @@ class Family:
     """
     norm_offset: int = 0
     """Added to the weights of all norms."""
+    expert_size: str | None = None
+    """The key of the intermediate size of its experts, or None if it has none."""
     scales_embeddings: bool = False
     """Whether embeddings are multiplied by the square root of the hidden size."""
     names: Names = field(default_factory=Names)
@@ -119,6 +126,8 @@ _GLM: Mapping[str, Any] = {
     "attention_bias": True,
     "eos_token_id": [151329, 151336, 151338],
 }
+_GRANITE_MOE: Mapping[str, Any] = {**_GRANITE, "num_local_experts": 8, "num_experts_per_tok": 2}
+_EXPERT_KEYS = ("num_experts", "num_local_experts")
 _MINISTRAL3_ROPE: Mapping[str, Any] = {
     "rope_type": "yarn",
     "rope_theta": 1e6,
@@ -132,6 +141,13 @@ _MINISTRAL3_ROPE: Mapping[str, Any] = {
 }
 
 _FUSED_MLP = ("mlp.gate_up_proj",)
+_GRANITE_EXPERTS = Names(
+    gate_up=("shared_mlp.input_linear",),
+    down="shared_mlp.output_linear",
+    router="block_sparse_moe.router.layer",
+    expert_gate_up=("block_sparse_moe.input_linear.{}",),
+    expert_down="block_sparse_moe.output_linear.{}",
+)
 _NORMS_AFTER = Names(
     attention_norm=None,
     attention_post_norm="post_attention_layernorm",
@@ -379,6 +395,74 @@ FAMILIES: Mapping[str, Family] = {
         },
         implements=("attention_bias", "mlp_bias"),
         o_bias_key="attention_out_bias",
+    ),
+    "MixtralForCausalLM": Family(
+        title="Mixtral",
+        model_type="mixtral",
+        defaults={
+            **_MISTRAL,
+            "sliding_window": None,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        },
+        windows="all",
+        implements=_EXPERT_KEYS,
+        expert_size="intermediate_size",
+        names=Names(
+            router="block_sparse_moe.gate",
+            expert_gate_up=("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
+            expert_down="block_sparse_moe.experts.{}.w2",
+        ),
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        title="Qwen3, sparse",
+        model_type="qwen3_moe",
+        defaults={
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "sliding_window": 4096,
+            "moe_intermediate_size": 768,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": False,
+        },
+        windows="all switched",
+        implements=("attention_bias", "moe_intermediate_size", *_EXPERT_KEYS),
+        qk_norm="head",
+        expert_size="moe_intermediate_size",
+    ),
+    "OlmoeForCausalLM": Family(
+        title="OLMoE",
+        model_type="olmoe",
+        defaults={
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": 50279,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": False,
+        },
+        implements=("attention_bias", *_EXPERT_KEYS),
+        qk_norm="projection",
+        expert_size="intermediate_size",
+    ),
+    "GraniteMoeForCausalLM": Family(
+        title="Granite 3, sparse",
+        model_type="granitemoe",
+        defaults=_GRANITE_MOE,
+        implements=("attention_bias", *_MULTIPLIERS, *_EXPERT_KEYS),
+        expert_size="intermediate_size",
+        names=_GRANITE_EXPERTS,
+    ),
+    "GraniteMoeSharedForCausalLM": Family(
+        title="Granite, sparse with a shared expert",
+        model_type="granitemoeshared",
+        defaults={**_GRANITE_MOE, "shared_intermediate_size": 0},
+        implements=("attention_bias", *_MULTIPLIERS, *_EXPERT_KEYS),
+        expert_size="intermediate_size",
+        names=_GRANITE_EXPERTS,
     ),
 }
 """The supported families by the name in ``architectures``."""

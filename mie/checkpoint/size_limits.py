@@ -29,6 +29,9 @@ MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20
 """Hidden and intermediate sizes, numbers of heads, and their size. Llama 3.1 405B has 53,248."""
 
+MAX_EXPERTS, MAX_EXPERTS_OF_MODEL = 1024, 1 << 15
+"""Number of experts of a layer, and of all layers. Qwen3-235B has 128 and 12,032."""
+
 MAX_VOCABULARY = 1 << 24
 """Rows of the embedding. Gemma has 262,144."""
 

@@ -17,9 +17,9 @@ def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
     embeddings there is no ``lm_head.weight``: the output matrix is ``model.embed_tokens.weight``.
     """
     hidden, vocab = config.hidden_size, config.vocab_size
-    of_layer = _layer_tensors(config)
     tensors: dict[str, Shape] = {"model.embed_tokens.weight": (vocab, hidden)}
     for layer in range(config.num_layers):
+        of_layer = _layer_tensors(config, layer)
         tensors |= {f"model.layers.{layer}.{name}": shape for name, shape in of_layer.items()}
     tensors["model.norm.weight"] = (hidden,)
     if not config.tie_word_embeddings:
@@ -32,8 +32,8 @@ def num_parameters(config: ModelConfig) -> int:
     return sum(math.prod(shape) for shape in expected_tensors(config).values())
 
 
-def _layer_tensors(config: ModelConfig) -> dict[str, Shape]:
-    hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+def _layer_tensors(config: ModelConfig, layer: int) -> dict[str, Shape]:
+    hidden, head_dim = config.hidden_size, config.head_dim
     queries, keys = config.num_heads * head_dim, config.num_kv_heads * head_dim
     names = config.names
     vectors: dict[str | None, int] = {
@@ -50,9 +50,28 @@ def _layer_tensors(config: ModelConfig) -> dict[str, Shape]:
         **_parts(names.qkv, (queries, keys, keys), hidden, config.qkv_bias),
         **_linear("self_attn.o_proj", hidden, queries, config.o_bias),
         **{f"{name}.weight": (size,) for name, size in vectors.items() if name is not None},
+        **(_mlp(config) if config.has_mlp(layer) else {}),
+        **(_experts(config) if config.has_experts(layer) else {}),
+    }
+
+
+def _mlp(config: ModelConfig) -> dict[str, Shape]:
+    names, hidden, inner = config.names, config.hidden_size, config.intermediate_size
+    return {
         **_parts(names.gate_up, (inner, inner), hidden, config.mlp_bias),
         **_linear(names.down, hidden, inner, config.mlp_bias),
     }
+
+
+def _experts(config: ModelConfig) -> dict[str, Shape]:
+    assert config.experts is not None
+    names, hidden, inner = config.names, config.hidden_size, config.experts.size
+    tensors = _linear(names.router, config.experts.number, hidden, False)
+    for expert in range(config.experts.number):
+        gate_up = [name.format(expert) for name in names.expert_gate_up]
+        tensors |= _parts(gate_up, (inner, inner), hidden, False)
+        tensors |= _linear(names.expert_down.format(expert), hidden, inner, False)
+    return tensors
 
 
 def _parts(

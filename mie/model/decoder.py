@@ -9,7 +9,7 @@ from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.rope import RopeConfig
 from mie.checkpoint.weights import Checkpoint
 from mie.model.rope import rope_inv_freq
-from mie.model.weights import Loader
+from mie.model.weights import Layer, Loader
 from mie.ops.backend import Array, Backend, StepBatch
 
 
@@ -75,7 +75,7 @@ class Decoder:
     def forward(self, batch: StepBatch, kv_cache: Array) -> Array:
         """Return the logits [R, V] of a step's wanted rows, and store its keys and values."""
         backend, config, eps = self.backend, self.config, self._eps
-        cap, activation = config.attention_soft_cap, config.activation
+        cap = config.attention_soft_cap
         scale = config.embedding_scale / config.residual_scale
         x = backend.embed(batch.token_ids, self._embedding, scale)
         for index, layer in enumerate(self._layers):
@@ -85,12 +85,26 @@ class Decoder:
             attended = backend.paged_attention(q, kv_cache, index, batch, layer.window, cap)
             attended = attended.reshape(len(q), -1)
             x = self._add(x, attended, layer.attention_out, layer.attention_post_norm)
-            h = backend.norm_gate_up(x, layer.mlp_norm, eps, layer.gate_up, activation)
-            x = self._add(x, h, layer.down, layer.mlp_post_norm)
+            x = self._mlp(x, layer)
         x = backend.take_rows(x, batch.logits_rows)
         logits = backend.norm_linear(x, self._norm, eps, self._head)
         cap = config.logits_soft_cap
         return logits if cap is None else backend.soft_cap(logits, cap)
+
+    def _mlp(self, x: Array, layer: Layer) -> Array:
+        """Add the results of the MLP, or of experts and of an MLP beside them, if there is one."""
+        backend, eps, activation = self.backend, self._eps, self.config.activation
+        w = layer.experts
+        if w is None:
+            h = backend.norm_gate_up(x, layer.mlp_norm, eps, layer.gate_up, activation)
+            return self._add(x, h, layer.down, layer.mlp_post_norm)
+        h = backend.rms_norm(x, layer.mlp_norm, eps)
+        routed = backend.route(backend.linear(h, w.router), w.num_chosen, w.is_normalised)
+        if layer.gate_up is not None:
+            x = self._add(
+                x, backend.norm_gate_up(h, None, eps, layer.gate_up, activation), layer.down, None
+            )
+        return backend.experts(h, routed, w, residual=x)
 
     def _add(self, x: Array, h: Array, weight: Array, norm: Array | None) -> Array:
         """Multiply the result of a block, normalise it if there is a norm, and add it to x."""

@@ -39,6 +39,7 @@ OPTIONS = (
     "norms after RoPE",
     "scaled embeddings",
     "soft caps",
+    "experts",
 )
 """The options of operators that only some families need, by name."""
 
@@ -105,15 +106,22 @@ class StepSize:
     """Tokens of the longest sequence."""
     hidden_size: int
     intermediate_size: int
+    """Of the widest MLP, or 0."""
     vocab_size: int
     num_heads: int
     cache: KVCacheShape
+    num_chosen: int = 0
+    """Experts of a token."""
+    expert_size: int = 0
+    """The intermediate size of an expert."""
 
     @property
     def num_results(self) -> int:
         """The number of results that live at once in a layer's widest part, and the logits."""
         attention = 2 * (self.num_heads + self.cache.num_kv_heads) * self.cache.head_dim
-        widest = 2 * self.hidden_size + max(attention, 3 * self.intermediate_size)
+        experts = self.num_chosen * (2 * self.hidden_size + self.expert_size)
+        experts += 3 * self.expert_size * (self.num_chosen > 0)
+        widest = 2 * self.hidden_size + max(attention, 3 * self.intermediate_size, experts)
         return self.num_tokens * widest + self.num_seqs * self.vocab_size
 
 
@@ -147,6 +155,19 @@ class HeadWeights:
     eps: float  # of the norms
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ExpertWeights:
+    """A layer's experts, in the backend's layout. E is their number, and k that of a token."""
+
+    router: Array  # D inputs, E outputs
+    gate_up: Array  # of `Backend.load_experts`: D inputs, 2 F outputs
+    down: Array  # of `Backend.load_experts`: F inputs, D outputs
+    number: int
+    num_chosen: int
+    is_normalised: bool  # whether the weights of a token's experts sum to 1
+    activation: Activation
+
+
 class ComposedOperators(Protocol):
     """Several operators in one call, defined by single ones. A backend may compute them at once."""
 
@@ -173,6 +194,10 @@ class ComposedOperators(Protocol):
     ) -> Array:
         """Normalise unless ``norm`` is None, multiply, then activate, as [T, F]."""
         gate_up = self.norm_linear(x, norm, eps, weight)
+        return self.activate(gate_up, activation)
+
+    def activate(self: "Backend", gate_up: Array, activation: Activation) -> Array:
+        """Apply a gated activation, as [T, F]."""
         return self.silu_mul(gate_up) if activation == "silu" else self.gelu_mul(gate_up)
 
     def norm_heads(
@@ -263,6 +288,10 @@ class Backend(ComposedOperators, Protocol):
     def tie_linear(self, embedding: Array) -> Array:
         """Return the output head [D, V] that shares the memory of a loaded embedding."""
 
+    def load_experts(self, matrices: Sequence[Array]) -> Array:
+        """Return the matrices of a layer's experts, of `load_linear`, as one weight."""
+        return self.refuse("experts")
+
     def load_rope(
         self, inv_freq: NDArray[np.float64], scaling: FloatOrFloats, num_positions: int
     ) -> Array:
@@ -326,6 +355,17 @@ class Backend(ComposedOperators, Protocol):
     def gelu_mul(self, gate_up: Array) -> Array:
         """Apply Gemma's gated activation, as [T, F]: `ops.activation.gelu_mul`."""
         return self.refuse("GELU")
+
+    def route(self, logits: Array, num_chosen: int, is_normalised: bool) -> Array:
+        """Choose experts by the router's logits, as [T, 2, k]: `ops.experts.route`."""
+        return self.refuse("experts")
+
+    def experts(self, x: Array, routed: Array, weights: ExpertWeights, residual: Array) -> Array:
+        """Add the weighted results of each token's experts to the residual [T, D].
+
+        x [T, D] is normalised: `ops.experts.experts`.
+        """
+        return self.refuse("experts")
 
     def soft_cap(self, x: Array, cap: float) -> Array:
         """Bound the logits [R, V]: `ops.activation.soft_cap`."""
