@@ -3,82 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-QkNorm = Literal["head", "projection", "rotated head"]
+from mie.checkpoint.family import BOS_AND_EOS, MULTIPLIERS, Family, Names, QkNorm
+from mie.checkpoint.sparse_families import SPARSE_FAMILIES
 
+__all__ = ["FAMILIES", "Family", "Names", "QkNorm"]
 
-@dataclass(frozen=True, kw_only=True)
-class Names:
-    """The names of a layer's tensors, without ".weight". A norm that is None does not exist."""
-
-    attention_norm: str | None = "input_layernorm"
-    attention_post_norm: str | None = None
-    """Normalises the result of attention, before it is added to the hidden states."""
-    mlp_norm: str | None = "post_attention_layernorm"
-    mlp_post_norm: str | None = None
-    q_norm: str = "self_attn.q_norm"
-    k_norm: str = "self_attn.k_norm"
-    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    """Three matrices, or one that holds their rows in this order."""
-    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
-    """Two matrices, or one that holds their rows in this order."""
-    down: str = "mlp.down_proj"
-    router: str = "mlp.gate"
-    expert_gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
-    """Like `gate_up`, with the number of the expert. A file may stack the matrices of all."""
-    expert_down: str = "mlp.experts.{}.down_proj"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """The flags of a family that its ``config.json`` does not state."""
-
-    title: str
-    """Its models' name."""
-    model_type: str
-    """Its ``model_type``, or for a part of another model the one in ``text_config``."""
-    defaults: Mapping[str, Any]
-    """The defaults of transformers' configuration class for absent keys.
-
-    A key that is present and null means "none", so they are merged under the file's own keys.
-    """
-    windows: Literal["none", "all", "all switched", "switched", "pattern"] = "none"
-    """Which layers have the ``sliding_window`` if ``layer_types`` does not say.
-
-    "all" and "none" ignore ``layer_types``. "switched" needs ``use_sliding_window``, and begins at
-    ``max_window_layers``, and "all switched" at the first layer. In "pattern" every
-    ``sliding_window_pattern``-th layer has none.
-    """
-    implements: tuple[str, ...] = ()
-    """The keys of `mie.checkpoint.refusals` that are not refused in this family."""
-    always_qkv_bias: bool = False
-    """Whether queries, keys and values have biases, whether the file says so or not."""
-    o_bias_key: str | None = "attention_bias"
-    """The flag for a bias of attention's output, or None if it never has one."""
-    qk_norm: QkNorm | None = None
-    """The norms of queries and keys: of each head, before or after RoPE, or of all heads."""
-    rope_by_type: bool = False
-    """Whether ``rope_scaling`` is for full attention, and ``rope_parameters`` by layer type."""
-    rope_is_interleaved: bool = False
-    """Whether RoPE turns channels 2i and 2i + 1, and not i and i + Dh/2."""
-    rope_layers: Literal["all", "listed", "sliding", "switched"] = "all"
-    """Which layers have RoPE.
-
-    "listed" is ``no_rope_layers``, "sliding" is those with a window, if there are any, and
-    "switched" is all or none by ``position_embedding_type``.
-    """
-    norm_offset: int = 0
-    """Added to the weights of all norms."""
-    expert_size: str | None = None
-    """The key of the intermediate size of its experts, or None if it has none."""
-    scales_embeddings: bool = False
-    """Whether embeddings are multiplied by the square root of the hidden size."""
-    names: Names = field(default_factory=Names)
-
-
-_BOS_AND_EOS: Mapping[str, Any] = {"bos_token_id": 1, "eos_token_id": 2}
 _QWEN2: Mapping[str, Any] = {
     "num_key_value_heads": 32,
     "max_position_embeddings": 32768,
@@ -89,15 +20,9 @@ _MISTRAL: Mapping[str, Any] = {
     "num_key_value_heads": 8,
     "max_position_embeddings": 131072,
     "sliding_window": 4096,
-    **_BOS_AND_EOS,
+    **BOS_AND_EOS,
 }
-_MULTIPLIERS = {
-    "attention_multiplier": 1.0,
-    "embedding_multiplier": 1.0,
-    "residual_multiplier": 1.0,
-    "logits_scaling": 1.0,
-}
-_GRANITE: Mapping[str, Any] = {"max_position_embeddings": 2048, **_BOS_AND_EOS, **_MULTIPLIERS}
+_GRANITE: Mapping[str, Any] = {"max_position_embeddings": 2048, **BOS_AND_EOS, **MULTIPLIERS}
 _OLMO2: Mapping[str, Any] = {
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,
@@ -126,8 +51,6 @@ _GLM: Mapping[str, Any] = {
     "attention_bias": True,
     "eos_token_id": [151329, 151336, 151338],
 }
-_GRANITE_MOE: Mapping[str, Any] = {**_GRANITE, "num_local_experts": 8, "num_experts_per_tok": 2}
-_EXPERT_KEYS = ("num_experts", "num_local_experts")
 _MINISTRAL3_ROPE: Mapping[str, Any] = {
     "rope_type": "yarn",
     "rope_theta": 1e6,
@@ -141,13 +64,6 @@ _MINISTRAL3_ROPE: Mapping[str, Any] = {
 }
 
 _FUSED_MLP = ("mlp.gate_up_proj",)
-_GRANITE_EXPERTS = Names(
-    gate_up=("shared_mlp.input_linear",),
-    down="shared_mlp.output_linear",
-    router="block_sparse_moe.router.layer",
-    expert_gate_up=("block_sparse_moe.input_linear.{}",),
-    expert_down="block_sparse_moe.output_linear.{}",
-)
 _NORMS_AFTER = Names(
     attention_norm=None,
     attention_post_norm="post_attention_layernorm",
@@ -164,7 +80,7 @@ FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": Family(
         title="Llama, TinyLlama, SmolLM, Falcon 3, Yi",
         model_type="llama",
-        defaults={"max_position_embeddings": 2048, **_BOS_AND_EOS},
+        defaults={"max_position_embeddings": 2048, **BOS_AND_EOS},
         implements=("attention_bias", "mlp_bias"),
     ),
     "MistralForCausalLM": Family(
@@ -224,7 +140,7 @@ FAMILIES: Mapping[str, Family] = {
         title="Granite 3",
         model_type="granite",
         defaults=_GRANITE,
-        implements=("attention_bias", "mlp_bias", *_MULTIPLIERS),
+        implements=("attention_bias", "mlp_bias", *MULTIPLIERS),
     ),
     "GraniteMoeHybridForCausalLM": Family(
         title="Granite 4, dense",
@@ -235,7 +151,7 @@ FAMILIES: Mapping[str, Family] = {
             "shared_intermediate_size": 1024,
             "layer_types": ["linear_attention"],
         },
-        implements=("attention_bias", *_MULTIPLIERS),
+        implements=("attention_bias", *MULTIPLIERS),
         rope_layers="switched",
         names=Names(gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear"),
     ),
@@ -369,7 +285,7 @@ FAMILIES: Mapping[str, Family] = {
             "rms_norm_eps": 1e-5,
             "rope_theta": 500000.0,
             "tie_word_embeddings": True,
-            **_BOS_AND_EOS,
+            **BOS_AND_EOS,
         },
         implements=("use_bias",),
         rope_is_interleaved=True,
@@ -377,7 +293,7 @@ FAMILIES: Mapping[str, Family] = {
     "HunYuanDenseV1ForCausalLM": Family(
         title="Hunyuan, dense",
         model_type="hunyuan_v1_dense",
-        defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, **_BOS_AND_EOS},
+        defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, **BOS_AND_EOS},
         implements=("attention_bias", "alpha"),
         qk_norm="rotated head",
         names=Names(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm"),
@@ -396,73 +312,6 @@ FAMILIES: Mapping[str, Family] = {
         implements=("attention_bias", "mlp_bias"),
         o_bias_key="attention_out_bias",
     ),
-    "MixtralForCausalLM": Family(
-        title="Mixtral",
-        model_type="mixtral",
-        defaults={
-            **_MISTRAL,
-            "sliding_window": None,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 1e6,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-        },
-        windows="all",
-        implements=_EXPERT_KEYS,
-        expert_size="intermediate_size",
-        names=Names(
-            router="block_sparse_moe.gate",
-            expert_gate_up=("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
-            expert_down="block_sparse_moe.experts.{}.w2",
-        ),
-    ),
-    "Qwen3MoeForCausalLM": Family(
-        title="Qwen3, sparse",
-        model_type="qwen3_moe",
-        defaults={
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 32768,
-            "sliding_window": 4096,
-            "moe_intermediate_size": 768,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "norm_topk_prob": False,
-        },
-        windows="all switched",
-        implements=("attention_bias", "moe_intermediate_size", *_EXPERT_KEYS),
-        qk_norm="head",
-        expert_size="moe_intermediate_size",
-    ),
-    "OlmoeForCausalLM": Family(
-        title="OLMoE",
-        model_type="olmoe",
-        defaults={
-            "max_position_embeddings": 4096,
-            "rms_norm_eps": 1e-5,
-            "eos_token_id": 50279,
-            "num_experts": 64,
-            "num_experts_per_tok": 8,
-            "norm_topk_prob": False,
-        },
-        implements=("attention_bias", *_EXPERT_KEYS),
-        qk_norm="projection",
-        expert_size="intermediate_size",
-    ),
-    "GraniteMoeForCausalLM": Family(
-        title="Granite 3, sparse",
-        model_type="granitemoe",
-        defaults=_GRANITE_MOE,
-        implements=("attention_bias", *_MULTIPLIERS, *_EXPERT_KEYS),
-        expert_size="intermediate_size",
-        names=_GRANITE_EXPERTS,
-    ),
-    "GraniteMoeSharedForCausalLM": Family(
-        title="Granite, sparse with a shared expert",
-        model_type="granitemoeshared",
-        defaults={**_GRANITE_MOE, "shared_intermediate_size": 0},
-        implements=("attention_bias", *_MULTIPLIERS, *_EXPERT_KEYS),
-        expert_size="intermediate_size",
-        names=_GRANITE_EXPERTS,
-    ),
+    **SPARSE_FAMILIES,
 }
 """The supported families by the name in ``architectures``."""

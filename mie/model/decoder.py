@@ -99,7 +99,7 @@ class Decoder:
             h = backend.norm_gate_up(x, layer.mlp_norm, eps, layer.gate_up, activation)
             return self._add(x, h, layer.down, layer.mlp_post_norm)
         h = backend.rms_norm(x, layer.mlp_norm, eps)
-        routed = backend.route(backend.linear(h, w.router), w.num_chosen, w.is_normalised)
+        routed = backend.route(h, w)
         if layer.gate_up is not None:
             x = self._add(
                 x, backend.norm_gate_up(h, None, eps, layer.gate_up, activation), layer.down, None

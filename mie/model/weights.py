@@ -13,7 +13,8 @@ from mie.checkpoint.tensors import Shape, expected_tensors
 from mie.checkpoint.weights import Checkpoint
 from mie.errors import WeightsError
 from mie.model.rope import rope_channels
-from mie.ops.backend import Array, Backend, ExpertWeights, HeadWeights
+from mie.ops.backend import Array, Backend, HeadWeights
+from mie.ops.expert_operators import ExpertWeights
 from mie.ops.quantised import QuantisedRows, Rows
 
 BLOCK_BYTES = 4 << 20

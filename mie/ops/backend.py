@@ -16,21 +16,20 @@ opaque to the model.
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mie.errors import UnsupportedModelError
 from mie.ops.arrays import Ints
+from mie.ops.expert_operators import Activation, ExpertOperators
 from mie.ops.quantised import Form, Part, Rows
 from mie.ops.rope import FloatOrFloats
 from mie.ops.sampling import RowControls
 
 Array = Any
 """An array of the backend: numpy.ndarray, or an array on the device."""
-
-Activation = Literal["silu", "gelu_tanh"]
 
 OPTIONS = (
     "GELU",
@@ -155,19 +154,6 @@ class HeadWeights:
     eps: float  # of the norms
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ExpertWeights:
-    """A layer's experts, in the backend's layout. E is their number, and k that of a token."""
-
-    router: Array  # D inputs, E outputs
-    gate_up: Array  # of `Backend.load_experts`: D inputs, 2 F outputs
-    down: Array  # of `Backend.load_experts`: F inputs, D outputs
-    number: int
-    num_chosen: int
-    is_normalised: bool  # whether the weights of a token's experts sum to 1
-    activation: Activation
-
-
 class ComposedOperators(Protocol):
     """Several operators in one call, defined by single ones. A backend may compute them at once."""
 
@@ -220,7 +206,7 @@ class ComposedOperators(Protocol):
         return self.rope_write_kv(qkv, rope, kv_cache, layer, batch)
 
 
-class Backend(ComposedOperators, Protocol):
+class Backend(ComposedOperators, ExpertOperators, Protocol):
     """The operations of every backend. The function of `mie.ops` that each names defines it."""
 
     name: str
@@ -288,10 +274,6 @@ class Backend(ComposedOperators, Protocol):
     def tie_linear(self, embedding: Array) -> Array:
         """Return the output head [D, V] that shares the memory of a loaded embedding."""
 
-    def load_experts(self, matrices: Sequence[Array]) -> Array:
-        """Return the matrices of a layer's experts, of `load_linear`, as one weight."""
-        return self.refuse("experts")
-
     def load_rope(
         self, inv_freq: NDArray[np.float64], scaling: FloatOrFloats, num_positions: int
     ) -> Array:
@@ -355,17 +337,6 @@ class Backend(ComposedOperators, Protocol):
     def gelu_mul(self, gate_up: Array) -> Array:
         """Apply Gemma's gated activation, as [T, F]: `ops.activation.gelu_mul`."""
         return self.refuse("GELU")
-
-    def route(self, logits: Array, num_chosen: int, is_normalised: bool) -> Array:
-        """Choose experts by the router's logits, as [T, 2, k]: `ops.experts.route`."""
-        return self.refuse("experts")
-
-    def experts(self, x: Array, routed: Array, weights: ExpertWeights, residual: Array) -> Array:
-        """Add the weighted results of each token's experts to the residual [T, D].
-
-        x [T, D] is normalised: `ops.experts.experts`.
-        """
-        return self.refuse("experts")
 
     def soft_cap(self, x: Array, cap: float) -> Array:
         """Bound the logits [R, V]: `ops.activation.soft_cap`."""

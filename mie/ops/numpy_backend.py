@@ -13,13 +13,13 @@ from mie.ops import activation, attention, experts, kv_cache, linear, norm, rope
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import (
     Backend,
-    ExpertWeights,
     KVCacheShape,
     Memory,
     Progress,
     StepBatch,
     StepSize,
 )
+from mie.ops.expert_operators import ExpertWeights
 from mie.ops.kv_cache import Cache, QuantizedCache
 from mie.ops.packed import PackedMatrix, linear_packed
 from mie.ops.quantised import Form, Part, Rows, only_floats
@@ -231,8 +231,9 @@ class NumpyBackend(Backend):
     def load_experts(self, matrices: Sequence[Any]) -> Any:
         return matrices
 
-    def route(self, logits: Floats, num_chosen: int, is_normalised: bool) -> Floats:
-        return experts.route(logits, num_chosen, is_normalised)
+    def route(self, x: Floats, weights: ExpertWeights) -> Floats:
+        logits = self.linear(x, weights.router)
+        return experts.route(logits, weights.num_chosen, weights.is_normalised)
 
     def experts(
         self, x: Floats, routed: Floats, weights: ExpertWeights, residual: Floats

@@ -18,7 +18,6 @@ from mie.errors import ConfigError, UnsupportedModelError
 from mie.ops import rope
 from mie.ops.backend import (
     OPTIONS,
-    Activation,
     Array,
     Backend,
     HeadWeights,
@@ -28,6 +27,7 @@ from mie.ops.backend import (
     StepBatch,
     StepSize,
 )
+from mie.ops.expert_operators import Activation
 from mie.ops.kv_cache import SCALE_BYTES
 from mie.ops.quantised import Form, Part, refuse_quantised
 from mie.ops.sampling import RowControls

@@ -14,7 +14,7 @@ import numpy as np
 from mie.base.arithmetic import ceil_div
 from mie.errors import UnsupportedModelError
 from mie.ops.arrays import Floats
-from mie.ops.backend import Activation, ExpertWeights
+from mie.ops.expert_operators import Activation, ExpertWeights
 from mie.ops.numpy_backend import NumpyBackend
 from mie.ops_jit import layout
 from mie.ops_jit.kernel_cache import Kernels
@@ -80,11 +80,12 @@ class ExpertOperators(NumpyBackend):
         return ExpertMatrices(matrices)
 
     @operator
-    def route(self, logits: Value, num_chosen: int, is_normalised: bool) -> Value:
+    def route(self, x: Value, weights: ExpertWeights) -> Value:
         """Record `ops.experts.route`."""
-        program, (num_experts,) = self._program, logits.tail
-        out = program.value(NUM_TOKENS, 2, num_chosen)
-        arguments = logits, out, num_experts, num_chosen, int(is_normalised), NUM_TOKENS
+        program, k = self._program, weights.num_chosen
+        logits: Any = self.linear(x, weights.router)  # type: ignore[arg-type]  # records a Value
+        out = program.value(NUM_TOKENS, 2, k)
+        arguments = logits, out, weights.number, k, int(weights.is_normalised), NUM_TOKENS
         program.emit("route", NUM_TOKENS, ROW_TILE, 1, *arguments)
         return out
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from mie.base.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
-from mie.ops.backend import Activation, KVCacheShape, Progress, StepBatch, StepSize
+from mie.ops.backend import KVCacheShape, Progress, StepBatch, StepSize
+from mie.ops.expert_operators import Activation
 from mie.ops.kv_cache import HALVES, LARGEST, SCALE_BYTES
 from mie.ops.linear import check_kept
 from mie.ops.numpy_backend import with_tokens
