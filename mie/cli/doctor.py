@@ -11,7 +11,7 @@ from dataclasses import asdict
 from functools import partial
 
 from mie.cli.declared import Commands, declared
-from mie.cli.diagnosis.diagnosis import BACKENDS, compile_kernels, examine
+from mie.cli.diagnosis.diagnosis import BACKENDS, compile_for_gpu, compile_kernels, examine
 from mie.cli.diagnosis.machine import Machine
 from mie.cli.diagnosis.survey import Check
 from mie.errors import ConfigError
@@ -37,13 +37,13 @@ def run(args: argparse.Namespace, machine: Machine | None = None) -> int:
     It is 1 if the requested backend does not work, else 0.
 
     Raises:
-        ConfigError: kernels were to be compiled, and backend jit cannot run here.
+        ConfigError: kernels were to be compiled, and the backend cannot run here.
         ModelError: the model whose kernels were to be compiled is wrong.
     """
     if args.model is not None and not args.compile:
         raise ConfigError("--model needs --compile")
     if args.compile:
-        return _compile(args)
+        return _compile_for_gpu(args) if args.backend == "cupy" else _compile(args)
     machine = machine or Machine()
     checks, reasons = examine(
         machine, [args.backend] if args.backend else BACKENDS, partial(_bar, "examining", "check")
@@ -63,6 +63,15 @@ def _compile(args: argparse.Namespace) -> int:
         partial(_bar, "compiling kernels", "kernel"),
         *([] if args.model is None else _dtypes_of(args.model)),
     )
+    print(json.dumps(asdict(compiled), indent=2) if args.json else compiled)
+    return 0 if compiled.is_kept else 1
+
+
+def _compile_for_gpu(args: argparse.Namespace) -> int:
+    """Compile the kernels of a model on backend cupy by loading it, and return the exit code."""
+    if args.model is None:
+        raise ConfigError("--compile --backend cupy needs --model: its kernels follow the model")
+    compiled = compile_for_gpu(args.model)
     print(json.dumps(asdict(compiled), indent=2) if args.json else compiled)
     return 0 if compiled.is_kept else 1
 

@@ -25,7 +25,7 @@ from mie.events import EventLog
 from mie.load.backends import load_backend
 from mie.load.fit import fitting_plan
 from mie.load.quantisation import quantised
-from mie.load.sizing import MemoryPlan, cache_shape
+from mie.load.sizing import MemoryPlan, cache_shape, step_size
 from mie.memory.manager import KVCacheManager
 from mie.model.decoder import Decoder
 from mie.ops.backend import Array, Backend
@@ -93,9 +93,11 @@ def load_engine(
     with plan.guarded():
         scheduler = new_scheduler(config, plan.num_blocks, plan.max_model_len, log, num_host_blocks)
         decoder = _load_decoder(weights, model, machine, num_positions, use_tqdm, kept)
+        kv_cache, host_cache = _new_caches(plan, model, machine)
         model_runner = ModelRunner(
             decoder,
-            *_new_caches(plan, model, machine),
+            kv_cache,
+            host_cache,
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
             max_blocks_per_seq=ceil_div(num_positions, config.block_size),
@@ -103,7 +105,11 @@ def load_engine(
             max_forced_run=config.max_forced_run,
         )
     about = {"desc": "compiling kernels", "unit": "kernel"}
-    machine.prepare(lambda number: _progress_bar(use_tqdm, total=number, **about))
+    machine.prepare(
+        lambda number: _progress_bar(use_tqdm, total=number, **about),
+        partial(decoder.forward, kv_cache=kv_cache),
+        step_size(config, model, num_positions),
+    )
     runner: Runner = model_runner
     if config.async_scheduling:
         runner = OverlappingRunner(model_runner, scheduler.ahead)

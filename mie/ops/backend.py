@@ -285,10 +285,13 @@ class Backend(ComposedOperators, ExpertOperators, Protocol):
     def new_host_cache(self, shape: KVCacheShape) -> Array:
         """Allocate host memory for blocks that are swapped out of a KV cache."""
 
-    def prepare(self, progress: Progress) -> None:
+    def prepare(
+        self, progress: Progress, forward: Callable[[StepBatch], Array], size: StepSize
+    ) -> None:
         """Compile the code of steps, once weights and cache are loaded.
 
-        ``progress`` is called if there is something to compile.
+        ``progress`` is called if there is something to compile. ``forward`` is that of `run_step`,
+        whose steps are at most of this size.
         """
 
     # Operators, in the order of a layer.

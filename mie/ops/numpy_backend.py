@@ -139,7 +139,9 @@ class NumpyBackend(Backend):
     def new_host_cache(self, shape: KVCacheShape) -> Cache:
         return self.new_kv_cache(shape)  # a second arena, because the host is the device
 
-    def prepare(self, progress: Progress) -> None:
+    def prepare(
+        self, progress: Progress, forward: Callable[[StepBatch], Any], size: StepSize
+    ) -> None:
         """Do nothing: nothing is compiled."""
 
     def embed(

@@ -173,7 +173,9 @@ class JitBackend(ExpertOperators):
     def new_kv_cache(self, shape: KVCacheShape) -> JitCache:  # type: ignore[override]  # as above
         return JitCache.new(shape, self.kv_dtype)
 
-    def prepare(self, progress: Progress) -> None:
+    def prepare(
+        self, progress: Progress, forward: Callable[[StepBatch], Any], size: StepSize
+    ) -> None:
         names = kernel_names(self._formats, [self.kv_dtype.name])
         self._kernels.prepare(names, progress)
 

@@ -130,7 +130,7 @@ def test_a_step_launches_what_is_predicted(tmp_path: Path):
     is_step = False
 
     def counting(backend: Any) -> Any:
-        launcher, gemm = backend._launcher, backend._gemm
+        launcher, gemm = backend.launcher, backend._gemm
         kernel_of, matmul = launcher.kernel, gemm.matmul
 
         def kernel(file: str, name: str, options: tuple[str, ...] = ()) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mie.cli.diagnosis.cpu import CPU_CHECKS
@@ -88,5 +89,29 @@ def compile_kernels(
         num_present=len(names) - num_compiled,
         seconds=seconds,
         folder=folder,
+        is_kept=is_kept,
+    )
+
+
+def compile_for_gpu(model: str) -> Compiled:
+    """Compile the kernels of a model for this machine's GPU, by loading it.
+
+    Raises:
+        ConfigError: backend cupy cannot run here.
+        ModelError: the model cannot be used.
+    """
+    from mie.llm import LLM
+
+    try:
+        folder, is_kept = open_cache("cubins"), True
+    except CacheError as error:
+        folder, is_kept = Path(str(error)), False
+    began, num_before = time.perf_counter(), len(list(folder.glob("*.cubin")))
+    LLM(model, backend="cupy")
+    return Compiled(
+        num_compiled=len(list(folder.glob("*.cubin"))) - num_before,
+        num_present=num_before,
+        seconds=time.perf_counter() - began,
+        folder=str(folder),
         is_kept=is_kept,
     )
