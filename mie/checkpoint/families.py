@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mie.checkpoint.family import BOS_AND_EOS, MULTIPLIERS, Family, Names, QkNorm
+from mie.checkpoint.family import BOS_AND_EOS, MULTIPLIERS, Family, Names
+from mie.checkpoint.recurrent_families import RECURRENT_FAMILIES
 from mie.checkpoint.sparse_families import SPARSE_FAMILIES
 
-__all__ = ["FAMILIES", "Family", "Names", "QkNorm"]
+__all__ = ["FAMILIES", "Family", "Names"]
 
 _QWEN2: Mapping[str, Any] = {
     "num_key_value_heads": 32,
@@ -141,19 +142,6 @@ FAMILIES: Mapping[str, Family] = {
         model_type="granite",
         defaults=_GRANITE,
         implements=("attention_bias", "mlp_bias", *MULTIPLIERS),
-    ),
-    "GraniteMoeHybridForCausalLM": Family(
-        title="Granite 4, dense",
-        model_type="granitemoehybrid",
-        defaults={
-            **_GRANITE,
-            "num_local_experts": 8,
-            "shared_intermediate_size": 1024,
-            "layer_types": ["linear_attention"],
-        },
-        implements=("attention_bias", *MULTIPLIERS),
-        rope_layers="switched",
-        names=Names(gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear"),
     ),
     "Olmo2ForCausalLM": Family(
         title="OLMo 2",
@@ -313,5 +301,6 @@ FAMILIES: Mapping[str, Family] = {
         o_bias_key="attention_out_bias",
     ),
     **SPARSE_FAMILIES,
+    **RECURRENT_FAMILIES,
 }
 """The supported families by the name in ``architectures``."""

@@ -1,10 +1,12 @@
-"""Define the row of a family: its flags, the defaults of its keys, and its tensors' names."""
+"""Define what distinguishes a family: names of tensors, flags and defaults."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from mie.ops.recurrent_shape import Kind
 
 QkNorm = Literal["head", "projection", "rotated head"]
 
@@ -29,6 +31,43 @@ class Names:
     expert_gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
     """Like `gate_up`, with the number of the expert. A file may stack the matrices of all."""
     expert_down: str = "mlp.experts.{}.down_proj"
+    attention_out: str = "self_attn.o_proj"
+    final_norm: str = "norm"
+    """The norm before the output head."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recurrent:
+    """Layers of a family that keep a state: their kind, and the names of their tensors.
+
+    Matrices that are named more than once hold the rows of several parts, as `layout` says.
+    """
+
+    kind: Kind
+    layer_types: tuple[str, ...]
+    """Their names in ``layer_types``."""
+    mixed: tuple[str, ...]
+    """The matrices that give the inputs of the convolution."""
+    conv: tuple[str, ...]
+    """The convolution, or those of queries, keys and values."""
+    out: str
+    gate: tuple[str, ...] = ()
+    small: tuple[str, ...] = ()
+    """The matrices with one output a head: b and a of the gated delta rule, dt of Mamba 2."""
+    vectors: str = ""
+    """The prefix of ``A_log``, ``dt_bias`` and ``D``."""
+    norm: str | None = None
+    """The norm of the result."""
+    layout: Literal["separate", "joined", "by group"] = "separate"
+    """Whether matrices hold several parts.
+
+    "joined" is gate, mixed and small in one. "by group" is mixed and gate in one, b and a in
+    another, both with the rows of a key head together.
+    """
+    norm_eps: float | None = None
+    """The epsilon of that norm, if it is not the model's."""
+    names: Names | None = None
+    """The other tensors of such a layer, if they are not named as in attention layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +102,11 @@ class Family:
     """Whether ``rope_scaling`` is for full attention, and ``rope_parameters`` by layer type."""
     rope_is_interleaved: bool = False
     """Whether RoPE turns channels 2i and 2i + 1, and not i and i + Dh/2."""
-    rope_layers: Literal["all", "listed", "sliding", "switched"] = "all"
+    rope_layers: Literal["all", "listed", "sliding", "switched", "given"] = "all"
     """Which layers have RoPE.
 
-    "listed" is ``no_rope_layers``, "sliding" is those with a window, if there are any, and
-    "switched" is all or none by ``position_embedding_type``.
+    "listed" is ``no_rope_layers``, "sliding" is those with a window, if there are any, "switched"
+    is all or none by ``position_embedding_type``, and "given" is all if there is a ``rope_theta``.
     """
     norm_offset: int = 0
     """Added to the weights of all norms."""
@@ -75,6 +114,12 @@ class Family:
     """The key of the intermediate size of its experts, or None if it has none."""
     scales_embeddings: bool = False
     """Whether embeddings are multiplied by the square root of the hidden size."""
+    gates_attention: bool = False
+    """Whether queries come with gates, whose sigmoids multiply the results of attention."""
+    recurrent: Recurrent | None = None
+    """The layers that keep a state, if the family has any."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Keys of the file that take precedence over those of a Llama: its own name to Llama's."""
     names: Names = field(default_factory=Names)
 
 
@@ -85,3 +130,4 @@ MULTIPLIERS = {
     "residual_multiplier": 1.0,
     "logits_scaling": 1.0,
 }
+"""Granite's factors, which change nothing by default."""

@@ -31,7 +31,9 @@ _ROPE_LAYERS = {
     "listed": "layers without RoPE",
     "sliding": "full attention without RoPE",
     "switched": "RoPE in all layers or none",
+    "given": "RoPE in all layers or none",
 }
+_RECURRENT = {"conv": "short convolutions", "delta": "gated delta rule", "mamba": "Mamba 2"}
 _KEYS = {
     "attention_bias": "attention biases",
     "mlp_bias": "MLP biases",
@@ -61,14 +63,20 @@ def _sample(name: str, family: Family) -> ModelConfig:
     config = {**_SAMPLE, "architectures": [name]}
     if "embedding_multiplier" in family.implements:
         config["embedding_multiplier"] = 2.0
-    if "layer_types" in family.defaults:
-        config |= {"layer_types": ["full_attention"] * 4, "num_local_experts": 0}
+    if family.recurrent is not None:
+        config["layer_types"] = [*family.recurrent.layer_types[:1] * 3, "full_attention"]
+    if "num_local_experts" in family.defaults and family.expert_size is None:
+        config["num_local_experts"] = 0
     return ModelConfig.from_hf(config)
 
 
 def _features(family: Family) -> Iterator[str]:
     """Yield the features of the family that a plain Llama lacks."""
     names = family.names
+    if family.recurrent is not None:
+        yield _RECURRENT[family.recurrent.kind]
+    if family.gates_attention:
+        yield "gated attention"
     if family.windows in _WINDOWS:
         yield _WINDOWS[family.windows]
     if family.always_qkv_bias:

@@ -22,9 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.errors import UnsupportedModelError
-from mie.ops.arrays import Ints
+from mie.ops.arrays import Bools, Ints
 from mie.ops.expert_operators import Activation, ExpertOperators
 from mie.ops.quantised import Form, Part, Rows
+from mie.ops.recurrent_operators import RecurrentOperators
 from mie.ops.rope import FloatOrFloats
 from mie.ops.sampling import RowControls
 
@@ -39,6 +40,8 @@ OPTIONS = (
     "scaled embeddings",
     "soft caps",
     "experts",
+    "gated attention",
+    "recurrent layers",
 )
 """The options of operators that only some families need, by name."""
 
@@ -70,6 +73,8 @@ class StepBatch:
     num_decodes: int | None = None
     """The first sequences, which decode. The others are chunks, even with one query. None: unknown.
     """
+    slots: Ints | None = None  # [S]   where each sequence's recurrent states are; all differ
+    fresh: Bools | None = None  # [S]  whether its states begin as zeros, whatever the slot holds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +211,7 @@ class ComposedOperators(Protocol):
         return self.rope_write_kv(qkv, rope, kv_cache, layer, batch)
 
 
-class Backend(ComposedOperators, ExpertOperators, Protocol):
+class Backend(ComposedOperators, ExpertOperators, RecurrentOperators, Protocol):
     """The operations of every backend. The function of `mie.ops` that each names defines it."""
 
     name: str
@@ -344,6 +349,10 @@ class Backend(ComposedOperators, ExpertOperators, Protocol):
     def soft_cap(self, x: Array, cap: float) -> Array:
         """Bound the logits [R, V]: `ops.activation.soft_cap`."""
         return self.refuse("soft caps")
+
+    def sigmoid_mul(self, x: Array, gate: Array) -> Array:
+        """Multiply by sigmoid(gate), as [T, K]: `ops.activation.sigmoid`."""
+        return self.refuse("gated attention")
 
     def take_rows(self, x: Array, rows: Array) -> Array:
         """Return x[rows] as [R, D]."""

@@ -63,6 +63,7 @@ class JitBackend(ExpertOperators):
 
     name = "jit"
     dtypes = ("auto", "float32", *HALVES)
+    lacks = ("gated attention", "recurrent layers")
 
     def __init__(
         self,
@@ -122,8 +123,8 @@ class JitBackend(ExpertOperators):
     # Sizes.
 
     def weight_bytes(self, shape: tuple[int, ...], form: Form | None = None) -> int:
-        if len(shape) == 1:
-            return 4 * shape[0]
+        if len(shape) != 2:
+            return 4 * math.prod(shape)
         num_rows, num_columns = shape
         if form is not None and self._weight_dtype != "float32":
             return form.num_bytes(padded_rows(num_rows), num_columns)

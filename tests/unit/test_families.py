@@ -46,6 +46,8 @@ def shrunk(config: dict[str, Any]) -> dict[str, Any]:
         if config.get(key):
             small |= {key: 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
     small = {key: value for key, value in small.items() if key[:4] != "moe_" or key in config}
+    if "mamba_n_heads" in config:
+        small |= {"mamba_n_heads": 4, "mamba_d_head": 32, "shared_intermediate_size": 64}
     if config.get("sliding_window"):
         small["sliding_window"] = 4
     for key in ("layer_types", "no_rope_layers"):
