@@ -91,6 +91,7 @@ NOT_IN_LLAMA_CPP = {
     **dict.fromkeys(("qwen2_yarn_mscale", "qwen3_yarn_attention_factor"), "factors of YaRN"),
     "mistral_window": "windows",
     "ernie45_interleaved": "biases",
+    **dict.fromkeys(("granite4_mamba", "lfm2_short_convs", "olmo_hybrid", "qwen35_delta"), "state"),
     "glm_interleaved": "heads that are wider than the hidden size divided by their number",
 }
 """The golden models that llama.cpp runs otherwise or not at all, and the reason."""

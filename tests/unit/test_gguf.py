@@ -15,6 +15,7 @@ import tiny_models
 from mie import LLM, SamplingParams
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.generation import GenerationConfig
+from mie.checkpoint.gguf.architectures import ARCHITECTURES
 from mie.checkpoint.gguf.blocks import FORMS, decode
 from mie.checkpoint.gguf.header import BLOCKS, read_gguf
 from mie.checkpoint.locate import BUNDLED_DIRECTORY, locate_model
@@ -32,8 +33,8 @@ MODELS = TESTS / "golden/models"
 NOT_IN_GGUF = (
     *("qwen2_windows", "qwen3_layer_types"),  # windows of Qwen
     *("qwen2_yarn_mscale", "qwen3_yarn_attention_factor"),
-    "ministral_windows",
     "ernie45_interleaved",  # biases
+    "granite4_mamba",
 )
 LOST_IN_GGUF: dict[str, dict[str, Any]] = {
     "gemma2_soft_caps": {"query_pre_attn_scalar": 16},  # the head size, as in llama.cpp
@@ -42,10 +43,12 @@ LOST_IN_GGUF: dict[str, dict[str, Any]] = {
     "smollm3_no_rope": {"no_rope_layers": None},  # every fourth layer, as in llama.cpp
 }
 """Values of golden models that a GGUF file does not hold, and what stands for them."""
+FAMILIES = {"GraniteMoeHybridForCausalLM"}.union(*(row.families for row in ARCHITECTURES.values()))
 NAMES = [
     path.parent.name
     for path in sorted(MODELS.glob("*/config.json"))
-    if path.parent.name not in NOT_IN_GGUF
+    if json.loads(path.read_text())["architectures"][0] in FAMILIES
+    and path.parent.name not in NOT_IN_GGUF
 ]
 
 

@@ -26,6 +26,11 @@ class GgufArchitecture:
     names: Mapping[str, str] = field(default_factory=dict)
     """Names of a layer's tensors that stand for other ones than usual."""
 
+    @property
+    def families(self) -> tuple[str, ...]:
+        """The families that files of the architecture may have."""
+        return (self.family, *self.variants.values())
+
 
 _WINDOW = "attention.sliding_window"
 
