@@ -29,7 +29,7 @@ from gpu.predict import CHIPS, decode_step
 from gpu.predictions import PAGE, TABLES, rewritten
 
 from mie.checkpoint.config import ModelConfig
-from mie.cli.sim_cluster import cluster_table
+from mie.cli.sim import cluster_table
 from mie.config.engine import EngineConfig
 from mie.config.params.sampling import SamplingParams
 from mie.load.engine import load_engine
@@ -130,7 +130,7 @@ def test_a_step_launches_what_is_predicted(tmp_path: Path):
     is_step = False
 
     def counting(backend: Any) -> Any:
-        launcher, gemm = backend._launcher, backend._gemm
+        launcher, gemm = backend.launcher, backend._gemm
         kernel_of, matmul = launcher.kernel, gemm.matmul
 
         def kernel(file: str, name: str, options: tuple[str, ...] = ()) -> Any:
