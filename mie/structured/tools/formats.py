@@ -7,8 +7,6 @@ must be JSON between literal tags. Anything else in it is refused by name, becau
 would give wrong calls.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
