@@ -214,6 +214,8 @@ def step_size(config: EngineConfig, model: ModelConfig, max_model_len: int) -> S
         vocab_size=model.vocab_size,
         num_heads=model.num_heads,
         cache=cache_shape(model, 1, config.block_size),
+        gates_attention=model.gates_attention,
+        recurrent=model.recurrent.shape if model.recurrent else None,
     )
 
 

@@ -25,6 +25,7 @@ from mie.errors import UnsupportedModelError
 from mie.ops.arrays import Bools, Ints
 from mie.ops.quantised import Form, Part, Rows
 from mie.ops.recurrent_operators import RecurrentOperators
+from mie.ops.recurrent_shape import RecurrentShape
 from mie.ops.rope import FloatOrFloats
 from mie.ops.sampling import RowControls
 
@@ -113,12 +114,17 @@ class StepSize:
     vocab_size: int
     num_heads: int
     cache: KVCacheShape
+    gates_attention: bool = False
+    recurrent: RecurrentShape | None = None
 
     @property
     def num_results(self) -> int:
         """The number of results that live at once in a layer's widest part, and the logits."""
         attention = 2 * (self.num_heads + self.cache.num_kv_heads) * self.cache.head_dim
-        widest = 2 * self.hidden_size + max(attention, 3 * self.intermediate_size)
+        recurrence = self.recurrent.num_results if self.recurrent else 0
+        if self.gates_attention:
+            attention += self.num_heads * self.cache.head_dim
+        widest = 2 * self.hidden_size + max(attention, 3 * self.intermediate_size, recurrence)
         return self.num_tokens * widest + self.num_seqs * self.vocab_size
 
 

@@ -15,7 +15,7 @@ from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import Activation, KVCacheShape, Progress, StepBatch, StepSize
 from mie.ops.kv_cache import HALVES, LARGEST, SCALE_BYTES
 from mie.ops.linear import check_kept
-from mie.ops.numpy_backend import NumpyBackend, with_tokens
+from mie.ops.numpy_backend import with_tokens
 from mie.ops.quantised import Form, Part, QuantisedRows, Rows, dequantise
 from mie.ops_jit import layout
 from mie.ops_jit.environment import version_of
@@ -32,6 +32,7 @@ from mie.ops_jit.memory import (
     segments_of,
 )
 from mie.ops_jit.program import Program, Value, operator
+from mie.ops_jit.recurrent import KERNELS, JitRecurrent
 from mie.ops_jit.step import StepHeader, attention_scratch, largest_step_bytes
 from mie.ops_jit.team import Team
 from mie.system.resources import available_cpus
@@ -45,7 +46,7 @@ SCRATCH_BYTES = 2 * SUMS_BYTES + layout.WIDE_BYTES
 """Memory of a thread at first, which is enough for products."""
 
 
-class JitBackend(NumpyBackend):
+class JitBackend(JitRecurrent):
     """Computes in float32 with compiled kernels.
 
     ``weight_dtype`` "auto" keeps a checkpoint's matrices as they are, and "float32" widens them at
@@ -62,7 +63,6 @@ class JitBackend(NumpyBackend):
 
     name = "jit"
     dtypes = ("auto", "float32", *HALVES)
-    lacks = ("gated attention", "recurrent layers")
 
     def __init__(
         self,
@@ -90,7 +90,6 @@ class JitBackend(NumpyBackend):
         self._enforce_eager = enforce_eager
         self._kernels = Kernels()
         self._header = StepHeader()
-        self._recording: Program | None = None
         self._recorded: tuple[Callable[[], Any], tuple[Program, Value]] | None = None
         self.num_threads = num_threads or available_cpus()
         self._team = Team(self._kernels, self.num_threads, SCRATCH_BYTES)
@@ -177,7 +176,8 @@ class JitBackend(NumpyBackend):
         self, progress: Progress, forward: Callable[[StepBatch], Any], size: StepSize
     ) -> None:
         names = kernel_names(self._formats, [self.kv_dtype.name])
-        self._kernels.prepare(names, progress)
+        own = KERNELS if self._has_states else ()
+        self._kernels.prepare([*names, *own], progress)
 
     # Operators. The functions of `mie.ops` define them. Arguments of a kernel are in the order that
     # its docstring in `kernels` gives.
@@ -333,12 +333,6 @@ class JitBackend(NumpyBackend):
         self, source: JitCache, target: JitCache, src: Sequence[int], dst: Sequence[int]
     ) -> None:
         move_blocks(source, target, src, dst)
-
-    @property
-    def _program(self) -> Program:
-        """The program that is being recorded."""
-        assert self._recording is not None
-        return self._recording
 
     def _run_now(
         self, append: Callable[..., Value | None], x: Any, *others: Any, **options: Any

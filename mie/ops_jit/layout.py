@@ -6,7 +6,8 @@ from mie.ops.quantised import Form
 NUM_TOKENS, NUM_ROWS, NUM_SEQS, TABLE_WIDTH, NUM_ITEMS, NUM_MERGES = range(6)
 TOKEN_IDS, POSITIONS, SLOTS, STARTS, LENGTHS, TABLES, LOGITS_ROWS = range(6, 13)
 ITEMS, MERGES, PARTIALS = range(13, 16)
-HEADER_WORDS = 16
+STATE_SLOTS, FRESH = range(16, 18)
+HEADER_WORDS = 18
 
 LANES = 16
 """Numbers of a vector, and outputs of a panel."""
@@ -14,6 +15,8 @@ PANELS = 4
 """Panels of a group, which is the widest tile of a product."""
 ROW_TILE = 8
 """Rows of a tile of elementwise work."""
+CHANNELS = 64
+"""Channels of a tile of a convolution."""
 BLOCK_ROWS = 96
 """Rows of a tile of a product."""
 SUMS_BYTES = BLOCK_ROWS * PANELS * LANES * 4
