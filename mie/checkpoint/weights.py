@@ -65,10 +65,12 @@ class Checkpoint:
 
     ``nbytes`` counts the bytes of the expected tensors in their files. ``dtypes`` has the dtype of
     each as safetensors spells it ("F32", "F16", "BF16"). ``ignored`` names the harmless extras.
-    ``forms`` has the form of each quantised matrix. All other tensors are floats.
+    ``forms`` has the form of each quantised matrix. All other tensors are floats. With
+    ``norms_hold_one``, the weights of norms already have the offset of their family.
     """
 
     forms: Mapping[str, Form] = MappingProxyType({})
+    norms_hold_one: bool = False
 
     def __init__(self, entries: Mapping[str, TensorEntry], ignored: Iterable[str] = ()) -> None:
         """Use `Checkpoint.open` instead, which checks the entries."""

@@ -1,11 +1,11 @@
 """List the supported families in a table: ``mie inspect --families``, and docs/models.md."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.families import FAMILIES, Family
+from mie.checkpoint.gguf.architectures import ARCHITECTURES
+from mie.structured.tools.families import FAMILY_FORMATS, NO_FORMATS
 
 _SAMPLE = {
     "vocab_size": 1 << 18,
@@ -48,13 +48,21 @@ _KEYS = {
 
 def families_table() -> str:
     """Return the table of families in Markdown."""
-    rows = [("models", "architecture", "`model_type`", "beyond a plain Llama", "CUDA")]
-    rows.append(("---",) * 5)
+    heads = ("models", "architecture", "`model_type`", "beyond a plain Llama", "CUDA", "GGUF")
+    rows: list[tuple[str, ...]] = [(*heads, "calls of tools", "reasoning"), ("---",) * 8]
     for name, family in FAMILIES.items():
         cuda = "no" if _sample(name, family).options else "yes"
         features = ", ".join(_features(family)) or "-"
-        rows.append((family.title, f"`{name}`", f"`{family.model_type}`", features, cuda))
+        formats = FAMILY_FORMATS.get(name, NO_FORMATS)
+        ggufs = [own for own, row in ARCHITECTURES.items() if name in row.families]
+        calls = f"{formats.unread}: not read" if formats.unread else _code(formats.calls)
+        more = (", ".join(map(_code, ggufs)) or "-", calls, _code(formats.reasoning))
+        rows.append((family.title, f"`{name}`", f"`{family.model_type}`", features, cuda, *more))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _code(name: str | None) -> str:
+    return "-" if name is None else f"`{name}`"
 
 
 def _sample(name: str, family: Family) -> ModelConfig:

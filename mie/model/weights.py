@@ -204,7 +204,7 @@ class Loader:
 
     def _norm_weights(self, name: str) -> NDArray[Any]:
         weights = self._read(name + ".weight").astype(np.float64)
-        return weights + self.config.norm_offset
+        return weights + (0 if self.checkpoint.norms_hold_one else self.config.norm_offset)
 
     def embedding(self, name: str) -> Array:
         """Load the embedding table."""

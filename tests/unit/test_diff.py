@@ -21,14 +21,11 @@ from tiny_models import TINY, TinyModel
 
 from mie.config.engine import EngineConfig
 from mie.config.params.sampling import SamplingParams
-from mie.diff.compare import compare
-from mie.diff.html import page
-from mie.diff.measure import errors_between
+from mie.diff.compare import DiffWorkload, compare
 from mie.diff.recording import METHODS, OPERATORS, Injection, RecordingBackend, Spot
 from mie.diff.report import DiffReport, Side
-from mie.diff.text import lines
-from mie.diff.tolerances import ALONE, QUANTIZED, TOLERANCES, Limits
-from mie.diff.workload import DiffWorkload
+from mie.diff.text import lines, page
+from mie.diff.tolerances import ALONE, QUANTIZED, TOLERANCES, Limits, errors_between
 from mie.errors import ConfigError
 from mie.load.engine import load_engine
 from mie.ops.numpy_backend import NumpyBackend
