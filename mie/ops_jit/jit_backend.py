@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from mie.base.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
-from mie.ops.backend import Activation, KVCacheShape, Progress, StepBatch, StepSize
+from mie.ops.backend import KVCacheShape, Progress, StepBatch, StepSize
+from mie.ops.expert_operators import Activation
 from mie.ops.kv_cache import HALVES, LARGEST, SCALE_BYTES
 from mie.ops.linear import check_kept
 from mie.ops.numpy_backend import with_tokens
@@ -25,7 +26,6 @@ from mie.ops_jit.memory import (
     Arena,
     JitCache,
     Matrix,
-    Panels,
     move_blocks,
     padded,
     padded_rows,
@@ -230,10 +230,6 @@ class JitBackend(JitRecurrent):
             first += panels.shape[0]
         return out
 
-    def _products(self, panels: Panels) -> tuple[int, int]:
-        """Return the kernels that multiply by panels, and by panels that were widened."""
-        return self._kernels[f"multiply[{panels.format}]"], self._kernels["multiply[float32]"]
-
     @operator
     def silu_mul(self, gate_up: Value) -> Value:
         return self._gated(gate_up, "silu")
@@ -355,7 +351,7 @@ class JitBackend(JitRecurrent):
             logits: Floats = forward(batch)
             return logits
         program, result = self._program_of(forward, batch)
-        program.lengths = {NUM_TOKENS: len(batch.token_ids), NUM_ROWS: len(batch.logits_rows)}
+        program.set_step(len(batch.token_ids), len(batch.logits_rows))
         self._header.set_batch(batch, *program.heads)
         self._run(program, len(program) if len(batch.token_ids) < LARGE_STEP else SEGMENT)
         return program.array(result)
@@ -363,7 +359,7 @@ class JitBackend(JitRecurrent):
     def _run(self, program: Program, segment: int) -> None:
         """Run a program with the lengths that it has now."""
         program.bind()
-        self._header.words[: NUM_ROWS + 1] = program.lengths[NUM_TOKENS], program.lengths[NUM_ROWS]
+        self._header.words[[*program.lengths]] = [*program.lengths.values()]
         team = self._team_for(program)
         for first in range(0, len(program), segment):
             end = min(first + segment, len(program))

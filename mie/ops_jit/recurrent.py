@@ -7,27 +7,21 @@ from typing import Any
 from mie.base.arithmetic import ceil_div
 from mie.ops.arrays import Floats
 from mie.ops.backend import StepBatch
-from mie.ops.numpy_backend import NumpyBackend
 from mie.ops.recurrent import StateCache
 from mie.ops.recurrent_operators import RecurrentWeights
 from mie.ops.recurrent_shape import RecurrentShape
+from mie.ops_jit.experts import ExpertOperators
 from mie.ops_jit.layout import CHANNELS, NUM_SEQS, NUM_TOKENS, ROW_TILE
 from mie.ops_jit.program import Program, Value, operator
 
 KERNELS = ("convolve", "gated_delta", "mamba", "gated_norm", "sigmoid_mul")
 
 
-class JitRecurrent(NumpyBackend):
+class JitRecurrent(ExpertOperators):
     """The part of `JitBackend` that recurrent layers need. States are NumPy's arrays."""
 
     _recording: Program | None = None
     _has_states = False
-
-    @property
-    def _program(self) -> Program:
-        """The program that is being recorded."""
-        assert self._recording is not None
-        return self._recording
 
     def new_state_cache(self, shape: RecurrentShape, num_layers: int, num_slots: int) -> StateCache:
         self._has_states = True

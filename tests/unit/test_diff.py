@@ -124,7 +124,7 @@ def test_every_call_has_its_role_and_layer(tiny: dict[str, TinyModel], family: s
     absent = {"rotated_norm"}
     if family == "hunyuan":
         absent = {"k_norm"}  # the norm of keys comes first, and is called q_norm
-    elif family not in {"qwen3_tied", "olmo3", "gemma3", "exaone4"}:
+    elif family not in {"qwen3_tied", "olmo3", "gemma3", "exaone4", "qwen3_moe", "olmoe"}:
         absent |= {"q_norm", "k_norm"}
     absent |= {"silu_mul"} if family in gemma else {"gelu_mul"}
     absent |= before if family in norms_after else set()
@@ -133,6 +133,8 @@ def test_every_call_has_its_role_and_layer(tiny: dict[str, TinyModel], family: s
     layer = ["attention_norm", "qkv", "q_norm", "k_norm", "rope_write_kv", "rotated_norm"]
     layer += ["paged_attention", "o", "attention_post_norm", "mlp_norm", "gate_up", "silu_mul"]
     layer += ["gelu_mul", "down", "mlp_post_norm"]
+    if family in {"qwen3_moe", "olmoe"}:
+        layer[layer.index("gate_up") :] = ["route", "experts"]
     rows = ("take_rows", "final_norm", "head", "soft_cap", "logits")
     order = [
         ("embed", None),
@@ -186,6 +188,7 @@ ROLES_OF = {
     "qwen3_tied": ["q_norm", "k_norm"],
     "gemma2": ["attention_post_norm", "gelu_mul", "mlp_post_norm", "soft_cap"],
     "hunyuan": ["rotated_norm"],
+    "qwen3_moe": ["route", "experts"],
 }
 
 

@@ -248,4 +248,4 @@ def test_the_first_step_compiles_nothing(tiny: Any, name: str, dtype: str, kv_ca
     backend._enforce_eager = True
     logits_of(engine, [1, 2, 3, 4])
     assert set(backend._kernels._addresses) == present
-    backend.prepare(no_bar)
+    backend.prepare(no_bar, logits_of, None)
