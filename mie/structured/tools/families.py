@@ -39,8 +39,6 @@ FAMILY_FORMATS: Mapping[str, FamilyFormats] = {
     "Glm4ForCausalLM": _GLM,
     "Exaone4ForCausalLM": _HERMES,
     "HunYuanDenseV1ForCausalLM": FamilyFormats(calls="hunyuan_a13b", reasoning="qwen3"),
-    "Qwen3MoeForCausalLM": _HERMES,
-    "GraniteMoeForCausalLM": FamilyFormats(calls="granite", reasoning="granite"),
     "Lfm2ForCausalLM": FamilyFormats(unread="Python"),
     "Qwen3_5ForCausalLM": FamilyFormats(unread="XML", reasoning="qwen3"),
     "SeedOssForCausalLM": FamilyFormats(unread="XML", reasoning="seed_oss"),
