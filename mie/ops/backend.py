@@ -358,7 +358,7 @@ class Backend(ComposedOperators, ExpertOperators, RecurrentOperators, Protocol):
         return self.refuse("soft caps")
 
     def sigmoid_mul(self, x: Array, gate: Array) -> Array:
-        """Multiply by sigmoid(gate), as [T, K]: `ops.activation.sigmoid`."""
+        """Multiply by sigmoid(gate [T, K] or [T, 1]), as [T, K]: `ops.activation.sigmoid`."""
         return self.refuse("gated attention")
 
     def take_rows(self, x: Array, rows: Array) -> Array:
