@@ -13,7 +13,6 @@ and so is any spilled register. gpu/sass_ledger.py describes the ledger of machi
 """
 
 import argparse
-import ctypes
 import hashlib
 import json
 import re
@@ -29,7 +28,8 @@ from gpu.nvrtc_kernels import ENTRIES, ROOT, Entry
 from gpu.sass import Counts
 from gpu.sass_ledger import Profile
 
-from mie.ops_gpu.source import NVRTC_OPTIONS, flat_source
+from mie.ops_gpu.nvrtc import Compiled, Nvrtc
+from mie.ops_gpu.source import CUPY_OPTIONS, NVRTC_OPTIONS, flat_source
 from mie.system.cache_dir import open_cache, read_json, write_json
 
 LEDGER = ROOT / "tests" / "kernels" / "ledger.json"
@@ -37,10 +37,8 @@ LEDGER = ROOT / "tests" / "kernels" / "ledger.json"
 # Ampere, Jetson Orin, Hopper, consumer Blackwell; 12.6 is JetPack 6's and knows no sm_120.
 TARGETS = {"12.6": (80, 87, 90), "13.4": (80, 87, 90, 120)}
 
-# The options that CuPy 14's RawModule adds to the launcher's, and the report that the ledger is
-# from.
-CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 REPORT_OPTION = "--ptxas-options=-v"
+"""Asks for the report that the ledger is from."""
 
 REGISTER_FILE = 65536  # 32-bit registers of a multiprocessor: a block must fit
 
@@ -58,14 +56,6 @@ Usages = dict[str, Usage]
 """The usage of each kernel, by names such as "rms_norm.cu rms_norm<float>"."""
 
 
-class Compiled(NamedTuple):
-    """A compiled file: its machine code, and the usage and mangled name of each kernel."""
-
-    cubin: bytes
-    usages: Usages
-    mangled: dict[str, str]
-
-
 class Report(NamedTuple):
     """The needs of the kernels on one target. Without a disassembler there are no profiles."""
 
@@ -73,68 +63,17 @@ class Report(NamedTuple):
     profiles: dict[str, Profile]
 
 
-class CompileError(Exception):
-    """NVRTC refused a file. The message is its log."""
+def compile_file(
+    nvrtc: Nvrtc, source: str, names: Sequence[str], options: Sequence[str]
+) -> tuple[Compiled, Usages]:
+    """Compile a file, and return its code and the needs of each kernel.
 
-
-class Nvrtc:
-    """One NVRTC library."""
-
-    def __init__(self, path: Path) -> None:
-        self._library = ctypes.CDLL(str(path))
-        major, minor = ctypes.c_int(), ctypes.c_int()
-        self._call("Version", ctypes.byref(major), ctypes.byref(minor))
-        self.version = f"{major.value}.{minor.value}"
-
-    def compile(self, source: str, names: Sequence[str], options: Sequence[str]) -> Compiled:
-        """Compile a file to machine code.
-
-        Raises:
-            CompileError: the file does not compile.
-        """
-        program = ctypes.c_void_p()
-        self._call("CreateProgram", ctypes.byref(program), source.encode(), b"", 0, None, None)
-        try:
-            for name in names:
-                self._call("AddNameExpression", program, name.encode())
-            words = [word.encode() for word in options]
-            array = (ctypes.c_char_p * len(words))(*words)
-            failed = self._library.nvrtcCompileProgram(program, len(words), array)
-            log = self._text(program, "ProgramLog")
-            if failed:
-                raise CompileError(log)
-            usages = read_log(log)
-            mangled = {name: self._lowered(program, name) for name in names}
-            return Compiled(
-                self._bytes(program, "CUBIN"),
-                {name: usages[mangled[name]] for name in names},
-                mangled,
-            )
-        finally:
-            self._call("DestroyProgram", ctypes.byref(program))
-
-    def _lowered(self, program: ctypes.c_void_p, name: str) -> str:
-        lowered = ctypes.c_char_p()
-        self._call("GetLoweredName", program, name.encode(), ctypes.byref(lowered))
-        assert lowered.value is not None
-        return lowered.value.decode()
-
-    def _text(self, program: ctypes.c_void_p, what: str) -> str:
-        return self._bytes(program, what).rstrip(b"\0").decode(errors="replace")
-
-    def _bytes(self, program: ctypes.c_void_p, what: str) -> bytes:
-        size = ctypes.c_size_t()
-        self._call(f"Get{what}Size", program, ctypes.byref(size))
-        content = ctypes.create_string_buffer(size.value)
-        self._call(f"Get{what}", program, content)
-        return content.raw
-
-    def _call(self, name: str, *arguments: object) -> None:
-        code = getattr(self._library, f"nvrtc{name}")(*arguments)
-        if code:
-            describe = self._library.nvrtcGetErrorString
-            describe.restype = ctypes.c_char_p
-            raise CompileError(f"nvrtc{name}: {describe(code).decode()}")
+    Raises:
+        CompileError: the file does not compile.
+    """
+    compiled = nvrtc.compile(source, names, options)
+    usages = read_log(compiled.log)
+    return compiled, {name: usages[compiled.mangled[name]] for name in names}
 
 
 def read_log(log: str) -> dict[str, Usage]:
@@ -198,8 +137,8 @@ def _compile_once(nvrtc: Nvrtc, entry: Entry, arch: int) -> tuple[Usages, dict[s
     kept = open_cache("nvrtc") / f"{key[:20]}.json"
     found = read_json(kept)
     if found is None:
-        compiled = nvrtc.compile(source, entry.names, options)
-        found = [compiled.usages, disassemble(program, compiled) if program else {}]
+        compiled, usages = compile_file(nvrtc, source, entry.names, options)
+        found = [usages, disassemble(program, compiled) if program else {}]
         write_json(kept, found)
     usages, counts = found
     return (

@@ -96,6 +96,7 @@ GLM4 = LLAMA | {
     "attention_bias": True,
     "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
 }
+GLM = GLM4 | {"architectures": ["GlmForCausalLM"], "model_type": "glm"}
 EXAONE4 = LLAMA | {
     "architectures": ["Exaone4ForCausalLM"],
     "model_type": "exaone4",
@@ -152,10 +153,10 @@ def random_weights(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
             parts = {"qkv": q_size + 2 * kv_size}
         for name, size in parts.items():
             matrix(p + f"self_attn.{name}_proj.weight", size, hidden, 2.0)
-            if family in ("qwen2", "glm4"):
+            if family in ("qwen2", "glm", "glm4"):
                 vector(p + f"self_attn.{name}_proj.bias", size, 0.0)
         matrix(p + "self_attn.o_proj.weight", hidden, q_size)
-        if family in ("phi3", "glm4"):
+        if family in ("phi3", "glm", "glm4"):
             matrix(p + "mlp.gate_up_proj.weight", 2 * mlp, hidden)
         else:
             matrix(p + "mlp.gate_proj.weight", mlp, hidden)

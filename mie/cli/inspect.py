@@ -3,8 +3,6 @@
 It reads only headers, so it is quick for models of any size. ``--check`` also reads the data.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -21,16 +19,10 @@ from mie.checkpoint.gguf.header import read_gguf
 from mie.checkpoint.locate import locate_model
 from mie.checkpoint.size_limits import MAX_JSON_BYTES
 from mie.checkpoint.tensors import num_parameters
-from mie.cli.declared import Commands, declared
 from mie.cli.families import families_table
 from mie.config.arguments import format_size
 from mie.errors import ConfigError, ModelError, UnsupportedModelError, WeightsError, shown_text
 from mie.system.files import read_json_object
-
-
-def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
-    """Add ``mie inspect`` to the command line."""
-    declared(commands, "inspect", run)
 
 
 @dataclass(kw_only=True)
@@ -56,12 +48,7 @@ class ModelReport:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report, and return 0 if mie can run the model, else 1.
-
-    Raises:
-        ConfigError: both a model and ``--families`` are given, or neither.
-        ModelError: there is no such model, or it has no config.json.
-    """
+    """Print the report, and return 0 if mie can run the model, else 1."""
     if args.families == (args.model is not None):
         raise ConfigError("mie inspect takes either a MODEL or --families")
     if args.families:

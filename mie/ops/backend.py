@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.errors import UnsupportedModelError
-from mie.ops.arrays import Ints
+from mie.ops.arrays import Bools, Ints
 from mie.ops.quantised import Form, Part, Rows
+from mie.ops.recurrent_operators import RecurrentOperators
 from mie.ops.rope import FloatOrFloats
 from mie.ops.sampling import RowControls
 
@@ -39,6 +40,8 @@ OPTIONS = (
     "norms after RoPE",
     "scaled embeddings",
     "soft caps",
+    "gated attention",
+    "recurrent layers",
 )
 """The options of operators that only some families need, by name."""
 
@@ -70,6 +73,8 @@ class StepBatch:
     num_decodes: int | None = None
     """The first sequences, which decode. The others are chunks, even with one query. None: unknown.
     """
+    slots: Ints | None = None  # [S]   where each sequence's recurrent states are; all differ
+    fresh: Bools | None = None  # [S]  whether its states begin as zeros, whatever the slot holds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +200,7 @@ class ComposedOperators(Protocol):
         return self.rope_write_kv(qkv, rope, kv_cache, layer, batch)
 
 
-class Backend(ComposedOperators, Protocol):
+class Backend(ComposedOperators, RecurrentOperators, Protocol):
     """The operations of every backend. The function of `mie.ops` that each names defines it."""
 
     name: str
@@ -274,10 +279,13 @@ class Backend(ComposedOperators, Protocol):
     def new_host_cache(self, shape: KVCacheShape) -> Array:
         """Allocate host memory for blocks that are swapped out of a KV cache."""
 
-    def prepare(self, progress: Progress) -> None:
+    def prepare(
+        self, progress: Progress, forward: Callable[[StepBatch], Array], size: StepSize
+    ) -> None:
         """Compile the code of steps, once weights and cache are loaded.
 
-        ``progress`` is called if there is something to compile.
+        ``progress`` is called if there is something to compile. ``forward`` is that of `run_step`,
+        whose steps are at most of this size.
         """
 
     # Operators, in the order of a layer.
@@ -330,6 +338,10 @@ class Backend(ComposedOperators, Protocol):
     def soft_cap(self, x: Array, cap: float) -> Array:
         """Bound the logits [R, V]: `ops.activation.soft_cap`."""
         return self.refuse("soft caps")
+
+    def sigmoid_mul(self, x: Array, gate: Array) -> Array:
+        """Multiply by sigmoid(gate), as [T, K]: `ops.activation.sigmoid`."""
+        return self.refuse("gated attention")
 
     def take_rows(self, x: Array, rows: Array) -> Array:
         """Return x[rows] as [R, D]."""

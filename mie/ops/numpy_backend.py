@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from mie.errors import ConfigError
 from mie.ops import activation, attention, kv_cache, linear, norm, rope, sampling
 from mie.ops.arrays import Floats, Ints
-from mie.ops.backend import Backend, KVCacheShape, Memory, Progress, StepBatch, StepSize
+from mie.ops.backend import KVCacheShape, Memory, Progress, StepBatch, StepSize
 from mie.ops.kv_cache import Cache, QuantizedCache
+from mie.ops.numpy_recurrent import NumpyRecurrent
 from mie.ops.packed import PackedMatrix, linear_packed
 from mie.ops.quantised import Form, Part, Rows, only_floats
 from mie.ops.sampling import RowControls
@@ -29,7 +30,7 @@ class NumpyLinear(NamedTuple):
     bias: Floats | None
 
 
-class NumpyBackend(Backend):
+class NumpyBackend(NumpyRecurrent):
     """Runs on the CPU in ``dtype``: "float32" (also "auto"), or "float64" for the oracle tests.
 
     "bfloat16" and "float16" keep weights and the KV cache in 16 bits, and compute in float32.
@@ -131,7 +132,9 @@ class NumpyBackend(Backend):
     def new_host_cache(self, shape: KVCacheShape) -> Cache:
         return self.new_kv_cache(shape)  # a second arena, because the host is the device
 
-    def prepare(self, progress: Progress) -> None:
+    def prepare(
+        self, progress: Progress, forward: Callable[[StepBatch], Any], size: StepSize
+    ) -> None:
         """Do nothing: nothing is compiled."""
 
     def embed(

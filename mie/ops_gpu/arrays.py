@@ -1,6 +1,5 @@
 """Handle arrays on the device and on the host, and name their element types."""
 
-import math
 from typing import Any
 
 import ml_dtypes
@@ -53,16 +52,6 @@ def to_host(array: Array) -> NDArray[Any]:
     """Return the array as a NumPy array, copied if it is on the device."""
     host: NDArray[Any] = array.get() if hasattr(array, "get") else array
     return host
-
-
-def host_zeros(xp: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return zeros in the host's memory, pinned if there is a device."""
-    if isinstance(xp.zeros(0), np.ndarray):
-        return np.zeros(shape, dtype)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    pinned = np.frombuffer(xp.cuda.alloc_pinned_memory(num_bytes), np.uint8, num_bytes)
-    pinned[:] = 0
-    return pinned.view(dtype).reshape(shape)
 
 
 def next_power_of_two(n: int) -> int:

@@ -22,6 +22,10 @@ class Chip:
         return self.num_multiprocessors * max(1, min(fit, most_per_multiprocessor))
 
 
+EMULATED_CHIP = Chip(num_multiprocessors=3, shared_bytes=228 << 10)
+"""A small chip, so that even small steps have more sequences than blocks."""
+
+
 def current_chip(cupy: Any) -> Chip:
     """Return the chip of CuPy's current device."""
     attributes = cupy.cuda.Device().attributes
@@ -36,11 +40,12 @@ def device_memory(xp: Any, share: float) -> Memory:
 
     A GPU with its own memory may be filled up to ``share``, counting other processes. One that
     shares the host's memory (a Jetson) counts the page cache as used, although the system frees it
-    on demand. There the host's figure is used.
+    on demand. There the host's figure of what is free is used.
     """
-    is_emulated = xp is np
-    if is_emulated or xp.cuda.Device().attributes["Integrated"]:
+    if xp is np:  # the emulator
         return Memory(available_bytes=available_bytes(), is_shared=True)
     free, total = xp.cuda.runtime.memGetInfo()
+    is_shared = bool(xp.cuda.Device().attributes["Integrated"])
+    free = available_bytes() if is_shared else free
     free += xp.get_default_memory_pool().free_bytes()
-    return Memory(available_bytes=max(0, int(free - (1 - share) * total)), is_shared=False)
+    return Memory(available_bytes=max(0, int(free - (1 - share) * total)), is_shared=is_shared)

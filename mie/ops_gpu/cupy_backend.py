@@ -7,7 +7,6 @@ docs/kernels.md explains each.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +36,6 @@ from mie.ops_gpu.arrays import (
     DTYPES,
     block_threads,
     element_type,
-    host_zeros,
     kernel_type,
     rounded,
 )
@@ -46,14 +44,12 @@ from mie.ops_gpu.batch import to_device
 from mie.ops_gpu.chip import Chip, device_memory
 from mie.ops_gpu.few_rows import MAX_ROWS, FewRows, Heads, Norm, check_outputs
 from mie.ops_gpu.gemm import Gemm
-from mie.ops_gpu.kv_cache import KVCache
-from mie.ops_gpu.launcher import Launcher
+from mie.ops_gpu.kv_cache import HostCache, KVCache
+from mie.ops_gpu.launcher import CupyLauncher, Launcher
 from mie.ops_gpu.queue import Queue, in_queue
+from mie.ops_gpu.ready import kernels_beside_steps, make_ready
 from mie.ops_gpu.sampling import Drawn, Sampler
 from mie.ops_gpu.steps import Steps
-
-EMULATED_CHIP = Chip(num_multiprocessors=3, shared_bytes=228 << 10)
-"""A small chip, so that even small steps have more sequences than blocks."""
 
 
 class CupyLinear(NamedTuple):
@@ -98,7 +94,7 @@ class CupyBackend(Backend):
         self.dtype = DTYPES[dtype]
         self.kv_dtype = kv_cache.ELEMENTS.get(kv_cache_dtype, self.dtype)
         self.itemsize: int = self.kv_dtype.itemsize
-        self._launcher = launcher
+        self.launcher = launcher
         self._gemm = gemm
         self._xp = launcher.xp
         self._memory_share = memory_share
@@ -187,11 +183,16 @@ class CupyBackend(Backend):
     def load_rope(
         self, inv_freq: NDArray[np.float64], scaling: rope.FloatOrFloats, num_positions: int
     ) -> Array:
-        """Load the table in float32, because the rotation is computed in float32."""
         return self._xp.asarray(rope.rope_table(inv_freq, scaling, num_positions, np.float32))
 
-    def prepare(self, progress: Progress) -> None:
-        """Do nothing: kernels are compiled at their first use, or were when the backend loaded."""
+    @in_queue
+    def prepare(
+        self, progress: Progress, forward: Callable[[StepBatch], Array], size: StepSize
+    ) -> None:
+        """Compile the kernels, and capture common steps. The emulator builds at the first use."""
+        if isinstance(self.launcher, CupyLauncher):
+            parts = (self.launcher, self._steps, self._sampler, forward, size)
+            make_ready(*parts, kernels_beside_steps(self.dtype, self.kv_dtype), progress)
 
     # Operators. Within a step, a result reuses the memory it had in the last step.
 
@@ -303,7 +304,7 @@ class CupyBackend(Backend):
         arrays = [qkv, rope_table, batch.positions, batch.slot_mapping, q, kv]
         if cache.is_quantized:
             name = f"rope_quantize_kv<{kernel_type(qkv)}, {kernel_type(kv)}>"
-            kernel = self._launcher.kernel("rope_quantize_kv.cu", name)
+            kernel = self.launcher.kernel("rope_quantize_kv.cu", name)
             threads = min(256, 32 * num_heads_all)  # one warp for each head
             arrays.append(cache.scales[layer])
         else:
@@ -346,24 +347,24 @@ class CupyBackend(Backend):
             )
         return kv_cache.new_cache(shape, self.kv_dtype, self._xp.zeros)
 
-    def new_host_cache(self, shape: KVCacheShape) -> KVCache:
-        return kv_cache.new_cache(shape, self.kv_dtype, partial(host_zeros, self._xp))
+    def new_host_cache(self, shape: KVCacheShape) -> HostCache:
+        return kv_cache.new_host_cache(shape, self.kv_dtype, self._queue)
 
     @in_queue
     def copy_blocks(self, cache: KVCache, src: Sequence[int], dst: Sequence[int]) -> None:
-        kv_cache.copy_blocks(self._launcher, cache, src, dst)
+        kv_cache.copy_blocks(self.launcher, cache, src, dst)
 
     @in_queue
     def export_blocks(
-        self, cache: KVCache, host_cache: KVCache, src: Sequence[int], dst: Sequence[int]
+        self, cache: KVCache, host_cache: HostCache, src: Sequence[int], dst: Sequence[int]
     ) -> None:
-        kv_cache.export_blocks(self._launcher, cache, host_cache, src, dst)
+        kv_cache.export_blocks(self.launcher, self._queue, cache, host_cache, src, dst)
 
     @in_queue
     def import_blocks(
-        self, host_cache: KVCache, cache: KVCache, src: Sequence[int], dst: Sequence[int]
+        self, host_cache: HostCache, cache: KVCache, src: Sequence[int], dst: Sequence[int]
     ) -> None:
-        kv_cache.import_blocks(self._launcher, host_cache, cache, src, dst)
+        kv_cache.import_blocks(self.launcher, self._queue, host_cache, cache, src, dst)
 
     # Tokens.
 
@@ -381,7 +382,7 @@ class CupyBackend(Backend):
     def top_logprobs(
         self, logits: Array, row: int, token_id: int, num_top: int
     ) -> tuple[list[int], list[float], int]:
-        return sampling.top_logprobs(self._launcher, logits[row], token_id, num_top)
+        return sampling.top_logprobs(self.launcher, logits[row], token_id, num_top)
 
     @in_queue
     def run_step(self, forward: Callable[[StepBatch], Array], batch: StepBatch) -> Array:
@@ -396,4 +397,4 @@ class CupyBackend(Backend):
 
     def _kernel(self, name: str, array: Array, file: str | None = None) -> Callable[..., None]:
         """Return the kernel of that name for the array's element type."""
-        return self._launcher.kernel(file or f"{name}.cu", f"{name}<{kernel_type(array)}>")
+        return self.launcher.kernel(file or f"{name}.cu", f"{name}<{kernel_type(array)}>")

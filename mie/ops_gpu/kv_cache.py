@@ -1,25 +1,32 @@
-"""Keep the KV cache on the device and its copy on the host, and move blocks between them.
+"""Keep the KV cache on the device and swapped blocks on the host, and move blocks between them.
 
 Each layer is one array [N, 2, Hkv, B, Dh]. Keys and values of a block are neighbours, and the B
 rows of one (block, KV head) are contiguous. So a block is one run of memory, and a kernel that
 reads a block for one head reads whole bursts. A quantised cache (`ops.kv_cache`) has its scales in
 a second array for each layer, [N, 2, Hkv, B].
+
+On the host a block is one run of bytes, with all its layers. Kernels gather blocks in this form on
+the device, so a copy moves as many as are neighbours on the host, to or from pinned memory.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mie.base.arithmetic import ceil_div
 from mie.ops.backend import Array, KVCacheShape
-from mie.ops_gpu.arrays import kernel_type, to_host
+from mie.ops_gpu.arrays import element_type, kernel_type
+from mie.ops_gpu.cubins import KernelName
 from mie.ops_gpu.launcher import Launcher
+from mie.ops_gpu.queue import Queue
 
-STAGED_BLOCKS = 256
-"""Number of blocks of a layer in the staging buffer at once, which bounds its memory."""
+STAGED_BYTES = 8 << 20
+"""Bytes of the staging buffer, unless a block is larger."""
 
 COPY_THREADS, COPY_BYTES = 128, 16
 """Threads of a block of the copy kernels, and the bytes that each copies at a time."""
@@ -31,7 +38,7 @@ ELEMENTS: dict[str, np.dtype[Any]] = {"int8": np.dtype(np.int8), "fp8": np.dtype
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KVCache:
-    """A KV cache on the device, or space for its blocks on the host."""
+    """A KV cache on the device."""
 
     layers: Sequence[Array]  # L arrays [N, 2, Hkv, B, Dh]
     scales: Sequence[Array] = ()  # of a quantised cache L arrays [N, 2, Hkv, B], float32
@@ -45,6 +52,33 @@ class KVCache:
     def planes(self) -> list[Array]:
         """All arrays, each [N, ...], that are copied with a block."""
         return [*self.layers, *self.scales]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HostCache:
+    """Space for blocks on the host: one array, which the device reads and writes itself."""
+
+    blocks: NDArray[np.uint8]  # [N, bytes of a block in all layers]
+
+
+def new_host_cache(shape: KVCacheShape, dtype: np.dtype[Any], queue: Queue) -> HostCache:
+    """Return zeros in pinned memory for blocks of a cache whose elements are of ``dtype``."""
+    one = new_cache(replace(shape, num_blocks=1), dtype, np.empty)
+    block_bytes = _places(one)[-1]
+    memory = queue.host_memory(shape.num_blocks * block_bytes)
+    memory[:] = 0
+    return HostCache(blocks=memory.reshape(shape.num_blocks, block_bytes))
+
+
+def kernels(dtype: np.dtype[Any], of_model: np.dtype[Any]) -> list[KernelName]:
+    """Return the kernels that move blocks of a cache of ``dtype`` in a model of another."""
+    dtypes = [dtype] if dtype == of_model else [dtype, np.dtype(np.float32)]  # and its scales
+    names = ("copy_blocks", "gather_blocks", "scatter_blocks")
+    return [
+        KernelName("copy_blocks.cu", f"{name}<{element_type(each)}>")
+        for name in names
+        for each in dtypes
+    ]
 
 
 def new_cache(
@@ -62,9 +96,7 @@ def new_cache(
 def copy_blocks(launcher: Launcher, cache: KVCache, src: Sequence[int], dst: Sequence[int]) -> None:
     """Perform `ops.kv_cache.copy_blocks`. No destination may be named twice."""
     if set(src) & set(dst):  # a kernel's copies run in no order, so read all sources first
-        staged = [_gather(launcher, plane, src) for plane in cache.planes]
-        for plane, blocks in zip(cache.planes, staged, strict=True):
-            _scatter(launcher, blocks, plane, dst)
+        _scatter(launcher, _gather(launcher, cache, src), cache, dst)
         return
     src_ids, dst_ids = _ids(launcher, src), _ids(launcher, dst)
     for plane in cache.planes:
@@ -73,45 +105,88 @@ def copy_blocks(launcher: Launcher, cache: KVCache, src: Sequence[int], dst: Seq
 
 
 def export_blocks(
-    launcher: Launcher, cache: KVCache, host: KVCache, src: Sequence[int], dst: Sequence[int]
+    launcher: Launcher,
+    queue: Queue,
+    cache: KVCache,
+    host: HostCache,
+    src: Sequence[int],
+    dst: Sequence[int],
 ) -> None:
-    """Copy whole blocks from the device to the host."""
-    for part in _parts(len(src)):
-        for plane, host_plane in zip(cache.planes, host.planes, strict=True):
-            host_plane[list(dst[part])] = to_host(_gather(launcher, plane, src[part]))
+    """Queue copies of whole blocks from the device to the host, where only the device reads."""
+    for part in _parts(len(src), host.blocks.shape[1]):
+        staged = _gather(launcher, cache, src[part])
+        for on_device, on_host in _runs(dst[part]):
+            queue.download(staged[on_device], host.blocks[on_host])
 
 
 def import_blocks(
-    launcher: Launcher, host: KVCache, cache: KVCache, src: Sequence[int], dst: Sequence[int]
+    launcher: Launcher,
+    queue: Queue,
+    host: HostCache,
+    cache: KVCache,
+    src: Sequence[int],
+    dst: Sequence[int],
 ) -> None:
-    """Copy whole blocks from the host to the device."""
-    for part in _parts(len(src)):
-        for plane, host_plane in zip(cache.planes, host.planes, strict=True):
-            staged = launcher.xp.asarray(host_plane[list(src[part])])
-            _scatter(launcher, staged, plane, dst[part])
+    """Queue copies of whole blocks from the host to the device."""
+    for part in _parts(len(src), host.blocks.shape[1]):
+        staged = launcher.xp.empty((len(src[part]), host.blocks.shape[1]), np.uint8)
+        for on_device, on_host in _runs(src[part]):
+            queue.upload(host.blocks[on_host], staged[on_device])
+        _scatter(launcher, staged, cache, dst[part])
 
 
-def _gather(launcher: Launcher, plane: Array, ids: Sequence[int]) -> Array:
-    """Gather the blocks ``ids`` [C] into a new array [C, 2, Hkv, B, Dh] on the device."""
-    staged = launcher.xp.empty((len(ids), *plane.shape[1:]), plane.dtype)
-    kernel = launcher.kernel("copy_blocks.cu", f"gather_blocks<{kernel_type(plane)}>")
-    kernel(
-        *_grid(plane, len(ids)), (plane, _ids(launcher, ids), staged, np.int32(_elements(plane)))
-    )
+def _gather(launcher: Launcher, cache: KVCache, ids: Sequence[int]) -> Array:
+    """Gather the blocks ``ids`` [C] into a new array [C, bytes of a block] on the device."""
+    staged = launcher.xp.empty((len(ids), _places(cache)[-1]), np.uint8)
+    for plane, part, stride in _planes_of(cache, staged):
+        kernel = launcher.kernel("copy_blocks.cu", f"gather_blocks<{kernel_type(plane)}>")
+        sizes = (np.int32(_elements(plane)), np.int32(stride))
+        kernel(*_grid(plane, len(ids)), (plane, _ids(launcher, ids), part, *sizes))
     return staged
 
 
-def _scatter(launcher: Launcher, staged: Array, plane: Array, ids: Sequence[int]) -> None:
+def _scatter(launcher: Launcher, staged: Array, cache: KVCache, ids: Sequence[int]) -> None:
     """Write the blocks of `_gather` to the blocks ``ids``."""
-    kernel = launcher.kernel("copy_blocks.cu", f"scatter_blocks<{kernel_type(plane)}>")
-    kernel(
-        *_grid(plane, len(ids)), (staged, _ids(launcher, ids), plane, np.int32(_elements(plane)))
-    )
+    for plane, part, stride in _planes_of(cache, staged):
+        kernel = launcher.kernel("copy_blocks.cu", f"scatter_blocks<{kernel_type(plane)}>")
+        sizes = (np.int32(_elements(plane)), np.int32(stride))
+        kernel(*_grid(plane, len(ids)), (part, _ids(launcher, ids), plane, *sizes))
 
 
-def _parts(count: int) -> Iterator[slice]:
-    for start in range(0, count, STAGED_BLOCKS):
-        yield slice(start, start + STAGED_BLOCKS)
+def _planes_of(cache: KVCache, staged: Array) -> Iterator[tuple[Array, Array, int]]:
+    """Yield each plane, its elements in ``staged`` from the first block on, and their stride."""
+    flat = staged.reshape(-1)
+    for plane, place in zip(cache.planes, _places(cache)[:-1], strict=True):
+        itemsize = plane.dtype.itemsize
+        end = flat.size - (flat.size - place) % itemsize
+        yield plane, flat[place:end].view(plane.dtype), staged.shape[1] // itemsize
+
+
+def _places(cache: KVCache) -> list[int]:
+    """Return where each plane begins in a block's run of bytes, and its length.
+
+    That is a multiple of 16, as are the places of elements, which a kernel copies 16 bytes at a
+    time.
+    """
+    sizes = [_elements(plane) * plane.dtype.itemsize for plane in cache.planes]
+    *places, end = accumulate(sizes, initial=0)
+    return [*places, ceil_div(end, COPY_BYTES) * COPY_BYTES]
+
+
+def _parts(count: int, block_bytes: int) -> Iterator[slice]:
+    """Yield the parts of ``count`` blocks that fit the staging buffer."""
+    size = max(1, STAGED_BYTES // block_bytes)
+    for start in range(0, count, size):
+        yield slice(start, start + size)
+
+
+def _runs(ids: Sequence[int]) -> Iterator[tuple[slice, slice]]:
+    """Yield the places in ``ids`` of each run of ascending neighbours, and the run."""
+    start = 0
+    for i in range(1, len(ids) + 1):
+        if i == len(ids) or ids[i] != ids[i - 1] + 1:
+            yield slice(start, i), slice(ids[start], ids[start] + i - start)
+            start = i
 
 
 def _ids(launcher: Launcher, ids: Sequence[int]) -> Array:

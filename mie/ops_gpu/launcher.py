@@ -8,16 +8,20 @@ empty grid launches nothing (CuPy would launch one block).
 """
 
 import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
 
 from mie.errors import ConfigError, MissingExtraError
+from mie.ops.backend import Progress
+from mie.ops_gpu.cubins import Cubin, Cubins, KernelName
 from mie.ops_gpu.environment import remedy_for
 from mie.ops_gpu.host.emulator import EmulatedLauncher
+from mie.ops_gpu.nvrtc import nvrtc_of_cupy
 from mie.ops_gpu.signature import KernelFault, check_arguments, check_launch, declared
-from mie.ops_gpu.source import KERNELS, NVRTC_OPTIONS, flat_source
 
 __all__ = ["CupyLauncher", "EmulatedLauncher", "Kernel", "KernelFault", "Launcher"]
 
@@ -83,7 +87,7 @@ def _broken_cupy(error: ImportError) -> ConfigError:
 
 
 class CupyLauncher:
-    """A `Launcher` over CuPy arrays. NVRTC compiles each kernel, and CuPy keeps it on disk.
+    """A `Launcher` over CuPy arrays. NVRTC compiles each kernel, and `Cubins` keeps it.
 
     Kernels run in the thread's current stream.
     """
@@ -102,33 +106,52 @@ class CupyLauncher:
                 f"backend 'cupy' does not run on this GPU, which is sm_{capability}: {remedy}"
             )
         self.xp: ModuleType = cupy
-        self._kernels: dict[tuple[str, str, tuple[str, ...]], CupyKernel] = {}
+        self.cubins = Cubins(nvrtc_of_cupy(cupy), int(capability))
+        self._kernels: dict[KernelName, CupyKernel] = {}
+        self._listed: list[KernelName] | None = None
 
-    def kernel(self, file: str, name: str, options: tuple[str, ...] = ()) -> "CupyKernel":
+    def kernel(self, file: str, name: str, options: tuple[str, ...] = ()) -> Kernel:
         """Return the kernel ``name`` in ``file``; see `Launcher`."""
-        key = (file, name, options)
+        key = KernelName(file, name, options)
+        if self._listed is not None:
+            self._listed.append(key)
+            return _launch_nothing
         if key not in self._kernels:
-            self._kernels[key] = CupyKernel(self.xp, file, name, options)
+            self._kernels[key] = CupyKernel(self.xp, key, self.cubins.get(key))
         return self._kernels[key]
+
+    @contextmanager
+    def listing(self) -> Iterator[list[KernelName]]:
+        """List the kernels that are asked for meanwhile. They neither compile nor run."""
+        self._listed = []
+        try:
+            yield self._listed
+        finally:
+            self._listed = None
+
+    def build(self, kernels: Iterable[KernelName], progress: Progress) -> None:
+        """Compile kernels on all CPUs, and load them."""
+        kernels = list(dict.fromkeys(kernels))
+        self.cubins.build(kernels, progress)
+        for kernel in kernels:
+            self.kernel(*kernel)
+
+
+def _launch_nothing(
+    grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_bytes: int = 0
+) -> None:
+    """Stand in for a kernel that is only listed."""
 
 
 class CupyKernel:
-    """One kernel, compiled for the current device."""
+    """One kernel, loaded on the current device."""
 
-    def __init__(self, cupy: ModuleType, file: str, name: str, options: tuple[str, ...]) -> None:
-        source = flat_source(KERNELS / file)
-        module = cupy.RawModule(
-            # The text includes the name, because not every CuPy has it in the key of its cache.
-            code=f"// {name}\n{source}",
-            backend="nvrtc",
-            options=(*NVRTC_OPTIONS, *options),
-            name_expressions=(name,),
-        )
-        self.name = f"{file} {name}"
-        self._function = module.get_function(name)
+    def __init__(self, cupy: ModuleType, kernel: KernelName, cubin: Cubin) -> None:
+        self.name = f"{kernel.file} {kernel.name}"
+        self._function = cupy.RawModule(path=str(cubin.path)).get_function(cubin.function)
         self._most_shared_bytes: int = self._function.max_dynamic_shared_size_bytes
         self._has_carveout = False
-        self._parameters = declared(name)
+        self._parameters = declared(kernel.name)
         self._array_type = cupy.ndarray
 
     def __call__(

@@ -3,9 +3,9 @@
 import logging
 
 from mie.errors import ConfigError
-from mie.ops_gpu.chip import current_chip
+from mie.ops_gpu.chip import EMULATED_CHIP, current_chip
 from mie.ops_gpu.cublas import Cublas
-from mie.ops_gpu.cupy_backend import EMULATED_CHIP, CupyBackend
+from mie.ops_gpu.cupy_backend import CupyBackend
 from mie.ops_gpu.gemm import NumpyGemm
 from mie.ops_gpu.launcher import CupyLauncher, EmulatedLauncher
 from mie.ops_gpu.queue import CupyQueue, EmulatedQueue

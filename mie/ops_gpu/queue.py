@@ -85,8 +85,9 @@ class CupyQueue:
         self.stream.__exit__(*error)
 
     def host_memory(self, num_bytes: int) -> NDArray[np.uint8]:
-        pinned = self._cupy.cuda.alloc_pinned_memory(num_bytes)
-        return np.frombuffer(pinned, np.uint8, num_bytes)
+        # CuPy's pool would round 1.1 GiB up to 2 GiB.
+        memory = self._cupy.cuda.PinnedMemory(num_bytes)
+        return np.frombuffer(self._cupy.cuda.PinnedMemoryPointer(memory, 0), np.uint8, num_bytes)
 
     def mark(self) -> Task:
         event = self._cupy.cuda.Event(disable_timing=True)

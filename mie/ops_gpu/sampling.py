@@ -21,7 +21,14 @@ from mie.ops.backend import Array
 from mie.ops.sampling import RowControls
 from mie.ops.weights import lowest_kept_z, scale_of
 from mie.ops_gpu.arena import Arena
-from mie.ops_gpu.arrays import block_threads, kernel_type, next_power_of_two, to_host
+from mie.ops_gpu.arrays import (
+    block_threads,
+    element_type,
+    kernel_type,
+    next_power_of_two,
+    to_host,
+)
+from mie.ops_gpu.cubins import KernelName
 from mie.ops_gpu.launcher import Launcher
 from mie.ops_gpu.queue import Queue, no_wait
 from mie.ops_gpu.staging import Staging
@@ -219,13 +226,18 @@ def top_logprobs(
         return sampling.top_logprobs(to_host(logits), token_id, num_top)
     num_top = min(num_top, vocab_size)
     result = launcher.xp.empty(2 + 2 * num_top, np.float64)
-    kernel = launcher.kernel("top_logprobs.cu", f"top_logprobs<{kernel_type(logits)}>")
+    kernel = launcher.kernel(*kernel_of_logprobs(logits.dtype))
     numbers = (np.int32(n) for n in (vocab_size, token_id, num_top))
     kernel((1,), (_threads(vocab_size),), (logits, result, *numbers))
     rank, logprob, *top = to_host(result).tolist()
     others = zip(map(int, top[:num_top]), top[num_top:], strict=True)
     kept = [(token_id, logprob), *((i, value) for i, value in others if i != token_id)]
     return [i for i, _ in kept], [value for _, value in kept], int(rank)
+
+
+def kernel_of_logprobs(dtype: np.dtype[Any]) -> KernelName:
+    """Return the kernel of `top_logprobs` for logits of this dtype."""
+    return KernelName("top_logprobs.cu", f"top_logprobs<{element_type(dtype)}>")
 
 
 def _threads(vocab_size: int) -> int:

@@ -35,6 +35,17 @@ TABLE_WIDTH = 1024
 They take 4 KB a sequence. If a sequence has more, steps are captured again.
 """
 
+_NOTHING = np.zeros(0, np.int64)
+NO_SEQUENCES = StepBatch(
+    token_ids=_NOTHING,
+    positions=_NOTHING,
+    slot_mapping=_NOTHING,
+    cu_seqlens_q=np.zeros(1, np.int64),
+    seq_lens=_NOTHING,
+    block_tables=np.zeros((0, 1), np.int64),
+    logits_rows=_NOTHING,
+)
+
 Forward = Callable[[StepBatch], Array]
 
 
@@ -69,25 +80,48 @@ class Steps:
         self._launcher = launcher
         self._queue = queue
         self._enforce_eager = enforce_eager
-        self._follows_lengths = follows_lengths
+        self._follows = follows_lengths
         self._table_width = TABLE_WIDTH
         self._staging = Staging(queue)
         self._warm: set[Bucket] = set()
         self._captured: dict[Bucket, CapturedStep] = {}
 
+    @property
+    def follows_lengths(self) -> bool:
+        """Whether launches depend on a step's maximum length."""
+        return self._follows()
+
     def run(self, forward: Forward, batch: StepBatch) -> Array:
         """Return the logits [R, V] of the batch, which last until the next step."""
-        bucket = bucket_of(batch, follows_lengths=self._follows_lengths())
+        bucket = bucket_of(batch, follows_lengths=self.follows_lengths)
         if bucket is None:
-            return self._launch(forward, self._upload(batch, None, None))
+            return self.launch_prompt(forward, batch)
         num_rows, table_width = batch.block_tables.shape
         if table_width > self._table_width:
             self._table_width = next_power_of_two(table_width)
             self._captured.clear()
+        return self._run(forward, padded(batch, bucket), bucket)[:num_rows]
+
+    def launch_prompt(self, forward: Forward, batch: StepBatch) -> Array:
+        """Return the logits of a step that is never captured."""
+        return self._launch(forward, self._upload(batch, None, None))
+
+    def launch_empty(self, forward: Forward, bucket: Bucket) -> Array:
+        """Launch a step of empty sequences, and return its logits [S, V]."""
+        return self._launch(forward, self._upload(padded(NO_SEQUENCES, bucket), bucket, None))
+
+    def run_empty(self, forward: Forward, bucket: Bucket) -> Array:
+        """Run a step of empty sequences, which captures it, and return its logits [S, V]."""
+        for _ in range(2):  # the first run may still allocate
+            logits = self._run(forward, padded(NO_SEQUENCES, bucket), bucket)
+        return logits
+
+    def _run(self, forward: Forward, batch: StepBatch, bucket: Bucket) -> Array:
+        """Run a padded step, eagerly the first time of its size, and then as a graph."""
         captured = self._captured.pop(bucket, None)
         if captured is not None:
             self._captured[bucket] = captured  # the last one: the most recently used
-        device_batch = self._upload(padded(batch, bucket), bucket, captured)
+        device_batch = self._upload(batch, bucket, captured)
         if captured is None and bucket in self._warm and not self._enforce_eager:
             captured = self._capture(forward, device_batch)
             if len(self._captured) == MAX_GRAPHS:
@@ -99,7 +133,7 @@ class Steps:
         else:
             captured.launch()
             logits = captured.logits
-        return logits[:num_rows]
+        return logits
 
     def _upload(
         self, batch: StepBatch, bucket: Bucket | None, captured: CapturedStep | None

@@ -62,6 +62,7 @@ class JitBackend(NumpyBackend):
 
     name = "jit"
     dtypes = ("auto", "float32", *HALVES)
+    lacks = ("gated attention", "recurrent layers")
 
     def __init__(
         self,
@@ -121,8 +122,8 @@ class JitBackend(NumpyBackend):
     # Sizes.
 
     def weight_bytes(self, shape: tuple[int, ...], form: Form | None = None) -> int:
-        if len(shape) == 1:
-            return 4 * shape[0]
+        if len(shape) != 2:
+            return 4 * math.prod(shape)
         num_rows, num_columns = shape
         if form is not None and self._weight_dtype != "float32":
             return form.num_bytes(padded_rows(num_rows), num_columns)
@@ -172,7 +173,9 @@ class JitBackend(NumpyBackend):
     def new_kv_cache(self, shape: KVCacheShape) -> JitCache:  # type: ignore[override]  # as above
         return JitCache.new(shape, self.kv_dtype)
 
-    def prepare(self, progress: Progress) -> None:
+    def prepare(
+        self, progress: Progress, forward: Callable[[StepBatch], Any], size: StepSize
+    ) -> None:
         names = kernel_names(self._formats, [self.kv_dtype.name])
         self._kernels.prepare(names, progress)
 

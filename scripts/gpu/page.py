@@ -11,8 +11,7 @@ from bench.harness import table
 
 from gpu.run import Run
 from mie.sim.costs import StepWork
-from mie.sim.devices import DEVICES, costs_on
-from mie.sim.shapes import find_shape
+from mie.sim.devices import DEVICES, costs_on, find_shape
 
 SIMULATED = {
     "H200": "h200",

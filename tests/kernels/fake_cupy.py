@@ -18,7 +18,8 @@ import math
 import re
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -28,6 +29,7 @@ from emulated import launcher
 from fake_cublas import FakeCublas
 
 from mie.ops_gpu.host.emulator import EmulatedKernel
+from mie.ops_gpu.nvrtc import Compiled
 
 Task = Callable[[], None]
 
@@ -188,17 +190,38 @@ class Event:
             self.stream.done(missing)
 
 
-class RawModule:
-    """Stand-in for cupy.RawModule, which finds the file's name in its text."""
+class FakeNvrtc:
+    """Stand-in for `Nvrtc`, whose machine code is the names of the file and of the kernel."""
 
-    def __init__(self, cupy: FakeCupy, code: str, name_expressions: tuple[str, ...]) -> None:
-        cupy.check("a compilation")
-        found = re.search(r'#line 1 "(\w+\.cu)"', code)
+    path, version = "libnvrtc.so", "12.6"
+
+    def __init__(self, cupy: FakeCupy) -> None:
+        self.cupy = cupy
+        self.compiled: list[str] = []
+
+    def architectures(self) -> list[int]:
+        return [80, 87, 90]
+
+    def compile(self, source: str, names: Sequence[str], options: Sequence[str]) -> Compiled:
+        self.cupy.check("a compilation")
+        assert "-arch=sm_90" in options
+        found = re.search(r'#line 1 "(\w+\.cu)"', source)
         assert found is not None
-        [name] = name_expressions
-        self.cupy, self.kernel = cupy, launcher().kernel(found[1], name)
+        self.compiled += names
+        cubin = f"{found[1]}\n{names[0]}".encode()
+        return Compiled(cubin=cubin, log="", mangled={names[0]: "mangled"})
+
+
+class RawModule:
+    """Stand-in for cupy.RawModule."""
+
+    def __init__(self, cupy: FakeCupy, path: str) -> None:
+        cupy.check("a compilation")
+        file, name = Path(path).read_text().split("\n")
+        self.cupy, self.kernel = cupy, launcher().kernel(file, name)
 
     def get_function(self, name: str) -> Function:
+        assert name == "mangled"
         return Function(self.cupy, self.kernel)
 
 
@@ -250,9 +273,16 @@ class FakeCupy(ModuleType):
             Stream=lambda: Stream(self),
             Event=lambda disable_timing: Event(self),
             Device=lambda: device,
-            alloc_pinned_memory=self._alloc_pinned_memory,
-            runtime=SimpleNamespace(memcpy2DAsync=self.memcpy2DAsync, memcpyHostToDevice=1),
+            PinnedMemory=self._pinned_memory,
+            PinnedMemoryPointer=lambda memory, offset: memory,
+            runtime=SimpleNamespace(
+                memcpy2DAsync=self.memcpy2DAsync,
+                memcpyHostToDevice=1,
+                memGetInfo=lambda: (1 << 33, 1 << 33),
+            ),
         )
+        self.nvrtc = FakeNvrtc(self)
+        self.get_default_memory_pool = lambda: SimpleNamespace(free_bytes=lambda: 0)
 
     @property
     def current(self) -> Stream:
@@ -345,10 +375,10 @@ class FakeCupy(ModuleType):
         array.set(np.ascontiguousarray(host))
         return array
 
-    def RawModule(self, *, code: str, name_expressions: tuple[str, ...], **_: Any) -> RawModule:
-        return RawModule(self, code, name_expressions)
+    def RawModule(self, *, path: str) -> RawModule:
+        return RawModule(self, path)
 
-    def _alloc_pinned_memory(self, num_bytes: int) -> bytearray:
+    def _pinned_memory(self, num_bytes: int) -> bytearray:
         self.check("an allocation")
         memory = bytearray(num_bytes)
         begin = np.frombuffer(memory, np.uint8).ctypes.data
@@ -372,10 +402,14 @@ class FakeCupy(ModuleType):
 
 
 @pytest.fixture
-def fake_cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
-    """The module in place of CuPy, with its cuBLAS."""
-    cupy = FakeCupy()
+def fake_cupy(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: Any) -> FakeCupy:
+    """The module in place of CuPy, with its NVRTC and cuBLAS."""
+    cupy, nvrtc = FakeCupy(), "mie.ops_gpu.cubins"
+    folder = tmp_path_factory.mktemp("cubins")
     monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr("mie.ops_gpu.launcher.nvrtc_of_cupy", lambda module: cupy.nvrtc)
+    monkeypatch.setattr(f"{nvrtc}.compile_apart", lambda path, *work: cupy.nvrtc.compile(*work))
+    monkeypatch.setattr(f"{nvrtc}.open_cache", lambda name: folder)
     library = FakeCublas(cupy)
     monkeypatch.setattr("mie.ops_gpu.cublas.load_library", lambda module: library)
     cupy.cublas_library = library

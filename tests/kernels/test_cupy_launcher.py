@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from importlib.abc import MetaPathFinder
 from importlib.util import spec_from_loader
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mie.errors import ConfigError, MissingExtraError
+sys.path.insert(0, str(Path(__file__).parent.parent.parent / "scripts"))
+
+import nvrtc_check
+
+from mie.errors import ConfigError, MieError, MissingExtraError
+from mie.ops_gpu.cubins import KernelName
 from mie.ops_gpu.launcher import CupyLauncher
 from mie.ops_gpu.load import load_cupy_backend
+from mie.ops_gpu.nvrtc import Compiled, CompileError, compile_apart
 from mie.ops_gpu.signature import SIGNATURES, declared
 from mie.ops_gpu.source import KERNELS
+from mie.system.cache_dir import CacheError
 
 X, A, N = np.zeros(8, np.float32), np.float32(1), np.int32(8)
 NORM = "rms_norm.cu", "rms_norm<float>"
@@ -34,34 +44,164 @@ class Function:
 
 
 @pytest.fixture
-def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
+def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     module: Any = ModuleType("cupy")
     module.ndarray = np.ndarray
     module.device = SimpleNamespace(compute_capability="90")
     module.cuda = SimpleNamespace(is_available=lambda: True, Device=lambda: module.device)
     module.modules, module.function = [], Function()
 
-    def raw_module(**options: Any) -> Any:
-        module.modules.append(options)
+    def raw_module(path: str) -> Any:
+        module.modules.append(Path(path).read_bytes())
         return SimpleNamespace(get_function=lambda name: module.function)
 
     module.RawModule = raw_module
+    module.nvrtc = FakeNvrtc()
     monkeypatch.setitem(sys.modules, "cupy", module)
+    monkeypatch.setattr("mie.ops_gpu.launcher.nvrtc_of_cupy", lambda cupy: module.nvrtc)
+    monkeypatch.setattr("mie.ops_gpu.cubins.open_cache", lambda name: tmp_path)
+    monkeypatch.setattr(
+        "mie.ops_gpu.cubins.compile_apart", lambda path, *work: module.nvrtc.compile(*work)
+    )
     return module
+
+
+class FakeNvrtc:
+    """A stand-in for `Nvrtc` that records its work. Its machine code is the kernel's name."""
+
+    path, version = "libnvrtc.so", "12.6"
+
+    def __init__(self) -> None:
+        self.work: list[tuple[Any, ...]] = []
+
+    def architectures(self) -> list[int]:
+        return [80, 87, 90]
+
+    def compile(self, source: str, names: list[str], options: list[str]) -> Compiled:
+        self.work.append((source, names, options))
+        return Compiled(cubin=names[0].encode(), log="", mangled={names[0]: "mangled"})
 
 
 def test_a_kernel_is_compiled_once_from_one_text(cupy: Any):
     launcher = CupyLauncher()
     kernel = launcher.kernel("gather_rows.cu", "gather_rows<f16>", ("-DX=1",))
     assert launcher.kernel("gather_rows.cu", "gather_rows<f16>", ("-DX=1",)) is kernel
-    [options] = cupy.modules
-    assert options["options"] == ("-std=c++17", "-DX=1")
-    assert options["name_expressions"] == ("gather_rows<f16>",)
-    assert options["backend"] == "nvrtc"
-    # The text includes headers and instantiation, because CuPy's cache is keyed by the text.
-    assert "struct __align__(2) f16" in options["code"]
-    assert '#include "mie_cuda.cuh"' not in options["code"]
-    assert options["code"].startswith("// gather_rows<f16>\n")
+    [(source, names, options)] = cupy.nvrtc.work
+    assert options[:3] == ["-std=c++17", "-DX=1", "-arch=sm_90"]
+    assert {*options[3:]} == {"-ftz=true", "--device-as-default-execution-space"}
+    assert names == ["gather_rows<f16>"]
+    # The text includes headers, because the cache is keyed by the text.
+    assert "struct __align__(2) f16" in source
+    assert '#include "mie_cuda.cuh"' not in source
+    assert cupy.modules == [b"gather_rows<f16>"]
+
+
+def test_compiled_kernels_are_kept_for_the_same_compiler_and_chip(cupy: Any, tmp_path: Path):
+    def compiled(*kernels: KernelName) -> list[str]:
+        """Return the kernels that another process would compile."""
+        cupy.nvrtc.work.clear()
+        counts: list[int] = []
+
+        @contextmanager
+        def progress(number: int) -> Iterator[Any]:
+            counts.append(-number)
+            yield counts.append
+
+        CupyLauncher().build(kernels, progress)
+        assert sum(counts) == 0
+        return sorted(names[0] for _, names, _ in cupy.nvrtc.work)
+
+    kernels = [KernelName(*NORM), KernelName("gather_rows.cu", "gather_rows<f16>")]
+    assert compiled(*kernels, kernels[0]) == ["gather_rows<f16>", "rms_norm<float>"]
+    assert compiled(*kernels) == []
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+    assert compiled(KernelName(*NORM, ("-DX=1",))) == ["rms_norm<float>"]
+    cupy.nvrtc.version = "12.8"
+    assert compiled(kernels[0]) == ["rms_norm<float>"]
+    cupy.nvrtc.version = "12.6"
+    cupy.device.compute_capability = "87"
+    assert compiled(*kernels) == ["gather_rows<f16>", "rms_norm<float>"]
+    cupy.device.compute_capability = "86"  # runs the code of 8.0
+    assert compiled(kernels[0]) == ["rms_norm<float>"]
+    assert "-arch=sm_80" in cupy.nvrtc.work[0][2]
+
+
+@pytest.mark.parametrize("fault", ["code", "digest", "no digest", "link", "writable"])
+def test_a_damaged_or_foreign_cubin_is_compiled_again(cupy: Any, tmp_path: Path, fault: str):
+    CupyLauncher().kernel(*NORM)
+    [cubin], [about] = tmp_path.glob("*.cubin"), tmp_path.glob("*.json")
+    if fault == "code":
+        cubin.write_bytes(b"another's code")
+    elif fault == "digest":
+        about.write_text('{"function": "mangled", "sha256": "0"}')
+    elif fault == "no digest":
+        about.unlink()
+    elif fault == "link":
+        cubin.rename(tmp_path / "elsewhere")
+        cubin.symlink_to(tmp_path / "elsewhere")
+    else:
+        cubin.chmod(0o622)
+    CupyLauncher().kernel(*NORM)
+    assert len(cupy.nvrtc.work) == 2
+    assert cupy.modules == [b"rms_norm<float>"] * 2
+    assert not cubin.is_symlink()
+    assert cubin.stat().st_mode & 0o777 == 0o600
+
+
+def test_kernels_run_from_a_folder_of_the_process_without_a_cache(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def refuse(name: str) -> Path:
+        raise CacheError("others may write to it")
+
+    monkeypatch.setattr("mie.ops_gpu.cubins.open_cache", refuse)
+    launcher = CupyLauncher()
+    launcher.kernel(*NORM)
+    assert cupy.modules == [b"rms_norm<float>"]
+    assert launcher.cubins.folder.stat().st_mode & 0o777 == 0o700
+    assert "not kept: others may write to it" in caplog.text
+
+
+def test_kernels_are_listed_without_being_compiled(cupy: Any):
+    launcher = CupyLauncher()
+    with launcher.listing() as listed:
+        launcher.kernel(*NORM)((1,), (8,), ())
+    assert listed == [KernelName(*NORM)]
+    assert cupy.nvrtc.work == cupy.modules == []
+    launcher.build(listed, lambda number: nullcontext(int))
+    assert cupy.modules == [b"rms_norm<float>"]
+
+
+def test_a_kernel_that_nvrtc_refuses_is_named(cupy: Any, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*work: Any) -> Any:
+        raise CompileError("rms_norm.cu(3): error: no such type")
+
+    monkeypatch.setattr(cupy.nvrtc, "compile", refuse)
+    message = r"NVRTC 12\.6 refuses the kernel rms_norm<float> in rms_norm\.cu: .*no such type"
+    with pytest.raises(MieError, match=message):
+        CupyLauncher().kernel(*NORM)
+
+
+def test_a_gpu_newer_than_nvrtc_is_refused(cupy: Any):
+    cupy.device.compute_capability = "120"
+    message = r"NVRTC 12\.6 does not compile for this GPU, which is sm_120 \(.*mie\[cuda13\]"
+    with pytest.raises(ConfigError, match=message):
+        CupyLauncher()
+
+
+@pytest.mark.parametrize("version", nvrtc_check.TARGETS)
+def test_a_process_of_its_own_compiles_the_same_code(version: str):
+    compilers = nvrtc_check.installed()
+    if version not in compilers:
+        pytest.skip(f"NVRTC {version} is not installed (pip install 'mie[nvrtc]')")
+    nvrtc, options = compilers[version], ["-arch=sm_87"]
+    assert 87 in nvrtc.architectures()
+    work = ("__global__ void nothing() {}", ["nothing"], options)
+    assert compile_apart(nvrtc.path, *work) == nvrtc.compile(*work)
+    with pytest.raises(CompileError, match="expected"):
+        compile_apart(nvrtc.path, "__global__ void", ["nothing"], options)
+    with pytest.raises(CompileError, match="process of a compilation failed"):
+        compile_apart("/no/such/library", *work)
 
 
 def test_launches_are_passed_on(cupy: Any):

@@ -23,7 +23,8 @@ from mie.config.params.sampling import SamplingParams
 from mie.load.engine import load_engine
 from mie.ops.backend import Backend, StepBatch
 from mie.ops_gpu.batch import ANY_LENGTH, Bucket, bucket_of, padded, padded_seqs
-from mie.ops_gpu.cupy_backend import EMULATED_CHIP, CupyBackend
+from mie.ops_gpu.chip import EMULATED_CHIP
+from mie.ops_gpu.cupy_backend import CupyBackend
 from mie.ops_gpu.gemm import NumpyGemm
 from mie.ops_gpu.launcher import EmulatedLauncher
 from mie.ops_gpu.load import load_emulated_backend

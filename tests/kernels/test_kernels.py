@@ -23,8 +23,8 @@ from mie.ops.backend import KVCacheShape, StepBatch
 from mie.ops.kv_cache import QUANTIZED, QuantizedCache, dequantize, quantize
 from mie.ops_gpu.arrays import DTYPES
 from mie.ops_gpu.attention import SPLIT_TOKENS
-from mie.ops_gpu.chip import Chip
-from mie.ops_gpu.cupy_backend import EMULATED_CHIP, CupyBackend
+from mie.ops_gpu.chip import EMULATED_CHIP, Chip
+from mie.ops_gpu.cupy_backend import CupyBackend
 from mie.ops_gpu.dispatch import TILE_TOKENS
 from mie.ops_gpu.gemm import NumpyGemm
 from mie.ops_gpu.kv_cache import ELEMENTS, KVCache

@@ -99,7 +99,8 @@ __global__ void __launch_bounds__(1024) spilling(volatile float* x) {  // 64 reg
 @pytest.mark.parametrize("version", nvrtc_check.TARGETS)
 def test_a_spill_is_noticed(compilers, version: str):
     nvrtc = compiler(compilers, version)
-    report = nvrtc.compile(SPILLING, ["spilling"], nvrtc_check.options_for(87)).usages
+    options = nvrtc_check.options_for(87)
+    _, report = nvrtc_check.compile_file(nvrtc, SPILLING, ["spilling"], options)
     entry = Entry(file="spilling.cu", names=("spilling",))
     [sentence] = limits({"spilling.cu spilling": report["spilling"]}, [entry])
     assert "spills" in sentence

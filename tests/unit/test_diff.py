@@ -19,14 +19,11 @@ from compiled import needs_numba
 from emulated import needs_compiler
 from tiny_models import TINY, TinyModel
 
-from mie.diff.compare import compare
-from mie.diff.html import page
-from mie.diff.measure import errors_between
+from mie.diff.compare import DiffWorkload, compare
 from mie.diff.recording import OPERATORS, Injection
 from mie.diff.report import DiffReport, Side
-from mie.diff.text import lines
-from mie.diff.tolerances import ALONE, QUANTIZED, TOLERANCES, Limits
-from mie.diff.workload import DiffWorkload
+from mie.diff.text import lines, page
+from mie.diff.tolerances import ALONE, QUANTIZED, TOLERANCES, Limits, errors_between
 from mie.errors import ConfigError
 from mie.ops.numpy_backend import NumpyBackend
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from pathlib import Path
@@ -14,15 +13,14 @@ from model_files import hf_config, random_tensors, write_model
 
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.tensors import num_parameters
-from mie.cli.inspect import add_parser
+from mie.cli import _parser
 
 CONFIG = ModelConfig.from_hf(hf_config())
 
 
 def run(*arguments: str | Path) -> int:
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
-    args = parser.parse_args(["inspect", *map(str, arguments)])
+    words = ["inspect", *map(str, arguments)]
+    args = _parser(words).parse_args(words)
     code: int = args.run(args)
     return code
 

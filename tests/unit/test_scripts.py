@@ -25,7 +25,7 @@ from gpu import check as gpu_check
 from gpu import parts
 from gpu.page import beside_simulated
 
-from mie.cli.sim_cluster import cluster_table
+from mie.cli.sim import cluster_table
 from mie.sim.cluster import ROUTERS, ClusterLoad, simulate_cluster
 
 # Inputs and correct results.

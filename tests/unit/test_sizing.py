@@ -189,5 +189,7 @@ def test_a_share_of_a_gpus_memory_is_left_free():
 
 def test_a_gpu_that_shares_memory_has_the_hosts_limit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("mie.ops_gpu.chip.available_bytes", lambda: 5000)
-    found = device_memory(cupy(free=1, total=8000, integrated=1), 0.9)
-    assert found == Memory(available_bytes=5000, is_shared=True)
+    """A share of the whole is left free there, too."""
+    for share, available in ((1.0, 5000), (0.9, 4200), (0.1, 0)):
+        found = device_memory(cupy(free=1, total=8000, integrated=1), share)
+        assert found == Memory(available_bytes=available, is_shared=True)

@@ -3,7 +3,7 @@
 // and values, so it is copied without knowing its shape.
 //
 //   cache    [N, elements] T
-//   staging  [C, elements] T
+//   staging  [C, stride]   T    whose rows begin with the elements
 //   src, dst, ids  [C] int32
 //
 // grid (C, any), block (any): y blocks share one copy. No destination may be named twice. In
@@ -33,14 +33,14 @@ __global__ void copy_blocks(T* cache, const int* __restrict__ src, const int* __
 
 template <typename T>
 __global__ void gather_blocks(const T* __restrict__ cache, const int* __restrict__ ids,
-                              T* __restrict__ staging, int elements) {
-  copy_block(cache + (size_t)ids[blockIdx.x] * elements, staging + (size_t)blockIdx.x * elements,
+                              T* __restrict__ staging, int elements, int stride) {
+  copy_block(cache + (size_t)ids[blockIdx.x] * elements, staging + (size_t)blockIdx.x * stride,
              elements);
 }
 
 template <typename T>
 __global__ void scatter_blocks(const T* __restrict__ staging, const int* __restrict__ ids,
-                               T* __restrict__ cache, int elements) {
-  copy_block(staging + (size_t)blockIdx.x * elements, cache + (size_t)ids[blockIdx.x] * elements,
+                               T* __restrict__ cache, int elements, int stride) {
+  copy_block(staging + (size_t)blockIdx.x * stride, cache + (size_t)ids[blockIdx.x] * elements,
              elements);
 }

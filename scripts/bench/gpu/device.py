@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mie.ops_gpu.chip import Chip, current_chip
-from mie.ops_gpu.cupy_backend import EMULATED_CHIP, CupyBackend
+from mie.ops_gpu.chip import EMULATED_CHIP, Chip, current_chip
+from mie.ops_gpu.cupy_backend import CupyBackend
 from mie.ops_gpu.launcher import CupyLauncher
 from mie.ops_gpu.load import load_cupy_backend, load_emulated_backend
 

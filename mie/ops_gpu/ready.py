@@ -1,0 +1,100 @@
+"""Make a device ready for its first request: compile all kernels, and capture the common steps.
+
+Which kernels a model needs follows from the steps themselves. They are first listed without being
+launched, by steps of every kind and of the largest size, which also allocates the memory of their
+results. Then the kernels are compiled at once, and every kind of step runs on empty sequences, so
+that nothing is left to load or to allocate. Such a step writes no keys and values.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mie.base.arithmetic import ceil_div
+from mie.ops.backend import Progress, StepBatch, StepSize
+from mie.ops.sampling import GREEDY, RowControls
+from mie.ops_gpu import kv_cache, sampling
+from mie.ops_gpu.batch import ANY_LENGTH, Bucket, padded_length, padded_seqs
+from mie.ops_gpu.cubins import KernelName
+from mie.ops_gpu.dispatch import MAX_SPLITS, SPLIT_TOKENS
+from mie.ops_gpu.launcher import CupyLauncher
+from mie.ops_gpu.sampling import Sampler
+from mie.ops_gpu.steps import Forward, Steps
+
+MOST_SEQS = 64
+"""Sequences of the largest step that is captured ahead."""
+
+MOST_STEPS = 32
+"""Maximum number of steps that are captured ahead, the smallest first. Each takes some 20 ms."""
+
+PROMPTS = (2, 16, 32, 64)
+"""Tokens of prompts that run ahead. The numbers are those at which products change their kernel."""
+
+MOST_DRAWN = 8
+"""Rows for which the scratch memory of random draws is allocated ahead: 1.2 MB each at most."""
+
+EVERY_KERNEL = RowControls(
+    temperature=1.0, top_p=0.9, uniform=0.5, banned_ids=np.zeros(1, np.int64)
+)
+"""A row that every kernel of the sampler has work for."""
+
+
+def make_ready(
+    launcher: CupyLauncher,
+    steps: Steps,
+    sampler: Sampler,
+    forward: Forward,
+    size: StepSize,
+    others: Sequence[KernelName],
+    progress: Progress,
+) -> None:
+    """Compile the kernels of ``forward`` and the ``others``, and capture the common steps.
+
+    No step is larger than ``size``.
+    """
+    counts = sorted({padded_seqs(n) for n in range(1, min(MOST_SEQS, size.num_seqs) + 1)})
+    prompts = [n for n in PROMPTS if n < size.num_tokens] + [size.num_tokens]
+    with launcher.listing() as listed:
+        for count in counts:
+            logits = steps.launch_empty(forward, Bucket(count, padded_length(size.max_len)))
+        for num_tokens in prompts:
+            steps.launch_prompt(forward, prompt(num_tokens, max(num_tokens, size.max_len)))
+        sampler.start(logits[:1], [EVERY_KERNEL])
+    launcher.build([*listed, *others], progress)
+    for num_tokens in prompts[:-1]:
+        steps.launch_prompt(forward, prompt(num_tokens, num_tokens))
+    for bucket in buckets(counts, size.max_len, steps.follows_lengths):
+        logits = steps.run_empty(forward, bucket)
+        sampler.finish(sampler.start(logits, [GREEDY] * len(logits)))
+    logits = logits[:MOST_DRAWN]
+    sampler.finish(sampler.start(logits, [EVERY_KERNEL] * len(logits)))
+
+
+def kernels_beside_steps(dtype: np.dtype[Any], kv_dtype: np.dtype[Any]) -> list[KernelName]:
+    """Return the kernels of a model that no forward pass and no sampling launch."""
+    taking = KernelName("take_tokens.cu", "take_tokens")
+    return [*kv_cache.kernels(kv_dtype, dtype), sampling.kernel_of_logprobs(dtype), taking]
+
+
+def buckets(counts: Sequence[int], max_len: int, follows_lengths: bool) -> list[Bucket]:
+    """Return the steps to capture, the smallest first."""
+    lengths = [padded_length(max_len) if follows_lengths else ANY_LENGTH]
+    while follows_lengths and lengths[0] > SPLIT_TOKENS:
+        lengths.insert(0, padded_length(min(lengths[0], MAX_SPLITS * SPLIT_TOKENS) // 2))
+    return sorted(Bucket(count, length) for count in counts for length in lengths)[:MOST_STEPS]
+
+
+def prompt(num_tokens: int, length: int) -> StepBatch:
+    """Return the last tokens of a sequence of that length, whose keys are not written."""
+    zeros = np.zeros(num_tokens, np.int64)
+    return StepBatch(
+        token_ids=zeros,
+        positions=zeros,
+        slot_mapping=zeros - 1,
+        cu_seqlens_q=np.array([0, num_tokens]),
+        seq_lens=np.array([length]),
+        block_tables=np.zeros((1, ceil_div(length, 16)), np.int64),
+        logits_rows=np.array([num_tokens - 1]),
+        num_decodes=0,
+    )
