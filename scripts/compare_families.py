@@ -86,6 +86,9 @@ def config_of(model_type: str, rng: random.Random) -> dict[str, Any]:
     glm = {"attention_bias": bias, "rope_parameters": {**plain, "partial_rotary_factor": 0.5}}
     phi = rng.choice([longrope(8, 256, rng), longrope(8, 32, rng), {"sliding_window": window}])
     no_head_dim = {"hidden_size": 16 * config["num_attention_heads"]}
+    number = rng.choice([3, 4, 8])
+    experts = {"num_experts": number, "num_local_experts": number}
+    experts |= {"num_experts_per_tok": rng.choice([1, 2, number])}
     groups = rng.choice([1, 2])
     recurrent = ["conv" if model_type == "lfm2" else "linear_attention"] * (layers - 1)
     deltas = {
@@ -97,6 +100,25 @@ def config_of(model_type: str, rng: random.Random) -> dict[str, Any]:
     }
     own: dict[str, dict[str, Any]] = {
         "mistral": {"sliding_window": window},
+        "mixtral": {**experts, "sliding_window": rng.choice([None, window])},
+        "qwen3_moe": {
+            **experts,
+            "attention_bias": bias,
+            "norm_topk_prob": rng.random() < 0.5,
+            "moe_intermediate_size": rng.choice([16, 24]),
+            "mlp_only_layers": rng.choice([[], [0]]),
+            "decoder_sparse_step": rng.choice([1, 2]),
+            "use_sliding_window": bias,
+            "sliding_window": window,
+        },
+        "olmoe": {**no_head_dim, **experts, "attention_bias": bias, "norm_topk_prob": not bias},
+        "granitemoe": {**no_head_dim, **multipliers, **experts, "attention_bias": bias},
+        "granitemoeshared": {
+            **no_head_dim,
+            **multipliers,
+            **experts,
+            "shared_intermediate_size": rng.choice([0, 24]),
+        },
         "ministral": {"sliding_window": window, "layer_types": mixed},
         "ministral3": {
             "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.1, "mscale": 1.0}

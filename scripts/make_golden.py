@@ -162,12 +162,12 @@ def randomize(model: torch.nn.Module) -> None:
         elif parameter.dim() == 1 and not name.endswith(".bias"):  # the heads of recurrent layers
             around = {"A_log": -0.5, "dt_bias": -1.0}.get(name.rpartition(".")[2], 1.0)
             parameter.copy_(around + 0.5 * noise)
-        elif parameter.dim() == 3:  # the convolutions of recurrent layers
+        elif "conv" in name and parameter.dim() == 3:  # the convolutions of recurrent layers
             parameter.copy_(noise / parameter.shape[2] ** 0.5)
-        elif name.endswith(".bias"):
+        elif name.endswith("bias"):
             parameter.copy_(0.3 * noise)
         else:
-            parameter.copy_(noise * gain(name) / parameter.shape[1] ** 0.5)
+            parameter.copy_(noise * gain(name) / parameter.shape[-1] ** 0.5)
 
 
 def gain(name: str) -> float:
@@ -235,7 +235,11 @@ def load(directory: Path, **changes: Any) -> Any:
         values = config.to_dict() | changes
         config = type(config)(**values)
     return AutoModelForCausalLM.from_pretrained(
-        directory, config=config, dtype=torch.float32, attn_implementation="eager"
+        directory,
+        config=config,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        experts_implementation="eager",
     ).eval()
 
 

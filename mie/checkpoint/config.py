@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mie.base.arithmetic import ceil_div
+from mie.checkpoint.experts import Experts, read_experts
 from mie.checkpoint.families import FAMILIES
 from mie.checkpoint.family import Family, Names, QkNorm
 from mie.checkpoint.gguf.config import hf_config
@@ -77,6 +78,7 @@ class ModelConfig:
     gates_attention: bool
     layers_recurrent: tuple[bool, ...]  # which layers keep a state; the others attend
     recurrent: RecurrentConfig | None
+    experts: Experts | None
     names: Names  # of attention layers
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
@@ -181,6 +183,7 @@ class ModelConfig:
             "scaled embeddings": self.embedding_scale != self.residual_scale,
             "soft caps": bool(self.attention_soft_cap or self.logits_soft_cap),
             "gated attention": self.gates_attention,
+            "experts": self.experts is not None,
             "recurrent layers": any(self.layers_recurrent),
         }
         return tuple(name for name, is_given in given.items() if is_given)
@@ -194,6 +197,14 @@ class ModelConfig:
         """Return the names of a layer's tensors."""
         of_recurrent = self.recurrent.family.names if self.recurrent else None
         return of_recurrent or self.names if self.layers_recurrent[layer] else self.names
+
+    def has_experts(self, layer: int) -> bool:
+        """Return whether a layer is sparse."""
+        return self.experts is not None and self.experts.layers[layer]
+
+    def has_mlp(self, layer: int) -> bool:
+        """Return whether a layer has an MLP that computes every token."""
+        return self.experts is None or self.experts.are_beside_mlp or not self.experts.layers[layer]
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Return the bytes of keys and values of one token in all layers.
@@ -230,9 +241,9 @@ def _read_config(reader: JsonReader, architecture: str) -> ModelConfig:
     head_dim = _head_dim(reader, hidden_size, num_heads)
     has_biases = "use_bias" in family.implements and reader.flag("use_bias", default=False)
     o_bias = family.o_bias_key is not None and reader.flag(family.o_bias_key, default=False)
-    inner = "intermediate_size"
+    inner, least = "intermediate_size", 1
     if "shared_intermediate_size" in family.defaults:
-        inner = "shared_intermediate_size"
+        inner, least = "shared_intermediate_size", int(family.expert_size is None)
     kinds = layer_kinds(reader, architecture, num_layers)
     window = reader.optional_integer("sliding_window", maximum=MAX_CONTEXT)
     embedding_scale = _multiplier(reader, "embedding_multiplier")
@@ -242,7 +253,7 @@ def _read_config(reader: JsonReader, architecture: str) -> ModelConfig:
         architecture=architecture,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        intermediate_size=_intermediate_size(reader, inner),
+        intermediate_size=_intermediate_size(reader, inner, least),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=_num_kv_heads(reader, num_heads),
@@ -273,6 +284,7 @@ def _read_config(reader: JsonReader, architecture: str) -> ModelConfig:
         gates_attention=family.gates_attention,
         layers_recurrent=tuple(kind == RECURRENT for kind in kinds),
         recurrent=read_recurrent(reader, family, hidden_size) if RECURRENT in kinds else None,
+        experts=read_experts(reader, family, num_layers),
         names=family.names,
         bos_token_id=next(iter(_token_ids(reader, "bos_token_id", vocab_size)), None),
         eos_token_ids=_token_ids(reader, "eos_token_id", vocab_size),
@@ -295,9 +307,9 @@ def _attention_scale(reader: JsonReader) -> float | None:
     return _positive(reader, "attention_multiplier") if scalar is None else scalar**-0.5
 
 
-def _intermediate_size(reader: JsonReader, key: str) -> int:
+def _intermediate_size(reader: JsonReader, key: str, least: int) -> int:
     """Return the width of the MLP. LFM2 states one that is adjusted to two thirds or so."""
-    size = reader.integer(key, maximum=MAX_WIDTH)
+    size = reader.integer(key, minimum=least, maximum=MAX_WIDTH)
     if not reader.flag("block_auto_adjust_ff_dim", default=False):
         return size
     size = 2 * size // 3

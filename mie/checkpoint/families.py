@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mie.checkpoint.family import Family, Names
-from mie.checkpoint.recurrent_families import MULTIPLIERS, RECURRENT_FAMILIES
+from mie.checkpoint.family import BOS_AND_EOS, MULTIPLIERS, Family, Names
+from mie.checkpoint.recurrent_families import RECURRENT_FAMILIES
+from mie.checkpoint.sparse_families import SPARSE_FAMILIES
 
 __all__ = ["FAMILIES", "Family", "Names"]
 
-_BOS_AND_EOS: Mapping[str, Any] = {"bos_token_id": 1, "eos_token_id": 2}
 _QWEN2: Mapping[str, Any] = {
     "num_key_value_heads": 32,
     "max_position_embeddings": 32768,
@@ -21,9 +21,9 @@ _MISTRAL: Mapping[str, Any] = {
     "num_key_value_heads": 8,
     "max_position_embeddings": 131072,
     "sliding_window": 4096,
-    **_BOS_AND_EOS,
+    **BOS_AND_EOS,
 }
-_GRANITE: Mapping[str, Any] = {"max_position_embeddings": 2048, **_BOS_AND_EOS, **MULTIPLIERS}
+_GRANITE: Mapping[str, Any] = {"max_position_embeddings": 2048, **BOS_AND_EOS, **MULTIPLIERS}
 _OLMO2: Mapping[str, Any] = {
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,
@@ -81,7 +81,7 @@ FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": Family(
         title="Llama, TinyLlama, SmolLM, Falcon 3, Yi",
         model_type="llama",
-        defaults={"max_position_embeddings": 2048, **_BOS_AND_EOS},
+        defaults={"max_position_embeddings": 2048, **BOS_AND_EOS},
         implements=("attention_bias", "mlp_bias"),
     ),
     "MistralForCausalLM": Family(
@@ -273,7 +273,7 @@ FAMILIES: Mapping[str, Family] = {
             "rms_norm_eps": 1e-5,
             "rope_theta": 500000.0,
             "tie_word_embeddings": True,
-            **_BOS_AND_EOS,
+            **BOS_AND_EOS,
         },
         implements=("use_bias",),
         rope_is_interleaved=True,
@@ -281,7 +281,7 @@ FAMILIES: Mapping[str, Family] = {
     "HunYuanDenseV1ForCausalLM": Family(
         title="Hunyuan, dense",
         model_type="hunyuan_v1_dense",
-        defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, **_BOS_AND_EOS},
+        defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, **BOS_AND_EOS},
         implements=("attention_bias", "alpha"),
         qk_norm="rotated head",
         names=Names(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm"),
@@ -300,6 +300,7 @@ FAMILIES: Mapping[str, Family] = {
         implements=("attention_bias", "mlp_bias"),
         o_bias_key="attention_out_bias",
     ),
+    **SPARSE_FAMILIES,
     **RECURRENT_FAMILIES,
 }
 """The supported families by the name in ``architectures``."""

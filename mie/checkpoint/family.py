@@ -27,6 +27,10 @@ class Names:
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     """Two matrices, or one that holds their rows in this order."""
     down: str = "mlp.down_proj"
+    router: str = "mlp.gate"
+    expert_gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
+    """Like `gate_up`, with the number of the expert. A file may stack the matrices of all."""
+    expert_down: str = "mlp.experts.{}.down_proj"
     attention_out: str = "self_attn.o_proj"
     final_norm: str = "norm"
     """The norm before the output head."""
@@ -79,11 +83,12 @@ class Family:
 
     A key that is present and null means "none", so they are merged under the file's own keys.
     """
-    windows: Literal["none", "all", "switched", "pattern"] = "none"
+    windows: Literal["none", "all", "all switched", "switched", "pattern"] = "none"
     """Which layers have the ``sliding_window`` if ``layer_types`` does not say.
 
     "all" and "none" ignore ``layer_types``. "switched" needs ``use_sliding_window``, and begins at
-    ``max_window_layers``. In "pattern" every ``sliding_window_pattern``-th layer has none.
+    ``max_window_layers``, and "all switched" at the first layer. In "pattern" every
+    ``sliding_window_pattern``-th layer has none.
     """
     implements: tuple[str, ...] = ()
     """The keys of `mie.checkpoint.refusals` that are not refused in this family."""
@@ -105,6 +110,8 @@ class Family:
     """
     norm_offset: int = 0
     """Added to the weights of all norms."""
+    expert_size: str | None = None
+    """The key of the intermediate size of its experts, or None if it has none."""
     scales_embeddings: bool = False
     """Whether embeddings are multiplied by the square root of the hidden size."""
     gates_attention: bool = False
@@ -114,3 +121,13 @@ class Family:
     keys: Mapping[str, str] = field(default_factory=dict)
     """Keys of the file that take precedence over those of a Llama: its own name to Llama's."""
     names: Names = field(default_factory=Names)
+
+
+BOS_AND_EOS: Mapping[str, Any] = {"bos_token_id": 1, "eos_token_id": 2}
+MULTIPLIERS = {
+    "attention_multiplier": 1.0,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
+}
+"""Granite's factors, which change nothing by default."""

@@ -9,13 +9,14 @@ from mie.checkpoint.size_limits import MAX_WIDTH
 from mie.errors import ModelError, UnsupportedModelError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+_IN_ALL_LAYERS = ("none", "all", "all switched")
 
 
 def layer_kinds(reader: JsonReader, architecture: str, num_layers: int) -> tuple[str, ...]:
     """Return the type of each layer, by ``layer_types`` or by the rule of its family."""
     windows = FAMILIES[architecture].windows
     has_window = reader.values.get("sliding_window") is not None and windows != "none"
-    if windows == "switched":
+    if windows in ("switched", "all switched"):
         has_window = has_window and reader.flag("use_sliding_window", default=False)
     recurrent = FAMILIES[architecture].recurrent
     names = {
@@ -38,9 +39,9 @@ def layer_kinds(reader: JsonReader, architecture: str, num_layers: int) -> tuple
             f"{reader.source}: models without any attention layer are not supported"
         )
     attends = {kind for kind in layer_types if kind != RECURRENT}
-    if windows in ("none", "all") and attends != {SLIDING if has_window else FULL}:
+    if windows in _IN_ALL_LAYERS and attends != {SLIDING if has_window else FULL}:
         # transformers ignores the key in these families, so the author's intention is unclear.
-        supported = [n for n, each in FAMILIES.items() if each.windows not in ("none", "all")]
+        supported = [n for n, each in FAMILIES.items() if each.windows not in _IN_ALL_LAYERS]
         raise UnsupportedModelError(
             f"{reader.source}: layer_types that differ from layer to layer are not supported in "
             f"{architecture}; supported in {', '.join(supported)}"
@@ -58,7 +59,7 @@ def _rule(reader: JsonReader, windows: str, num_layers: int) -> tuple[str, ...]:
     if windows == "switched":
         first = reader.integer("max_window_layers", minimum=0, maximum=MAX_WIDTH)
         return tuple(SLIDING if layer >= first else FULL for layer in range(num_layers))
-    if windows == "all" or reader.values.get("sliding_window_pattern") is None:
+    if windows in _IN_ALL_LAYERS or reader.values.get("sliding_window_pattern") is None:
         return (SLIDING,) * num_layers
     pattern = reader.values["sliding_window_pattern"]  # EXAONE 4 writes "LLLG" for 4
     every = len(pattern) if isinstance(pattern, str) else None

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mie.checkpoint.family import Family, Names, Recurrent
-
-MULTIPLIERS = {
-    "attention_multiplier": 1.0,
-    "embedding_multiplier": 1.0,
-    "residual_multiplier": 1.0,
-    "logits_scaling": 1.0,
-}
-"""Granite's factors, which change nothing by default."""
+from mie.checkpoint.family import MULTIPLIERS, Family, Names, Recurrent
 
 _DELTA = Recurrent(
     kind="delta",

@@ -35,6 +35,7 @@ _FEATURES: Mapping[str, Sequence[str]] = {
         "moe_intermediate_size",
     ),
     "logit softcapping": ("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap"),
+    "clipped queries, keys and values": ("clip_qkv",),
     "multi-head latent attention": ("kv_lora_rank", "q_lora_rank"),
     "scaling multipliers": (
         "attention_multiplier",

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.family import Names
 from mie.checkpoint.recurrent import linear_tensors
 
 Shape = tuple[int, ...]
@@ -34,7 +35,7 @@ def num_parameters(config: ModelConfig) -> int:
 
 
 def _layer_tensors(config: ModelConfig, layer: int) -> dict[str, Shape]:
-    hidden, inner, names = config.hidden_size, config.intermediate_size, config.names_of(layer)
+    hidden, names = config.hidden_size, config.names_of(layer)
     if config.recurrent is not None and config.layers_recurrent[layer]:
         mixer = config.recurrent.tensors(hidden)
     else:
@@ -48,8 +49,8 @@ def _layer_tensors(config: ModelConfig, layer: int) -> dict[str, Shape]:
     return {
         **mixer,
         **{f"{name}.weight": (hidden,) for name in norms if name is not None},
-        **_parts(names.gate_up, (inner, inner), hidden, config.mlp_bias),
-        **linear_tensors(names.down, hidden, inner, config.mlp_bias),
+        **(_mlp(config, names) if config.has_mlp(layer) else {}),
+        **(_experts(config) if config.has_experts(layer) else {}),
     }
 
 
@@ -64,6 +65,25 @@ def _attention_tensors(config: ModelConfig) -> dict[str, Shape]:
         is_whole = config.qk_norm == "projection"
         tensors[f"{names.q_norm}.weight"] = (queries if is_whole else head_dim,)
         tensors[f"{names.k_norm}.weight"] = (keys if is_whole else head_dim,)
+    return tensors
+
+
+def _mlp(config: ModelConfig, names: Names) -> dict[str, Shape]:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    return {
+        **_parts(names.gate_up, (inner, inner), hidden, config.mlp_bias),
+        **linear_tensors(names.down, hidden, inner, config.mlp_bias),
+    }
+
+
+def _experts(config: ModelConfig) -> dict[str, Shape]:
+    assert config.experts is not None
+    names, hidden, inner = config.names, config.hidden_size, config.experts.size
+    tensors = linear_tensors(names.router, config.experts.number, hidden, False)
+    for expert in range(config.experts.number):
+        gate_up = [name.format(expert) for name in names.expert_gate_up]
+        tensors |= _parts(gate_up, (inner, inner), hidden, False)
+        tensors |= linear_tensors(names.expert_down.format(expert), hidden, inner, False)
     return tensors
 
 

@@ -26,6 +26,7 @@ from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.entries import TensorEntry, some
 from mie.checkpoint.quantisation import Quantisation
 from mie.checkpoint.safetensors_header import read_entries
+from mie.checkpoint.stacked import unstacked
 from mie.checkpoint.tensors import Shape, expected_tensors
 from mie.errors import WeightsError, shown
 from mie.ops.quantised import Form, QuantisedRows, Rows, dequantise
@@ -106,7 +107,7 @@ class Checkpoint:
             if quantisation is not None:
                 raise WeightsError(f"{directory} is a GGUF file and has no quantization_config")
             return open_gguf(Path(directory), expected)
-        found = _text_entries(read_entries(Path(directory)))
+        found = unstacked(_text_entries(read_entries(Path(directory))), expected)
         ignored = [name for name in found if name not in expected and _IGNORED.fullmatch(name)]
         if quantisation is not None:
             from mie.checkpoint.quantised import open_quantised  # which imports this module

@@ -18,6 +18,7 @@ _SAMPLE = {
 }
 _WINDOWS = {
     "all": "a window in all layers",
+    "all switched": "a window in all layers if switched on",
     "switched": "windows if switched on",
     "pattern": "windows by layer",
 }
@@ -72,7 +73,7 @@ def _sample(name: str, family: Family) -> ModelConfig:
         config["embedding_multiplier"] = 2.0
     if family.recurrent is not None:
         config["layer_types"] = [*family.recurrent.layer_types[:1] * 3, "full_attention"]
-    if "num_local_experts" in family.defaults:
+    if "num_local_experts" in family.defaults and family.expert_size is None:
         config["num_local_experts"] = 0
     return ModelConfig.from_hf(config)
 
@@ -91,6 +92,10 @@ def _features(family: Family) -> Iterator[str]:
     for key, text in _KEYS.items():
         if key in family.implements and not (family.always_qkv_bias and key == "attention_bias"):
             yield text
+    if family.expert_size is not None:
+        yield "experts"
+    if "shared_intermediate_size" in family.defaults and family.expert_size is not None:
+        yield "a shared expert"
     if family.qk_norm is not None:
         yield _QK_NORMS[family.qk_norm]
     if names.attention_post_norm is not None:
@@ -109,5 +114,5 @@ def _features(family: Family) -> Iterator[str]:
         yield "interleaved RoPE"
     if family.rope_layers in _ROPE_LAYERS:
         yield _ROPE_LAYERS[family.rope_layers]
-    if len(names.qkv) == 1 or len(names.gate_up) == 1:
+    if len(names.qkv) == 1 or len(names.gate_up) == 1 or len(names.expert_gate_up) == 1:
         yield "fused matrices"

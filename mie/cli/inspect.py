@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.experts import Experts
 from mie.checkpoint.gguf.config import hf_config
 from mie.checkpoint.gguf.header import read_gguf
 from mie.checkpoint.locate import locate_model
@@ -164,6 +165,8 @@ def _facts(report: ModelReport) -> Iterator[tuple[str, str]]:
         yield "layers", _layers(config)
         yield "heads", f"{heads}, {config.head_dim} wide"
         yield "hidden size", f"{config.hidden_size:,}, intermediate {config.intermediate_size:,}"
+        if config.experts is not None:
+            yield "experts", _experts(config.experts)
         yield "vocabulary", f"{config.vocab_size:,}{', tied' * config.tie_word_embeddings}"
         yield "context", f"{config.context_length:,} tokens, {_rope(config)}"
         yield "parameters", f"{report.num_parameters or 0:,}"
@@ -199,6 +202,13 @@ def _forms(forms: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for form in dict.fromkeys(forms.values()):
         kinds = Counter(name.split(".")[-2] for name, own in forms.items() if own == form)
         yield "quantised", f"{form}: {', '.join(f'{n} {kind}' for kind, n in kinds.items())}"
+
+
+def _experts(experts: Experts) -> str:
+    sizes = f"{experts.number}, {experts.num_chosen} for each token, intermediate {experts.size:,}"
+    num_dense = experts.layers.count(False)
+    without = f", {num_dense} layers without" if num_dense else ""
+    return f"{sizes}{', beside a shared one' * experts.are_beside_mlp}{without}"
 
 
 def _layers(config: ModelConfig) -> str:

@@ -205,14 +205,17 @@ def _states(config: EngineConfig, model: ModelConfig, backend: Backend) -> tuple
 
 def step_size(config: EngineConfig, model: ModelConfig, max_model_len: int) -> StepSize:
     """Return the size of the largest step."""
+    layers = range(model.num_layers)
     return StepSize(
         num_tokens=config.max_num_batched_tokens,
         num_seqs=min(config.max_num_batched_tokens, config.max_num_seqs),
         max_len=max_model_len,
         hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
+        intermediate_size=model.intermediate_size if any(map(model.has_mlp, layers)) else 0,
         vocab_size=model.vocab_size,
         num_heads=model.num_heads,
+        num_chosen=model.experts.num_chosen if model.experts else 0,
+        expert_size=model.experts.size if model.experts else 0,
         cache=cache_shape(model, 1, config.block_size),
     )
 

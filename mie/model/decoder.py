@@ -10,7 +10,7 @@ from mie.checkpoint.rope import RopeConfig
 from mie.checkpoint.weights import Checkpoint
 from mie.model.mixers import Caches
 from mie.model.rope import rope_inv_freq
-from mie.model.weights import Loader
+from mie.model.weights import Layer, Loader
 from mie.ops.backend import Array, Backend, StepBatch
 
 
@@ -85,12 +85,26 @@ class Decoder:
         for layer in self._layers:
             h = layer.mixer.mix(backend, x, batch, caches)
             x = self._add(x, h, layer.mixer.out, layer.mixer_post_norm)
-            h = backend.norm_gate_up(x, layer.mlp_norm, eps, layer.gate_up, config.activation)
-            x = self._add(x, h, layer.down, layer.mlp_post_norm)
+            x = self._mlp(x, layer)
         x = backend.take_rows(x, batch.logits_rows)
         logits = backend.norm_linear(x, self._norm, eps, self._head)
         cap = config.logits_soft_cap
         return logits if cap is None else backend.soft_cap(logits, cap)
+
+    def _mlp(self, x: Array, layer: Layer) -> Array:
+        """Add the results of the MLP, or of experts and of an MLP beside them, if there is one."""
+        backend, eps, activation = self.backend, self._eps, self.config.activation
+        w = layer.experts
+        if w is None:
+            h = backend.norm_gate_up(x, layer.mlp_norm, eps, layer.gate_up, activation)
+            return self._add(x, h, layer.down, layer.mlp_post_norm)
+        h = backend.rms_norm(x, layer.mlp_norm, eps)
+        routed = backend.route(h, w)
+        if layer.gate_up is not None:
+            x = self._add(
+                x, backend.norm_gate_up(h, None, eps, layer.gate_up, activation), layer.down, None
+            )
+        return backend.experts(h, routed, w, residual=x)
 
     def _add(self, x: Array, h: Array, weight: Array, norm: Array | None) -> Array:
         """Multiply the result of a block, normalise it if there is a norm, and add it to x."""

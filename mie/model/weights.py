@@ -18,6 +18,7 @@ from mie.errors import WeightsError
 from mie.model.mixers import Attention, Mixer, Recurrence
 from mie.model.rope import rope_channels
 from mie.ops.backend import Array, Backend, HeadWeights
+from mie.ops.expert_operators import ExpertWeights
 from mie.ops.quantised import QuantisedRows, Rows
 from mie.ops.recurrent_operators import RecurrentWeights
 
@@ -35,8 +36,9 @@ class Layer:
     mixer: Mixer
     mixer_post_norm: Array | None
     mlp_norm: Array | None
-    gate_up: Array
-    down: Array
+    gate_up: Array | None  # of the MLP, which sparse layers may not have
+    down: Array | None
+    experts: ExpertWeights | None
     mlp_post_norm: Array | None
 
 
@@ -78,8 +80,9 @@ class Loader:
             else self._recurrence(prefix, number, recurrent, names),
             mixer_post_norm=self.norm(prefix, names.attention_post_norm),
             mlp_norm=self.norm(prefix, names.mlp_norm),
-            gate_up=self.linear(prefix, *names.gate_up),
-            down=self.linear(prefix, names.down),
+            gate_up=self.linear(prefix, *names.gate_up) if config.has_mlp(index) else None,
+            down=self.linear(prefix, names.down) if config.has_mlp(index) else None,
+            experts=self.experts(prefix) if config.has_experts(index) else None,
             mlp_post_norm=self.norm(prefix, names.mlp_post_norm),
         )
 
@@ -177,6 +180,25 @@ class Loader:
                 eps=recurrent.norm_eps,
             ),
             out=self.linear(prefix, family.out),
+        )
+
+    def experts(self, prefix: str) -> ExpertWeights:
+        """Load the experts of a layer and their router."""
+        config, names = self.config, self.config.names
+        assert config.experts is not None
+        gate_up, down = [], []
+        for expert in range(config.experts.number):
+            own = [name.format(expert) for name in names.expert_gate_up]
+            gate_up.append(self.linear(prefix, *own))
+            down.append(self.linear(prefix, names.expert_down.format(expert)))
+        return ExpertWeights(
+            router=self.linear(prefix, names.router),
+            gate_up=self.backend.load_experts(gate_up),
+            down=self.backend.load_experts(down),
+            number=config.experts.number,
+            num_chosen=config.experts.num_chosen,
+            is_normalised=config.experts.is_normalised,
+            activation=config.activation,
         )
 
     def norm(self, prefix: str, name: str | None, scale: float = 1.0) -> Array | None:

@@ -135,6 +135,7 @@ ROLES_OF = {
     "qwen3_tied": ["q_norm", "k_norm"],
     "gemma2": ["attention_post_norm", "gelu_mul", "mlp_post_norm", "soft_cap"],
     "hunyuan": ["rotated_norm"],
+    "qwen3_moe": ["route", "experts"],
 }
 
 

@@ -20,6 +20,7 @@ class FamilyFormats:
 
 _MISTRAL = FamilyFormats(calls="mistral", reasoning="mistral")
 _HERMES = FamilyFormats(calls="hermes", reasoning="qwen3")
+_GRANITE = FamilyFormats(calls="granite", reasoning="granite")
 _GLM = FamilyFormats(unread="a name on a line before JSON")
 
 FAMILY_FORMATS: Mapping[str, FamilyFormats] = {
@@ -28,9 +29,12 @@ FAMILY_FORMATS: Mapping[str, FamilyFormats] = {
     "Ministral3ForCausalLM": _MISTRAL,
     "Qwen2ForCausalLM": FamilyFormats(calls="hermes"),
     "Qwen3ForCausalLM": _HERMES,
+    "Qwen3MoeForCausalLM": _HERMES,
     "SmolLM3ForCausalLM": _HERMES,
-    "GraniteForCausalLM": FamilyFormats(calls="granite", reasoning="granite"),
+    "GraniteForCausalLM": _GRANITE,
     "GraniteMoeHybridForCausalLM": FamilyFormats(calls="hermes"),
+    "GraniteMoeForCausalLM": _GRANITE,
+    "GraniteMoeSharedForCausalLM": _GRANITE,
     "Olmo3ForCausalLM": FamilyFormats(unread="Python", reasoning="olmo3"),
     "Phi3ForCausalLM": FamilyFormats(calls="phi4_mini_json"),
     "GlmForCausalLM": _GLM,
