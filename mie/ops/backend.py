@@ -42,6 +42,7 @@ OPTIONS = (
     "experts",
     "gated attention",
     "recurrent layers",
+    "attention sinks",
 )
 """The options of operators that only some families need, by name."""
 
@@ -189,6 +190,8 @@ class ComposedOperators(Protocol):
 
     def activate(self: "Backend", gate_up: Array, activation: Activation) -> Array:
         """Apply a gated activation, as [T, F]."""
+        if activation == "clamped_silu":
+            return self.clamped_silu_mul(gate_up)
         return self.silu_mul(gate_up) if activation == "silu" else self.gelu_mul(gate_up)
 
     def norm_heads(
@@ -336,6 +339,7 @@ class Backend(ComposedOperators, ExpertOperators, RecurrentOperators, Protocol):
         batch: StepBatch,
         window: int | None,
         soft_cap: float | None = None,
+        sinks: Array | None = None,
     ) -> Array:
         """Attend with scale 1/sqrt(Dh), as [T, Hq, Dh]: `ops.attention.paged_attention`."""
 
@@ -345,6 +349,10 @@ class Backend(ComposedOperators, ExpertOperators, RecurrentOperators, Protocol):
     def gelu_mul(self, gate_up: Array) -> Array:
         """Apply Gemma's gated activation, as [T, F]: `ops.activation.gelu_mul`."""
         return self.refuse("GELU")
+
+    def clamped_silu_mul(self, gate_up: Array) -> Array:
+        """Apply gpt-oss's gated activation, as [T, F]: `ops.activation.clamped_silu_mul`."""
+        return self.refuse("experts")
 
     def soft_cap(self, x: Array, cap: float) -> Array:
         """Bound the logits [R, V]: `ops.activation.soft_cap`."""

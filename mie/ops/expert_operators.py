@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 Array = Any  # of the backend
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "clamped_silu"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

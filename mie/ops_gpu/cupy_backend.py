@@ -321,7 +321,10 @@ class CupyBackend(Backend):
         batch: StepBatch,
         window: int | None,
         soft_cap: float | None = None,
+        sinks: Any = None,
     ) -> Array:
+        if sinks is not None:
+            self.refuse("attention sinks")
         if soft_cap is not None:
             self.refuse("soft caps")
         scales = cache.scales[layer] if cache.is_quantized else None

@@ -27,6 +27,8 @@ It is a multiple of every group of inputs that share a scale.
 """
 WIDE_BYTES = K_BLOCK * PANELS * LANES * 4
 """The weights of a pass, widened to float32."""
+ACTIVATIONS = ("silu", "gelu_tanh", "clamped_silu")
+"""The activations, which kernels know by their places."""
 FEW_ROWS = 8
 """Rows up to which quantised weights are widened in registers, for each tile anew."""
 
@@ -44,7 +46,7 @@ PAIR_WORDS, EXPERT_ITEM_WORDS = 2, 3
 KERNEL, TILE_COUNT, TILE_SIZE, TILE_FACTOR = range(4)
 """The kernel's address, and its number of tiles: ceil(header[count] / size) * factor."""
 ARGUMENTS = 4
-INSTRUCTION_WORDS = 20
+INSTRUCTION_WORDS = 22
 
 # Words of a team's memory, each in a cache line of its own.
 TICKET, DONE, STOP = 0, 8, 16
