@@ -133,7 +133,7 @@ def test_every_call_has_its_role_and_layer(tiny: dict[str, TinyModel], family: s
     layer = ["attention_norm", "qkv", "q_norm", "k_norm", "rope_write_kv", "rotated_norm"]
     layer += ["paged_attention", "o", "attention_post_norm", "mlp_norm", "gate_up", "silu_mul"]
     layer += ["gelu_mul", "down", "mlp_post_norm"]
-    if family in {"qwen3_moe", "olmoe"}:
+    if family in {"qwen3_moe", "olmoe", "gpt_oss"}:
         layer[layer.index("gate_up") :] = ["route", "experts"]
     rows = ("take_rows", "final_norm", "head", "soft_cap", "logits")
     order = [
