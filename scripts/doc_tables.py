@@ -19,7 +19,7 @@ import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from mie.base.stats.request import RequestMetrics
 from mie.config.engine import RequestLimits
 from mie.config.engine_args import EngineArgs
 from mie.config.settings import BACKENDS, Setting, settings_of
-from mie.config.vllm_names import VllmNames
+from mie.config.vllm_names import NEUTRAL as _ENGINE_ARGS
 from mie.frontend.outputs import Logprob
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -94,10 +94,6 @@ NAMES: Mapping[str, list[str]] = DATA["names"]
 PAGE = DOCS / "vllm.md"
 BEGIN = "<!-- names of vLLM -->\n"
 
-_ENGINE_ARGS = {
-    each.name: (each.metadata["neutral"].allowed, each.metadata["neutral"].why)
-    for each in fields(VllmNames)
-}
 ACCEPTED: Mapping[str, Mapping[str, tuple[tuple[Any, ...] | None, str]]] = {
     "EngineArgs": _ENGINE_ARGS,
     "AsyncEngineArgs": _ENGINE_ARGS,

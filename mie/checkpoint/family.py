@@ -35,6 +35,8 @@ class Names:
     expert_down: str = "mlp.experts.{}.down_proj"
     sinks: str | None = None
     """The sinks of attention."""
+    shared_gate: str | None = None
+    """The matrix with one row whose sigmoid multiplies the MLP beside experts."""
     attention_out: str = "self_attn.o_proj"
     final_norm: str = "norm"
     """The norm before the output head."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from mie.errors import UnsupportedModelError
 from mie.ops.arrays import Bools, Ints
-from mie.ops.expert_operators import Activation, ExpertOperators
+from mie.ops.expert_operators import ACTIVATIONS, Activation, ExpertOperators
 from mie.ops.quantised import Form, Part, Rows
 from mie.ops.recurrent_operators import RecurrentOperators
 from mie.ops.recurrent_shape import RecurrentShape
@@ -34,15 +34,8 @@ Array = Any
 """An array of the backend: numpy.ndarray, or an array on the device."""
 
 OPTIONS = (
-    "GELU",
-    "norms after the blocks",
-    "norms of whole projections",
-    "norms after RoPE",
-    "scaled embeddings",
-    "soft caps",
-    "experts",
-    "gated attention",
-    "recurrent layers",
+    *("GELU", "norms after the blocks", "norms of whole projections", "norms after RoPE"),
+    *("scaled embeddings", "soft caps", "experts", "gated attention", "recurrent layers"),
     "attention sinks",
 )
 """The options of operators that only some families need, by name."""
@@ -197,9 +190,8 @@ class ComposedOperators(Protocol):
 
     def activate(self: "Backend", gate_up: Array, activation: Activation) -> Array:
         """Apply a gated activation, as [T, F]."""
-        if activation == "clamped_silu":
-            return self.clamped_silu_mul(gate_up)
-        return self.silu_mul(gate_up) if activation == "silu" else self.gelu_mul(gate_up)
+        operators = self.silu_mul, self.gelu_mul, self.clamped_silu_mul
+        return operators[ACTIVATIONS.index(activation)](gate_up)
 
     def norm_heads(
         self: "Backend",
@@ -357,16 +349,12 @@ class Backend(ComposedOperators, ExpertOperators, RecurrentOperators, Protocol):
         """Apply Gemma's gated activation, as [T, F]: `ops.activation.gelu_mul`."""
         return self.refuse("GELU")
 
-    def clamped_silu_mul(self, gate_up: Array) -> Array:
-        """Apply gpt-oss's gated activation, as [T, F]: `ops.activation.clamped_silu_mul`."""
-        return self.refuse("experts")
-
     def soft_cap(self, x: Array, cap: float) -> Array:
         """Bound the logits [R, V]: `ops.activation.soft_cap`."""
         return self.refuse("soft caps")
 
     def sigmoid_mul(self, x: Array, gate: Array) -> Array:
-        """Multiply by sigmoid(gate), as [T, K]: `ops.activation.sigmoid`."""
+        """Multiply by sigmoid(gate [T, K] or [T, 1]), as [T, K]: `ops.activation.sigmoid`."""
         return self.refuse("gated attention")
 
     def take_rows(self, x: Array, rows: Array) -> Array:

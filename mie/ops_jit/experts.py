@@ -14,7 +14,7 @@ import numpy as np
 from mie.base.arithmetic import ceil_div
 from mie.errors import UnsupportedModelError
 from mie.ops.arrays import Floats
-from mie.ops.expert_operators import Activation, ExpertWeights
+from mie.ops.expert_operators import ACTIVATIONS, Activation, ExpertWeights
 from mie.ops.numpy_backend import NumpyBackend
 from mie.ops_jit import layout
 from mie.ops_jit.kernel_cache import Kernels
@@ -124,7 +124,7 @@ class ExpertOperators(NumpyBackend):
         program, width = self._program, weight.shape[0] // 2
         panels, *others = weight.segments
         out = program.value(NUM_PAIRS, width)
-        kind = layout.ACTIVATIONS.index(activation)
+        kind = ACTIVATIONS.index(activation)
         if others or width % LANES:
             gate_up = self._expert_linear(x, weight, items)
             program.emit("gate_mul", NUM_PAIRS, ROW_TILE, 1, gate_up, out, width, NUM_PAIRS, kind)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mie.base.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import KVCacheShape, Progress, StepBatch, StepSize
-from mie.ops.expert_operators import Activation
+from mie.ops.expert_operators import ACTIVATIONS, Activation
 from mie.ops.kv_cache import HALVES, LARGEST, SCALE_BYTES
 from mie.ops.linear import check_kept
 from mie.ops.numpy_backend import with_tokens
@@ -244,7 +244,7 @@ class JitBackend(JitRecurrent):
 
     def _gated(self, gate_up: Value, activation: Activation) -> Value:
         rows, width = gate_up.storage.rows, gate_up.storage.width // 2
-        out, kind = self._program.value(rows, width), layout.ACTIVATIONS.index(activation)
+        out, kind = self._program.value(rows, width), ACTIVATIONS.index(activation)
         self._program.emit("gate_mul", rows, ROW_TILE, 1, gate_up, out, width, rows, kind)
         return out
 
@@ -269,7 +269,7 @@ class JitBackend(JitRecurrent):
         program.emit(
             f"gate_up[{panels.format}]", rows, layout.BLOCK_ROWS, num_groups,
             normed, panels.memory, out, weight.shape[1], width, weight.bias, rows,
-            *self._products(panels), layout.ACTIVATIONS.index(activation),
+            *self._products(panels), ACTIVATIONS.index(activation),
         )  # fmt: skip
         return out
 

@@ -30,8 +30,6 @@ It is a multiple of every group of inputs that share a scale.
 """
 WIDE_BYTES = K_BLOCK * PANELS * LANES * 4
 """The weights of a pass, widened to float32."""
-ACTIVATIONS = ("silu", "gelu_tanh", "clamped_silu")
-"""The activations, which kernels know by their places."""
 FEW_ROWS = 8
 """Rows up to which quantised weights are widened in registers, for each tile anew."""
 

@@ -114,6 +114,7 @@ class JitRecurrent(ExpertOperators):
     def sigmoid_mul(self, x: Value, gate: Value | Floats) -> Any:
         program, width = self._program, x.storage.width
         out = program.value(NUM_TOKENS, width)
-        arguments = x, program.maybe_given(gate), out, width, NUM_TOKENS
+        gate_width = 1 if gate.shape[-1] == 1 else width
+        arguments = x, program.maybe_given(gate), out, width, gate_width, NUM_TOKENS
         program.emit("sigmoid_mul", NUM_TOKENS, ROW_TILE, 1, *arguments)
         return out

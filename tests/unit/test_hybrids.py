@@ -21,7 +21,7 @@ from mie.ops.recurrent_shape import RecurrentShape
 from mie.sampling_params import BeamSearchParams
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "models"
-NAMES = ("lfm2_short_convs", "qwen35_delta", "olmo_hybrid", "granite4_mamba")
+NAMES = ("lfm2_short_convs", "qwen35_delta", "olmo_hybrid", "granite4_mamba", "qwen3_next_experts")
 BACKENDS = ["numpy", pytest.param("jit", marks=needs_numba)]
 PROMPTS = [{"prompt_token_ids": [*range(3, 3 + size)]} for size in (1, 7, 30, 12)]
 PARAMS = [
@@ -186,7 +186,7 @@ def granite(**changes: Any) -> ModelConfig:
         (granite, {"mamba_d_head": 7}, "mamba_d_head"),
         (granite, {"mamba_n_groups": 3}, "mamba_n_groups"),
         (granite, {"time_step_limit": [0.0, 1.0]}, "time_step_limit"),
-        (granite, {"num_local_experts": 4}, "mixture of experts"),
+        (granite, {"num_local_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_by_name(make: Any, changes: Any, named: str) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mie.ops.activation import CLAMP_LIMIT, CLAMP_SLOPE, GELU_CUBIC, GELU_SLOPE
+from mie.ops.expert_operators import ACTIVATIONS
 from mie.ops_jit.kernels.formats import Format
 from mie.ops_jit.kernels.products import widener
 from mie.ops_jit.kernels.vectors import (
@@ -36,7 +37,6 @@ from mie.ops_jit.kernels.vectors import (
     words,
 )
 from mie.ops_jit.layout import (
-    ACTIVATIONS,
     K_BLOCK,
     LOGITS_ROWS,
     POSITIONS,

@@ -280,12 +280,17 @@ def gated_norm(args, step, tile, scratch):
 
 @kernel_function
 def sigmoid_mul(args, step, tile, scratch):
-    """Multiply rows by sigmoid(gate). Arguments: x [T, K], gate, out, K, the word with T."""
-    x, gate, out, dim, rows_word = words(args, 5)
+    """Multiply rows by sigmoid(gate).
+
+    Arguments: x [T, K], gate [T, K] or [T, 1], out, K, the width of the gate, the word with T.
+    """
+    x, gate, out, dim, gate_dim, rows_word = words(args, 6)
     end = min(word(step, rows_word), (tile + 1) * ROW_TILE)
     one, zero = everywhere(ONE), everywhere(ZERO)
     for row in range(tile * ROW_TILE, end):
         for i in range(0, dim, 16):
             at, count = (row * dim + i) * 4, dim - i
-            v = load_first(x + at, count) / (one + exp(zero - load_first(gate + at, count)))
-            store_first(out + at, v, count)
+            g = everywhere(number(gate, row))
+            if gate_dim > 1:
+                g = load_first(gate + at, count)
+            store_first(out + at, load_first(x + at, count) / (one + exp(zero - g)), count)
