@@ -189,11 +189,12 @@ class CpuBackend(NumpyBackend):
         batch: StepBatch,
         window: int | None,
         soft_cap: float | None = None,
+        sinks: Floats | None = None,
     ) -> Floats:
         if self._has_scales:
-            return super().paged_attention(q, cache, layer, batch, window, soft_cap)
+            return super().paged_attention(q, cache, layer, batch, window, soft_cap, sinks)
         memory = cache.elements if isinstance(cache, QuantizedCache) else cache
-        return self._attention(q, memory, layer, batch, window, soft_cap)
+        return self._attention(q, memory, layer, batch, window, soft_cap, sinks)
 
     def _recur(
         self,
