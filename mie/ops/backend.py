@@ -108,6 +108,8 @@ class StepSize:
     vocab_size: int
     num_heads: int
     cache: KVCacheShape
+    is_quantised: bool = False
+    """Whether the model has quantised matrices."""
 
     @property
     def num_results(self) -> int:
