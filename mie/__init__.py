@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mie.config.engine import EngineConfig as EngineConfig
     from mie.config.engine_args import AsyncEngineArgs as AsyncEngineArgs
     from mie.config.engine_args import EngineArgs as EngineArgs
-    from mie.config.params.beam_search import BeamSearchParams as BeamSearchParams
+    from mie.config.params.sampling import BeamSearchParams as BeamSearchParams
     from mie.config.params.sampling import RequestOutputKind as RequestOutputKind
     from mie.config.params.sampling import SamplingParams as SamplingParams
     from mie.config.params.structured import StructuredOutputsParams as StructuredOutputsParams
@@ -29,31 +29,31 @@ if TYPE_CHECKING:
     from mie.frontend.beam_search import BeamSearchSequence as BeamSearchSequence
     from mie.frontend.llm_engine import LLMEngine as LLMEngine
     from mie.frontend.outputs import CompletionOutput as CompletionOutput
+    from mie.frontend.outputs import PromptType as PromptType
     from mie.frontend.outputs import RequestOutput as RequestOutput
-    from mie.frontend.prompts import PromptType as PromptType
-    from mie.frontend.prompts import TextPrompt as TextPrompt
-    from mie.frontend.prompts import TokensPrompt as TokensPrompt
+    from mie.frontend.outputs import TextPrompt as TextPrompt
+    from mie.frontend.outputs import TokensPrompt as TokensPrompt
     from mie.llm import LLM as LLM
-    from mie.structured.tools.calls import ToolCall as ToolCall
+    from mie.structured.tools.definitions import ToolCall as ToolCall
 
 _HOMES = {
     "LLM": "mie.llm",
     "AsyncLLM": "mie.async_llm",
     "AsyncLLMEngine": "mie.async_llm",
     "LLMEngine": "mie.frontend.llm_engine",
-    "PromptType": "mie.frontend.prompts",
-    "TextPrompt": "mie.frontend.prompts",
-    "TokensPrompt": "mie.frontend.prompts",
+    "PromptType": "mie.frontend.outputs",
+    "TextPrompt": "mie.frontend.outputs",
+    "TokensPrompt": "mie.frontend.outputs",
     "SamplingParams": "mie.config.params.sampling",
     "StructuredOutputsParams": "mie.config.params.structured",
     "RequestOutputKind": "mie.config.params.sampling",
     "BeamSearchOutput": "mie.frontend.beam_search",
     "BeamSearchSequence": "mie.frontend.beam_search",
-    "BeamSearchParams": "mie.config.params.beam_search",
+    "BeamSearchParams": "mie.config.params.sampling",
     "RequestLimits": "mie.config.request_limits",
     "RequestOutput": "mie.frontend.outputs",
     "CompletionOutput": "mie.frontend.outputs",
-    "ToolCall": "mie.structured.tools.calls",
+    "ToolCall": "mie.structured.tools.definitions",
     "EngineArgs": "mie.config.engine_args",
     "AsyncEngineArgs": "mie.config.engine_args",
     "EngineConfig": "mie.config.engine",

@@ -17,14 +17,13 @@ from mie.config.engine import EngineConfig
 from mie.config.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_of
 from mie.config.params.checks import check_request_id
 from mie.config.params.sampling import SamplingParams
-from mie.config.params.unsupported import refuse_options
+from mie.config.params.values import refuse_options
 from mie.engine.audit.waiting import Wait, why_waiting
 from mie.engine.look import Look, look_at, tokens_of
 from mie.engine.metrics import Metric, Snapshot
 from mie.errors import EngineDeadError, RequestError, RequestFailedError, ThreadLimitError, shown
-from mie.frontend.outputs import RequestOutput
+from mie.frontend.outputs import Prompt, RequestOutput
 from mie.frontend.prepare import naming_tools
-from mie.frontend.prompts import Prompt
 from mie.frontend.request_state import PreparedRequest
 from mie.frontend.stream import OutputStream
 from mie.llm import LLM

@@ -95,6 +95,13 @@ class TraceError(MieError):
 class MissingExtraError(MieError, ImportError):
     """An optional dependency is not installed. The message names the extra."""
 
+    @classmethod
+    def of(cls, what: str, error: ImportError, extra: str) -> "MissingExtraError":
+        """Return the error of a failed import, for ``what`` needs the package."""
+        return cls(
+            f"{what} needs the package {error.name} (install it with: pip install 'mie[{extra}]')"
+        )
+
 
 class UnsupportedNameError(MieError, AttributeError):
     """An attribute exists in vLLM only. The message has the remedy."""

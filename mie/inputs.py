@@ -1,7 +1,7 @@
 """Offer the kinds of prompts under the module name that vLLM has."""
 
 from mie.base.refusals import missing
-from mie.frontend.prompts import PromptType, SingletonPrompt, TextPrompt, TokensPrompt
+from mie.frontend.outputs import PromptType, SingletonPrompt, TextPrompt, TokensPrompt
 
 __all__ = ["PromptType", "SingletonPrompt", "TextPrompt", "TokensPrompt"]
 

@@ -8,17 +8,15 @@ from typing import Any
 
 from mie.base.refusals import refuses_names
 from mie.config.engine_args import EngineArgs, with_arguments_of
-from mie.config.params.beam_search import BeamSearchParams
-from mie.config.params.sampling import RequestOutputKind, SamplingParams
-from mie.config.params.unsupported import refuse_options
+from mie.config.params.sampling import BeamSearchParams, RequestOutputKind, SamplingParams
+from mie.config.params.values import refuse_options
 from mie.engine.metrics import Metric
 from mie.errors import ConfigError
 from mie.frontend.beam_search import BeamSearcher, BeamSearchOutput
 from mie.frontend.llm_engine import LLMEngine
-from mie.frontend.outputs import RequestOutput, raise_failed
+from mie.frontend.outputs import Prompt, RequestOutput, raise_failed
 from mie.frontend.prepare import each_prompt, one_for_each
 from mie.frontend.progress import ProgressBar
-from mie.frontend.prompts import Prompt
 from mie.frontend.request_state import Collector, PreparedRequest
 from mie.load.parts import digest_of_weights
 from mie.text.messages import Message, is_batch
@@ -129,10 +127,7 @@ class LLM:
         return self.enqueue(prompts, sampling_params, priority=priority, use_tqdm=use_tqdm)
 
     def wait_for_completion(
-        self,
-        output_type: Any = None,
-        *,
-        use_tqdm: bool | Callable[..., Any] = True,
+        self, output_type: Any = None, *, use_tqdm: bool | Callable[..., Any] = True
     ) -> list[RequestOutput]:
         """Finish the requests of `enqueue` and `enqueue_chat`, and return the outputs in order.
 
@@ -290,6 +285,7 @@ class LLM:
             partial(self.llm_engine.preparer.encode, add_special_tokens=False),
             self.engine_args.tool_call_parser,
             self.engine_args.reasoning_parser,
+            self.model_config.architecture,
             **options,
         )
 

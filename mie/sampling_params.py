@@ -1,8 +1,7 @@
 """Offer the parameters under the module name that vLLM has."""
 
 from mie.base.refusals import missing
-from mie.config.params.beam_search import BeamSearchParams
-from mie.config.params.sampling import RequestOutputKind, SamplingParams
+from mie.config.params.sampling import BeamSearchParams, RequestOutputKind, SamplingParams
 from mie.config.params.structured import StructuredOutputsParams
 
 __all__ = ["BeamSearchParams", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams"]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from make_golden import Unsuitable, all_logits, greedy_tokens, load, randomize
+from make_golden import Unsuitable, all_logits, greedy_tokens, load, randomize, restore_names
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mie import LLM, SamplingParams
@@ -86,8 +86,39 @@ def config_of(model_type: str, rng: random.Random) -> dict[str, Any]:
     glm = {"attention_bias": bias, "rope_parameters": {**plain, "partial_rotary_factor": 0.5}}
     phi = rng.choice([longrope(8, 256, rng), longrope(8, 32, rng), {"sliding_window": window}])
     no_head_dim = {"hidden_size": 16 * config["num_attention_heads"]}
+    number = rng.choice([3, 4, 8])
+    experts = {"num_experts": number, "num_local_experts": number}
+    experts |= {"num_experts_per_tok": rng.choice([1, 2, number])}
+    groups = rng.choice([1, 2])
+    recurrent = ["conv" if model_type == "lfm2" else "linear_attention"] * (layers - 1)
+    deltas = {
+        "linear_num_key_heads": groups,
+        "linear_num_value_heads": groups * rng.choice([1, 2]),
+        "linear_key_head_dim": rng.choice([8, 20]),
+        "linear_value_head_dim": rng.choice([12, 16]),
+        "linear_conv_kernel_dim": rng.choice([3, 4]),
+    }
     own: dict[str, dict[str, Any]] = {
         "mistral": {"sliding_window": window},
+        "mixtral": {**experts, "sliding_window": rng.choice([None, window])},
+        "qwen3_moe": {
+            **experts,
+            "attention_bias": bias,
+            "norm_topk_prob": rng.random() < 0.5,
+            "moe_intermediate_size": rng.choice([16, 24]),
+            "mlp_only_layers": rng.choice([[], [0]]),
+            "decoder_sparse_step": rng.choice([1, 2]),
+            "use_sliding_window": bias,
+            "sliding_window": window,
+        },
+        "olmoe": {**no_head_dim, **experts, "attention_bias": bias, "norm_topk_prob": not bias},
+        "granitemoe": {**no_head_dim, **multipliers, **experts, "attention_bias": bias},
+        "granitemoeshared": {
+            **no_head_dim,
+            **multipliers,
+            **experts,
+            "shared_intermediate_size": rng.choice([0, 24]),
+        },
         "ministral": {"sliding_window": window, "layer_types": mixed},
         "ministral3": {
             "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.1, "mscale": 1.0}
@@ -100,11 +131,40 @@ def config_of(model_type: str, rng: random.Random) -> dict[str, Any]:
             **no_head_dim,
             **multipliers,
             "num_local_experts": 0,
-            "mamba_n_heads": 1,
-            "mamba_d_head": 2 * no_head_dim["hidden_size"],
             "shared_intermediate_size": config["intermediate_size"],
-            "layer_types": ["full_attention"] * layers,
+            "layer_types": [*recurrent, "full_attention"],
             "position_embedding_type": rng.choice(["rope", None]),
+            "mamba_n_heads": 2 * groups,
+            "mamba_n_groups": groups,
+            "mamba_d_state": rng.choice([8, 12]),
+            "mamba_expand": rng.choice([1, 2]),
+            "mamba_conv_bias": bias,
+            "mamba_proj_bias": not bias,
+            "hidden_size": 48,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+        },
+        "lfm2": {
+            **no_head_dim,
+            "layer_types": [*recurrent, "full_attention"],
+            "conv_L_cache": rng.choice([2, 3, 4]),
+            "conv_bias": bias,
+            "block_auto_adjust_ff_dim": not bias,
+            "block_multiple_of": 16,
+            "block_ffn_dim_multiplier": 1.3,
+        },
+        "qwen3_5_text": {
+            **deltas,
+            "layer_types": [*recurrent, "full_attention"],
+            "attention_bias": bias,
+            "rope_parameters": {**plain, "partial_rotary_factor": 0.25},
+        },
+        "olmo_hybrid": {
+            **no_head_dim,
+            **deltas,
+            "layer_types": [*recurrent, "full_attention"],
+            "linear_allow_neg_eigval": bias,
+            "rope_parameters": rng.choice([plain, None]),
         },
         "olmo2": {**no_head_dim, "attention_bias": bias},
         "olmo3": {
@@ -145,6 +205,8 @@ def compare(model_type: str, seed: int, backends: list[str], directory: Path) ->
         model = AutoModelForCausalLM.from_config(config)
         randomize(model)
         model.save_pretrained(directory)
+        if model_type == "olmo_hybrid":
+            restore_names(directory)
         model = load(directory)
         ids = [rng.randrange(71) for _ in range(40)]
         try:
@@ -181,6 +243,10 @@ def logits_of(decoder: Any, ids: list[int]) -> np.ndarray:
     from mie.ops.backend import StepBatch
 
     cache = decoder.backend.new_kv_cache(cache_shape(decoder.config, 16, 8))
+    states, recurrent = None, decoder.config.recurrent
+    if recurrent is not None:
+        num_layers = decoder.config.layers_recurrent.count(True)
+        states = decoder.backend.new_state_cache(recurrent.shape, num_layers, 3)
     table, rows = np.arange(16)[::-1], []
     for start in range(0, len(ids), 13):
         positions = np.arange(start, min(start + 13, len(ids)))
@@ -192,8 +258,10 @@ def logits_of(decoder: Any, ids: list[int]) -> np.ndarray:
             seq_lens=positions[-1:] + 1,
             block_tables=table[None],
             logits_rows=np.arange(len(positions)),
+            slots=np.array([1]),
+            fresh=np.array([start == 0]),
         )
-        rows.append(np.array(decoder.forward(batch, cache)))
+        rows.append(np.array(decoder.forward(batch, cache, states)))
     return np.concatenate(rows)
 
 

@@ -1,6 +1,9 @@
 """Compare mie with llama.cpp on the same GGUF files.
 
     PYTHONPATH=tests python scripts/gguf_check.py [TYPE ...]    # needs 'mie[bench]'
+    PYTHONPATH=tests python scripts/gguf_check.py families
+
+"families" compares the logits of each golden model that a GGUF file can hold, in F32.
 
 The bundled Llama and a random Qwen3 are converted to F32, and quantised by llama.cpp (MXFP4 by the
 gguf package). For each type, the last logits of 200 prompts are compared twice:
@@ -17,10 +20,12 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import gguf
 import gguf_files
@@ -35,6 +40,7 @@ from mie.checkpoint.weights import Checkpoint, expected_tensors
 from mie.load.backends import load_backend
 from mie.load.sizing import cache_shape
 from mie.model.decoder import Decoder
+from mie.ops import activation
 from mie.ops.backend import StepBatch
 from mie.text.tokenizer import Tokenizer
 
@@ -53,6 +59,10 @@ EXACT = 1e-5
 
 def main(names: Sequence[str]) -> int:
     """Check the named types, or all, and return the exit code."""
+    quiet()
+    if names == ["families"]:
+        with tempfile.TemporaryDirectory() as folder:
+            return 0 if check_families(Path(folder)) else 1
     lines = (ROOT / "tests/data/tiny_heldout.jsonl").read_text().splitlines()
     prompts = [json.loads(line)["prompt"] for line in lines]
     is_right = True
@@ -73,6 +83,101 @@ def random_qwen(directory: Path) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (directory / name).write_bytes((BUNDLED_DIRECTORY / name).read_bytes())
     return directory
+
+
+LENGTH, CONTEXT = 60, 256
+NOT_IN_LLAMA_CPP = {
+    **dict.fromkeys(("qwen2_windows", "qwen3_layer_types", "ministral_windows"), "windows"),
+    **dict.fromkeys(("qwen2_yarn_mscale", "qwen3_yarn_attention_factor"), "factors of YaRN"),
+    "mistral_window": "windows",
+    "ernie45_interleaved": "biases",
+    **dict.fromkeys(("granite4_mamba", "lfm2_short_convs", "olmo_hybrid", "qwen35_delta"), "state"),
+    "glm_interleaved": "heads that are wider than the hidden size divided by their number",
+}
+"""The golden models that llama.cpp runs otherwise or not at all, and the reason."""
+
+NUM_LAYERS = {"exaone4_hybrid": 64}
+"""Layers that a model needs for llama.cpp to give it windows. Those that it has are repeated."""
+
+
+def check_families(folder: Path) -> bool:
+    """Compare the golden models that llama.cpp runs, and two more, in F32."""
+    sources = [
+        path
+        for path in sorted((ROOT / "tests/golden/models").iterdir())
+        if path.name not in NOT_IN_LLAMA_CPP
+    ]
+    for name, config in {"ernie45": tiny_models.ERNIE, "glm": tiny_models.GLM}.items():
+        values = config | {"hidden_size": 32}
+        weights = tiny_models.random_weights(values)
+        sources.append(tiny_models.write_model(folder / name, values, weights))
+    return min([check_family(source, folder / "model.gguf") for source in sources])
+
+
+def check_family(source: Path, path: Path) -> bool:
+    """Compare the logits of a model, print a line, and return whether they are right."""
+    values, arrays = gguf_files.sizes_of(source), gguf_files.arrays_of(source)
+    architecture = values["general.architecture"]
+    if architecture.startswith("gemma"):
+        del arrays["output.weight"]  # which llama.cpp's converter drops
+    if source.name in NUM_LAYERS:
+        values, arrays = repeated(values, arrays, NUM_LAYERS[source.name])
+    if architecture == "chatglm":
+        arrays = fused(arrays)
+    vocab_size = len(arrays["token_embd.weight"])
+    values |= {
+        "general.name": "model",
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": [f"t{index}" for index in range(vocab_size)],
+        "tokenizer.ggml.token_type": [gguf_files.NORMAL] * vocab_size,
+        "tokenizer.ggml.merges": ["t 1"],
+    }
+    tensors = {name: gguf_files.encoded(array, "F32") for name, array in arrays.items()}
+    path.write_bytes(gguf_files.gguf_bytes(values, tensors))
+    ids = [index * 7 % vocab_size for index in range(LENGTH)]
+    with patch.object(activation, "gelu_mul", gelu_of_llama_cpp):
+        own = logits_of_mie(path, ModelConfig.load(path), [ids], CONTEXT)[0]
+    model = llama_of(path, CONTEXT)
+    model.eval(ids)
+    theirs = np.array(model.scores[LENGTH - 1], np.float64)
+    model.close()
+    error = float(np.abs(own - theirs).max() / np.abs(theirs).max())
+    print(
+        f"{source.name:22} {architecture:14} {'right' if error <= EXACT else 'WRONG'}  {error:.1e}"
+    )
+    return error <= EXACT
+
+
+def repeated(values: dict, arrays: dict, num_layers: int) -> tuple[dict, dict]:
+    """Return a model of more layers, each a copy, with full attention in every fourth one."""
+    prefix = f"{values['general.architecture']}."
+    layers = values[f"{prefix}block_count"]
+    more = {
+        name.replace(f"blk.{layer % layers}.", f"blk.{layer}."): array
+        for layer in range(num_layers)
+        for name, array in arrays.items()
+        if name.startswith(f"blk.{layer % layers}.")
+    }
+    pattern = [(layer + 1) % 4 != 0 for layer in range(num_layers)]
+    sizes = {"block_count": num_layers, "attention.sliding_window_pattern": pattern}
+    return values | {prefix + key: value for key, value in sizes.items()}, arrays | more
+
+
+def fused(arrays: dict) -> dict:
+    """Return the tensors with queries, keys and values in one, as older files have them."""
+    joined: dict = {}
+    for name, array in arrays.items():
+        joined.setdefault(re.sub(r"attn_[qkv]\.", "attn_qkv.", name), []).append(array)
+    return {name: np.concatenate(parts) for name, parts in joined.items()}
+
+
+def gelu_of_llama_cpp(gate_up: np.ndarray) -> np.ndarray:
+    """Return gelu(gate) * up with gate and GELU rounded to float16, as in its table."""
+    gate, up = np.split(gate_up, 2, axis=-1)
+    z = gate.astype(np.float16).astype(np.float32)
+    values = z / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * z * (1 + 0.044715 * z * z)))
+    return values.astype(np.float16).astype(np.float32) * up
 
 
 def check(source: Path, name: str, prompts: Sequence[str], folder: Path) -> bool:
@@ -110,7 +215,6 @@ def quantised(plain: Path, name: str, path: Path) -> Path:
         return rewritten(plain, path, to_mxfp4)
     options = llama_cpp.llama_model_quantize_default_params()
     options.ftype = FILE_TYPES[name]
-    quiet()
     failed = llama_cpp.llama_model_quantize(
         str(plain).encode(), str(path).encode(), ctypes.byref(options)
     )
@@ -151,10 +255,12 @@ def rewritten(source: Path, path: Path, change) -> Path:
     return path
 
 
-def logits_of_mie(path: Path, config: ModelConfig, prompts: Sequence[list[int]]) -> np.ndarray:
+def logits_of_mie(
+    path: Path, config: ModelConfig, prompts: Sequence[list[int]], context: int = 512
+) -> np.ndarray:
     """Return the logits after each prompt."""
     with Checkpoint.open(path, expected_tensors(config)) as checkpoint:
-        decoder = Decoder(config, load_backend("numpy"), checkpoint, num_positions=512)
+        decoder = Decoder(config, load_backend("numpy-plain"), checkpoint, num_positions=context)
     cache = decoder.backend.new_kv_cache(cache_shape(config, 32, 16))
     rows = []
     for ids in prompts:
@@ -168,12 +274,17 @@ def logits_of_mie(path: Path, config: ModelConfig, prompts: Sequence[list[int]])
     return np.stack(rows)
 
 
-def logits_of_llama(path: Path, prompts: Sequence[str]) -> tuple[np.ndarray, list[list[int]]]:
-    """Return llama.cpp's logits after each prompt, and its tokens."""
-    model = llama_cpp.Llama(
-        str(path), n_ctx=512, n_threads=1, n_threads_batch=1, logits_all=True, verbose=False,
+def llama_of(path: Path, context: int) -> llama_cpp.Llama:
+    """Return llama.cpp's model, whose cache is in F32."""
+    return llama_cpp.Llama(
+        str(path), n_ctx=context, n_threads=1, n_threads_batch=1, logits_all=True, verbose=False,
         flash_attn=False, type_k=0, type_v=0,
     )  # fmt: skip
+
+
+def logits_of_llama(path: Path, prompts: Sequence[str]) -> tuple[np.ndarray, list[list[int]]]:
+    """Return llama.cpp's logits after each prompt, and its tokens."""
+    model = llama_of(path, 512)
     rows, tokens = [], []
     for prompt in prompts:
         ids = model.tokenize(prompt.encode(), add_bos=True, special=True)

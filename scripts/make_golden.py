@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import safetensors
+import safetensors.torch
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
@@ -115,11 +116,35 @@ def save_model(case: Case, seed: int, directory: Path) -> None:
     model = AutoModelForCausalLM.from_config(case.config_class(**case.config))
     randomize(model)
     model.to(case.dtype).save_pretrained(directory, max_shard_size=case.max_shard_size)
+    if model.config.model_type == "olmo_hybrid":
+        restore_names(directory)
     for path in directory.glob("*.safetensors"):
         path.chmod(0o644)
     if case.transformers_4_config:
         path = directory / "config.json"
         write_json(path, spelled_as_transformers_4(json.loads(path.read_text())))
+
+
+def restore_names(directory: Path) -> None:
+    """Name and split the tensors of OLMo hybrid as the published files do.
+
+    transformers reads those. But it saves the norm after attention under another layer's name, and
+    three convolutions of equal sizes.
+    """
+    for path in directory.glob("*.safetensors"):
+        tensors = safetensors.torch.load_file(path)
+        attends = {name.partition(".self_attn.")[0] for name in tensors if ".self_attn." in name}
+        wrong = [f"{layer}.feedforward_layer_norm.weight" for layer in attends]
+        for name in tensors.keys() & wrong:
+            right = name.replace("feedforward_layer_norm", "post_attention_layernorm")
+            tensors[right] = tensors.pop(name)
+        for first in [name for name in tensors if name.endswith("q_conv1d.weight")]:
+            names = [first.replace("q_conv", f"{part}_conv") for part in "qkv"]
+            kernels = torch.cat([tensors[name] for name in names])
+            sizes = [len(tensors[name.replace("conv1d", "proj")]) for name in names]
+            parts = [part.contiguous() for part in kernels.split(sizes)]
+            tensors |= dict(zip(names, parts, strict=True))
+        safetensors.torch.save_file(tensors, path, {"format": "pt"})
 
 
 @torch.no_grad()
@@ -128,15 +153,21 @@ def randomize(model: torch.nn.Module) -> None:
 
     Attention must select, too.
     """
-    around = 0 if model.config.model_type.startswith("gemma") else 1  # Gemma's norms add 1
+    adds_one = model.config.model_type.startswith(("gemma", "qwen3_5"))  # to the weights of norms
     for name, parameter in model.named_parameters():
         noise = torch.randn_like(parameter)
         if "norm" in name:
+            around = 0 if adds_one and "linear_attn." not in name else 1
             parameter.copy_(around + 0.2 * noise)
-        elif name.endswith(".bias"):
+        elif parameter.dim() == 1 and not name.endswith(".bias"):  # the heads of recurrent layers
+            around = {"A_log": -0.5, "dt_bias": -1.0}.get(name.rpartition(".")[2], 1.0)
+            parameter.copy_(around + 0.5 * noise)
+        elif "conv" in name and parameter.dim() == 3:  # the convolutions of recurrent layers
+            parameter.copy_(noise / parameter.shape[2] ** 0.5)
+        elif name.endswith("bias"):
             parameter.copy_(0.3 * noise)
         else:
-            parameter.copy_(noise * gain(name) / parameter.shape[1] ** 0.5)
+            parameter.copy_(noise * gain(name) / parameter.shape[-1] ** 0.5)
 
 
 def gain(name: str) -> float:
@@ -184,10 +215,11 @@ def record(case: Case, seed: int, directory: Path) -> tuple[dict[str, np.ndarray
     noise = float32_noise(model, arrays)
     effects = [effect_of(change, case, directory, arrays) for change in case.without]
     rotary = load(directory).model.rotary_emb
-    kind = "" if hasattr(rotary, "inv_freq") else "full_attention_"
-    arrays["rope.inv_freq"] = getattr(rotary, kind + "inv_freq").numpy()
-    scaling = getattr(rotary, kind + "attention_scaling")
-    arrays["rope.attention_scaling"] = np.asarray(scaling, dtype=np.float64)
+    if rotary is not None:  # Granite 4 may have no positions
+        kind = "" if hasattr(rotary, "inv_freq") else "full_attention_"
+        arrays["rope.inv_freq"] = getattr(rotary, kind + "inv_freq").numpy()
+        scaling = getattr(rotary, kind + "attention_scaling")
+        arrays["rope.attention_scaling"] = np.asarray(scaling, dtype=np.float64)
     return arrays, {
         "greedy_min_gap": min(gaps),
         "logits_std": spreads,
@@ -203,7 +235,11 @@ def load(directory: Path, **changes: Any) -> Any:
         values = config.to_dict() | changes
         config = type(config)(**values)
     return AutoModelForCausalLM.from_pretrained(
-        directory, config=config, dtype=torch.float32, attn_implementation="eager"
+        directory,
+        config=config,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        experts_implementation="eager",
     ).eval()
 
 
@@ -252,7 +288,8 @@ def float32_noise(model: Any, arrays: Mapping[str, np.ndarray]) -> float:
 
     Rotary frequencies stay float32 in transformers, so they are moved by one in the last place.
     """
-    for name, frequencies in model.double().model.rotary_emb.named_buffers():
+    rotary = model.double().model.rotary_emb
+    for name, frequencies in [] if rotary is None else rotary.named_buffers():
         if name.endswith("inv_freq"):
             frequencies.mul_(1 + 2**-23)
     noise = difference(model, arrays)

@@ -37,6 +37,7 @@ def keys_of(name: str, arguments: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+EACH = keys_of("{name}", "{arguments}")
 TAGS = {"open": "<tool_call>", "close": "</tool_call>"}
 TEMPLATES = {
     "hermes": template(**TAGS, repeats=True, transform=CALL),
@@ -49,13 +50,18 @@ TEMPLATES = {
     "mistral": template(
         open="[TOOL_CALLS]",
         transform_each=True,
-        transform=keys_of("{name}", "{arguments}"),
+        transform=EACH,
     ),
     "mistral [ARGS]": template(
         open_pattern=r"\[TOOL_CALLS\](?P<name>[\w.-]+)\[ARGS\]",
         close_pattern=r"(?=\[TOOL_CALLS\])|$",
         repeats=True,
         transform=NAMED,
+    ),
+    "granite": template(open="<|tool_call|>", transform_each=True, transform=EACH),
+    "phi4_mini_json": template(open="functools", transform_each=True, transform=EACH),
+    "hunyuan_a13b": template(
+        open="<tool_calls>", close="</tool_calls>", transform_each=True, transform=EACH
     ),
     "cohere": template(
         open="<|START_ACTION|>",
@@ -88,6 +94,13 @@ TEXTS = {
     "mistral [ARGS]": [
         '[TOOL_CALLS]add[ARGS]{"a": 1}',
         'So: [TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]weather[ARGS]{"city": "Rome"}',
+    ],
+    "granite": [f"<|tool_call|>[{ONE}]", f"<|tool_call|> [{ONE}, {TWO}]", "It is [4]."],
+    "phi4_mini_json": [f"functools[{ONE}]", f"functools[{TWO}, {ONE}]", "It is 4."],
+    "hunyuan_a13b": [
+        f"<tool_calls>[{ONE}, {TWO}]</tool_calls>",
+        f"<think>\nSo.\n</think>\n<tool_calls>\n[{TWO}]\n</tool_calls>",
+        "It is 4.",
     ],
     "cohere": [
         '<think>So.</think><|START_ACTION|>[\n  {"tool_call_id": "0", "tool_name": "add", '

@@ -91,58 +91,93 @@ def interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
-def names_of_layers(num_layers: int) -> dict[str, str]:
-    """Return the name in a GGUF file of each module."""
-    names = {
-        "model.embed_tokens": "token_embd",
-        "model.norm": "output_norm",
-        "lm_head": "output",
-    }
-    of_layer = {
-        "input_layernorm": "attn_norm",
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output",
-        "self_attn.q_norm": "attn_q_norm",
-        "self_attn.k_norm": "attn_k_norm",
-        "post_attention_layernorm": "ffn_norm",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-    }
-    for layer in range(num_layers):
-        names |= {
-            f"model.layers.{layer}.{hf}": f"blk.{layer}.{own}" for hf, own in of_layer.items()
-        }
-    return names
+ARCHITECTURES = {
+    "mistral": "llama",
+    "ministral3": "mistral3",
+    "olmo3": "olmo2",
+    "gemma3_text": "gemma3",
+    "glm": "chatglm",
+    "granitemoehybrid": "granite",
+    "hunyuan_v1_dense": "hunyuan-dense",
+}
+PERMUTED = ("llama", "mistral3", "smollm3", "granite")
+TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+OF_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_self_attn_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "shared_mlp.output_linear": "ffn_down",
+}
+AFTER_ATTENTION = ("olmo2", "gemma2", "gemma3", "exaone4", "seed_oss")
+"""Architectures whose ``post_attention_layernorm`` keeps its name."""
+
+
+def name_of(module: str, architecture: str) -> str:
+    """Return the name of a module in a GGUF file."""
+    if module in TOP:
+        return TOP[module]
+    _, _, layer, own = module.split(".", 3)
+    if own == "post_attention_layernorm" and architecture in AFTER_ATTENTION:
+        return f"blk.{layer}.post_attention_norm"
+    return f"blk.{layer}.{OF_LAYER[own]}"
+
+
+def arrays_of(directory: Path) -> dict[str, np.ndarray]:
+    """Return the tensors of a model directory as the converter changes them, by their new names."""
+    config = json.loads((directory / "config.json").read_text())
+    name = ARCHITECTURES.get(config["model_type"], config["model_type"])
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    arrays = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        for tensor, array in load_file(file).items():
+            module, _, suffix = tensor.rpartition(".")
+            numbers = array.astype(np.float32)
+            if name in PERMUTED and module[-6:] in heads:
+                numbers = interleaved(numbers, heads[module[-6:]])
+            if name.startswith("gemma") and module.endswith("norm"):
+                numbers = numbers + np.float32(1)
+            if module.endswith("shared_mlp.input_linear"):
+                layer = module.split(".")[2]
+                for own, half in zip(("ffn_gate", "ffn_up"), np.split(numbers, 2), strict=True):
+                    arrays[f"blk.{layer}.{own}.{suffix}"] = half
+                continue
+            arrays[f"{name_of(module, name)}.{suffix}"] = numbers
+    rope = rope_of(config)
+    if rope["rope_type"] == "llama3":
+        arrays["rope_freqs.weight"] = divisors_of_llama3(config)
+    for kind in ("long", "short"):
+        if rope["rope_type"] == "longrope":
+            arrays[f"rope_factors_{kind}.weight"] = np.array(rope[f"{kind}_factor"], np.float32)
+    return arrays
 
 
 def tensors_of(directory: Path, kind: str) -> dict[str, Tensor]:
     """Return the tensors of a model directory, converted to a type."""
-    config = json.loads((directory / "config.json").read_text())
-    names = names_of_layers(config["num_hidden_layers"])
-    tensors = {}
-    for file in sorted(directory.glob("*.safetensors")):
-        for name, array in load_file(file).items():
-            module, _, suffix = name.rpartition(".")
-            numbers = array.astype(np.float32)
-            if config["model_type"] in ("llama", "mistral"):
-                if module.endswith("q_proj"):
-                    numbers = interleaved(numbers, config["num_attention_heads"])
-                if module.endswith("k_proj"):
-                    numbers = interleaved(numbers, config["num_key_value_heads"])
-            tensors[f"{names[module]}.{suffix}"] = encoded(numbers, kind)
-    if rope_of(config)["rope_type"] == "llama3":
-        tensors["rope_freqs.weight"] = encoded(divisors_of_llama3(config), "F32")
-    return tensors
+    return {name: encoded(array, kind) for name, array in arrays_of(directory).items()}
 
 
 def sizes_of(directory: Path) -> dict[str, Any]:
     """Return the metadata of a model directory's ``config.json``."""
     config = json.loads((directory / "config.json").read_text())
-    name = {"mistral": "llama"}.get(config["model_type"], config["model_type"])
+    name = ARCHITECTURES.get(config["model_type"], config["model_type"])
     rope = rope_of(config)
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     own = {
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
@@ -156,14 +191,49 @@ def sizes_of(directory: Path) -> dict[str, Any]:
     }
     if rope["rope_type"] in ("linear", "yarn"):
         own |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
-        if "original_max_position_embeddings" in rope:
-            key = "rope.scaling.original_context_length"
-            own[key] = rope["original_max_position_embeddings"]
-    if config["model_type"] == "mistral" and config["sliding_window"]:
+        for key in ("beta_fast", "beta_slow"):
+            if key in rope:
+                own[f"rope.scaling.yarn_{key}"] = float(rope[key])
+    if "original_max_position_embeddings" in rope and rope["rope_type"] != "llama3":
+        own["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+    if config.get("sliding_window"):
         own["attention.sliding_window"] = config["sliding_window"]
+    if name in ("olmo2", "exaone4") and "layer_types" in config and config["sliding_window"]:
+        kinds = [kind == "sliding_attention" for kind in config["layer_types"]]
+        own["attention.sliding_window_pattern"] = kinds
     if "head_dim" in config:
         own |= {f"attention.{each}_length": config["head_dim"] for each in ("key", "value")}
-        own["rope.dimension_count"] = config["head_dim"]
+    if name in ("phi3", "glm4", "chatglm", *PERMUTED) and not name.startswith("gran"):
+        own["rope.dimension_count"] = int(head_dim * rope.get("partial_rotary_factor", 1))
+    own |= {
+        key: float(config[its])
+        for key, its in {
+            "attn_logit_softcapping": "attn_logit_softcapping",
+            "final_logit_softcapping": "final_logit_softcapping",
+            "attention.scale": "attention_multiplier",
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "logit_scale": "logits_scaling",
+        }.items()
+        if config.get(its) is not None
+    }
+    if "sliding_attention" in (config.get("rope_parameters") or {}):
+        local = config["rope_parameters"]["sliding_attention"]["rope_theta"]
+        own["rope.freq_base_swa"] = float(local)
+    if name == "mistral3":
+        own["rope.scaling.yarn_log_multiplier"] = float(rope["mscale_all_dim"])
+        own["attention.temperature_scale"] = float(rope["llama_4_scaling_beta"])
+    if name == "phi3":
+        own.setdefault("attention.sliding_window", 0)
+        if rope["rope_type"] == "longrope":
+            before = rope["original_max_position_embeddings"]
+            stretch = config["max_position_embeddings"] / before
+            factor = (1 + np.log(stretch) / np.log(before)) ** 0.5 if stretch > 1 else 1.0
+            own["rope.scaling.attn_factor"] = float(factor)
+    if name == "hunyuan-dense":
+        own["rope.freq_base"] *= rope["alpha"] ** (head_dim / (head_dim - 2))
+        own |= {"rope.scaling.type": "none", "rope.scaling.factor": 1.0, "context_length": 262144}
+        own["rope.scaling.original_context_length"] = 262144
     return {
         "general.architecture": name,
         "general.name": directory.name,
@@ -173,8 +243,9 @@ def sizes_of(directory: Path) -> dict[str, Any]:
 
 
 def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rotations of a ``config.json``."""
+    """Return the rotations of a ``config.json``, those of full attention."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = rope.get("full_attention", rope)
     kind = rope.get("rope_type", rope.get("type", "default"))
     return {"rope_theta": config.get("rope_theta", 10000.0), **rope, "rope_type": kind}
 

@@ -27,7 +27,7 @@ class HubServer:
     damaged: set[str] = field(default_factory=set)
     """Files whose last byte is wrong."""
     cut: dict[str, int] = field(default_factory=dict)
-    """Files whose next downloads end after so many bytes."""
+    """Files of which only so many bytes arrive."""
     large: int = 1000
     """The size from which a file has a SHA-256."""
     requests: list[str] = field(default_factory=list)
@@ -75,9 +75,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, is_head: bool) -> None:
         path = unquote(urlsplit(self.path).path)
-        start = int(re.sub(r"\D", "", self.headers.get("Range", "0")))
-        self.hub.requests.append(f"{self.command} {path}{f' from {start}' if start else ''}")
-        asked = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+))?", path)
+        start, end = re.findall(r"\d+|$", self.headers.get("Range", "bytes=0-"))[:2]
+        part = slice(int(start), int(end) + 1 if end else None)
+        self.hub.requests.append(f"{self.command} {path}{f' from {start}' if part.start else ''}")
+        asked = re.fullmatch(
+            r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+))?(?:/(.+))?", path
+        )
         file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
         found = asked or file
         if not found or found[1] not in self.hub.models:
@@ -85,7 +88,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif (found[3] if asked else found[2]) not in ("main", COMMIT, None):
             self._send(404, {"X-Error-Code": "RevisionNotFound"}, b"{}")
         elif asked:
-            files = [self.hub.described(asked[1], name) for name in self.hub.models[asked[1]]]
+            names = [x for x in self.hub.models[asked[1]] if x.startswith(asked[4] or "")]
+            files = [self.hub.described(asked[1], name) for name in names]
             info = files if asked[2] == "tree" else {"id": asked[1], "sha": COMMIT}
             if isinstance(info, dict):
                 info["siblings"] = files
@@ -93,9 +97,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif file[1] in self.hub.gated:
             self._send(403, {"X-Error-Code": "GatedRepo"}, b"{}")
         else:
-            self._send_file(file[1], file[3], start, is_head)
+            self._send_file(file[1], file[3], part, is_head)
 
-    def _send_file(self, model: str, name: str, start: int, is_head: bool) -> None:
+    def _send_file(self, model: str, name: str, part: slice, is_head: bool) -> None:
         data = self.hub.models[model].get(name)
         if data is None:
             self._send(404, {"X-Error-Code": "EntryNotFound"}, b"")
@@ -105,11 +109,14 @@ class _Handler(BaseHTTPRequestHandler):
         if name in self.hub.damaged:
             data = data[:-1] + b"?"
         headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
-        rest = data[start:]
-        if start:
-            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        cut = None if is_head else self.hub.cut.pop(name, None)
-        self._send(206 if start else 200, headers, rest, is_head=is_head, cut=cut)
+        rest = data[part]
+        if rest != data:
+            last = part.start + len(rest) - 1
+            headers["Content-Range"] = f"bytes {part.start}-{last}/{len(data)}"
+        cut = None
+        if name in self.hub.cut and not is_head:
+            cut = max(0, self.hub.cut[name] - part.start)
+        self._send(206 if rest != data else 200, headers, rest, is_head=is_head, cut=cut)
 
     def _send(
         self,
@@ -126,5 +133,5 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if not is_head and self.command != "HEAD":
             self.wfile.write(body[:cut])
-        if cut is not None:
+        if cut is not None and cut < len(body):
             self.close_connection = True

@@ -75,6 +75,24 @@ def logits(config, weights, ids):
             return z / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)))
         return z / (1 + np.exp(-z))
 
+    def mlp(x, p):
+        if p + "gate_up_proj.weight" in weights:
+            gate, up = np.split(project(x, p + "gate_up_proj"), 2, -1)
+        else:
+            gate, up = project(x, p + "gate_proj"), project(x, p + "up_proj")
+        return project(activate(gate) * up, p + "down_proj")
+
+    def sparse(x, p):
+        out = np.zeros_like(x)
+        for token, scores in enumerate(project(x, p + "gate")):
+            share = np.exp(scores - scores.max())
+            chosen = np.argsort(-scores, kind="stable")[: config["num_experts_per_tok"]]
+            total = share[chosen].sum() if config["norm_topk_prob"] else share.sum()
+            for expert in chosen:
+                own = mlp(x[token : token + 1], p + f"experts.{expert}.")
+                out[token] += share[expert] / total * own[0]
+        return out
+
     x = weights["model.embed_tokens.weight"][np.array(ids)]
     x = x * (config["hidden_size"] ** 0.5 if is_gemma else config.get("embedding_multiplier", 1))
     for layer in range(config["num_hidden_layers"]):
@@ -109,11 +127,7 @@ def logits(config, weights, ids):
         h = project(attended.reshape(n, -1), p + "self_attn.o_proj")
         x = x + residual * norm_if(h, p + f"{attention_out}_layernorm")
         h = norm_if(x, p + f"{before}_layernorm")
-        if p + "mlp.gate_up_proj.weight" in weights:
-            gate, up = np.split(project(h, p + "mlp.gate_up_proj"), 2, -1)
-        else:
-            gate, up = project(h, p + "mlp.gate_proj"), project(h, p + "mlp.up_proj")
-        h = project(activate(gate) * up, p + "mlp.down_proj")
+        h = (sparse if p + "mlp.gate.weight" in weights else mlp)(h, p + "mlp.")
         x = x + residual * norm_if(h, p + f"{after}_layernorm")
     x = norm(x, "model.norm") / config.get("logits_scaling", 1)
     x = x @ weights.get("lm_head.weight", weights["model.embed_tokens.weight"]).T

@@ -96,6 +96,7 @@ GLM4 = LLAMA | {
     "attention_bias": True,
     "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
 }
+GLM = GLM4 | {"architectures": ["GlmForCausalLM"], "model_type": "glm"}
 EXAONE4 = LLAMA | {
     "architectures": ["Exaone4ForCausalLM"],
     "model_type": "exaone4",
@@ -107,6 +108,24 @@ HUNYUAN = LLAMA | {
     "architectures": ["HunYuanDenseV1ForCausalLM"],
     "model_type": "hunyuan_v1_dense",
     "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 20.0},
+}
+
+QWEN3_MOE = LLAMA | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "norm_topk_prob": True,
+}
+OLMOE = LLAMA | {
+    "architectures": ["OlmoeForCausalLM"],
+    "model_type": "olmoe",
+    "intermediate_size": 12,
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": False,
+    "tie_word_embeddings": True,
 }
 
 
@@ -129,7 +148,9 @@ def random_weights(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
         "olmo3": {"q_norm": q_size, "k_norm": kv_size},
         "hunyuan_v1_dense": dict.fromkeys(("query_layernorm", "key_layernorm"), config["head_dim"]),
     }
-    head_norms["gemma3_text"] = head_norms["exaone4"] = head_norms["qwen3"]
+    for same in ("gemma3_text", "exaone4", "qwen3_moe"):
+        head_norms[same] = head_norms["qwen3"]
+    head_norms["olmoe"] = head_norms["olmo3"]
 
     def matrix(name: str, rows: int, columns: int, gain: float = 1.0) -> None:
         weights[name] = rng.normal(0, gain / np.sqrt(columns), (rows, columns))
@@ -152,10 +173,19 @@ def random_weights(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
             parts = {"qkv": q_size + 2 * kv_size}
         for name, size in parts.items():
             matrix(p + f"self_attn.{name}_proj.weight", size, hidden, 2.0)
-            if family in ("qwen2", "glm4"):
+            if family in ("qwen2", "glm", "glm4"):
                 vector(p + f"self_attn.{name}_proj.bias", size, 0.0)
         matrix(p + "self_attn.o_proj.weight", hidden, q_size)
-        if family in ("phi3", "glm4"):
+        if "num_experts" in config:
+            matrix(p + "mlp.gate.weight", config["num_experts"], hidden, 2.0)
+            inner = config.get("moe_intermediate_size", mlp)
+            for expert in range(config["num_experts"]):
+                q = p + f"mlp.experts.{expert}."
+                matrix(q + "gate_proj.weight", inner, hidden)
+                matrix(q + "up_proj.weight", inner, hidden)
+                matrix(q + "down_proj.weight", hidden, inner)
+            continue
+        if family in ("phi3", "glm", "glm4"):
             matrix(p + "mlp.gate_up_proj.weight", 2 * mlp, hidden)
         else:
             matrix(p + "mlp.gate_proj.weight", mlp, hidden)
@@ -190,6 +220,8 @@ TINY = {
     "exaone4": EXAONE4,
     "ernie": ERNIE,
     "hunyuan": HUNYUAN,
+    "qwen3_moe": QWEN3_MOE,
+    "olmoe": OLMOE,
 }
 
 

@@ -6,10 +6,10 @@ This room knows requests, rows and the lines of files. It knows neither HTTP nor
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mie.batch.requests import RESULTS as RESULTS
+    from mie.batch.requests import RowEngine as RowEngine
     from mie.batch.requests import answers as answers
     from mie.batch.requests import seed_of as seed_of
-    from mie.batch.rows import RESULTS as RESULTS
-    from mie.batch.rows import RowEngine as RowEngine
 
 __all__ = ["RESULTS", "RowEngine", "answers", "seed_of"]
 
@@ -17,6 +17,6 @@ __all__ = ["RESULTS", "RowEngine", "answers", "seed_of"]
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'mie.batch' has no attribute {name!r}")
-    from mie.batch import requests, rows  # they import the engine, which reading a file does not
+    from mie.batch import requests  # it imports the engine, which reading a file does not
 
-    return getattr(requests if hasattr(requests, name) else rows, name)
+    return getattr(requests, name)

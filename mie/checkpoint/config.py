@@ -14,11 +14,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mie.checkpoint.families import FAMILIES, Names, QkNorm
+from mie.base.arithmetic import ceil_div
+from mie.checkpoint.experts import Experts, read_experts
+from mie.checkpoint.families import FAMILIES
+from mie.checkpoint.family import Family, Names, QkNorm
 from mie.checkpoint.gguf.config import hf_config
 from mie.checkpoint.gguf.header import read_gguf
 from mie.checkpoint.json_reader import JsonReader
+from mie.checkpoint.layer_kinds import SLIDING, layer_kinds
 from mie.checkpoint.quantisation import Quantisation, read_quantisation
+from mie.checkpoint.recurrent import RECURRENT, RecurrentConfig, read_recurrent
 from mie.checkpoint.refusals import ACTIVATIONS, Activation, activation_name, refuse_unsupported
 from mie.checkpoint.rope import RopeConfig, read_ropes
 from mie.checkpoint.size_limits import (
@@ -34,12 +39,10 @@ from mie.checkpoint.size_limits import (
     MIN_FACTOR,
 )
 from mie.checkpoint.wrapped import text_part
-from mie.errors import ModelError, UnsupportedModelError
+from mie.errors import ModelError
 from mie.system.files import read_json_object
 
 __all__ = ["FAMILIES", "ModelConfig", "RopeConfig"]
-
-FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +75,11 @@ class ModelConfig:
     embedding_scale: float
     residual_scale: float  # of the outputs that attention and MLP add
     norm_offset: int
-    names: Names
+    gates_attention: bool
+    layers_recurrent: tuple[bool, ...]  # which layers keep a state; the others attend
+    recurrent: RecurrentConfig | None
+    experts: Experts | None
+    names: Names  # of attention layers
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     dtype: str  # as in the file; the checkpoint's own dtype may differ
@@ -119,10 +126,11 @@ class ModelConfig:
         config, left_out = text_part(config)
         architecture = _architecture(JsonReader(values=config, source=source))
         family = FAMILIES.get(architecture)
-        merged = {**(family.defaults if family else {}), **config}
+        own = config if family is None else _with_llama_keys(config, family)
+        merged = {**(family.defaults if family else {}), **own}
         refuse_unsupported(merged, architecture, FAMILIES, source)
-        own = _read_config(JsonReader(values=merged, source=source), architecture)
-        return replace(own, left_out=left_out)
+        read = _read_config(JsonReader(values=merged, source=source), architecture)
+        return replace(read, left_out=left_out)
 
     @property
     def rope(self) -> RopeConfig | None:
@@ -174,15 +182,36 @@ class ModelConfig:
             "norms after RoPE": self.qk_norm == "rotated head",
             "scaled embeddings": self.embedding_scale != self.residual_scale,
             "soft caps": bool(self.attention_soft_cap or self.logits_soft_cap),
+            "gated attention": self.gates_attention,
+            "experts": self.experts is not None,
+            "recurrent layers": any(self.layers_recurrent),
         }
         return tuple(name for name, is_given in given.items() if is_given)
+
+    @property
+    def num_attention_layers(self) -> int:
+        """The number of layers with keys and values."""
+        return self.layers_recurrent.count(False)
+
+    def names_of(self, layer: int) -> Names:
+        """Return the names of a layer's tensors."""
+        of_recurrent = self.recurrent.family.names if self.recurrent else None
+        return of_recurrent or self.names if self.layers_recurrent[layer] else self.names
+
+    def has_experts(self, layer: int) -> bool:
+        """Return whether a layer is sparse."""
+        return self.experts is not None and self.experts.layers[layer]
+
+    def has_mlp(self, layer: int) -> bool:
+        """Return whether a layer has an MLP that computes every token."""
+        return self.experts is None or self.experts.are_beside_mlp or not self.experts.layers[layer]
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Return the bytes of keys and values of one token in all layers.
 
         ``itemsize`` is the size of one cache element: 4 bytes for float32, 2 for float16.
         """
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
+        return 2 * self.num_attention_layers * self.num_kv_heads * self.head_dim * itemsize
 
 
 def _architecture(reader: JsonReader) -> str:
@@ -197,6 +226,12 @@ def _architecture(reader: JsonReader) -> str:
     return known.get(model_type, model_type)
 
 
+def _with_llama_keys(config: Mapping[str, Any], family: Family) -> Mapping[str, Any]:
+    """Return the configuration with a family's own keys under Llama's names, too."""
+    renamed = {key: config.get(own, family.defaults.get(own)) for own, key in family.keys.items()}
+    return {**config, **{key: value for key, value in renamed.items() if value is not None}}
+
+
 def _read_config(reader: JsonReader, architecture: str) -> ModelConfig:
     family = FAMILIES[architecture]
     hidden_size = reader.integer("hidden_size", maximum=MAX_WIDTH)
@@ -206,10 +241,10 @@ def _read_config(reader: JsonReader, architecture: str) -> ModelConfig:
     head_dim = _head_dim(reader, hidden_size, num_heads)
     has_biases = "use_bias" in family.implements and reader.flag("use_bias", default=False)
     o_bias = family.o_bias_key is not None and reader.flag(family.o_bias_key, default=False)
-    inner = "intermediate_size"
+    inner, least = "intermediate_size", 1
     if "shared_intermediate_size" in family.defaults:
-        inner = "shared_intermediate_size"
-    kinds = _layer_kinds(reader, architecture, num_layers)
+        inner, least = "shared_intermediate_size", int(family.expert_size is None)
+    kinds = layer_kinds(reader, architecture, num_layers)
     window = reader.optional_integer("sliding_window", maximum=MAX_CONTEXT)
     embedding_scale = _multiplier(reader, "embedding_multiplier")
     if family.scales_embeddings:
@@ -218,7 +253,7 @@ def _read_config(reader: JsonReader, architecture: str) -> ModelConfig:
         architecture=architecture,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        intermediate_size=reader.integer(inner, maximum=MAX_WIDTH),
+        intermediate_size=_intermediate_size(reader, inner, least),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=_num_kv_heads(reader, num_heads),
@@ -234,7 +269,10 @@ def _read_config(reader: JsonReader, architecture: str) -> ModelConfig:
         qk_norm=family.qk_norm,
         activation=ACTIVATIONS[activation_name(reader.values)],
         layer_windows=tuple(window if kind == SLIDING else None for kind in kinds),
-        layer_ropes=read_ropes(reader, family, kinds, head_dim),
+        layer_ropes=tuple(
+            None if kind == RECURRENT else rope
+            for kind, rope in zip(kinds, read_ropes(reader, family, kinds, head_dim), strict=True)
+        ),
         rope_is_interleaved=family.rope_is_interleaved,
         attention_scale=_attention_scale(reader),
         attention_soft_cap=_positive(reader, "attn_logit_softcapping"),
@@ -243,6 +281,10 @@ def _read_config(reader: JsonReader, architecture: str) -> ModelConfig:
         embedding_scale=embedding_scale,
         residual_scale=_multiplier(reader, "residual_multiplier"),
         norm_offset=family.norm_offset,
+        gates_attention=family.gates_attention,
+        layers_recurrent=tuple(kind == RECURRENT for kind in kinds),
+        recurrent=read_recurrent(reader, family, hidden_size) if RECURRENT in kinds else None,
+        experts=read_experts(reader, family, num_layers),
         names=family.names,
         bos_token_id=next(iter(_token_ids(reader, "bos_token_id", vocab_size)), None),
         eos_token_ids=_token_ids(reader, "eos_token_id", vocab_size),
@@ -263,6 +305,19 @@ def _attention_scale(reader: JsonReader) -> float | None:
     """Return the factor of the scores: Granite's multiplier, or Gemma's from a head size."""
     scalar = _positive(reader, "query_pre_attn_scalar")
     return _positive(reader, "attention_multiplier") if scalar is None else scalar**-0.5
+
+
+def _intermediate_size(reader: JsonReader, key: str, least: int) -> int:
+    """Return the width of the MLP. LFM2 states one that is adjusted to two thirds or so."""
+    size = reader.integer(key, minimum=least, maximum=MAX_WIDTH)
+    if not reader.flag("block_auto_adjust_ff_dim", default=False):
+        return size
+    size = 2 * size // 3
+    if reader.values.get("block_ffn_dim_multiplier") is None:
+        return size
+    size = int(_multiplier(reader, "block_ffn_dim_multiplier") * size)
+    multiple = reader.integer("block_multiple_of", maximum=MAX_WIDTH)
+    return ceil_div(size, multiple) * multiple
 
 
 def _num_kv_heads(reader: JsonReader, num_heads: int) -> int:
@@ -303,49 +358,3 @@ def _token_ids(reader: JsonReader, key: str, vocab_size: int) -> tuple[int, ...]
 def _dtype(reader: JsonReader) -> str:
     name = reader.text("dtype", default=reader.text("torch_dtype", default="float32"))
     return name.removeprefix("torch.")
-
-
-# Sliding windows
-
-
-def _layer_kinds(reader: JsonReader, architecture: str, num_layers: int) -> tuple[str, ...]:
-    """Return the type of each layer, by ``layer_types`` or by the rule of its family."""
-    windows = FAMILIES[architecture].windows
-    has_window = reader.values.get("sliding_window") is not None and windows != "none"
-    if windows == "switched":
-        has_window = has_window and reader.flag("use_sliding_window", default=False)
-    named = reader.texts("layer_types")
-    layer_types = tuple(FULL if kind == "attention" else kind for kind in named)
-    if not layer_types and has_window:
-        layer_types = _rule(reader, windows, num_layers)
-    layer_types = layer_types or (FULL,) * num_layers
-    if len(layer_types) != num_layers:
-        raise reader.error(
-            "layer_types", f"must name num_hidden_layers ({num_layers}) layers", len(layer_types)
-        )
-    if windows in ("none", "all") and {*layer_types} != {SLIDING if has_window else FULL}:
-        # transformers ignores the key in these families, so the author's intention is unclear.
-        supported = [n for n, each in FAMILIES.items() if each.windows not in ("none", "all")]
-        raise UnsupportedModelError(
-            f"{reader.source}: layer_types that differ from layer to layer are not supported in "
-            f"{architecture}; supported in {', '.join(supported)}"
-        )
-    if not has_window and SLIDING in layer_types:
-        raise ModelError(
-            f"{reader.source}: layer_types asks for sliding_attention, but sliding_window is null "
-            "or use_sliding_window is false; set both, or name those layers full_attention"
-        )
-    return layer_types
-
-
-def _rule(reader: JsonReader, windows: str, num_layers: int) -> tuple[str, ...]:
-    """Return the types of layers of a family with windows whose file names none."""
-    if windows == "switched":
-        first = reader.integer("max_window_layers", minimum=0, maximum=MAX_WIDTH)
-        return tuple(SLIDING if layer >= first else FULL for layer in range(num_layers))
-    if windows == "all" or reader.values.get("sliding_window_pattern") is None:
-        return (SLIDING,) * num_layers
-    pattern = reader.values["sliding_window_pattern"]  # EXAONE 4 writes "LLLG" for 4
-    every = len(pattern) if isinstance(pattern, str) else None
-    every = every or reader.integer("sliding_window_pattern", maximum=MAX_WIDTH)
-    return tuple(SLIDING if (layer + 1) % every else FULL for layer in range(num_layers))

@@ -3,75 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-QkNorm = Literal["head", "projection", "rotated head"]
+from mie.checkpoint.family import BOS_AND_EOS, MULTIPLIERS, Family, Names
+from mie.checkpoint.recurrent_families import RECURRENT_FAMILIES
+from mie.checkpoint.sparse_families import SPARSE_FAMILIES
 
+__all__ = ["FAMILIES", "Family", "Names"]
 
-@dataclass(frozen=True, kw_only=True)
-class Names:
-    """The names of a layer's tensors, without ".weight". A norm that is None does not exist."""
-
-    attention_norm: str | None = "input_layernorm"
-    attention_post_norm: str | None = None
-    """Normalises the result of attention, before it is added to the hidden states."""
-    mlp_norm: str | None = "post_attention_layernorm"
-    mlp_post_norm: str | None = None
-    q_norm: str = "self_attn.q_norm"
-    k_norm: str = "self_attn.k_norm"
-    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    """Three matrices, or one that holds their rows in this order."""
-    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
-    """Two matrices, or one that holds their rows in this order."""
-    down: str = "mlp.down_proj"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """The flags of a family that its ``config.json`` does not state."""
-
-    title: str
-    """Its models' name."""
-    model_type: str
-    """Its ``model_type``, or for a part of another model the one in ``text_config``."""
-    defaults: Mapping[str, Any]
-    """The defaults of transformers' configuration class for absent keys.
-
-    A key that is present and null means "none", so they are merged under the file's own keys.
-    """
-    windows: Literal["none", "all", "switched", "pattern"] = "none"
-    """Which layers have the ``sliding_window`` if ``layer_types`` does not say.
-
-    "all" and "none" ignore ``layer_types``. "switched" needs ``use_sliding_window``, and begins at
-    ``max_window_layers``. In "pattern" every ``sliding_window_pattern``-th layer has none.
-    """
-    implements: tuple[str, ...] = ()
-    """The keys of `mie.checkpoint.refusals` that are not refused in this family."""
-    always_qkv_bias: bool = False
-    """Whether queries, keys and values have biases, whether the file says so or not."""
-    o_bias_key: str | None = "attention_bias"
-    """The flag for a bias of attention's output, or None if it never has one."""
-    qk_norm: QkNorm | None = None
-    """The norms of queries and keys: of each head, before or after RoPE, or of all heads."""
-    rope_by_type: bool = False
-    """Whether ``rope_scaling`` is for full attention, and ``rope_parameters`` by layer type."""
-    rope_is_interleaved: bool = False
-    """Whether RoPE turns channels 2i and 2i + 1, and not i and i + Dh/2."""
-    rope_layers: Literal["all", "listed", "sliding", "switched"] = "all"
-    """Which layers have RoPE.
-
-    "listed" is ``no_rope_layers``, "sliding" is those with a window, if there are any, and
-    "switched" is all or none by ``position_embedding_type``.
-    """
-    norm_offset: int = 0
-    """Added to the weights of all norms."""
-    scales_embeddings: bool = False
-    """Whether embeddings are multiplied by the square root of the hidden size."""
-    names: Names = field(default_factory=Names)
-
-
-_BOS_AND_EOS: Mapping[str, Any] = {"bos_token_id": 1, "eos_token_id": 2}
 _QWEN2: Mapping[str, Any] = {
     "num_key_value_heads": 32,
     "max_position_embeddings": 32768,
@@ -82,15 +21,9 @@ _MISTRAL: Mapping[str, Any] = {
     "num_key_value_heads": 8,
     "max_position_embeddings": 131072,
     "sliding_window": 4096,
-    **_BOS_AND_EOS,
+    **BOS_AND_EOS,
 }
-_MULTIPLIERS = {
-    "attention_multiplier": 1.0,
-    "embedding_multiplier": 1.0,
-    "residual_multiplier": 1.0,
-    "logits_scaling": 1.0,
-}
-_GRANITE: Mapping[str, Any] = {"max_position_embeddings": 2048, **_BOS_AND_EOS, **_MULTIPLIERS}
+_GRANITE: Mapping[str, Any] = {"max_position_embeddings": 2048, **BOS_AND_EOS, **MULTIPLIERS}
 _OLMO2: Mapping[str, Any] = {
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,
@@ -148,7 +81,7 @@ FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": Family(
         title="Llama, TinyLlama, SmolLM, Falcon 3, Yi",
         model_type="llama",
-        defaults={"max_position_embeddings": 2048, **_BOS_AND_EOS},
+        defaults={"max_position_embeddings": 2048, **BOS_AND_EOS},
         implements=("attention_bias", "mlp_bias"),
     ),
     "MistralForCausalLM": Family(
@@ -208,20 +141,7 @@ FAMILIES: Mapping[str, Family] = {
         title="Granite 3",
         model_type="granite",
         defaults=_GRANITE,
-        implements=("attention_bias", "mlp_bias", *_MULTIPLIERS),
-    ),
-    "GraniteMoeHybridForCausalLM": Family(
-        title="Granite 4, dense",
-        model_type="granitemoehybrid",
-        defaults={
-            **_GRANITE,
-            "num_local_experts": 8,
-            "shared_intermediate_size": 1024,
-            "layer_types": ["linear_attention"],
-        },
-        implements=("attention_bias", *_MULTIPLIERS),
-        rope_layers="switched",
-        names=Names(gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear"),
+        implements=("attention_bias", "mlp_bias", *MULTIPLIERS),
     ),
     "Olmo2ForCausalLM": Family(
         title="OLMo 2",
@@ -353,7 +273,7 @@ FAMILIES: Mapping[str, Family] = {
             "rms_norm_eps": 1e-5,
             "rope_theta": 500000.0,
             "tie_word_embeddings": True,
-            **_BOS_AND_EOS,
+            **BOS_AND_EOS,
         },
         implements=("use_bias",),
         rope_is_interleaved=True,
@@ -361,7 +281,7 @@ FAMILIES: Mapping[str, Family] = {
     "HunYuanDenseV1ForCausalLM": Family(
         title="Hunyuan, dense",
         model_type="hunyuan_v1_dense",
-        defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, **_BOS_AND_EOS},
+        defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, **BOS_AND_EOS},
         implements=("attention_bias", "alpha"),
         qk_norm="rotated head",
         names=Names(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm"),
@@ -380,5 +300,7 @@ FAMILIES: Mapping[str, Family] = {
         implements=("attention_bias", "mlp_bias"),
         o_bias_key="attention_out_bias",
     ),
+    **SPARSE_FAMILIES,
+    **RECURRENT_FAMILIES,
 }
 """The supported families by the name in ``architectures``."""

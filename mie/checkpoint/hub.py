@@ -36,6 +36,9 @@ HUB_FILES = (
 Weights in other layouts ("consolidated", PyTorch pickles, ONNX) would waste time and space.
 """
 
+BLOCK_BYTES = 8 << 20
+"""Bytes that are asked for at once, and at most lost if a download is interrupted."""
+
 DEFAULT_TAGS = ("Q4_K_M", "Q8_0")
 """The quantisations that a name without one means, in a repository with several."""
 
@@ -257,7 +260,7 @@ def download(
         ModelError: the hub does not give a file, it is damaged, or the disk is full.
     """
     from huggingface_hub import snapshot_download
-    from huggingface_hub.utils.tqdm import tqdm
+    from tqdm import tqdm
 
     class Silent(tqdm):  # the large files have bars of their own
         def __init__(self, *args: Any, **options: Any) -> None:
@@ -289,9 +292,8 @@ def _fetch_blob(model: HubModel, name: str, blobs: Path, tell: Progress) -> None
     `snapshot_download` deletes what it has of a file when the program ends, and compares sizes
     only.
     """
-    from huggingface_hub import hf_hub_url
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+    from huggingface_hub import HfFileSystem, constants
+    from tqdm import tqdm
 
     file = model.files[name]
     blob, draft = blobs / f"{file.sha256}", blobs / f"{file.sha256}.mie.incomplete"
@@ -306,15 +308,15 @@ def _fetch_blob(model: HubModel, name: str, blobs: Path, tell: Progress) -> None
         if here > file.size:
             target.truncate(here := 0)
         tell(name, file.size, here)
-        http_get(
-            hf_hub_url(model.repo, name, revision=model.commit),
-            target,
-            resume_size=here,
-            headers=build_hf_headers(),
-            expected_size=file.size,
-            displayed_filename=Path(name).name,
-        )
-        target.flush()
+        path = f"{model.repo}@{model.commit}/{name}"
+        hub = HfFileSystem(endpoint=constants.ENDPOINT)
+        bar = tqdm(total=file.size, initial=here, unit="B", unit_scale=True, disable=None)
+        with bar, hub.open(path, size=file.size, cache_type="none") as source:
+            source.seek(here)
+            while block := source.read(BLOCK_BYTES):
+                target.write(block)
+                target.flush()
+                bar.update(len(block))
         found = _sha256(draft)
         if found != file.sha256:
             draft.unlink()
@@ -335,10 +337,8 @@ def _sha256(path: Path) -> str:
 
 
 def _folder(repo: str) -> str:
-    """Return the name of a model's folder in the cache."""
-    from huggingface_hub.file_download import repo_folder_name
-
-    return str(repo_folder_name(repo_id=repo, repo_type="model"))
+    """Return the name of a model's folder in the cache, as its documented layout has it."""
+    return f"models--{repo.replace('/', '--')}"
 
 
 def _exact(name: str) -> str:

@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from mie.checkpoint.families import Family
+from mie.checkpoint.family import Family
 from mie.checkpoint.rope import scalings
 from mie.checkpoint.size_limits import MAX_LAYERS
 from mie.errors import UnsupportedModelError, shown
@@ -35,6 +35,7 @@ _FEATURES: Mapping[str, Sequence[str]] = {
         "moe_intermediate_size",
     ),
     "logit softcapping": ("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap"),
+    "clipped queries, keys and values": ("clip_qkv",),
     "multi-head latent attention": ("kv_lora_rank", "q_lora_rank"),
     "scaling multipliers": (
         "attention_multiplier",
@@ -99,7 +100,7 @@ def refuse_unsupported(
             for scaling in scalings(config, family is not None and family.rope_by_type).values()
             for problem in _rope_problems(config, scaling, own)
         ),
-        *_layer_type_problems(config),
+        *_layer_type_problems(config, family),
     ]
     if problems:
         verb = "is" if len(problems) == 1 else "are"
@@ -165,7 +166,7 @@ def _rope_problems(config: Mapping[str, Any], scaling: object, own: Sequence[str
         reason = _ROPE_REASONS.get(rope_type) if isinstance(rope_type, str) else None
         reason = reason or f"supported types: {', '.join(ROPE_TYPES)}"
         yield f"RoPE type {shown(rope_type)} ({reason})"
-    if scaling.get("mrope_section"):
+    if scaling.get("mrope_section") and "mrope_section" not in own:
         yield "feature 'multimodal RoPE' (mrope_section)"
     fraction = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if fraction not in (None, 1) and "partial_rotary_factor" not in own:
@@ -174,11 +175,13 @@ def _rope_problems(config: Mapping[str, Any], scaling: object, own: Sequence[str
         yield "feature 'scores that grow with the position' (llama_4_scaling_beta)"
 
 
-def _layer_type_problems(config: Mapping[str, Any]) -> Iterator[str]:
+def _layer_type_problems(config: Mapping[str, Any], family: Family | None) -> Iterator[str]:
     layer_types = config.get("layer_types") or []
     if not isinstance(layer_types, list):
         return  # a bad value, which ModelConfig reports
-    unknown = [kind for kind in layer_types if kind not in (*LAYER_TYPES, "attention")]
+    own = family.recurrent.layer_types if family and family.recurrent else ()
+    known = (*LAYER_TYPES, *own)
+    unknown = [kind for kind in layer_types if kind not in (*known, "attention")]
     names = dict.fromkeys(shown(kind) for kind in unknown[:MAX_LAYERS])
     for name in list(names)[:MAX_NAMED]:
-        yield f"layer type {name} (supported: {', '.join(LAYER_TYPES)})"
+        yield f"layer type {name} (supported: {', '.join(known)})"

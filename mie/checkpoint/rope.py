@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mie.checkpoint.families import Family
+from mie.checkpoint.family import Family
 from mie.checkpoint.json_reader import JsonReader
 from mie.checkpoint.size_limits import (
     MAX_CONTEXT,
@@ -83,6 +83,9 @@ def _turns(reader: JsonReader, family: Family, kinds: Sequence[str]) -> list[boo
         return [kind == "sliding_attention" for kind in kinds]
     if family.rope_layers == "switched":
         return [reader.values.get("position_embedding_type") == "rope"] * num_layers
+    if family.rope_layers == "given":
+        theta = reader.nested("rope_parameters").values.get("rope_theta")
+        return [theta is not None or reader.values.get("rope_theta") is not None] * num_layers
     if family.rope_layers != "listed":
         return [True] * num_layers
     listed = reader.values.get("no_rope_layers")  # 1 is a layer with RoPE

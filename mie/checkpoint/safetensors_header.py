@@ -24,7 +24,13 @@ from typing import BinaryIO
 from safetensors import SafetensorError, safe_open
 
 from mie.checkpoint.entries import TensorEntry, some
-from mie.checkpoint.size_limits import MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_SHARDS
+from mie.checkpoint.size_limits import (
+    MAX_HEADER_BYTES,
+    MAX_HEADERS_BYTES,
+    MAX_INDEX_BYTES,
+    MAX_NAME_BYTES,
+    MAX_SHARDS,
+)
 from mie.errors import ModelError, WeightsError, shown
 from mie.system.files import open_file, read_json_object
 
@@ -85,8 +91,8 @@ def _header_size(path: Path, max_bytes: int) -> int:
     # A header that is longer than its file is left to the library, which calls the file truncated.
     if max_bytes < size <= file_size:
         raise WeightsError(
-            f"{path} has a header of {size} bytes; the headers of a model may have "
-            f"{MAX_HEADER_BYTES} bytes together, {max_bytes} of them are left for this file"
+            f"{path} has a header of {size} bytes; a header may have {MAX_HEADER_BYTES} bytes and "
+            f"those of a model {MAX_HEADERS_BYTES}, and {max_bytes} are left for this file"
         )
     return size
 
@@ -153,9 +159,9 @@ def _read_shards(index: Path) -> dict[str, TensorEntry]:
 
 def _read_headers(directory: Path, names: Iterable[str]) -> dict[str, dict[str, TensorEntry]]:
     """Return the tensors of each file. The limit on headers applies to all of them together."""
-    shards, num_left = {}, MAX_HEADER_BYTES
+    shards, num_left = {}, MAX_HEADERS_BYTES
     for name in names:
-        shards[name] = read_header(directory / name, num_left)
+        shards[name] = read_header(directory / name, min(num_left, MAX_HEADER_BYTES))
         if not shards[name]:
             raise WeightsError(f"{directory / name} holds no tensor")
         num_left -= min(entry.start for entry in shards[name].values())
@@ -164,7 +170,7 @@ def _read_headers(directory: Path, names: Iterable[str]) -> dict[str, dict[str, 
 
 def _read_weight_map(index: Path) -> dict[str, str]:
     try:
-        weight_map = read_json_object(index, MAX_HEADER_BYTES, ModelError).get("weight_map")
+        weight_map = read_json_object(index, MAX_INDEX_BYTES, ModelError).get("weight_map")
     except ModelError as error:
         raise WeightsError(str(error)) from error
     if not isinstance(weight_map, dict) or not weight_map:

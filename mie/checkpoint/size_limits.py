@@ -10,11 +10,11 @@ MAX_JSON_BYTES = 1 << 20
 The parsed form takes up to 50 times the bytes of the file.
 """
 
-MAX_HEADER_BYTES = 2 << 20
-"""Bytes of the headers of all weights files of a model, and of the index of its shards.
+MAX_HEADER_BYTES, MAX_HEADERS_BYTES, MAX_INDEX_BYTES = 2 << 20, 6 << 20, 4 << 20
+"""Bytes of the header of a weights file, of those of all files of a model, and of their index.
 
-A tensor takes about 120 bytes. Llama 3.1 405B has 140 kB, and `MAX_LAYERS` layers of Qwen2 have 1.9
-MB.
+A tensor takes about 130 bytes, and 95 in the index. Llama 3.1 405B has 140 kB, and Qwen3-235B with
+36,000 matrices of experts 4.8 MB and 3.5 MB.
 """
 
 MAX_SHARDS = 1024
@@ -28,6 +28,9 @@ MAX_LAYERS = 1024
 
 MAX_WIDTH = 1 << 20
 """Hidden and intermediate sizes, numbers of heads, and their size. Llama 3.1 405B has 53,248."""
+
+MAX_EXPERTS, MAX_EXPERTS_OF_MODEL = 1024, 1 << 15
+"""Number of experts of a layer, and of all layers. Qwen3-235B has 128 and 12,032."""
 
 MAX_VOCABULARY = 1 << 24
 """Rows of the embedding. Gemma has 262,144."""

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 
 from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.family import Names
+from mie.checkpoint.recurrent import linear_tensors
 
 Shape = tuple[int, ...]
 
@@ -17,11 +19,11 @@ def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
     embeddings there is no ``lm_head.weight``: the output matrix is ``model.embed_tokens.weight``.
     """
     hidden, vocab = config.hidden_size, config.vocab_size
-    of_layer = _layer_tensors(config)
     tensors: dict[str, Shape] = {"model.embed_tokens.weight": (vocab, hidden)}
     for layer in range(config.num_layers):
+        of_layer = _layer_tensors(config, layer)
         tensors |= {f"model.layers.{layer}.{name}": shape for name, shape in of_layer.items()}
-    tensors["model.norm.weight"] = (hidden,)
+    tensors[f"model.{config.names.final_norm}.weight"] = (hidden,)
     if not config.tie_word_embeddings:
         tensors["lm_head.weight"] = (vocab, hidden)
     return tensors
@@ -32,27 +34,57 @@ def num_parameters(config: ModelConfig) -> int:
     return sum(math.prod(shape) for shape in expected_tensors(config).values())
 
 
-def _layer_tensors(config: ModelConfig) -> dict[str, Shape]:
-    hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
-    queries, keys = config.num_heads * head_dim, config.num_kv_heads * head_dim
-    names = config.names
-    vectors: dict[str | None, int] = {
-        names.attention_norm: hidden,
-        names.attention_post_norm: hidden,
-        names.mlp_norm: hidden,
-        names.mlp_post_norm: hidden,
+def _layer_tensors(config: ModelConfig, layer: int) -> dict[str, Shape]:
+    hidden, names = config.hidden_size, config.names_of(layer)
+    if config.recurrent is not None and config.layers_recurrent[layer]:
+        mixer = config.recurrent.tensors(hidden)
+    else:
+        mixer = _attention_tensors(config)
+    norms = (
+        names.attention_norm,
+        names.attention_post_norm,
+        names.mlp_norm,
+        names.mlp_post_norm,
+    )
+    return {
+        **mixer,
+        **{f"{name}.weight": (hidden,) for name in norms if name is not None},
+        **(_mlp(config, names) if config.has_mlp(layer) else {}),
+        **(_experts(config) if config.has_experts(layer) else {}),
     }
+
+
+def _attention_tensors(config: ModelConfig) -> dict[str, Shape]:
+    """Return the tensors of attention. Gates are in the matrix of the queries, head by head."""
+    hidden, head_dim, names = config.hidden_size, config.head_dim, config.names
+    queries, keys = config.num_heads * head_dim, config.num_kv_heads * head_dim
+    rows = (2 * queries if config.gates_attention else queries, keys, keys)
+    tensors = _parts(names.qkv, rows, hidden, config.qkv_bias)
+    tensors |= linear_tensors(names.attention_out, hidden, queries, config.o_bias)
     if config.qk_norm is not None:
         is_whole = config.qk_norm == "projection"
-        vectors[names.q_norm] = queries if is_whole else head_dim
-        vectors[names.k_norm] = keys if is_whole else head_dim
+        tensors[f"{names.q_norm}.weight"] = (queries if is_whole else head_dim,)
+        tensors[f"{names.k_norm}.weight"] = (keys if is_whole else head_dim,)
+    return tensors
+
+
+def _mlp(config: ModelConfig, names: Names) -> dict[str, Shape]:
+    hidden, inner = config.hidden_size, config.intermediate_size
     return {
-        **_parts(names.qkv, (queries, keys, keys), hidden, config.qkv_bias),
-        **_linear("self_attn.o_proj", hidden, queries, config.o_bias),
-        **{f"{name}.weight": (size,) for name, size in vectors.items() if name is not None},
         **_parts(names.gate_up, (inner, inner), hidden, config.mlp_bias),
-        **_linear(names.down, hidden, inner, config.mlp_bias),
+        **linear_tensors(names.down, hidden, inner, config.mlp_bias),
     }
+
+
+def _experts(config: ModelConfig) -> dict[str, Shape]:
+    assert config.experts is not None
+    names, hidden, inner = config.names, config.hidden_size, config.experts.size
+    tensors = linear_tensors(names.router, config.experts.number, hidden, False)
+    for expert in range(config.experts.number):
+        gate_up = [name.format(expert) for name in names.expert_gate_up]
+        tensors |= _parts(gate_up, (inner, inner), hidden, False)
+        tensors |= linear_tensors(names.expert_down.format(expert), hidden, inner, False)
+    return tensors
 
 
 def _parts(
@@ -62,10 +94,5 @@ def _parts(
     rows = rows if len(names) > 1 else [sum(rows)]
     tensors: dict[str, Shape] = {}
     for name, num_rows in zip(names, rows, strict=True):
-        tensors |= _linear(name, num_rows, columns, has_bias)
+        tensors |= linear_tensors(name, num_rows, columns, has_bias)
     return tensors
-
-
-def _linear(name: str, rows: int, columns: int, has_bias: bool) -> dict[str, Shape]:
-    weight: dict[str, Shape] = {f"{name}.weight": (rows, columns)}
-    return {**weight, f"{name}.bias": (rows,)} if has_bias else weight

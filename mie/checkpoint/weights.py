@@ -26,6 +26,7 @@ from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.entries import TensorEntry, some
 from mie.checkpoint.quantisation import Quantisation
 from mie.checkpoint.safetensors_header import read_entries
+from mie.checkpoint.stacked import unstacked
 from mie.checkpoint.tensors import Shape, expected_tensors
 from mie.errors import WeightsError, shown
 from mie.ops.quantised import Form, QuantisedRows, Rows, dequantise
@@ -47,11 +48,14 @@ _FLOATS = ("F32", "F16", "BF16")
 _INFINITY = {"float32": 0x7F800000, "float16": 0x7C00, "bfloat16": 0x7F80, "float8_e4m3fn": 0x7F}
 _LARGEST_CODE = 448.0  # of float8_e4m3fn
 # These tensors are ignored in a checkpoint. They are buffers that older versions of transformers
-# saved, and the copy of the embedding that some tools save with tied embeddings.
-_IGNORED = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|lm_head\.weight")
+# saved, the copy of the embedding that some tools save with tied embeddings, and the layers that
+# Qwen predicts several tokens with.
+_IGNORED = re.compile(
+    r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|lm_head\.weight|mtp\..*"
+)
 # A larger model's tensors of text, in the names of transformers 4 and 5, and those left out.
 _TEXT = re.compile(r"(?:model\.)?language_model\.(?=model\.|lm_head\.)|model\.language_model\.")
-_LEFT_OUT = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
+_LEFT_OUT = re.compile(r"(model\.)?(vision_tower|multi_modal_projector|visual)\..*")
 _BLOCK_BYTES = 16 << 20
 _RANDOM_DTYPES = {"float16": "F16", "bfloat16": "BF16"}  # every other dtype of config.json is F32
 _RANDOM_ROWS = 1024
@@ -62,10 +66,12 @@ class Checkpoint:
 
     ``nbytes`` counts the bytes of the expected tensors in their files. ``dtypes`` has the dtype of
     each as safetensors spells it ("F32", "F16", "BF16"). ``ignored`` names the harmless extras.
-    ``forms`` has the form of each quantised matrix. All other tensors are floats.
+    ``forms`` has the form of each quantised matrix. All other tensors are floats. With
+    ``norms_hold_one``, the weights of norms already have the offset of their family.
     """
 
     forms: Mapping[str, Form] = MappingProxyType({})
+    norms_hold_one: bool = False
 
     def __init__(self, entries: Mapping[str, TensorEntry], ignored: Iterable[str] = ()) -> None:
         """Use `Checkpoint.open` instead, which checks the entries."""
@@ -101,7 +107,7 @@ class Checkpoint:
             if quantisation is not None:
                 raise WeightsError(f"{directory} is a GGUF file and has no quantization_config")
             return open_gguf(Path(directory), expected)
-        found = _text_entries(read_entries(Path(directory)))
+        found = unstacked(_text_entries(read_entries(Path(directory))), expected)
         ignored = [name for name in found if name not in expected and _IGNORED.fullmatch(name)]
         if quantisation is not None:
             from mie.checkpoint.quantised import open_quantised  # which imports this module
@@ -115,7 +121,7 @@ class Checkpoint:
     @property
     def matrix_dtypes(self) -> set[str]:
         """The dtypes of its matrices of floats: "float32", "float16", "bfloat16"."""
-        matrices = (name for name in self if len(self._entries[name].shape) > 1)
+        matrices = (name for name in self if len(self._entries[name].shape) == 2)
         found = {self.dtypes[name] for name in matrices if name not in self.forms}
         return {np.dtype(_DTYPES[each]).name for each in found}
 

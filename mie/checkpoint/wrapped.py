@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-WRAPPERS = ("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration")
+WRAPPERS = (
+    "Gemma3ForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+)
 """Models with a text part of a supported family, which is in ``text_config``."""
 
 _SHARED = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "quantization_config")

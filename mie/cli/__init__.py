@@ -1,20 +1,20 @@
 """Define the command line, one file per command.
 
-``commands.json`` declares the texts and the options of the commands. In each file ``add_parser``
-adds a command, and ``run`` executes it. This room knows text and terminals, but no arrays. A
-command line imports only the file of its command, and a command imports the engine when it runs, so
-that help and mistakes in the arguments cost little.
+``commands.json`` declares the texts and the options of the commands. In each file ``run`` executes
+a command and returns the exit code. It may raise any `MieError`, which `main` prints. A function
+``add_parser`` adds options that are not declared. This room knows text and terminals, no arrays.
+A command line imports only the file of its command, and a command imports the engine when it runs,
+so that help and mistakes in the arguments cost little.
 """
-
-from __future__ import annotations
 
 import argparse
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
-from mie.cli.parser import Parser
+from mie.cli.parser import ROWS, Parser, declared, epilog_of
 from mie.errors import MieError, TooLittleMemoryError
 from mie.system.logs import logging_to_stderr
 from mie.version import __version__
@@ -23,51 +23,8 @@ EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 EXIT_CLOSED_PIPE = 141  # 128 + SIGPIPE.
 
-COMMANDS = (
-    "run",
-    "pull",
-    "list",
-    "show",
-    "rm",
-    "generate",
-    "chat",
-    "serve",
-    "batch",
-    "inspect",
-    "trace",
-    "bench",
-    "sim",
-    "diff",
-    "eval",
-    "doctor",
-)
+COMMANDS = tuple(name for name, row in ROWS.items() if "help" in row and " " not in name)
 """The commands in the order of ``mie --help``. Each is a file of this room."""
-
-_EPILOG = """\
-examples:
-  mie run Qwen/Qwen3-0.6B                           fetch a model, and talk with it
-  mie generate "Once upon a time"                   a story by the bundled model
-  mie generate --temperature 0 --json "Hello" | jq  one JSON object per line, for programs
-  mie generate --input requests.jsonl > out.txt     many requests at once, in one paged cache
-  mie generate --model ./Qwen3-0.6B --chat "Why?"   any Llama, Mistral, Qwen2 or Qwen3 directory
-  mie chat                                          a conversation
-  mie serve                                         a server of OpenAI's interface on port 8000
-  mie batch in.jsonl out.jsonl                      a file in OpenAI's batch form, resumable
-  mie inspect ./Qwen3-0.6B                          its architecture and memory use
-  mie trace run.jsonl                               what the scheduler did in a run, step by step
-  mie bench serve --request-rate 8                  latencies and throughput under a load
-  mie bench throughput --device a10g                the same scheduler on a simulated GPU
-  mie diff                                          NumPy and the GPU kernels, operator by operator
-  mie eval text.txt --quantization int4             perplexity, and the effect of rounded weights
-  mie doctor                                        what this machine can run, and remedies
-
-exit codes:
-  0  everything was done
-  1  a part failed; standard error names the lines
-  2  nothing was done: an argument, the model or the input is wrong
-
-Run "mie COMMAND --help" for the options of a command.
-"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         code = _run(argv)
-        _flush()
+        sys.stdout.flush()  # while errors can still be caught
     except BrokenPipeError:
         return _output_is_gone(EXIT_CLOSED_PIPE)
     except KeyboardInterrupt:
@@ -103,20 +60,30 @@ def _run(argv: Sequence[str] | None) -> int:
 
 def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Return a parser of the command that ``words`` begin with, or of all commands."""
-    parser = Parser(
-        prog="mie",
-        description=(
-            "A miniature LLM inference engine: paged KV cache, continuous batching, prefix sharing;"
-            " every number can be checked against NumPy."
-        ),
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    texts = {"description": ROWS["mie"]["description"], "epilog": epilog_of("mie")}
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog="mie", **texts, formatter_class=formatter)
     parser.add_argument("--version", action="version", version=f"mie {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands: Any = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in set(COMMANDS).intersection(words[:1]) or COMMANDS:
-        importlib.import_module(f"mie.cli.{command}").add_parser(commands)
+        module = importlib.import_module(f"mie.cli.{command}")
+        if hasattr(module, "add_parser"):
+            module.add_parser(commands)
+        else:
+            declared(commands, command, module.run, engine=_add_engine, sampling=_add_sampling)
     return parser
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    from mie.cli.options import add_engine_options  # few commands have an engine
+
+    add_engine_options(parser)
+
+
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
+    from mie.cli.options import DEFAULT_MAX_TOKENS, add_sampling_options
+
+    add_sampling_options(parser, max_tokens=DEFAULT_MAX_TOKENS)
 
 
 def _failed(error: Exception) -> int:
@@ -136,11 +103,6 @@ def _make_streams_safe() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # until exit
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-
-
-def _flush() -> None:
-    """Flush output while errors can still be caught."""
-    sys.stdout.flush()
 
 
 def _output_is_gone(code: int) -> int:

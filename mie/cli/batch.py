@@ -12,33 +12,20 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from mie.base.reprs import count
 from mie.batch.lines import Line, json_object, read_batch
-from mie.cli.declared import Commands, declared
 from mie.cli.options import (
     DEFAULT_MODEL,
-    add_engine_options,
     engine_options,
     report_sampling_defaults,
 )
 from mie.cli.serve import with_server_defaults
-from mie.errors import ConfigError, RequestError
+from mie.errors import ConfigError, MissingExtraError, RequestError
 
 if TYPE_CHECKING:
     from mie.frontend.outputs import RequestOutput
 
 
-def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
-    """Add ``mie batch`` to the command line."""
-    declared(commands, "batch", run, engine=add_engine_options)
-
-
 def run(args: argparse.Namespace) -> int:
-    """Answer the requests without a record in OUT, and return 1 if one failed, else 0.
-
-    Raises:
-        ConfigError: an option is wrong, or OUT cannot be written.
-        RequestError: IN cannot be read, or has a line whose custom_id is missing or used before.
-        ModelError: the model cannot be used.
-    """
+    """Answer the requests without a record in OUT, and return 1 if one failed, else 0."""
     model = args.model or DEFAULT_MODEL
     lines = read_batch(args.input, model)
     settings = with_server_defaults(engine_options(args))
@@ -117,9 +104,7 @@ def _records(
 
 
 def _answers(
-    requests: Mapping[str, Mapping[str, Any]],
-    settings: Mapping[str, Any],
-    args: argparse.Namespace,
+    requests: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any], args: argparse.Namespace
 ) -> Iterator[tuple[str, RequestOutput]]:
     """Yield (custom_id, output) as requests end, on one engine here or on several with Ray."""
     if args.replicas is None and args.ray_address is None:
@@ -130,13 +115,11 @@ def _answers(
         report_sampling_defaults(args, llm)
         yield from answers(llm, requests.items())
         return
-    from mie.ray import missing
-
     try:
         from mie.ray.data import generate_all
         from mie.ray.server import connected
     except ImportError as error:
-        raise missing(error) from error
+        raise MissingExtraError.of("mie batch --replicas", error, "ray") from error
     number = 1 if args.replicas is None else args.replicas
     cpus, gpus = args.replica_cpus or 1, args.replica_gpus or 0
     with connected(args.ray_address, number * cpus):

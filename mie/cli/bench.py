@@ -3,30 +3,178 @@
 from __future__ import annotations
 
 import argparse
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-from mie.cli.bench_options import (
-    open_bench,
-    place_of,
-    run_engine_load,
-    workload_of,
+from mie.cli.bench_report import about, errors, exit_code, report, run_compare, write_results
+from mie.cli.options import (
+    DEFAULT_MODEL,
+    engine_options,
+    llm_with_trace,
+    trace_file,
 )
-from mie.cli.bench_report import about, errors, exit_code, report, run_compare
-from mie.cli.bench_serve import run_serve
-from mie.cli.declared import Commands, declared
-from mie.cli.options import add_engine_options
+from mie.config.arguments import option
+from mie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mie.cli.bench_report import AnyResult
+    from mie.config.engine import EngineConfig
+    from mie.sim.driver import Bench, LoadResult
+    from mie.sim.workload import Workload
 
 
-def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
-    """Add ``mie bench`` to the command line. Each benchmark's parser sets ``run``."""
-    parser = declared(commands, "bench")
-    benchmarks = parser.add_subparsers(title="benchmarks", metavar="NAME", required=True)
-    for name, run in (
-        ("throughput", _run_throughput),
-        ("latency", _run_latency),
-        ("serve", run_serve),
-        ("compare", run_compare),
+def workload_of(
+    args: argparse.Namespace, request_rate: float = math.inf, burstiness: float = 1.0
+) -> Workload:
+    """Return the load that ``args`` describes.
+
+    Raises:
+        ConfigError: an option is out of range, or the file is not a workload.
+    """
+    from mie.config.engine import check_integer, check_real
+    from mie.sim.draws import Uniform
+    from mie.sim.loads import independent
+    from mie.sim.workload import Workload
+
+    if args.workload is not None:
+        return Workload.load(Path(args.workload))
+    ratio = args.random_range_ratio
+    check_real("random_range_ratio", ratio, 0, 1)
+    check_integer("random_prefix_len", args.random_prefix_len, 0)
+    lengths = {}
+    for name in ("random_input_len", "random_output_len"):
+        length = getattr(args, name)
+        check_integer(name, length, 1)
+        low, high = int(length * (1 - ratio)), int(length * (1 + ratio))
+        lengths[name.removeprefix("random_")] = Uniform(max(1, low), high)
+    return independent(
+        num_requests=args.num_prompts,
+        **lengths,
+        prefix_len=args.random_prefix_len,
+        n=args.n,
+        request_rate=None if request_rate == math.inf else request_rate,
+        burstiness=burstiness,
+        seed=args.seed,
+        name="random",
+    )
+
+
+def place_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return where a benchmark runs, as fields of its results."""
+    if args.costs is not None:
+        return costs_as_place(args.costs)
+    if args.device is not None:
+        model = args.model_shape or DEFAULT_MODEL
+        return {"simulated": True, "device": args.device, "model_id": model}
+    return {"simulated": False, "model_id": args.model}
+
+
+def costs_as_place(path: str) -> dict[str, Any]:
+    """Return the place of a simulation with a cost file.
+
+    The costs imply the device and the model of the recorded run.
+    """
+    from mie.sim.calibrate import read_costs
+
+    source = read_costs(Path(path))[1].get("trace", "a run that the file does not name")
+    place = f"as recorded in {source}"
+    return {"simulated": True, "device": place, "model_id": place, "costs": path}
+
+
+@contextmanager
+def open_bench(args: argparse.Namespace) -> Iterator[Bench]:
+    """Open the engine that ``args`` describes, real or simulated, with its clock.
+
+    Raises:
+        ConfigError: options contradict each other, or one is out of range.
+        ModelError: the model cannot be used.
+        OSError: the trace could not be written completely.
+    """
+    _refuse_contradictions(args)
+    with _simulated(args) if args.device or args.costs else _real(args) as bench:
+        yield bench
+        if bench.engine.log_error is not None:
+            raise bench.engine.log_error
+
+
+def run_engine_load(
+    bench: Bench, workload: Workload, max_concurrency: int | None = None
+) -> LoadResult:
+    """Run the load with an empty prefix cache."""
+    from mie.sim.driver import run_load
+
+    bench.engine.reset_prefix_cache()
+    return run_load(bench, workload, max_concurrency=max_concurrency)
+
+
+def _refuse_contradictions(args: argparse.Namespace) -> None:
+    for is_wrong, message in (
+        (args.device and args.costs, "--device and --costs both define the costs; pass one"),
+        (args.model_shape and not args.device, "--model-shape needs --device"),
+        (
+            (args.device or args.costs) and args.model != DEFAULT_MODEL,
+            "--model is not supported by a simulated engine; use --model-shape",
+        ),
     ):
-        declared(benchmarks, f"bench {name}", run, engine=add_engine_options)
+        if is_wrong:
+            raise ConfigError(message)
+
+
+def simulated_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
+    """Return the settings of a simulated engine, with ``defaults`` for missing options.
+
+    Raises:
+        ConfigError: an option is out of range, or has no effect in a simulation.
+    """
+    from mie.config.arguments import option
+    from mie.config.engine import EngineConfig, EngineSettings
+    from mie.config.engine_args import EngineArgs
+    from mie.config.settings import settings_of
+
+    options = engine_options(args)
+    EngineArgs(**options)  # refuses unknown settings
+    given = {name: options[name] for name, *_ in settings_of(EngineArgs) if name in options}
+    simulated = {
+        name
+        for name, _, declared in settings_of(EngineSettings)
+        if declared.is_simulated and not declared.backends
+    }
+    for name in sorted(given.keys() - simulated):
+        raise ConfigError(f"{option(name)} has no effect on a simulated engine (leave it out)")
+    return EngineConfig(**{"event_log_steps": 0, **defaults, **given})
+
+
+@contextmanager
+def _real(args: argparse.Namespace) -> Iterator[Bench]:
+    from mie.sim.costs import WallClock
+    from mie.sim.driver import Bench
+
+    with llm_with_trace(args, skip_tokenizer_init=True) as llm:
+        vocab_size = llm.model_config.vocab_size
+        yield Bench(engine=llm.engine, clock=WallClock(), vocab_size=vocab_size)
+
+
+@contextmanager
+def _simulated(args: argparse.Namespace) -> Iterator[Bench]:
+    from mie.sim.calibrate import read_costs
+    from mie.sim.devices import find_device, find_shape
+    from mie.sim.simulated import simulated, simulated_on
+
+    config = simulated_config(args)
+    with trace_file(args.trace) as file:
+        if args.costs is not None:
+            costs, _ = read_costs(Path(args.costs))
+            bench = simulated(costs, config, trace=file)
+        else:
+            model = find_shape(args.model_shape or DEFAULT_MODEL)
+            bench = simulated_on(find_device(args.device), model, config, trace=file)
+        yield bench
+        bench.engine.log.close()
 
 
 # Throughput: all requests at once.
@@ -63,7 +211,7 @@ _LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)
 
 def _run_latency(args: argparse.Namespace) -> int:
     from mie.config.engine import check_integer
-    from mie.sim.clock import SECOND
+    from mie.sim.costs import SECOND
     from mie.sim.loads import from_lengths
     from mie.sim.metrics import mean_and_std, percentile
 
@@ -89,3 +237,111 @@ def _run_latency(args: argparse.Namespace) -> int:
         },
     )
     return exit_code(results[-1])
+
+
+def run_serve(args: argparse.Namespace) -> int:
+    """Run the load, report it, and return the exit code."""
+    from mie.config.engine import check_integer
+    from mie.sim.metrics import Goodput, summarize
+
+    if args.max_concurrency is not None:
+        check_integer("max_concurrency", args.max_concurrency, 1)
+    goodput = Goodput.parse(args.goodput) if args.goodput else None
+    wanted: dict[str, Any] = {
+        "metrics": args.percentile_metrics.split(","),
+        "percentiles": _percentiles(args.metric_percentiles),
+        "goodput": goodput,
+    }
+    summarize([], 0, **wanted)  # refuses bad values before anything is loaded
+    workload = workload_of(args, args.request_rate, args.burstiness)
+    place, result = _served(args, workload) if args.base_url else _stepped(args, workload)
+    results = {
+        **about(place, workload, result),
+        "num_prompts": len(result.records),
+        "request_rate": args.request_rate if args.request_rate < math.inf else "inf",
+        "burstiness": args.burstiness,
+        "max_concurrency": args.max_concurrency,
+        **summarize(result.records, result.duration_ns, **wanted),
+        "errors": errors(result),
+    }
+    report(args, results)
+    if args.save_result or args.save_detailed:
+        details = _details(result) if args.save_detailed else {}
+        write_results(Path(args.result_dir, args.result_filename), {**results, **details})
+    return exit_code(result)
+
+
+def _stepped(args: argparse.Namespace, workload: Workload) -> tuple[dict[str, Any], AnyResult]:
+    """Run the load on an engine in this process."""
+    for name in ("api_key", "vocab_size", "openai_only", "reset_prefix_cache"):
+        if getattr(args, name):
+            raise ConfigError(f"{option(name)} needs --base-url")
+    with open_bench(args) as bench:
+        return place_of(args), run_engine_load(bench, workload, args.max_concurrency)
+
+
+def _served(args: argparse.Namespace, workload: Workload) -> tuple[dict[str, Any], AnyResult]:
+    """Run the load on the server that ``--base-url`` names."""
+    from mie.config.engine import check_integer
+    from mie.sim.remote import Server, run_load_on
+
+    refused = [name for name in ("device", "model_shape", "costs", "trace") if getattr(args, name)]
+    refused += engine_options(args)
+    if refused:
+        raise ConfigError(
+            f"{option(refused[0])} has no effect on the server at --base-url (leave it out)"
+        )
+    if args.vocab_size is not None:
+        check_integer("vocab_size", args.vocab_size, 1)
+    server = Server(
+        base_url=args.base_url,
+        model=None if args.model == DEFAULT_MODEL else args.model,
+        vocab_size=args.vocab_size,
+        api_key=args.api_key or os.environ.get("OPENAI_API_KEY"),
+        openai_only=args.openai_only,
+    )
+    result = run_load_on(
+        server,
+        workload,
+        max_concurrency=args.max_concurrency,
+        reset_prefix_cache=args.reset_prefix_cache,
+    )
+    place = {
+        "backend": "openai",
+        "simulated": False,
+        "base_url": server.root,
+        "model_id": result.model,
+    }
+    return place, result
+
+
+def _percentiles(text: str) -> list[float]:
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(
+            f"--metric-percentiles {text!r} is not understood; write numbers such as 50,99"
+        ) from error
+
+
+def _details(result: AnyResult) -> dict[str, list[Any]]:
+    """Return a value for each request, times in seconds, as vLLM keeps them."""
+    from mie.sim.costs import SECOND
+
+    return {
+        "input_lens": [record.num_prompt for record in result.records],
+        "output_lens": [record.num_output for record in result.records],
+        "ttfts": [(record.ttft or 0) / SECOND for record in result.records],
+        "itls": [[gap / SECOND for gap in record.itl] for record in result.records],
+    }
+
+
+run = MappingProxyType(
+    {
+        "throughput": _run_throughput,
+        "latency": _run_latency,
+        "serve": run_serve,
+        "compare": run_compare,
+    }
+)
+"""The benchmarks."""

@@ -11,17 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mie.cli.answer_writer import Look
 from mie.cli.chat_commands import Chat, Ended, commands_help
-from mie.cli.chat_input import (
-    Message,
-    ReadLine,
-    line_editor,
-    read_all_from_pipe,
-    read_from_pipe,
-    read_message,
-    read_plainly,
-)
 from mie.cli.conversation import Conversation
-from mie.cli.declared import Commands, add_declared, declared, epilog_of
 from mie.cli.options import (
     DEFAULT_MODEL,
     add_engine_options,
@@ -32,7 +22,16 @@ from mie.cli.options import (
     sampling_params,
     trace_failed,
 )
-from mie.cli.parser import show_first
+from mie.cli.parser import Commands, add_declared, declared, epilog_of, show_first
+from mie.cli.terminal import (
+    Message,
+    ReadLine,
+    line_editor,
+    read_all_from_pipe,
+    read_from_pipe,
+    read_message,
+    read_plainly,
+)
 
 if TYPE_CHECKING:
     from mie.config.params.sampling import SamplingParams
@@ -45,7 +44,7 @@ _FIRST = ("--model", "--system", "--prompt", "--temperature", "--max-tokens")
 """The options with which ``--help`` begins. ``--help-all`` shows the others."""
 
 
-def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add ``mie chat`` to the command line."""
     declared(commands, "chat", run, conversation=add_options)
 
@@ -73,12 +72,6 @@ def run(args: argparse.Namespace) -> int:
     """Talk until the input ends, and return the exit code.
 
     It is 1 if a message from a pipe or ``--prompt`` could not be answered, else 0.
-
-    Raises:
-        ConfigError: an argument is out of range.
-        ModelError: the model cannot be used.
-        RequestError: the input is not UTF-8, or ends inside a message.
-        MissingExtraError: ``--markdown`` is given, and rich is not installed.
     """
     if args.positional_model and args.model == DEFAULT_MODEL:
         args.model = args.positional_model

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from mie.base.reprs import count
 from mie.cli.answer_writer import REASONING, Look
-from mie.cli.chat_input import ReadLine
 from mie.cli.conversation import Conversation
-from mie.cli.files import replacing
 from mie.cli.options import parse_sampling
 from mie.cli.parser import did_you_mean
-from mie.cli.terminal import typing_hidden
+from mie.cli.terminal import ReadLine, typing_hidden
 from mie.errors import ConfigError, MieError, RequestError
-from mie.system.files import read_json_object
+from mie.system.files import read_json_object, replacing
 
 if TYPE_CHECKING:
     from mie.config.params.sampling import SamplingParams

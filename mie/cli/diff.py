@@ -6,11 +6,10 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mie.cli.declared import Commands, declared
-from mie.cli.files import replacing
 from mie.errors import ConfigError
+from mie.system.files import replacing
 
 if TYPE_CHECKING:
     from mie.diff.report import Side
@@ -20,24 +19,11 @@ _WORKLOAD = ("max_tokens", "block_size", "max_num_batched_tokens")
 """The numbers of `DiffWorkload` that have an option."""
 
 
-def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
-    """Add ``mie diff`` to the command line."""
-    declared(commands, "diff", run, setting=_setting)
-
-
 def run(args: argparse.Namespace) -> int:
-    """Print the comparison, and return 1 if something exceeds its tolerance, else 0.
-
-    Raises:
-        ConfigError: an argument is out of range, or a backend is not available.
-        RequestError: a prompt cannot be served.
-        ModelError: the model cannot be used.
-    """
-    from mie.diff.compare import compare
-    from mie.diff.html import page
+    """Print the comparison, and return 1 if something exceeds its tolerance, else 0."""
+    from mie.diff.compare import compare, workload_of_texts
     from mie.diff.recording import Injection
-    from mie.diff.text import lines
-    from mie.diff.workload import workload_of_texts
+    from mie.diff.text import lines, page
 
     _check_target(args.html)  # fail before the work
     inject = None if args.inject is None else Injection.parse(args.inject)
@@ -67,17 +53,6 @@ def _check_target(target: str | None) -> None:
         raise ConfigError(f"--html would overwrite the directory {target}; name a file")
     if target is not None and not Path(target).resolve().parent.is_dir():
         raise ConfigError(f"--html {target}: there is no directory {Path(target).parent}")
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    """Parse ``NAME=VALUE``. A value that is not a number, True or False is a string."""
-    name, separator, value = text.partition("=")
-    if not separator:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
-    try:
-        return name, json.loads(value.lower())
-    except ValueError:
-        return name, value
 
 
 def _side(args: argparse.Namespace, name: str) -> Side:

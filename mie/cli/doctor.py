@@ -5,22 +5,130 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mie.cli.declared import Commands, declared
-from mie.cli.diagnosis.diagnosis import BACKENDS, compile_for_gpu, compile_kernels, examine
-from mie.cli.diagnosis.machine import Machine
-from mie.cli.diagnosis.survey import Check
+from mie.cli.diagnosis.cpu import CPU_CHECKS
+from mie.cli.diagnosis.gpu import GPU_CHECKS, JETSON_CHECKS
+from mie.cli.diagnosis.machine import Check, Machine, Survey
+from mie.cli.parser import Commands, declared
 from mie.errors import ConfigError
+from mie.system.cache_dir import CacheError, open_cache
 from mie.version import __version__
+
+if TYPE_CHECKING:
+    from mie.ops.backend import Progress  # imports NumPy, which may be broken
+
+
+BACKENDS = ("numpy", "jit", "cupy-emulated", "cupy")
+"""The backends of `mie.load.backends`, from those that every machine can run to those that few can.
+
+numpy-plain is left out, because it runs on the same machines as numpy.
+"""
+
+
+def examine(
+    machine: Machine, backends: Sequence[str], progress: Progress
+) -> tuple[list[Check], dict[str, str | None]]:
+    """Return the results in the order of the tables of checks, and of each backend's trial.
+
+    A trial's result is the reason why the backend does not work, or None.
+    """
+    trials = {name: ("backend", name) for name in backends}
+    topics = [*Survey.topics, *trials.values()]
+    with progress(len(topics)) as count:
+        facts = machine.ask_all(topics, count)
+    survey = Survey(machine, facts)
+    checks = {**CPU_CHECKS, **GPU_CHECKS, **(JETSON_CHECKS if survey.is_jetson else {})}
+    results = [Check(name, *found) for name, check in checks.items() for found in check(survey)]
+    return results, {name: facts[topic].get("error") for name, topic in trials.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """The result of a compilation, and its folder."""
+
+    num_compiled: int
+    num_present: int
+    """Kernels that had been compiled before."""
+    seconds: float
+    folder: str
+    """Where they are kept, or why they are not."""
+    is_kept: bool
+
+    def __str__(self) -> str:
+        before = f"; {self.num_present} had been before" if self.num_present else ""
+        return (
+            f"compiled {self.num_compiled} kernels in {self.seconds:.1f} s{before}; "
+            f"they are {'kept in' if self.is_kept else 'not kept:'} {self.folder}"
+        )
+
+
+def compile_kernels(
+    progress: Progress,
+    weight_dtypes: Collection[str] | None = None,
+    cache_dtypes: Collection[str] | None = None,
+) -> Compiled:
+    """Compile the kernels for these dtypes of weights and KV caches, by default for all.
+
+    Raises:
+        ConfigError: backend jit cannot run here.
+    """
+    from mie.ops_jit.kernel_cache import CACHE_DTYPES, WEIGHT_DTYPES, Kernels, kernel_names
+
+    began = time.perf_counter()
+    names = kernel_names(weight_dtypes or WEIGHT_DTYPES, cache_dtypes or CACHE_DTYPES)
+    kernels = Kernels()
+    num_compiled = kernels.prepare(names, progress)
+    seconds = time.perf_counter() - began
+    is_kept = kernels.num_kept(names) == len(names)
+    try:
+        folder = str(open_cache("jit"))
+        folder = folder if is_kept else f"{folder} cannot be written"
+    except CacheError as error:
+        folder = str(error)
+    return Compiled(
+        num_compiled=num_compiled,
+        num_present=len(names) - num_compiled,
+        seconds=seconds,
+        folder=folder,
+        is_kept=is_kept,
+    )
+
 
 _LINE = "{:<8} {:<14} {}"
 
 
-def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+def compile_for_gpu(model: str) -> Compiled:
+    """Compile the kernels of a model for this machine's GPU, by loading it.
+
+    Raises:
+        ConfigError: backend cupy cannot run here.
+        ModelError: the model cannot be used.
+    """
+    from mie.llm import LLM
+
+    try:
+        folder, is_kept = open_cache("cubins"), True
+    except CacheError as error:
+        folder, is_kept = Path(str(error)), False
+    began, num_before = time.perf_counter(), len(list(folder.glob("*.cubin")))
+    LLM(model, backend="cupy")
+    return Compiled(
+        num_compiled=len(list(folder.glob("*.cubin"))) - num_before,
+        num_present=num_before,
+        seconds=time.perf_counter() - began,
+        folder=str(folder),
+        is_kept=is_kept,
+    )
+
+
+def add_parser(commands: Commands) -> None:
     """Add ``mie doctor`` to the command line."""
     declared(commands, "doctor", run, backends=_add_backends)
 
@@ -35,15 +143,11 @@ def run(args: argparse.Namespace, machine: Machine | None = None) -> int:
     """Print the report on ``machine``, by default this one, and return the exit code.
 
     It is 1 if the requested backend does not work, else 0.
-
-    Raises:
-        ConfigError: kernels were to be compiled, and the backend cannot run here.
-        ModelError: the model whose kernels were to be compiled is wrong.
     """
     if args.model is not None and not args.compile:
         raise ConfigError("--model needs --compile")
     if args.compile:
-        return _compile_for_gpu(args) if args.backend == "cupy" else _compile(args)
+        return _compile(args)
     machine = machine or Machine()
     checks, reasons = examine(
         machine, [args.backend] if args.backend else BACKENDS, partial(_bar, "examining", "check")
@@ -58,20 +162,16 @@ def run(args: argparse.Namespace, machine: Machine | None = None) -> int:
 
 
 def _compile(args: argparse.Namespace) -> int:
-    """Compile the kernels of backend jit, and return the exit code."""
-    compiled = compile_kernels(
-        partial(_bar, "compiling kernels", "kernel"),
-        *([] if args.model is None else _dtypes_of(args.model)),
-    )
-    print(json.dumps(asdict(compiled), indent=2) if args.json else compiled)
-    return 0 if compiled.is_kept else 1
-
-
-def _compile_for_gpu(args: argparse.Namespace) -> int:
-    """Compile the kernels of a model on backend cupy by loading it, and return the exit code."""
-    if args.model is None:
+    """Compile the kernels of backend jit, or of a model on a GPU, and return the exit code."""
+    if args.backend != "cupy":
+        compiled = compile_kernels(
+            partial(_bar, "compiling kernels", "kernel"),
+            *([] if args.model is None else _dtypes_of(args.model)),
+        )
+    elif args.model is None:
         raise ConfigError("--compile --backend cupy needs --model: its kernels follow the model")
-    compiled = compile_for_gpu(args.model)
+    else:
+        compiled = compile_for_gpu(args.model)
     print(json.dumps(asdict(compiled), indent=2) if args.json else compiled)
     return 0 if compiled.is_kept else 1
 

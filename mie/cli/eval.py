@@ -7,11 +7,12 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mie.cli.options import DEFAULT_MODEL
-from mie.config.arguments import add_settings, given, option
+from mie.cli.parser import Commands, declared
+from mie.config.arguments import add_settings, given
 from mie.config.engine_args import EngineArgs
 from mie.config.settings import settings_of
 from mie.errors import ConfigError
@@ -19,72 +20,21 @@ from mie.errors import ConfigError
 if TYPE_CHECKING:
     from mie.diff.quality import Quality
 
-_NUMBERS = (
-    ("window", 512, "tokens of a window; each is predicted from those before it in the window"),
-    ("num_tokens", 4096, "maximum number of tokens of the text that are used"),
-)
 _SETTINGS = (
     *("backend", "dtype", "quantization", "head_dtype", "weight_dtype", "kv_cache_dtype"),
     "num_threads",
 )
 """The settings that can change predictions, or how long they take."""
 
-_EPILOG = """\
-  perplexity   exp of the mean negative log-probability of a token: lower is better
-  divergence   of the reference's next-token probabilities from the model's, in nats: 0 is equal
-  same top     predictions whose most likely token is the reference's
 
-The reference is the model without quantization and head_dtype if one of them is given, or the
-model --reference. A model without a reference gets a perplexity only.
-
-examples:
-  mie eval text.txt --quantization int4             the bundled model, rounded and as it is
-  mie eval text.txt --model ./4bit --reference ./16bit
-"""
-
-
-def add_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> argparse.ArgumentParser:
-    """Add ``mie eval`` to the command line. Its parser sets ``run``."""
-    parser = subparsers.add_parser(
-        "eval",
-        help="measure perplexity on a text, and the effect of quantised weights",
-        description="Measure how well a model predicts a text, and how much quantisation changes.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("text", metavar="FILE", help="text file in UTF-8; - is standard input")
-    parser.add_argument(
-        "--model",
-        default=DEFAULT_MODEL,
-        metavar="MODEL",
-        help="'bundled' (default), a directory in Hugging Face format, or a hub id",
-    )
-    parser.add_argument("--reference", metavar="MODEL", help="model to compare with")
-    for name, default, text in _NUMBERS:
-        parser.add_argument(
-            option(name),
-            type=int,
-            default=default,
-            metavar="N",
-            help=f"{text} (default: {default})",
-        )
-    add_settings(
-        parser, EngineArgs, [name for name, *_ in settings_of(EngineArgs) if name not in _SETTINGS]
-    )
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
-    parser.set_defaults(run=run)
-    return parser
+def add_parser(commands: Commands) -> None:
+    """Add ``mie eval`` to the command line."""
+    omit = [name for name, *_ in settings_of(EngineArgs) if name not in _SETTINGS]
+    declared(commands, "eval", run, settings=partial(add_settings, cls=EngineArgs, omit=omit))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the measurements.
-
-    Raises:
-        ConfigError: an argument is out of range, or the text is too short.
-        ModelError: a model cannot be used.
-    """
+    """Print the measurements."""
     from mie.diff.quality import Predictor, quality, windows_of
 
     settings = given(args, EngineArgs)

@@ -1,11 +1,11 @@
 """List the supported families in a table: ``mie inspect --families``, and docs/models.md."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.families import FAMILIES, Family
+from mie.checkpoint.gguf.architectures import ARCHITECTURES
+from mie.structured.tools.families import FAMILY_FORMATS, NO_FORMATS
 
 _SAMPLE = {
     "vocab_size": 1 << 18,
@@ -18,6 +18,7 @@ _SAMPLE = {
 }
 _WINDOWS = {
     "all": "a window in all layers",
+    "all switched": "a window in all layers if switched on",
     "switched": "windows if switched on",
     "pattern": "windows by layer",
 }
@@ -30,7 +31,9 @@ _ROPE_LAYERS = {
     "listed": "layers without RoPE",
     "sliding": "full attention without RoPE",
     "switched": "RoPE in all layers or none",
+    "given": "RoPE in all layers or none",
 }
+_RECURRENT = {"conv": "short convolutions", "delta": "gated delta rule", "mamba": "Mamba 2"}
 _KEYS = {
     "attention_bias": "attention biases",
     "mlp_bias": "MLP biases",
@@ -46,13 +49,21 @@ _KEYS = {
 
 def families_table() -> str:
     """Return the table of families in Markdown."""
-    rows = [("models", "architecture", "`model_type`", "beyond a plain Llama", "CUDA")]
-    rows.append(("---",) * 5)
+    heads = ("models", "architecture", "`model_type`", "beyond a plain Llama", "CUDA", "GGUF")
+    rows: list[tuple[str, ...]] = [(*heads, "calls of tools", "reasoning"), ("---",) * 8]
     for name, family in FAMILIES.items():
         cuda = "no" if _sample(name, family).options else "yes"
         features = ", ".join(_features(family)) or "-"
-        rows.append((family.title, f"`{name}`", f"`{family.model_type}`", features, cuda))
+        formats = FAMILY_FORMATS.get(name, NO_FORMATS)
+        ggufs = [own for own, row in ARCHITECTURES.items() if name in row.families]
+        calls = f"{formats.unread}: not read" if formats.unread else _code(formats.calls)
+        more = (", ".join(map(_code, ggufs)) or "-", calls, _code(formats.reasoning))
+        rows.append((family.title, f"`{name}`", f"`{family.model_type}`", features, cuda, *more))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _code(name: str | None) -> str:
+    return "-" if name is None else f"`{name}`"
 
 
 def _sample(name: str, family: Family) -> ModelConfig:
@@ -60,14 +71,20 @@ def _sample(name: str, family: Family) -> ModelConfig:
     config = {**_SAMPLE, "architectures": [name]}
     if "embedding_multiplier" in family.implements:
         config["embedding_multiplier"] = 2.0
-    if "layer_types" in family.defaults:
-        config |= {"layer_types": ["full_attention"] * 4, "num_local_experts": 0}
+    if family.recurrent is not None:
+        config["layer_types"] = [*family.recurrent.layer_types[:1] * 3, "full_attention"]
+    if "num_local_experts" in family.defaults and family.expert_size is None:
+        config["num_local_experts"] = 0
     return ModelConfig.from_hf(config)
 
 
 def _features(family: Family) -> Iterator[str]:
     """Yield the features of the family that a plain Llama lacks."""
     names = family.names
+    if family.recurrent is not None:
+        yield _RECURRENT[family.recurrent.kind]
+    if family.gates_attention:
+        yield "gated attention"
     if family.windows in _WINDOWS:
         yield _WINDOWS[family.windows]
     if family.always_qkv_bias:
@@ -75,6 +92,10 @@ def _features(family: Family) -> Iterator[str]:
     for key, text in _KEYS.items():
         if key in family.implements and not (family.always_qkv_bias and key == "attention_bias"):
             yield text
+    if family.expert_size is not None:
+        yield "experts"
+    if "shared_intermediate_size" in family.defaults and family.expert_size is not None:
+        yield "a shared expert"
     if family.qk_norm is not None:
         yield _QK_NORMS[family.qk_norm]
     if names.attention_post_norm is not None:
@@ -93,5 +114,5 @@ def _features(family: Family) -> Iterator[str]:
         yield "interleaved RoPE"
     if family.rope_layers in _ROPE_LAYERS:
         yield _ROPE_LAYERS[family.rope_layers]
-    if len(names.qkv) == 1 or len(names.gate_up) == 1:
+    if len(names.qkv) == 1 or len(names.gate_up) == 1 or len(names.expert_gate_up) == 1:
         yield "fused matrices"

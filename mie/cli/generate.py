@@ -9,16 +9,12 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from mie.base.reprs import count
 from mie.batch.lines import Line, decoded, raw_lines, read_lines
-from mie.cli.declared import Commands, declared
 from mie.cli.options import (
-    add_engine_options,
-    add_sampling_options,
     llm_with_trace,
     report_sampling_defaults,
     sampling_params,
@@ -32,29 +28,11 @@ if TYPE_CHECKING:
     from mie.frontend.outputs import RequestOutput
     from mie.llm import LLM
 
-DEFAULT_MAX_TOKENS = 256
-
-
-def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
-    """Add ``mie generate`` to the command line."""
-    declared(
-        commands,
-        "generate",
-        run,
-        engine=add_engine_options,
-        sampling=partial(add_sampling_options, max_tokens=DEFAULT_MAX_TOKENS),
-    )
-
 
 def run(args: argparse.Namespace) -> int:
     """Print the completions, and return the exit code.
 
     It is 1 if a line of ``--input`` could not be served, else 0.
-
-    Raises:
-        ConfigError: an argument is out of range, or contradicts another.
-        RequestError: a prompt cannot be served; nothing was run.
-        ModelError: the model cannot be used.
     """
     lines = _read(args)
     sampling_params(args)  # refuse bad values before the model is loaded

@@ -3,8 +3,6 @@
 It reads only headers, so it is quick for models of any size. ``--check`` also reads the data.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -16,21 +14,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.experts import Experts
 from mie.checkpoint.gguf.config import hf_config
 from mie.checkpoint.gguf.header import read_gguf
 from mie.checkpoint.locate import locate_model
 from mie.checkpoint.size_limits import MAX_JSON_BYTES
 from mie.checkpoint.tensors import num_parameters
-from mie.cli.declared import Commands, declared
 from mie.cli.families import families_table
 from mie.config.arguments import format_size
 from mie.errors import ConfigError, ModelError, UnsupportedModelError, WeightsError, shown_text
 from mie.system.files import read_json_object
-
-
-def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
-    """Add ``mie inspect`` to the command line."""
-    declared(commands, "inspect", run)
 
 
 @dataclass(kw_only=True)
@@ -56,12 +49,7 @@ class ModelReport:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report, and return 0 if mie can run the model, else 1.
-
-    Raises:
-        ConfigError: both a model and ``--families`` are given, or neither.
-        ModelError: there is no such model, or it has no config.json.
-    """
+    """Print the report, and return 0 if mie can run the model, else 1."""
     if args.families == (args.model is not None):
         raise ConfigError("mie inspect takes either a MODEL or --families")
     if args.families:
@@ -177,6 +165,8 @@ def _facts(report: ModelReport) -> Iterator[tuple[str, str]]:
         yield "layers", _layers(config)
         yield "heads", f"{heads}, {config.head_dim} wide"
         yield "hidden size", f"{config.hidden_size:,}, intermediate {config.intermediate_size:,}"
+        if config.experts is not None:
+            yield "experts", _experts(config.experts)
         yield "vocabulary", f"{config.vocab_size:,}{', tied' * config.tie_word_embeddings}"
         yield "context", f"{config.context_length:,} tokens, {_rope(config)}"
         yield "parameters", f"{report.num_parameters or 0:,}"
@@ -212,6 +202,13 @@ def _forms(forms: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for form in dict.fromkeys(forms.values()):
         kinds = Counter(name.split(".")[-2] for name, own in forms.items() if own == form)
         yield "quantised", f"{form}: {', '.join(f'{n} {kind}' for kind, n in kinds.items())}"
+
+
+def _experts(experts: Experts) -> str:
+    sizes = f"{experts.number}, {experts.num_chosen} for each token, intermediate {experts.size:,}"
+    num_dense = experts.layers.count(False)
+    without = f", {num_dense} layers without" if num_dense else ""
+    return f"{sizes}{', beside a shared one' * experts.are_beside_mlp}{without}"
 
 
 def _layers(config: ModelConfig) -> str:

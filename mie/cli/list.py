@@ -1,7 +1,5 @@
 """Implement ``mie list``: the models on this machine."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import time
@@ -10,13 +8,7 @@ from typing import Any
 
 from mie.checkpoint.hub import cache_folder, cached_models
 from mie.checkpoint.locate import BUNDLED, BUNDLED_DIRECTORY
-from mie.cli.declared import Commands, declared
 from mie.config.arguments import format_size
-
-
-def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
-    """Add ``mie list`` to the command line."""
-    declared(commands, "list", run)
 
 
 def run(args: argparse.Namespace) -> int:

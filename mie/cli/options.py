@@ -10,8 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from mie.cli.declared import KINDS, add_argument, arguments_of
-from mie.cli.parser import did_you_mean
+from mie.cli.parser import KINDS, add_argument, arguments_of, did_you_mean
 from mie.config.arguments import given
 from mie.config.engine_args import EngineArgs
 from mie.errors import ConfigError
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from mie.llm import LLM
 
 DEFAULT_MODEL = "bundled"
+DEFAULT_MAX_TOKENS = 256
 
 _NOT_OPTIONS = ("seed", "device")
 """Settings that have no option: ``--seed`` belongs to a request, ``--device`` to the simulator."""

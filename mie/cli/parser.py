@@ -1,11 +1,20 @@
-"""Parse arguments, and suggest the nearest name for a misspelt one."""
+"""Parsers of commands, made of ``commands.json``. They suggest a name for a misspelt one.
 
-from __future__ import annotations
+A row has ``help``, ``description``, the lines of an ``epilog``, and ``arguments``. An argument is
+an object of argparse keywords with its ``names``. A group has a ``group`` as its title, or one of
+its arguments may be given (``exclusive``). A name stands for the arguments of another row, or for
+a function that adds some. A command of commands has the words above their list (``title``) and in
+place of one (``metavar``).
+"""
 
 import argparse
 import difflib
-from collections.abc import Iterable, Sequence
-from typing import Any
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from mie.config.arguments import json_object, size_argument
 
 
 class Parser(argparse.ArgumentParser):
@@ -78,3 +87,101 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a suggestion for an error message, or "" if no name is near."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Adders = Mapping[str, Callable[[argparse.ArgumentParser], object]]
+"""Functions that add arguments, by the names for which they stand."""
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """Parse ``NAME=VALUE``. A value that is not a number, True or False is a string."""
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    try:
+        return name, json.loads(value.lower())
+    except ValueError:
+        return name, value
+
+
+KINDS: Mapping[str, Any] = {
+    "integer": int,
+    "number": float,
+    "size": size_argument,
+    "json": json_object,
+    "switch": argparse.BooleanOptionalAction,
+    "setting": setting,
+}
+
+
+ROWS: Mapping[str, Any] = json.loads(
+    Path(__file__).with_name("commands.json").read_text(encoding="utf-8")
+)
+
+
+def declared(
+    commands: Commands, name: str, run: Any = None, **adders: Any
+) -> argparse.ArgumentParser:
+    """Add a command as its row declares it. Its parser sets ``run``.
+
+    ``run`` is a function, or a mapping of the command's own commands to theirs. ``adders`` are
+    functions that the row names.
+    """
+    row = ROWS[name]
+    texts = {key: row[key] for key in ("help", "description") if key in row}
+    if "epilog" in row:
+        texts["epilog"] = "\n".join(row["epilog"])
+        texts["formatter_class"] = argparse.RawDescriptionHelpFormatter
+    parser = commands.add_parser(name.rpartition(" ")[2], **texts)
+    add_declared(parser, name, **adders)
+    if isinstance(run, Mapping):
+        inner = parser.add_subparsers(title=row["title"], metavar=row["metavar"], required=True)
+        for each, own in run.items():
+            declared(inner, f"{name} {each}", own, **adders)
+    elif run is not None:
+        parser.set_defaults(run=run)
+    return parser
+
+
+def add_declared(parser: argparse.ArgumentParser, name: str, **adders: Any) -> None:
+    """Add the arguments of a row to a parser."""
+    _add(parser, parser, ROWS[name]["arguments"], adders)
+
+
+def epilog_of(name: str) -> str:
+    """Return the epilog of a row."""
+    return "\n".join(ROWS[name]["epilog"])
+
+
+def _add(parser: argparse.ArgumentParser, group: Any, arguments: Any, adders: Adders) -> None:
+    for each in arguments:
+        if isinstance(each, str):
+            if each in adders:
+                adders[each](parser)
+            else:
+                _add(parser, group, ROWS[each]["arguments"], adders)
+        elif "group" in each:
+            inner = parser.add_argument_group(each["group"], each.get("description"))
+            _add(parser, inner, each["arguments"], adders)
+        elif "exclusive" in each:
+            _add(parser, group.add_mutually_exclusive_group(), each["exclusive"], adders)
+        else:
+            add_argument(group, each)
+
+
+def add_argument(group: Any, argument: Mapping[str, Any]) -> None:
+    """Add an argument to a parser or a group."""
+    keywords = {key: value for key, value in argument.items() if key != "names"}
+    for key in {"type", "action"} & keywords.keys():
+        keywords[key] = KINDS.get(keywords[key], keywords[key])
+    group.add_argument(*argument["names"].split(), **keywords)
+
+
+def arguments_of(name: str) -> dict[str, Mapping[str, Any]]:
+    """Return the arguments of a row by the names that they have in the namespace."""
+    found = {}
+    for each in ROWS[name]["arguments"]:
+        word = each["names"].split()[0].removeprefix("--").replace("-", "_")
+        found[each.get("dest", word)] = each
+    return found

@@ -1,7 +1,5 @@
 """Implement ``mie pull``: fetch a model from the Hugging Face hub, if this machine can run it."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import shutil
@@ -13,7 +11,6 @@ from mie.base.reprs import count
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.gguf.header import BLOCKS
 from mie.checkpoint.hub import HubModel, HubName, ask_hub, cache_folder, cached_models, download
-from mie.cli.declared import Commands, declared
 from mie.config.arguments import format_size
 from mie.errors import (
     ConfigError,
@@ -31,18 +28,8 @@ A context and the results of a step need the rest.
 """
 
 
-def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
-    """Add ``mie pull`` to the command line."""
-    declared(commands, "pull", run)
-
-
 def run(args: argparse.Namespace) -> int:
-    """Fetch the model, and return 0.
-
-    Raises:
-        ConfigError: the model does not fit the memory or the disk.
-        ModelError: the name is wrong, the hub does not give it, or mie cannot run it.
-    """
+    """Fetch the model, and return 0."""
     name = hub_name(args.model)
     pull(name, force=args.force)
     print(f"{name} is ready: mie run {name}")

@@ -1,7 +1,5 @@
 """Implement ``mie run``: talk with a model of the hub, which is fetched if the user agrees."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
@@ -9,24 +7,19 @@ import sys
 from mie.checkpoint.hub import HubName, ask_hub, find_cached
 from mie.checkpoint.locate import BUNDLED
 from mie.cli import chat
-from mie.cli.declared import Commands, declared
+from mie.cli.parser import Commands, declared
 from mie.cli.pull import pull, summary
 from mie.errors import ModelError
 
 
-def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add ``mie run`` to the command line."""
     parser = declared(commands, "run", run, conversation=chat.add_talk_options)
     parser.set_defaults(model=BUNDLED)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fetch the model if that is needed and wanted, then do as ``mie chat``.
-
-    Raises:
-        ConfigError: the model does not fit this machine.
-        ModelError: the model is not here and may not be fetched, or cannot be used.
-    """
+    """Fetch the model if that is needed and wanted, then do as ``mie chat``."""
     args.title = name = args.positional_model
     args.positional_model = _path_of(name, args.pull)
     if args.prompt_words:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mie.cli.declared import Commands, declared
 from mie.cli.options import DEFAULT_MODEL, trace_file
+from mie.cli.parser import Commands, declared
 from mie.config.arguments import add_settings, given
 from mie.config.engine_args import EngineArgs
 from mie.config.settings import ON_CPU_THREADS
@@ -18,6 +18,7 @@ from mie.errors import ConfigError, MissingExtraError
 if TYPE_CHECKING:
     from mie.serve.config import ServeConfig
     from mie.serve.keys import Keys
+
 
 _NOT_OPTIONS = ("model", "device")
 """Arguments of the engine that have no option here."""
@@ -36,7 +37,7 @@ _DEFAULTS: dict[str, tuple[Any, str]] = {
 """Settings of the engine whose defaults are the server's own, and how the help says them."""
 
 
-def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add ``mie serve`` to the command line."""
     from mie.serve.config import ServeConfig  # its packages are not imported with it
 
@@ -54,13 +55,7 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal ends the server: its exit code.
-
-    Raises:
-        ConfigError: an option is out of range, or contradicts another.
-        MissingExtraError: the extra ``serve`` is not installed.
-        ModelError: the model cannot be used.
-    """
+    """Serve until a signal ends the server: its exit code."""
     from mie.serve.config import ServeConfig
 
     if args.uds is not None and (args.host, args.port) != (None, None):
@@ -153,9 +148,9 @@ def with_config_file(
     if args.config is None:
         return args
     try:
-        from mie.serve.config_file import arguments_of
+        from mie.serve.config import arguments_of
     except ImportError as error:
-        raise _missing(error) from error
+        raise MissingExtraError.of("mie serve", error, "serve") from error
     known = {text for action in parser._actions for text in action.option_strings}
     of_file = vars(parser.parse_args(arguments_of(args.config, known)))
     given_here = {name: value for name, value in vars(args).items() if value is not None}
@@ -169,14 +164,8 @@ def import_serve() -> Callable[..., int]:
     try:
         from mie.serve.server import serve
     except ImportError as error:
-        raise _missing(error) from error
+        raise MissingExtraError.of("mie serve", error, "serve") from error
     return serve
-
-
-def _missing(error: ImportError) -> MissingExtraError:
-    return MissingExtraError(
-        f"mie serve needs the package {error.name} (install it with: pip install 'mie[serve]')"
-    )
 
 
 # Replicas.
@@ -201,7 +190,6 @@ def serve_on_ray(args: argparse.Namespace, config: ServeConfig, engine: Mapping[
         raise ConfigError("--replicas and --autoscaling are both given; give one of them")
     from dataclasses import replace
 
-    from mie.ray import missing
     from mie.ray.config import MAX_CHUNKS_PER_SECOND, ReplicaConfig
 
     if args.max_chunks_per_second is None:
@@ -219,5 +207,5 @@ def serve_on_ray(args: argparse.Namespace, config: ServeConfig, engine: Mapping[
     try:
         from mie.ray.server import serve_replicas
     except ImportError as error:
-        raise missing(error) from error
+        raise MissingExtraError.of("mie serve --replicas", error, "ray") from error
     return serve_replicas(replicas, args.ray_address)

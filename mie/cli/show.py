@@ -1,13 +1,10 @@
 """Implement ``mie show``: a model on this machine, or on the hub before it is fetched."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Iterator
 
 from mie.checkpoint.hub import HubModel, HubName, ask_hub, find_cached
-from mie.cli.declared import Commands, declared
 from mie.cli.inspect import inspect_model, show
 from mie.cli.pull import check_runs, fits, is_read, summary
 from mie.config.arguments import format_size
@@ -15,17 +12,8 @@ from mie.errors import MieError
 from mie.system.resources import available_bytes
 
 
-def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
-    """Add ``mie show`` to the command line."""
-    declared(commands, "show", run)
-
-
 def run(args: argparse.Namespace) -> int:
-    """Print the facts, and return 0, or 1 if mie cannot run the model.
-
-    Raises:
-        ModelError: there is no such model.
-    """
+    """Print the facts, and return 0, or 1 if mie cannot run the model."""
     name = None if os.path.exists(args.model) else HubName.parse(args.model)
     path = name and find_cached(name)
     if name is None or path is not None:

@@ -5,36 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mie.checkpoint.tensors import num_parameters
-from mie.cli.bench_options import costs_as_place, simulated_config
-from mie.cli.bench_report import number, place_line, table
-from mie.cli.declared import Commands, declared
-from mie.cli.options import add_engine_options
-from mie.cli.sim_cluster import run_cluster
+from mie.cli.bench import costs_as_place, simulated_config
+from mie.cli.bench_report import number, place_line, table, write_results
 from mie.errors import ConfigError
 
 if TYPE_CHECKING:
     from mie.sim.calibrate import Fit
-
-
-def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
-    """Add ``mie sim`` to the command line. Each command's parser sets ``run``."""
-    parser = declared(commands, "sim")
-    inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, run in (
-        ("devices", _run_devices),
-        ("workload", _run_workload),
-        ("extract", _run_extract),
-        ("calibrate", _run_calibrate),
-        ("predict", _run_predict),
-        ("cluster", run_cluster),
-    ):
-        declared(inner, f"sim {name}", run, engine=add_engine_options)
 
 
 def _write(args: argparse.Namespace, text: str) -> None:
@@ -48,8 +31,7 @@ def _write(args: argparse.Namespace, text: str) -> None:
 
 
 def _run_devices(args: argparse.Namespace) -> int:
-    from mie.sim.devices import DEVICES
-    from mie.sim.shapes import SHAPES, find_shape
+    from mie.sim.devices import DEVICES, SHAPES, find_shape
 
     rows = [
         (name, f"{device.bandwidth / 1e9:,.0f}", f"{device.flops / 1e12:,.1f}", device.title)
@@ -176,3 +158,62 @@ def _comparison(
         error = "–" if ours is None or not theirs else f"{ours / theirs - 1:+.1%}"
         rows.append((label, number(ours), number(theirs), error))
     yield from table(("", "predicted", "measured", "error"), rows)
+
+
+def run_cluster(args: argparse.Namespace) -> int:
+    """Simulate each cluster, print its figures, and return 0."""
+    from dataclasses import fields
+
+    from mie.sim.cluster import ROUTERS, ClusterLoad, simulate_cluster
+
+    load = ClusterLoad(**{each.name: getattr(args, each.name) for each in fields(ClusterLoad)})
+    routers = args.request_router.split(",")
+    if not set(routers) <= ROUTERS.keys():
+        raise ConfigError(
+            f"--request-router {args.request_router!r} is unknown; known are {', '.join(ROUTERS)}"
+        )
+    rows = [
+        simulate_cluster(load, size, router) for size in _sizes(args.replicas) for router in routers
+    ]
+    if args.output_json is not None:
+        write_results(Path(args.output_json), {"clusters": rows})
+    print("\n".join(map(json.dumps, rows) if args.json else cluster_table(rows)))
+    return 0
+
+
+def cluster_table(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines of a Markdown table, with a row for each cluster."""
+    heads = ("replicas", "router", "possible", "hit rate", "imbalance", "mean TTFT", "p99 TTFT")
+    cells = [
+        (
+            f"{row['num_replicas']:,}",
+            row["router"],
+            f"{row['possible_hit_rate']:.1%}",
+            f"{row['hit_rate']:.1%}",
+            f"{row['imbalance']:.2f}",
+            f"{row['mean_ttft_ms']:,.0f} ms",
+            f"{row['p99_ttft_ms']:,.0f} ms",
+        )
+        for row in rows
+    ]
+    yield from table(heads, cells)
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--replicas {text!r} is not understood; write 1,3,10") from error
+
+
+run = MappingProxyType(
+    {
+        "devices": _run_devices,
+        "workload": _run_workload,
+        "extract": _run_extract,
+        "calibrate": _run_calibrate,
+        "predict": _run_predict,
+        "cluster": run_cluster,
+    }
+)
+"""The commands of ``mie sim``."""

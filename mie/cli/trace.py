@@ -1,7 +1,5 @@
 """Implement ``mie trace``: the decisions of scheduler and allocator, from an event log."""
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import sys
@@ -11,10 +9,7 @@ from pathlib import Path
 
 from mie.base.arithmetic import ceil_div
 from mie.base.reprs import count
-from mie.cli.declared import Commands, declared
-from mie.cli.files import replacing
-from mie.cli.trace_blocks import render_blocks
-from mie.cli.trace_common import percent
+from mie.cli.trace_blocks import percent, render_blocks
 from mie.cli.trace_perfetto import write_timeline
 from mie.cli.trace_request import request_lines
 from mie.errors import ConfigError, RequestError, TraceError
@@ -24,25 +19,14 @@ from mie.events.page.bundle import EmbeddedRun, page_html
 from mie.events.page.cells import NodeText
 from mie.events.page.recording import Recording
 from mie.events.replay import at
+from mie.system.files import replacing
 
 MAX_ROWS = 40
 """Default number of rows in the table. The help says it too."""
 
 
-def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
-    """Add ``mie trace`` to the command line."""
-    declared(commands, "trace", run)
-
-
 def run(args: argparse.Namespace) -> int:
-    """Print the requested view, and return 0.
-
-    Raises:
-        ConfigError: an argument is out of range, or a file cannot be written.
-        TraceError: the file is not an event log, contradicts itself, or lacks the step or request;
-            or its tokens are not those of the model.
-        ModelError: --model names no model.
-    """
+    """Print the requested view, and return 0."""
     if args.every is not None and args.every < 1:
         raise ConfigError(f"--every must be at least 1; got {args.every}")
     if args.model is not None and args.html is None and args.page is None:

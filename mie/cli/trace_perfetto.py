@@ -3,14 +3,12 @@
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from mie.cli.trace_common import new_sequences, title, title_of
+from mie.cli.trace_blocks import new_sequences, title, title_of
 from mie.events import Record, Segment, Seq, Summary
 from mie.events.replay import State, walk
 

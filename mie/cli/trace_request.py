@@ -1,12 +1,10 @@
 """Show the life of one request, with a line for each event."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from mie.base.reprs import count
-from mie.cli.trace_common import clipped, new_sequences, title, title_of
+from mie.cli.trace_blocks import clipped, new_sequences, title, title_of
 from mie.errors import TraceError
 from mie.events import FIELDS, Record, Segment, Seq, Snapshot
 from mie.events.replay import State, walk

@@ -1,7 +1,5 @@
 """Add command-line options for the settings of a dataclass, and read them back."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -5,13 +5,58 @@ import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from numbers import Integral, Real
 from typing import Any, ClassVar, TypeVar
 
 from mie.base.reprs import changed_repr
-from mie.config.quotas import quotas_of
+from mie.config.params.values import integer, real
 from mie.config.settings import Setting, declared_in, settings_of
-from mie.errors import ConfigError
+from mie.errors import ConfigError, shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientQuota:
+    """The weight of a client's share, and the maximum number of its sequences that run at once.
+
+    A client of weight 2 gets twice the share of a client of weight 1. Without ``max_num_seqs``, a
+    client may take every seat that no other client wants.
+    """
+
+    weight: float = 1
+    max_num_seqs: int | None = None
+
+    def __post_init__(self) -> None:
+        check_real("weight", self.weight, 0, above_low=True)
+        if self.max_num_seqs is not None:
+            check_integer("max_num_seqs", self.max_num_seqs, 1)
+
+
+def quotas_of(value: object) -> dict[str, ClientQuota]:
+    """Return the quotas that the setting ``client_quotas`` declares, by client.
+
+    Raises:
+        ConfigError: the value does not map clients to quotas.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"client_quotas must map clients to quotas; got {shown(value)}")
+    return {name: _quota(name, quota) for name, quota in value.items()}
+
+
+def _quota(name: object, value: Any) -> ClientQuota:
+    if not isinstance(name, str):
+        raise ConfigError(f"client_quotas has the client {shown(name)}; a client is a string")
+    if isinstance(value, ClientQuota):
+        return value
+    what, known = f"client_quotas of {shown(name)}", ("weight", "max_num_seqs")
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{what} must be an object of {' and '.join(known)}; got {shown(value)}")
+    refuse_unknown(what, map(str, value), known)
+    try:
+        return ClientQuota(**value)
+    except ConfigError as error:
+        raise ConfigError(f"{what}: {error}") from error
+
 
 T = TypeVar("T")
 
@@ -40,28 +85,7 @@ def keyword_checked(cls: type[T]) -> type[T]:
     return cls
 
 
-def check_integer(name: str, value: Any, low: int, high: int | None = None) -> None:
-    """Raise `ConfigError` unless ``value`` is an integer in low … high."""
-    is_integer = _is(Integral, value)
-    if not is_integer or value < low or (high is not None and value > high):
-        allowed = f"at least {low}" if high is None else f"in {low} … {high}"
-        raise ConfigError(f"{name} must be an integer {allowed}; got {value!r}")
-
-
-def check_real(
-    name: str, value: Any, low: float, high: float = math.inf, *, above_low: bool = False
-) -> None:
-    """Raise `ConfigError` unless ``value`` is a finite number in low … high (or above low)."""
-    # An integer may be too large for a float, but comparing the two is still exact.
-    is_number = _is(Real, value) and value == value and abs(value) != math.inf
-    if not is_number or not low <= value <= high or (above_low and value == low):
-        bracket = "(" if above_low else "["
-        allowed = f"in {bracket}{low:g}, {high:g}]".replace("inf]", "inf)")
-        raise ConfigError(f"{name} must be a number {allowed}; got {value!r}")
-
-
-def _is(kind: type, value: object) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
+check_integer, check_real = integer, real
 
 
 def check_switch(name: str, value: object) -> None:

@@ -1,37 +1,93 @@
 """Run one workload on two backends with the same tokens, and compare every operator's result."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.base.arithmetic import ceil_div
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.locate import locate_model
 from mie.config.engine import EngineConfig, refuse_unknown
-from mie.diff.measure import (
+from mie.config.params.sampling import SamplingParams
+from mie.diff.recording import SIZE, Change, Injection, Observer, RecordingBackend, Spot, perturb
+from mie.diff.report import Candidate, DiffReport, OperatorErrors, Place, Side, TokenPart
+from mie.diff.tolerances import (
     Index,
+    Limits,
     differences,
     errors_between,
     largest_of_rows,
     quotients,
 )
-from mie.diff.recording import (
-    SIZE,
-    Change,
-    Injection,
-    Observer,
-    RecordingBackend,
-    Spot,
-    perturb,
-)
-from mie.diff.report import Candidate, DiffReport, OperatorErrors, Place, Side, TokenPart
-from mie.diff.tolerances import Limits
-from mie.diff.workload import DiffWorkload
 from mie.errors import ConfigError
 from mie.load.backends import SETTINGS, load_backend
 from mie.load.engine import load_engine
 from mie.ops.backend import Array, Backend
 from mie.ops.sampling import top_logprobs
+from mie.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffWorkload:
+    """Greedy answers to prompts of token ids, all sent at once.
+
+    A small budget cuts prompts into chunks, so a later prompt runs together with the earlier ones'
+    decodes and can use their blocks.
+    """
+
+    directory: Path
+    model: str
+    """The model's name in the report."""
+    prompts: Sequence[Sequence[int]]
+    token_text: Callable[[int], str] = str
+    """Returns the text of a token for the report."""
+    max_tokens: int = 8
+    block_size: int = 8
+    max_num_batched_tokens: int = 8
+
+    def config(self) -> EngineConfig:
+        """Return the config, the same for both sides, so it does not depend on their memory."""
+        lengths = [len(prompt) + self.max_tokens for prompt in self.prompts]
+        num_blocks = sum(ceil_div(length, max(1, self.block_size)) for length in lengths)
+        return EngineConfig(
+            block_size=self.block_size,
+            num_blocks=max(1, num_blocks + len(lengths) + 1),
+            max_num_batched_tokens=self.max_num_batched_tokens,
+        )
+
+    def params(self, forced: Sequence[int] | None = None) -> SamplingParams:
+        """Return the parameters of each request. With ``forced`` its tokens are those."""
+        return SamplingParams(
+            temperature=0,
+            max_tokens=self.max_tokens,
+            ignore_eos=True,
+            trace_decode_token_ids=forced,
+        )
+
+
+def workload_of_texts(model: str, texts: Sequence[str], **settings: int) -> DiffWorkload:
+    """Return the workload of text prompts for a model by its name.
+
+    ``settings`` are ``max_tokens``, ``block_size`` and ``max_num_batched_tokens``.
+
+    Raises:
+        ModelError: the model or its tokenizer cannot be used.
+        RequestError: a text is not valid Unicode.
+    """
+    directory = locate_model(model)
+    tokenizer = Tokenizer.load(directory, ModelConfig.load(directory).vocab_size)
+    return DiffWorkload(
+        directory=directory,
+        model=model,
+        prompts=[tokenizer.encode(text) for text in texts],
+        token_text=tokenizer.token_str,
+        **settings,
+    )
+
 
 NUM_TOP = 5
 """Number of candidates that are shown where the tokens differ."""

@@ -1,7 +1,5 @@
 """Measure how well a model predicts a text, and how far rounded weights move its predictions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -33,16 +33,22 @@ ROLES = {
     ("rms_norm", "attention_post_norm"): "mlp_norm",
     ("linear", "attention_post_norm"): "gate_up",
     ("linear", "mlp_norm"): "gate_up",
+    ("route", "mlp_norm"): "route",
+    ("linear", "route"): "gate_up",
     ("silu_mul", "gate_up"): "silu_mul",
     ("gelu_mul", "gate_up"): "gelu_mul",
     ("linear", "silu_mul"): "down",
     ("linear", "gelu_mul"): "down",
+    ("experts", "route"): "experts",
+    ("experts", "down"): "experts",
+    ("rms_norm", "experts"): "attention_norm",
     ("norm_add", "down"): "mlp_post_norm",
     ("rms_norm", "mlp_post_norm"): "attention_norm",
     ("linear", "mlp_post_norm"): "qkv",
     ("linear", "embed"): "qkv",
     ("take_rows", "embed"): "take_rows",
     ("take_rows", "down"): "take_rows",
+    ("take_rows", "experts"): "take_rows",
     ("take_rows", "mlp_post_norm"): "take_rows",
     ("rms_norm", "take_rows"): "final_norm",
     ("linear", "final_norm"): "head",
@@ -167,9 +173,8 @@ class RecordingBackend(ComposedOperators):
 
     def _seen(self, method: str, out: Array) -> Array:
         operator = ROLES.get((method, self._previous), method)
-        if self._previous == "mlp_post_norm" or (
-            self._previous == "down" and operator != "mlp_post_norm"
-        ):
+        is_last = self._previous in ("experts", "mlp_post_norm")
+        if is_last or (self._previous == "down" and operator not in ("experts", "mlp_post_norm")):
             self._layer += 1
         layer = None if operator in OUTSIDE_LAYERS else self._layer
         occurrence = self._counts.get((layer, operator), 0)

@@ -7,13 +7,120 @@ every family between NumPy and the emulated kernels. In 16 bits they are about t
 second table has narrower limits for one operator alone with equal inputs.
 """
 
+import math
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mie.diff.measure import coarser
+Index = tuple[int, ...]
+
+PRECISION = ("bfloat16", "float16", "float32", "float64")
+"""Dtypes by the bits of their mantissa, 8, 11, 24 and 53, coarsest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Errors:
+    """The largest differences between two arrays of one shape [T, ...]."""
+
+    max_abs: float
+    max_rel: float
+    """``max_abs`` over the largest finite magnitude in the reference."""
+    row_rel: float
+    """The largest difference over the largest magnitude of its row (one token), which is judged.
+
+    An element near zero, where sums cancel, counts no more than its neighbours. A row of small
+    numbers counts as much as one of large ones.
+    """
+    max_ulp: int
+    """Largest number of steps of the coarser dtype between two elements, both rounded to it.
+
+    It is large where an element is near zero. Elements that are not finite do not count.
+    """
+    worst: Index
+    """Where the difference is largest relative to its row."""
+    first: Index | None
+    """The first element past the limit, in memory order."""
+
+
+def coarser(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype with the shorter mantissa."""
+    return min(a, b, key=lambda dtype: PRECISION.index(dtype.name))
+
+
+def errors_between(a: NDArray[Any], b: NDArray[Any], limit: float) -> Errors:
+    """Measure ``b`` against the reference ``a``.
+
+    ``limit`` applies to the difference of an element over the largest magnitude in its row. Equal
+    infinities, and two NaNs in one place, are no difference. Any other difference that involves one
+    of them is infinite.
+    """
+    assert a.shape == b.shape, f"the reference gave shape {a.shape}, the other {b.shape}"
+    if not a.size:  # a step that samples nothing has no rows
+        return Errors(max_abs=0.0, max_rel=0.0, row_rel=0.0, max_ulp=0, worst=(), first=None)
+    x, y = (each.astype(np.float64).reshape(_num_rows(each), -1) for each in (a, b))
+    difference, largest = differences(x, y), largest_of_rows(x)
+    relative = quotients(difference, largest)
+    past = np.flatnonzero(relative > limit)
+    return Errors(
+        max_abs=float(difference.max()),
+        max_rel=float(quotients(difference.max(), largest.max())),
+        row_rel=float(relative.max()),
+        max_ulp=_max_ulp(x, y, coarser(a.dtype, b.dtype)),
+        worst=_index(int(relative.argmax()), a.shape),
+        first=_index(int(past[0]), a.shape) if len(past) else None,
+    )
+
+
+def _num_rows(array: NDArray[Any]) -> int:
+    return 1 if array.ndim == 1 else len(array)
+
+
+def differences(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return |x - y|, which is 0 or infinite between numbers that are not finite."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        difference: NDArray[np.float64] = np.abs(x - y)
+    difference[(x == y) | (np.isnan(x) & np.isnan(y))] = 0.0
+    difference[np.isnan(difference)] = math.inf
+    return difference
+
+
+def largest_of_rows(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the largest finite magnitude of each row [T, 1]."""
+    largest: NDArray[np.float64] = np.abs(x).max(
+        axis=1, initial=0.0, where=np.isfinite(x), keepdims=True
+    )
+    return largest
+
+
+def quotients(difference: Any, largest: Any) -> NDArray[np.float64]:
+    """Return the quotients, where 0 / 0 is 0 and x / 0 is infinite."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        quotient = np.divide(difference, largest)
+    return np.where(np.equal(difference, 0), 0.0, quotient)
+
+
+def _index(flat: int, shape: tuple[int, ...]) -> Index:
+    return tuple(int(i) for i in np.unravel_index(flat, shape))
+
+
+def _max_ulp(x: NDArray[np.float64], y: NDArray[np.float64], dtype: np.dtype[Any]) -> int:
+    finite = np.isfinite(x) & np.isfinite(y)
+    if not finite.any():
+        return 0
+    a, b = _ordinals(x[finite], dtype), _ordinals(y[finite], dtype)
+    # The true distance is below 2**64, so a wrapped int64 still holds it.
+    return int(np.where(a > b, a - b, b - a).view(np.uint64).max())
+
+
+def _ordinals(x: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[np.int64]:
+    """Return the rank of each number among those of ``dtype``, where 0 has rank 0."""
+    with np.errstate(over="ignore"):
+        bits = x.astype(dtype).view(f"i{dtype.itemsize}").astype(np.int64)
+    magnitude = bits & ((1 << (8 * dtype.itemsize - 1)) - 1)
+    return np.where(bits < 0, -magnitude, magnitude)
 
 
 class Tolerance(NamedTuple):

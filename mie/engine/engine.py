@@ -27,7 +27,7 @@ from mie.sched.plan import StepPlan
 from mie.sched.result import StepResult
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Beam, FinishReason, Request
-from mie.system.interrupts import is_of_the_request
+from mie.system.threads import is_of_the_request
 
 logger = logging.getLogger(__name__)
 

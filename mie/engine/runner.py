@@ -51,12 +51,15 @@ class ModelRunner:
         max_blocks_per_seq: int,
         constraints: Constraints | None = None,
         max_forced_run: int = 0,
+        states: Array = None,
     ) -> None:
+        """Set the parts. ``states`` has a slot for each row, if the model has recurrent layers."""
         self.decoder = decoder
         self.backend = decoder.backend
         self.block_size = block_size
         self._kv_cache, self._host_cache = kv_cache, host_cache
-        self._forward = partial(decoder.forward, kv_cache=kv_cache)
+        self._states = states
+        self._forward = partial(decoder.forward, kv_cache=kv_cache, states=states)
         self._constraints = constraints
         self._max_forced_run = max_forced_run
         self._rows: dict[int, Row] = {}
@@ -168,6 +171,8 @@ class ModelRunner:
             self.backend.import_blocks(self._host_cache, self._kv_cache, host_ids, block_ids)
         if moves.copies:
             self.backend.copy_blocks(self._kv_cache, *zip(*moves.copies, strict=True))
+        if moves.forks:
+            self.backend.copy_states(self._states, *zip(*moves.forks, strict=True))
 
     def pack(self, plan: StepPlan) -> StepBatch:
         """Return the plan as one ragged batch: its decodes, then its chunks.
@@ -228,6 +233,8 @@ class ModelRunner:
             block_tables=self._tables_of(rows, ceil_div(max(seq_lens.tolist()), self.block_size)),
             logits_rows=logits_rows,
             num_decodes=num_decodes,
+            slots=rows,
+            fresh=seq_lens == np.diff(cu_seqlens_q),
         )
 
     def _tables_of(self, rows: Ints, num_blocks: int) -> Ints:

@@ -13,15 +13,7 @@ from os import PathLike
 from typing import Any, BinaryIO
 
 from mie.errors import TraceError, shown
-from mie.events.vocabulary import (
-    FIELDS,
-    Record,
-    Segment,
-    Snapshot,
-    Step,
-    check_summary,
-    checked,
-)
+from mie.events.vocabulary import FIELDS, Record, Segment, Snapshot, Step, check_summary, checked
 from mie.system.files import open_file
 
 FORMAT_VERSION = 1

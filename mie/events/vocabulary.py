@@ -5,8 +5,6 @@ state emits a record at the moment of the change. So a snapshot and the records 
 state at any step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -78,26 +76,10 @@ MAX_FORCED_RUN = 64
 """Maximum ``count`` of a ``force``."""
 
 SUMMARY_FIELDS = (
-    "step",
-    "num_running",
-    "num_waiting",
-    "num_prefill_tokens",
-    "num_decode_tokens",
-    "num_preempted",
-    "num_finished",
-    "num_blocks_used",
-    "num_blocks_cached",
-    "num_blocks_saved",
-    "num_slots_empty",
-    "num_copies",
-    "num_evicted",
-    "num_exported",
-    "num_imported",
-    "start",
-    "schedule_seconds",
-    "run_seconds",
-    "update_seconds",
-    "seconds",
+    *("step", "num_running", "num_waiting", "num_prefill_tokens", "num_decode_tokens"),
+    *("num_preempted", "num_finished", "num_blocks_used", "num_blocks_cached", "num_blocks_saved"),
+    *("num_slots_empty", "num_copies", "num_evicted", "num_exported", "num_imported"),
+    *("start", "schedule_seconds", "run_seconds", "update_seconds", "seconds"),
 )
 """The keys that the summary of a step has at least."""
 

@@ -4,16 +4,13 @@ A step asks the engine for one token of every beam and keeps the best continuati
 request that forks the blocks of the beam it continues, so that only its last token is computed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from mie.config.params.beam_search import BeamSearchParams
-from mie.config.params.sampling import RequestOutputKind, SamplingParams
+from mie.config.params.sampling import BeamSearchParams, RequestOutputKind, SamplingParams
 from mie.config.params.values import integer
 from mie.errors import RequestFailedError
 from mie.frontend.loop import EngineLoop
@@ -66,10 +63,7 @@ class BeamSearcher:
     """Searches over several prompts at once with one engine."""
 
     def __init__(
-        self,
-        loop: EngineLoop,
-        tokenizer: Tokenizer | None,
-        params: BeamSearchParams,
+        self, loop: EngineLoop, tokenizer: Tokenizer | None, params: BeamSearchParams
     ) -> None:
         self._loop = loop
         self._tokenizer = tokenizer
@@ -203,9 +197,7 @@ class BeamSearcher:
             entries = zip(row.items(), logprobs, strict=True)
             yield {
                 token_id: Logprob(
-                    logprob=logprob,
-                    rank=entry.rank,
-                    decoded_token=self._token_str(token_id),
+                    logprob=logprob, rank=entry.rank, decoded_token=self._token_str(token_id)
                 )
                 for (token_id, entry), logprob in [*entries][: 2 * self._params.beam_width]
             }

@@ -1,12 +1,12 @@
-"""Turn conversations into prompts that say how their answers are read."""
-
-from __future__ import annotations
+"""Turn conversations into prompts, and read the parts of their answers."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from mie.structured.tools.definitions import tool_choice_of
-from mie.structured.tools.forced import grammar_of
+from mie.structured.tools.definitions import ToolCall, tool_choice_of
+from mie.structured.tools.families import FAMILY_FORMATS, NO_FORMATS
+from mie.structured.tools.forced import grammar_of, new_parser
 from mie.structured.tools.formats import AnswerFormat, call_format, reasoning_tags
 from mie.text.messages import Message
 from mie.text.pretrained import PretrainedTokenizer
@@ -19,6 +19,7 @@ def prompt_of(
     encode: Callable[[str], list[int]],
     tool_call_parser: str,
     reasoning_parser: str,
+    architecture: str,
     /,
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
@@ -29,7 +30,7 @@ def prompt_of(
     """Return the prompt of a conversation, written with the model's chat template.
 
     ``render`` renders messages with the template, whose own parameters are ``options``. ``encode``
-    encodes a text that has its special tokens.
+    encodes a text that has its special tokens. ``architecture`` is the family's name.
 
     Raises:
         ConfigError: an option of the template is wrong.
@@ -47,9 +48,10 @@ def prompt_of(
     shown = None if choice is None else tools
     template = templates.choose(options.get("chat_template"), shown).source
     declared = tokenizer.tokenizer.config.response_template
+    family = FAMILY_FORMATS.get(architecture, NO_FORMATS)
     calls = None
     if choice is not None and (choice.is_forced or tool_call_parser != "none"):
-        calls = call_format(tool_call_parser, template, declared)
+        calls = call_format(tool_call_parser, template, declared, family)
     text = render(messages, tools=shown, **options)
     prompt = {"prompt": text, "prompt_token_ids": encode(text)}
     if calls is not None and choice is not None and choice.is_forced:
@@ -59,7 +61,7 @@ def prompt_of(
             structured_outputs=grammar_of(calls, choice, special_id),
         )
         return {**prompt, "answer": form}
-    tags = reasoning_tags(reasoning_parser, template, declared)
+    tags = reasoning_tags(reasoning_parser, template, declared, family)
     if calls is None and tags is None:
         return prompt
     form = AnswerFormat(
@@ -70,3 +72,64 @@ def prompt_of(
         may_repeat=choice is None or choice.may_repeat,
     )
     return {**prompt, "answer": form}
+
+
+class AnswerState:
+    """Reads the text of one choice as its format says."""
+
+    def __init__(self, form: AnswerFormat, key: str) -> None:
+        """The ids of calls derive from ``key``."""
+        self._form = form
+        self._key = key
+        self._num_reasoning_taken = 0
+        self._num_arguments_taken: list[int] = []  # characters, of each call
+        self.begin()
+
+    def begin(self) -> None:
+        """Read the text from the first character on."""
+        self._parser = new_parser(self._form, self._key)
+        self.num_reasoning_tokens = 0
+
+    def add(self, text: str, *, is_last: bool) -> str:
+        """Read the text of a token, and return the answer so far, without its other parts."""
+        self.num_reasoning_tokens += self._parser.is_reasoning
+        self._parser.add(text)
+        if is_last:
+            self._parser.finish()
+        return self._parser.content
+
+    @property
+    def num_calls(self) -> int:
+        """The number of calls."""
+        return len(self._parser.calls)
+
+    @property
+    def num_unparsed(self) -> int:
+        """The number of opening tags that no call followed."""
+        return self._parser.num_unparsed
+
+    def reasoning(self, *, is_delta: bool) -> str | None:
+        """Return the reasoning, or only its new part; None if the format has none."""
+        if self._form.reasoning is None:
+            return None
+        return self._parser.reasoning[self._num_reasoning_taken if is_delta else 0 :]
+
+    def calls(self, *, is_delta: bool) -> list[ToolCall] | None:
+        """Return the calls, or only their new parts; None if there are no tools."""
+        if self._form.calls is None:
+            return None
+        if not is_delta:
+            return [replace(call) for call in self._parser.calls]
+        taken = self._num_arguments_taken
+        return [
+            replace(call, arguments=call.arguments[taken[call.index] :])
+            if call.index < len(taken)
+            else replace(call)
+            for call in self._parser.calls
+            if call.index >= len(taken) or len(call.arguments) > taken[call.index]
+        ]
+
+    def take(self) -> None:
+        """Note that the caller has everything so far."""
+        self._num_reasoning_taken = len(self._parser.reasoning)
+        self._num_arguments_taken = [len(call.arguments) for call in self._parser.calls]

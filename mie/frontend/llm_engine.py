@@ -10,13 +10,12 @@ from mie.base.refusals import refuses_names
 from mie.config.engine_args import EngineArgs
 from mie.config.params.checks import check_request_id
 from mie.config.params.sampling import RequestOutputKind, SamplingParams
-from mie.config.params.unsupported import refuse_options
+from mie.config.params.values import refuse_options
 from mie.engine.metrics import Metric
 from mie.errors import RequestError, shown
 from mie.frontend.loop import EngineLoop
-from mie.frontend.outputs import RequestOutput
+from mie.frontend.outputs import Prompt, RequestOutput
 from mie.frontend.prepare import Preparer
-from mie.frontend.prompts import Prompt
 from mie.frontend.request_state import Collector, PreparedRequest
 from mie.load.parts import build
 from mie.text.chat import TemplateFiles

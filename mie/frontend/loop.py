@@ -6,8 +6,6 @@ depends only on one lock, which is always held by ``with``. The records of waiti
 that an exception may lose, so a sleeping thread also checks every `PATIENCE` seconds.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import queue
@@ -24,8 +22,7 @@ from mie.frontend.outputs import RequestOutput
 from mie.frontend.processor import OutputProcessor
 from mie.frontend.request_state import Collector, PreparedRequest
 from mie.frontend.waiting import Command, new_future, release, tell_tasks
-from mie.system.interrupts import raised_by_signal_handler
-from mie.system.threads import start_thread
+from mie.system.threads import raised_by_signal_handler, start_thread
 from mie.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

@@ -1,10 +1,10 @@
-"""Define the outputs that users get, with vLLM's names."""
+"""Define the prompts that users give, and the outputs that they get, with vLLM's names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias, TypedDict
 
 from mie.base.refusals import refuses_names
 from mie.base.reprs import short_repr
@@ -12,7 +12,40 @@ from mie.base.stats.request import RequestMetrics
 from mie.errors import RequestFailedError
 from mie.frontend.outputs_json import as_dict, from_dict
 from mie.sched.sequence import FinishReason
-from mie.structured.tools.calls import ToolCall
+from mie.structured.tools.definitions import ToolCall
+
+
+class _Options(TypedDict, total=False):
+    cache_salt: str | None
+
+
+class TextPrompt(_Options):
+    """A prompt that is text.
+
+    Only prompts with equal ``cache_salt`` share cached blocks.
+    """
+
+    prompt: str
+
+
+class _Text(_Options, total=False):
+    prompt: str | None
+
+
+class TokensPrompt(_Text):
+    """A prompt of token ids. Its ``prompt`` is their text, which outputs return."""
+
+    prompt_token_ids: Sequence[int]
+
+
+Prompt: TypeAlias = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
+"""A text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``.
+
+A mapping may also have a ``"cache_salt"``: only prompts with equal salts share cached blocks. Its
+``"answer"`` says how the answer is read (`LLM.chat_prompt`).
+"""
+
+PromptType = SingletonPrompt = Prompt
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,6 @@ The annotations determine the conversion. Integer keys of mappings are restored,
 JSON does not have are written as text ("inf", "-inf", "nan"). This module names no fields.
 """
 
-from __future__ import annotations
-
 import math
 import types
 from collections.abc import Mapping

@@ -21,7 +21,7 @@ from mie.config.request_limits import RequestLimits
 from mie.engine.constraint import Constraints, check_constraint, structure_of
 from mie.engine.engine import Engine
 from mie.errors import ConfigError, RequestError, shown
-from mie.frontend.prompts import Prompt
+from mie.frontend.outputs import Prompt
 from mie.frontend.request_state import PreparedRequest
 from mie.text.tokenizer import Tokenizer, encode_bad_words
 

@@ -1,7 +1,5 @@
 """File the results of the engine's steps under the callers of their requests."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 
@@ -9,7 +7,7 @@ from mie.engine.engine import Engine
 from mie.engine.step import StepOutput
 from mie.errors import RequestError
 from mie.frontend.request_state import Collector, CollectorRef, PreparedRequest
-from mie.system.interrupts import is_of_the_request
+from mie.system.threads import is_of_the_request
 from mie.text.tokenizer import Tokenizer
 
 

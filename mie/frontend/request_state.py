@@ -26,7 +26,7 @@ from mie.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-    from mie.frontend.answer_state import AnswerState
+    from mie.frontend.conversation import AnswerState
     from mie.structured.tools.formats import AnswerFormat
 
 
@@ -337,7 +337,7 @@ class PreparedRequest:
     def _new_answer(self, sequence: Sequence, key: str) -> AnswerState | None:
         if self.answer is None:
             return None
-        from mie.frontend.answer_state import (
+        from mie.frontend.conversation import (
             AnswerState,  # it needs mie.structured.tools, which few use
         )
 

@@ -1,7 +1,5 @@
 """Hand the outputs of requests to one asyncio task."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial

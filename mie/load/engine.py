@@ -21,6 +21,7 @@ from mie.engine.constraint import Constraints
 from mie.engine.engine import Engine, Runner
 from mie.engine.overlap import OverlappingRunner
 from mie.engine.runner import ModelRunner
+from mie.errors import ConfigError
 from mie.events import EventLog
 from mie.load.backends import load_backend
 from mie.load.fit import fitting_plan
@@ -84,14 +85,18 @@ def load_engine(
     backend = machine.name
     if wrap is not None:
         machine = wrap(machine)
-    if config.async_scheduling is None:
+    if model.recurrent is not None:
+        config = _with_states(config)
+    elif config.async_scheduling is None:
         config = replace(config, async_scheduling=machine.is_asynchronous)
     plan = fitting_plan(load, machine, backend, dtype, config, model, weights.forms)
     kept = HALVES.get(dtype) if backend in CPUS else None
     num_positions, num_host_blocks = plan.num_positions, plan.num_host_blocks
     log = EventLog(config.event_log_steps, trace, machine.numerics())
     with plan.guarded():
-        scheduler = new_scheduler(config, plan.num_blocks, plan.max_model_len, log, num_host_blocks)
+        scheduler = new_scheduler(
+            config, plan.num_blocks, plan.max_model_len, log, num_host_blocks, bool(model.recurrent)
+        )
         decoder = _load_decoder(weights, model, machine, num_positions, use_tqdm, kept)
         kv_cache, host_cache = _new_caches(plan, model, machine)
         model_runner = ModelRunner(
@@ -103,6 +108,7 @@ def load_engine(
             max_blocks_per_seq=ceil_div(num_positions, config.block_size),
             constraints=constraints,
             max_forced_run=config.max_forced_run,
+            states=_new_states(plan, model, machine),
         )
     about = {"desc": "compiling kernels", "unit": "kernel"}
     machine.prepare(
@@ -128,6 +134,10 @@ def load_engine(
         "mie:weights_bytes": plan.weight_bytes,
         "mie:kv_bytes": plan.num_blocks * plan.block_bytes,
     }
+    if model.recurrent is not None:
+        logger.info(
+            "prefix caching is off: %d layers keep a state", model.layers_recurrent.count(True)
+        )
     if model.left_out:
         logger.warning("only the text part is loaded, without %s", ", ".join(model.left_out))
     logger.info("loaded %s on %s in %.2f s", directory, backend, time.perf_counter() - began)
@@ -139,12 +149,29 @@ def load_engine(
     return engine
 
 
+def _with_states(config: EngineConfig) -> EngineConfig:
+    """Return the settings of an engine for a model with recurrent layers.
+
+    A state cannot be cut back to a prefix, so nothing is shared between sequences but at a fork.
+
+    Raises:
+        ConfigError: a setting needs states that can be moved or computed again.
+    """
+    for name, value in (("preemption_mode", "swap"), ("async_scheduling", True)):
+        if getattr(config, name) == value:
+            raise ConfigError(
+                f"{name}={value!r} is not supported with recurrent layers (leave it out)"
+            )
+    return replace(config, enable_prefix_caching=False, async_scheduling=False)
+
+
 def new_scheduler(
     config: EngineConfig,
     num_blocks: int,
     max_model_len: int,
     log: EventLog,
     num_host_blocks: int = 0,
+    has_states: bool = False,
 ) -> Scheduler:
     """Return a scheduler with its memory manager, both writing to ``log``."""
     manager = KVCacheManager(
@@ -154,6 +181,7 @@ def new_scheduler(
         partial_block_sharing=config.partial_block_sharing,
         max_cached_blocks=config.max_cached_blocks,
         num_host_blocks=num_host_blocks,
+        has_states=has_states,
         emit=log.emit,
     )
     return Scheduler(config, manager, max_model_len, log.emit)
@@ -181,6 +209,14 @@ def _new_caches(plan: MemoryPlan, model: ModelConfig, machine: Backend) -> tuple
     host_shape = replace(shape, num_blocks=plan.num_host_blocks)
     host_cache = machine.new_host_cache(host_shape) if plan.num_host_blocks else None
     return machine.new_kv_cache(shape), host_cache
+
+
+def _new_states(plan: MemoryPlan, model: ModelConfig, machine: Backend) -> Array:
+    """Allocate the states of recurrent layers, or return None if there are none."""
+    if model.recurrent is None:
+        return None
+    num_layers = model.layers_recurrent.count(True)
+    return machine.new_state_cache(model.recurrent.shape, num_layers, plan.num_states)
 
 
 @contextmanager

@@ -57,12 +57,16 @@ def quantised(
 def rounded_forms(
     model: ModelConfig, quantization: str | None, head_dtype: str = "auto"
 ) -> dict[str, Form]:
-    """Return the forms of the matrices that these settings round."""
+    """Return the forms of the matrices that these settings round.
+
+    Routers are small, and a rounding could change the experts that they choose. They are left.
+    """
     of_layers = ROUNDED.get(quantization or "")
     of_heads = ROUNDED["int8"] if head_dtype == "auto" and of_layers else ROUNDED.get(head_dtype)
     forms: dict[str, Form] = {}
     for name, shape in expected_tensors(model).items():
         form = of_heads if name in HEADS else of_layers
-        if form is not None and len(shape) == 2:
+        is_router = name.endswith(f".{model.names.router}.weight")
+        if form is not None and len(shape) == 2 and not is_router:
             forms[name] = form
     return forms

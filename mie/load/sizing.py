@@ -47,6 +47,10 @@ class MemoryPlan:
     step_bytes: int
     """Estimated bytes of the results of a full step, with attention's partial results."""
     num_batched_tokens: int
+    num_states: int
+    """Sequences whose recurrent states are kept, or 0 if the model has none."""
+    state_bytes: int
+    """Bytes of the states of one sequence."""
     num_blocks: int
     num_host_blocks: int
 
@@ -57,9 +61,10 @@ class MemoryPlan:
 
     @property
     def left_bytes(self) -> int:
-        """The bytes that weights and steps leave for the KV cache. Negative if they do not fit."""
+        """The bytes that all else leaves for the KV cache. Negative if it does not fit."""
         host_bytes = self.num_host_blocks * self.block_bytes if self.memory.is_shared else 0
-        return self.memory.available_bytes - self.weight_bytes - self.step_bytes - host_bytes
+        needed = self.weight_bytes + self.step_bytes + self.num_states * self.state_bytes
+        return self.memory.available_bytes - needed - host_bytes
 
     @property
     def fits(self) -> bool:
@@ -94,6 +99,10 @@ class MemoryPlan:
             (f"step of {self.num_batched_tokens} tokens (estimate)", self.step_bytes),
             (f"KV cache, {self.num_blocks} blocks of {self.block_size} tokens", cache_bytes),
         ]
+        if self.num_states:
+            rows.append(
+                (f"states of {self.num_states} sequences", self.num_states * self.state_bytes)
+            )
         if host_bytes and self.memory.is_shared:
             rows.append((f"host memory for {self.num_host_blocks} swapped blocks", host_bytes))
         rows.append(("total", sum(num_bytes for _, num_bytes in rows)))
@@ -120,7 +129,9 @@ def plan_memory(
     )
     size = step_size(config, model, max_model_len)
     step_bytes = backend.step_bytes(replace(size, is_quantised=bool(forms)))
-    left = max(0, memory.available_bytes - weight_bytes - step_bytes)
+    num_states, state_bytes = _states(config, model, backend)
+    needed = weight_bytes + step_bytes + num_states * state_bytes
+    left = max(0, memory.available_bytes - needed)
     num_blocks = _num_blocks(config, max_model_len, block_bytes, left, memory.is_shared)
     host_left = left - num_blocks * block_bytes if memory.is_shared else available_bytes()
     return MemoryPlan(
@@ -132,6 +143,8 @@ def plan_memory(
         weight_bytes=weight_bytes,
         step_bytes=step_bytes,
         num_batched_tokens=config.max_num_batched_tokens,
+        num_states=num_states,
+        state_bytes=state_bytes,
         num_blocks=num_blocks,
         num_host_blocks=_num_host_blocks(config, block_bytes, host_left),
     )
@@ -175,7 +188,7 @@ def smaller_settings(
 def cache_shape(model: ModelConfig, num_blocks: int, block_size: int) -> KVCacheShape:
     """Return the shape of a cache of the model's keys and values."""
     return KVCacheShape(
-        num_layers=model.num_layers,
+        num_layers=model.num_attention_layers,
         num_blocks=num_blocks,
         block_size=block_size,
         num_kv_heads=model.num_kv_heads,
@@ -183,16 +196,27 @@ def cache_shape(model: ModelConfig, num_blocks: int, block_size: int) -> KVCache
     )
 
 
+def _states(config: EngineConfig, model: ModelConfig, backend: Backend) -> tuple[int, int]:
+    """Return how many sequences have recurrent states at once, and the bytes of one."""
+    if model.recurrent is None:
+        return 0, 0
+    of_layer = backend.state_bytes(model.recurrent.shape)
+    return config.max_num_seqs, of_layer * model.layers_recurrent.count(True)
+
+
 def step_size(config: EngineConfig, model: ModelConfig, max_model_len: int) -> StepSize:
     """Return the size of the largest step."""
+    layers = range(model.num_layers)
     return StepSize(
         num_tokens=config.max_num_batched_tokens,
         num_seqs=min(config.max_num_batched_tokens, config.max_num_seqs),
         max_len=max_model_len,
         hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
+        intermediate_size=model.intermediate_size if any(map(model.has_mlp, layers)) else 0,
         vocab_size=model.vocab_size,
         num_heads=model.num_heads,
+        num_chosen=model.experts.num_chosen if model.experts else 0,
+        expert_size=model.experts.size if model.experts else 0,
         cache=cache_shape(model, 1, config.block_size),
     )
 

@@ -26,6 +26,7 @@ class KVCacheManager:
         *,
         enable_prefix_caching: bool = True,
         partial_block_sharing: bool = True,
+        has_states: bool = False,
         max_cached_blocks: int | None = None,
         num_host_blocks: int = 0,
         emit: Emit = lambda record: None,
@@ -34,6 +35,8 @@ class KVCacheManager:
         self.stats = MemoryStats()
         self._num_host_blocks = num_host_blocks
         self.shares_full = enable_prefix_caching
+        self.has_states = has_states
+        """Whether each row has states beside its blocks, which last until its next sequence."""
         self._shares_partial = enable_prefix_caching and partial_block_sharing
         self._max_cached = num_blocks if max_cached_blocks is None else max_cached_blocks
         self._emit = emit
@@ -162,6 +165,8 @@ class KVCacheManager:
         twin = BlockTable(owner, row, token_ids)
         self._pool.incref(*table.block_ids)
         self._moves.updates.append((row, 0, tuple(table.block_ids)))
+        if self.has_states:
+            self._moves.forks.append((table.row, row))
         twin.block_ids = list(table.block_ids)
         self._num_entries += len(twin.block_ids)
         self.stats.num_shared_blocks += len(twin.block_ids)

@@ -68,3 +68,5 @@ class Moves:
     """(host block, device block)."""
     copies: list[tuple[int, int]] = field(default_factory=list)
     """(source, target), both on the device."""
+    forks: list[tuple[int, int]] = field(default_factory=list)
+    """(source, target): rows of forked tables and of their forks, if sequences have states."""

@@ -8,8 +8,9 @@ import numpy as np
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.rope import RopeConfig
 from mie.checkpoint.weights import Checkpoint
+from mie.model.mixers import Caches
 from mie.model.rope import rope_inv_freq
-from mie.model.weights import Loader
+from mie.model.weights import Layer, Loader
 from mie.ops.backend import Array, Backend, StepBatch
 
 
@@ -49,7 +50,7 @@ class Decoder:
         self._layers = [
             loader.layer(index, ropes[rope]) for index, rope in enumerate(config.layer_ropes)
         ]
-        self._norm = loader.norm("model.", "norm", scale=1 / config.logits_scale)
+        self._norm = loader.norm("model.", config.names.final_norm, scale=1 / config.logits_scale)
         if config.tie_word_embeddings:
             self._head = backend.tie_linear(self._embedding)
         else:
@@ -72,25 +73,38 @@ class Decoder:
             scaling *= (config.attention_scale * config.head_dim**0.5) ** 0.5
         return self.backend.load_rope(freq, scaling, num_positions)
 
-    def forward(self, batch: StepBatch, kv_cache: Array) -> Array:
-        """Return the logits [R, V] of a step's wanted rows, and store its keys and values."""
+    def forward(self, batch: StepBatch, kv_cache: Array, states: Array = None) -> Array:
+        """Return the logits [R, V] of a step's wanted rows.
+
+        Keys and values are stored in the cache, and recurrent states in the sequences' slots.
+        """
         backend, config, eps = self.backend, self.config, self._eps
-        cap, activation = config.attention_soft_cap, config.activation
+        caches = Caches(kv=kv_cache, states=states)
         scale = config.embedding_scale / config.residual_scale
         x = backend.embed(batch.token_ids, self._embedding, scale)
-        for index, layer in enumerate(self._layers):
-            q = backend.norm_heads(x, layer.heads, layer.rope, kv_cache, index, batch)
-            if layer.rotated_norm is not None:
-                backend.head_norm(q, 0, config.num_heads, layer.rotated_norm, config.rms_norm_eps)
-            attended = backend.paged_attention(q, kv_cache, index, batch, layer.window, cap)
-            attended = attended.reshape(len(q), -1)
-            x = self._add(x, attended, layer.attention_out, layer.attention_post_norm)
-            h = backend.norm_gate_up(x, layer.mlp_norm, eps, layer.gate_up, activation)
-            x = self._add(x, h, layer.down, layer.mlp_post_norm)
+        for layer in self._layers:
+            h = layer.mixer.mix(backend, x, batch, caches)
+            x = self._add(x, h, layer.mixer.out, layer.mixer_post_norm)
+            x = self._mlp(x, layer)
         x = backend.take_rows(x, batch.logits_rows)
         logits = backend.norm_linear(x, self._norm, eps, self._head)
         cap = config.logits_soft_cap
         return logits if cap is None else backend.soft_cap(logits, cap)
+
+    def _mlp(self, x: Array, layer: Layer) -> Array:
+        """Add the results of the MLP, or of experts and of an MLP beside them, if there is one."""
+        backend, eps, activation = self.backend, self._eps, self.config.activation
+        w = layer.experts
+        if w is None:
+            h = backend.norm_gate_up(x, layer.mlp_norm, eps, layer.gate_up, activation)
+            return self._add(x, h, layer.down, layer.mlp_post_norm)
+        h = backend.rms_norm(x, layer.mlp_norm, eps)
+        routed = backend.route(h, w)
+        if layer.gate_up is not None:
+            x = self._add(
+                x, backend.norm_gate_up(h, None, eps, layer.gate_up, activation), layer.down, None
+            )
+        return backend.experts(h, routed, w, residual=x)
 
     def _add(self, x: Array, h: Array, weight: Array, norm: Array | None) -> Array:
         """Multiply the result of a block, normalise it if there is a norm, and add it to x."""

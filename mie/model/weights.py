@@ -2,19 +2,28 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.family import Names
+from mie.checkpoint.recurrent import RecurrentConfig
 from mie.checkpoint.tensors import Shape, expected_tensors
 from mie.checkpoint.weights import Checkpoint
 from mie.errors import WeightsError
+from mie.model.mixers import Attention, Mixer, Recurrence
 from mie.model.rope import rope_channels
 from mie.ops.backend import Array, Backend, HeadWeights
+from mie.ops.expert_operators import ExpertWeights
 from mie.ops.quantised import QuantisedRows, Rows
+from mie.ops.recurrent_operators import RecurrentWeights
+
+Order = NDArray[np.intp]
+"""Rows of a matrix, in an order."""
 
 BLOCK_BYTES = 4 << 20
 """Bytes of the checkpoint that are converted at a time, which is little for any model."""
@@ -24,16 +33,13 @@ BLOCK_BYTES = 4 << 20
 class Layer:
     """The weights of one layer, as the backend keeps them."""
 
-    heads: HeadWeights
-    rope: Array
-    rotated_norm: Array | None  # of queries that are normalised after RoPE
-    attention_out: Array
-    attention_post_norm: Array | None
+    mixer: Mixer
+    mixer_post_norm: Array | None
     mlp_norm: Array | None
-    gate_up: Array
-    down: Array
+    gate_up: Array | None  # of the MLP, which sparse layers may not have
+    down: Array | None
+    experts: ExpertWeights | None
     mlp_post_norm: Array | None
-    window: int | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,28 +71,134 @@ class Loader:
     def layer(self, index: int, rope: Array) -> Layer:
         """Load a layer, which has these rotations."""
         prefix = f"model.layers.{index}."
+        config, names = self.config, self.config.names_of(index)
+        recurrent = config.recurrent if config.layers_recurrent[index] else None
+        number = config.layers_recurrent[:index].count(recurrent is not None)
+        return Layer(
+            mixer=self._attention(prefix, number, rope, config.layer_windows[index])
+            if recurrent is None
+            else self._recurrence(prefix, number, recurrent, names),
+            mixer_post_norm=self.norm(prefix, names.attention_post_norm),
+            mlp_norm=self.norm(prefix, names.mlp_norm),
+            gate_up=self.linear(prefix, *names.gate_up) if config.has_mlp(index) else None,
+            down=self.linear(prefix, names.down) if config.has_mlp(index) else None,
+            experts=self.experts(prefix) if config.has_experts(index) else None,
+            mlp_post_norm=self.norm(prefix, names.mlp_post_norm),
+        )
+
+    def _attention(self, prefix: str, number: int, rope: Array, window: int | None) -> Attention:
+        """Load attention. Gates are in the matrix of queries: [query, gate] for each head."""
         config, names = self.config, self.config.names
         q_norm, k_norm, rotated_norm = self._head_norms(prefix)
-        return Layer(
-            heads=HeadWeights(
-                norm=self.norm(prefix, names.attention_norm),
-                qkv=self.linear(prefix, *names.qkv, channels=self.channels),
-                q_norm=q_norm,
-                k_norm=k_norm,
-                num_heads=config.num_heads,
-                num_kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                eps=self.eps,
-            ),
+        norm, gate, queries = self.norm(prefix, names.attention_norm), None, None
+        if config.gates_attention:
+            rows = np.arange(2 * config.num_heads * config.head_dim)
+            queries, gates = rows.reshape(config.num_heads, 2, -1).swapaxes(0, 1).reshape(2, -1)
+            gate = self.selected(prefix, [(names.qkv[0], gates)])
+        heads = HeadWeights(
+            norm=None if config.gates_attention else norm,
+            qkv=self.selected(prefix, self._head_rows(prefix, queries)),
+            q_norm=q_norm,
+            k_norm=k_norm,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            eps=self.eps,
+        )
+        return Attention(
+            index=number,
+            heads=heads,
+            gate=gate,
+            gated_norm=norm if config.gates_attention else None,
             rope=rope,
             rotated_norm=rotated_norm,
-            attention_out=self.linear(prefix, "self_attn.o_proj"),
-            attention_post_norm=self.norm(prefix, names.attention_post_norm),
-            mlp_norm=self.norm(prefix, names.mlp_norm),
-            gate_up=self.linear(prefix, *names.gate_up),
-            down=self.linear(prefix, names.down),
-            mlp_post_norm=self.norm(prefix, names.mlp_post_norm),
-            window=config.layer_windows[index],
+            rotated_eps=config.rms_norm_eps,
+            window=window,
+            soft_cap=config.attention_soft_cap,
+            out=self.linear(prefix, names.attention_out),
+        )
+
+    def _head_rows(self, prefix: str, queries: Order | None) -> list[tuple[str, Order | None]]:
+        """Return the matrices of queries, keys and values, each with its rows in order.
+
+        ``queries`` are the rows of the first matrix, if they are not all. The channels of queries
+        and keys come in the order that backends rotate.
+        """
+        left = (self.config.num_heads + self.config.num_kv_heads) * self.config.head_dim
+        channels, parts = self.channels, []
+        for name in self.config.names.qkv:
+            order = queries
+            if channels is not None:
+                order = (
+                    np.arange(self.shapes[f"{prefix}{name}.weight"][0]) if order is None else order
+                )
+                order[:left] = order[:left].reshape(-1, len(channels))[:, channels].ravel()
+                left = max(0, left - len(order))
+            parts.append((name, order))
+            queries = None
+        return parts
+
+    def _recurrence(
+        self, prefix: str, number: int, recurrent: RecurrentConfig, names: Names
+    ) -> Recurrence:
+        """Load a recurrent layer. ``A_log`` becomes a rate of decay."""
+        family, kind, load = recurrent.family, recurrent.shape.kind, self.backend.load_vector
+        vectors: dict[str, Any] = {
+            name: self._read(prefix + family.vectors + name).astype(np.float64)
+            for name in recurrent.vectors
+        }
+        if kind != "conv":
+            vectors["A_log"] = np.exp(vectors["A_log"])
+        arrays = {name: load(vector) for name, vector in vectors.items()}
+        kernels = [self._read(f"{prefix}{name}.weight")[:, 0] for name in family.conv]
+        biases = [f"{prefix}{name}.bias" for name in family.conv if recurrent.conv_bias]
+        norm = family.norm and load(self._read(f"{prefix}{family.norm}.weight"))
+        parts = {
+            part: [(name, np.array([*chain(*ranges)])) for name, ranges in selections]
+            for part, selections in recurrent.projections().items()
+        }
+        return Recurrence(
+            index=number,
+            norm=self.norm(prefix, names.attention_norm),
+            eps=self.eps,
+            mixed=self.selected(prefix, parts["mixed"]),
+            gate=self.selected(prefix, parts["gate"]) if "gate" in parts else None,
+            small=self.selected(prefix, parts["small"]) if "small" in parts else None,
+            weights=RecurrentWeights(
+                shape=recurrent.shape,
+                conv=load(np.concatenate(kernels).T.ravel()),
+                conv_bias=load(np.concatenate([self._read(each) for each in biases]))
+                if biases
+                else None,
+                rates=arrays.get("A_log"),
+                dt_bias=arrays.get("dt_bias"),
+                skip=arrays.get("D"),
+                most=recurrent.largest_beta,
+                norm=norm,
+                norm_size=recurrent.norm_size,
+                gates_first=kind == "mamba",
+                eps=recurrent.norm_eps,
+            ),
+            out=self.linear(prefix, family.out),
+        )
+
+    def experts(self, prefix: str) -> ExpertWeights:
+        """Load the experts of a layer and their router."""
+        config, names = self.config, self.config.names
+        assert config.experts is not None
+        gate_up, down = [], []
+        for expert in range(config.experts.number):
+            own = [name.format(expert) for name in names.expert_gate_up]
+            gate_up.append(self.linear(prefix, *own))
+            down.append(self.linear(prefix, names.expert_down.format(expert)))
+        return ExpertWeights(
+            router=self.linear(prefix, names.router),
+            gate_up=self.backend.load_experts(gate_up),
+            down=self.backend.load_experts(down),
+            number=config.experts.number,
+            num_chosen=config.experts.num_chosen,
+            is_normalised=config.experts.is_normalised,
+            activation=config.activation,
         )
 
     def norm(self, prefix: str, name: str | None, scale: float = 1.0) -> Array | None:
@@ -114,7 +226,7 @@ class Loader:
 
     def _norm_weights(self, name: str) -> NDArray[Any]:
         weights = self._read(name + ".weight").astype(np.float64)
-        return weights + self.config.norm_offset
+        return weights + (0 if self.checkpoint.norms_hold_one else self.config.norm_offset)
 
     def embedding(self, name: str) -> Array:
         """Load the embedding table."""
@@ -122,42 +234,44 @@ class Loader:
         form = self.checkpoint.forms.get(name)
         return self.backend.load_embedding((rows, columns), self._rows([name]), form)
 
-    def linear(self, prefix: str, *names: str, channels: NDArray[np.intp] | None = None) -> Array:
-        """Load the named matrices as one fused matrix.
+    def linear(self, prefix: str, *names: str) -> Array:
+        """Load the named matrices as one fused matrix."""
+        return self.selected(prefix, [(name, None) for name in names])
 
-        ``channels`` is the order of each head's channels in the rows of queries and keys.
-        """
-        weights = [f"{prefix}{name}.weight" for name in names]
-        biases = [f"{prefix}{name}.bias" for name in names]
-        biases = [name for name in biases if name in self.checkpoint.dtypes]
-        shapes = [self.shapes[weight] for weight in weights]
-        shape = (sum(num_rows for num_rows, _ in shapes), shapes[0][1])
-        rows = self._rows if channels is None else partial(self._turned, channels=channels)
-        bias = np.concatenate(list(rows(biases))) if biases else None
-        parts = [
-            (num_rows, self.checkpoint.forms.get(weight))
-            for weight, (num_rows, _) in zip(weights, shapes, strict=True)
-        ]
-        return self.backend.load_linear(shape, rows(weights), bias, parts)
+    def selected(self, prefix: str, parts: Sequence[tuple[str, Order | None]]) -> Array:
+        """Load rows of matrices as one matrix: those of an order, or all as they are."""
+        weights = [(f"{prefix}{name}.weight", order) for name, order in parts]
+        biases = [(f"{prefix}{name}.bias", order) for name, order in parts]
+        biases = [(name, order) for name, order in biases if name in self.checkpoint.dtypes]
+        counts = [self.shapes[name][0] if order is None else len(order) for name, order in weights]
+        bias = np.concatenate(list(self._ordered(biases))) if biases else None
+        forms = [self.checkpoint.forms.get(name) for name, _ in weights]
+        return self.backend.load_linear(
+            (sum(counts), self.shapes[weights[0][0]][1]),
+            self._ordered(weights),
+            bias,
+            list(zip(counts, forms, strict=True)),
+        )
 
-    def _turned(self, names: Iterable[str], channels: NDArray[np.intp]) -> Iterator[Rows]:
-        """Yield the rows of queries, keys and values, the first two with ordered channels."""
-        left = (self.config.num_heads + self.config.num_kv_heads) * self.config.head_dim
-        for name in names:
-            order = np.arange(self.shapes[name][0])
-            order[:left] = order[:left].reshape(-1, len(channels))[:, channels].ravel()
-            left = max(0, left - len(order))
-            yield ordered(list(self._rows([name])), order)
+    def _ordered(self, parts: Iterable[tuple[str, Order | None]]) -> Iterator[Rows]:
+        """Yield rows of tensors in blocks. Those in an order come as one block."""
+        for name, order in parts:
+            if order is None:
+                yield from self._rows([name])
+            else:
+                share = len(order) / self.shapes[name][0]
+                yield ordered(list(self._rows([name], share)), order)
 
     def _read(self, name: str) -> NDArray[Any]:
         return np.concatenate(list(self._rows([name])))
 
-    def _rows(self, names: Iterable[str]) -> Iterator[Rows]:
+    def _rows(self, names: Iterable[str], share: float = 1) -> Iterator[Rows]:
+        """Yield tensors in blocks. ``share`` is the part of them that is used."""
         for name in names:
             for block in self.checkpoint.blocks(name, BLOCK_BYTES):
                 self.checkpoint.check_finite(name, block)
                 yield self._rounded(name, block)
-                self.progress(block.nbytes)
+                self.progress(int(block.nbytes * share))
 
     def _rounded(self, name: str, block: Rows) -> Rows:
         """Return the block in the dtype that weights are rounded to, unless it is quantised."""

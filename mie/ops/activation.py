@@ -13,13 +13,26 @@ def silu_mul(gate_up: Floats) -> Floats:
     silu(z) = z / (1 + exp(-z)). SwiGLU: Shazeer, 2020, arXiv:2002.05202, section 2.
     """
     gate, up = np.split(gate_up, 2, axis=-1)
-    # exp overflows to inf below about -88 in float32. The quotient is then the correct limit, -0.
-    with np.errstate(over="ignore"):
-        y: Floats = np.exp(-gate)
-    y += 1.0
-    np.divide(gate, y, out=y)
+    y = silu(gate)
     y *= up
     return y
+
+
+def silu(x: Floats) -> Floats:
+    """Return ``x / (1 + exp(-x))`` as a new array of x's shape."""
+    # exp overflows to inf below about -88 in float32. The quotient is then the correct limit, -0.
+    with np.errstate(over="ignore"):
+        y: Floats = np.exp(-x)
+    y += 1.0
+    return np.divide(x, y, out=y)
+
+
+def sigmoid(x: Floats) -> Floats:
+    """Return ``1 / (1 + exp(-x))`` as a new array of x's shape."""
+    with np.errstate(over="ignore"):  # the quotient is then the limit, 0
+        y: Floats = np.exp(-x)
+    y += 1.0
+    return np.divide(1.0, y, out=y)
 
 
 GELU_SLOPE = 2 * math.sqrt(2 / math.pi)

@@ -16,21 +16,21 @@ opaque to the model.
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mie.errors import UnsupportedModelError
-from mie.ops.arrays import Ints
+from mie.ops.arrays import Bools, Ints
+from mie.ops.expert_operators import Activation, ExpertOperators
 from mie.ops.quantised import Form, Part, Rows
+from mie.ops.recurrent_operators import RecurrentOperators
 from mie.ops.rope import FloatOrFloats
 from mie.ops.sampling import RowControls
 
 Array = Any
 """An array of the backend: numpy.ndarray, or an array on the device."""
-
-Activation = Literal["silu", "gelu_tanh"]
 
 OPTIONS = (
     "GELU",
@@ -39,6 +39,9 @@ OPTIONS = (
     "norms after RoPE",
     "scaled embeddings",
     "soft caps",
+    "experts",
+    "gated attention",
+    "recurrent layers",
 )
 """The options of operators that only some families need, by name."""
 
@@ -70,6 +73,8 @@ class StepBatch:
     num_decodes: int | None = None
     """The first sequences, which decode. The others are chunks, even with one query. None: unknown.
     """
+    slots: Ints | None = None  # [S]   where each sequence's recurrent states are; all differ
+    fresh: Bools | None = None  # [S]  whether its states begin as zeros, whatever the slot holds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,17 +110,24 @@ class StepSize:
     """Tokens of the longest sequence."""
     hidden_size: int
     intermediate_size: int
+    """Of the widest MLP, or 0."""
     vocab_size: int
     num_heads: int
     cache: KVCacheShape
     is_quantised: bool = False
     """Whether the model has quantised matrices."""
+    num_chosen: int = 0
+    """Experts of a token."""
+    expert_size: int = 0
+    """The intermediate size of an expert."""
 
     @property
     def num_results(self) -> int:
         """The number of results that live at once in a layer's widest part, and the logits."""
         attention = 2 * (self.num_heads + self.cache.num_kv_heads) * self.cache.head_dim
-        widest = 2 * self.hidden_size + max(attention, 3 * self.intermediate_size)
+        experts = self.num_chosen * (2 * self.hidden_size + self.expert_size)
+        experts += 3 * self.expert_size * (self.num_chosen > 0)
+        widest = 2 * self.hidden_size + max(attention, 3 * self.intermediate_size, experts)
         return self.num_tokens * widest + self.num_seqs * self.vocab_size
 
 
@@ -175,6 +187,10 @@ class ComposedOperators(Protocol):
     ) -> Array:
         """Normalise unless ``norm`` is None, multiply, then activate, as [T, F]."""
         gate_up = self.norm_linear(x, norm, eps, weight)
+        return self.activate(gate_up, activation)
+
+    def activate(self: "Backend", gate_up: Array, activation: Activation) -> Array:
+        """Apply a gated activation, as [T, F]."""
         return self.silu_mul(gate_up) if activation == "silu" else self.gelu_mul(gate_up)
 
     def norm_heads(
@@ -197,7 +213,7 @@ class ComposedOperators(Protocol):
         return self.rope_write_kv(qkv, rope, kv_cache, layer, batch)
 
 
-class Backend(ComposedOperators, Protocol):
+class Backend(ComposedOperators, ExpertOperators, RecurrentOperators, Protocol):
     """The operations of every backend. The function of `mie.ops` that each names defines it."""
 
     name: str
@@ -335,6 +351,10 @@ class Backend(ComposedOperators, Protocol):
     def soft_cap(self, x: Array, cap: float) -> Array:
         """Bound the logits [R, V]: `ops.activation.soft_cap`."""
         return self.refuse("soft caps")
+
+    def sigmoid_mul(self, x: Array, gate: Array) -> Array:
+        """Multiply by sigmoid(gate), as [T, K]: `ops.activation.sigmoid`."""
+        return self.refuse("gated attention")
 
     def take_rows(self, x: Array, rows: Array) -> Array:
         """Return x[rows] as [R, D]."""

@@ -9,10 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.errors import ConfigError
-from mie.ops import activation, attention, kv_cache, linear, norm, rope, sampling
+from mie.ops import activation, attention, experts, kv_cache, linear, norm, rope, sampling
 from mie.ops.arrays import Floats, Ints
-from mie.ops.backend import Backend, KVCacheShape, Memory, Progress, StepBatch, StepSize
+from mie.ops.backend import KVCacheShape, Memory, Progress, StepBatch, StepSize
+from mie.ops.expert_operators import ExpertWeights
 from mie.ops.kv_cache import Cache, QuantizedCache
+from mie.ops.numpy_recurrent import NumpyRecurrent
 from mie.ops.packed import PackedMatrix, linear_packed
 from mie.ops.quantised import Form, Part, Rows, only_floats
 from mie.ops.sampling import RowControls
@@ -29,7 +31,7 @@ class NumpyLinear(NamedTuple):
     bias: Floats | None
 
 
-class NumpyBackend(Backend):
+class NumpyBackend(NumpyRecurrent):
     """Runs on the CPU in ``dtype``: "float32" (also "auto"), or "float64" for the oracle tests.
 
     "bfloat16" and "float16" keep weights and the KV cache in 16 bits, and compute in float32.
@@ -221,6 +223,22 @@ class NumpyBackend(Backend):
 
     def gelu_mul(self, gate_up: Floats) -> Floats:
         return activation.gelu_mul(gate_up)
+
+    def load_experts(self, matrices: Sequence[Any]) -> Any:
+        return matrices
+
+    def route(self, x: Floats, weights: ExpertWeights) -> Floats:
+        logits = self.linear(x, weights.router)
+        return experts.route(logits, weights.num_chosen, weights.is_normalised)
+
+    def experts(
+        self, x: Floats, routed: Floats, weights: ExpertWeights, residual: Floats
+    ) -> Floats:
+        def compute(expert: int, rows: Floats) -> Floats:
+            gate_up = self.linear(rows, weights.gate_up[expert])
+            return self.linear(self.activate(gate_up, weights.activation), weights.down[expert])
+
+        return experts.experts(x, routed, compute, residual)
 
     def soft_cap(self, x: Floats, cap: float) -> Floats:
         return activation.soft_cap(x, cap)

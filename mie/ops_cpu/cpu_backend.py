@@ -110,7 +110,7 @@ class CpuBackend(NumpyBackend):
     def weight_bytes(self, shape: tuple[int, ...], form: Form | None = None) -> int:
         if form is not None:
             return super().weight_bytes(shape, form)
-        is_kept = len(shape) > 1 and self._weight_dtype != "auto"
+        is_kept = len(shape) == 2 and self._weight_dtype != "auto"
         return math.prod(shape) * (2 if is_kept else self.dtype.itemsize)
 
     def load_embedding(  # type: ignore[override]  # an opaque weight is a backend's own

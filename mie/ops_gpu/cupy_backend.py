@@ -17,7 +17,6 @@ from mie.errors import ConfigError, UnsupportedModelError
 from mie.ops import rope
 from mie.ops.backend import (
     OPTIONS,
-    Activation,
     Array,
     Backend,
     HeadWeights,
@@ -27,6 +26,7 @@ from mie.ops.backend import (
     StepBatch,
     StepSize,
 )
+from mie.ops.expert_operators import Activation
 from mie.ops.kv_cache import SCALE_BYTES
 from mie.ops.quantised import Form, Part, Rows
 from mie.ops.sampling import RowControls

@@ -67,18 +67,27 @@ def way_of(element: str, weight: Matrix, num_rows: int, depth: int, *, has_norm:
     codes, span, has_offsets = (
         weight.parameters if isinstance(weight, QuantisedMatrix) else (element, "64", "false")
     )
-    is_small = codes == "nibbles" and span == "64" and has_offsets == "false"
-    tiles = 4 if is_small and row_tiles == 1 and element != "float" else 2
     words = [element, codes, span, has_offsets, str(row_tiles), _word(has_norm)]
     words.append(_word(depth * itemsize % 16 == 0))
-    rows = 8 * row_tiles
-    slices = 2 * rows * (MAX_WARPS * UNIT * itemsize + (32 if span == "16" else 64))
     return Way(
         parameters=f"<{', '.join(words)}>",
-        rows=rows,
-        tiles=tiles,
-        shared_bytes=max(slices, 4 * MAX_WARPS * TILE * tiles * rows),
+        rows=8 * row_tiles,
+        tiles=tiles_of(element, codes, span, has_offsets, row_tiles),
+        shared_bytes=product_bytes(element, codes, span, has_offsets, row_tiles),
     )
+
+
+def tiles_of(element: str, codes: str, span: str, has_offsets: str, row_tiles: int) -> int:
+    """Return the tiles of outputs of a block, as many as the registers allow."""
+    is_small = (codes, span, has_offsets) == ("nibbles", "64", "false") and element != "float"
+    return 4 if is_small and row_tiles == 1 else 2
+
+
+def product_bytes(element: str, codes: str, span: str, has_offsets: str, row_tiles: int) -> int:
+    """Return the shared memory of a block: two slices of its rows, and then its warps' sums."""
+    row_bytes = MAX_WARPS * UNIT * (4 if element == "float" else 2) + (32 if span == "16" else 64)
+    tiles = tiles_of(element, codes, span, has_offsets, row_tiles)
+    return 8 * row_tiles * max(2 * row_bytes, 4 * MAX_WARPS * TILE * tiles)
 
 
 def splits_of(num_tiles: int, depth: int, chip: Chip) -> int:

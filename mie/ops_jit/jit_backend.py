@@ -12,20 +12,21 @@ from numpy.typing import NDArray
 
 from mie.base.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
-from mie.ops.backend import Activation, KVCacheShape, Progress, StepBatch, StepSize
+from mie.ops.backend import KVCacheShape, Progress, StepBatch, StepSize
+from mie.ops.expert_operators import Activation
 from mie.ops.kv_cache import HALVES, LARGEST, SCALE_BYTES
 from mie.ops.linear import check_kept
-from mie.ops.numpy_backend import NumpyBackend, with_tokens
+from mie.ops.numpy_backend import with_tokens
 from mie.ops.quantised import Form, Part, QuantisedRows, Rows, dequantise
 from mie.ops_jit import layout
 from mie.ops_jit.environment import version_of
+from mie.ops_jit.experts import ExpertOperators
 from mie.ops_jit.kernel_cache import Kernels, kernel_names
 from mie.ops_jit.layout import LANES, NUM_ROWS, NUM_TOKENS, ROW_TILE, SUMS_BYTES
 from mie.ops_jit.memory import (
     Arena,
     JitCache,
     Matrix,
-    Panels,
     move_blocks,
     padded,
     padded_rows,
@@ -45,7 +46,7 @@ SCRATCH_BYTES = 2 * SUMS_BYTES + layout.WIDE_BYTES
 """Memory of a thread at first, which is enough for products."""
 
 
-class JitBackend(NumpyBackend):
+class JitBackend(ExpertOperators):
     """Computes in float32 with compiled kernels.
 
     ``weight_dtype`` "auto" keeps a checkpoint's matrices as they are, and "float32" widens them at
@@ -62,6 +63,7 @@ class JitBackend(NumpyBackend):
 
     name = "jit"
     dtypes = ("auto", "float32", *HALVES)
+    lacks = ("gated attention", "recurrent layers")
 
     def __init__(
         self,
@@ -121,8 +123,8 @@ class JitBackend(NumpyBackend):
     # Sizes.
 
     def weight_bytes(self, shape: tuple[int, ...], form: Form | None = None) -> int:
-        if len(shape) == 1:
-            return 4 * shape[0]
+        if len(shape) != 2:
+            return 4 * math.prod(shape)
         num_rows, num_columns = shape
         if form is not None and self._weight_dtype != "float32":
             return form.num_bytes(padded_rows(num_rows), num_columns)
@@ -229,10 +231,6 @@ class JitBackend(NumpyBackend):
             first += panels.shape[0]
         return out
 
-    def _products(self, panels: Panels) -> tuple[int, int]:
-        """Return the kernels that multiply by panels, and by panels that were widened."""
-        return self._kernels[f"multiply[{panels.format}]"], self._kernels["multiply[float32]"]
-
     @operator
     def silu_mul(self, gate_up: Value) -> Value:
         return self._gated(gate_up, "silu")
@@ -333,12 +331,6 @@ class JitBackend(NumpyBackend):
     ) -> None:
         move_blocks(source, target, src, dst)
 
-    @property
-    def _program(self) -> Program:
-        """The program that is being recorded."""
-        assert self._recording is not None
-        return self._recording
-
     def _run_now(
         self, append: Callable[..., Value | None], x: Any, *others: Any, **options: Any
     ) -> Floats | None:
@@ -360,7 +352,7 @@ class JitBackend(NumpyBackend):
             logits: Floats = forward(batch)
             return logits
         program, result = self._program_of(forward, batch)
-        program.lengths = {NUM_TOKENS: len(batch.token_ids), NUM_ROWS: len(batch.logits_rows)}
+        program.set_step(len(batch.token_ids), len(batch.logits_rows))
         self._header.set_batch(batch, *program.heads)
         self._run(program, len(program) if len(batch.token_ids) < LARGE_STEP else SEGMENT)
         return program.array(result)
@@ -368,7 +360,7 @@ class JitBackend(NumpyBackend):
     def _run(self, program: Program, segment: int) -> None:
         """Run a program with the lengths that it has now."""
         program.bind()
-        self._header.words[: NUM_ROWS + 1] = program.lengths[NUM_TOKENS], program.lengths[NUM_ROWS]
+        self._header.words[[*program.lengths]] = [*program.lengths.values()]
         team = self._team_for(program)
         for first in range(0, len(program), segment):
             end = min(first + segment, len(program))

@@ -3,10 +3,12 @@
 from mie.ops.quantised import Form
 
 # Words of the header, which describes a step to every kernel.
-NUM_TOKENS, NUM_ROWS, NUM_SEQS, TABLE_WIDTH, NUM_ITEMS, NUM_MERGES = range(6)
-TOKEN_IDS, POSITIONS, SLOTS, STARTS, LENGTHS, TABLES, LOGITS_ROWS = range(6, 13)
-ITEMS, MERGES, PARTIALS = range(13, 16)
-HEADER_WORDS = 16
+NUM_TOKENS, NUM_ROWS, NUM_PAIRS, NUM_SEQS, TABLE_WIDTH, NUM_ITEMS, NUM_MERGES = range(7)
+TOKEN_IDS, POSITIONS, SLOTS, STARTS, LENGTHS, TABLES, LOGITS_ROWS = range(7, 14)
+ITEMS, MERGES, PARTIALS = range(14, 17)
+NUM_EXPERT_ITEMS = 17
+"""The number of items of a layer's experts, which a kernel writes for those that follow."""
+HEADER_WORDS = 18
 
 LANES = 16
 """Numbers of a vector, and outputs of a panel."""
@@ -35,6 +37,8 @@ KEY_TILE = 64
 PART = 512
 """Positions of a part. Long contexts are attended part by part and merged in order."""
 ITEM_WORDS = 8
+PAIR_WORDS, EXPERT_ITEM_WORDS = 2, 3
+"""Words of a pair of a token and an expert, and of an item of an expert's rows."""
 
 # Words of an instruction. Its arguments follow.
 KERNEL, TILE_COUNT, TILE_SIZE, TILE_FACTOR = range(4)

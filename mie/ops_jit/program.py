@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mie.base.arithmetic import ceil_div
 from mie.ops.arrays import Floats
-from mie.ops_jit.layout import ARGUMENTS, INSTRUCTION_WORDS, NUM_ROWS, NUM_TOKENS
+from mie.ops_jit.layout import ARGUMENTS, INSTRUCTION_WORDS, NUM_PAIRS, NUM_ROWS, NUM_TOKENS
 from mie.ops_jit.memory import zeros
 
 ROOM = 64
@@ -30,7 +30,7 @@ class Storage:
     """Where a result is: rows of ``width`` float32 numbers."""
 
     rows: int
-    """The header's word with the number of rows, which is `NUM_TOKENS` or `NUM_ROWS`."""
+    """The header's word with the number of rows: `NUM_TOKENS`, `NUM_ROWS` or `NUM_PAIRS`."""
     width: int
     array: Floats | None = None
     """The numbers, if they exist before the program runs."""
@@ -80,8 +80,10 @@ class Program:
 
     def __init__(self, address_of: Callable[[str], int], num_tokens: int, num_rows: int) -> None:
         """Begin to record a step of this size. ``address_of`` returns the address of a kernel."""
-        self.lengths = {NUM_TOKENS: num_tokens, NUM_ROWS: num_rows}
+        self.lengths = {NUM_TOKENS: num_tokens, NUM_ROWS: num_rows, NUM_PAIRS: 0}
         """The numbers of rows of the step that is recorded or run, by the header's word."""
+        self.num_chosen = 0
+        """Experts of a token."""
         self.heads = (1, 1, 16)
         """Hq, Hkv and Dh of its attention, which decide how `StepHeader` cuts it into items."""
         self.scratch_bytes = 0
@@ -93,7 +95,7 @@ class Program:
         self._kept: list[NDArray[Any]] = []  # arrays whose addresses are arguments
         self._buffers: list[tuple[int, int]] = []  # the word of the number of rows, the width
         self._memory: list[Floats] = []
-        self._capacity = {NUM_TOKENS: -1, NUM_ROWS: -1}  # no memory, not even for no rows
+        self._capacity = dict.fromkeys(self.lengths, -1)  # no memory, not even for no rows
         self.words: NDArray[np.int64] = np.empty(0, np.int64)
         """The instructions [I, INSTRUCTION_WORDS], once `finish` was called."""
 
@@ -120,6 +122,16 @@ class Program:
         row = [self._address_of(kernel), count, size, factor]  # as `layout` numbers them
         row += [self._word(argument, word) for word, argument in enumerate(arguments, ARGUMENTS)]
         self._rows.append(row + [0] * (INSTRUCTION_WORDS - len(row)))
+
+    def choose(self, num_chosen: int) -> None:
+        """Set the number of experts of a token."""
+        self.num_chosen = num_chosen
+        self.set_step(self.lengths[NUM_TOKENS], self.lengths[NUM_ROWS])
+
+    def set_step(self, num_tokens: int, num_rows: int) -> None:
+        """Set the lengths for another step."""
+        num_pairs = num_tokens * self.num_chosen
+        self.lengths = {NUM_TOKENS: num_tokens, NUM_ROWS: num_rows, NUM_PAIRS: num_pairs}
 
     def need_scratch(self, num_bytes: int) -> None:
         """Note that a kernel needs this much memory for a thread."""

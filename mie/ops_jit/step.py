@@ -70,6 +70,9 @@ def largest_step_bytes(size: StepSize, num_threads: int, least_scratch: int) -> 
     heads = 3 * queries + 2 * cache.num_kv_heads * cache.head_dim
     is_fused = inner % layout.LANES == 0
     of_a_token = 3 * hidden + heads + (inner if is_fused else 3 * inner)
+    if size.num_chosen:  # pairs and items, gathered rows and results, and what is between them
+        own = size.expert_size * (1 if size.expert_size % layout.LANES == 0 else 3)
+        of_a_token += hidden + size.num_chosen * (16 + 2 * hidden + own)
     num_results = room_for(size.num_tokens) * of_a_token
     num_results += room_for(size.num_seqs) * (2 * hidden + size.vocab_size)
     scratch = max(

@@ -22,13 +22,6 @@ def __getattr__(name: str) -> object:
     try:
         from mie.ray import app, config, data
     except ImportError as error:
-        raise missing(error) from error
+        raise MissingExtraError.of("mie.ray", error, "ray") from error
     homes = {"ReplicaConfig": config, "build_openai_app": app, "generate": data}
     return getattr(homes[name], name)
-
-
-def missing(error: ImportError) -> MissingExtraError:
-    """Return the error that names the extra."""
-    return MissingExtraError(
-        f"replicas need the package {error.name} (install it with: pip install 'mie[ray]')"
-    )

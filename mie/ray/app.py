@@ -1,8 +1,9 @@
 """The deployments of Ray Serve: replicas, and a front for Ray's own proxies."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, aclosing
 from typing import Any, cast
 
 from ray import serve
@@ -10,13 +11,16 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
+from starlette.types import Message
 
+from mie.async_llm import AsyncLLM
+from mie.errors import EngineDeadError
 from mie.ray.config import ROUTERS, ReplicaConfig
-from mie.ray.front.app import Batches, front_app
-from mie.ray.front.call import Call, ReplicaAnswer
-from mie.ray.replica import Replica
+from mie.ray.front import Batches, Call, ReplicaAnswer, front_app, piped
 from mie.serve.access_log import logging_as
+from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
+from mie.serve.server import summary
 
 MAX_ONGOING = 10_000
 """Requests that Ray hands to a replica at once. The server's own limits are lower."""
@@ -96,3 +100,38 @@ class _Ingress:
 
     def __serve_build_asgi_app__(self) -> Starlette:
         return front_app(RayReplicas(self._handle), self._config)
+
+
+logger = logging.getLogger(__name__)
+
+
+class Replica:
+    """The callable of a deployment. Ray creates it in a separate process."""
+
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self, engine: Mapping[str, Any], server: ServeConfig
+    ) -> None:
+        self._name: str = serve.get_replica_context().replica_id.unique_id
+        self._engine = await asyncio.to_thread(lambda: AsyncLLM(**engine))
+        self._app = create_app(self._engine, server)
+        self._stack = AsyncExitStack()  # Ray ends the process
+        self._stack.enter_context(logging_as(server.log_format))
+        await self._stack.enter_async_context(self._app.router.lifespan_context(self._app))
+        for line in await summary(self._engine):
+            logger.info("%s", line)
+
+    def check_health(self) -> None:
+        """Raise an error if the engine is dead or hangs, so that Ray replaces this replica."""
+        status = self._app.state.edge.health.status
+        if status in ("dead", "stalled"):
+            raise EngineDeadError(f"the engine of replica {self._name} is {status}")
+
+    async def stream(self, call: Call) -> AsyncGenerator[list[Message], None]:
+        """Yield the messages of the answer."""
+        async with aclosing(piped(self._app, call)) as batches:
+            async for messages in batches:
+                yield messages
+
+    async def answer(self, call: Call) -> ReplicaAnswer:
+        """Return the whole answer."""
+        return await ReplicaAnswer.of(self._name, piped(self._app, call))

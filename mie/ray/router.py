@@ -4,13 +4,11 @@ Ray runs a router in each process that sends requests. It caches how many reques
 serves, and asks the replica if it does not know.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from mie.ray.front.call import Call
+from mie.ray.front import Call
 from mie.sched.routing import PrefixRouter, RandomRouter, Router
 
 

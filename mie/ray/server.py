@@ -1,7 +1,5 @@
 """``mie serve --replicas``: a front in this process, and its replicas on Ray."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ from ray.serve.handle import DeploymentHandle
 from mie.errors import ConfigError, EngineDeadError
 from mie.ray.app import RayReplicas, build_replicas
 from mie.ray.config import ReplicaConfig
-from mie.ray.front.app import front_app
+from mie.ray.front import front_app
 from mie.serve.access_log import logging_as
 from mie.serve.server import bound, check_sockets, serve_app
 

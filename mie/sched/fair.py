@@ -17,8 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from mie.config.engine import EngineConfig
-from mie.config.quotas import ClientQuota, quotas_of
+from mie.config.engine import ClientQuota, EngineConfig, quotas_of
 from mie.memory.table import Emit
 from mie.sched.policy import Budget, Policy
 from mie.sched.seats import Seats, dequeue, enqueue

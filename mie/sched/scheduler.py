@@ -314,7 +314,8 @@ class Scheduler:
         seq.stop_reason = stop_reason
         seq.finish_reason = reason
         self._policy.charge(seq.request)
-        if seq.table is not None and seq.request.beam and reason in ("stop", "length"):
+        may_keep = not self.manager.has_states  # another sequence takes the row of its states
+        if may_keep and seq.table and seq.request.beam and reason in ("stop", "length"):
             self._admission.keep(seq, self._seats.leave(seq))
             return
         if seq.table is not None:

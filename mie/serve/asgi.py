@@ -1,7 +1,5 @@
 """The innermost and the outermost middlewares, and their common parts."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from typing import Any

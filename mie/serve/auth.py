@@ -18,7 +18,7 @@ from mie.serve.asgi import answer, header, is_open, route_of
 from mie.serve.cross_site import address_in
 from mie.serve.errors import ApiError
 from mie.serve.keys import Keys
-from mie.serve.page.sessions import Sessions
+from mie.serve.page.access import Sessions
 
 CLIENT_ROUTES = frozenset(
     {"/tokenize", "/detokenize", "/tokenizer_info", "/apply-template", "/load", "/openapi.json"}
@@ -125,9 +125,7 @@ def _key_of(scope: Scope) -> str | None:
 
 def _not_admin() -> ApiError:
     return ApiError(
-        403,
-        "this route needs the admin key (--admin-api-key)",
-        code="admin_key_required",
+        403, "this route needs the admin key (--admin-api-key)", code="admin_key_required"
     )
 
 
@@ -137,12 +135,7 @@ def _unknown(key: str | None) -> ApiError:
         if key is None
         else "the key is not one of this server's"
     )
-    return ApiError(
-        401,
-        message,
-        code="invalid_api_key",
-        headers={"www-authenticate": "Bearer"},
-    )
+    return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
 
 class WrongKeys:

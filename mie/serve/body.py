@@ -10,8 +10,6 @@ A field is one of four kinds, at every depth:
 The fields of the second and third kind that requests have are a table, ``fields.yaml``.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import sys
@@ -19,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
 from pydantic import (
@@ -39,12 +37,11 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError, core_schema, from_json
 from starlette.requests import Request
-from starlette.types import Scope
 
 from mie.errors import shown
 from mie.serve.asgi import route_of
 from mie.serve.errors import ApiError, invalid, not_json, unsupported
-from mie.serve.serving import Serving
+from mie.serve.serving import Asked, Serving
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +54,6 @@ MAX_NAMED = 20
 
 T = TypeVar("T")
 B = TypeVar("B", bound="Body")
-A = TypeVar("A", bound="Body", covariant=True)
 
 Items = Annotated[list[T], Field(fail_fast=True)]
 """A list that is checked up to its first wrong item.
@@ -258,19 +254,6 @@ def parse(data: bytes, cls: type[B], serving: Serving | None = None) -> B:
         raise _validation_error(error, values) from error
 
 
-@dataclass(frozen=True)
-class Asked(Generic[A]):
-    """A request whose body was read."""
-
-    body: A
-    model: str
-    """The name of the model for the answer."""
-    headers: dict[str, str]
-    """Headers for the answer."""
-    serving: Serving
-    scope: Scope
-
-
 async def read(request: Request, cls: type[B]) -> Asked[B]:
     """Return a request with its body, checked.
 
@@ -281,7 +264,8 @@ async def read(request: Request, cls: type[B]) -> Asked[B]:
     body = parse(await request.body(), cls, serving)
     model = serving.check_model(getattr(body, "model", None))
     headers = _report(body, serving, route_of(request.scope))
-    return Asked(body, model, headers, serving, request.scope)
+    scope = request.scope
+    return Asked(body=body, model=model, headers=headers, serving=serving, scope=scope)
 
 
 def unknown_fields(value: object, place: str = "") -> Iterator[str]:

@@ -1,15 +1,15 @@
 """`ServeConfig`: every option of the server but those of the engine."""
 
-from __future__ import annotations
-
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
-from mie.config.engine import check_settings, keyword_checked
+from mie.config.engine import check_settings, keyword_checked, refuse_unknown
 from mie.config.settings import declared_in
-from mie.errors import ConfigError
+from mie.errors import ConfigError, shown
 from mie.serve.keys import Keys
 
 
@@ -73,3 +73,45 @@ def _check_each(name: str, values: object, form: re.Pattern[str], what: str) -> 
     for each in values:
         if not isinstance(each, str) or not form.fullmatch(each):
             raise ConfigError(f"{name} must be like {what}, or '*'; got {each!r}")
+
+
+# Options in a YAML file.
+
+
+def arguments_of(file: str, options: Collection[str]) -> list[str]:
+    """Return the arguments of the command line that a file stands for.
+
+    The file is a mapping of options without their dashes: ``max-num-seqs: 32``, or
+    ``max_num_seqs``. A switch is true or false, and an option with several values has a list.
+
+    Raises:
+        ConfigError: the file is not such a mapping, or has an option that is not in ``options``.
+    """
+    import yaml
+
+    try:
+        values = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read {file}: {error}") from error
+    if values is None:
+        return []
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise ConfigError(f"{file} must have lines such as 'port: 9000'; got {shown(values)}")
+    named = {f"--{name.replace('_', '-')}": value for name, value in values.items()}
+    refuse_unknown(file, named, [each for each in options if each not in ("--config", "--help")])
+    return [text for name, value in named.items() for text in _arguments(name, value, options)]
+
+
+def _arguments(name: str, value: Any, options: Collection[str]) -> Iterator[str]:
+    """Return the command line's words for one line of the file."""
+    negation = name.replace("--", "--no-", 1)
+    if isinstance(value, bool):
+        if negation not in options:
+            raise ConfigError(f"{name[2:]} is {value} in the file, and needs a value")
+        yield name if value else negation
+    elif isinstance(value, list) and name == "--api-key":
+        yield from (f"{name}={each}" for each in value)
+    elif isinstance(value, list):
+        yield from (name, *map(str, value))
+    else:
+        yield f"{name}={json.dumps(value) if isinstance(value, dict) else value}"

@@ -1,7 +1,5 @@
 """Protection from web pages of other sites, which browsers let send requests to the server."""
 
-from __future__ import annotations
-
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from starlette.types import ASGIApp, Receive, Scope, Send

@@ -4,8 +4,6 @@ Every error is an `ApiError`: a status, and the four keys of OpenAI's error body
 become one by `api_error`. Other dialects have their own bodies, made of the same fields.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set

@@ -1,7 +1,5 @@
 """Limits on the size and the duration of a request's head and body."""
 
-from __future__ import annotations
-
 from asyncio import TimerHandle, Transport
 from typing import Any
 

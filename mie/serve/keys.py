@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 
-from mie.config.quotas import ClientQuota
+from mie.config.engine import ClientQuota
 from mie.errors import ConfigError, shown
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")

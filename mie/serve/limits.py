@@ -1,7 +1,5 @@
 """Limits on the requests and tokens of a client that wait."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

@@ -1,17 +1,19 @@
-"""The description of the server in OpenAPI 3.1, made of the models that check its bodies."""
+"""The description of the server in OpenAPI 3.1.
 
-from __future__ import annotations
+It is made of the models that check bodies, and of the shapes of answers in ``answers.yaml``.
+"""
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mie.serve.answers import AnthropicError, Error, Health
 from mie.serve.asgi import OPEN_ROUTES
 from mie.serve.auth import is_of_clients
 from mie.serve.body import Body
@@ -40,10 +42,16 @@ class Operation:
     method: str
     path: str
     handler: Callable[[Request], Awaitable[Response]]
-    summary: str
-    answer: Any
+    answer: str
+    """The name of its shape in ``answers.yaml``; "" is plain text."""
     body: type[Body] | None = None
     statuses: Sequence[int] = ()
+
+    @property
+    def summary(self) -> str:
+        """The first sentence about the handler."""
+        first = (self.handler.__doc__ or "").partition("\n")[0]
+        return first.partition(". ")[0].removesuffix(".")
 
     @property
     def streams(self) -> bool:
@@ -66,7 +74,7 @@ _IGNORED = {
 def document(serving: Serving, operations: Sequence[Operation]) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of a server."""
     config = serving.config
-    schemas, refs = _schemas(operations)
+    schemas = _schemas(operations)
     narrower = _of_server(serving)
     for body in {each.body.__name__ for each in operations if each.body is not None}:
         properties = dict(schemas[body]["properties"])
@@ -77,7 +85,7 @@ def document(serving: Serving, operations: Sequence[Operation]) -> dict[str, Any
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         item = paths.setdefault(operation.path, {})
-        item[operation.method] = _described(operation, config, refs)
+        item[operation.method] = _described(operation, config)
         for name in re.findall(r"\{(\w+)\}", operation.path):
             schema = {"type": "string"}
             item["parameters"] = [{"name": name, "in": "path", "required": True, "schema": schema}]
@@ -113,19 +121,37 @@ def _of_server(serving: Serving) -> dict[str, Any]:
     return found
 
 
-def _schemas(operations: Sequence[Operation]) -> tuple[dict[str, Any], dict[Any, Any]]:
-    """Return the schemas of all bodies and answers by name, and a reference to each by type."""
-    types = dict.fromkeys(each.answer for each in operations)
-    types |= dict.fromkeys((Error, AnthropicError))
-    types |= dict.fromkeys(each.body for each in operations if each.body is not None)
-    found, parts = TypeAdapter.json_schemas(
-        [(each, "validation", TypeAdapter(each)) for each in types],
+def _schemas(operations: Sequence[Operation]) -> dict[str, Any]:
+    """Return the schemas of all bodies and answers by name."""
+    bodies = dict.fromkeys(each.body for each in operations if each.body is not None)
+    _, parts = TypeAdapter.json_schemas(
+        [(each, "validation", TypeAdapter(each)) for each in bodies],
         ref_template="#/components/schemas/{model}",
     )
-    return parts["$defs"], {each: schema for (each, _), schema in found.items()}
+    shapes = yaml.safe_load(Path(__file__).with_name("answers.yaml").read_text(encoding="utf-8"))
+    del shapes["."]
+    return {**parts["$defs"], **{name: _object(fields) for name, fields in shapes.items()}}
 
 
-def _described(operation: Operation, config: ServeConfig, refs: dict[Any, Any]) -> dict[str, Any]:
+def _object(fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {name.removesuffix("?"): _schema(each) for name, each in fields.items()},
+        "required": [name for name in fields if not name.endswith("?")],
+    }
+
+
+def _schema(shape: Any) -> dict[str, Any]:
+    """Return the schema of a field, of a name, or of a list."""
+    if isinstance(shape, str):
+        return {"$ref": f"#/components/schemas/{shape}"}
+    if isinstance(shape, list):
+        kinds = [_schema(each) for each in shape]
+        return {"type": "array", "items": {"anyOf": kinds} if len(kinds) > 1 else kinds[0]}
+    return dict(shape)
+
+
+def _described(operation: Operation, config: ServeConfig) -> dict[str, Any]:
     needs_admin = config.admin_keys is not None and not is_of_clients(operation.path)
     needs_key = (config.keys is not None or needs_admin) and operation.path not in OPEN_ROUTES
     statuses = {*operation.statuses, 500, 503}
@@ -134,35 +160,36 @@ def _described(operation: Operation, config: ServeConfig, refs: dict[Any, Any]) 
     statuses |= {429} if operation.streams else set()
     statuses |= {401} if needs_key else set()
     statuses |= {403} if needs_admin else set()
-    error: Any = Health if operation.answer is Health else Error
+    error = "Health" if operation.answer == "Health" else "Error"
     if operation.path.startswith("/v1/messages"):
-        error = AnthropicError
+        error = "AnthropicError"
     described: dict[str, Any] = {
         "summary": operation.summary,
         "operationId": f"{operation.method}{operation.path.replace('/', '_')}",
         "responses": {
-            "200": _success(operation, refs),
+            "200": _success(operation),
             **{
-                str(status): {"description": STATUSES[status], "content": _json(refs[error])}
+                str(status): {"description": STATUSES[status], "content": _json(error)}
                 for status in sorted(statuses)
             },
         },
     }
     if operation.body is not None:
-        described["requestBody"] = {"required": True, "content": _json(refs[operation.body])}
+        described["requestBody"] = {"required": True, "content": _json(operation.body.__name__)}
     if needs_key:
         described["security"] = [{"key": []}]
     return described
 
 
-def _success(operation: Operation, refs: dict[Any, Any]) -> dict[str, Any]:
-    is_text = operation.answer is str
-    content = {"text/plain" if is_text else "application/json": {"schema": refs[operation.answer]}}
+def _success(operation: Operation) -> dict[str, Any]:
+    content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
+    if operation.answer:
+        content = _json(operation.answer)
     if operation.streams:
         content["text/event-stream"] = {"schema": _EVENT}
     headers = {} if operation.body is None else {"headers": {"x-mie-ignored": _IGNORED}}
     return {"description": operation.summary, "content": content, **headers}
 
 
-def _json(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"application/json": {"schema": schema}}
+def _json(name: str) -> dict[str, Any]:
+    return {"application/json": {"schema": _schema(name)}}

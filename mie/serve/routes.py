@@ -1,7 +1,5 @@
 """The routes of the server: a table, and the handlers of those that generate nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -14,7 +12,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from mie.errors import shown
-from mie.serve import answers
 from mie.serve.anthropic.messages import count_tokens, messages
 from mie.serve.anthropic.protocol import CountTokensRequest, MessagesRequest
 from mie.serve.asgi import route_of
@@ -50,6 +47,7 @@ async def _list_models(request: Request) -> Response:
 
 
 async def _retrieve_model(request: Request) -> Response:
+    """Describe a model."""
     serving: Serving = request.app.state.serving
     return json_response(_model(serving.check_model(request.path_params["id"]), serving))
 
@@ -98,19 +96,23 @@ async def _reset_prefix_cache(request: Request) -> Response:
 
 
 async def _health(request: Request) -> Response:
+    """Say whether the server serves."""
     status = request.app.state.edge.health.status
     return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 
 
 async def _load(request: Request) -> Response:
+    """Count the requests that are being served."""
     return JSONResponse({"server_load": request.app.state.edge.health.num_requests})
 
 
 async def _version(request: Request) -> Response:
+    """Name the version of mie."""
     return JSONResponse({"version": __version__})
 
 
 async def _metrics(request: Request) -> Response:
+    """Tell the metrics in Prometheus' format."""
     response: Response = await request.app.state.edge.metrics.scrape()
     return response
 
@@ -123,76 +125,30 @@ async def _openapi(request: Request) -> Response:
     return json_response(state.openapi)
 
 
-def _post(path: str, handler: Any, summary: str, *rest: Any) -> Operation:
-    return Operation("post", path, handler, summary, *rest)
-
-
-def _get(path: str, handler: Any, summary: str, *rest: Any) -> Operation:
-    return Operation("get", path, handler, summary, *rest)
-
-
-_OF_RESPONSES = "Answer a conversation in the shape of the Responses API"
-_OF_ANTHROPIC = "Answer a conversation in Anthropic's shape"
-_COUNT = "Count the tokens of a conversation"
-_CHATS = "/v1/chat/completions"
-_CANCEL = "/v1/requests/{id}/cancel"
-_SAME = "The same as /health"
-
-OPERATIONS = (
-    _post(
-        "/v1/completions", completions, "Complete prompts", answers.Completion, CompletionRequest
-    ),
-    _post(
-        _CHATS,
-        chat_completions,
-        "Answer a conversation",
-        answers.ChatCompletion,
-        ChatCompletionRequest,
-    ),
-    _post("/v1/responses", responses, _OF_RESPONSES, answers.Response, ResponsesRequest),
-    _post("/v1/messages", messages, _OF_ANTHROPIC, answers.Message, MessagesRequest),
-    _post(
-        "/v1/messages/count_tokens", count_tokens, _COUNT, answers.TokenCount, CountTokensRequest
-    ),
-    _post(
-        "/tokenize", tokenize, "Turn text or messages into tokens", answers.Tokens, TokenizeRequest
-    ),
-    _post("/detokenize", detokenize, "Turn tokens into text", answers.Text, DetokenizeRequest),
-    _post(
-        "/apply-template",
-        apply_template,
-        "Write messages as a prompt",
-        answers.Prompt,
-        TemplateRequest,
-    ),
-    _get(
-        "/tokenizer_info",
-        tokenizer_info,
-        "Describe the tokenizer",
-        answers.TokenizerInfo,
-        None,
-        (400,),
-    ),
-    _get("/v1/models", _list_models, "List the models", answers.Models),
-    _get("/v1/models/{id}", _retrieve_model, "Describe a model", answers.Model, None, (404,)),
-    _post(_CANCEL, _cancel, "End a request that runs", answers.Cancelled, None, (404, 413)),
-    _post(
-        "/reset_prefix_cache",
-        _reset_prefix_cache,
-        "Forget all cached blocks",
-        answers.Reset,
-        None,
-        (409, 413),
-    ),
-    _get("/health", _health, "Say whether the server serves", answers.Health),
-    _get("/ready", _health, _SAME, answers.Health),
-    _get("/ping", _health, _SAME, answers.Health),
-    _post("/ping", _health, _SAME, answers.Health),
-    _get("/load", _load, "Count the requests in work", answers.Load),
-    _get("/version", _version, "Name the version of mie", answers.Version),
-    _get("/metrics", _metrics, "Metrics in Prometheus' format", str),
-    _get("/openapi.json", _openapi, "This description", answers.Description),
+_ROWS: tuple[tuple[Any, ...], ...] = (
+    ("post", "/v1/completions", completions, "Completion", CompletionRequest),
+    ("post", "/v1/chat/completions", chat_completions, "ChatCompletion", ChatCompletionRequest),
+    ("post", "/v1/responses", responses, "Response", ResponsesRequest),
+    ("post", "/v1/messages", messages, "Message", MessagesRequest),
+    ("post", "/v1/messages/count_tokens", count_tokens, "TokenCount", CountTokensRequest),
+    ("post", "/tokenize", tokenize, "Tokens", TokenizeRequest),
+    ("post", "/detokenize", detokenize, "Text", DetokenizeRequest),
+    ("post", "/apply-template", apply_template, "Prompt", TemplateRequest),
+    ("get", "/tokenizer_info", tokenizer_info, "TokenizerInfo", None, (400,)),
+    ("get", "/v1/models", _list_models, "Models"),
+    ("get", "/v1/models/{id}", _retrieve_model, "Model", None, (404,)),
+    ("post", "/v1/requests/{id}/cancel", _cancel, "Cancelled", None, (404, 413)),
+    ("post", "/reset_prefix_cache", _reset_prefix_cache, "Reset", None, (409, 413)),
+    ("get", "/health", _health, "Health"),
+    ("get", "/ready", _health, "Health"),
+    ("get", "/ping", _health, "Health"),
+    ("post", "/ping", _health, "Health"),
+    ("get", "/load", _load, "Load"),
+    ("get", "/version", _version, "Version"),
+    ("get", "/metrics", _metrics, ""),
+    ("get", "/openapi.json", _openapi, "Description"),
 )
+OPERATIONS = tuple(Operation(*row) for row in _ROWS)
 
 NOT_SUPPORTED: Mapping[str, Sequence[str]] = MappingProxyType(
     yaml.safe_load(Path(__file__).with_name("refused_routes.yaml").read_text(encoding="utf-8"))

@@ -1,7 +1,5 @@
 """Runs the application under uvicorn, until a signal or the end of the engine ends it."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging
@@ -21,9 +19,8 @@ from starlette.applications import Starlette
 from mie.async_llm import AsyncLLM
 from mie.errors import ConfigError
 from mie.serve.access_log import logging_as
-from mie.serve.app import create_app
+from mie.serve.app import FLUSH_SECONDS, Edge, create_app
 from mie.serve.config import ServeConfig
-from mie.serve.edge import FLUSH_SECONDS, Edge
 from mie.serve.http_protocol import LimitedProtocol
 from mie.serve.keys import Keys
 

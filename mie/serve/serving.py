@@ -10,9 +10,9 @@ import os
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from starlette.types import Scope
 
@@ -39,16 +39,24 @@ MAX_REPORTS = 1000
 """Maximum number of different lines that the log gets about unknown fields."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """The engine's part of one HTTP request."""
+A = TypeVar("A", covariant=True)
 
-    response_id: str
-    prompts: Sequence[Any]
+
+@dataclass(kw_only=True)
+class Asked(Generic[A]):
+    """An HTTP request whose body was read, and the engine's part of it, which a dialect adds."""
+
+    body: A
+    model: str
+    """The name of the model for the answer."""
+    headers: dict[str, str]
+    """Headers for the answer."""
+    serving: Serving
+    scope: Scope
+    response_id: str = ""
+    prompts: Sequence[Any] = ()
     """Texts, lists of token ids, or prompts of `AsyncLLM.chat_prompt`."""
-    params: SamplingParams
-    cache_salt: str | None = None
-    priority: int = 0
+    params: SamplingParams = field(default_factory=SamplingParams)
     is_max_tokens_given: bool = False
     """Whether ``params.max_tokens`` is the client's own, which must fit the context."""
     adds_special_tokens: bool = True
@@ -63,27 +71,19 @@ class Generation:
     """The prompts of one HTTP request while they run. Close it, however the request ends."""
 
     def __init__(
-        self,
-        job: Job,
-        prepared: Sequence[PreparedRequest],
-        stream: OutputStream,
-        serving: Serving,
-        scope: Scope,
+        self, asked: Asked[Any], prepared: Sequence[PreparedRequest], stream: OutputStream
     ) -> None:
-        """``scope`` is that of the HTTP request, whose log line gets the counts."""
-        self.client: str | None = scope.get("mie.client")
+        self.asked = asked
+        self.client: str | None = asked.scope.get("mie.client")
         """The name of the client's key; only the same client may cancel the request."""
-        self._facts = facts_of(scope)
-        self.job = job
         self.prepared = prepared
         self.finished: list[RequestOutput] = []
         """The final outputs that were taken so far."""
         self._stream = stream
-        self._serving = serving
         self._places = {each.request_id: place for place, each in enumerate(prepared)}
         self._timer: asyncio.TimerHandle | None = None
         self._is_quiet = self._is_overdue = False
-        self._is_paced = job.params.output_kind is not RequestOutputKind.DELTA
+        self._is_paced = asked.params.output_kind is not RequestOutputKind.DELTA
 
     @property
     def is_finished(self) -> bool:
@@ -108,7 +108,7 @@ class Generation:
             if outputs or self._is_overdue:
                 break
         if outputs and not self._is_paced:  # later tokens may be merged
-            self._stream.delay(self._serving.pace.hold)
+            self._stream.delay(self.asked.serving.pace.hold)
             self._is_paced = True
         for output in outputs:
             if output.finished:
@@ -141,7 +141,7 @@ class Generation:
         if not isinstance(error, (ApiError, MieError)):
             logger.error("a stream met a bug: %r", error, exc_info=error)
         failed = api_error(error)
-        self._facts["status"] = failed.status
+        facts_of(self.asked.scope)["status"] = failed.status
         return failed
 
     def progress(self) -> tuple[int, int]:
@@ -154,8 +154,9 @@ class Generation:
             self._timer.cancel()
         self._stream.close()
         num_prompt = sum(len(each.token_ids) for each in self.prepared)
-        self._facts.update(work_of(num_prompt, self._stream.num_generated, self._stream.metrics))
-        self._serving.running.pop(self.job.response_id, None)
+        work = work_of(num_prompt, self._stream.num_generated, self._stream.metrics)
+        facts_of(self.asked.scope).update(work)
+        self.asked.serving.running.pop(self.asked.response_id, None)
 
     def _tick(self, interval: float) -> None:
         if self._is_quiet:
@@ -255,60 +256,60 @@ class Serving:
         with naming_structure(structure_name):
             return SamplingParams(**values, output_kind=kind)
 
-    async def start(self, scope: Scope, job: Job) -> Generation:
-        """Prepare a job and queue it, all of its prompts or none.
+    async def start(self, asked: Asked[Any]) -> Generation:
+        """Prepare a request and queue it, all of its prompts or none.
 
         Raises:
             ApiError: the prompt does not fit the context.
             MieError: it can never be served.
         """
         if self.config.max_logprobs >= 0:
-            check_logprobs(job, self.config.max_logprobs)
-        client = self.queue_limit.client_of(scope)
-        with self.queue_limit.entering(client, len(job.prompts)):
+            check_logprobs(asked, self.config.max_logprobs)
+        client = self.queue_limit.client_of(asked.scope)
+        with self.queue_limit.entering(client, len(asked.prompts)):
             prepared = [
-                await self._prepare(scope, job, place, prompt)
-                for place, prompt in enumerate(job.prompts)
+                await self._prepare(asked, place, prompt)
+                for place, prompt in enumerate(asked.prompts)
             ]
             stream = await self.engine.add(prepared, self.queue_limit.check(prepared))
         try:
             if self.config.log_prompts:
                 texts = [each.prompt or each.token_ids for each in prepared]
-                facts_of(scope)["prompts"] = json.dumps(texts, ensure_ascii=True)
-            generation = Generation(job, prepared, stream, self, scope)
+                facts_of(asked.scope)["prompts"] = json.dumps(texts, ensure_ascii=True)
+            generation = Generation(asked, prepared, stream)
         except BaseException:
             stream.close()
             raise
-        self.running[job.response_id] = generation
+        self.running[asked.response_id] = generation
         return generation
 
-    async def _prepare(self, scope: Scope, job: Job, place: int, prompt: Any) -> PreparedRequest:
+    async def _prepare(self, asked: Asked[Any], place: int, prompt: Any) -> PreparedRequest:
         max_model_len, is_text = self.facts.max_model_len, isinstance(prompt, str)
         if is_text and len(prompt) > self.engine.limits.prompt_chars(max_model_len):
             raise too_long(None, None, max_model_len)
-        if is_text and not job.adds_special_tokens:
+        if is_text and not asked.adds_special_tokens:
             encode = self.required_tokenizer().encode
             ids = await call_in_thread(encode, prompt, False)
             prompt = {"prompt": prompt, "prompt_token_ids": ids}
         elif not isinstance(prompt, Mapping):
             prompt = {"prompt" if is_text else "prompt_token_ids": prompt}
         token_ids = prompt.get("prompt_token_ids")
-        is_cut = job.params.truncate_prompt_tokens is not None
+        is_cut = asked.params.truncate_prompt_tokens is not None
         if token_ids is not None and len(token_ids) >= max_model_len and not is_cut:
             raise too_long(len(token_ids), None, max_model_len)
-        with naming_structure(job.structure_name):
+        with naming_structure(asked.structure_name):
             prepared = await self.engine.prepare(
-                {**prompt, "cache_salt": salt_of(scope, job.cache_salt)},
-                job.params,
-                job.response_id if len(job.prompts) == 1 else f"{job.response_id}-{place}",
-                client=self.queue_limit.client_of(scope),
-                caller=scope.get("mie.client"),
-                priority=self._clamped(job.priority),
+                {**prompt, "cache_salt": salt_of(asked.scope, asked.body.cache_salt)},
+                asked.params,
+                asked.response_id if len(asked.prompts) == 1 else f"{asked.response_id}-{place}",
+                client=self.queue_limit.client_of(asked.scope),
+                caller=asked.scope.get("mie.client"),
+                priority=self._clamped(asked.body.priority or 0),
             )
         num_prompt, num_new = len(prepared.token_ids), prepared.params.max_tokens or 0
         if num_prompt >= max_model_len:
             raise too_long(num_prompt, None, max_model_len)
-        if job.is_max_tokens_given and num_prompt + num_new > max_model_len:
+        if asked.is_max_tokens_given and num_prompt + num_new > max_model_len:
             raise too_long(num_prompt, num_new, max_model_len)
         return prepared
 
@@ -319,15 +320,15 @@ class Serving:
         return max(priority, self.config.highest_priority)
 
 
-def check_logprobs(job: Job, limit: int) -> None:
+def check_logprobs(asked: Asked[Any], limit: int) -> None:
     """Raise the 400 for more log-probabilities than the server gives."""
     for name, count in (
-        (job.logprobs_name, job.params.logprobs),
-        ("prompt_logprobs", job.params.prompt_logprobs),
+        (asked.logprobs_name, asked.params.logprobs),
+        ("prompt_logprobs", asked.params.prompt_logprobs),
     ):
         if count is not None and not 0 <= count <= limit:
-            asked = "all" if count == -1 else count
-            raise invalid(f"{name} asks for {asked}; the limit is {limit} (--max-logprobs)", name)
+            wanted = "all" if count == -1 else count
+            raise invalid(f"{name} asks for {wanted}; the limit is {limit} (--max-logprobs)", name)
 
 
 def salt_of(scope: Scope, cache_salt: str | None) -> str | None:

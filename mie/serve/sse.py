@@ -1,7 +1,5 @@
 """Server-sent events and their pace."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from json.encoder import encode_basestring as json_string

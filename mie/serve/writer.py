@@ -4,24 +4,19 @@ A dialect is a `Writer`. It renders outputs as the events of a stream, or as one
 dialects whose answers have parts, one after another, render the same stream of part events.
 """
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from starlette.responses import Response
 
 from mie.config.params.sampling import RequestOutputKind
 from mie.frontend.outputs import CompletionOutput, RequestOutput
-from mie.serve.body import Asked, Body
 from mie.serve.errors import ApiError, refuse_failed, refuse_unfinished
-from mie.serve.serving import Generation, Job
+from mie.serve.serving import Asked, Generation
 from mie.serve.sse import EventStream
-from mie.structured.tools.calls import ToolCall
-
-A = TypeVar("A", bound=Body)
+from mie.structured.tools.definitions import ToolCall
 
 
 class Writer(ABC):
@@ -70,19 +65,17 @@ class Writer(ABC):
             yield self.failure(generation.failed(error)).encode("utf-8", "replace")
 
 
-async def respond(
-    asked: Asked[A], job: Job, new_writer: Callable[[Generation, Asked[A]], Writer]
-) -> Response:
-    """Run a job, and return its answer, or the stream of it once there is something to send.
+async def respond(asked: Asked[Any], new_writer: Callable[[Generation], Writer]) -> Response:
+    """Run a request, and return its answer, or a stream once there is something to send.
 
     Raises:
         ApiError: it failed before anything was sent, so that the status can say so.
         MieError: it can never be served, or the engine cannot go on.
     """
-    generation = await asked.serving.start(asked.scope, job)
+    generation = await asked.serving.start(asked)
     try:
-        writer = new_writer(generation, asked)
-        if job.params.output_kind is RequestOutputKind.DELTA:
+        writer = new_writer(generation)
+        if asked.params.output_kind is RequestOutputKind.DELTA:
             generation.keep_alive(asked.serving.config.keepalive_interval)
             first = await generation.next()
             refuse_failed(first)

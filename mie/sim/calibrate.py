@@ -5,8 +5,6 @@ of tokens whose arithmetic takes as long as reading the weights. For a given bal
 is linear in the costs. So a grid of balances is tried, and the best fit wins.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -40,15 +38,8 @@ With fewer such steps, the cost would absorb any other slowness in them.
 RIDGE = 1e-12
 
 _NAMES = (
-    "step_ps",
-    "matrix_ps",
-    "token_ps",
-    "pair_ps",
-    "context_ps",
-    "seq_ps",
-    "chunk_ps",
-    "copy_ps",
-    "swap_ps",
+    *("step_ps", "matrix_ps", "token_ps", "pair_ps", "context_ps", "seq_ps", "chunk_ps"),
+    *("copy_ps", "swap_ps"),
 )
 """The columns of `_features`."""
 

@@ -1,7 +1,5 @@
 """Simulate replicas behind a router, under a load that grows with their number."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,12 +10,11 @@ from mie.config.engine import EngineConfig, check_integer
 from mie.engine.step import SequenceOutput
 from mie.errors import ConfigError
 from mie.sched.routing import PrefixRouter, RandomRouter, Router, beginning_of
-from mie.sim.clock import MILLISECOND
-from mie.sim.devices import find_device
+from mie.sim.costs import MILLISECOND
+from mie.sim.devices import find_device, find_shape
 from mie.sim.driver import Bench, params_of
 from mie.sim.loads import skewed_prefixes
 from mie.sim.metrics import RequestRecord, mean_and_std, percentile
-from mie.sim.shapes import find_shape
 from mie.sim.simulated import simulated_on
 from mie.sim.workload import Text, Workload, WorkloadRequest
 
@@ -68,10 +65,7 @@ def run_cluster(benches: Mapping[str, Bench], router: Router, workload: Workload
         cluster.advance(request.arrival_ns)
         cluster.send(request)
     cluster.advance(None)
-    return ClusterResult(
-        records=list(cluster.records.values()),
-        num_tokens=cluster.num_tokens,
-    )
+    return ClusterResult(records=list(cluster.records.values()), num_tokens=cluster.num_tokens)
 
 
 class _Cluster:

@@ -5,18 +5,40 @@ reached and the overheads of a step are assumptions that plain engines of this s
 `mie sim calibrate` replaces them with a measurement.
 """
 
-from __future__ import annotations
-
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from mie.base.arithmetic import ceil_div
 from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.locate import locate_model
 from mie.checkpoint.tensors import num_parameters
 from mie.errors import ConfigError
 from mie.sim.costs import Costs
-from mie.sim.shapes import read_catalog
+
+
+def read_catalog() -> Any:
+    """Return the devices and the models of `catalog.json`."""
+    return json.loads(Path(__file__).with_name("catalog.json").read_text(encoding="utf-8"))
+
+
+SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(read_catalog()["models"])
+"""Shapes as in their ``config.json``, without weights."""
+
+
+def find_shape(name: str) -> ModelConfig:
+    """Return the shape of a model in the table, or of one that `locate_model` finds.
+
+    Raises:
+        ModelError: it is neither, or its ``config.json`` cannot be used.
+    """
+    if name in SHAPES:
+        return ModelConfig.from_hf(SHAPES[name], source=name)
+    return ModelConfig.load(locate_model(name))
+
 
 PICO = 10**12
 

@@ -5,8 +5,6 @@ need a logarithm call the C library's, whose last bit differs among platforms. T
 use `random`, the four operations and a square root, whose rounding IEEE 754 fixes.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import dataclass

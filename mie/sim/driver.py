@@ -1,7 +1,5 @@
 """Send a workload to an engine, simulated or real, and record when its tokens came back."""
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 from dataclasses import dataclass
@@ -11,7 +9,7 @@ from mie.config.params.sampling import SamplingParams
 from mie.engine.engine import Engine
 from mie.engine.step import SequenceOutput
 from mie.errors import RequestError
-from mie.sim.clock import SECOND, Clock
+from mie.sim.costs import SECOND, Clock
 from mie.sim.metrics import RequestRecord
 from mie.sim.workload import Answer, Workload, WorkloadRequest
 

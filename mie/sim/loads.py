@@ -1,7 +1,5 @@
 """Generate workloads from seeds, the same on every machine."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -10,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mie.config.engine import check_integer, check_real
-from mie.sim.clock import MILLISECOND, SECOND
+from mie.sim.costs import MILLISECOND, SECOND
 from mie.sim.draws import Draws, Fixed, Lengths, LogNormal, Uniform, exp, ln
 from mie.sim.workload import Answer, Part, Text, Workload, WorkloadRequest
 

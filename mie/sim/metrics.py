@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from mie.config.engine import check_real, keyword_checked
 from mie.errors import ConfigError
-from mie.sim.clock import MILLISECOND, SECOND
+from mie.sim.costs import MILLISECOND, SECOND
 
 METRICS = ("ttft", "tpot", "itl", "e2el", "queue")
 """The names in vLLM's benchmarks, and the time in the queue."""

@@ -1,7 +1,5 @@
 """Extract the load from an event log, with the work and the time of each step."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,8 +9,7 @@ from mie.errors import TraceError
 from mie.events import Record, Segment, Seq, Summary
 from mie.events.replay import State, walk
 from mie.events.replay.state import SequenceState
-from mie.sim.clock import SECOND
-from mie.sim.costs import StepWork, causal_pairs
+from mie.sim.costs import SECOND, StepWork, causal_pairs
 from mie.sim.metrics import RequestRecord
 from mie.sim.workload import Part, Text, Tokens, Workload, WorkloadRequest
 

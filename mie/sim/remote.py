@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mie.errors import ConfigError, MissingExtraError
-from mie.sim.clock import SECOND, WallClock
+from mie.sim.costs import SECOND, WallClock
 from mie.sim.metrics import RequestRecord
 from mie.sim.workload import Answer, Workload, WorkloadRequest
 
@@ -110,9 +110,7 @@ async def _serve(
     try:
         import httpx2
     except ImportError as error:
-        raise MissingExtraError(
-            "a benchmark over HTTP needs httpx2: pip install 'mie[serve]'"
-        ) from error
+        raise MissingExtraError.of("a benchmark over HTTP", error, "serve") from error
     headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
     async with httpx2.AsyncClient(
         base_url=server.root,

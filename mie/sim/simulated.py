@@ -1,7 +1,5 @@
 """Assemble the real scheduler and memory with the simulator's runner and clock."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import TextIO
 
@@ -14,8 +12,7 @@ from mie.load.engine import new_scheduler
 from mie.load.sizing import DEFAULT_SWAP_BYTES
 from mie.sched.plan import Chunk, StepPlan
 from mie.sched.result import ChunkResult, StepResult
-from mie.sim.clock import SimClock
-from mie.sim.costs import Costs, StepWork, causal_pairs
+from mie.sim.costs import Costs, SimClock, StepWork, causal_pairs
 from mie.sim.devices import Device, blocks_on, costs_on
 from mie.sim.driver import Bench
 from mie.sim.workload import text_key, text_token

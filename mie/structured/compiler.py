@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import threading
 import time
-import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
@@ -18,6 +16,7 @@ from typing import Any
 from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import WorkerError
 from mie.structured.limits import START_SECONDS, WALL_SECONDS, exceeded
+from mie.system.threads import after_fork
 from mie.system.worker import Worker, WorkerEnded, WorkerSilent
 
 Reply = dict[str, Any]
@@ -39,8 +38,13 @@ class Compiler:
         self._vocabulary = vocabulary
         self._work = work
         self._begin()
-        this = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: _start_over(this()))
+        after_fork(self._start_over)
+
+    def _start_over(self) -> None:
+        """Leave the thread, its jobs and the worker to the parent, in a forked child."""
+        if self._worker is not None:
+            self._worker.forget()
+        self._begin()
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
@@ -237,12 +241,3 @@ class Turns:
 
 def _not_compiled(why: str) -> str:
     return f"structured_outputs was not compiled: {why} (send the request again)"
-
-
-def _start_over(compiler: Compiler | None) -> None:
-    """Leave the thread, its jobs and the worker to the parent, in a forked child."""
-    if compiler is not None:
-        worker = compiler._worker
-        if worker is not None:
-            worker.forget()
-        compiler._begin()

@@ -1,7 +1,5 @@
 """Write descriptions of outputs as grammars for llguidance."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +15,7 @@ COMPACT: Mapping[str, Any] = {
 """Options of llguidance for JSON without whitespace."""
 
 _SCHEMAS = {"$defs", "definitions", "properties", "patternProperties"} | {
-    *("allOf", "anyOf", "oneOf", "prefixItems"),
+    *("allOf", "anyOf", "oneOf", "prefixItems")
 }
 """Keywords whose value is a mapping or a list of schemas."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections import OrderedDict
@@ -24,6 +23,7 @@ from mie.structured.limits import (
     why,
 )
 from mie.structured.matcher import Matcher
+from mie.system.threads import after_fork
 from mie.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -126,8 +126,7 @@ class Kept:
 
     def __init__(self) -> None:
         self._begin()
-        this = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: _begin_again(this()))
+        after_fork(self._begin)
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
@@ -166,16 +165,12 @@ class Kept:
     def _use(self, params: StructuredOutputsParams, grammar: Grammar) -> None:
         self._last[params] = grammar
         self._last.move_to_end(params)
-        while len(self._last) > MAX_KEPT or self._num_bytes() > MAX_KEPT_BYTES:
+
+        def num_bytes() -> int:
+            return sum(grammar.num_bytes for grammar in self._last.values())
+
+        while len(self._last) > MAX_KEPT or num_bytes() > MAX_KEPT_BYTES:
             self._last.popitem(last=False)
-
-    def _num_bytes(self) -> int:
-        return sum(grammar.num_bytes for grammar in self._last.values())
-
-
-def _begin_again(kept: Kept | None) -> None:
-    if kept is not None:
-        kept._begin()
 
 
 class Vocabulary:

@@ -1,7 +1,5 @@
 """Limit the cost of a description of an output, and say why one cannot be followed."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Mapping
 from typing import Any

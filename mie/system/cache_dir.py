@@ -4,8 +4,6 @@ A cache decides how a program computes, or is loaded into it as code. So a folde
 only if no other user can have written to it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """Run a command and return its output, or raise the reason why there is none."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,20 +1,21 @@
-"""Read untrusted files: regular ones, of a limited size, without waiting, and JSON in them.
+"""Read untrusted files, and write files whole.
 
 A model directory or a trace comes from a stranger. Its files can be links to an endless device, or
-pipes that have no writer. Both are refused before anything is read.
+pipes that have no writer. Both are refused before anything is read: files are regular ones, of a
+limited size, and reading never waits.
 """
-
-from __future__ import annotations
 
 import errno
 import json
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
-from mie.errors import MieError, shown
+from mie.errors import ConfigError, MieError, shown
 
 MAX_DIGITS = 1000
 """Digits of an integer in JSON. Parsing takes time that grows with their square."""
@@ -122,3 +123,32 @@ def _integer(digits: str) -> int:
 def _json_type(value: object) -> str:
     names = {list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")
+
+
+@contextmanager
+def replacing(target: str, option: str, source: str | None = None) -> Iterator[TextIO]:
+    """Open a file that replaces ``target`` if the block succeeds. Otherwise nothing changes.
+
+    ``option`` named the target. ``source`` is the file that is read, which must stay.
+
+    Raises:
+        ConfigError: ``target`` cannot be written.
+    """
+    path = Path(target).resolve()
+    is_source = source is not None and path.exists() and path.samefile(source)
+    if path.exists() and (not path.is_file() or is_source):
+        raise ConfigError(f"{option} would overwrite {path}; choose another file")
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        file = draft.open("x", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
+    try:
+        with file:
+            yield file
+        try:
+            draft.replace(path)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        draft.unlink(missing_ok=True)

@@ -4,8 +4,6 @@
 library sees them after ``logging.basicConfig()``.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

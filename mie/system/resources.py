@@ -6,8 +6,6 @@ applies, from the process's own group up to the root. Version 2 has one tree of 
 1 has one tree for each controller.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

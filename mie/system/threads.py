@@ -1,9 +1,10 @@
-"""Start threads, or say why the system refuses one."""
-
-from __future__ import annotations
+"""Start threads, call functions in threads, and tell the exceptions of signal handlers."""
 
 import contextvars
+import os
+import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,6 +14,18 @@ from mie.errors import ThreadLimitError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def after_fork(method: Callable[[], object]) -> None:
+    """Call a method in each forked child, as long as its object lives."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        found = reference()
+        if found is not None:
+            found()
+
+    os.register_at_fork(after_in_child=call)
 
 
 def start_thread(thread: threading.Thread) -> None:
@@ -52,3 +65,30 @@ def refusal_explained(what: str) -> Iterator[None]:
             f"{threading.active_count()} (raise the limit of processes, `ulimit -u`, or that of "
             "the container, pids.max, or free memory)"
         ) from error
+
+
+def is_of_the_request(error: BaseException) -> bool:
+    """Return whether the request that was being served is to blame for an error."""
+    return not isinstance(error, MemoryError) and not raised_by_signal_handler(error)
+
+
+def raised_by_signal_handler(error: BaseException) -> bool:
+    """Return whether a signal handler that is written in Python raised ``error``.
+
+    Such an exception can come out of any line that the main thread runs. It says nothing about that
+    line.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code in handlers:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _code(handler: object) -> object:
+    """Return the code of a function or a method, or None for other objects."""
+    return getattr(getattr(handler, "__func__", handler), "__code__", None)

@@ -4,8 +4,6 @@ The program is a module with a function ``main``. It reads requests from its sta
 socket, with the functions of `mie.system.worker_side`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -4,8 +4,6 @@ A message is its length in 8 bytes and its data. The kernel kills the process wi
 exceeds its CPU time.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

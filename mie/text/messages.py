@@ -1,7 +1,5 @@
 """Check chat messages and convert them to the form that templates expect."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -15,12 +13,7 @@ MOST_MESSAGES = 2**16
 """Maximum number of messages. Each is at least a few tokens."""
 
 _OF_PEOPLE = ("system", "developer", "user", "assistant")  # other roles are tools, with any content
-_TEXT_PARTS = {
-    "text": "text",
-    "input_text": "text",
-    "output_text": "text",
-    "refusal": "refusal",
-}
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
 def conversation(messages: Sequence[Message], content_format: str = "string") -> list[Any]:

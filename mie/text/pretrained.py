@@ -35,25 +35,17 @@ class BatchEncoding(dict[str, Any]):
             raise AttributeError(f"BatchEncoding has no {name!r}; it has {[*self]}") from None
 
 
-class _SpecialToken:
-    """The text of a special token, or None if the tokenizer has none of that name."""
+class _Special:
+    """The text or the id of a special token, or None if the tokenizer has none of that name."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, *, is_id: bool = False) -> None:
+        self._name, self._is_id = name, is_id
 
-    def __get__(self, owner: PretrainedTokenizer | None, kind: type | None = None) -> str | None:
-        return None if owner is None else owner.special_tokens_map.get(self._name)
-
-
-class _SpecialId:
-    """The id of a special token, or None if the tokenizer has none of that name."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, owner: PretrainedTokenizer | None, kind: type | None = None) -> int | None:
+    def __get__(self, owner: PretrainedTokenizer | None, kind: type | None = None) -> Any:
         token = None if owner is None else owner.special_tokens_map.get(self._name)
-        return None if owner is None or token is None else owner.tokenizer.token_to_id(token)
+        if owner is None or token is None:
+            return None
+        return owner.tokenizer.token_to_id(token) if self._is_id else token
 
 
 class PretrainedTokenizer:
@@ -105,10 +97,7 @@ class PretrainedTokenizer:
 
     @overload
     def decode(
-        self,
-        token_ids: Sequence[Sequence[int]],
-        skip_special_tokens: bool = ...,
-        **options: Any,
+        self, token_ids: Sequence[Sequence[int]], skip_special_tokens: bool = ..., **options: Any
     ) -> list[str]: ...
 
     def decode(
@@ -128,10 +117,7 @@ class PretrainedTokenizer:
         return self.tokenizer.decode(ids, skip_special_tokens)
 
     def batch_decode(
-        self,
-        sequences: Sequence[Sequence[int]],
-        skip_special_tokens: bool = False,
-        **options: Any,
+        self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = False, **options: Any
     ) -> list[str]:
         """Return the texts of several lists of token ids."""
         return [self.decode(each, skip_special_tokens, **options) for each in _as_list(sequences)]
@@ -200,18 +186,18 @@ class PretrainedTokenizer:
         """The ids of `all_special_tokens`."""
         return [self.convert_tokens_to_ids(token) for token in self.all_special_tokens]
 
-    bos_token = _SpecialToken("bos_token")
+    bos_token: str | None = _Special("bos_token")  # type: ignore[assignment]
     """The token that begins a text."""
-    eos_token = _SpecialToken("eos_token")
+    eos_token: str | None = _Special("eos_token")  # type: ignore[assignment]
     """The token that ends a text."""
-    pad_token = _SpecialToken("pad_token")
+    pad_token: str | None = _Special("pad_token")  # type: ignore[assignment]
     """The padding token, which mie does not use."""
-    unk_token = _SpecialToken("unk_token")
+    unk_token: str | None = _Special("unk_token")  # type: ignore[assignment]
     """The token for text that the vocabulary cannot spell."""
-    bos_token_id = _SpecialId("bos_token")
-    eos_token_id = _SpecialId("eos_token")
-    pad_token_id = _SpecialId("pad_token")
-    unk_token_id = _SpecialId("unk_token")
+    bos_token_id: int | None = _Special("bos_token", is_id=True)  # type: ignore[assignment]
+    eos_token_id: int | None = _Special("eos_token", is_id=True)  # type: ignore[assignment]
+    pad_token_id: int | None = _Special("pad_token", is_id=True)  # type: ignore[assignment]
+    unk_token_id: int | None = _Special("unk_token", is_id=True)  # type: ignore[assignment]
 
     # Chat
 

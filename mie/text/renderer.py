@@ -1,16 +1,13 @@
 """Render chat templates in a separate process, under limits that the kernel enforces."""
 
-from __future__ import annotations
-
 import json
-import os
 import signal
 import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mie.errors import ChatTemplateError, RequestError, WorkerError
+from mie.system.threads import after_fork
 from mie.system.worker import Worker, WorkerEnded, WorkerSilent
 from mie.text.render_worker import OUT_OF_MEMORY
 
@@ -33,8 +30,14 @@ class TemplateRenderer:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._worker: Worker | None = None
-        this = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: _forget_worker(this()))
+        after_fork(self._forget_worker)
+
+    def _forget_worker(self) -> None:
+        """Drop the worker and its lock, which another thread may hold, in a forked child."""
+        self._lock = threading.Lock()
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.forget()
 
     def start(self) -> None:
         """Start the worker before the first template, without waiting for it."""
@@ -89,15 +92,6 @@ class TemplateRenderer:
 def _new_worker() -> Worker:
     packages = ("jinja2", "markupsafe")
     return Worker("mie.text.render_worker", packages, CPU_SECONDS, MEMORY_BYTES)
-
-
-def _forget_worker(renderer: TemplateRenderer | None) -> None:
-    """Drop the worker and its lock, which another thread may hold, in a forked child."""
-    if renderer is not None:
-        renderer._lock = threading.Lock()
-        worker, renderer._worker = renderer._worker, None
-        if worker is not None:
-            worker.forget()
 
 
 def _as_json(request: Mapping[str, Any]) -> bytes:

@@ -1,7 +1,5 @@
 """Find the exact bytes of single tokens, which may be less than a character."""
 
-from __future__ import annotations
-
 from mie.text.detokenizer import BYTE_TOKEN, Detokenizer, letters_to_bytes
 from mie.text.tokenizer import Tokenizer
 

@@ -14,7 +14,7 @@ from mie.checkpoint.gguf import tokenizer as gguf
 from mie.checkpoint.gguf.header import read_gguf
 from mie.errors import MieError, RequestError, TokenizerError, printable
 from mie.system.files import read_file, read_json_object
-from mie.system.interrupts import is_of_the_request
+from mie.system.threads import is_of_the_request
 from mie.text.tokenizer_checks import check_model, checked_tokenizer
 
 if TYPE_CHECKING:

@@ -5,8 +5,6 @@ backtrack for hours. The library runs it in this process without limits, and run
 added tokens when it loads the file. The parts that can grow a text or take long are checked first.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.locate import locate_model
 from mie.checkpoint.tensors import expected_tensors
-from mie.sim.shapes import SHAPES as PUBLISHED
+from mie.sim.devices import SHAPES as PUBLISHED
 
 LLAMA: Mapping[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -17,7 +17,8 @@ from mie.base.arithmetic import ceil_div
 from mie.checkpoint.config import ModelConfig
 from mie.ops_gpu.arrays import block_threads
 from mie.ops_gpu.dispatch import WARPS, decode_kernel, prefill_kernel, prefill_splits
-from mie.ops_gpu.few_rows import MAX_ROWS, MAX_WARPS, STRETCHES
+from mie.ops_gpu.few_rows import MAX_WARPS, UNIT
+from mie.ops_gpu.products import MAX_ROWS
 from mie.ops_gpu.sampling import CHOOSING_THREADS, PART, PART_THREADS
 from mie.sim.devices import Device, find_device
 
@@ -192,13 +193,13 @@ def few_rows_work(
     counts once for each warp.
     """
     tiles, norm = 1 if rows <= 8 else 2, "false" if kernel.endswith("+") else "true"
-    parameters = f"<f16, {tiles}, {norm}, true>"
+    parameters = f"<f16, f16, {UNIT}, false, {tiles}, {norm}, true>"
     profile = _profile(chip, f"few_rows.cu few_rows_{kernel.rstrip('+')}{parameters}")
     inner = next(loop for loop in profile.loops if loop.mma)
     around = sum(loop.instructions for loop in profile.loops if not loop.mma)
-    blocks, stretches = ceil_div(columns, 16), ceil_div(depth, STRETCHES["f16"])
-    warps = blocks * min(MAX_WARPS, stretches)
-    slots = blocks * stretches * inner.instructions
+    blocks, units = ceil_div(columns, 32), ceil_div(depth, UNIT)
+    warps = blocks * min(MAX_WARPS, units)
+    slots = blocks * units * inner.instructions
     slots += warps * (profile.outside.instructions + around)
     num_bytes = 2 * (columns * depth + rows * (columns + depth))
     return Work(name, num_bytes, slots, 2 * 8 * tiles * columns * depth, count=count)

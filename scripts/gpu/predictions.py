@@ -26,7 +26,7 @@ from gpu.predict import (
     prefill_work,
     step_us,
 )
-from mie.sim.shapes import find_shape
+from mie.sim.devices import find_shape
 
 PAGE = ROOT / "docs" / "gpu" / "predictions.md"
 MODELS = ("Llama-3.2-1B", "SmolLM2-135M")

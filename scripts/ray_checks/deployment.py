@@ -14,8 +14,7 @@ from serve_checks.server import KEY
 from mie.cli.serve import with_server_defaults
 from mie.ray.app import RayReplicas, build_replicas
 from mie.ray.config import ReplicaConfig
-from mie.ray.front.app import Batches, front_app
-from mie.ray.front.call import Call
+from mie.ray.front import Batches, Call, front_app
 from mie.ray.server import APP
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys

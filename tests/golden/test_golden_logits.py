@@ -46,6 +46,11 @@ def load_decoder(name: str, dtype: str, *, backend: str = "numpy", **changes: ob
         return Decoder(changed, machine, checkpoint, max_model_len(name) or 192)
 
 
+def refuse_recurrent(name: str, backend: str) -> None:
+    if backend == "jit" and ModelConfig.load(MODELS / name).recurrent:
+        pytest.skip("jit has no recurrent layers")
+
+
 def max_model_len(name: str) -> int | None:
     """Return a length beyond LongRoPE's original context, for the model that is about it."""
     return 256 if "_long" in name else None
@@ -55,6 +60,10 @@ def all_logits(decoder: Decoder, token_ids: list[int], chunk_size: int) -> Float
     """Return the logits after every token, computed chunk by chunk through a paged cache."""
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
     cache = decoder.backend.new_kv_cache(cache_shape(decoder.config, num_blocks, BLOCK_SIZE))
+    states, recurrent = None, decoder.config.recurrent
+    if recurrent is not None:
+        num_layers = decoder.config.layers_recurrent.count(True)
+        states = decoder.backend.new_state_cache(recurrent.shape, num_layers, 3)
     table = np.arange(num_blocks)[::-1]  # an order that cannot arise by accident
     logits = []
     for start in range(0, len(token_ids), chunk_size):
@@ -67,8 +76,10 @@ def all_logits(decoder: Decoder, token_ids: list[int], chunk_size: int) -> Float
             seq_lens=positions[-1:] + 1,
             block_tables=table[None],
             logits_rows=np.arange(len(positions)),
+            slots=np.array([1]),
+            fresh=np.array([start == 0]),
         )
-        logits.append(np.array(decoder.forward(batch, cache)))
+        logits.append(np.array(decoder.forward(batch, cache, states)))
     return np.concatenate(logits)
 
 
@@ -100,6 +111,7 @@ def difference(decoder: Decoder, name: str, prompt: str, chunk_size: int = 1000)
 def test_logits_equal_those_of_transformers(
     name: str, prompt: str, backend: str, dtype: str
 ) -> None:
+    refuse_recurrent(name, backend)
     decoder = load_decoder(name, dtype, backend=backend)
     assert difference(decoder, name, prompt) < TOLERANCE
     assert difference(decoder, name, prompt, chunk_size=13) < TOLERANCE
@@ -110,6 +122,7 @@ def test_logits_equal_those_of_transformers(
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_tokens_equal_those_of_transformers(name: str, backend: str, dtype: str) -> None:
     """Both prompts at once, in chunks of at most 24 tokens a step."""
+    refuse_recurrent(name, backend)
     golden = np.load(MODELS / name / "golden.npz")
     llm = LLM(
         str(MODELS / name),

@@ -407,7 +407,7 @@ def test_completing_a_prompt_imports_only_the_rooms_it_needs():
     assert not {name for name in modules if is_in(name, NOT_FOR_A_PROMPT)}
     assert not modules & {f"cli.{name}" for name in COMMANDS if name != "generate"}
     tools = {name for name in modules if is_in(name, {"structured.tools"})}
-    assert tools == {"structured.tools", "structured.tools.calls"}
+    assert tools == {"structured.tools", "structured.tools.definitions"}
 
 
 def test_settings_and_errors_need_no_package():

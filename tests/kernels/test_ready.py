@@ -13,7 +13,7 @@ from test_graphs import WIDE
 from test_recording import all_tokens, reading_backend
 
 from mie import LLM
-from mie.cli.diagnosis.diagnosis import compile_for_gpu
+from mie.cli.doctor import compile_for_gpu
 from mie.config.engine import EngineConfig
 from mie.config.params.sampling import SamplingParams
 from mie.load.engine import load_engine
@@ -87,7 +87,7 @@ def test_the_smallest_steps_are_captured_first():
 def test_doctor_compiles_the_kernels_of_a_model(
     fake_cupy: FakeCupy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("mie.cli.diagnosis.diagnosis.open_cache", cubins.open_cache)
+    monkeypatch.setattr("mie.cli.doctor.open_cache", cubins.open_cache)
     weights = tiny_models.random_weights(WIDE)
     model = tiny_models.write_model(tmp_path, WIDE | {"max_position_embeddings": 64}, weights)
     monkeypatch.setattr(LLM, "__init__", lambda self, model, backend: load_small(model, backend))

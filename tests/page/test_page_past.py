@@ -7,7 +7,7 @@ import pytest
 from browser import Shown, chromium, opened
 
 from mie.events.page.bundle import page_html
-from mie.events.page.records import COLUMNS, PAGE_VERSION, SHOWN
+from mie.events.page.cells import COLUMNS, PAGE_VERSION, SHOWN
 
 NUM_BLOCKS = 4
 

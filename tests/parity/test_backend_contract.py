@@ -26,8 +26,9 @@ from step_batches import step_batch
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError, UnsupportedModelError
 from mie.load.backends import load_backend
-from mie.ops import activation, attention, kv_cache, linear, norm, rope, sampling
+from mie.ops import activation, attention, experts, kv_cache, linear, norm, rope, sampling
 from mie.ops.backend import Backend, KVCacheShape, StepBatch
+from mie.ops.expert_operators import ExpertWeights
 from mie.ops.sampling import RowControls, TokenMask
 
 
@@ -333,6 +334,73 @@ def test_norm_gate_up(machine: Machine, activation_name: Any, is_normed: bool, w
         y = backend.norm_gate_up(machine.put(x), own, 1e-5, loaded, activation_name)
         wanted = activate(normed @ matrix.astype(np.float32).astype(np.float64).T)
         np.testing.assert_allclose(machine.get(y), wanted, rtol=1e-4, atol=1e-4)
+
+
+def sparse_layer(backend: Backend, width: int, is_normalised: bool) -> tuple[Any, ...]:
+    """Return the experts of a layer as a backend loads them, and their matrices in float64."""
+    router, num_experts, hidden = normal(5, 32), 5, 32
+    gate_up = normal(num_experts, 2 * width, hidden, seed=1) / 6
+    down = normal(num_experts, hidden, width, seed=2) / width**0.5
+    router[3] = router[1]  # so that two experts tie for every token
+
+    def load(matrix: Any) -> Any:
+        return backend.load_linear(matrix.shape, [matrix.astype(np.float32)])
+
+    weights = ExpertWeights(
+        router=load(router),
+        gate_up=backend.load_experts([*map(load, gate_up)]),
+        down=backend.load_experts([*map(load, down)]),
+        number=num_experts,
+        num_chosen=3,
+        is_normalised=is_normalised,
+        activation="silu",
+    )
+    return weights, *(
+        each.astype(np.float32).astype(np.float64) for each in (router, gate_up, down)
+    )
+
+
+@pytest.mark.parametrize("is_normalised", [True, False])
+@pytest.mark.parametrize("width", [20, 48])
+@pytest.mark.parametrize("num_tokens", [1, 7, 200])
+def test_experts(machine: Machine, is_normalised: bool, width: int, num_tokens: int):
+    backend, x, residual = machine.backend, normal(num_tokens, 32), normal(num_tokens, 32, seed=5)
+    with computed_or_refused(machine, "experts"):
+        weights, router, gate_up, down = sparse_layer(backend, width, is_normalised)
+        own = machine.put(x)
+        routed = backend.route(own, weights)
+        y = machine.get(backend.experts(own, routed, weights, machine.put(residual)))
+        wanted = experts.route(machine.get(own) @ router.T, 3, is_normalised)
+        np.testing.assert_allclose(machine.get(routed), wanted, rtol=1e-4, atol=1e-5)
+        shares = np.exp(x @ router.T)
+        for token in range(num_tokens):
+            chosen = np.argsort(-shares[token], kind="stable")[:3]
+            total = shares[token, chosen if is_normalised else slice(None)].sum()
+            parts = [
+                shares[token, e]
+                / total
+                * activation.silu_mul((x[token] @ gate_up[e].T)[None])
+                @ down[e].T
+                for e in chosen
+            ]
+            np.testing.assert_allclose(y[token], residual[token] + sum(parts)[0], atol=2e-4)
+
+
+def test_an_expert_does_not_depend_on_the_other_tokens(machine: Machine):
+    backend, x = machine.backend, normal(130, 32)
+    if "experts" in backend.lacks or backend.numerics().get("batch_invariant") != 1:
+        return
+    weights, *_ = sparse_layer(backend, 48, True)
+
+    def results(rows: slice) -> np.ndarray:
+        own, residual = machine.put(x[rows]), machine.put(np.ones((len(x[rows]), 32)))
+        return np.array(
+            machine.get(backend.experts(own, backend.route(own, weights), weights, residual))
+        )
+
+    together = results(slice(None))
+    for rows in (slice(0, 1), slice(17, 20), slice(29, 130)):
+        np.testing.assert_array_equal(results(rows), together[rows])
 
 
 def test_norm_add(machine: Machine):

@@ -21,7 +21,15 @@ import pytest
 from compiled import needs_numba
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tiny_models import LLAMA, MISTRAL_WINDOW, QWEN2, QWEN3_TIED, random_weights, write_model
+from tiny_models import (
+    LLAMA,
+    MISTRAL_WINDOW,
+    QWEN2,
+    QWEN3_MOE,
+    QWEN3_TIED,
+    random_weights,
+    write_model,
+)
 
 from mie import EngineConfig, SamplingParams
 from mie.load.engine import load_engine
@@ -40,6 +48,7 @@ MODELS = {
     "window": MISTRAL_WINDOW | ODD | {"num_key_value_heads": 2, "sliding_window": 150},
     "qwen2": QWEN2 | ODD | {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 64},
     "qwen3": QWEN3_TIED | ODD,
+    "experts": QWEN3_MOE | ODD | {"num_experts_per_tok": 3, "moe_intermediate_size": 40},
     "wide group": LLAMA | ODD | {"num_attention_heads": 9, "num_key_value_heads": 1},
 }
 NUM_EXAMPLES = max(10, settings().max_examples // 50)

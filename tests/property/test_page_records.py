@@ -19,8 +19,8 @@ from mie.events import FIELDS, read_log
 from mie.events.page import recording as stream_of_log
 from mie.events.page.cells import NodeText
 from mie.events.page.follow import Follower, receive, send
-from mie.events.page.heat import Heat
 from mie.events.page.recording import Recording
+from mie.events.page.view import Heat
 from mie.events.replay import State, walk
 
 seen: Counter[str] = Counter()

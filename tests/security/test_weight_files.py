@@ -7,6 +7,7 @@ import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -108,12 +109,13 @@ INDEXES: dict[str, tuple[object, str]] = {
     "an empty map": ({}, "weight_map must be an object"),
     "a file that is not there": ({TENSOR: "a.safetensors"}, "is missing"),
     "2,000 files": ({str(n): f"{n}.safetensors" for n in range(2000)}, "names 2000 files"),
-    "70,000 tensors in one file": (
-        {str(n): "a.safetensors" for n in range(70_000)},
+    "150,000 tensors in one file": (
+        {str(n): "a.safetensors" for n in range(150_000)},
         "the file a.safetensors",
     ),
     "a tensor twice": (f'{{"{TENSOR}": "a.safetensors", "{TENSOR}": "b.safetensors"}}', "twice"),
-    "3 MB": ({"x" * 3_000_000: "a.safetensors"}, "more than 2,097,152 bytes"),
+    "4 MB of []": ("[" + "[]," * 1_390_000 + "1]", "must be an object"),
+    "5 MB": ({"x" * 5_000_000: "a.safetensors"}, "more than 4,194,304 bytes"),
     "a tensor's name of 2 million letters": (
         {"x" * 2_000_000: "a.safetensors"},
         "a.safetensors",
@@ -153,7 +155,7 @@ def test_the_headers_of_all_shards_are_limited_together(zygote: Zygote, tmp_path
     model_directory(tmp_path)
     header = many(20_000, '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}')
     linked_shards(tmp_path, safetensors(header))
-    zygote.run("weights", tmp_path).check_refused(".safetensors", "2097152 bytes together")
+    zygote.run("weights", tmp_path).check_refused(".safetensors", "those of a model 6291456")
 
 
 def test_shards_of_metadata_alone_are_refused(zygote: Zygote, tmp_path: Path) -> None:
@@ -169,6 +171,7 @@ def test_shards_of_metadata_alone_are_refused(zygote: Zygote, tmp_path: Path) ->
     "sizes",
     [
         {"num_hidden_layers": 1024},
+        {"architectures": ["OlmoeForCausalLM"], "num_experts": 1024, "num_hidden_layers": 32},
         {"vocab_size": 1 << 24, "hidden_size": 1 << 20, "intermediate_size": 1 << 20},
         {"max_position_embeddings": 2**31 - 1, "num_hidden_layers": 1024},
         {"num_attention_heads": 1 << 20, "num_key_value_heads": 1 << 20, "head_dim": 1 << 20},
@@ -177,7 +180,7 @@ def test_shards_of_metadata_alone_are_refused(zygote: Zygote, tmp_path: Path) ->
     ids=str,
 )
 def test_sizes_at_the_limits_cost_little(
-    zygote: Zygote, tmp_path: Path, sizes: dict[str, int]
+    zygote: Zygote, tmp_path: Path, sizes: dict[str, Any]
 ) -> None:
     """Sizes that fit the limits but not the weights are refused before memory is allocated."""
     with_config(model_directory(tmp_path), **sizes)

@@ -9,8 +9,7 @@ import pytest
 from edge_helpers import DIALECTS, client_of, held, load, server_of
 from starlette.routing import Route
 
-from mie.config.engine import EngineConfig
-from mie.config.quotas import ClientQuota
+from mie.config.engine import ClientQuota, EngineConfig
 from mie.errors import ConfigError
 from mie.serve import auth
 from mie.serve import keys as keys_module
@@ -18,7 +17,7 @@ from mie.serve.asgi import OPEN_ROUTES, SHELL_ROUTES, is_open
 from mie.serve.auth import WrongKeys
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
-from mie.serve.page.sessions import Sessions
+from mie.serve.page.access import Sessions
 from mie.serve.server import check_sockets
 
 KEY, OTHER = "sk-one", "sk-two"
@@ -228,7 +227,7 @@ def test_keys_come_from_a_file(tmp_path):
         ("alice sk-one sk-x", "keys:1: after NAME KEY there may be weight=X and max_num_seqs=N"),
         ("alice sk-one weight=1 weight=2", "there may be weight=X and max_num_seqs=N, once each"),
         ("alice sk-one weight=two", "keys:1: weight must be a number; got 'two'"),
-        ("alice sk-one weight=0", "keys:1: weight must be a number above 0; got 0.0"),
+        ("alice sk-one weight=0", "keys:1: weight must be a number in .0, inf.; got 0.0"),
         ("alice sk-one max_num_seqs=0", "max_num_seqs must be an integer at least 1; got 0"),
         ("alice sk-one\nalice sk-two", "has the name 'alice' twice"),
         ("a/b sk-one", "a key's name has 1"),

@@ -14,8 +14,7 @@ from edge_helpers import DIALECTS, held
 from stepped import Stepped
 
 from mie import AsyncLLM
-from mie.ray.front.app import combining, front_app
-from mie.ray.front.call import Call, ReplicaAnswer, piped
+from mie.ray.front import Call, ReplicaAnswer, combining, front_app, piped
 from mie.sched.routing import PrefixRouter
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig

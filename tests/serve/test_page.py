@@ -19,10 +19,10 @@ from mie.events.page.cells import NodeText
 from mie.events.page.recording import Recording
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
+from mie.serve.page import access as sessions_module
 from mie.serve.page import processes
-from mie.serve.page import sessions as sessions_module
+from mie.serve.page.access import MAX_SESSIONS, Sessions
 from mie.serve.page.routes import CSP
-from mie.serve.page.sessions import MAX_SESSIONS, Sessions
 
 KEY, OTHER = "sk-one", "sk-two"
 NDJSON = {"content-type": "application/x-ndjson"}
@@ -374,7 +374,7 @@ def test_a_session_ends_after_some_hours_and_the_oldest_makes_room():
 
     first = sessions.open("one")
     assert (client_of(first), client_of(first, "POST"), client_of("x")) == ("one", None, None)
-    now = sessions_module.SECONDS + 1.0
+    now = sessions_module.SESSION_SECONDS + 1.0
     assert client_of(first) is None
     values = [sessions.open(str(number)) for number in range(MAX_SESSIONS + 1)]
     assert client_of(values[0]) is None

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mie.ray.front.call import Call
+from mie.ray.front import Call
 from mie.sched.routing import PrefixRouter
 
 NAMES = ("r0", "r1", "r2")

@@ -101,7 +101,7 @@ async def test_a_stream_that_the_end_cuts_is_logged_as_cut_and_is_no_bug(path, b
 
 async def test_a_client_that_never_ends_its_body_does_not_keep_the_server(monkeypatch, caplog):
     """It is hung up on, and nothing looks like a bug."""
-    monkeypatch.setattr("mie.serve.edge.FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr("mie.serve.app.FLUSH_SECONDS", 0.0)
     async with server_of(load(), shutdown_timeout=0.0) as running:
         host, port = running.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -151,7 +151,7 @@ def test_an_engine_that_hangs_does_not_keep_the_server(monkeypatch, caplog):
 
     monkeypatch.setattr("mie.serve.server.os._exit", leave)
     for name in ("STEP_SECONDS", "FLUSH_SECONDS"):
-        monkeypatch.setattr(f"mie.serve.edge.{name}", 0.1)
+        monkeypatch.setattr(f"mie.serve.app.{name}", 0.1)
 
     engine = load()
 

@@ -10,9 +10,8 @@ import pytest
 from tables import table
 
 from mie import LLM
-from mie.batch import rows
-from mie.batch.requests import answers
-from mie.batch.rows import RowEngine
+from mie.batch import requests as rows
+from mie.batch.requests import RowEngine, answers
 from mie.frontend.outputs import RequestOutput
 
 SETTINGS: dict[str, Any] = {

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mie.cli.chat_input import Message, ReadLine, read_message
-from mie.cli.terminal import WordWrap, typing_hidden
+from mie.cli.terminal import Message, ReadLine, WordWrap, read_message, typing_hidden
 from mie.errors import RequestError
 
 

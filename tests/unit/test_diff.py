@@ -21,14 +21,11 @@ from tiny_models import TINY, TinyModel
 
 from mie.config.engine import EngineConfig
 from mie.config.params.sampling import SamplingParams
-from mie.diff.compare import compare
-from mie.diff.html import page
-from mie.diff.measure import errors_between
+from mie.diff.compare import DiffWorkload, compare
 from mie.diff.recording import METHODS, OPERATORS, Injection, RecordingBackend, Spot
 from mie.diff.report import DiffReport, Side
-from mie.diff.text import lines
-from mie.diff.tolerances import ALONE, QUANTIZED, TOLERANCES, Limits
-from mie.diff.workload import DiffWorkload
+from mie.diff.text import lines, page
+from mie.diff.tolerances import ALONE, QUANTIZED, TOLERANCES, Limits, errors_between
 from mie.errors import ConfigError
 from mie.load.engine import load_engine
 from mie.ops.numpy_backend import NumpyBackend
@@ -127,7 +124,7 @@ def test_every_call_has_its_role_and_layer(tiny: dict[str, TinyModel], family: s
     absent = {"rotated_norm"}
     if family == "hunyuan":
         absent = {"k_norm"}  # the norm of keys comes first, and is called q_norm
-    elif family not in {"qwen3_tied", "olmo3", "gemma3", "exaone4"}:
+    elif family not in {"qwen3_tied", "olmo3", "gemma3", "exaone4", "qwen3_moe", "olmoe"}:
         absent |= {"q_norm", "k_norm"}
     absent |= {"silu_mul"} if family in gemma else {"gelu_mul"}
     absent |= before if family in norms_after else set()
@@ -136,6 +133,8 @@ def test_every_call_has_its_role_and_layer(tiny: dict[str, TinyModel], family: s
     layer = ["attention_norm", "qkv", "q_norm", "k_norm", "rope_write_kv", "rotated_norm"]
     layer += ["paged_attention", "o", "attention_post_norm", "mlp_norm", "gate_up", "silu_mul"]
     layer += ["gelu_mul", "down", "mlp_post_norm"]
+    if family in {"qwen3_moe", "olmoe"}:
+        layer[layer.index("gate_up") :] = ["route", "experts"]
     rows = ("take_rows", "final_norm", "head", "soft_cap", "logits")
     order = [
         ("embed", None),
@@ -189,6 +188,7 @@ ROLES_OF = {
     "qwen3_tied": ["q_norm", "k_norm"],
     "gemma2": ["attention_post_norm", "gelu_mul", "mlp_post_norm", "soft_cap"],
     "hunyuan": ["rotated_norm"],
+    "qwen3_moe": ["route", "experts"],
 }
 
 

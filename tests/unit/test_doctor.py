@@ -16,10 +16,8 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from mie.cli.diagnosis.diagnosis import BACKENDS, examine
-from mie.cli.diagnosis.machine import Machine, find_facts
-from mie.cli.diagnosis.survey import Check
-from mie.cli.doctor import add_parser, render, run
+from mie.cli.diagnosis.machine import Check, Machine, find_facts
+from mie.cli.doctor import BACKENDS, add_parser, examine, render, run
 from mie.load import backends
 from mie.system.commands import CommandError
 

@@ -55,7 +55,7 @@ def test_the_seed_is_an_integer_of_64_bits():
     ("quotas", "message"),
     [
         *table("engine_config", "bad quotas"),
-        ({"a": {"weight": float("inf")}}, "weight must be a number above 0; got inf"),
+        ({"a": {"weight": float("inf")}}, "weight must be a number in (0, inf); got inf"),
         ({1: {}}, "client_quotas has the client 1; a client is a string"),
     ],
 )

@@ -42,6 +42,12 @@ def shrunk(config: dict[str, Any]) -> dict[str, Any]:
     small = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
     small |= {"num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 2}
     small |= {"bos_token_id": 1, "eos_token_id": 2}
+    for key in ("num_experts", "num_local_experts"):
+        if config.get(key):
+            small |= {key: 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    small = {key: value for key, value in small.items() if key[:4] != "moe_" or key in config}
+    if "mamba_n_heads" in config:
+        small |= {"mamba_n_heads": 4, "mamba_d_head": 32, "shared_intermediate_size": 64}
     if config.get("sliding_window"):
         small["sliding_window"] = 4
     for key in ("layer_types", "no_rope_layers"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from pathlib import Path
@@ -14,15 +13,16 @@ from model_files import hf_config, random_tensors, write_model
 
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.tensors import num_parameters
-from mie.cli.inspect import add_parser
+from mie.cli import _parser
+
+MODELS = Path(__file__).parents[1] / "golden" / "models"
 
 CONFIG = ModelConfig.from_hf(hf_config())
 
 
 def run(*arguments: str | Path) -> int:
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
-    args = parser.parse_args(["inspect", *map(str, arguments)])
+    words = ["inspect", *map(str, arguments)]
+    args = _parser(words).parse_args(words)
     code: int = args.run(args)
     return code
 
@@ -83,15 +83,23 @@ def test_json_holds_the_same_facts(tmp_path: Path, capsys: pytest.CaptureFixture
     assert report["non_finite"] is None
 
 
+def test_the_experts_of_a_sparse_model_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(MODELS / "qwen3_moe_dense_layer") == 0
+    shown = facts(capsys.readouterr().out)["experts"]
+    assert shown == "5, 3 for each token, intermediate 20, 1 layers without"
+    assert run(MODELS / "granitemoe_shared") == 0
+    assert facts(capsys.readouterr().out)["experts"].endswith("24, beside a shared one")
+
+
 def test_an_unsupported_model_fails_with_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_model(tmp_path)
-    config = hf_config("MixtralForCausalLM", num_local_experts=8)
+    config = hf_config("PhiMoEForCausalLM", num_local_experts=8)
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert run(tmp_path) == 1
     printed = facts(capsys.readouterr().out)
-    assert printed["architecture"] == "MixtralForCausalLM"
+    assert printed["architecture"] == "PhiMoEForCausalLM"
     assert printed["supported"] == "no"
     assert "mixture of experts" in printed["problem"]
     assert run(tmp_path, "--json") == 1

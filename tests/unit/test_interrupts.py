@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mie.system.interrupts import is_of_the_request, raised_by_signal_handler
+from mie.system.threads import is_of_the_request, raised_by_signal_handler
 
 
 class Alarm(Exception):

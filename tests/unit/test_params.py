@@ -17,7 +17,7 @@ from tables import table
 
 from mie import BeamSearchParams, RequestLimits, SamplingParams
 from mie.config.params.sampling import truncated
-from mie.errors import ConfigError, RequestError
+from mie.errors import ConfigError, RequestError, shown
 
 LIMITS = RequestLimits()
 
@@ -58,7 +58,7 @@ def test_a_number_is_in_its_range_or_refused_by_name_and_range(name: str):
         assert getattr(SamplingParams(**{name: value}), name) == value
     kind, others = ("an integer", NO_INTEGERS) if name in INTEGERS else ("a number", NO_REALS)
     for value in [*refused, *others]:
-        refuses(f"{name} must be {kind} {in_range}; got {value!r}", **{name: value})
+        refuses(f"{name} must be {kind} {in_range}; got {shown(value)}", **{name: value})
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from gpu.predict import CHIPS, decode_step
 from gpu.predictions import PAGE, TABLES, rewritten
 
 from mie.checkpoint.config import ModelConfig
-from mie.cli.sim_cluster import cluster_table
+from mie.cli.sim import cluster_table
 from mie.config.engine import EngineConfig
 from mie.config.params.sampling import SamplingParams
 from mie.load.engine import load_engine

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mie.cli import main
-from mie.cli.sim_cluster import cluster_table
+from mie.cli.sim import cluster_table
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
 from mie.sched.routing import PrefixRouter, RandomRouter

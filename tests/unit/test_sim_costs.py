@@ -10,11 +10,10 @@ from mie.errors import ConfigError
 from mie.events import read_log
 from mie.sim import loads
 from mie.sim.costs import Costs, StepWork
-from mie.sim.devices import DEVICES, blocks_on, costs_on, find_device
+from mie.sim.devices import DEVICES, SHAPES, blocks_on, costs_on, find_device, find_shape
 from mie.sim.draws import Uniform
 from mie.sim.driver import Bench, run_load
 from mie.sim.recorded import recording_of
-from mie.sim.shapes import SHAPES, find_shape
 from mie.sim.simulated import simulated, simulated_on
 
 IDLE = StepWork(0, 0, 0, 0, 0, 0, 0, 0)
@@ -132,7 +131,7 @@ def times_left_out(bench: Bench) -> list[dict]:
 def test_the_scheduler_does_the_same_as_with_a_model(tiny, mode: str):
     """All counts of every step equal those of the real runner and its arrays, with preemptions."""
     from mie.load.engine import load_engine
-    from mie.sim.clock import WallClock
+    from mie.sim.costs import WallClock
 
     config = EngineConfig(**PRESSED, preemption_mode=mode, max_model_len=64)
     engine = load_engine(tiny["llama"].directory, config, dtype="float64")

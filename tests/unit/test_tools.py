@@ -12,10 +12,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from mie.checkpoint.families import FAMILIES
+from mie.config.engine_args import EngineArgs
 from mie.config.params.structured import StructuredOutputsParams
+from mie.config.settings import settings_of
 from mie.errors import RequestError
 from mie.structured.tools import formats
 from mie.structured.tools.definitions import MOST_TOOLS, tool_choice_of
+from mie.structured.tools.families import FAMILY_FORMATS
 from mie.structured.tools.forced import literals_of, new_parser
 from mie.structured.tools.formats import (
     AnswerFormat,
@@ -262,6 +266,9 @@ TEMPLATE = GOLDEN["templates"]["hermes"]
         ("auto", "{{ tools }} [TOOL_CALLS]", TEMPLATE, calls_in(TEMPLATE)),
         ("hf", "{{ tools }}", TEMPLATE, calls_in(TEMPLATE)),
         ("auto", "{{ tools }} <tool_call>", {"fields": {}}, formats.HERMES),
+        ("auto", "{{ tools }} respond with <|tool_call|> and a list", None, formats.GRANITE),
+        ("auto", "{{ tools }} as functools[…]", None, formats.PHI4_MINI),
+        ("auto", "{{ tools }} <tool_calls>[…]</tool_calls>", None, formats.HUNYUAN),
     ],
 )
 def test_the_format_of_calls(parser: str, template: str, declared: Any, expected: CallFormat):
@@ -272,8 +279,13 @@ def test_the_format_of_calls(parser: str, template: str, declared: Any, expected
     ("parser", "template", "declared", "message"),
     [
         ("hermes", "{{ messages }}", None, "tools are not written by this model's chat template"),
-        ("auto", "{{ tools }}", None, "tools: the format of this model's calls is not known"),
-        ("auto", "{{ tools }} <tool_call><function=", None, "is not known (set tool_call_parser"),
+        (
+            "auto",
+            "{{ tools }}",
+            None,
+            "calls have a format that is not known (set tool_call_parser",
+        ),
+        ("auto", "{{ tools }} <tool_call><function=", None, "tools: this model's calls are XML"),
         ("hf", "{{ tools }}", None, "there is none in tokenizer_config.json"),
         ("hf", "{{ tools }}", {"fields": {}}, "response_template has no field tool_calls"),
     ],
@@ -285,6 +297,31 @@ def test_a_format_that_is_not_known_is_refused(
         call_format(parser, template, declared)
 
 
+def test_a_family_has_its_format_unless_the_template_shows_another():
+    phi, glm = FAMILY_FORMATS["Phi3ForCausalLM"], FAMILY_FORMATS["Glm4ForCausalLM"]
+    assert call_format("auto", "<|tool|>{{ tools }}", None, phi) == formats.PHI4_MINI
+    assert call_format("auto", "{{ tools }} <tool_call>", None, phi) == formats.HERMES
+    assert call_format("auto", "{{ tools }}", TEMPLATE, phi) == calls_in(TEMPLATE)
+    assert call_format("auto", "{{ tools }} <tool_call>", None, glm) == formats.HERMES
+    with pytest.raises(RequestError, match="calls are a name on a line before JSON, which is not"):
+        call_format("auto", "{{ tools }}", None, glm)
+    assert reasoning_tags("auto", "", None, phi) is None
+    olmo = FAMILY_FORMATS["Olmo3ForCausalLM"]
+    assert reasoning_tags("auto", "<think>", None, olmo) == formats.THINK
+    assert reasoning_tags("none", "<think>", None, olmo) is None
+
+
+def test_the_table_of_families_has_names_that_exist():
+    assert FAMILY_FORMATS.keys() <= FAMILIES.keys()
+    for family in FAMILY_FORMATS.values():
+        assert family.calls is None or family.calls in formats.CALLS
+        assert family.reasoning is None or family.reasoning in formats.REASONING
+        assert not (family.calls and family.unread)
+    choices = {name: {*row.choices} for name, _, row in settings_of(EngineArgs)}
+    assert choices["tool_call_parser"] == {*formats.CALLS, "auto", "hf", "none"}
+    assert choices["reasoning_parser"] == {*formats.REASONING, "auto", "hf", "none"}
+
+
 @pytest.mark.parametrize(
     ("parser", "template", "declared", "expected"),
     [
@@ -293,6 +330,8 @@ def test_a_format_that_is_not_known_is_refused(
         ("auto", "content.split('</think>')", None, formats.THINK),
         ("auto", "[THINK][/THINK]", None, formats.REASONING["mistral"]),
         ("auto", "{{ messages }}", None, None),
+        ("auto", "'Here is my response:'", None, formats.REASONING["granite"]),
+        ("auto", "</seed:think>", None, formats.REASONING["seed_oss"]),
         ("auto", "", TEMPLATE, formats.THINK),
         ("hf", "", TEMPLATE, formats.THINK),
         ("auto", "</think>", {"fields": {"thinking": {"open_pattern": "x"}}}, formats.THINK),

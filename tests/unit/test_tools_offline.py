@@ -65,6 +65,9 @@ TEMPLATES = {
     "llama3_json": "<|python_tag|>",
     "mistral": "[TOOL_CALLS]",
     "mistral [ARGS]": "[TOOL_CALLS] [ARGS]",
+    "granite": "<|tool_call|>",
+    "phi4_mini_json": "functools[",
+    "hunyuan_a13b": "<tool_calls>",
 }
 
 

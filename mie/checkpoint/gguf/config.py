@@ -8,15 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mie.checkpoint.gguf.header import STRING, GgufArray, GgufHeader
+from mie.checkpoint.families import FAMILIES
+from mie.checkpoint.gguf.architectures import ARCHITECTURES, GgufArchitecture
+from mie.checkpoint.gguf.header import STRING, GgufArray, GgufHeader, decimal
 from mie.errors import ModelError, TokenizerError, UnsupportedModelError, WeightsError, shown
 from mie.system.files import open_file
 
-_ARCHITECTURES: Mapping[str, str] = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
 _KEYS: Mapping[str, str] = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -27,6 +24,7 @@ _KEYS: Mapping[str, str] = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "max_position_embeddings": "context_length",
     "rope_theta": "rope.freq_base",
+    "original_max_position_embeddings": "rope.scaling.original_context_length",
     "sliding_window": "attention.sliding_window",
     "num_local_experts": "expert_count",
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -52,6 +50,8 @@ _END_TOKENS = {
 }  # fmt: skip
 """Tokens that end a text in every model that has them, as in llama.cpp."""
 
+_MAY_HAVE_BIAS = ("attn_q", "attn_qkv", "attn_output", "ffn_down")
+_LAYERS_OF_27B = (46, 62)  # Gemma 2 and 3, whose scores are scaled by the average head
 _ROUNDING = 1e-6  # relative, of float32
 _LOW, _HIGH = 1.0, 4.0  # the factors of Llama 3's scaling in all its models
 
@@ -62,29 +62,73 @@ def hf_config(header: GgufHeader) -> dict[str, Any]:
     name = values.get("general.architecture")
     if not isinstance(name, str):
         raise ModelError(f"{header.path} does not name its architecture: got {shown(name)}")
+    row = ARCHITECTURES.get(name)
     config = {key: values.get(f"{name}.{own}") for key, own in _KEYS.items()}
-    architecture = _ARCHITECTURES.get(name, name)
-    if name == "llama" and config["sliding_window"]:
-        architecture = "MistralForCausalLM"
-    if config["head_dim"] is None:
-        config["head_dim"] = values.get(f"{name}.rope.dimension_count")
+    if row is not None:
+        config |= _of_family(header, name, row, config)
     if config["num_key_value_heads"] is None:
         config["num_key_value_heads"] = config["num_attention_heads"]
+    if config["head_dim"] is None:
+        config["head_dim"] = _quotient(config, "hidden_size", "num_attention_heads")
     embedding = header.tensors.get("token_embd.weight")
     tokens = values.get("tokenizer.ggml.tokens")
+    has_bias = {key: f"blk.0.{key}.bias" in header.tensors for key in _MAY_HAVE_BIAS}
     return {
+        "architectures": [name],
         **config,
-        "architectures": [architecture],
         "vocab_size": embedding.shape[0] if embedding else getattr(tokens, "count", None),
         "tie_word_embeddings": "output.weight" not in header.tensors,
-        "attention_bias": "blk.0.attn_q.bias" in header.tensors,
-        "mlp_bias": "blk.0.ffn_gate.bias" in header.tensors,
+        "attention_bias": has_bias["attn_q"] or has_bias["attn_qkv"],
+        "attention_out_bias": has_bias["attn_output"],
+        "mlp_bias": has_bias["ffn_down"],
         "partial_rotary_factor": _rotary_part(values, name, config["head_dim"]),
         "rope_scaling": _rope_scaling(header, name, config),
         "bos_token_id": values.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": _end_ids(header),
         "dtype": "float16" if embedding is None else _dtype(embedding.dtype),
     }
+
+
+def _of_family(
+    header: GgufHeader, name: str, row: GgufArchitecture, config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the values that depend on the family, which follows from the keys of the file."""
+    values = header.values
+    variants = (own for key, own in row.variants.items() if values.get(f"{name}.{key}"))
+    architecture = next(variants, row.family)
+    family = FAMILIES[architecture]
+    found: dict[str, Any] = {"architectures": [architecture]}
+    found |= {key: value for key, value in row.defaults.items() if config.get(key) is None}
+    if family.rope_by_type and values.get(f"{name}.rope.freq_base_swa") is not None:
+        found["rope_local_base_freq"] = values[f"{name}.rope.freq_base_swa"]
+    window = found["sliding_window"] = config["sliding_window"] or found.get("sliding_window")
+    pattern = values.get(f"{name}.attention.sliding_window_pattern")
+    if window and family.windows == "pattern" and pattern is not None:
+        kinds = ("full_attention", "sliding_attention")
+        is_list = isinstance(pattern, GgufArray) and pattern.kind != STRING
+        found |= (
+            {"layer_types": [kinds[bool(each)] for each in pattern]}
+            if is_list
+            else {"sliding_window_pattern": pattern}
+        )
+    if "query_pre_attn_scalar" in family.defaults:
+        # llama.cpp finds the two models of 27B by their numbers of layers.
+        is_27b = config["num_hidden_layers"] in _LAYERS_OF_27B
+        divided = _quotient(config, "hidden_size", "num_attention_heads")
+        found["query_pre_attn_scalar"] = divided if is_27b else config["head_dim"]
+    if values.get(f"{name}.rope.scaling.finetuned", True) is not True:
+        raise UnsupportedModelError(
+            f"{header.path}: layers without RoPE ({name}.rope.scaling.finetuned) are not supported "
+            f"in {architecture}"
+        )
+    return found
+
+
+def _quotient(config: Mapping[str, Any], key: str, divisor: str) -> Any:
+    """Return the quotient of two numbers, or None unless both are given and it is whole."""
+    above, below = config[key], config[divisor]
+    is_given = isinstance(above, int) and isinstance(below, int) and below > 0
+    return above // below if is_given and not above % below else None
 
 
 def generation_config(header: GgufHeader) -> dict[str, Any]:
@@ -129,20 +173,40 @@ def _rope_scaling(
         kind, factor = "linear", values[f"{name}.rope.scale_linear"]
     if "rope_freqs.weight" in header.tensors:
         return _llama3_scaling(header, config)
+    if "rope_factors_long.weight" in header.tensors:
+        return {
+            "rope_type": "longrope",
+            "attention_factor": _attention_factor(header, name, config),
+            "short_factor": [*map(decimal, _read_floats(header, "rope_factors_short.weight"))],
+            "long_factor": [*map(decimal, _read_floats(header, "rope_factors_long.weight"))],
+        }
     if kind == "none" or (kind == "linear" and factor == 1):
         return None
-    for key, unused in (("attn_factor", 1), ("yarn_log_multiplier", 0)):
-        if values.get(prefix + key, unused) != unused:
+    for key in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor"):
+        if values.get(prefix + key, 1) != 1:
             raise UnsupportedModelError(
                 f"{header.path}: {prefix}{key} {shown(values[prefix + key])} is not supported"
             )
-    return {
+    scaling = {
         "rope_type": kind,
         "factor": factor,
-        "original_max_position_embeddings": values.get(prefix + "original_context_length"),
         "beta_fast": values.get(prefix + "yarn_beta_fast"),
         "beta_slow": values.get(prefix + "yarn_beta_slow"),
+        "llama_4_scaling_beta": values.get(f"{name}.attention.temperature_scale"),
     }
+    if values.get(prefix + "yarn_log_multiplier"):
+        scaling |= {"mscale": 1.0, "mscale_all_dim": values[prefix + "yarn_log_multiplier"]}
+    return scaling
+
+
+def _attention_factor(header: GgufHeader, name: str, config: Mapping[str, Any]) -> Any:
+    """Return LongRoPE's factor of cos and sin, or None if it follows from the two contexts."""
+    factor: Any = header.values.get(f"{name}.rope.scaling.attn_factor")
+    context, original = (config[f"{key}max_position_embeddings"] for key in ("", "original_"))
+    if not all(isinstance(each, int | float) and each > 1 for each in (factor, context, original)):
+        return factor
+    usual = math.sqrt(1 + math.log(max(1, context / original)) / math.log(original))
+    return None if math.isclose(factor, usual, rel_tol=_ROUNDING) else factor
 
 
 def _llama3_scaling(header: GgufHeader, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,7 +215,7 @@ def _llama3_scaling(header: GgufHeader, config: Mapping[str, Any]) -> dict[str, 
     The tensor holds the divisor of each frequency. A divisor between 1 and the factor, which the
     lowest frequencies have, determines the original context.
     """
-    divisors = _read_floats(header)
+    divisors = _read_floats(header, "rope_freqs.weight")
     theta, factor = config["rope_theta"], max(divisors)
     if not isinstance(theta, int | float) or not 1 < theta < 1e30 or not 1 < factor < 1e30:
         raise ModelError(f"{header.path}: rope_freqs.weight does not fit rope.freq_base")
@@ -190,10 +254,10 @@ def _divisor(wavelength: float, factor: float, original: int) -> float:
     return 1 / ((1 - smooth) / factor + smooth)
 
 
-def _read_floats(header: GgufHeader) -> Sequence[float]:
-    tensor = header.tensors["rope_freqs.weight"]
-    if tensor.dtype != "F32" or len(tensor.shape) != 1 or tensor.nbytes > 1 << 20:
-        raise WeightsError(f"{header.path}: rope_freqs.weight must be a vector of F32")
+def _read_floats(header: GgufHeader, name: str) -> Sequence[float]:
+    tensor = header.tensors.get(name)
+    if tensor is None or tensor.dtype != "F32" or len(tensor.shape) != 1 or tensor.nbytes > 1 << 20:
+        raise WeightsError(f"{header.path}: {name} must be a vector of F32")
     with open_file(Path(tensor.path)) as file:
         file.seek(tensor.start)
         data = file.read(tensor.nbytes)

@@ -243,7 +243,7 @@ class _Reader:
     def _value(self, key: str, kind: int) -> Any:
         if kind in _SCALARS:
             number = self._scalar(_SCALARS[kind])
-            return _decimal(number) if _SCALARS[kind] == "f" else number
+            return decimal(number) if _SCALARS[kind] == "f" else number
         if kind == STRING:
             return self._text(MAX_GGUF_HEADER_BYTES)
         if kind != _ARRAY:
@@ -348,7 +348,7 @@ class _Reader:
         return WeightsError(f"{self._path} {problem}")
 
 
-def _decimal(number: float) -> float:
+def decimal(number: float) -> float:
     """Return the decimal number of at most 7 digits that was rounded to this float32, if any."""
     short = float(f"{number:.7g}")
     return short if struct.pack("<f", short) == struct.pack("<f", number) else number

@@ -29,9 +29,9 @@ _SPACE = "▁"
 
 @dataclass(frozen=True, kw_only=True)
 class _Splitter:
-    """How a text is split into words before merges: a pattern, or the names of steps."""
+    """How a text is split into words before merges: by patterns in turn, or by named steps."""
 
-    pattern: str = ""
+    patterns: tuple[str, ...] = ()
     splits_digits: bool = False
     normalizer: str = ""
     ignores_merges: bool = False
@@ -49,15 +49,38 @@ _TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_OF_LLAMA3 = _Splitter(pattern=_LLAMA3, ignores_merges=True, adds_bos=True)
-_OF_QWEN2 = _Splitter(pattern=_QWEN2, normalizer="NFC")
-_OF_TEKKEN = _Splitter(pattern=_TEKKEN, ignores_merges=True, adds_bos=True)
+_CASES = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_ENDING = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT4O = _TEKKEN.replace(f"|{_CASES}+", f"{_ENDING}|{_CASES}+").replace(
+    r"|\p{N}|", rf"{_ENDING}|\p{{N}}{{1,3}}|"
+)
+_SEED = _QWEN2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
+_HUNYUAN = (
+    r"\p{N}{1,3}",
+    "[一-龥\u3040-ゟ゠-ヿ]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+_OF_LLAMA3 = _Splitter(patterns=(_LLAMA3,), ignores_merges=True, adds_bos=True)
+_OF_GPT4 = _Splitter(patterns=(_LLAMA3,))
+_OF_QWEN2 = _Splitter(patterns=(_QWEN2,), normalizer="NFC")
+_OF_TEKKEN = _Splitter(patterns=(_TEKKEN,), ignores_merges=True, adds_bos=True)
+_DIGITS = _Splitter(splits_digits=True)
 _SPLITTERS: Mapping[str, _Splitter] = {
     "gpt-2": _Splitter(),
-    "smollm": _Splitter(splits_digits=True),
+    "smollm": _DIGITS,
+    "starcoder": _DIGITS,
+    "refact": _DIGITS,  # Granite 3
     "llama-bpe": _OF_LLAMA3,
     "llama3": _OF_LLAMA3,
     "llama-v3": _OF_LLAMA3,
+    "smaug-bpe": _Splitter(patterns=(_LLAMA3,), ignores_merges=True),  # SmolLM3
+    "dbrx": _OF_GPT4,  # Granite 4, OLMo 2 and 3, Phi-4
+    "glm4": _OF_GPT4,
+    "chatglm-bpe": _OF_GPT4,
+    "gpt-4o": _Splitter(patterns=(_GPT4O,)),  # Phi-4-mini
+    "seed-coder": _Splitter(patterns=(_SEED,)),
+    "hunyuan-dense": _Splitter(patterns=_HUNYUAN),
     "qwen2": _OF_QWEN2,
     "deepseek-r1-qwen": _OF_QWEN2,
     "tekken": _OF_TEKKEN,
@@ -193,13 +216,13 @@ def _bpe(found: _Vocabulary) -> dict[str, Any]:
             raise found.error(f"has the merge {shown(merge)} without a space")
         merges.append([merge[:place], merge[place + 1 :]])
     splitter = found.splitter
-    own: list[dict[str, Any]] = []
-    if splitter.pattern:
-        split = {"type": "Split", "pattern": {"Regex": splitter.pattern}}
-        own = [{**split, "behavior": "Isolated", "invert": False}]
-    elif splitter.splits_digits:
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
+    own: list[dict[str, Any]] = [
+        {**split, "pattern": {"Regex": pattern}} for pattern in splitter.patterns
+    ]
+    if splitter.splits_digits:
         own = [{"type": "Digits", "individual_digits": True}]
-    to_bytes = _byte_level(use_regex=not splitter.pattern)
+    to_bytes = _byte_level(use_regex=not splitter.patterns)
     model = {"ignore_merges": splitter.ignores_merges, "byte_fallback": False, "fuse_unk": False}
     return {
         "normalizer": {"type": splitter.normalizer} if splitter.normalizer else None,

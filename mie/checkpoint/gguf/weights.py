@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from mie.checkpoint.entries import TensorEntry, some
+from mie.checkpoint.gguf.architectures import ARCHITECTURES, layer_names
 from mie.checkpoint.gguf.blocks import FORMS, decode
 from mie.checkpoint.gguf.header import GgufHeader, read_gguf
 from mie.checkpoint.tensors import Shape
@@ -24,38 +26,29 @@ _TOP: Mapping[str, str] = {
     "output_norm": "model.norm",
     "output": "lm_head",
 }
-_LAYER: Mapping[str, str] = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _OF_LAYER = re.compile(r"blk\.(0|[1-9]\d{0,4})\.(\w+)\.(weight|bias)")
-
-
 _FLOATS: Mapping[str, DTypeLike] = {
     "F32": np.float32,
     "F16": np.float16,
     "BF16": ml_dtypes.bfloat16,
 }
-_OF_CONFIG = ("rope_freqs.weight",)
+_OF_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _BLOCK_BYTES = 1 << 20
 
 
 class GgufCheckpoint(Checkpoint):
     """The tensors of a GGUF file, read on demand. Matrices of small numbers keep them."""
 
-    def __init__(self, entries: Mapping[str, TensorEntry], num_heads: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        entries: Mapping[str, TensorEntry],
+        num_heads: Mapping[str, int],
+        norms_hold_one: bool,
+    ) -> None:
         """Use `Checkpoint.open`. ``num_heads`` has the matrices whose rows are interleaved."""
         super().__init__(entries)
         self._num_heads = num_heads
+        self.norms_hold_one = norms_hold_one
         self.forms = {
             name: FORMS[entry.dtype] for name, entry in entries.items() if entry.dtype in FORMS
         }
@@ -96,33 +89,58 @@ def open_gguf(path: Path, expected: Mapping[str, Shape]) -> GgufCheckpoint:
         WeightsError: the file is broken, or a tensor is missing, unexpected or wrongly shaped.
     """
     header = read_gguf(path)
-    names = {hf_name(name): name for name in header.tensors if name not in _OF_CONFIG}
-    unknown = [name for name in names.values() if hf_name(name) not in expected]
-    missing = [name for name in expected if name not in names]
+    name = header.values["general.architecture"]
+    if name not in ARCHITECTURES:
+        raise WeightsError(
+            f"{path}: the tensors of architecture {shown(name)} have no known names; known: "
+            f"{', '.join(ARCHITECTURES)}"
+        )
+    architecture = ARCHITECTURES[name]
+    parts = layer_names(architecture)
+    found: dict[str, TensorEntry] = {}
+    unknown = []
+    for own, entry in header.tensors.items():
+        names = hf_names(own, parts)
+        if names and all(name in expected for name in names):
+            own_parts = _split(own, entry, [expected[name] for name in names])
+            found |= zip(names, own_parts, strict=True)
+        elif own not in _OF_CONFIG:
+            unknown.append(own)
+    missing = [name for name in expected if name not in found]
     for kind, group in (("has", missing), ("lacks", unknown)):
         if group:
             raise WeightsError(
                 f"{path} does not fit its metadata, which {kind} {len(group)} tensors: "
                 f"{some(group)}"
             )
-    entries = {name: header.tensors[names[name]] for name in expected}
-    for name, entry in entries.items():
-        if entry.shape != expected[name]:
-            raise WeightsError(
-                f"{entry.path}: tensor {names[name]!r} has shape {shown(list(entry.shape))}, the "
-                f"metadata asks for {list(expected[name])}"
-            )
-        if entry.dtype in FORMS and len(entry.shape) == 1:
-            raise WeightsError(f"{entry.path}: the vector {names[name]!r} is in {entry.dtype}")
-    return GgufCheckpoint(entries, _interleaved(header, entries))
+    entries = {name: found[name] for name in expected}
+    heads = _interleaved(header, entries) if architecture.is_permuted else {}
+    return GgufCheckpoint(entries, heads, architecture.norms_hold_one)
+
+
+def _split(name: str, entry: TensorEntry, shapes: Sequence[Shape]) -> list[TensorEntry]:
+    """Return the parts of a tensor that holds the rows of these shapes, one after another."""
+    whole = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+    if entry.shape != whole:
+        raise WeightsError(
+            f"{entry.path}: tensor {name!r} has shape {shown(list(entry.shape))}, the metadata "
+            f"asks for {list(whole)}"
+        )
+    if entry.dtype in FORMS and len(entry.shape) == 1:
+        raise WeightsError(f"{entry.path}: the vector {name!r} is in {entry.dtype}")
+    row_bytes, start, parts = entry.nbytes // whole[0], entry.start, []
+    for shape in shapes:
+        stop = start + row_bytes * shape[0]
+        parts.append(replace(entry, shape=shape, start=start, stop=stop))
+        start = stop
+    return parts
 
 
 def _interleaved(header: GgufHeader, entries: Mapping[str, TensorEntry]) -> dict[str, int]:
     """Return the number of heads of each matrix and bias whose rows are interleaved."""
-    if header.values.get("general.architecture") != "llama":
-        return {}
-    num_heads = header.values.get("llama.attention.head_count")
-    of_kind = {"q": num_heads, "k": header.values.get("llama.attention.head_count_kv", num_heads)}
+    prefix = f"{header.values['general.architecture']}.attention."
+    num_heads = header.values.get(prefix + "head_count")
+    of_kind = {"q": num_heads, "k": header.values.get(prefix + "head_count_kv", num_heads)}
     found = {}
     for name, entry in entries.items():
         kind = re.search(r"\.self_attn\.([qk])_proj\.", name)
@@ -136,13 +154,13 @@ def _interleaved(header: GgufHeader, entries: Mapping[str, TensorEntry]) -> dict
     return found
 
 
-def hf_name(name: str) -> str:
-    """Return the Hugging Face name of a tensor, or ``name`` in brackets if it has none."""
+def hf_names(name: str, parts: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the Hugging Face names of the tensors that a tensor holds, or none."""
     found = _OF_LAYER.fullmatch(name)
-    if found and found[2] in _LAYER:
-        return f"model.layers.{found[1]}.{_LAYER[found[2]]}.{found[3]}"
+    if found:
+        return [f"model.layers.{found[1]}.{own}.{found[3]}" for own in parts.get(found[2], ())]
     stem, _, kind = name.rpartition(".")
-    return f"{_TOP[stem]}.{kind}" if stem in _TOP else f"[{name}]"
+    return [f"{_TOP[stem]}.{kind}"] if stem in _TOP else []
 
 
 def head_order(num_rows: int, num_heads: int) -> NDArray[np.intp]:

@@ -1,9 +1,7 @@
 """Check the needs of every backend: Python, NumPy, CPUs, memory and a compiler."""
 
-from __future__ import annotations
-
 from mie.base.reprs import count
-from mie.cli.diagnosis.survey import Finding, Survey, note, ok, problem
+from mie.cli.diagnosis.machine import Finding, Survey, note, ok, problem
 from mie.config.arguments import format_size
 from mie.ops_gpu.host.build import find_compiler
 from mie.system.commands import CommandError

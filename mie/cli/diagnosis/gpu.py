@@ -1,10 +1,8 @@
 """Check the needs of backend cupy: the driver, GPUs, CuPy and its compiler; JetPack."""
 
-from __future__ import annotations
-
 import re
 
-from mie.cli.diagnosis.survey import Finding, Survey, note, ok, problem, version_of
+from mie.cli.diagnosis.machine import Finding, Survey, note, ok, problem, version_of
 from mie.config.arguments import format_size
 from mie.ops_gpu.environment import remedy_for
 from mie.system.commands import CommandError

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from numbers import Integral
 
 from mie.config.params.sampling import SamplingParams
-from mie.config.params.values import shown
 from mie.config.request_limits import DEFAULT_LIMITS, RequestLimits
-from mie.errors import RequestError
+from mie.errors import RequestError, shown
 
 _AUTOMATIC_ID = re.compile(r"auto-\d+")
 

@@ -1,5 +1,7 @@
 """Define the sampling parameters of a request, with vLLM's names."""
 
+from __future__ import annotations
+
 import copy
 import enum
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,9 +13,9 @@ from mie.base.refusals import refuses_names
 from mie.config.engine import check_switch, keyword_checked
 from mie.config.params import values
 from mie.config.params.structured import StructuredOutputsParams, structure_from
-from mie.config.params.unsupported import neutral_accepted
+from mie.config.params.values import neutral_accepted
 from mie.config.request_limits import DEFAULT_LIMITS, RequestLimits
-from mie.errors import ConfigError, RequestError
+from mie.errors import ConfigError, RequestError, shown
 
 MAX_LOGIT_BIAS = 100.0
 
@@ -182,7 +184,7 @@ class SamplingParams:
         self._normalise(DEFAULT_LIMITS)
 
     @classmethod
-    def from_optional(cls, **given: Any) -> "SamplingParams":
+    def from_optional(cls, **given: Any) -> SamplingParams:
         """Return parameters where None stands for the default. ``max_tokens`` of None is no limit.
 
         Raises:
@@ -191,11 +193,11 @@ class SamplingParams:
         is_given = {name: each for name, each in given.items() if each is not None}
         return cls(**{"max_tokens": given.get("max_tokens", 16), **is_given})
 
-    def clone(self) -> "SamplingParams":
+    def clone(self) -> SamplingParams:
         """Return a deep copy, which is not checked again."""
         return copy.deepcopy(self)
 
-    def verified(self, limits: RequestLimits = DEFAULT_LIMITS) -> "SamplingParams":
+    def verified(self, limits: RequestLimits = DEFAULT_LIMITS) -> SamplingParams:
         """Return a checked copy of plain values. Later assignments to this object do not change it.
 
         Raises:
@@ -226,11 +228,11 @@ class SamplingParams:
         kind: object = self.output_kind
         if not isinstance(kind, RequestOutputKind):
             kinds = ", ".join(map(str, RequestOutputKind))
-            raise ConfigError(f"output_kind must be one of {kinds}; got {values.shown(kind)}")
+            raise ConfigError(f"output_kind must be one of {kinds}; got {shown(kind)}")
         extra: object = self.extra_args
         if extra is not None:
             if not isinstance(extra, Mapping):
-                raise ConfigError(f"extra_args must be a mapping; got {values.shown(extra)}")
+                raise ConfigError(f"extra_args must be a mapping; got {shown(extra)}")
             if len(extra) > limits.max_extra_args:
                 limit = limits.max_extra_args
                 raise ConfigError(f"extra_args may have at most {limit} entries; got {len(extra)}")
@@ -342,3 +344,43 @@ def truncated(
     if count < 0:
         count = max(1, max_model_len - (params.max_tokens or 1))
     return token_ids[-count:]
+
+
+@refuses_names
+@neutral_accepted
+@keyword_checked
+@dataclass(frozen=True, kw_only=True)
+class BeamSearchParams:
+    """Configures a search for the most likely continuations of a prompt.
+
+    The names and their meaning are vLLM's. A bad value or an unknown name raises `ConfigError`.
+
+    beam_width: Number of beams that are kept after every token and returned; 1 to 1024.
+    max_tokens: Maximum number of new tokens of a beam; at least 1.
+    ignore_eos: Continue after the model's end-of-text token. Default: False.
+    temperature: Divide the logits by this before computing log-probabilities; 0 to 1000. 0
+        leaves the logits as they are. Default: 0.0.
+    length_penalty: Divide a beam's log-probability by its length to this power; -10 to 10.
+        Values above 1 favour long beams (Wu et al., 2016, arXiv:1609.08144). Default: 1.0.
+    include_stop_str_in_output: Keep the end-of-text token in the text. Default: False.
+    skip_special_tokens: Leave special tokens out of the text. Default: True.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        for name, number in (
+            ("beam_width", values.integer("beam_width", self.beam_width, 1, DEFAULT_LIMITS.max_n)),
+            ("max_tokens", values.integer("max_tokens", self.max_tokens, 1)),
+            ("temperature", values.real("temperature", self.temperature, 0.0, 1000.0)),
+            ("length_penalty", values.real("length_penalty", self.length_penalty, -10.0, 10.0)),
+        ):
+            object.__setattr__(self, name, number)
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            check_switch(name, getattr(self, name))

@@ -1,7 +1,5 @@
 """Describe the text that an output must match, with vLLM's names."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +9,7 @@ from mie.base.refusals import refuses_names
 from mie.config.engine import check_switch, keyword_checked
 from mie.config.params import values
 from mie.config.request_limits import RequestLimits
-from mie.errors import ConfigError
+from mie.errors import ConfigError, shown
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _JSON_OPTIONS = {
@@ -72,7 +70,7 @@ class StructuredOutputsParams:
         for name in ("regex", "grammar", "whitespace_pattern"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
-                raise ConfigError(f"{name} must be a string; got {values.shown(value)}")
+                raise ConfigError(f"{name} must be a string; got {shown(value)}")
             if value is not None:
                 _check_encodes(name, value)
         if self.grammar == "":
@@ -111,9 +109,7 @@ def structure_from(given: object, limits: RequestLimits) -> StructuredOutputsPar
     if given is None:
         return None
     if not isinstance(given, StructuredOutputsParams):
-        raise ConfigError(
-            f"structured_outputs must be StructuredOutputsParams; got {values.shown(given)}"
-        )
+        raise ConfigError(f"structured_outputs must be StructuredOutputsParams; got {shown(given)}")
     if given.num_chars > limits.max_grammar_chars:
         limit = limits.max_grammar_chars
         raise ConfigError(
@@ -137,7 +133,7 @@ def _schema_text(schema: object) -> str:
     try:
         found = json.loads(schema) if isinstance(schema, str) else schema
         if not isinstance(found, Mapping):
-            raise ConfigError(f"json must be a JSON schema, an object; got {values.shown(found)}")
+            raise ConfigError(f"json must be a JSON schema, an object; got {shown(found)}")
         return json.dumps(dict(found), allow_nan=False)
     except RecursionError as error:
         raise ConfigError("json must be a JSON schema: it nests too deep") from error

@@ -4,26 +4,17 @@ Each function raises `ConfigError` with the name, the value and the range. Lists
 their limit, so an endless iterator is refused as quickly as a long list.
 """
 
-import reprlib
-from collections.abc import Iterable, Mapping
+import difflib
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
-from mie.errors import ConfigError
-
-MAX_SHOWN = 500
-"""Maximum number of characters of a value in an error message."""
-
-
-def shown(value: object) -> str:
-    """Return the value's ``repr`` for an error message, shortened if it is long."""
-    shortener = reprlib.Repr()
-    shortener.maxstring = shortener.maxlong = shortener.maxother = MAX_SHOWN
-    try:
-        return shortener.repr(value)
-    except ValueError:  # An integer of more than 4,300 digits.
-        return f"an object of type {type(value).__name__} that cannot be printed"
+from mie.base.refusals import NEUTRAL, Neutral
+from mie.errors import ConfigError, shown
 
 
 def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
@@ -35,12 +26,19 @@ def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
     return number
 
 
-def real(name: str, value: Any, low: float, high: float, *, above_low: bool = False) -> float:
+def real(
+    name: str, value: Any, low: float, high: float = math.inf, *, above_low: bool = False
+) -> float:
     """Return ``value`` as a finite ``float`` in low … high, or above low. Bools are refused."""
     number: float | None = _converted(float, Real, value)
-    if number is None or not low <= number <= high or (above_low and number == low):
+    if (
+        number is None
+        or not low <= number <= high
+        or math.isinf(number)
+        or (above_low and number == low)
+    ):
         bracket = "(" if above_low else "["
-        allowed = f"in {bracket}{low:g}, {high:g}]"
+        allowed = f"in {bracket}{low:g}, {high:g}]".replace("inf]", "inf)")
         raise ConfigError(f"{name} must be a number {allowed}; got {shown(value)}")
     return number
 
@@ -115,3 +113,70 @@ def biases(name: str, value: Any, limit: int, most: float) -> dict[int, float]:
         token_id = integer(f"each key of {name}", int(key) if is_number else key, 0)
         bias[token_id] = real(f"{name} of token {token_id}", number, -most, most)
     return bias
+
+
+T = TypeVar("T")
+
+
+def neutral_accepted(cls: type[T]) -> type[T]:
+    """Decorate a class so that it has the parameters of `NEUTRAL` at values without effect.
+
+    They are keywords, and attributes that may be read and assigned. Any other value raises
+    `ConfigError`.
+    """
+    table, original = NEUTRAL[cls.__name__], cls.__init__
+
+    @functools.wraps(original)
+    def __init__(self: T, **kwargs: Any) -> None:
+        for name in table.keys() & kwargs.keys():
+            _check_neutral(table, name, kwargs.pop(name))
+        original(self, **kwargs)
+
+    cls.__init__ = __init__  # type: ignore[assignment]  # the same keywords, and a few more
+    for name in table:
+        setattr(cls, name, _Neutral(table, name))
+    return cls
+
+
+def refuse_options(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for the first of ``options`` that no method may have without effect.
+
+    ``function`` is the function that was called with them beside its own parameters.
+    """
+    for name, value in options.items():
+        if name in NEUTRAL["calls"]:
+            _check_neutral(NEUTRAL["calls"], name, value)
+            continue
+        known = [
+            parameter.name
+            for parameter in inspect.signature(function).parameters.values()
+            if parameter.kind is not parameter.VAR_KEYWORD and parameter.name != "self"
+        ]
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(known)}"
+        if "chat_template_kwargs" in known:
+            hint += " (variables of the template go into chat_template_kwargs)"
+        raise ConfigError(f"{function.__qualname__} has no parameter {name!r}; {hint}")
+
+
+class _Neutral:
+    """An attribute that has its first neutral value and accepts only neutral values."""
+
+    def __init__(self, table: Neutral, name: str) -> None:
+        self._table = table
+        self._name = name
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self._table[self._name][0][0]
+
+    def __set__(self, instance: object, value: Any) -> None:
+        _check_neutral(self._table, self._name, value)
+
+
+def _check_neutral(table: Neutral, name: str, value: Any) -> None:
+    neutral, reason = table[name]
+    if not any(type(value) is type(each) and value == each for each in neutral):
+        allowed = " or ".join(map(repr, neutral))
+        raise ConfigError(
+            f"{name} is not supported: {reason} (leave it at {allowed}); got {shown(value)}"
+        )

@@ -1,7 +1,5 @@
 """The files of the page, as a server sends them."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ returns its exports. Modules keep to a form that makes this a matter of lines: i
 and exports are functions, classes and constants at their declarations.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

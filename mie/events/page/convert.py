@@ -6,8 +6,6 @@ The log comes from a stranger, so the kernel limits the process. It exits with 2
 message on standard error if the log is refused, and with `OUT_OF_MEMORY` if there is not enough.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import sys

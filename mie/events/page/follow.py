@@ -7,8 +7,6 @@ standard output has True and the result, or False and the message of the `TraceE
 ends with its standard input, so it never outlives its parent.
 """
 
-from __future__ import annotations
-
 import marshal
 import os
 import sys
@@ -18,8 +16,7 @@ from typing import IO, Any
 from mie.base.arithmetic import ceil_div
 from mie.errors import TraceError
 from mie.events import Snapshot, Step
-from mie.events.page.cells import NodeText, encode
-from mie.events.page.records import Line, head_record
+from mie.events.page.cells import Line, NodeText, encode, head_record
 from mie.events.page.view import View
 from mie.events.replay import State
 

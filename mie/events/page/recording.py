@@ -1,15 +1,12 @@
 """Write a log as page records: a head, the whole state now and then, and each step's changes."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from mie.errors import TraceError
 from mie.events import Segment, Snapshot
-from mie.events.page.cells import NodeText, encode
-from mie.events.page.records import head_record
+from mie.events.page.cells import NodeText, encode, head_record
 from mie.events.page.view import View
 from mie.events.replay import State
 

@@ -1,7 +1,5 @@
 """Track the block side of the state: reference counts and the prefix tree."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -19,7 +19,14 @@ from mie.ops_jit.kernels.vectors import (
     word,
     words,
 )
-from mie.ops_jit.layout import BLOCK_ROWS, FEW_ROWS, K_BLOCK, PANELS, SUMS_BYTES
+from mie.ops_jit.layout import (
+    BLOCK_ROWS,
+    EXPERT_ITEM_WORDS,
+    FEW_ROWS,
+    K_BLOCK,
+    PANELS,
+    SUMS_BYTES,
+)
 
 AHEAD = 4096
 """Bytes from the weights in use to those that are prefetched."""
@@ -59,6 +66,23 @@ def group_product(fmt: Format) -> Callable[..., None]:
     return product
 
 
+@kernel_function
+def work_of(step, tile, rows_word, outputs, w, bias, items):
+    """Return a tile's group of panels, first row and number of rows, and its matrix and bias.
+
+    With items, these are of one expert each, and ``w`` and ``bias`` are lists of addresses.
+    """
+    if items != 0:
+        groups = (outputs + 16 * PANELS - 1) // (16 * PANELS)
+        item = items + tile // groups * EXPERT_ITEM_WORDS * 8
+        expert, first, rows = words(item, 3)
+        return tile % groups, first, rows, word(w, expert), word(bias, expert) if bias != 0 else 0
+    total = word(step, rows_word)
+    blocks = (total + BLOCK_ROWS - 1) // BLOCK_ROWS
+    first = tile % blocks * BLOCK_ROWS
+    return tile // blocks, first, min(BLOCK_ROWS, total - first), w, bias
+
+
 def linear(fmt: Format) -> Callable[..., None]:
     """Return the kernel that multiplies by a matrix of this format."""
     product = group_product(fmt)
@@ -68,13 +92,11 @@ def linear(fmt: Format) -> Callable[..., None]:
         """Write x W + bias + residual to N columns of ``out``, from column ``first`` on.
 
         Arguments: x, W, out, K, N, bias, residual, the word with T, the kernels that multiply, the
-        width of out, first.
+        width of out, first, and the items of experts or 0.
         """
-        x, w, out, k, n, bias, residual, rows_word, multiply, wide, width, left = words(args, 12)
-        total = word(step, rows_word)
-        blocks = (total + BLOCK_ROWS - 1) // BLOCK_ROWS
-        group, first = tile // blocks, tile % blocks * BLOCK_ROWS
-        rows = min(BLOCK_ROWS, total - first)
+        x, ws, out, k, n, biases, residual, rows_word, multiply, wide, width, left = words(args, 12)
+        items = word(args, 12)
+        group, first, rows, w, bias = work_of(step, tile, rows_word, n, ws, biases, items)
         column = group * 16 * PANELS
         panels = min(PANELS, (n - column + 15) // 16)
         at, widened = x + first * k * 4, scratch + SUMS_BYTES
@@ -105,14 +127,11 @@ def gate_up(fmt: Format) -> Callable[..., None]:
     def kernel(args, step, tile, scratch):
         """Write activation(x gate) * (x up) [T, F], with F a multiple of 16.
 
-        Arguments: x, W, out, K, F, bias, the word with T, the kernels that multiply, and whether
-        to activate by GELU.
+        Arguments: x, W, out, K, F, bias, the word with T, the kernels that multiply, whether to
+        activate by GELU, and the items of experts or 0.
         """
-        x, w, out, k, dim, bias, rows_word, multiply, wide, is_gelu = words(args, 10)
-        total = word(step, rows_word)
-        blocks = (total + BLOCK_ROWS - 1) // BLOCK_ROWS
-        group, first = tile // blocks, tile % blocks * BLOCK_ROWS
-        rows = min(BLOCK_ROWS, total - first)
+        x, ws, out, k, dim, biases, rows_word, multiply, wide, is_gelu, items = words(args, 11)
+        group, first, rows, w, bias = work_of(step, tile, rows_word, dim, ws, biases, items)
         column = group * 16 * PANELS
         panels = min(PANELS, (dim - column) // 16)
         at, up = x + first * k * 4, scratch + SUMS_BYTES

@@ -1,9 +1,8 @@
 """``POST /v1/messages`` and ``POST /v1/messages/count_tokens``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -21,9 +20,9 @@ from mie.serve.anthropic.protocol import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from mie.serve.body import Asked, read
+from mie.serve.body import read
 from mie.serve.errors import ApiError, anthropic_body, invalid
-from mie.serve.serving import Generation, Job, Serving, new_id
+from mie.serve.serving import Generation, Serving, new_id
 from mie.serve.sse import json_string
 from mie.serve.writer import Part, PartEvent, PartsWriter, json_response, respond
 
@@ -50,16 +49,15 @@ async def messages(request: Request) -> Response:
         seed=body.seed,
         structured_outputs=structure,
     )
-    job = Job(
+    asked = replace(
+        asked,
         response_id=new_id("msg").replace("-", "_"),
         prompts=[prompt],
         params=params,
-        cache_salt=body.cache_salt,
-        priority=body.priority or 0,
         is_max_tokens_given=True,
         structure_name="output_config",
     )
-    return await respond(asked, job, MessageWriter)
+    return await respond(asked, MessageWriter)
 
 
 async def count_tokens(request: Request) -> Response:
@@ -174,10 +172,11 @@ _DELTAS = MappingProxyType(
 class MessageWriter(PartsWriter):
     """Writes a message."""
 
-    def __init__(self, generation: Generation, asked: Asked[MessagesRequest]) -> None:
+    def __init__(self, generation: Generation) -> None:
         super().__init__(generation)
+        asked = generation.asked
         self._fields = {
-            "id": generation.job.response_id,
+            "id": asked.response_id,
             "type": "message",
             "role": "assistant",
             "model": asked.model,

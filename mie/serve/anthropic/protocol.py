@@ -1,7 +1,5 @@
 """The bodies of Anthropic's Messages API."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """``POST /v1/chat/completions``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,12 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
-from mie.serve.body import Asked, Body, read
+from mie.serve.body import Body, read
 from mie.serve.errors import invalid, unsupported
-from mie.serve.openai.chunks import Choice, ChunkWriter
-from mie.serve.openai.params import generation_params
+from mie.serve.openai.chunks import Choice, ChunkWriter, generation_params
 from mie.serve.openai.protocol import ChatCompletionRequest, TemplateFields
-from mie.serve.serving import Generation, Job, Serving, new_id
+from mie.serve.serving import Generation, Serving, new_id
 from mie.serve.sse import json_string
 from mie.serve.writer import respond
 from mie.structured.tools.parser import JsonEnd
@@ -39,17 +36,16 @@ async def chat_completions(request: Request) -> Response:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
     parallel = body.parallel_tool_calls
-    job = Job(
+    asked = replace(
+        asked,
         response_id=new_id("chatcmpl"),
         prompts=[await chat_prompt(body, asked.serving, parallel_tool_calls=parallel)],
         params=params,
-        cache_salt=body.cache_salt,
-        priority=body.priority or 0,
         is_max_tokens_given=max_tokens is not None,
         structure_name=structure_name,
         logprobs_name="top_logprobs",
     )
-    return await respond(asked, job, ChatWriter)
+    return await respond(asked, ChatWriter)
 
 
 async def chat_prompt(
@@ -95,10 +91,10 @@ class ChatWriter(ChunkWriter):
     last_delta = '"delta": {}'
     empty_delta = '"delta": {"content": ""}'
 
-    def __init__(self, generation: Generation, asked: Asked[ChatCompletionRequest]) -> None:
-        kind = "chat.completion.chunk" if asked.body.stream else "chat.completion"
-        super().__init__(generation, asked, kind)
-        self._sends_reasoning = asked.body.include_reasoning is not False
+    def __init__(self, generation: Generation) -> None:
+        is_stream = generation.asked.body.stream
+        super().__init__(generation, "chat.completion.chunk" if is_stream else "chat.completion")
+        self._sends_reasoning = self.body.include_reasoning is not False
 
     def begin(self, choice: Choice, output: RequestOutput) -> Iterator[tuple[str, str]]:
         """Yield the role."""

@@ -1,20 +1,18 @@
 """``POST /v1/completions``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
-from mie.serve.body import Asked, read
-from mie.serve.openai.chunks import Choice, ChunkWriter
-from mie.serve.openai.params import generation_params
+from mie.serve.body import read
+from mie.serve.openai.chunks import Choice, ChunkWriter, generation_params
 from mie.serve.openai.protocol import CompletionRequest
-from mie.serve.serving import Generation, Job, new_id
+from mie.serve.serving import Generation, new_id
 from mie.serve.sse import json_string
 from mie.serve.writer import respond
 
@@ -32,26 +30,25 @@ async def completions(request: Request) -> Response:
         logprobs=body.logprobs,
         prompt_logprobs=-1 if -1 in counts else max(counts, default=None),
     )
-    job = Job(
+    asked = replace(
+        asked,
         response_id=new_id("cmpl"),
         prompts=body.prompt,
         params=params,
-        cache_salt=body.cache_salt,
-        priority=body.priority or 0,
         is_max_tokens_given=bool(body.max_tokens),
         adds_special_tokens=body.add_special_tokens is not False,
         structure_name=structure_name,
     )
-    return await respond(asked, job, CompletionWriter)
+    return await respond(asked, CompletionWriter)
 
 
 class CompletionWriter(ChunkWriter):
     """Writes the answers of ``/v1/completions``."""
 
-    def __init__(self, generation: Generation, asked: Asked[CompletionRequest]) -> None:
-        super().__init__(generation, asked, "text_completion")
-        self._echoes = bool(asked.body.echo)
-        self.has_new_tokens = asked.body.max_tokens != 0
+    def __init__(self, generation: Generation) -> None:
+        super().__init__(generation, "text_completion")
+        self._echoes = bool(self.body.echo)
+        self.has_new_tokens = self.body.max_tokens != 0
 
     def begin(self, choice: Choice, output: RequestOutput) -> Iterator[tuple[str, str]]:
         """Yield the prompt, if the answer repeats it."""

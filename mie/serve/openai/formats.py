@@ -1,23 +1,10 @@
 """The structure of an answer: ``response_format``, and vLLM's ``structured_outputs``."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mie.serve.body import (
-    ABSENT,
-    OFF,
-    SOME,
-    TEXT,
-    AtMost,
-    Body,
-    Items,
-    Unsupported,
-    all_of,
-    any_of,
-)
+from mie.serve.body import ABSENT, OFF, SOME, TEXT, AtMost, Body, Items, Unsupported, all_of, any_of
 
 MAX_CHOICES = 2**16
 

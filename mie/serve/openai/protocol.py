@@ -3,8 +3,6 @@
 Types are checked strictly, and null stands for the default.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, PlainValidator, Tag, ValidationInfo, WithJsonSchema
@@ -265,8 +263,7 @@ def _kind(message: Any) -> str:
 
 
 Message = Annotated[
-    Annotated[ChatMessage, Tag("chat")] | Annotated[ToolMessage, Tag("tool")],
-    Discriminator(_kind),
+    Annotated[ChatMessage, Tag("chat")] | Annotated[ToolMessage, Tag("tool")], Discriminator(_kind)
 ]
 Messages = Annotated[Items[Message], Field(min_length=1), AtMost(MOST_MESSAGES)]
 

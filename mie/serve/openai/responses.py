@@ -1,10 +1,9 @@
 """``POST /v1/responses``, without storage."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -13,11 +12,11 @@ from starlette.responses import Response
 
 from mie.config.params.structured import StructuredOutputsParams
 from mie.frontend.outputs import CompletionOutput, RequestOutput
-from mie.serve.body import Asked, read
+from mie.serve.body import read
 from mie.serve.errors import ApiError, invalid
+from mie.serve.openai.chunks import schema_of
 from mie.serve.openai.formats import JsonObjectFormat
 from mie.serve.openai.logprobs import LogprobWriter
-from mie.serve.openai.params import schema_of
 from mie.serve.openai.responses_protocol import (
     CallItem,
     FlatSchemaFormat,
@@ -27,7 +26,7 @@ from mie.serve.openai.responses_protocol import (
     ReasoningItem,
     ResponsesRequest,
 )
-from mie.serve.serving import Generation, Job, new_id
+from mie.serve.serving import Generation, new_id
 from mie.serve.writer import Part, PartEvent, PartsWriter, respond, status_of
 
 
@@ -65,17 +64,16 @@ async def responses(request: Request) -> Response:
         tool_choice=None if choice == "auto" and not body.tools else choice,
         parallel_tool_calls=body.parallel_tool_calls,
     )
-    job = Job(
+    asked = replace(
+        asked,
         response_id=new_id("resp").replace("-", "_"),
         prompts=[prompt],
         params=params,
-        cache_salt=body.cache_salt,
-        priority=body.priority or 0,
         is_max_tokens_given=body.max_output_tokens is not None,
         structure_name="text",
         logprobs_name="top_logprobs",
     )
-    return await respond(asked, job, ResponseWriter)
+    return await respond(asked, ResponseWriter)
 
 
 # The request in the words of chats.
@@ -144,16 +142,17 @@ _ITEMS = MappingProxyType(
 class ResponseWriter(PartsWriter):
     """Writes the answer of ``/v1/responses``."""
 
-    def __init__(self, generation: Generation, asked: Asked[ResponsesRequest]) -> None:
+    def __init__(self, generation: Generation) -> None:
         super().__init__(generation)
-        body, params = asked.body, generation.job.params
+        asked = generation.asked
+        body, params = asked.body, asked.params
         self._number = 0
         self._logprobs = None
         if body.has_logprobs:
             tokenizer = asked.serving.required_tokenizer().tokenizer
             self._logprobs = LogprobWriter(tokenizer, num_top=body.top_logprobs or 0)
         self._fields = {
-            "id": generation.job.response_id,
+            "id": asked.response_id,
             "object": "response",
             "created_at": int(time.time()),
             "model": asked.model,
@@ -259,7 +258,7 @@ class ResponseWriter(PartsWriter):
 
     def _id(self, part: Part) -> str:
         place = f"_{part.index}" if part.index else ""
-        response_id = self.generation.job.response_id.removeprefix("resp_")
+        response_id = self.generation.asked.response_id.removeprefix("resp_")
         return f"{_ITEMS[part.kind][1]}_{response_id}{place}"
 
     def _item(self, part: Part, status: str) -> dict[str, Any]:
@@ -296,9 +295,5 @@ def _content(part: Part) -> dict[str, Any]:
     return (
         content
         if part.kind == "reasoning"
-        else {
-            **content,
-            "annotations": [],
-            "logprobs": part.logprobs,
-        }
+        else {**content, "annotations": [], "logprobs": part.logprobs}
     )

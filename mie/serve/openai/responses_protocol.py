@@ -1,7 +1,5 @@
 """The body of ``POST /v1/responses``."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag

@@ -4,8 +4,6 @@ The bodies are vLLM's (``prompt``, ``messages``, ``tokens``) or llama.cpp's (``c
 answers have the keys of both.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from starlette.requests import Request
@@ -44,7 +42,7 @@ class TokenizeRequest(TemplateRequest):
                 "add_special_tokens": OFF,
                 "add_special": OFF,
             },
-        ),
+        )
     )
 
     messages: Messages | None = None  # type: ignore[assignment]

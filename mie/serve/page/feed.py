@@ -1,7 +1,5 @@
 """The live stream of the page: one task follows the engine for all pages that are open."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets

@@ -4,8 +4,6 @@
 limits. A `Worker` is a thread that waits for one of them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

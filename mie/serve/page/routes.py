@@ -1,7 +1,5 @@
 """The routes of the page: its files, its data, and logging in."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Mapping, Sequence
@@ -16,18 +14,23 @@ from mie.async_llm import AsyncLLM
 from mie.errors import TraceError, shown
 from mie.events import Segment
 from mie.events.page.assets import RECORDED_RUNS, Asset, assets
-from mie.events.page.cells import NodeText, encode, key_record
+from mie.events.page.cells import NodeText, encode, key_record, seq_from
 from mie.events.page.recording import Recording
-from mie.events.page.records import seq_from
 from mie.events.replay import State, at
 from mie.serve.asgi import route_of
 from mie.serve.auth import WrongKeys
 from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, invalid
-from mie.serve.page.access import check_may_see, has_keys, may_read_text, name_of
+from mie.serve.page.access import (
+    Sessions,
+    check_may_see,
+    cookie_for,
+    has_keys,
+    may_read_text,
+    name_of,
+)
 from mie.serve.page.feed import Feed
 from mie.serve.page.processes import Worker, converted
-from mie.serve.page.sessions import Sessions, cookie_for
 from mie.serve.serving import Serving
 from mie.serve.sse import EventStream
 
@@ -115,11 +118,7 @@ class PageRoutes:
         key = body.get("key")
         name = name_of(self._config, key) if isinstance(key, str) else None
         if name is None:
-            unknown = ApiError(
-                401,
-                "the key is not one of this server's",
-                code="invalid_api_key",
-            )
+            unknown = ApiError(401, "the key is not one of this server's", code="invalid_api_key")
             raise await self.wrong_keys.answer_to(request.scope, unknown)
         request.scope["mie.client"] = name
         check_may_see(request)

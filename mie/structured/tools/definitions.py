@@ -1,6 +1,4 @@
-"""The tools of a request, and which of them the model may call."""
-
-from __future__ import annotations
+"""The tools of a request, which of them the model may call, and its calls."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -128,3 +126,22 @@ def _name_of(tool_choice: object) -> str | None:
     if not isinstance(name, str):
         raise RequestError(f"tool_choice must name a function; got {shown(tool_choice)}")
     return name
+
+
+@dataclass(kw_only=True, slots=True)
+class ToolCall:
+    """A call of a tool that a model wrote."""
+
+    index: int
+    """Place among the calls of its choice, from 0."""
+    id: str
+    """Name of this call, under which its result is sent back."""
+    name: str
+    """Name of the tool."""
+    arguments: str = ""
+    """The arguments as JSON, or only the new part of it if ``output_kind`` is DELTA."""
+
+    def as_message(self) -> dict[str, Any]:
+        """Return the call as an entry of ``tool_calls`` in an assistant's message."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from mie.config.params.structured import StructuredOutputsParams
 from mie.structured.descriptions import COMPACT, close
-from mie.structured.tools.calls import ToolCall
-from mie.structured.tools.definitions import Tool, ToolChoice
+from mie.structured.tools.definitions import Tool, ToolCall, ToolChoice
 from mie.structured.tools.formats import AnswerFormat, CallFormat
 from mie.structured.tools.parser import AnswerParser, JsonEnd, new_call
 

@@ -7,8 +7,6 @@ must be JSON between literal tags. Anything else in it is refused by name, becau
 would give wrong calls.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +15,7 @@ from typing import Any
 
 from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import RequestError, shown
+from mie.structured.tools.families import NO_FORMATS, FamilyFormats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +82,17 @@ LLAMA3 = CallFormat(
 )
 MISTRAL = CallFormat(open="[TOOL_CALLS]", is_list=True, separator=", ", id_length=9)
 MISTRAL_NAMED = CallFormat(open="[TOOL_CALLS]", name_close="[ARGS]", id_length=9)
+GRANITE = CallFormat(open="<|tool_call|>", is_list=True, separator=", ")
+PHI4_MINI = CallFormat(open="functools", is_list=True, separator=", ")
+HUNYUAN = CallFormat(open="<tool_calls>", close="</tool_calls>", is_list=True, separator=", ")
 
 CALLS: Mapping[str, CallFormat] = {
     "hermes": HERMES,  # Hermes, Qwen2.5, Qwen3, SmolLM3
     "llama3_json": LLAMA3,  # Llama 3.1, 3.2, 3.3
     "mistral": MISTRAL,  # Mistral; the newer spelling is found in the chat template
+    "granite": GRANITE,  # Granite 3
+    "phi4_mini_json": PHI4_MINI,  # Phi-4-mini
+    "hunyuan_a13b": HUNYUAN,  # Hunyuan
 }
 """The formats of calls by vLLM's names of their parsers."""
 
@@ -95,7 +100,10 @@ THINK = Tags(open="<think>", close="</think>")
 REASONING: Mapping[str, Tags] = {
     "deepseek_r1": THINK,
     "qwen3": THINK,
+    "olmo3": THINK,
     "mistral": Tags(open="[THINK]", close="[/THINK]"),
+    "granite": Tags(open="Here is my thought process:", close="Here is my response:"),
+    "seed_oss": Tags(open="<seed:think>", close="</seed:think>"),
 }
 """The tags of reasoning by vLLM's names of their parsers."""
 
@@ -108,12 +116,15 @@ _PLACE = re.compile(r"\{(?:content\.)?(\w+)\}")
 
 
 def call_format(
-    parser: str, chat_template: str, response_template: Mapping[str, object] | None
+    parser: str,
+    chat_template: str,
+    response_template: Mapping[str, object] | None,
+    family: FamilyFormats = NO_FORMATS,
 ) -> CallFormat:
     """Return how a model writes calls; ``parser`` is a name of `CALLS`, "hf" or "auto".
 
     "hf" is the model's response template. "auto" is that one too, or else the format whose tag is
-    in the chat template.
+    in the chat template, or else that of the family.
 
     Raises:
         RequestError: the chat template does not write tools, the format is unknown, or the
@@ -131,7 +142,7 @@ def call_format(
         if parser == "hf":
             raise RequestError("tools: the model's response_template has no field tool_calls")
     if parser == "auto":
-        parser = _named_in(chat_template)
+        parser = _named_in(chat_template, family)
     if parser == "none":
         raise RequestError("tool_choice cannot force a call, because tool_call_parser is none")
     if parser == "mistral" and "[ARGS]" in chat_template:
@@ -140,12 +151,16 @@ def call_format(
 
 
 def reasoning_tags(
-    parser: str, chat_template: str, response_template: Mapping[str, object] | None
+    parser: str,
+    chat_template: str,
+    response_template: Mapping[str, object] | None,
+    family: FamilyFormats = NO_FORMATS,
 ) -> Tags | None:
     """Return the tags of a model's reasoning, or None if it is part of the text.
 
     ``parser`` is a name of `REASONING`, "hf", "auto" or "none". "hf" reads the response template.
-    "auto" does so if its tags are literal, and otherwise finds tags in the chat template.
+    "auto" does so if its tags are literal, and otherwise finds tags in the chat template, or takes
+    those of the family.
 
     Raises:
         RequestError: the response template has no such tags, and the parser is "hf".
@@ -158,21 +173,30 @@ def reasoning_tags(
         with suppress(RequestError):
             return reasoning_in(response_template)
     found = [tags for tags in REASONING.values() if tags.close in chat_template]
-    return found[0] if found else None
+    if found:
+        return found[0]
+    return None if family.reasoning is None else REASONING[family.reasoning]
 
 
-def _named_in(chat_template: str) -> str:
-    """Return the name of the format that a chat template shows to the model."""
-    if "<function=" not in chat_template:
-        for name, calls in CALLS.items():
-            if calls.open in chat_template:
-                return name
-        if "<|start_header_id|>" in chat_template and '"parameters": ' in chat_template:
-            return "llama3_json"
-    names = ", ".join(CALLS)
-    raise RequestError(
-        "tools: the format of this model's calls is not known (set tool_call_parser to "
-        f"{names}, or to none, which reads no calls)"
+def _named_in(chat_template: str, family: FamilyFormats) -> str:
+    """Return the name of the format that a chat template shows to the model, or its family's."""
+    if "<function=" in chat_template:
+        raise _unknown("are XML, which is not read")
+    for name, calls in CALLS.items():
+        if calls.open in chat_template:
+            return name
+    if "<|start_header_id|>" in chat_template and '"parameters": ' in chat_template:
+        return "llama3_json"
+    if family.calls is None:
+        unread = f"are {family.unread}, which is not read" if family.unread else ""
+        raise _unknown(unread or "have a format that is not known")
+    return family.calls
+
+
+def _unknown(problem: str) -> RequestError:
+    return RequestError(
+        f"tools: this model's calls {problem} (set tool_call_parser to {', '.join(CALLS)}, or to "
+        "none, which reads no calls)"
     )
 
 

@@ -1,15 +1,12 @@
 """Read an answer that arrives in pieces. How it was cut into pieces changes nothing."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from mie.structured.tools.calls import ToolCall
-from mie.structured.tools.definitions import NAME
+from mie.structured.tools.definitions import NAME, ToolCall
 from mie.structured.tools.formats import AnswerFormat, CallFormat
 
 LONGEST_HEAD = 256

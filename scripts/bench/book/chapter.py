@@ -7,9 +7,8 @@ from typing import Any, Literal, Protocol
 
 from mie.config.engine import EngineConfig
 from mie.sim.costs import Costs
-from mie.sim.devices import costs_on, find_device
+from mie.sim.devices import costs_on, find_device, find_shape
 from mie.sim.driver import LoadResult, run_load
-from mie.sim.shapes import find_shape
 from mie.sim.simulated import simulated
 from mie.sim.workload import Workload
 

@@ -15,7 +15,7 @@ from bench.book.chapter import (
     simulate,
     times,
 )
-from mie.sim.clock import MILLISECOND
+from mie.sim.costs import MILLISECOND
 from mie.sim.draws import Fixed, Uniform
 from mie.sim.loads import interference
 from mie.sim.metrics import percentile, summarize

@@ -15,8 +15,7 @@ from bench.book.chapter import (
     rows,
     simulate,
 )
-from mie.sim.clock import MILLISECOND
-from mie.sim.costs import Costs
+from mie.sim.costs import MILLISECOND, Costs
 from mie.sim.draws import Fixed, Uniform
 from mie.sim.loads import chats, independent
 from mie.sim.metrics import summarize

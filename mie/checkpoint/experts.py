@@ -1,0 +1,60 @@
+"""Read the sizes of a sparse model's experts, and which layers have them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mie.checkpoint.families import Family
+from mie.checkpoint.json_reader import JsonReader
+from mie.checkpoint.size_limits import MAX_EXPERTS, MAX_EXPERTS_OF_MODEL, MAX_LAYERS, MAX_WIDTH
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """The experts of sparse layers, of which a router chooses some for each token."""
+
+    number: int
+    num_chosen: int
+    size: int  # the intermediate size of each
+    is_normalised: bool  # whether the weights of a token's experts sum to 1
+    layers: tuple[bool, ...]  # which layers are sparse
+    are_beside_mlp: bool  # whether sparse layers have an MLP for all tokens, too
+
+
+def read_experts(reader: JsonReader, family: Family, num_layers: int) -> Experts | None:
+    """Return the experts of a model, or None if its family has none.
+
+    Raises:
+        ModelError: a value is bad.
+    """
+    if family.expert_size is None:
+        return None
+    # transformers 5 writes Qwen3's number under the second key, beside which is a default here.
+    keys = [key for key in ("num_local_experts", "num_experts") if key in reader.values]
+    number = reader.integer(keys[0], maximum=MAX_EXPERTS)
+    is_normalised = True
+    if "norm_topk_prob" in family.defaults:
+        is_normalised = reader.flag("norm_topk_prob", default=False)
+    layers = _layers(reader, num_layers)
+    if number * sum(layers) > MAX_EXPERTS_OF_MODEL:
+        expected = f"must be at most {MAX_EXPERTS_OF_MODEL} in all layers"
+        raise reader.error(keys[0], expected, number * sum(layers))
+    return Experts(
+        number=number,
+        num_chosen=reader.integer("num_experts_per_tok", maximum=number),
+        size=reader.integer(family.expert_size, maximum=MAX_WIDTH),
+        is_normalised=is_normalised,
+        layers=layers,
+        are_beside_mlp="shared_intermediate_size" in family.defaults
+        and bool(reader.values["shared_intermediate_size"]),
+    )
+
+
+def _layers(reader: JsonReader, num_layers: int) -> tuple[bool, ...]:
+    """Return which layers are sparse: all, or by two keys of Qwen."""
+    step = reader.integer("decoder_sparse_step", default=1, maximum=MAX_LAYERS)
+    dense = reader.token_ids("mlp_only_layers")
+    if not all(0 <= layer < num_layers for layer in dense):
+        expected = f"must be numbers of layers, 0 … {num_layers - 1}"
+        raise reader.error("mlp_only_layers", expected, reader.values["mlp_only_layers"])
+    return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers))

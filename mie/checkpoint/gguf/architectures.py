@@ -1,0 +1,98 @@
+"""List llama.cpp's architectures, and how its converter writes their families."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mie.checkpoint.families import FAMILIES
+
+
+@dataclass(frozen=True, kw_only=True)
+class GgufArchitecture:
+    """The facts of an architecture that its files do not state."""
+
+    family: str
+    """The name in `FAMILIES`."""
+    variants: Mapping[str, str] = field(default_factory=dict)
+    """The families of files that have one of these keys, which follow the architecture's name."""
+    is_permuted: bool = False
+    """Whether the rows of queries and keys are interleaved."""
+    norms_hold_one: bool = False
+    """Whether the weights of norms are w + 1 where the family's own files hold w."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values of ``config.json`` for absent keys."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Names of a layer's tensors that stand for other ones than usual."""
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """The families that files of the architecture may have."""
+        return (self.family, *self.variants.values())
+
+
+_WINDOW = "attention.sliding_window"
+
+ARCHITECTURES: Mapping[str, GgufArchitecture] = {
+    "llama": GgufArchitecture(
+        family="LlamaForCausalLM", variants={_WINDOW: "MistralForCausalLM"}, is_permuted=True
+    ),
+    "mistral3": GgufArchitecture(
+        family="MistralForCausalLM",
+        variants={"attention.temperature_scale": "Ministral3ForCausalLM"},
+        is_permuted=True,
+    ),
+    "qwen2": GgufArchitecture(family="Qwen2ForCausalLM"),
+    "qwen3": GgufArchitecture(family="Qwen3ForCausalLM"),
+    "smollm3": GgufArchitecture(
+        family="SmolLM3ForCausalLM", is_permuted=True, defaults={"no_rope_layer_interval": 4}
+    ),
+    "granite": GgufArchitecture(family="GraniteForCausalLM", is_permuted=True),
+    "olmo2": GgufArchitecture(family="Olmo2ForCausalLM", variants={_WINDOW: "Olmo3ForCausalLM"}),
+    "gemma": GgufArchitecture(family="GemmaForCausalLM", norms_hold_one=True),
+    "gemma2": GgufArchitecture(
+        family="Gemma2ForCausalLM", norms_hold_one=True, defaults={"sliding_window": 4096}
+    ),
+    "gemma3": GgufArchitecture(
+        family="Gemma3ForCausalLM", norms_hold_one=True, defaults={"rope_local_base_freq": 1e4}
+    ),
+    "phi3": GgufArchitecture(family="Phi3ForCausalLM"),
+    "chatglm": GgufArchitecture(family="GlmForCausalLM"),
+    "glm4": GgufArchitecture(family="Glm4ForCausalLM"),
+    "exaone4": GgufArchitecture(family="Exaone4ForCausalLM"),
+    "ernie4_5": GgufArchitecture(family="Ernie4_5ForCausalLM"),
+    "hunyuan-dense": GgufArchitecture(family="HunYuanDenseV1ForCausalLM"),
+    "seed_oss": GgufArchitecture(
+        family="SeedOssForCausalLM", names={"post_attention_norm": "post_attention_layernorm"}
+    ),
+}
+"""The architectures that are read, by their names in ``general.architecture``.
+
+Source: the folder ``conversion`` of llama.cpp, a class for each architecture.
+"""
+
+
+def layer_names(architecture: GgufArchitecture) -> Mapping[str, tuple[str, ...]]:
+    """Return the Hugging Face modules that each tensor of a layer holds, one after another."""
+    names = FAMILIES[architecture.family].names
+    own: dict[str, str | None] = {
+        "attn_norm": names.attention_norm,
+        "post_attention_norm": names.attention_post_norm,
+        "ffn_norm": names.mlp_norm,
+        "post_ffw_norm": names.mlp_post_norm,
+        "attn_q_norm": names.q_norm,
+        "attn_k_norm": names.k_norm,
+        "attn_output": "self_attn.o_proj",
+        "ffn_down": names.down,
+        **architecture.names,
+    }
+    parts = zip(("attn_q", "attn_k", "attn_v"), names.qkv, strict=False)
+    gate_up = zip(("ffn_gate", "ffn_up"), names.gate_up, strict=False)
+    if len(names.gate_up) == 1:
+        gate_up = zip(("ffn_up",), names.gate_up, strict=True)
+    if len(names.qkv) > 1:
+        own |= parts
+    own |= gate_up
+    found = {key: (name,) for key, name in own.items() if name is not None}
+    return {**found, "attn_qkv": names.qkv}

@@ -1,0 +1,46 @@
+"""Define the operators of sparse layers, which are a part of the Backend contract."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from mie.ops.backend import Backend
+
+Array = Any  # of the backend
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ExpertWeights:
+    """A layer's experts, in the backend's layout. E is their number, and k that of a token."""
+
+    router: Array  # D inputs, E outputs
+    gate_up: Array  # of `ExpertOperators.load_experts`: D inputs, 2 F outputs
+    down: Array  # of `ExpertOperators.load_experts`: F inputs, D outputs
+    number: int
+    num_chosen: int
+    is_normalised: bool  # whether the weights of a token's experts sum to 1
+    activation: Activation
+
+
+class ExpertOperators(Protocol):
+    """Layers whose router chooses some of their experts for each token."""
+
+    def load_experts(self: "Backend", matrices: Sequence[Array]) -> Array:
+        """Return the matrices of a layer's experts, of `Backend.load_linear`, as one weight."""
+        return self.refuse("experts")
+
+    def route(self: "Backend", x: Array, weights: ExpertWeights) -> Array:
+        """Multiply x [T, D] by the router, and choose: `ops.experts.route`. Returns [T, 2, k]."""
+        return self.refuse("experts")
+
+    def experts(
+        self: "Backend", x: Array, routed: Array, weights: ExpertWeights, residual: Array
+    ) -> Array:
+        """Add the weighted results of each token's experts to the residual [T, D].
+
+        x [T, D] is normalised: `ops.experts.experts`.
+        """
+        return self.refuse("experts")
