@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from mie.async_llm import AsyncLLM as AsyncLLM
     from mie.async_llm import AsyncLLMEngine as AsyncLLMEngine
     from mie.config.engine import EngineConfig as EngineConfig
+    from mie.config.engine import RequestLimits as RequestLimits
     from mie.config.engine_args import AsyncEngineArgs as AsyncEngineArgs
     from mie.config.engine_args import EngineArgs as EngineArgs
     from mie.config.params.sampling import BeamSearchParams as BeamSearchParams
     from mie.config.params.sampling import RequestOutputKind as RequestOutputKind
     from mie.config.params.sampling import SamplingParams as SamplingParams
     from mie.config.params.structured import StructuredOutputsParams as StructuredOutputsParams
-    from mie.config.request_limits import RequestLimits as RequestLimits
     from mie.engine.engine import Engine as Engine
     from mie.errors import MieError as MieError
     from mie.frontend.beam_search import BeamSearchOutput as BeamSearchOutput
@@ -50,7 +50,7 @@ _HOMES = {
     "BeamSearchOutput": "mie.frontend.beam_search",
     "BeamSearchSequence": "mie.frontend.beam_search",
     "BeamSearchParams": "mie.config.params.sampling",
-    "RequestLimits": "mie.config.request_limits",
+    "RequestLimits": "mie.config.engine",
     "RequestOutput": "mie.frontend.outputs",
     "CompletionOutput": "mie.frontend.outputs",
     "ToolCall": "mie.structured.tools.definitions",

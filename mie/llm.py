@@ -16,7 +16,7 @@ from mie.frontend.beam_search import BeamSearcher, BeamSearchOutput
 from mie.frontend.llm_engine import LLMEngine
 from mie.frontend.outputs import Prompt, RequestOutput, raise_failed
 from mie.frontend.prepare import each_prompt, one_for_each
-from mie.frontend.progress import ProgressBar
+from mie.frontend.progress import progress_bar
 from mie.frontend.request_state import Collector, PreparedRequest
 from mie.load.parts import digest_of_weights
 from mie.text.messages import Message, is_batch
@@ -376,12 +376,12 @@ class LLM:
         """Return the outputs of requests in order. Ctrl-C ends all of them."""
         finished: dict[str, RequestOutput] = {}
         try:
-            with ProgressBar(sum(len(ids) for ids, _ in batches), use_tqdm) as bar:
+            with progress_bar(sum(len(ids) for ids, _ in batches), use_tqdm) as count:
                 for ids, collector in batches:
                     while not finished.keys() >= {*ids}:
                         for output in self.loop.wait(collector):
                             finished[output.request_id] = output
-                            bar.update(output)
+                            count(output)
         finally:
             for _, collector in batches:
                 collector.close()

@@ -130,7 +130,7 @@ def config_of(model_type: str, rng: random.Random) -> dict[str, Any]:
         "granitemoehybrid": {
             **no_head_dim,
             **multipliers,
-            "num_local_experts": 0,
+            **rng.choice([{"num_local_experts": 0}, experts]),
             "shared_intermediate_size": config["intermediate_size"],
             "layer_types": [*recurrent, "full_attention"],
             "position_embedding_type": rng.choice(["rope", None]),
@@ -157,6 +157,16 @@ def config_of(model_type: str, rng: random.Random) -> dict[str, Any]:
             **deltas,
             "layer_types": [*recurrent, "full_attention"],
             "attention_bias": bias,
+            "rope_parameters": {**plain, "partial_rotary_factor": 0.25},
+        },
+        "qwen3_next": {
+            **deltas,
+            **experts,
+            "layer_types": [*recurrent, "full_attention"],
+            "attention_bias": bias,
+            "norm_topk_prob": rng.random() < 0.5,
+            "moe_intermediate_size": rng.choice([16, 24]),
+            "shared_expert_intermediate_size": rng.choice([16, 40]),
             "rope_parameters": {**plain, "partial_rotary_factor": 0.25},
         },
         "olmo_hybrid": {

@@ -26,8 +26,8 @@ from typing import Any
 import mie
 from mie.base.refusals import NEUTRAL, REFUSED
 from mie.base.stats.request import RequestMetrics
+from mie.config.engine import RequestLimits
 from mie.config.engine_args import EngineArgs
-from mie.config.request_limits import RequestLimits
 from mie.config.settings import BACKENDS, Setting, settings_of
 from mie.config.vllm_names import VllmNames
 from mie.frontend.outputs import Logprob

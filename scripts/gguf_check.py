@@ -89,7 +89,9 @@ LENGTH, CONTEXT = 60, 256
 NOT_IN_LLAMA_CPP = {
     **dict.fromkeys(("qwen2_windows", "qwen3_layer_types", "ministral_windows"), "windows"),
     **dict.fromkeys(("qwen2_yarn_mscale", "qwen3_yarn_attention_factor"), "factors of YaRN"),
-    "mistral_window": "windows",
+    "qwen3_moe_dense_layer": "a layer without experts",
+    "olmoe_experts": "grouped queries",
+    **dict.fromkeys(("granitemoe_shared", "granitemoe_stacked"), "stacked experts"),
     "ernie45_interleaved": "biases",
     **dict.fromkeys(("granite4_mamba", "lfm2_short_convs", "olmo_hybrid", "qwen35_delta"), "state"),
     "glm_interleaved": "heads that are wider than the hidden size divided by their number",
@@ -101,13 +103,19 @@ NUM_LAYERS = {"exaone4_hybrid": 64}
 
 
 def check_families(folder: Path) -> bool:
-    """Compare the golden models that llama.cpp runs, and two more, in F32."""
+    """Compare the golden models that llama.cpp runs, and four more, in F32."""
     sources = [
         path
         for path in sorted((ROOT / "tests/golden/models").iterdir())
         if path.name not in NOT_IN_LLAMA_CPP
     ]
-    for name, config in {"ernie45": tiny_models.ERNIE, "glm": tiny_models.GLM}.items():
+    more = {
+        "ernie45": tiny_models.ERNIE,
+        "glm": tiny_models.GLM,
+        "qwen3_moe": tiny_models.QWEN3_MOE | {"norm_topk_prob": True},
+        "olmoe": tiny_models.OLMOE | {"num_key_value_heads": 4, "tie_word_embeddings": False},
+    }
+    for name, config in more.items():
         values = config | {"hidden_size": 32}
         weights = tiny_models.random_weights(values)
         sources.append(tiny_models.write_model(folder / name, values, weights))
@@ -120,6 +128,7 @@ def check_family(source: Path, path: Path) -> bool:
     architecture = values["general.architecture"]
     if architecture.startswith("gemma"):
         del arrays["output.weight"]  # which llama.cpp's converter drops
+    values.pop("llama.attention.sliding_window", None)  # which llama.cpp ignores
     if source.name in NUM_LAYERS:
         values, arrays = repeated(values, arrays, NUM_LAYERS[source.name])
     if architecture == "chatglm":

@@ -153,7 +153,9 @@ def randomize(model: torch.nn.Module) -> None:
 
     Attention must select, too.
     """
-    adds_one = model.config.model_type.startswith(("gemma", "qwen3_5"))  # to the weights of norms
+    adds_one = model.config.model_type.startswith(
+        ("gemma", "qwen3_5", "qwen3_next")
+    )  # to the weights of norms
     for name, parameter in model.named_parameters():
         noise = torch.randn_like(parameter)
         if "norm" in name:

@@ -36,7 +36,7 @@ from serve_checks.server import KEY, serving
 
 import mie.ray
 from mie.cli.serve import with_server_defaults
-from mie.ray.server import APP, connected
+from mie.ray.app import APP, connected
 
 NUM_SEEDED = 200
 NUM_STREAMS = 12

@@ -93,6 +93,8 @@ def interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
 
 ARCHITECTURES = {
     "mistral": "llama",
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3moe",
     "ministral3": "mistral3",
     "olmo3": "olmo2",
     "gemma3_text": "gemma3",
@@ -123,7 +125,10 @@ OF_LAYER = {
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "shared_mlp.output_linear": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
 }
+OF_EXPERTS = {"gate_proj": "gate", "up_proj": "up", "w1": "gate", "w3": "up"}
 AFTER_ATTENTION = ("olmo2", "gemma2", "gemma3", "exaone4", "seed_oss")
 """Architectures whose ``post_attention_layernorm`` keeps its name."""
 
@@ -143,7 +148,8 @@ def arrays_of(directory: Path) -> dict[str, np.ndarray]:
     config = json.loads((directory / "config.json").read_text())
     name = ARCHITECTURES.get(config["model_type"], config["model_type"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    arrays = {}
+    arrays: dict[str, np.ndarray] = {}
+    experts: dict[str, dict[int, np.ndarray]] = {}
     for file in sorted(directory.glob("*.safetensors")):
         for tensor, array in load_file(file).items():
             module, _, suffix = tensor.rpartition(".")
@@ -157,7 +163,14 @@ def arrays_of(directory: Path) -> dict[str, np.ndarray]:
                 for own, half in zip(("ffn_gate", "ffn_up"), np.split(numbers, 2), strict=True):
                     arrays[f"blk.{layer}.{own}.{suffix}"] = half
                 continue
+            if ".experts." in module:
+                _, _, layer, _, _, expert, own = module.split(".")
+                stack = f"blk.{layer}.ffn_{OF_EXPERTS.get(own, 'down')}_exps.weight"
+                experts.setdefault(stack, {})[int(expert)] = numbers
+                continue
             arrays[f"{name_of(module, name)}.{suffix}"] = numbers
+    for stack, of_expert in experts.items():
+        arrays[stack] = np.stack([of_expert[expert] for expert in sorted(of_expert)])
     rope = rope_of(config)
     if rope["rope_type"] == "llama3":
         arrays["rope_freqs.weight"] = divisors_of_llama3(config)
@@ -220,6 +233,12 @@ def sizes_of(directory: Path) -> dict[str, Any]:
     if "sliding_attention" in (config.get("rope_parameters") or {}):
         local = config["rope_parameters"]["sliding_attention"]["rope_theta"]
         own["rope.freq_base_swa"] = float(local)
+    for number in ("num_local_experts", "num_experts"):
+        if config.get(number):
+            own["expert_count"] = config[number]
+            own["expert_used_count"] = config["num_experts_per_tok"]
+    if "moe_intermediate_size" in config:
+        own["expert_feed_forward_length"] = config["moe_intermediate_size"]
     if name == "mistral3":
         own["rope.scaling.yarn_log_multiplier"] = float(rope["mscale_all_dim"])
         own["attention.temperature_scale"] = float(rope["llama_4_scaling_beta"])

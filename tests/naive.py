@@ -24,6 +24,8 @@ def rope_of(config, layer):
     """Return the parameters of RoPE in a layer, or None if it has none."""
     if not config.get("no_rope_layers", [1] * (layer + 1))[layer]:
         return None
+    if config.get("position_embedding_type") == "nope":
+        return None
     kind = config.get("layer_types") and config["layer_types"][layer]
     if config["model_type"] == "exaone4" and kind == "full_attention":
         return None
@@ -31,18 +33,82 @@ def rope_of(config, layer):
     return rope.get(kind, rope)
 
 
+def silu(z):
+    return z / (1 + np.exp(-z))
+
+
+def recur(config, weights, p, h):
+    """Return the result [n, D] of a recurrent layer for the normalised hidden states h [n, D].
+
+    The tensors after ``p`` are those of LFM2, of Qwen3.5 or of Granite 4. Each token's state
+    follows from the one before.
+    """
+    n = len(h)
+
+    def project(x, name):
+        return x @ weights[p + name + ".weight"].T
+
+    def convolve(x, name):
+        kernel = weights[p + name + ".weight"][:, 0]  # [C, W]
+        padded = np.concatenate([np.zeros((kernel.shape[1] - 1, x.shape[1])), x])
+        y = [(padded[t : t + kernel.shape[1]] * kernel.T).sum(0) for t in range(n)]
+        return np.array(y) + weights.get(p + name + ".bias", 0)
+
+    def rms(x):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + config["rms_norm_eps"])
+
+    if p + "conv.in_proj.weight" in weights:
+        b, c, x = np.split(project(h, "conv.in_proj"), 3, -1)
+        return project(c * convolve(b * x, "conv.conv"), "conv.out_proj")
+    if p + "mamba.in_proj.weight" in weights:
+        heads, groups, size = (config[f"mamba_{key}"] for key in ("n_heads", "n_groups", "d_state"))
+        inner, p = config["mamba_expand"] * config["hidden_size"], p + "mamba."
+        z, xbc, dt = np.split(project(h, "in_proj"), [inner, -heads], -1)
+        x, b, c = np.split(silu(convolve(xbc, "conv1d")), [inner, inner + groups * size], -1)
+        x = x.reshape(n, heads, -1)
+        b, c = (each.reshape(n, groups, size).repeat(heads // groups, 1) for each in (b, c))
+        step = np.log1p(np.exp(dt + weights[p + "dt_bias"]))
+        state, out = np.zeros((heads, x.shape[-1], size)), []
+        for t in range(n):
+            decay = np.exp(-np.exp(weights[p + "A_log"]) * step[t])
+            change = np.einsum("h,hp,hs->hps", step[t], x[t], b[t])
+            state = state * decay[:, None, None] + change
+            out.append(np.einsum("hps,hs->hp", state, c[t]) + weights[p + "D"][:, None] * x[t])
+        y = rms((np.array(out).reshape(n, -1) * silu(z)).reshape(n, groups, -1)).reshape(n, -1)
+        return project(y * weights[p + "norm.weight"], "out_proj")
+    heads, groups = config["linear_num_value_heads"], config["linear_num_key_heads"]
+    size, p = groups * config["linear_key_head_dim"], p + "linear_attn."
+    mixed = silu(convolve(project(h, "in_proj_qkv"), "conv1d"))
+    q, k, v = np.split(mixed, [size, 2 * size], -1)
+    q, k = (each.reshape(n, groups, -1).repeat(heads // groups, 1) for each in (q, k))
+    q, k = (each / np.sqrt((each**2).sum(-1, keepdims=True) + 1e-6) for each in (q, k))
+    v = v.reshape(n, heads, -1)
+    beta = 1 / (1 + np.exp(-project(h, "in_proj_b")))
+    step = np.log1p(np.exp(project(h, "in_proj_a") + weights[p + "dt_bias"]))
+    state, out = np.zeros((heads, v.shape[-1], k.shape[-1])), []
+    for t in range(n):
+        state = state * np.exp(-np.exp(weights[p + "A_log"]) * step[t])[:, None, None]
+        error = v[t] - np.einsum("hvk,hk->hv", state, k[t])
+        state = state + np.einsum("h,hv,hk->hvk", beta[t], error, k[t])
+        out.append(np.einsum("hvk,hk->hv", state, q[t]) / np.sqrt(k.shape[-1]))
+    z = project(h, "in_proj_z").reshape(v.shape)
+    y = rms(np.array(out)) * weights[p + "norm.weight"] * silu(z)
+    return project(y.reshape(n, -1), "out_proj")
+
+
 def logits(config, weights, ids):
     """Return the logits [len(ids), V] after each of the tokens."""
     n, num_heads, num_kv = len(ids), config["num_attention_heads"], config["num_key_value_heads"]
     dim, eps, family = config["head_dim"], config["rms_norm_eps"], config["model_type"]
     is_gemma, is_rotated_first = family.startswith("gemma"), family == "hunyuan_v1_dense"
+    adds_one = is_gemma or family == "qwen3_5_text"
     is_interleaved = family in ("glm4", "ernie4_5")
     scale = config.get("attention_multiplier", config.get("query_pre_attn_scalar", dim) ** -0.5)
     residual = config.get("residual_multiplier", 1)
     distance = np.arange(n)[:, None] - np.arange(n)[None]
 
     def norm(x, name):
-        weight = weights[name + ".weight"] + is_gemma
+        weight = weights[name + ".weight"] + adds_one
         whole = x.reshape(n, -1, weight.size)
         mean = (whole**2).mean(-1, keepdims=True)
         return (whole / np.sqrt(mean + eps) * weight).reshape(x.shape)
@@ -73,7 +139,7 @@ def logits(config, weights, ids):
     def activate(z):
         if is_gemma:
             return z / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)))
-        return z / (1 + np.exp(-z))
+        return silu(z)
 
     def mlp(x, p):
         if p + "gate_up_proj.weight" in weights:
@@ -93,23 +159,16 @@ def logits(config, weights, ids):
                 out[token] += share[expert] / total * own[0]
         return out
 
-    x = weights["model.embed_tokens.weight"][np.array(ids)]
-    x = x * (config["hidden_size"] ** 0.5 if is_gemma else config.get("embedding_multiplier", 1))
-    for layer in range(config["num_hidden_layers"]):
-        p = f"model.layers.{layer}."
-        attention_out, before, after = {  # the norms after attention, before and after the MLP
-            "gemma2": ("post_attention", "pre_feedforward", "post_feedforward"),
-            "gemma3_text": ("post_attention", "pre_feedforward", "post_feedforward"),
-            "olmo3": ("post_attention", "", "post_feedforward"),
-            "exaone4": ("post_attention", "", "post_feedforward"),
-            "glm4": ("post_self_attn", "post_attention", "post_mlp"),
-        }.get(family, ("", "post_attention", ""))
-        h = norm_if(x, p + "input_layernorm")
+    def attend(h, p, layer):
         if p + "self_attn.qkv_proj.weight" in weights:
             cuts = np.cumsum([num_heads * dim, num_kv * dim])
             q, k, v = np.split(project(h, p + "self_attn.qkv_proj"), cuts, -1)
         else:
             q, k, v = (project(h, p + f"self_attn.{x}_proj") for x in "qkv")
+        gate = 1
+        if family == "qwen3_5_text":  # head by head, queries and gates
+            q, gate = np.split(q.reshape(n, num_heads, -1), 2, -1)
+            gate = 1 / (1 + np.exp(-gate))
         q, k, v = q.reshape(n, -1, dim), k.reshape(n, -1, dim), v.reshape(n, -1, dim)
         rope = rope_of(config, layer)
         if is_rotated_first:
@@ -124,7 +183,24 @@ def logits(config, weights, ids):
         window = n + 1 if is_full else config.get("sliding_window") or n + 1
         weight = np.exp(np.where((distance >= 0) & (distance < window), scores, -np.inf))
         attended = np.einsum("hqk,khd->qhd", weight / weight.sum(-1, keepdims=True), v)
-        h = project(attended.reshape(n, -1), p + "self_attn.o_proj")
+        return project((attended * gate).reshape(n, -1), p + "self_attn.o_proj")
+
+    x = weights["model.embed_tokens.weight"][np.array(ids)]
+    x = x * (config["hidden_size"] ** 0.5 if is_gemma else config.get("embedding_multiplier", 1))
+    for layer in range(config["num_hidden_layers"]):
+        p = f"model.layers.{layer}."
+        attention_out, before, after = {  # the norms after attention, before and after the MLP
+            "gemma2": ("post_attention", "pre_feedforward", "post_feedforward"),
+            "gemma3_text": ("post_attention", "pre_feedforward", "post_feedforward"),
+            "olmo3": ("post_attention", "", "post_feedforward"),
+            "exaone4": ("post_attention", "", "post_feedforward"),
+            "glm4": ("post_self_attn", "post_attention", "post_mlp"),
+        }.get(family, ("", "post_attention", ""))
+        h = norm_if(x, p + "input_layernorm")
+        if p + "self_attn.o_proj.weight" in weights:
+            h = attend(h, p, layer)
+        else:
+            h = recur(config, weights, p, h)
         x = x + residual * norm_if(h, p + f"{attention_out}_layernorm")
         h = norm_if(x, p + f"{before}_layernorm")
         h = (sparse if p + "mlp.gate.weight" in weights else mlp)(h, p + "mlp.")

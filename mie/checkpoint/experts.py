@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mie.checkpoint.families import Family
 from mie.checkpoint.json_reader import JsonReader
 from mie.checkpoint.size_limits import MAX_EXPERTS, MAX_EXPERTS_OF_MODEL, MAX_LAYERS, MAX_WIDTH
+from mie.errors import UnsupportedModelError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +32,18 @@ def read_experts(reader: JsonReader, family: Family, num_layers: int) -> Experts
         return None
     # transformers 5 writes Qwen3's number under the second key, beside which is a default here.
     keys = [key for key in ("num_local_experts", "num_experts") if key in reader.values]
+    if family.recurrent is not None and reader.values[keys[0]] == 0:  # a dense Granite 4
+        return None
     number = reader.integer(keys[0], maximum=MAX_EXPERTS)
     is_normalised = True
     if "norm_topk_prob" in family.defaults:
         is_normalised = reader.flag("norm_topk_prob", default=False)
     layers = _layers(reader, num_layers)
+    if family.names.shared_gate is not None and not all(layers):
+        raise UnsupportedModelError(
+            f"{reader.source}: layers without experts (mlp_only_layers, decoder_sparse_step) are "
+            f"not supported in {family.title}"
+        )
     if number * sum(layers) > MAX_EXPERTS_OF_MODEL:
         expected = f"must be at most {MAX_EXPERTS_OF_MODEL} in all layers"
         raise reader.error(keys[0], expected, number * sum(layers))

@@ -31,6 +31,8 @@ class Names:
     expert_gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
     """Like `gate_up`, with the number of the expert. A file may stack the matrices of all."""
     expert_down: str = "mlp.experts.{}.down_proj"
+    shared_gate: str | None = None
+    """The matrix with one row whose sigmoid multiplies the MLP beside experts."""
     attention_out: str = "self_attn.o_proj"
     final_norm: str = "norm"
     """The norm before the output head."""

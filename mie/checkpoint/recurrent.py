@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from mie.checkpoint.family import Family, Recurrent
 from mie.checkpoint.json_reader import JsonReader
+from mie.checkpoint.refusals import activation_name
 from mie.checkpoint.size_limits import MAX_EPS, MAX_WIDTH, MIN_EPS
 from mie.errors import UnsupportedModelError, shown
 from mie.ops.recurrent_shape import Kind, RecurrentShape
@@ -16,6 +17,7 @@ RECURRENT = "recurrent"
 """The type of these layers, whatever the family calls it."""
 
 MAX_KERNEL = 64
+SILU = ("silu", "swish")
 INFINITIES = (math.inf, {"__float__": "Infinity"})  # as JSON, and as transformers 5 writes it
 
 Selection = tuple[str, Sequence[range]]
@@ -130,6 +132,11 @@ def read_recurrent(reader: JsonReader, family: Family, hidden_size: int) -> Recu
     """
     if family.recurrent is None:
         return None
+    if (name := activation_name(reader.values)) not in SILU:
+        raise UnsupportedModelError(
+            f"{reader.source}: activation {shown(name)} of recurrent layers is not supported "
+            f"(supported: {SILU[0]!r})"
+        )
     kind, eps = family.recurrent.kind, family.recurrent.norm_eps
     bias = {"conv": "conv_bias", "delta": None, "mamba": "mamba_proj_bias"}[kind]
     conv_bias = {"conv": "conv_bias", "delta": None, "mamba": "mamba_conv_bias"}[kind]

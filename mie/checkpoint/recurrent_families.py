@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mie.checkpoint.family import MULTIPLIERS, Family, Names, Recurrent
+from mie.checkpoint.sparse_families import GRANITE_EXPERTS
 
 _DELTA = Recurrent(
     kind="delta",
@@ -17,6 +18,18 @@ _DELTA = Recurrent(
     norm="linear_attn.norm",
     out="linear_attn.out_proj",
 )
+
+_QWEN_SIZES = {
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
 
 RECURRENT_FAMILIES: Mapping[str, Family] = {
     "Lfm2ForCausalLM": Family(
@@ -64,22 +77,54 @@ RECURRENT_FAMILIES: Mapping[str, Family] = {
         title="Qwen3.5, text",
         model_type="qwen3_5_text",
         defaults={
-            "head_dim": 256,
+            **_QWEN_SIZES,
             "num_key_value_heads": 4,
-            "max_position_embeddings": 32768,
-            "partial_rotary_factor": 0.25,
-            "full_attention_interval": 4,
-            "linear_conv_kernel_dim": 4,
-            "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128,
-            "linear_num_key_heads": 16,
-            "linear_num_value_heads": 32,
         },
         implements=("attention_bias", "partial_rotary_factor", "mrope_section"),
         qk_norm="head",
         norm_offset=1,
         gates_attention=True,
         recurrent=_DELTA,
+    ),
+    "Qwen3NextForCausalLM": Family(
+        title="Qwen3-Next",
+        model_type="qwen3_next",
+        defaults={
+            **_QWEN_SIZES,
+            "num_key_value_heads": 2,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+            "shared_intermediate_size": 512,
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
+            "norm_topk_prob": True,
+        },
+        implements=(
+            *("attention_bias", "partial_rotary_factor", "mrope_section"),
+            *("moe_intermediate_size", "num_experts", "num_local_experts"),
+        ),
+        qk_norm="head",
+        norm_offset=1,
+        gates_attention=True,
+        expert_size="moe_intermediate_size",
+        keys={"shared_expert_intermediate_size": "shared_intermediate_size"},
+        recurrent=Recurrent(
+            kind="delta",
+            layer_types=("linear_attention",),
+            mixed=("linear_attn.in_proj_qkvz",),
+            gate=("linear_attn.in_proj_qkvz",),
+            small=("linear_attn.in_proj_ba",),
+            layout="by group",
+            conv=("linear_attn.conv1d",),
+            vectors="linear_attn.",
+            norm="linear_attn.norm",
+            out="linear_attn.out_proj",
+        ),
+        names=Names(
+            gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+            down="mlp.shared_expert.down_proj",
+            shared_gate="mlp.shared_expert_gate",
+        ),
     ),
     "OlmoHybridForCausalLM": Family(
         title="OLMo hybrid",
@@ -115,7 +160,7 @@ RECURRENT_FAMILIES: Mapping[str, Family] = {
         ),
     ),
     "GraniteMoeHybridForCausalLM": Family(
-        title="Granite 4, dense",
+        title="Granite 4",
         model_type="granitemoehybrid",
         defaults={
             **MULTIPLIERS,
@@ -123,6 +168,7 @@ RECURRENT_FAMILIES: Mapping[str, Family] = {
             "bos_token_id": 1,
             "eos_token_id": 2,
             "num_local_experts": 8,
+            "num_experts_per_tok": 2,
             "shared_intermediate_size": 1024,
             "mamba_n_heads": 128,
             "mamba_n_groups": 1,
@@ -133,7 +179,8 @@ RECURRENT_FAMILIES: Mapping[str, Family] = {
             "mamba_conv_bias": True,
             "mamba_proj_bias": False,
         },
-        implements=("attention_bias", *MULTIPLIERS),
+        implements=("attention_bias", "num_experts", "num_local_experts", *MULTIPLIERS),
+        expert_size="intermediate_size",
         rope_layers="switched",
         recurrent=Recurrent(
             kind="mamba",
@@ -147,7 +194,7 @@ RECURRENT_FAMILIES: Mapping[str, Family] = {
             norm="mamba.norm",
             out="mamba.out_proj",
         ),
-        names=Names(gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear"),
+        names=GRANITE_EXPERTS,
     ),
 }
 """The families by the name in ``architectures``."""

@@ -45,6 +45,9 @@ _FEATURES: Mapping[str, Sequence[str]] = {
         "logit_scale",
     ),
     "layers without RoPE": ("no_rope_layers", "no_rope_layer_interval"),
+    "inputs for each layer": ("hidden_size_per_layer_input",),
+    "keys and values that layers share": ("num_kv_shared_layers",),
+    "heads of several sizes": ("global_head_dim",),
 }
 # Keys that enable a feature by being true.
 _SWITCHES: Mapping[str, str] = {
@@ -129,6 +132,8 @@ def _problems(
     own: Sequence[str],
 ) -> Iterator[str]:
     if architecture not in families:
+        text = config.get("text_config")  # the part that is a language model
+        config = {**(text if isinstance(text, Mapping) else {}), **config}
         nearest = difflib.get_close_matches(architecture[:100], families, n=1, cutoff=0.0)
         yield f"architecture {shown(architecture)} (nearest: {nearest[0]!r})"
     for feature, keys in _FEATURES.items():

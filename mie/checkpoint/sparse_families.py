@@ -15,7 +15,7 @@ _GRANITE: Mapping[str, Any] = {
     **BOS_AND_EOS,
     **MULTIPLIERS,
 }
-_GRANITE_EXPERTS = Names(
+GRANITE_EXPERTS = Names(
     gate_up=("shared_mlp.input_linear",),
     down="shared_mlp.output_linear",
     router="block_sparse_moe.router.layer",
@@ -84,7 +84,7 @@ SPARSE_FAMILIES: Mapping[str, Family] = {
         defaults=_GRANITE,
         implements=("attention_bias", *MULTIPLIERS, *_EXPERT_KEYS),
         expert_size="intermediate_size",
-        names=_GRANITE_EXPERTS,
+        names=GRANITE_EXPERTS,
     ),
     "GraniteMoeSharedForCausalLM": Family(
         title="Granite, sparse with a shared expert",
@@ -92,6 +92,6 @@ SPARSE_FAMILIES: Mapping[str, Family] = {
         defaults={**_GRANITE, "shared_intermediate_size": 0},
         implements=("attention_bias", *MULTIPLIERS, *_EXPERT_KEYS),
         expert_size="intermediate_size",
-        names=_GRANITE_EXPERTS,
+        names=GRANITE_EXPERTS,
     ),
 }

@@ -80,6 +80,8 @@ def _experts(config: ModelConfig) -> dict[str, Shape]:
     assert config.experts is not None
     names, hidden, inner = config.names, config.hidden_size, config.experts.size
     tensors = linear_tensors(names.router, config.experts.number, hidden, False)
+    if names.shared_gate is not None:
+        tensors |= linear_tensors(names.shared_gate, 1, hidden, False)
     for expert in range(config.experts.number):
         gate_up = [name.format(expert) for name in names.expert_gate_up]
         tensors |= _parts(gate_up, (inner, inner), hidden, False)

@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from mie.base.reprs import count
 from mie.batch.lines import Line, json_object, read_batch
-from mie.cli.options import (
-    DEFAULT_MODEL,
-    engine_options,
-    report_sampling_defaults,
-)
+from mie.cli.options import DEFAULT_MODEL, engine_options, report_sampling_defaults
 from mie.cli.serve import with_server_defaults
 from mie.errors import ConfigError, MissingExtraError, RequestError
 
@@ -116,8 +112,8 @@ def _answers(
         yield from answers(llm, requests.items())
         return
     try:
+        from mie.ray.app import connected
         from mie.ray.data import generate_all
-        from mie.ray.server import connected
     except ImportError as error:
         raise MissingExtraError.of("mie batch --replicas", error, "ray") from error
     number = 1 if args.replicas is None else args.replicas

@@ -12,12 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mie.cli.bench_report import about, errors, exit_code, report, run_compare, write_results
-from mie.cli.options import (
-    DEFAULT_MODEL,
-    engine_options,
-    llm_with_trace,
-    trace_file,
-)
+from mie.cli.options import DEFAULT_MODEL, engine_options, llm_with_trace, trace_file
 from mie.config.arguments import option
 from mie.errors import ConfigError
 

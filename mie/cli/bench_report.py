@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mie.errors import ConfigError
+from mie.system.files import read_json_object
 
 if TYPE_CHECKING:
     from mie.sim.driver import LoadResult
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from mie.sim.workload import Workload
 
     AnyResult: TypeAlias = LoadResult | ServedResult
+
+MAX_RESULTS_BYTES = 256 << 20
+"""The longest file of results that is read. Those with details have lines for each request."""
 
 LABELS = {
     "completed": "Successful requests",
@@ -175,14 +179,8 @@ def run_compare(args: argparse.Namespace) -> int:
 
 
 def _read_results(path: Path) -> Mapping[str, Any]:
-    try:
-        results = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        reason = error.strerror or error
-        raise ConfigError(f"cannot read the results {path}: {reason}") from error
-    except ValueError as error:
-        raise ConfigError(f"cannot read the results {path}: {error}") from error
-    if not isinstance(results, dict) or not {"simulated", "model_id"} <= results.keys():
+    results = read_json_object(path, MAX_RESULTS_BYTES, ConfigError)
+    if not {"simulated", "model_id"} <= results.keys():
         raise ConfigError(f"{path} holds no results of mie bench")
     return results
 

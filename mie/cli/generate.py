@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING
 
 from mie.base.reprs import count
 from mie.batch.lines import Line, decoded, raw_lines, read_lines
-from mie.cli.options import (
-    llm_with_trace,
-    report_sampling_defaults,
-    sampling_params,
-    trace_failed,
-)
+from mie.cli.options import llm_with_trace, report_sampling_defaults, sampling_params, trace_failed
 from mie.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:

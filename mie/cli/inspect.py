@@ -179,6 +179,10 @@ def _facts(report: ModelReport) -> Iterator[tuple[str, str]]:
         yield "weights loaded", f"{loaded} {others}"
         wide, narrow = (format_size(config.kv_bytes_per_token(width)) for width in (4, 2))
         yield "KV per token", f"{wide} in float32, {narrow} in 16 bits"
+        if config.recurrent is not None:
+            number = config.recurrent.shape.num_elements * config.layers_recurrent.count(True)
+            size = format_size(4 * number)
+            yield "state", f"{size} in float32 for each sequence; prefix caching is off"
     if report.kv_cache is not None:
         memory, wide_tokens, narrow_tokens = report.kv_cache.values()
         fit = f"{format_size(memory)} hold {wide_tokens:,} tokens in float32"
@@ -192,7 +196,7 @@ def _facts(report: ModelReport) -> Iterator[tuple[str, str]]:
 
 def _rope(config: ModelConfig) -> str:
     kinds = {rope.rope_type for rope in config.layer_ropes if rope is not None}
-    num_without = config.layer_ropes.count(None)
+    num_without = config.layer_ropes.count(None) - config.layers_recurrent.count(True)
     without = f", {num_without} layers without" if num_without else ""
     return f"RoPE {' and '.join(sorted(kinds)) or 'none'}{without}"
 
@@ -212,8 +216,15 @@ def _experts(experts: Experts) -> str:
 
 
 def _layers(config: ModelConfig) -> str:
+    windows = Counter(
+        window
+        for window, is_recurrent in zip(config.layer_windows, config.layers_recurrent, strict=True)
+        if not is_recurrent
+    )
     kinds = [
         f"{count} with {f'a window of {window:,} tokens' if window else 'full attention'}"
-        for window, count in Counter(config.layer_windows).items()
+        for window, count in windows.items()
     ]
+    if config.recurrent is not None:
+        kinds.append(f"{config.layers_recurrent.count(True)} with a state")
     return f"{config.num_layers}: {', '.join(kinds)}"

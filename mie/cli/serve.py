@@ -205,7 +205,7 @@ def serve_on_ray(args: argparse.Namespace, config: ServeConfig, engine: Mapping[
     given = {name: value for name, value in given.items() if value is not None}
     replicas = ReplicaConfig(engine=engine, server=config, **given)
     try:
-        from mie.ray.server import serve_replicas
+        from mie.ray.app import serve_replicas
     except ImportError as error:
         raise MissingExtraError.of("mie serve --replicas", error, "ray") from error
     return serve_replicas(replicas, args.ray_address)

@@ -14,8 +14,7 @@ from mie.cli.trace_perfetto import write_timeline
 from mie.cli.trace_request import request_lines
 from mie.errors import ConfigError, RequestError, TraceError
 from mie.events import Segment, Summary, read_log, summary_of
-from mie.events.page.assets import RECORDED_RUNS
-from mie.events.page.bundle import EmbeddedRun, page_html
+from mie.events.page.assets import RECORDED_RUNS, EmbeddedRun, page_html
 from mie.events.page.cells import NodeText
 from mie.events.page.recording import Recording
 from mie.events.replay import at

@@ -15,11 +15,12 @@ from mie.config.arguments import add_neutral_names, add_settings, given
 from mie.config.engine import (
     EngineConfig,
     EngineSettings,
+    RequestLimits,
     check_setting,
     keyword_checked,
+    limits_of,
     refuse_unknown,
 )
-from mie.config.request_limits import RequestLimits, limits_of
 from mie.config.settings import AUTO_BACKENDS, Setting, declared_in, settings_of
 from mie.config.vllm_names import VllmNames, refuse_what_vllm_has
 from mie.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Define how much two backends may differ, in one table with its reasons.
+"""Measure two results of an operator, and judge them by ``tolerances.json`` with its reasons.
 
 The limits are for accumulated errors: B computes each operator from its own earlier results,
 through all layers. They limit the largest difference in a row (one token) over the row's largest
@@ -7,8 +7,10 @@ every family between NumPy and the emulated kernels. In 16 bits they are about t
 second table has narrower limits for one operator alone with equal inputs.
 """
 
+import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -140,86 +142,16 @@ class Tolerance(NamedTuple):
     reason: str
 
 
-TOLERANCES = MappingProxyType(
-    {
-        "float64": Tolerance(
-            *(2.5e-16, 4e-14, 8e-14, 4e-14),
-            "The limits of float32, scaled by 29 bits of mantissa. Two float64 sides differ "
-            "only by the order of their sums.",
-        ),
-        "float32": Tolerance(
-            *(1.2e-7, 2e-5, 4e-5, 2e-5),
-            "A rounding is 6e-8. The largest errors were 2e-6 in sums and logits and 4e-6 in "
-            "attention and gates, after two to four layers. Ten times that leaves room for "
-            "deeper models, whose errors grow about as the root of the depth. A sum kept in 16 "
-            "bits, or in TF32, is off by 1e-4 and more.",
-        ),
-        "float16": Tolerance(
-            *(1e-3, 2e-2, 4e-2, 2e-2),
-            "A rounding is 5e-4, and every operator rounds its result. The largest errors with "
-            "random weights were 7e-3 in sums and logits and 1.3e-2 in attention and gates. "
-            "The bundled model stays below half of that.",
-        ),
-        "bfloat16": Tolerance(
-            *(8e-3, 0.12, 0.25, 0.2),
-            "A rounding is 4e-3, eight times float16's. The largest errors with random weights "
-            "were 5e-2 in sums and 7e-2 in attention, gates and logits. This finds only gross "
-            "faults: to check a kernel, compare it in float32 or float16.",
-        ),
-    }
+_TABLES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+TOLERANCES, ALONE, QUANTIZED = (
+    MappingProxyType({name: Tolerance(**row) for name, row in table.items()})
+    for table in _TABLES.values()
 )
-"""Limits by the coarser dtype of the two, whose rounding causes the difference."""
+"""Three tables of limits, by the coarser dtype of the two, whose rounding causes the difference.
 
-ALONE = MappingProxyType(
-    {
-        "float64": Tolerance(
-            *(2.5e-16, 1.2e-14, 1.2e-14, 1.2e-14),
-            "The limits of float32, scaled by 29 bits of mantissa.",
-        ),
-        "float32": Tolerance(
-            *(1.2e-7, 6e-6, 6e-6, 6e-6),
-            "Sums of up to 768 terms were off by up to 1.2e-6, softmax by 1e-6.",
-        ),
-        "float16": Tolerance(
-            *(1e-3, 4e-3, 1e-2, 4e-3),
-            "Inputs and results are rounded, 5e-4 each. The largest errors were 1.1e-3, and "
-            "3.3e-3 in attention, whose keys and values are rounded once more.",
-        ),
-        "bfloat16": Tolerance(
-            *(8e-3, 3e-2, 8e-2, 3e-2),
-            "Eight times float16's. The largest errors were 9e-3, and 2.9e-2 in attention.",
-        ),
-    }
-)
-"""Limits for operators that all have A's inputs (``isolate``), so that no errors accumulate."""
-
-QUANTIZED = MappingProxyType(
-    {
-        "int8": Tolerance(
-            *(0, 0.1, 0.2, 0.1),
-            "A cache of int8 rounds a vector by up to 1/254 of its largest element. The "
-            "largest errors with random weights were 4.5e-2 in sums and 7e-2 in attention and "
-            "gates.",
-        ),
-        "fp8": Tolerance(
-            *(0, 0.6, 1.2, 0.6),
-            "A cache of float8_e4m3fn rounds each element by up to 1/16. The largest errors "
-            "with random weights were 0.28 in sums and 0.47 in attention and gates. This finds "
-            "only gross faults.",
-        ),
-        "int8 on both sides": Tolerance(
-            *(0, 1e-2, 2e-2, 1e-2),
-            "Two caches of int8 hold the same elements, except that one is occasionally "
-            "rounded the other way, by 1/127 of its vector's largest.",
-        ),
-        "fp8 on both sides": Tolerance(
-            *(0, 6e-2, 0.12, 6e-2),
-            "Two caches of float8_e4m3fn hold the same elements, except that one is "
-            "occasionally rounded the other way, by 1/8 of itself.",
-        ),
-    }
-)
-"""Limits of quantised caches, where they exceed those of the dtype."""
+The second is for operators that all have A's inputs (``isolate``), so that no errors accumulate.
+The third is for quantised caches, where its limits exceed those of the dtype.
+"""
 
 CLASSES = MappingProxyType(
     {

@@ -234,7 +234,7 @@ class ModelRunner:
             logits_rows=logits_rows,
             num_decodes=num_decodes,
             slots=rows,
-            fresh=seq_lens == np.diff(cu_seqlens_q),
+            fresh=None if self._states is None else seq_lens == np.diff(cu_seqlens_q),
         )
 
     def _tables_of(self, rows: Ints, num_blocks: int) -> Ints:

@@ -1,6 +1,6 @@
 """Keep the records that are emitted: the last steps in memory, all of them in a file."""
 
-from __future__ import annotations
+from __future__ import annotations  # array is not subscriptable at run time
 
 import marshal
 from array import array

@@ -9,7 +9,7 @@ from typing import Any
 from mie.base.refusals import refuses_names
 from mie.config.engine_args import EngineArgs
 from mie.config.params.checks import check_request_id
-from mie.config.params.sampling import RequestOutputKind, SamplingParams
+from mie.config.params.sampling import SamplingParams
 from mie.config.params.values import refuse_options
 from mie.engine.metrics import Metric
 from mie.errors import RequestError, shown
@@ -53,6 +53,8 @@ class LLMEngine:
             defaults=parts.generation.sampling,
             constraints=parts.grammars,
         )
+        self.prepare = self.preparer.prepared
+        """Check and tokenize a request in the caller's thread, and compile its constraint."""
         survives_fork = parts.engine.backend != "cupy"
         self.loop = EngineLoop(parts.engine, parts.tokenizer, survives_fork=survives_fork)
         self._collector = self.loop.new_collector()
@@ -153,26 +155,6 @@ class LLMEngine:
         ``override_generation_config`` say otherwise.
         """
         return SamplingParams(**self.parts.generation.sampling)
-
-    def prepare(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None,
-        output_kind: RequestOutputKind | None = None,
-        request_id: str | None = None,
-        *,
-        priority: int = 0,
-        client: str | None = None,
-    ) -> PreparedRequest:
-        """Check and tokenize a request in the caller's thread, and compile its constraint.
-
-        Raises:
-            ConfigError: a parameter is not allowed.
-            RequestError: the prompt or a label is malformed, or exceeds a limit.
-            WorkerError: the process that compiles constraints failed.
-        """
-        prepared = self.preparer.prepare(prompt, params, output_kind, request_id, priority, client)
-        return self.preparer.constrained(prepared)
 
     def _own_collector(self) -> Collector:
         if self._collector.process_id != os.getpid():  # after a fork: the requests are the parent's

@@ -15,9 +15,9 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mie.base.refusals import REFUSED
+from mie.config.engine import RequestLimits
 from mie.config.params.checks import check_labels, check_length
 from mie.config.params.sampling import RequestOutputKind, SamplingParams, truncated
-from mie.config.request_limits import RequestLimits
 from mie.engine.constraint import Constraints, check_constraint, structure_of
 from mie.engine.engine import Engine
 from mie.errors import ConfigError, RequestError, shown
@@ -86,6 +86,10 @@ class Preparer:
             output_kind=params.output_kind if output_kind is None else output_kind,
             answer=answer,
         )
+
+    def prepared(self, *args: Any, **keywords: Any) -> PreparedRequest:
+        """Return the request of `prepare` with its constraint, for which this may wait."""
+        return self.constrained(self.prepare(*args, **keywords))
 
     def submit(self, prepared: PreparedRequest, caller: Hashable) -> Future[Any] | None:
         """Begin to compile the constraint of a request's output, if it has one.

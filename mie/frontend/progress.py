@@ -1,49 +1,37 @@
 """Show the progress of `LLM.generate` and of a beam search."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable
-from types import TracebackType
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 from mie.frontend.outputs import RequestOutput
 
 
-class ProgressBar:
-    """A progress bar for the requests of one call.
+@contextmanager
+def progress_bar(
+    total: int, use_tqdm: bool | Callable[..., Any]
+) -> Iterator[Callable[[RequestOutput], object]]:
+    """Show a progress bar for the requests of one call. The function counts a finished request.
 
     Its speeds are estimates that count only finished requests. ``use_tqdm`` is True for a bar,
     False for none, or a function with tqdm's keywords that makes a bar. In a notebook the bar is a
     widget.
     """
+    if not use_tqdm:
+        yield lambda output: None
+        return
+    options = {"desc": "generating", "unit": "request", "postfix": _speeds(0, 0)}
+    numbers = [0, 0]
+    with closing(_new_bar(use_tqdm, total=total, **options)) as bar:
 
-    def __init__(self, total: int, use_tqdm: bool | Callable[..., Any] = True) -> None:
-        self._num_input = self._num_output = 0
-        self._bar: Any = None
-        if use_tqdm:
-            options = {"desc": "generating", "unit": "request", "postfix": _speeds(0, 0)}
-            self._bar = _new_bar(use_tqdm, total=total, **options)
+        def count(output: RequestOutput) -> None:
+            numbers[0] += len(output.prompt_token_ids)
+            numbers[1] += sum(len(choice.token_ids) for choice in output.outputs)
+            elapsed = bar.format_dict["elapsed"] or 1e-9
+            bar.postfix = _speeds(*(number / elapsed for number in numbers))
+            bar.update()
 
-    def __enter__(self) -> ProgressBar:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def update(self, output: RequestOutput) -> None:
-        """Count a finished request and its tokens."""
-        if self._bar is not None:
-            self._num_input += len(output.prompt_token_ids)
-            self._num_output += sum(len(choice.token_ids) for choice in output.outputs)
-            elapsed = self._bar.format_dict["elapsed"] or 1e-9
-            self._bar.postfix = _speeds(self._num_input / elapsed, self._num_output / elapsed)
-            self._bar.update()
+        yield count
 
 
 def steps(count: int, use_tqdm: bool | Callable[..., Any]) -> Iterable[int]:

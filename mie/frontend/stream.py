@@ -64,7 +64,6 @@ class OutputStream(Collector):
         return [request.metrics for request in self.requests]
 
     def take(self) -> list[RequestOutput]:
-        """Return one output for each request with news, merged since it was last taken."""
         self._arrival = self.event_loop.create_future()
         outputs = super().take()
         for output in outputs:
@@ -72,14 +71,12 @@ class OutputStream(Collector):
         return outputs
 
     def close(self) -> None:
-        """End the requests that are unfinished before the next step. It never waits."""
         if self.num_unfinished:
             self.num_unfinished = 0
             # A command, because the one that adds the requests may still be in the inbox.
             self._loop.post(partial(self._loop.processor.drop, self.request_ids))
 
     def arrive(self) -> None:
-        """End the wait for `arrival`, now or when the task wants to hear of it."""
         if self._hold is None:
             self.nudge()
         else:

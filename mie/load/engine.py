@@ -162,7 +162,9 @@ def _with_states(config: EngineConfig) -> EngineConfig:
             raise ConfigError(
                 f"{name}={value!r} is not supported with recurrent layers (leave it out)"
             )
-    return replace(config, enable_prefix_caching=False, async_scheduling=False)
+    return replace(
+        config, enable_prefix_caching=False, max_cached_blocks=None, async_scheduling=False
+    )
 
 
 def new_scheduler(

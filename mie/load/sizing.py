@@ -218,6 +218,8 @@ def step_size(config: EngineConfig, model: ModelConfig, max_model_len: int) -> S
         num_chosen=model.experts.num_chosen if model.experts else 0,
         expert_size=model.experts.size if model.experts else 0,
         cache=cache_shape(model, 1, config.block_size),
+        gates_attention=model.gates_attention,
+        recurrent=model.recurrent.shape if model.recurrent else None,
     )
 
 

@@ -101,9 +101,10 @@ class Decoder:
         h = backend.rms_norm(x, layer.mlp_norm, eps)
         routed = backend.route(h, w)
         if layer.gate_up is not None:
-            x = self._add(
-                x, backend.norm_gate_up(h, None, eps, layer.gate_up, activation), layer.down, None
-            )
+            own = backend.norm_gate_up(h, None, eps, layer.gate_up, activation)
+            if layer.shared_gate is not None:
+                own = backend.sigmoid_mul(own, backend.linear(h, layer.shared_gate))
+            x = self._add(x, own, layer.down, None)
         return backend.experts(h, routed, w, residual=x)
 
     def _add(self, x: Array, h: Array, weight: Array, norm: Array | None) -> Array:

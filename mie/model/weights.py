@@ -39,6 +39,7 @@ class Layer:
     gate_up: Array | None  # of the MLP, which sparse layers may not have
     down: Array | None
     experts: ExpertWeights | None
+    shared_gate: Array | None  # [1, D], of the MLP beside experts
     mlp_post_norm: Array | None
 
 
@@ -83,6 +84,7 @@ class Loader:
             gate_up=self.linear(prefix, *names.gate_up) if config.has_mlp(index) else None,
             down=self.linear(prefix, names.down) if config.has_mlp(index) else None,
             experts=self.experts(prefix) if config.has_experts(index) else None,
+            shared_gate=self.linear(prefix, names.shared_gate) if names.shared_gate else None,
             mlp_post_norm=self.norm(prefix, names.mlp_post_norm),
         )
 

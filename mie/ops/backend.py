@@ -26,6 +26,7 @@ from mie.ops.arrays import Bools, Ints
 from mie.ops.expert_operators import Activation, ExpertOperators
 from mie.ops.quantised import Form, Part, Rows
 from mie.ops.recurrent_operators import RecurrentOperators
+from mie.ops.recurrent_shape import RecurrentShape
 from mie.ops.rope import FloatOrFloats
 from mie.ops.sampling import RowControls
 
@@ -120,6 +121,8 @@ class StepSize:
     """Experts of a token."""
     expert_size: int = 0
     """The intermediate size of an expert."""
+    gates_attention: bool = False
+    recurrent: RecurrentShape | None = None
 
     @property
     def num_results(self) -> int:
@@ -127,7 +130,11 @@ class StepSize:
         attention = 2 * (self.num_heads + self.cache.num_kv_heads) * self.cache.head_dim
         experts = self.num_chosen * (2 * self.hidden_size + self.expert_size)
         experts += 3 * self.expert_size * (self.num_chosen > 0)
-        widest = 2 * self.hidden_size + max(attention, 3 * self.intermediate_size, experts)
+        recurrence = self.recurrent.num_results if self.recurrent else 0
+        if self.gates_attention:
+            attention += self.num_heads * self.cache.head_dim
+        mlp = 3 * self.intermediate_size
+        widest = 2 * self.hidden_size + max(attention, mlp, experts, recurrence)
         return self.num_tokens * widest + self.num_seqs * self.vocab_size
 
 
@@ -353,7 +360,7 @@ class Backend(ComposedOperators, ExpertOperators, RecurrentOperators, Protocol):
         return self.refuse("soft caps")
 
     def sigmoid_mul(self, x: Array, gate: Array) -> Array:
-        """Multiply by sigmoid(gate), as [T, K]: `ops.activation.sigmoid`."""
+        """Multiply by sigmoid(gate [T, K] or [T, 1]), as [T, K]: `ops.activation.sigmoid`."""
         return self.refuse("gated attention")
 
     def take_rows(self, x: Array, rows: Array) -> Array:

@@ -32,3 +32,13 @@ class RecurrentShape:
     def num_elements(self) -> int:
         """The numbers that a layer keeps for a sequence: columns of the convolution, and states."""
         return (self.kernel_size - 1) * self.num_channels + self.key_dim * self.width
+
+    @property
+    def num_results(self) -> int:
+        """The results of a token: projections, and those of the convolution, recurrence and norm.
+
+        A short convolution's projection has three parts.
+        """
+        if self.kind == "conv":
+            return 4 * self.width
+        return 2 * self.num_channels + 2 * self.num_heads + 3 * self.width

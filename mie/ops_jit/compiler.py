@@ -60,13 +60,21 @@ def host_cpu() -> Cpu:
 
 def kernel_named(name: str, cpu: Cpu) -> Any:
     """Return a kernel's Numba function, such as "linear[bfloat16]". This imports Numba."""
-    from mie.ops_jit.kernels import attention, elementwise, experts, linear, products, team
+    from mie.ops_jit.kernels import (
+        attention,
+        elementwise,
+        experts,
+        linear,
+        products,
+        recurrent,
+        team,
+    )
     from mie.ops_jit.kernels.formats import FORMATS
 
     base, _, dtype = name.rstrip("]").partition("[")
     if base == "multiply":
         return products.multiply(FORMATS[dtype], products.tiles_of(FORMATS[dtype], cpu.vector_bits))
-    modules = (elementwise, linear, attention, experts, team)
+    modules = (elementwise, linear, attention, experts, recurrent, team)
     found = next(vars(module)[base] for module in modules if base in vars(module))
     return found(FORMATS[dtype]) if dtype else found
 

@@ -20,7 +20,6 @@ from mie.ops.numpy_backend import with_tokens
 from mie.ops.quantised import Form, Part, QuantisedRows, Rows, dequantise
 from mie.ops_jit import layout
 from mie.ops_jit.environment import version_of
-from mie.ops_jit.experts import ExpertOperators
 from mie.ops_jit.kernel_cache import Kernels, kernel_names
 from mie.ops_jit.layout import LANES, NUM_ROWS, NUM_TOKENS, ROW_TILE, SUMS_BYTES
 from mie.ops_jit.memory import (
@@ -33,6 +32,7 @@ from mie.ops_jit.memory import (
     segments_of,
 )
 from mie.ops_jit.program import Program, Value, operator
+from mie.ops_jit.recurrent import KERNELS, JitRecurrent
 from mie.ops_jit.step import StepHeader, attention_scratch, largest_step_bytes
 from mie.ops_jit.team import Team
 from mie.system.resources import available_cpus
@@ -46,7 +46,7 @@ SCRATCH_BYTES = 2 * SUMS_BYTES + layout.WIDE_BYTES
 """Memory of a thread at first, which is enough for products."""
 
 
-class JitBackend(ExpertOperators):
+class JitBackend(JitRecurrent):
     """Computes in float32 with compiled kernels.
 
     ``weight_dtype`` "auto" keeps a checkpoint's matrices as they are, and "float32" widens them at
@@ -63,7 +63,6 @@ class JitBackend(ExpertOperators):
 
     name = "jit"
     dtypes = ("auto", "float32", *HALVES)
-    lacks = ("gated attention", "recurrent layers")
 
     def __init__(
         self,
@@ -91,7 +90,6 @@ class JitBackend(ExpertOperators):
         self._enforce_eager = enforce_eager
         self._kernels = Kernels()
         self._header = StepHeader()
-        self._recording: Program | None = None
         self._recorded: tuple[Callable[[], Any], tuple[Program, Value]] | None = None
         self.num_threads = num_threads or available_cpus()
         self._team = Team(self._kernels, self.num_threads, SCRATCH_BYTES)
@@ -178,7 +176,8 @@ class JitBackend(ExpertOperators):
         self, progress: Progress, forward: Callable[[StepBatch], Any], size: StepSize
     ) -> None:
         names = kernel_names(self._formats, [self.kv_dtype.name])
-        self._kernels.prepare(names, progress)
+        own = KERNELS if self._has_states else ()
+        self._kernels.prepare([*names, *own], progress)
 
     # Operators. The functions of `mie.ops` define them. Arguments of a kernel are in the order that
     # its docstring in `kernels` gives.

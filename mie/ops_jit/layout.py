@@ -8,7 +8,8 @@ TOKEN_IDS, POSITIONS, SLOTS, STARTS, LENGTHS, TABLES, LOGITS_ROWS = range(7, 14)
 ITEMS, MERGES, PARTIALS = range(14, 17)
 NUM_EXPERT_ITEMS = 17
 """The number of items of a layer's experts, which a kernel writes for those that follow."""
-HEADER_WORDS = 18
+STATE_SLOTS, FRESH = 18, 19
+HEADER_WORDS = 20
 
 LANES = 16
 """Numbers of a vector, and outputs of a panel."""
@@ -16,6 +17,8 @@ PANELS = 4
 """Panels of a group, which is the widest tile of a product."""
 ROW_TILE = 8
 """Rows of a tile of elementwise work."""
+CHANNELS = 64
+"""Channels of a tile of a convolution."""
 BLOCK_ROWS = 96
 """Rows of a tile of a product."""
 SUMS_BYTES = BLOCK_ROWS * PANELS * LANES * 4

@@ -39,6 +39,9 @@ class StepHeader:
             (layout.LOGITS_ROWS, batch.logits_rows),
         ):
             self.point(word, array)
+        if batch.slots is not None and batch.fresh is not None:
+            self.point(layout.STATE_SLOTS, batch.slots)
+            self.point(layout.FRESH, batch.fresh.astype(np.int64))
         items, merges, num_partials = attention_items(batch, num_heads // num_kv_heads)
         self.words[layout.NUM_ITEMS], self.words[layout.NUM_MERGES] = len(items), len(merges)
         self.point(layout.ITEMS, items)
@@ -70,6 +73,10 @@ def largest_step_bytes(size: StepSize, num_threads: int, least_scratch: int) -> 
     heads = 3 * queries + 2 * cache.num_kv_heads * cache.head_dim
     is_fused = inner % layout.LANES == 0
     of_a_token = 3 * hidden + heads + (inner if is_fused else 3 * inner)
+    if size.gates_attention:
+        of_a_token += 2 * queries
+    if size.recurrent is not None:
+        of_a_token += size.recurrent.num_results
     if size.num_chosen:  # pairs and items, gathered rows and results, and what is between them
         own = size.expert_size * (1 if size.expert_size % layout.LANES == 0 else 3)
         of_a_token += hidden + size.num_chosen * (16 + 2 * hidden + own)

@@ -27,10 +27,18 @@ from starlette.routing import Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mie.sched.routing import beginning_of
-from mie.serve.asgi import Failures, RootPath, WholeBody, answer, header, route_of
+from mie.serve.asgi import (
+    DONE,
+    EventStream,
+    Failures,
+    RootPath,
+    WholeBody,
+    answer,
+    header,
+    route_of,
+)
 from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, body_of, unavailable
-from mie.serve.sse import DONE, EventStream
 
 _CROSSES = (
     *("type", "http_version", "method", "scheme", "root_path", "path", "raw_path"),

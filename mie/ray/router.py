@@ -4,6 +4,8 @@ Ray runs a router in each process that sends requests. It caches how many reques
 serves, and asks the replica if it does not know.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica

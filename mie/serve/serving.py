@@ -24,11 +24,10 @@ from mie.frontend.outputs import RequestOutput
 from mie.frontend.request_state import PreparedRequest
 from mie.frontend.stream import OutputStream
 from mie.serve.access_log import work_of
-from mie.serve.asgi import facts_of
+from mie.serve.asgi import Pace, facts_of
 from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, api_error, invalid, naming_structure, too_long
 from mie.serve.limits import QueueLimit
-from mie.serve.sse import Pace
 from mie.system.threads import call_in_thread
 from mie.text.pretrained import PretrainedTokenizer
 from mie.version import __version__
@@ -40,6 +39,7 @@ MAX_REPORTS = 1000
 
 
 A = TypeVar("A", covariant=True)
+_NO_PARAMS = SamplingParams()
 
 
 @dataclass(kw_only=True)
@@ -56,7 +56,7 @@ class Asked(Generic[A]):
     response_id: str = ""
     prompts: Sequence[Any] = ()
     """Texts, lists of token ids, or prompts of `AsyncLLM.chat_prompt`."""
-    params: SamplingParams = field(default_factory=SamplingParams)
+    params: SamplingParams = field(default_factory=lambda: _NO_PARAMS)
     is_max_tokens_given: bool = False
     """Whether ``params.max_tokens`` is the client's own, which must fit the context."""
     adds_special_tokens: bool = True

@@ -13,9 +13,9 @@ from starlette.responses import Response
 
 from mie.config.params.sampling import RequestOutputKind
 from mie.frontend.outputs import CompletionOutput, RequestOutput
+from mie.serve.asgi import EventStream
 from mie.serve.errors import ApiError, refuse_failed, refuse_unfinished
 from mie.serve.serving import Asked, Generation
-from mie.serve.sse import EventStream
 from mie.structured.tools.definitions import ToolCall
 
 
@@ -215,7 +215,6 @@ class PartsWriter(Writer):
         return []
 
     def answer(self, outputs: list[RequestOutput]) -> Mapping[str, Any]:
-        """Return the body of an answer that is not streamed."""
         [output] = outputs
         [choice] = output.outputs
         refuse_unfinished(choice)
@@ -224,7 +223,6 @@ class PartsWriter(Writer):
         return self.whole(output, choice)
 
     def render(self, outputs: list[RequestOutput]) -> Iterator[str]:
-        """Yield the events of outputs."""
         if not self._has_begun and (begun := self.begin(outputs[0] if outputs else None)):
             self._has_begun = True
             yield begun

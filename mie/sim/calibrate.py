@@ -18,7 +18,7 @@ from mie.errors import ConfigError, shown
 from mie.sim.costs import Costs
 from mie.sim.metrics import percentile
 from mie.sim.recorded import RecordedStep
-from mie.system.files import read_file
+from mie.system.files import read_json_object
 
 FORMAT_VERSION = 1
 MAX_COSTS_BYTES = 1 << 16
@@ -157,13 +157,8 @@ def read_costs(path: Path) -> tuple[Costs, Mapping[str, Any]]:
     Raises:
         ConfigError: the file cannot be read, or holds no costs.
     """
-    try:
-        values = json.loads(read_file(path, MAX_COSTS_BYTES))
-    except OSError as error:
-        raise ConfigError(f"cannot read the costs in {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"cannot read the costs in {path}: {error}") from error
-    if not isinstance(values, dict) or values.get("format") != FORMAT_VERSION:
+    values = read_json_object(path, MAX_COSTS_BYTES, ConfigError)
+    if values.get("format") != FORMAT_VERSION:
         raise ConfigError(f"{path} holds no costs of format {FORMAT_VERSION}")
     if not isinstance(values.get("costs"), dict):
         raise ConfigError(f"{path} has no costs")

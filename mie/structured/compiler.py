@@ -15,7 +15,7 @@ from typing import Any
 
 from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import WorkerError
-from mie.structured.limits import START_SECONDS, WALL_SECONDS, exceeded
+from mie.structured.limits import EXCEEDED, START_SECONDS, WALL_SECONDS
 from mie.system.threads import after_fork
 from mie.system.worker import Worker, WorkerEnded, WorkerSilent
 
@@ -152,7 +152,7 @@ class Compiler:
                 self._end_worker()
         assert reply is not None
         returncode = reply.get("returncode", 0)
-        if not job.futures or (returncode and exceeded(returncode) is None):
+        if not job.futures or (returncode and returncode not in EXCEEDED):
             raise WorkerEnded(returncode)
         return reply
 

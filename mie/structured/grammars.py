@@ -15,11 +15,11 @@ from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import RequestError
 from mie.structured.descriptions import grammar_of, kind_of, library
 from mie.structured.limits import (
+    EXCEEDED,
     LIBRARY_LIMITS,
     MAX_KEPT,
     MAX_KEPT_BYTES,
     MAX_REFUSALS,
-    exceeded,
     why,
 )
 from mie.structured.matcher import Matcher
@@ -222,7 +222,7 @@ def _compiled(
     if "error" in reply:
         raise _refusal(params, f"cannot be followed: {why(reply['error'])}")
     if "num_bytes" not in reply:
-        raise _refusal(params, str(exceeded(reply["returncode"])))
+        raise _refusal(params, EXCEEDED[reply["returncode"]])
     limits = library().LLParserLimits(**LIBRARY_LIMITS)
     matcher = library().LLMatcher(tokens, text, log_level=0, limits=limits)
     if matcher.is_error():

@@ -56,7 +56,7 @@ MAX_DEPTH = 124
 """Levels of objects and lists that a schema may nest. llguidance's JSON parser has 128."""
 
 _MEMORY = f"takes more than {MEMORY_BYTES >> 20} MiB of memory to compile (write a simpler one)"
-_EXCEEDED = {
+EXCEEDED = {
     -signal.SIGPROF: f"takes more than {CPU_SECONDS:g} s of CPU time to compile (write a simpler "
     "one)",
     -signal.SIGABRT: _MEMORY,
@@ -64,6 +64,7 @@ _EXCEEDED = {
     -signal.SIGSEGV: "has too long a chain of rules or references, which exceeds the stack (write "
     "a shorter one)",
 }
+"""The limit that a grammar exceeded, by the exit status of its compiling process."""
 _PLAIN = {
     "NoExtension": "no finite text matches it (does it contradict itself, or refer to itself "
     "without end?)",
@@ -71,11 +72,6 @@ _PLAIN = {
     "in -2**63 … 2**63 - 1, where integers with bounds may be",
     "recursion limit exceeded": f"it nests more than {MAX_DEPTH} levels deep, which is the limit",
 }
-
-
-def exceeded(returncode: int) -> str | None:
-    """Return the limit that a grammar exceeded, by the exit status of its compiling process."""
-    return _EXCEEDED.get(returncode)
 
 
 def why(error: str) -> str:

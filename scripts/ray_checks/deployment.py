@@ -12,10 +12,9 @@ from ray.serve.handle import DeploymentHandle
 from serve_checks.server import KEY
 
 from mie.cli.serve import with_server_defaults
-from mie.ray.app import RayReplicas, build_replicas
+from mie.ray.app import APP, RayReplicas, build_replicas
 from mie.ray.config import ReplicaConfig
 from mie.ray.front import Batches, Call, front_app
-from mie.ray.server import APP
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
 from ray_checks.load import Site, client_of, eventually, under_load

@@ -46,11 +46,6 @@ def load_decoder(name: str, dtype: str, *, backend: str = "numpy", **changes: ob
         return Decoder(changed, machine, checkpoint, max_model_len(name) or 192)
 
 
-def refuse_recurrent(name: str, backend: str) -> None:
-    if backend == "jit" and ModelConfig.load(MODELS / name).recurrent:
-        pytest.skip("jit has no recurrent layers")
-
-
 def max_model_len(name: str) -> int | None:
     """Return a length beyond LongRoPE's original context, for the model that is about it."""
     return 256 if "_long" in name else None
@@ -111,7 +106,6 @@ def difference(decoder: Decoder, name: str, prompt: str, chunk_size: int = 1000)
 def test_logits_equal_those_of_transformers(
     name: str, prompt: str, backend: str, dtype: str
 ) -> None:
-    refuse_recurrent(name, backend)
     decoder = load_decoder(name, dtype, backend=backend)
     assert difference(decoder, name, prompt) < TOLERANCE
     assert difference(decoder, name, prompt, chunk_size=13) < TOLERANCE
@@ -122,7 +116,6 @@ def test_logits_equal_those_of_transformers(
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_tokens_equal_those_of_transformers(name: str, backend: str, dtype: str) -> None:
     """Both prompts at once, in chunks of at most 24 tokens a step."""
-    refuse_recurrent(name, backend)
     golden = np.load(MODELS / name / "golden.npz")
     llm = LLM(
         str(MODELS / name),

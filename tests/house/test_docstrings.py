@@ -1,7 +1,8 @@
 """Public names of mie have docstrings of whole sentences.
 
 A public name is a module, and every function, class, method and property in it whose name does not
-begin with an underscore. A method may omit its docstring if a Protocol of mie documents it.
+begin with an underscore. A method may omit its docstring if a Protocol of mie, or a base class,
+documents it.
 """
 
 from __future__ import annotations
@@ -24,25 +25,45 @@ def undocumented(root: Path) -> Iterator[str]:
         for path in sorted(root.rglob("*.py"))
     }
     contracts = {name for tree in trees.values() for name in contract_methods(tree)}
+    classes = {
+        node.name: node
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
     for module, tree in trees.items():
         for line, name, docstring in public_names(tree):
             where = f"{module}:{line} {name}".rstrip()
             if not docstring:
-                if name.rpartition(".")[2] not in contracts:
+                owner, _, method = name.rpartition(".")
+                if method not in contracts and not is_inherited(classes, owner, method):
                     yield f"{where} has no docstring"
             elif not is_whole(docstring):
                 yield f"{where} has no whole sentences: {docstring.splitlines()[0]!r}"
+
+
+def is_inherited(classes: dict[str, ast.ClassDef], owner: str, method: str) -> bool:
+    """Return whether a base class in the tree documents a method."""
+    bases = classes[owner].bases if owner in classes else []
+    return any(
+        method in documented_methods(classes[base.id]) or is_inherited(classes, base.id, method)
+        for base in bases
+        if isinstance(base, ast.Name) and base.id in classes
+    )
+
+
+def documented_methods(node: ast.ClassDef) -> list[str]:
+    """Return the names of a class's methods that have docstrings."""
+    return [
+        each.name for each in node.body if isinstance(each, Function) and ast.get_docstring(each)
+    ]
 
 
 def contract_methods(tree: ast.Module) -> Iterator[str]:
     """Yield the documented methods of the Protocol classes in a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and any("Protocol" in ast.dump(b) for b in node.bases):
-            yield from (
-                each.name
-                for each in node.body
-                if isinstance(each, Function) and ast.get_docstring(each)
-            )
+            yield from documented_methods(node)
 
 
 def public_names(tree: ast.Module) -> Iterator[tuple[int, str, str | None]]:
@@ -104,6 +125,14 @@ class File:
     def read(self): ...
     def take(self): ...
     def _close(self): ...
+class Pipe(File):
+    "A pipe."
+    def read(self): ...
+    def take(self): ...
+    def wait(self): "Wait."
+class Socket(Pipe):
+    "A socket."
+    def wait(self): ...
 def _helper(): ...
 SIZE = 3
 """of a block."""
@@ -111,12 +140,13 @@ SIZE = 3
 
 
 def test_names_without_whole_sentences_are_reported(tmp_path: Path):
-    """Private names, and implementations of a protocol, need no docstring."""
+    """Private names, and methods that a protocol or a base class documents, need no docstring."""
     faulty = [f'def tokens():\n    """{text}"""\n' for text in FAULTS]
     (tmp_path / "pool.py").write_text(PACKAGE_OF_ALL + "".join(faulty))
-    module, take, size, *found = undocumented(tmp_path)
+    module, take, inherited, size, *found = undocumented(tmp_path)
     assert module == "pool.py:1 has no docstring"
     assert take == "pool.py:8 File.take has no docstring"
-    assert size == "pool.py:12 SIZE has no whole sentences: 'of a block.'"
+    assert inherited == "pool.py:13 Pipe.take has no docstring"
+    assert size == "pool.py:20 SIZE has no whole sentences: 'of a block.'"
     assert len(found) == len(FAULTS)
     assert all("tokens has no" in sentence for sentence in found)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_replay import configs, new_run, runs
 
 from mie.events import read_log
-from mie.events.page.bundle import page_html
+from mie.events.page.assets import page_html
 from mie.events.page.cells import NodeText, key_record
 from mie.events.page.recording import Recording
 from mie.events.replay import at

@@ -218,6 +218,9 @@ def new_engine(model, config, num_host_blocks, backend):
     for cache in (runner._kv_cache, runner._host_cache):
         if cache is not None:
             (cache if backend == "numpy" else cache.elements).fill(np.nan)
+    if runner._states is not None:
+        runner._states.columns.fill(np.nan)
+        runner._states.states.fill(np.nan)
     return engine
 
 
@@ -301,6 +304,10 @@ class Run:
 
 @given(scenario=scenarios())
 @settings(max_examples=max(NUM_SCENARIOS, settings().max_examples))
+def check_scenarios(tiny, backend, scenario):
+    check_scenario(tiny, backend, scenario)
+
+
 def check_scenario(tiny, backend, scenario):
     model, config = tiny[scenario["model"]], scenario["config"]
     got = Run(new_engine(model, config, scenario["num_host_blocks"], backend), scenario)
@@ -357,7 +364,7 @@ def check_prompt_logprobs(model, prompt, got, was_aborted, atol):
 @pytest.mark.parametrize("backend", ["numpy", pytest.param("jit", marks=needs_numba)])
 def test_engine_equals_naive(tiny, backend):
     seen.clear()
-    check_scenario(tiny, backend)
+    check_scenarios(tiny, backend)
     assert seen["scenarios"] >= NUM_SCENARIOS, seen
     # The scenarios would prove little if these cases were rare.
     for what in OFTEN:

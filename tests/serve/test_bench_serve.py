@@ -235,7 +235,7 @@ def test_options_without_effect_are_refused(
 
 def test_a_file_without_results_is_an_error(tmp_path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "other.json"
-    path.write_text("[]")
+    path.write_text("{}")
     assert mie.cli.main(["bench", "compare", str(path)]) == 2
     assert "holds no results of mie bench" in capsys.readouterr().err
 

@@ -88,7 +88,7 @@ AUTOSCALING = {"min_replicas": 1, "max_replicas": 8, "target_ongoing_requests": 
 def test_the_options_reach_the_replicas_settings(monkeypatch):
     found: list[ReplicaConfig] = []
     server = SimpleNamespace(serve_replicas=lambda config, address: found.append(config) or 0)
-    monkeypatch.setitem(sys.modules, "mie.ray.server", server)
+    monkeypatch.setitem(sys.modules, "mie.ray.app", server)
     words = ("--autoscaling", json.dumps(AUTOSCALING), "--replica-cpus", "3", "--replica-gpus", "1")
     assert main(["serve", *words, "--num-blocks", "64"]) == 0
     [config] = found
@@ -121,14 +121,11 @@ def build_replicas(monkeypatch) -> Any:
     }
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    for name in ("app", "replica"):
-        monkeypatch.delitem(sys.modules, f"mie.ray.{name}", raising=False)
+    monkeypatch.delitem(sys.modules, "mie.ray.app", raising=False)
     app = importlib.import_module("mie.ray.app")
     yield app.build_replicas
-    for name in ("app", "replica"):
-        del sys.modules[f"mie.ray.{name}"]
-        # Other tests import the package anew.
-        vars(sys.modules["mie.ray"]).pop(name, None)
+    del sys.modules["mie.ray.app"]
+    vars(sys.modules["mie.ray"]).pop("app", None)  # other tests import the package anew
 
 
 def test_the_settings_reach_the_deployment(build_replicas):

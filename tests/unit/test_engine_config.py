@@ -28,7 +28,10 @@ def refuses(message: str, **settings: Any) -> None:
     ("settings", "message"),
     [
         *table("engine_config", "refused settings"),
-        ({"scheduling_policy": "lifo"}, f"must be one of {', '.join(POLICIES)}; got 'lifo'"),
+        (
+            {"scheduling_policy": "alphabetical"},
+            f"must be one of {', '.join(POLICIES)}; got 'alphabetical'",
+        ),
         ({"swap_space": 1 << 20}, "swap_space needs preemption_mode='swap'"),
     ],
 )

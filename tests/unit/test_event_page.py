@@ -16,8 +16,7 @@ import pytest
 from event_stories import STORY, write_story
 
 from mie.events import read_log
-from mie.events.page.assets import RECORDED_RUNS, assets
-from mie.events.page.bundle import EmbeddedRun, bundle, page_html
+from mie.events.page.assets import RECORDED_RUNS, EmbeddedRun, assets, bundle, page_html
 from mie.events.page.cells import PAGE_VERSION, SHOWN, event_of
 from mie.events.page.follow import MAX_SPLIT
 from mie.events.replay import State

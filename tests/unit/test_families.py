@@ -53,6 +53,8 @@ def shrunk(config: dict[str, Any]) -> dict[str, Any]:
     for key in ("layer_types", "no_rope_layers"):
         if key in config:
             small[key] = config[key][:layers]
+    if "text_config" in config:
+        return {**config, "text_config": shrunk(config["text_config"])}
     return {**config, **small}
 
 

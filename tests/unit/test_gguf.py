@@ -35,6 +35,7 @@ NOT_IN_GGUF = (
     *("qwen2_yarn_mscale", "qwen3_yarn_attention_factor"),
     "ernie45_interleaved",  # biases
     "granite4_mamba",
+    "qwen3_moe_dense_layer",  # a layer without experts
 )
 LOST_IN_GGUF: dict[str, dict[str, Any]] = {
     "gemma2_soft_caps": {"query_pre_attn_scalar": 16},  # the head size, as in llama.cpp
@@ -148,6 +149,16 @@ def test_a_converted_model_equals_the_original(name: str, tmp_path: Path) -> Non
         assert np.array_equal(
             logits, logits_of(dataclasses.replace(wanted, names=names), checkpoint)
         )
+
+
+def test_a_sparse_qwen3_equals_the_original(tmp_path: Path) -> None:
+    config = tiny_models.QWEN3_MOE | {"norm_topk_prob": True}  # as in llama.cpp, whatever it was
+    source = tiny_models.write_model(tmp_path / "m", config, tiny_models.random_weights(config))
+    path = gguf_files.convert(source, tmp_path / "model.gguf")
+    own, wanted = ModelConfig.load(path), ModelConfig.load(source)
+    assert dataclasses.replace(own, dtype=wanted.dtype) == wanted
+    with opened(path) as found, opened(source) as original:
+        assert np.array_equal(logits_of(own, found), logits_of(wanted, original))
 
 
 def logits_of(config: ModelConfig, checkpoint: Checkpoint) -> np.ndarray:
@@ -266,7 +277,8 @@ def with_values(path: Path, **changes: Any) -> Path:
     [
         ({"general__architecture": "gemma3n"}, UnsupportedModelError, "architecture 'gemma3n'"),
         ({"general__architecture": ...}, ModelError, "does not name its architecture"),
-        ({"llama__expert_count": 8}, UnsupportedModelError, "mixture of experts"),
+        ({"llama__expert_count": 8}, ModelError, "'num_experts_per_tok' is missing"),
+        ({"llama__expert_count": 2**31}, ModelError, "num_local_experts must be"),
         ({"llama__embedding_length": ...}, ModelError, "required key 'hidden_size' is missing"),
         ({"llama__attention__head_count": [4, 4]}, ModelError, "num_attention_heads must be"),
         ({"llama__rope__dimension_count": 8}, UnsupportedModelError, "partial RoPE"),

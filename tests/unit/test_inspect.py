@@ -124,3 +124,14 @@ def test_check_names_tensors_that_are_not_finite(
         "warning: model.norm.weight has 3 NaN or infinite values",
         "warning: lm_head.weight has 1 NaN or infinite values",
     ]
+
+
+def test_inspect_prints_the_layers_with_a_state(capsys: pytest.CaptureFixture[str]) -> None:
+    model = Path(__file__).parents[1] / "golden" / "models" / "granite4_mamba"
+    assert run(model) == 0
+    printed = facts(capsys.readouterr().out)
+    assert printed["layers"] == "3: 1 with full attention, 2 with a state"
+    assert printed["context"] == "256 tokens, RoPE none, 1 layers without"
+    # Two layers, each with 3 columns of 96 + 2 * 2 * 12 channels, and a state of 96 times 12.
+    size = f"{2 * (3 * 144 + 96 * 12) * 4 / 1024:.1f} KiB"
+    assert printed["state"] == f"{size} in float32 for each sequence; prefix caching is off"

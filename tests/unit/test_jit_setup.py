@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tiny_models
+from tiny_hybrids import HYBRIDS, TinyHybrid
 from tiny_models import TINY, TinyModel
 
 from mie.checkpoint.config import ModelConfig
@@ -201,9 +202,13 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", [*SHAPES, *HYBRIDS])
 def test_a_step_takes_at_most_what_was_planned(name: str, tmp_path: Path):
-    model = TinyModel(tmp_path / name, SHAPES[name])
+    model: Any = None
+    if name in HYBRIDS:
+        model = TinyHybrid(tmp_path / name, HYBRIDS[name])
+    else:
+        model = TinyModel(tmp_path / name, SHAPES[name])
     config = EngineConfig(num_blocks=64, num_threads=1, max_num_batched_tokens=256)
     engine = load_engine(model.directory, config, backend="jit")
     backend: Any = engine._runner.backend  # type: ignore[attr-defined]
@@ -243,4 +248,4 @@ def test_the_first_step_compiles_nothing(tiny: Any, name: str, dtype: str, kv_ca
     backend._enforce_eager = True
     logits_of(engine, [1, 2, 3, 4])
     assert set(backend._kernels._addresses) == present
-    backend.prepare(no_bar)
+    backend.prepare(no_bar, logits_of, None)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from mie.checkpoint.families import FAMILIES
+from mie.checkpoint.size_limits import MAX_EXPERTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,9 @@ _WINDOW = "attention.sliding_window"
 
 ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "llama": GgufArchitecture(
-        family="LlamaForCausalLM", variants={_WINDOW: "MistralForCausalLM"}, is_permuted=True
+        family="LlamaForCausalLM",
+        variants={"expert_count": "MixtralForCausalLM", _WINDOW: "MistralForCausalLM"},
+        is_permuted=True,
     ),
     "mistral3": GgufArchitecture(
         family="MistralForCausalLM",
@@ -45,6 +48,8 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     ),
     "qwen2": GgufArchitecture(family="Qwen2ForCausalLM"),
     "qwen3": GgufArchitecture(family="Qwen3ForCausalLM"),
+    "qwen3moe": GgufArchitecture(family="Qwen3MoeForCausalLM", defaults={"norm_topk_prob": True}),
+    "olmoe": GgufArchitecture(family="OlmoeForCausalLM"),
     "smollm3": GgufArchitecture(
         family="SmolLM3ForCausalLM", is_permuted=True, defaults={"no_rope_layer_interval": 4}
     ),
@@ -73,9 +78,26 @@ Source: the folder ``conversion`` of llama.cpp, a class for each architecture.
 """
 
 
-def layer_names(architecture: GgufArchitecture) -> Mapping[str, tuple[str, ...]]:
-    """Return the Hugging Face modules that each tensor of a layer holds, one after another."""
-    names = FAMILIES[architecture.family].names
+def family_of(values: Mapping[str, Any]) -> str | None:
+    """Return the family of a file with these metadata, or None if its architecture is not read."""
+    name = values.get("general.architecture")
+    row = ARCHITECTURES.get(name) if isinstance(name, str) else None
+    if row is None:
+        return None
+    variants = (own for key, own in row.variants.items() if values.get(f"{name}.{key}"))
+    return next(variants, row.family)
+
+
+def layer_names(values: Mapping[str, Any]) -> Mapping[str, Sequence[str]]:
+    """Return the Hugging Face modules that each tensor of a layer holds, one after another.
+
+    ``values`` are the metadata of a file whose family is known.
+    """
+    name, family = values["general.architecture"], family_of(values)
+    assert family is not None
+    names, num_experts = FAMILIES[family].names, values.get(f"{name}.expert_count")
+    if not isinstance(num_experts, int) or num_experts > MAX_EXPERTS:
+        num_experts = 0
     own: dict[str, str | None] = {
         "attn_norm": names.attention_norm,
         "post_attention_norm": names.attention_post_norm,
@@ -83,16 +105,22 @@ def layer_names(architecture: GgufArchitecture) -> Mapping[str, tuple[str, ...]]
         "post_ffw_norm": names.mlp_post_norm,
         "attn_q_norm": names.q_norm,
         "attn_k_norm": names.k_norm,
-        "attn_output": "self_attn.o_proj",
+        "attn_output": names.attention_out,
         "ffn_down": names.down,
-        **architecture.names,
+        "ffn_gate_inp": names.router,
+        **ARCHITECTURES[name].names,
     }
-    parts = zip(("attn_q", "attn_k", "attn_v"), names.qkv, strict=False)
-    gate_up = zip(("ffn_gate", "ffn_up"), names.gate_up, strict=False)
-    if len(names.gate_up) == 1:
-        gate_up = zip(("ffn_up",), names.gate_up, strict=True)
     if len(names.qkv) > 1:
-        own |= parts
-    own |= gate_up
-    found = {key: (name,) for key, name in own.items() if name is not None}
-    return {**found, "attn_qkv": names.qkv}
+        own |= zip(("attn_q", "attn_k", "attn_v"), names.qkv, strict=True)
+    is_fused = len(names.gate_up) == 1
+    own |= zip(("ffn_up",) if is_fused else ("ffn_gate", "ffn_up"), names.gate_up, strict=True)
+    of_experts = zip(
+        ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),
+        (*names.expert_gate_up, names.expert_down),
+        strict=False,
+    )
+    return {
+        **{key: (name,) for key, name in own.items() if name is not None},
+        **{key: [name.format(each) for each in range(num_experts)] for key, name in of_experts},
+        "attn_qkv": names.qkv,
+    }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mie.checkpoint.families import FAMILIES
-from mie.checkpoint.gguf.architectures import ARCHITECTURES, GgufArchitecture
+from mie.checkpoint.gguf.architectures import ARCHITECTURES, GgufArchitecture, family_of
 from mie.checkpoint.gguf.header import STRING, GgufArray, GgufHeader, decimal
 from mie.errors import ModelError, TokenizerError, UnsupportedModelError, WeightsError, shown
 from mie.system.files import open_file
@@ -27,6 +27,9 @@ _KEYS: Mapping[str, str] = {
     "original_max_position_embeddings": "rope.scaling.original_context_length",
     "sliding_window": "attention.sliding_window",
     "num_local_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "norm_topk_prob": "expert_weights_norm",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "attention_multiplier": "attention.scale",
@@ -94,8 +97,7 @@ def _of_family(
 ) -> dict[str, Any]:
     """Return the values that depend on the family, which follows from the keys of the file."""
     values = header.values
-    variants = (own for key, own in row.variants.items() if values.get(f"{name}.{key}"))
-    architecture = next(variants, row.family)
+    architecture = family_of(values) or row.family
     family = FAMILIES[architecture]
     found: dict[str, Any] = {"architectures": [architecture]}
     found |= {key: value for key, value in row.defaults.items() if config.get(key) is None}

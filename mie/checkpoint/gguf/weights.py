@@ -96,7 +96,7 @@ def open_gguf(path: Path, expected: Mapping[str, Shape]) -> GgufCheckpoint:
             f"{', '.join(ARCHITECTURES)}"
         )
     architecture = ARCHITECTURES[name]
-    parts = layer_names(architecture)
+    parts = layer_names(header.values)
     found: dict[str, TensorEntry] = {}
     unknown = []
     for own, entry in header.tensors.items():
@@ -119,8 +119,14 @@ def open_gguf(path: Path, expected: Mapping[str, Shape]) -> GgufCheckpoint:
 
 
 def _split(name: str, entry: TensorEntry, shapes: Sequence[Shape]) -> list[TensorEntry]:
-    """Return the parts of a tensor that holds the rows of these shapes, one after another."""
-    whole = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+    """Return the parts of a tensor that holds the rows of these shapes, one after another.
+
+    A tensor of three dimensions is a stack of matrices.
+    """
+    whole: Shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+    num_rows = whole[0]
+    if len(entry.shape) == 3:
+        whole = (len(shapes), *shapes[0])
     if entry.shape != whole:
         raise WeightsError(
             f"{entry.path}: tensor {name!r} has shape {shown(list(entry.shape))}, the metadata "
@@ -128,7 +134,7 @@ def _split(name: str, entry: TensorEntry, shapes: Sequence[Shape]) -> list[Tenso
         )
     if entry.dtype in FORMS and len(entry.shape) == 1:
         raise WeightsError(f"{entry.path}: the vector {name!r} is in {entry.dtype}")
-    row_bytes, start, parts = entry.nbytes // whole[0], entry.start, []
+    row_bytes, start, parts = entry.nbytes // num_rows, entry.start, []
     for shape in shapes:
         stop = start + row_bytes * shape[0]
         parts.append(replace(entry, shape=shape, start=start, stop=stop))

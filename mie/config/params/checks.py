@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 from numbers import Integral
 
+from mie.config.engine import DEFAULT_LIMITS, RequestLimits
 from mie.config.params.sampling import SamplingParams
-from mie.config.request_limits import DEFAULT_LIMITS, RequestLimits
 from mie.errors import RequestError, shown
 
 _AUTOMATIC_ID = re.compile(r"auto-\d+")

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mie.base.refusals import refuses_names
-from mie.config.engine import check_switch, keyword_checked
+from mie.config.engine import RequestLimits, check_switch, keyword_checked
 from mie.config.params import values
-from mie.config.request_limits import RequestLimits
 from mie.errors import ConfigError, shown
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object")

@@ -20,10 +20,10 @@ from mie.serve.anthropic.protocol import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from mie.serve.asgi import json_string
 from mie.serve.body import read
 from mie.serve.errors import ApiError, anthropic_body, invalid
 from mie.serve.serving import Generation, Serving, new_id
-from mie.serve.sse import json_string
 from mie.serve.writer import Part, PartEvent, PartsWriter, json_response, respond
 
 
@@ -183,7 +183,6 @@ class MessageWriter(PartsWriter):
         }
 
     def whole(self, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
-        """Return the whole message. A call that was cut is left out."""
         content = [block for part in self.parts.all if (block := _block(part)) is not None]
         return {
             **self._fields,
@@ -193,7 +192,6 @@ class MessageWriter(PartsWriter):
         }
 
     def begin(self, output: RequestOutput | None) -> str:
-        """Return the first event, which counts the prompt's tokens."""
         if output is None:
             return ""
         message: dict[str, Any] = {
@@ -206,7 +204,6 @@ class MessageWriter(PartsWriter):
         return _event("message_start", message=message)
 
     def write(self, event: PartEvent, status: str) -> Iterator[str]:
-        """Yield the event of a block."""
         index = event.part.index
         if event.what == "begin":
             yield _event("content_block_start", index=index, content_block=_begun(event.part))
@@ -221,17 +218,14 @@ class MessageWriter(PartsWriter):
             )
 
     def finish(self, output: RequestOutput, choice: CompletionOutput) -> Iterator[str]:
-        """Yield the last events."""
         usage = _usage_of(output, self.num_tokens)
         yield _event("message_delta", delta=self._stop_of(choice), usage=usage)
         yield _event("message_stop")
 
     def keepalive(self) -> str:
-        """Return a ping."""
         return _event("ping")
 
     def failure(self, error: ApiError) -> str:
-        """Return the event of an error."""
         return f"event: error\ndata: {json.dumps(anthropic_body(error))}\n\n"
 
     def _stop_of(self, choice: CompletionOutput) -> dict[str, Any]:

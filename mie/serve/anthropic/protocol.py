@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mie.config.request_limits import DEFAULT_LIMITS
+from mie.config.engine import DEFAULT_LIMITS
 from mie.serve.body import (
     SOME,
     AtMost,

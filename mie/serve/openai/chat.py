@@ -9,12 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
+from mie.serve.asgi import json_string
 from mie.serve.body import Body, read
 from mie.serve.errors import invalid, unsupported
 from mie.serve.openai.chunks import Choice, ChunkWriter, generation_params
 from mie.serve.openai.protocol import ChatCompletionRequest, TemplateFields
 from mie.serve.serving import Generation, Serving, new_id
-from mie.serve.sse import json_string
 from mie.serve.writer import respond
 from mie.structured.tools.parser import JsonEnd
 
@@ -97,11 +97,9 @@ class ChatWriter(ChunkWriter):
         self._sends_reasoning = self.body.include_reasoning is not False
 
     def begin(self, choice: Choice, output: RequestOutput) -> Iterator[tuple[str, str]]:
-        """Yield the role."""
         yield '"delta": {"role": "assistant", "content": ""}', ""
 
     def deltas(self, choice: Choice, output: CompletionOutput) -> list[str]:
-        """Return the new pieces of a choice's parts."""
         deltas = []
         for what, part, text, _ in choice.parts.add(output):
             if what == "begin" and part.kind == "call":
@@ -117,19 +115,16 @@ class ChatWriter(ChunkWriter):
         return deltas
 
     def reason_of(self, choice: Choice, output: CompletionOutput) -> str | None:
-        """Return why a choice ended."""
         call = choice.parts.last_call
         return finish_reason(output, "" if call is None else call.text)
 
     def logprobs_of(
         self, choice: Choice, token_ids: list[int], rows: list[LogprobRow | None]
     ) -> Any:
-        """Return the ``logprobs`` of tokens."""
         assert self.logprobs is not None
         return self.logprobs.chat([row for row in rows if row is not None])
 
     def answer(self, outputs: list[RequestOutput]) -> dict[str, Any]:
-        """Return the body of an answer that is not streamed."""
         [output] = outputs
         answer = {**super().answer(outputs)}
         if self.sends_prompt_logprobs:
@@ -140,7 +135,6 @@ class ChatWriter(ChunkWriter):
         return answer
 
     def choice_of(self, index: int, request: RequestOutput, output: CompletionOutput) -> Any:
-        """Return a choice of a whole answer."""
         calls = output.tool_calls
         message: dict[str, Any] = {
             "role": "assistant",

@@ -13,12 +13,12 @@ from mie.config.params.sampling import SamplingParams
 from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import ConfigError
 from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
+from mie.serve.asgi import DONE, json_string
 from mie.serve.errors import ApiError, body_of, invalid
 from mie.serve.openai.formats import JsonObjectFormat, JsonSchemaFormat, NamedSchema
 from mie.serve.openai.logprobs import LogprobWriter, TextOffsets
 from mie.serve.openai.protocol import GenerationBody
 from mie.serve.serving import Asked, Generation
-from mie.serve.sse import DONE, json_string
 from mie.serve.writer import Parts, Writer
 
 
@@ -108,7 +108,6 @@ class ChunkWriter(Writer):
     # A whole answer
 
     def answer(self, outputs: list[RequestOutput]) -> Mapping[str, Any]:
-        """Return the body of an answer that is not streamed."""
         all_choices = [(output, each) for output in outputs for each in output.outputs]
         num_tokens = [len(each.token_ids) for _, each in all_choices if self.has_new_tokens]
         num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
@@ -126,7 +125,6 @@ class ChunkWriter(Writer):
     # A stream
 
     def render(self, outputs: list[RequestOutput]) -> Iterator[str]:
-        """Yield the events of outputs."""
         for output in outputs:
             place = self.generation.place(output)
             for each in output.outputs:
@@ -199,7 +197,6 @@ class ChunkWriter(Writer):
         return usage_of(num_prompt, num_new, sum(self._cached.values()))
 
     def end(self) -> str:
-        """Return the events after those of the last output."""
         if not self._usage_at_end:
             return DONE
         num_tokens = [choice.num_tokens for choice in self._choices.values()]
@@ -208,12 +205,10 @@ class ChunkWriter(Writer):
         return f'{self._head}], "usage": {usage}, "metrics": {metrics}}}\n\n{DONE}'
 
     def keepalive(self) -> str:
-        """Return a comment that says how far the prompt is."""
         computed, total = self.generation.progress()
         return f": keepalive {computed}/{total}\n\n"
 
     def failure(self, error: ApiError) -> str:
-        """Return the error. No choice has a ``finish_reason``."""
         return f"data: {body_of(error, '')}\n\n{DONE}"
 
 

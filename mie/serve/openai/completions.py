@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
+from mie.serve.asgi import json_string
 from mie.serve.body import read
 from mie.serve.openai.chunks import Choice, ChunkWriter, generation_params
 from mie.serve.openai.protocol import CompletionRequest
 from mie.serve.serving import Generation, new_id
-from mie.serve.sse import json_string
 from mie.serve.writer import respond
 
 
@@ -51,7 +51,6 @@ class CompletionWriter(ChunkWriter):
         self.has_new_tokens = self.body.max_tokens != 0
 
     def begin(self, choice: Choice, output: RequestOutput) -> Iterator[tuple[str, str]]:
-        """Yield the prompt, if the answer repeats it."""
         if not self._echoes:
             return
         extras = ""
@@ -64,13 +63,11 @@ class CompletionWriter(ChunkWriter):
         yield f'"text": {json_string(self._prompt_text(output))}', extras
 
     def deltas(self, choice: Choice, output: CompletionOutput) -> list[str]:
-        """Return a choice's new text."""
         return [f'"text": {json_string(output.text if self.has_new_tokens else "")}']
 
     def logprobs_of(
         self, choice: Choice, token_ids: list[int], rows: list[LogprobRow | None]
     ) -> Any:
-        """Return the ``logprobs`` of tokens."""
         assert self.logprobs is not None
         if choice.offsets is None:
             prompt = self.generation.prepared[choice.index // self.n].token_ids
@@ -78,7 +75,6 @@ class CompletionWriter(ChunkWriter):
         return self.logprobs.completion(token_ids, rows, choice.offsets)
 
     def choice_of(self, index: int, request: RequestOutput, output: CompletionOutput) -> Any:
-        """Return a choice of a whole answer."""
         text, ids = output.text, output.token_ids
         rows: list[LogprobRow | None] = [*(output.logprobs or ())]
         if not self.has_new_tokens:

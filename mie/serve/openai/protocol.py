@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, PlainValidator, Tag, ValidationInfo, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from mie.config.request_limits import DEFAULT_LIMITS
+from mie.config.engine import DEFAULT_LIMITS
 from mie.errors import shown
 from mie.serve.body import (
     ABSENT,

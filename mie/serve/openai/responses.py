@@ -176,14 +176,12 @@ class ResponseWriter(PartsWriter):
         }
 
     def logprobs_of(self, choice: CompletionOutput) -> list[dict[str, Any]]:
-        """Return the log-probabilities of a choice's new tokens."""
         if self._logprobs is None or not choice.logprobs:
             return []
         entries: list[dict[str, Any]] = self._logprobs.chat(choice.logprobs)["content"]
         return entries
 
     def whole(self, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
-        """Return the response after its last token."""
         status, is_whole = status_of(choice), choice.finish_reason == "stop"
         num_prompt = len(output.prompt_token_ids)
         last = self.parts.all[-1]
@@ -213,13 +211,11 @@ class ResponseWriter(PartsWriter):
     # Events
 
     def begin(self, output: RequestOutput | None) -> str:
-        """Return the first events."""
         response = self._unfinished("in_progress", None)
         created = self._event("response.created", response=response)
         return created + self._event("response.in_progress", response=response)
 
     def write(self, event: PartEvent, status: str) -> Iterator[str]:
-        """Yield the events of an item."""
         part, name = event.part, _ITEMS[event.part.kind][2]
         place = {"item_id": self._id(part), "output_index": part.index}
         content = place if part.kind == "call" else {**place, "content_index": 0}
@@ -244,15 +240,12 @@ class ResponseWriter(PartsWriter):
             yield self._event("response.output_item.done", output_index=part.index, item=item)
 
     def finish(self, output: RequestOutput, choice: CompletionOutput) -> Iterator[str]:
-        """Yield the last event."""
         yield self._event(f"response.{status_of(choice)}", response=self.whole(output, choice))
 
     def keepalive(self) -> str:
-        """Return a comment."""
         return ": keepalive\n\n"
 
     def failure(self, error: ApiError) -> str:
-        """Return the event of a response that failed."""
         failed = {"code": "server_error", "message": error.message}
         return self._event("response.failed", response=self._unfinished("failed", failed))
 

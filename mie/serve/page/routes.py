@@ -17,7 +17,7 @@ from mie.events.page.assets import RECORDED_RUNS, Asset, assets
 from mie.events.page.cells import NodeText, encode, key_record, seq_from
 from mie.events.page.recording import Recording
 from mie.events.replay import State, at
-from mie.serve.asgi import route_of
+from mie.serve.asgi import EventStream, route_of
 from mie.serve.auth import WrongKeys
 from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, invalid
@@ -32,7 +32,6 @@ from mie.serve.page.access import (
 from mie.serve.page.feed import Feed
 from mie.serve.page.processes import Worker, converted
 from mie.serve.serving import Serving
-from mie.serve.sse import EventStream
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "

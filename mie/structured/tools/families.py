@@ -1,7 +1,5 @@
 """List the formats in which each family writes calls of tools and reasoning."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

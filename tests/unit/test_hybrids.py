@@ -1,0 +1,199 @@
+"""Run models with recurrent layers: what they share, what they refuse, and their weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from compiled import needs_numba
+from emulated import needs_compiler
+from safetensors.numpy import load_file, save_file
+
+from mie import LLM, SamplingParams
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.recurrent import RecurrentConfig
+from mie.checkpoint.recurrent_families import RECURRENT_FAMILIES
+from mie.errors import ConfigError, ModelError, UnsupportedModelError
+from mie.ops.recurrent_shape import RecurrentShape
+from mie.sampling_params import BeamSearchParams
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "models"
+NAMES = ("lfm2_short_convs", "qwen35_delta", "olmo_hybrid", "granite4_mamba", "qwen3_next_experts")
+BACKENDS = ["numpy", pytest.param("jit", marks=needs_numba)]
+PROMPTS = [{"prompt_token_ids": [*range(3, 3 + size)]} for size in (1, 7, 30, 12)]
+PARAMS = [
+    SamplingParams(temperature=1.0, seed=size, n=n, max_tokens=9, ignore_eos=True, logprobs=1)
+    for size, n in enumerate((1, 3, 2, 1))
+]
+
+
+def load(name: str | Path, **settings: Any) -> LLM:
+    settings = {"max_model_len": 64, "num_threads": 1, **settings}
+    if settings["backend"] not in ("numpy", "jit"):
+        del settings["num_threads"]
+    return LLM(str(GOLDEN / name), skip_tokenizer_init=True, **settings)
+
+
+def answers(llm: LLM) -> list[Any]:
+    """Return the tokens and the bits of the log-probabilities of each choice."""
+    outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+    return [(c.token_ids, c.cumulative_logprob) for each in outputs for c in each.outputs]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_no_schedule_changes_a_bit(name: str, backend: str) -> None:
+    """Chunks, batches, forks, preemptions and threads, against one choice at a time."""
+    alone = load(name, backend=backend, batch_invariant=True, max_num_seqs=1)
+    wanted = answers(alone)
+    small = {"num_blocks": 9, "block_size": 8, "max_num_seqs": 6}
+    for settings in ({"max_num_batched_tokens": 5, "num_threads": 4}, small):
+        llm = load(name, backend=backend, batch_invariant=True, **settings)
+        assert answers(llm) == wanted
+    assert llm.llm_engine.engine.stats.num_preemptions > 0
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.parametrize("name", NAMES)
+def test_quantised_weights_serve_every_matrix(name: str, form: str) -> None:
+    """The tokens are those of the plain backend, whose products are the dequantised weights'."""
+    greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    tokens = []
+    for backend in ("numpy-plain", "numpy"):
+        llm = load(name, backend=backend, quantization=form)
+        [out] = llm.generate([PROMPTS[2]], greedy, use_tqdm=False)
+        tokens.append(out.outputs[0].token_ids)
+    assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_beams_equal_those_of_an_engine_without_room(name: str) -> None:
+    """A beam's state is computed again, whatever the engine keeps."""
+    params = BeamSearchParams(beam_width=3, max_tokens=5, ignore_eos=True)
+    found = []
+    for settings in ({}, {"max_num_seqs": 1, "num_blocks": 3, "block_size": 16}):
+        [out] = load(name, backend="numpy", **settings).beam_search([PROMPTS[1]], params)
+        found.append([each.tokens for each in out.sequences])
+    assert found[0] == found[1]
+
+
+def test_nothing_is_read_from_a_prefix_cache() -> None:
+    llm = load("qwen35_delta", backend="numpy", block_size=4, enable_prefix_caching=True)
+    first, second = (llm.generate(PROMPTS[2], PARAMS[0], use_tqdm=False) for _ in range(2))
+    assert first[0].outputs[0].token_ids == second[0].outputs[0].token_ids
+    assert not second[0].num_cached_tokens
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({"preemption_mode": "swap"}, "preemption_mode"), ({"async_scheduling": True}, "async")],
+)
+def test_what_needs_to_move_states_is_refused(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=f"{named}.*not supported with recurrent layers"):
+        load("lfm2_short_convs", backend="numpy", **settings)
+
+
+@needs_compiler
+def test_a_backend_without_recurrent_layers_refuses_the_model() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"cupy-emulated.*recurrent layers.*'jit'"):
+        load("granite4_mamba", backend="cupy-emulated")
+
+
+def test_states_are_a_part_of_the_memory_plan(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="mie"):
+        load("granite4_mamba", backend="numpy", max_num_seqs=7)
+    assert "states of 7 sequences" in caplog.text
+    assert "prefix caching is off: 2 layers keep a state" in caplog.text
+
+
+def test_the_text_part_of_a_larger_qwen_is_loaded_alone(tmp_path: Path) -> None:
+    """Vision and the layers that predict several tokens are skipped by name."""
+    source = GOLDEN / "qwen35_delta"
+    text = json.loads((source / "config.json").read_text())
+    config = {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "text_config": {**text, "architectures": None},
+        "vision_config": {"hidden_size": 16},
+        "tie_word_embeddings": text["tie_word_embeddings"],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = {
+        name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name: x
+        for name, x in load_file(source / "model.safetensors").items()
+    }
+    for name in ("model.visual.patch.weight", "mtp.layers.0.mlp.up_proj.weight"):
+        tensors[name] = np.zeros((2, 2), np.float32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert ModelConfig.load(tmp_path).left_out == ("vision_config",)
+    assert answers(load(tmp_path, backend="numpy")) == answers(load(source, backend="numpy"))
+
+
+DELTA = RecurrentShape(
+    kind="delta", kernel_size=4, num_groups=2, num_heads=4, key_dim=3, value_dim=5
+)
+
+
+def test_matrices_that_hold_several_parts_are_cut_as_qwen_orders_them() -> None:
+    """Each key head has its query, key, values and gates together, and its b and a."""
+    family = RECURRENT_FAMILIES["Qwen3_5ForCausalLM"].recurrent
+    assert family is not None
+    named = {"mixed": ("qkvz",), "gate": ("qkvz",), "small": ("ba",), "layout": "by group"}
+    config = RecurrentConfig(
+        shape=DELTA,
+        family=type(family)(**{**vars(family), **named}),
+        conv_bias=False,
+        bias=False,
+        largest_beta=1.0,
+        norm_eps=1e-6,
+    )
+    rows = {
+        part: [row for _, ranges in chosen for each in ranges for row in each]
+        for part, chosen in config.projections().items()
+    }
+    of_group = np.arange(2 * 26).reshape(2, 26)
+    wanted = np.split(of_group, [3, 6, 16], axis=1)
+    assert rows["mixed"] == np.concatenate([each.ravel() for each in wanted[:3]]).tolist()
+    assert rows["gate"] == wanted[3].ravel().tolist()
+    assert rows["small"] == [0, 1, 4, 5, 2, 3, 6, 7]
+    assert config.tensors(7)["qkvz.weight"] == (52, 7)
+    assert config.tensors(7)["ba.weight"] == (8, 7)
+
+
+def qwen(**changes: Any) -> ModelConfig:
+    config = json.loads((GOLDEN / "qwen35_delta" / "config.json").read_text())
+    return ModelConfig.from_hf({**config, **changes})
+
+
+def granite(**changes: Any) -> ModelConfig:
+    config = json.loads((GOLDEN / "granite4_mamba" / "config.json").read_text())
+    return ModelConfig.from_hf({**config, **changes})
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "named"),
+    [
+        (qwen, {"linear_num_value_heads": 3}, "linear_num_value_heads"),
+        (qwen, {"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim"),
+        (qwen, {"linear_key_head_dim": "wide"}, "linear_key_head_dim"),
+        (qwen, {"layer_types": ["linear_attention"] * 3}, "without any attention layer"),
+        (qwen, {"layer_types": ["mamba", "full_attention", "mamba"]}, "mamba"),
+        (qwen, {"hidden_act": "gelu_pytorch_tanh"}, "activation"),
+        (granite, {"mamba_n_heads": 5}, "mamba_n_heads"),
+        (granite, {"mamba_d_head": 7}, "mamba_d_head"),
+        (granite, {"mamba_n_groups": 3}, "mamba_n_groups"),
+        (granite, {"time_step_limit": [0.0, 1.0]}, "time_step_limit"),
+        (granite, {"num_local_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_by_name(make: Any, changes: Any, named: str) -> None:
+    with pytest.raises(ModelError, match=named):
+        make(**changes)
+
+
+def test_layers_follow_from_the_interval_where_no_types_are_given() -> None:
+    config = qwen(layer_types=None, num_hidden_layers=8, full_attention_interval=3)
+    assert config.layers_recurrent == (True, True, False, True, True, False, True, True)
