@@ -116,7 +116,6 @@ class StepSize:
     num_heads: int
     cache: KVCacheShape
     is_quantised: bool = False
-    """Whether the model has quantised matrices."""
     num_chosen: int = 0
     """Experts of a token."""
     expert_size: int = 0

@@ -148,10 +148,11 @@ def _load_quantised(
         row += len(block)
         some = _joined(waiting)
         whole = len(some) if row == shape[0] else len(some) // TILE * TILE
+        # The block may change when the next one is asked for.
+        waiting = [_copied(some, slice(whole, None))] if whole < len(some) else []
         if not whole:
             continue
-        waiting = [_part(some, slice(whole, None))] if whole < len(some) else []
-        some = _part(some, slice(whole))
+        some = _copied(some, slice(whole))
         end = tile + ceil_div(whole, TILE)
         codes[tile:end] = xp.asarray(pack(some))
         scales[tile:end] = xp.asarray(_by_tile(some.scales))
@@ -175,11 +176,10 @@ def _joined(rows: Sequence[QuantisedRows]) -> QuantisedRows:
     )
 
 
-def _part(rows: QuantisedRows, part: slice) -> QuantisedRows:
-    offsets = None if rows.offsets is None else rows.offsets[part]
-    return QuantisedRows(
-        form=rows.form, codes=rows.codes[part], scales=rows.scales[part], offsets=offsets
-    )
+def _copied(rows: QuantisedRows, part: slice) -> QuantisedRows:
+    codes, scales = rows.codes[part].copy(), rows.scales[part].copy()
+    offsets = None if rows.offsets is None else rows.offsets[part].copy()
+    return QuantisedRows(form=rows.form, codes=codes, scales=scales, offsets=offsets)
 
 
 def _by_tile(values: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -5,15 +5,20 @@ test_kernels.py says which modes there are.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+import tiny_models
 from emulated import needs_compiler
+from quantised_rows import in_blocks
 from test_few_rows import Attention, garbage, norm_of, normed
+from test_graphs import WIDE
 from test_kernels import check, dtype, launcher_of, make_backend, mode, normal, wide
 
+from mie import LLM, SamplingParams
 from mie.ops import activation
 from mie.ops.quantised import Form, QuantisedRows, dequantise, quantise
 from mie.ops_gpu.arrays import DTYPES
@@ -63,17 +68,8 @@ def rows_of(form: Form, num_rows: int, depth: int, seed: int = 0) -> QuantisedRo
 
 def matrix_of(rows: QuantisedRows) -> QuantisedMatrix:
     """Return the matrix, which arrives in blocks of a few rows."""
-    blocks = [
-        QuantisedRows(
-            form=rows.form,
-            codes=rows.codes[i : i + 11],
-            scales=rows.scales[i : i + 11],
-            offsets=None if rows.offsets is None else rows.offsets[i : i + 11],
-        )
-        for i in range(0, len(rows), 11)
-    ]
     parts = [(len(rows), rows.form)]
-    [matrix] = load_parts(np, rows.shape, blocks, parts, np.dtype(np.float16))
+    [matrix] = load_parts(np, rows.shape, in_blocks(rows, 11), parts, np.dtype(np.float16))
     assert isinstance(matrix, QuantisedMatrix)
     num_bytes = matrix.codes.nbytes + matrix.scales.nbytes
     num_bytes += 0 if matrix.offsets is None else matrix.offsets.nbytes
@@ -236,3 +232,38 @@ def test_each_product_uses_the_kernels_it_may():
     assert not some.takes_heads(few, matrix, 24)  # a tile would have elements of both halves
     both = CupyLinear(parts=(*matrix.parts, *dense.parts))
     assert not some.takes_heads(few, both, 32)
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize(
+    ("config", "quantization"),
+    [
+        (tiny_models.QWEN3_TIED, "int8"),
+        pytest.param(tiny_models.LLAMA, "int4", marks=pytest.mark.slow),
+        pytest.param(tiny_models.QWEN2 | WIDE, "int4", marks=pytest.mark.slow),
+        pytest.param(tiny_models.QWEN3_TIED | WIDE, "int4", marks=pytest.mark.slow),
+    ],
+)
+def test_a_quantised_model_gives_the_tokens_of_numpy(
+    tmp_path: Path, config: Any, quantization: str, batch_invariant: bool
+):
+    """The head is int8. Prompts come in chunks of few rows and of many."""
+    sizes = {"max_position_embeddings": 256}
+    model = tiny_models.write_model(tmp_path, config | sizes, tiny_models.random_weights(config))
+    tokens = []
+    for backend in ("cupy-emulated", "numpy"):
+        llm = LLM(
+            str(model),
+            backend=backend,
+            dtype="float32",
+            quantization=quantization,
+            batch_invariant=batch_invariant and backend == "cupy-emulated",
+            skip_tokenizer_init=True,
+            max_num_batched_tokens=90,
+            num_blocks=40,
+        )
+        greedy = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+        prompts = [{"prompt_token_ids": [5 + i % 30 for i in range(n)]} for n in (100, 3, 20)]
+        outputs = llm.generate(prompts, greedy, use_tqdm=False)
+        tokens.append([output.outputs[0].token_ids for output in outputs])
+    assert tokens[0] == tokens[1]

@@ -130,16 +130,16 @@ def test_a_step_launches_what_is_predicted(tmp_path: Path):
     is_step = False
 
     def counting(backend: Any) -> Any:
-        launcher, gemm = backend.launcher, backend._gemm
+        launcher, gemm = backend.launcher, backend._products._gemm
         kernel_of, matmul = launcher.kernel, gemm.matmul
 
         def kernel(file: str, name: str, options: tuple[str, ...] = ()) -> Any:
             launches[name.partition("<")[0]] += is_step
             return kernel_of(file, name, options)
 
-        def counted_matmul(*args: Any) -> None:
+        def counted_matmul(*args: Any, **options: Any) -> None:
             launches["cuBLAS"] += is_step
-            matmul(*args)
+            matmul(*args, **options)
 
         launcher.kernel, gemm.matmul = kernel, counted_matmul
         return backend
