@@ -7,7 +7,6 @@
 * docs/vllm.md says which names of vLLM's offline API run in mie, and why the others do not. The
   names come from docs/vllm.json (vllm_names.py), and the answers from mie itself: its classes, and
   the tables of its refusals.
-* docs/gpu/predictions.md follows from tests/kernels/sass.json (gpu/predictions.py).
 
 Tests check that the pages are up to date.
 """
@@ -19,7 +18,7 @@ import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from mie.base.stats.request import RequestMetrics
 from mie.config.engine import RequestLimits
 from mie.config.engine_args import EngineArgs
 from mie.config.settings import BACKENDS, Setting, settings_of
-from mie.config.vllm_names import VllmNames
+from mie.config.vllm_names import NEUTRAL as _ENGINE_ARGS
 from mie.frontend.outputs import Logprob
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -94,10 +93,6 @@ NAMES: Mapping[str, list[str]] = DATA["names"]
 PAGE = DOCS / "vllm.md"
 BEGIN = "<!-- names of vLLM -->\n"
 
-_ENGINE_ARGS = {
-    each.name: (each.metadata["neutral"].allowed, each.metadata["neutral"].why)
-    for each in fields(VllmNames)
-}
 ACCEPTED: Mapping[str, Mapping[str, tuple[tuple[Any, ...] | None, str]]] = {
     "EngineArgs": _ENGINE_ARGS,
     "AsyncEngineArgs": _ENGINE_ARGS,
@@ -218,13 +213,10 @@ def page(text: str) -> str:
 
 def main() -> None:
     """Write every page that changes."""
-    from gpu import predictions
-
     for path in sorted(DOCS.rglob("*.md")):
         before = path.read_text(encoding="utf-8")
         after = rewritten(before)
         after = page(after) if path == PAGE else after
-        after = predictions.rewritten(after) if path == predictions.PAGE else after
         if after != before:
             path.write_text(after, encoding="utf-8")
             print(f"wrote {path.relative_to(DOCS.parent)}")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from mie.errors import ConfigError
 from mie.system.files import replacing
 
 if TYPE_CHECKING:
@@ -25,19 +24,17 @@ def run(args: argparse.Namespace) -> int:
     from mie.diff.recording import Injection
     from mie.diff.text import lines, page
 
-    _check_target(args.html)  # fail before the work
     inject = None if args.inject is None else Injection.parse(args.inject)
     settings = {name: getattr(args, name) for name in _WORKLOAD}
-    report = compare(
-        workload_of_texts(args.model, args.prompts, **settings),
-        *(_side(args, name) for name in ("a", "b")),
-        inject=inject,
-        isolate=args.isolate,
-        on_side=_note_side,
-    )
-    if args.html is not None:
-        _check_target(args.html)
-        with replacing(args.html, "--html") as file:
+    with replacing(args.html, "--html") if args.html else nullcontext() as file:
+        report = compare(
+            workload_of_texts(args.model, args.prompts, **settings),
+            *(_side(args, name) for name in ("a", "b")),
+            inject=inject,
+            isolate=args.isolate,
+            on_side=_note_side,
+        )
+        if file is not None:
             file.write(page(report))
     if args.json:
         print(json.dumps(report.as_json(), allow_nan=False))
@@ -45,14 +42,6 @@ def run(args: argparse.Namespace) -> int:
         for line in lines(report, layers=args.layers):
             print(line)
     return 0 if report.is_within else 1
-
-
-def _check_target(target: str | None) -> None:
-    """Raise `ConfigError` if a page cannot be written there."""
-    if target is not None and Path(target).is_dir():
-        raise ConfigError(f"--html would overwrite the directory {target}; name a file")
-    if target is not None and not Path(target).resolve().parent.is_dir():
-        raise ConfigError(f"--html {target}: there is no directory {Path(target).parent}")
 
 
 def _side(args: argparse.Namespace, name: str) -> Side:

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from mie.config.settings import Setting, settings_of
-from mie.config.vllm_names import Neutral, parse_neutral
+from mie.config.vllm_names import NEUTRAL, parse_neutral
 from mie.errors import ConfigError
 
 _METAVARS = {
@@ -53,8 +53,7 @@ def add_neutral_names(
 ) -> None:
     """Add a hidden option for each of vLLM's arguments that have no effect."""
     for each in fields(cls):
-        declared: Neutral | None = each.metadata.get("neutral")
-        if declared is not None and each.name not in omit:
+        if each.name in NEUTRAL and each.name not in omit:
             keywords: dict[str, Any] = {"type": parse_neutral}
             if isinstance(each.default, bool):
                 keywords = {"action": argparse.BooleanOptionalAction}

@@ -66,12 +66,13 @@ def read_log(path: str | PathLike[str]) -> Iterator[Segment]:
     """
     try:
         with open_file(path, allow_pipe=True) as file:
-            yield from _segments(str(path), file)
+            yield from segments_of(str(path), file)
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _segments(path: str, file: BinaryIO) -> Iterator[Segment]:
+def segments_of(path: str, file: BinaryIO) -> Iterator[Segment]:
+    """Yield the segments of an open file, whose name in messages is ``path``; see `read_log`."""
     draft: _Draft | None = None
     for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
         if len(line) > MAX_LINE_BYTES:

@@ -53,8 +53,6 @@ class LLMEngine:
             defaults=parts.generation.sampling,
             constraints=parts.grammars,
         )
-        self.prepare = self.preparer.prepared
-        """Check and tokenize a request in the caller's thread, and compile its constraint."""
         survives_fork = parts.engine.backend != "cupy"
         self.loop = EngineLoop(parts.engine, parts.tokenizer, survives_fork=survives_fork)
         self._collector = self.loop.new_collector()
@@ -155,6 +153,13 @@ class LLMEngine:
         ``override_generation_config`` say otherwise.
         """
         return SamplingParams(**self.parts.generation.sampling)
+
+    def prepare(
+        self, prompt: Prompt, params: SamplingParams | None, *args: Any, **options: Any
+    ) -> PreparedRequest:
+        """Prepare a request with `Preparer.prepare`, and wait for its constraint."""
+        prepared = self.preparer.prepare(prompt, params, *args, **options)
+        return self.preparer.constrained(prepared)
 
     def _own_collector(self) -> Collector:
         if self._collector.process_id != os.getpid():  # after a fork: the requests are the parent's

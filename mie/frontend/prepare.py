@@ -87,10 +87,6 @@ class Preparer:
             answer=answer,
         )
 
-    def prepared(self, *args: Any, **keywords: Any) -> PreparedRequest:
-        """Return the request of `prepare` with its constraint, for which this may wait."""
-        return self.constrained(self.prepare(*args, **keywords))
-
     def submit(self, prepared: PreparedRequest, caller: Hashable) -> Future[Any] | None:
         """Begin to compile the constraint of a request's output, if it has one.
 

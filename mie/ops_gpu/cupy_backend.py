@@ -304,12 +304,12 @@ class CupyBackend(Backend):
         batch: StepBatch,
         window: int | None,
         soft_cap: float | None = None,
+        sinks: Any = None,
     ) -> Array:
-        if soft_cap is not None:
-            self.refuse("soft caps")
+        if soft_cap is not None or sinks is not None:
+            self.refuse("soft caps" if sinks is None else "attention sinks")
         scales = cache.scales[layer] if cache.is_quantized else None
-        batch = to_device(self._xp, batch)
-        return self._attention(q, cache.layers[layer], batch, window, scales)
+        return self._attention(q, cache.layers[layer], to_device(self._xp, batch), window, scales)
 
     def silu_mul(self, gate_up: Array) -> Array:
         num_tokens, dim = gate_up.shape[0], gate_up.shape[1] // 2

@@ -119,6 +119,10 @@ class Worker:
         """Return whether the process is running."""
         return self._process.poll() is None
 
+    def kill(self) -> None:
+        """Kill the process, for which another thread may wait."""
+        self._process.kill()
+
     def end(self) -> None:
         """Kill the process and wait for it."""
         self._end()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 from mie.errors import ConfigError
 from mie.text.detokenizer import Detokenizer
@@ -30,18 +31,10 @@ class TextStream:
         *,
         stop: Sequence[str] = (),
         include_stop_str_in_output: bool = False,
-        skip_special_tokens: bool = True,
-        spaces_between_special_tokens: bool = True,
-        kept_tokens: Sequence[str] = (),
+        **options: Any,
     ) -> None:
-        """``kept_tokens`` are special tokens that are never left out."""
-        self._detokenizer = Detokenizer(
-            tokenizer,
-            prompt_token_ids,
-            skip_special_tokens,
-            spaces_between_special_tokens=spaces_between_special_tokens,
-            kept_tokens=kept_tokens,
-        )
+        """``options`` are those of `Detokenizer`."""
+        self._detokenizer = Detokenizer(tokenizer, prompt_token_ids, **options)
         self._stop = StopStrings(stop, include_stop_str_in_output)
         self._searches = bool(stop)
         self._exempt = 0  # held-back characters that arrived while unarmed

@@ -52,9 +52,11 @@ def test_mistakes_give_one_line_and_exit_code_2(tmp_path: Path):
     assert "dtype 'float8'" in error_line(mie("diff", "--b", "numpy", "--dtype-b", "float8"))
     assert "no parameter 'block_size'" in error_line(mie("diff", "--set-b", "block_size=8"))
     assert "--inject takes OP" in error_line(mie("diff", "--inject", "softmax"))
-    assert "overwrite the directory" in error_line(mie("diff", "--html", tmp_path))
+    assert "--html would overwrite" in error_line(mie("diff", "--html", tmp_path))
     nowhere = tmp_path / "nowhere" / "report.html"
-    assert "there is no directory" in error_line(mie("diff", "--html", nowhere))
+    assert "cannot be written: No such file or directory" in error_line(
+        mie("diff", "--html", nowhere)
+    )
     assert "nowhere" in error_line(mie("diff", *NUMPY, "--model", "./nowhere"))
     assert "block_size" in error_line(mie("diff", *NUMPY, "--block-size", "0"))
 

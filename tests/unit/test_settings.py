@@ -18,7 +18,7 @@ from mie.cli.options import add_engine_options, engine_options
 from mie.config.arguments import option
 from mie.config.engine import EngineSettings, check_setting
 from mie.config.settings import BACKENDS, Setting, settings_of
-from mie.config.vllm_names import VllmNames
+from mie.config.vllm_names import NEUTRAL
 from mie.errors import ConfigError
 from mie.load.backends import SETTINGS
 
@@ -27,7 +27,6 @@ SCRIPT = runpy.run_path(str(ROOT / "scripts" / "doc_tables.py"))
 
 DECLARED = {name: (default, declared) for name, default, declared in settings_of(EngineArgs)}
 ENGINE = {name for name, *_ in settings_of(EngineSettings)}
-NEUTRAL = {each.name: each.metadata["neutral"] for each in dataclasses.fields(VllmNames)}
 
 
 def refused(message: str, **arguments: Any) -> None:

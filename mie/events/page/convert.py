@@ -1,52 +1,36 @@
-"""Turn an event log into page records in a separate process, for a server that was sent the log.
+"""Turn an event log into page records in a worker process, for a server that was sent the log.
 
-    python -I -S convert.py DIRECTORY CPU_SECONDS MEMORY_BYTES OUTPUT_BYTES < log > records
-
-The log comes from a stranger, so the kernel limits the process. It exits with 2 and a
-message on standard error if the log is refused, and with `OUT_OF_MEMORY` if there is not enough.
+The request is the log. The reply is a zero and the records, or a one and the reason of a refusal.
+The log comes from a stranger, so the kernel limits the process, which exits with `TOO_LARGE` if
+that is not enough.
 """
 
+import io
 import os
-import resource
-import sys
 
-OUT_OF_MEMORY = 77
-REFUSED = 2
+from mie.errors import TraceError
+from mie.events.file import segments_of
+from mie.events.page.cells import NodeText
+from mie.events.page.recording import Recording
+from mie.system import worker_side
+
+TOO_LARGE = 77
 NAME = "the log"
 """The name of the file in messages. Its own name is not known here."""
 
 
-def main() -> int:
-    """Convert standard input, and return the exit code."""
-    directory, seconds, memory, output = sys.argv[1:]
-    _limit(int(seconds), int(memory), int(output))
-    sys.path.append(directory)
-    from mie.errors import TraceError
-    from mie.events import read_log
-    from mie.events.page.cells import NodeText
-    from mie.events.page.recording import Recording
-
-    source = "/dev/stdin"
+def main(cpu_seconds: str, memory_bytes: str, output_bytes: str) -> None:
+    """Answer one request."""
+    log = worker_side.read_message() or b""
+    worker_side.limit_address_space(int(memory_bytes))
+    worker_side.limit_cpu_seconds(float(cpu_seconds))
     try:
-        recording = Recording(read_log(source), NodeText())
-        for line in recording.lines(NAME):
-            sys.stdout.write(line + "\n")
-        sys.stdout.flush()
+        recording = Recording(segments_of(NAME, io.BytesIO(log)), NodeText())
+        reply = b"\0" + "".join(line + "\n" for line in recording.lines(NAME)).encode()
     except TraceError as error:
-        sys.stderr.write(str(error).replace(source, NAME))
-        return REFUSED
+        reply = b"\1" + str(error).encode("utf-8", "replace")
     except MemoryError:
-        os._exit(OUT_OF_MEMORY)
-    return 0
-
-
-def _limit(seconds: int, memory: int, output: int) -> None:
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (output, output))
-    for limit in (resource.RLIMIT_NPROC, resource.RLIMIT_CORE):
-        resource.setrlimit(limit, (0, 0))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        os._exit(TOO_LARGE)
+    if len(reply) > int(output_bytes):
+        os._exit(TOO_LARGE)
+    worker_side.write_message(reply)

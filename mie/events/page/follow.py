@@ -1,17 +1,13 @@
-"""Follow an event log in a process of its own, which takes no time from the engine's.
+"""Follow an event log in a worker process, which takes no time from the engine's.
 
-    python -I -S -c "…; from mie.events.page.follow import main; main()"
-
-A request on standard input has the name of a method of `Follower` and its arguments. The answer on
-standard output has True and the result, or False and the message of the `TraceError`. The process
-ends with its standard input, so it never outlives its parent.
+A request has the name of a method of `Follower` and its arguments, and a reply has True and the
+result, or False and the message of the `TraceError`. `marshal` writes both: it takes a microsecond
+for a step, and never runs code while it reads.
 """
 
 import marshal
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import IO, Any
 
 from mie.base.arithmetic import ceil_div
 from mie.errors import TraceError
@@ -19,6 +15,7 @@ from mie.events import Snapshot, Step
 from mie.events.page.cells import Line, NodeText, encode, head_record
 from mie.events.page.view import View
 from mie.events.replay import State
+from mie.system import worker_side
 
 NICENESS = 5
 """Where CPUs are short, the engine goes first. The page is then late, and skips nothing."""
@@ -121,47 +118,15 @@ class Follower:
         return state.step, known, places
 
 
-def send(file: IO[bytes], message: tuple[Any, ...]) -> None:
-    """Write a message of plain values to the other process.
-
-    `marshal` takes a microsecond for a step, and never runs code while it reads.
-    """
-    content = marshal.dumps(message)
-    file.write(len(content).to_bytes(8, "little") + content)  # one write wakes the reader once
-    file.flush()
-
-
-def receive(file: IO[bytes]) -> tuple[Any, ...]:
-    """Return the next message.
-
-    Raises:
-        EOFError: the other process has ended.
-    """
-    head = file.read(8)
-    size = int.from_bytes(head, "little")
-    content = file.read(size)
-    if len(head) < 8 or len(content) < size:
-        raise EOFError("the other process has ended")
-    return marshal.loads(content)  # type: ignore[no-any-return]  # `send` takes tuples
-
-
-def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
-    """Answer requests until there are no more."""
+def main() -> None:
+    """Answer requests until the socket closes."""
+    os.nice(NICENESS)
     # A thread of the engine that waits for this CPU gets it after one step, not after all.
     follower = Follower(pause=os.sched_yield)
-    while True:
-        try:
-            method, *arguments = receive(requests)
-        except EOFError:
-            return
+    while (request := worker_side.read_message()) is not None:
+        method, *arguments = marshal.loads(request)
         try:
             answer = (True, getattr(follower, method)(*arguments))
         except TraceError as error:
             answer = (False, str(error))
-        send(answers, answer)
-
-
-def main() -> None:
-    """Serve the parent process."""
-    os.nice(NICENESS)
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+        worker_side.write_message(marshal.dumps(answer))

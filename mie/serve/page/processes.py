@@ -5,30 +5,25 @@ limits. A `Worker` is a thread that waits for one of them.
 """
 
 import asyncio
-import subprocess
-import sys
-import tempfile
+import marshal
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, TypeVar
 
 from mie.errors import TraceError
-from mie.events.page import convert, follow
 from mie.serve.errors import ApiError, invalid
+from mie.system import worker
 from mie.system.threads import refusal_explained
 
 T = TypeVar("T")
 
-PYTHON = (sys.executable, "-I", "-S")
-PACKAGE = str(Path(follow.__file__).parents[3])
-FOLLOW = "import sys; sys.path.append(sys.argv[1]); from mie.events.page.follow import main; main()"
-
 CPU_SECONDS = 60
 MEMORY_BYTES = 2 << 30
 OUTPUT_BYTES = 256 << 20
+WALL_SECONDS = 600.0
+"""Time after which a process that does not answer counts as ended."""
 
 
 class Worker:
@@ -63,16 +58,7 @@ class Child:
         """Start the process, and do not wait for it."""
         self._lock = threading.Lock()
         self._is_closed = False
-        self._process = subprocess.Popen(
-            [*PYTHON, "-c", FOLLOW, PACKAGE],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd="/",
-            start_new_session=True,  # Ctrl-C must not reach it.
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._requests, self._answers = self._process.stdin, self._process.stdout
+        self._process = worker.Worker("mie.events.page.follow", ())
 
     @property
     def pid(self) -> int:
@@ -89,10 +75,9 @@ class Child:
         try:
             with self._lock:
                 if self._is_closed:
-                    raise EOFError("it was closed")
-                follow.send(self._requests, (method, *arguments))
-                is_result, value = follow.receive(self._answers)
-        except (OSError, EOFError) as error:
+                    raise worker.WorkerEnded(-signal.SIGKILL)
+                reply = self._process.exchange(marshal.dumps((method, *arguments)), WALL_SECONDS)
+        except (worker.WorkerEnded, worker.WorkerSilent) as error:
             raise ApiError(
                 503,
                 "the process that replays the event log for the page has ended, and the engine "
@@ -100,6 +85,7 @@ class Child:
                 type="server_error",
                 code="page_process_ended",
             ) from error
+        is_result, value = marshal.loads(reply)
         if not is_result:
             raise TraceError(value)
         return value
@@ -109,10 +95,7 @@ class Child:
         self._process.kill()
         with self._lock:
             self._is_closed = True
-            self._process.wait()
-            for pipe in (self._requests, self._answers):
-                with suppress(OSError):  # the rest of a request that the process did not read
-                    pipe.close()
+            self._process.end()
 
 
 def converted(log: bytes) -> bytes:
@@ -121,27 +104,18 @@ def converted(log: bytes) -> bytes:
     Raises:
         ApiError: the log is refused, or too large to show.
     """
-    limits = map(str, (CPU_SECONDS, MEMORY_BYTES, OUTPUT_BYTES))
-    with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as target:
-        source.write(log)
-        source.seek(0)
-        done = subprocess.run(
-            [*PYTHON, convert.__file__, PACKAGE, *limits],
-            stdin=source,
-            stdout=target,
-            stderr=subprocess.PIPE,
-            cwd="/",
-            env={},
-            start_new_session=True,
-            check=False,
-        )
-        if done.returncode == 0:
-            target.seek(0)
-            return target.read()
-    if done.returncode == convert.REFUSED:
-        raise invalid(done.stderr.decode("utf-8", "replace")[:2000], code="invalid_trace")
-    raise invalid(
-        "the trace is too large to be shown: replaying it took more than "
-        f"{CPU_SECONDS} s or {MEMORY_BYTES >> 30} GiB (write a page with mie trace --html)",
-        code="trace_too_large",
-    )
+    limits = (CPU_SECONDS, MEMORY_BYTES, OUTPUT_BYTES)
+    process = worker.Worker("mie.events.page.convert", (), *limits)
+    try:
+        reply = process.exchange(log, WALL_SECONDS)
+    except (worker.WorkerEnded, worker.WorkerSilent) as error:
+        raise invalid(
+            "the trace is too large to be shown: replaying it took more than "
+            f"{CPU_SECONDS} s or {MEMORY_BYTES >> 30} GiB (write a page with mie trace --html)",
+            code="trace_too_large",
+        ) from error
+    finally:
+        process.end()
+    if reply[:1] != b"\0":
+        raise invalid(reply[1:].decode("utf-8", "replace")[:2000], code="invalid_trace")
+    return reply[1:]
