@@ -109,6 +109,7 @@ class StepSize:
     vocab_size: int
     num_heads: int
     cache: KVCacheShape
+    is_quantised: bool = False
     num_chosen: int = 0
     """Experts of a token."""
     expert_size: int = 0
