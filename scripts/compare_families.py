@@ -111,6 +111,12 @@ def config_of(model_type: str, rng: random.Random) -> dict[str, Any]:
             "use_sliding_window": bias,
             "sliding_window": window,
         },
+        "gpt_oss": {
+            **experts,
+            "sliding_window": window,
+            "layer_types": mixed,
+            "rope_parameters": rng.choice([YARN, {**YARN, "truncate": False}]),
+        },
         "olmoe": {**no_head_dim, **experts, "attention_bias": bias, "norm_topk_prob": not bias},
         "granitemoe": {**no_head_dim, **multipliers, **experts, "attention_bias": bias},
         "granitemoeshared": {

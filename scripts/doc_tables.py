@@ -7,7 +7,6 @@
 * docs/vllm.md says which names of vLLM's offline API run in mie, and why the others do not. The
   names come from docs/vllm.json (vllm_names.py), and the answers from mie itself: its classes, and
   the tables of its refusals.
-* docs/gpu/predictions.md follows from tests/kernels/sass.json (gpu/predictions.py).
 
 Tests check that the pages are up to date.
 """
@@ -214,13 +213,10 @@ def page(text: str) -> str:
 
 def main() -> None:
     """Write every page that changes."""
-    from gpu import predictions
-
     for path in sorted(DOCS.rglob("*.md")):
         before = path.read_text(encoding="utf-8")
         after = rewritten(before)
         after = page(after) if path == PAGE else after
-        after = predictions.rewritten(after) if path == predictions.PAGE else after
         if after != before:
             path.write_text(after, encoding="utf-8")
             print(f"wrote {path.relative_to(DOCS.parent)}")

@@ -159,7 +159,7 @@ def randomize(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
         noise = torch.randn_like(parameter)
         if "norm" in name:
-            around = 0 if adds_one and "linear_attn." not in name else 1
+            around = 0.0 if adds_one and "linear_attn." not in name else 1.0
             parameter.copy_(around + 0.2 * noise)
         elif parameter.dim() == 1 and not name.endswith(".bias"):  # the heads of recurrent layers
             around = {"A_log": -0.5, "dt_bias": -1.0}.get(name.rpartition(".")[2], 1.0)

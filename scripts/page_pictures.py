@@ -2,36 +2,32 @@
 
     python scripts/page_pictures.py [DIRECTORY]
 
-A server runs the bundled model, and a headless Chromium shows its page. Every view is taken at
-three widths in both themes, as WebP: docs/pictures/page/*.webp, or in DIRECTORY. The recording is
-an animated WebP of 20 seconds. It needs playwright and chromium.
+A server runs the bundled model, and a headless Chromium shows its page. The pictures are WebP:
+docs/pictures/page/*.webp, or in DIRECTORY. The recording is an animated WebP of 20 seconds. Needs
+playwright and chromium.
 """
 
 from __future__ import annotations
 
 import base64
-import socket
-import subprocess
 import sys
-import urllib.request
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from serve_checks.server import serving
+
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures" / "page"
-SIZES = {1280: 860, 360: 760, 3840: 2160}
-"""The widths, each with the height of its window."""
-WIDEST = 1920
-"""Width to which larger pictures are reduced."""
-VIEWS = {
-    "map": ".panel.map",
-    "timeline": ".panel.timeline",
-    "tree": ".panel.tree",
-    "play": ".panel.play",
-}
+VIEWS = (
+    ("page-1280-dark", "dark", None),
+    ("map-1280-light", "light", ".panel.map"),
+    ("timeline-1280-light", "light", ".panel.timeline"),
+    ("play-1280-light", "light", ".panel.play"),
+)
+"""Name, theme, and the part of the page, or None for the window."""
 SERVER = ("--num-blocks", "48", "--block-size", "8", "--max-num-batched-tokens", "48")
 FRAME_SECONDS = 1 / 3
 NUM_FRAMES = 60
@@ -128,33 +124,12 @@ def _u24(number: int) -> bytes:
 # The pictures.
 
 
-@contextmanager
-def server() -> Iterator[str]:
-    """Serve the bundled model with a small pool."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "mie", "serve", "--port", str(port), *SERVER]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if b"listening" in line:
-                break
-        url = f"http://127.0.0.1:{port}/"
-        urllib.request.urlopen(f"{url}health", timeout=60).close()
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
-
-
 class Camera:
     """A page, and the blank page that makes WebP of its pictures."""
 
-    def __init__(self, browser: Any, url: str, width: int, height: int, theme: str) -> None:
-        self.page = browser.new_page(
-            viewport={"width": width, "height": height}, color_scheme=theme
-        )
+    def __init__(self, browser: Any, url: str, height: int, theme: str) -> None:
+        size = {"width": 1280, "height": height}
+        self.page = browser.new_page(viewport=size, color_scheme=theme)
         self._maker = browser.new_page()
         self._last: str | None = None
         self.page.goto(url)
@@ -173,7 +148,7 @@ class Camera:
         """Return a picture of an element, or of the window."""
         of = self.page.locator(selector).first if selector else self.page
         png = base64.b64encode(of.screenshot()).decode()
-        made = self._maker.evaluate(TO_WEBP, [png, WIDEST, quality, None])
+        made = self._maker.evaluate(TO_WEBP, [png, 1280, quality, None])
         return base64.b64decode(made["webp"])
 
     def frame(self, width: int) -> Frame:
@@ -215,24 +190,20 @@ def show_busy_step(camera: Camera) -> None:
 
 
 def take_pictures(browser: Any, url: str, folder: Path) -> None:
-    """Take every view at every width in both themes."""
-    for theme in ("dark", "light"):
-        for width, height in SIZES.items():
-            camera = Camera(browser, url, width, height, theme)
-            if width == 1280:
-                provoke(camera)
-            show_busy_step(camera)
-            name = f"{width}-{theme}.webp"
-            (folder / f"page-{name}").write_bytes(camera.picture(None))
+    """Take every view."""
+    for name, theme, selector in VIEWS:
+        camera = Camera(browser, url, 860, theme)
+        provoke(camera)
+        show_busy_step(camera)
+        if selector:
             camera.js(WITHOUT_BARS)
-            for view, selector in VIEWS.items():
-                (folder / f"{view}-{name}").write_bytes(camera.picture(selector))
-            camera.close()
+        (folder / f"{name}.webp").write_bytes(camera.picture(selector))
+        camera.close()
 
 
 def record(browser: Any, url: str, folder: Path) -> None:
     """Record 20 seconds: the way through all steps of two experiments, and back to a preemption."""
-    camera = Camera(browser, url, 1280, 800, "dark")
+    camera = Camera(browser, url, 800, "dark")
     provoke(camera)
     first, last = camera.js("[mie.store.run.first, mie.store.run.last]")
     moves = NUM_FRAMES * 3 // 4
@@ -257,10 +228,14 @@ def main(arguments: Sequence[str]) -> None:
 
     folder = Path(arguments[0]) if arguments else PICTURES
     folder.mkdir(parents=True, exist_ok=True)
-    with server() as url, sync_playwright() as playwright:
+    with (
+        tempfile.NamedTemporaryFile() as log,
+        serving(Path(log.name), SERVER, key="") as server,
+        sync_playwright() as playwright,
+    ):
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=[*FLAGS])
-        record(browser, url, folder)
-        take_pictures(browser, url, folder)
+        record(browser, server.url, folder)
+        take_pictures(browser, server.url, folder)
         browser.close()
     sizes = {path.name: path.stat().st_size for path in sorted(folder.glob("*.webp"))}
     print("\n".join(f"{name}: {size / 1000:,.0f} kB" for name, size in sizes.items()))

@@ -22,25 +22,16 @@ EMPTY: dict[str, Any] = {
 }
 
 
-def sequence(
-    request_id: str, *, num_prompt: int, max_tokens: int | None, n: int, rank: int = 0
-) -> dict[str, Any]:
-    """Return the part of a snapshot that comes from a sequence's request."""
-    return {
-        "request_id": request_id,
-        "rank": rank,
-        "num_prompt": num_prompt,
-        "max_tokens": max_tokens,
-        "n": n,
-    }
-
-
 REBUILT: dict[str, Any] = {
     "waiting": [B, C],
     "running": [],
     "sequences": {
         seq: {
-            **sequence(request_id, num_prompt=num_prompt, max_tokens=max_tokens, n=1),
+            "request_id": request_id,
+            "rank": 0,
+            "n": 1,
+            "num_prompt": num_prompt,
+            "max_tokens": max_tokens,
             "num_tokens": num_tokens,
             "num_computed": 0,
             "row": None,
@@ -165,95 +156,6 @@ BEAMS: list[Record] = [
 REBUILD: list[Record] = [("close", C), ("rebuild", {**EMPTY, **REBUILT})]
 """A last step in which a change was interrupted. No record says that C got its token."""
 
-AFTER_STORY: dict[int, dict[str, Any]] = {
-    2: {
-        "waiting": [],
-        "running": [A, A1, B],
-        "sequences": {
-            A: {
-                **sequence("a", num_prompt=6, max_tokens=3, n=2),
-                "num_tokens": 8,
-                "num_computed": 7,
-                "row": 0,
-                "blocks": [0, 4],
-                "host": None,
-            },
-            A1: {
-                **sequence("a", num_prompt=6, max_tokens=3, n=2),
-                "num_tokens": 8,
-                "num_computed": 7,
-                "row": 2,
-                "blocks": [0, 1],
-                "host": None,
-            },
-            B: {
-                **sequence("b", num_prompt=5, max_tokens=None, n=1),
-                "num_tokens": 6,
-                "num_computed": 5,
-                "row": 1,
-                "blocks": [2, 3],
-                "host": None,
-            },
-        },
-        "refs": {0: 3, 1: 1, 2: 2, 3: 1, 4: 1},
-        "tree": {
-            0: {"parent": None, "salt": None, "tokens": [10, 11, 12, 13]},
-            2: {"parent": None, "salt": None, "tokens": [20, 21, 22, 23]},
-        },
-    },
-    3: {
-        "waiting": [B],
-        "running": [],
-        "sequences": {
-            B: {
-                **sequence("b", num_prompt=5, max_tokens=None, n=1),
-                "num_tokens": 6,
-                "num_computed": 0,
-                "row": None,
-                "blocks": [],
-                "host": [0, 1],
-            },
-        },
-        "refs": {0: 1, 1: 1, 2: 1, 4: 1},
-        "tree": {
-            0: {"parent": None, "salt": None, "tokens": [10, 11, 12, 13]},
-            1: {"parent": 0, "salt": None, "tokens": [14, 15, 18, 19]},
-            2: {"parent": None, "salt": None, "tokens": [20, 21, 22, 23]},
-            4: {"parent": 0, "salt": None, "tokens": [14, 15, 16, 17]},
-        },
-    },
-    6: {
-        "waiting": [B],
-        "running": [C],
-        "sequences": {
-            B: {
-                **sequence("b", num_prompt=5, max_tokens=None, n=1),
-                "num_tokens": 7,
-                "num_computed": 0,
-                "row": None,
-                "blocks": [],
-                "host": None,
-            },
-            C: {
-                **sequence("c", num_prompt=7, max_tokens=20, n=1),
-                "num_tokens": 12,
-                "num_computed": 9,
-                "row": 0,
-                "blocks": [0, 1, 5],
-                "host": None,
-            },
-        },
-        "refs": {0: 2, 1: 2, 2: 1, 4: 1, 5: 1},
-        "tree": {
-            0: {"parent": None, "salt": None, "tokens": [10, 11, 12, 13]},
-            1: {"parent": 0, "salt": None, "tokens": [14, 15, 24, 25]},
-            2: {"parent": None, "salt": None, "tokens": [20, 21, 22, 23]},
-            4: {"parent": 0, "salt": None, "tokens": [14, 15, 16, 17]},
-        },
-    },
-}
-"""The state after some of the story's steps, without the sizes."""
-
 
 def summary(step: int, **numbers: float) -> dict[str, Any]:
     """Return a step's summary, with zeros for missing values.
@@ -322,7 +224,11 @@ class ToyEngine:
         blocks = list(range(-(-self._num_computed // 2)))
         seq = (self._number, 0)
         values = {
-            **sequence(f"r{self._number}", num_prompt=1, max_tokens=7, n=1, rank=5),
+            "request_id": f"r{self._number}",
+            "rank": 5,
+            "n": 1,
+            "num_prompt": 1,
+            "max_tokens": 7,
             "num_tokens": self._num_tokens,
             "num_computed": self._num_computed,
             "row": 0,

@@ -148,15 +148,25 @@ def logits(config, weights, ids):
             gate, up = project(x, p + "gate_proj"), project(x, p + "up_proj")
         return project(activate(gate) * up, p + "down_proj")
 
+    def expert(x, p, e):
+        if family != "gpt_oss":
+            return mlp(x, f"{p}experts.{e}.")
+        w = {name: weights[p + "experts." + name][e] for name in ("gate_up_proj", "down_proj")}
+        b = {name: weights[p + f"experts.{name}_bias"][e] for name in w}
+        both = x @ w["gate_up_proj"] + b["gate_up_proj"]
+        gate, up = np.minimum(both[:, ::2], 7), np.clip(both[:, 1::2], -7, 7)
+        h = gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+        return h @ w["down_proj"] + b["down_proj"]
+
     def sparse(x, p):
         out = np.zeros_like(x)
-        for token, scores in enumerate(project(x, p + "gate")):
+        router = "router" if family == "gpt_oss" else "gate"
+        for token, scores in enumerate(project(x, p + router)):
             share = np.exp(scores - scores.max())
             chosen = np.argsort(-scores, kind="stable")[: config["num_experts_per_tok"]]
-            total = share[chosen].sum() if config["norm_topk_prob"] else share.sum()
-            for expert in chosen:
-                own = mlp(x[token : token + 1], p + f"experts.{expert}.")
-                out[token] += share[expert] / total * own[0]
+            total = share[chosen].sum() if config.get("norm_topk_prob", True) else share.sum()
+            for e in chosen:
+                out[token] += share[e] / total * expert(x[token : token + 1], p, e)[0]
         return out
 
     def attend(h, p, layer):
@@ -182,7 +192,9 @@ def logits(config, weights, ids):
         is_full = "layer_types" in config and config["layer_types"][layer] == "full_attention"
         window = n + 1 if is_full else config.get("sliding_window") or n + 1
         weight = np.exp(np.where((distance >= 0) & (distance < window), scores, -np.inf))
-        attended = np.einsum("hqk,khd->qhd", weight / weight.sum(-1, keepdims=True), v)
+        sinks = weights.get(p + "self_attn.sinks", np.full(num_heads, -np.inf))
+        total = weight.sum(-1, keepdims=True) + np.exp(sinks)[:, None, None]
+        attended = np.einsum("hqk,khd->qhd", weight / total, v)
         return project((attended * gate).reshape(n, -1), p + "self_attn.o_proj")
 
     x = weights["model.embed_tokens.weight"][np.array(ids)]
@@ -203,7 +215,7 @@ def logits(config, weights, ids):
             h = recur(config, weights, p, h)
         x = x + residual * norm_if(h, p + f"{attention_out}_layernorm")
         h = norm_if(x, p + f"{before}_layernorm")
-        h = (sparse if p + "mlp.gate.weight" in weights else mlp)(h, p + "mlp.")
+        h = (sparse if "num_experts_per_tok" in config else mlp)(h, p + "mlp.")
         x = x + residual * norm_if(h, p + f"{after}_layernorm")
     x = norm(x, "model.norm") / config.get("logits_scaling", 1)
     x = x @ weights.get("lm_head.weight", weights["model.embed_tokens.weight"]).T

@@ -128,6 +128,17 @@ OLMOE = LLAMA | {
     "tie_word_embeddings": True,
 }
 
+GPT_OSS = LLAMA | {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "attention_bias": True,
+    "sliding_window": 5,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
+
 
 def random_weights(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
     """Return float32 weights by their Hugging Face names, scaled so that logits are well apart."""
@@ -173,9 +184,23 @@ def random_weights(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
             parts = {"qkv": q_size + 2 * kv_size}
         for name, size in parts.items():
             matrix(p + f"self_attn.{name}_proj.weight", size, hidden, 2.0)
-            if family in ("qwen2", "glm", "glm4"):
+            if family in ("qwen2", "glm", "glm4", "gpt_oss"):
                 vector(p + f"self_attn.{name}_proj.bias", size, 0.0)
         matrix(p + "self_attn.o_proj.weight", hidden, q_size)
+        if family == "gpt_oss":
+            vector(p + "self_attn.o_proj.bias", hidden, 0.0)
+            vector(p + "self_attn.sinks", config["num_attention_heads"], 0.5)
+            number, q = config["num_local_experts"], p + "mlp.experts."
+            matrix(p + "mlp.router.weight", number, hidden, 2.0)
+            vector(p + "mlp.router.bias", number, 0.0)
+            for name, rows, columns in (
+                ("gate_up_proj", hidden, 2 * mlp),
+                ("down_proj", mlp, hidden),
+            ):
+                stack = rng.normal(0, 1 / np.sqrt(rows), (number, rows, columns))
+                weights[q + name] = 2 * stack
+                weights[q + name + "_bias"] = rng.normal(0, 0.3, (number, columns))
+            continue
         if "num_experts" in config:
             matrix(p + "mlp.gate.weight", config["num_experts"], hidden, 2.0)
             inner = config.get("moe_intermediate_size", mlp)
@@ -222,6 +247,7 @@ TINY = {
     "hunyuan": HUNYUAN,
     "qwen3_moe": QWEN3_MOE,
     "olmoe": OLMOE,
+    "gpt_oss": GPT_OSS,
 }
 
 

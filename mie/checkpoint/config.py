@@ -184,6 +184,7 @@ class ModelConfig:
             "soft caps": bool(self.attention_soft_cap or self.logits_soft_cap),
             "gated attention": self.gates_attention,
             "experts": self.experts is not None,
+            "attention sinks": self.names.sinks is not None,
             "recurrent layers": any(self.layers_recurrent),
         }
         return tuple(name for name, is_given in given.items() if is_given)

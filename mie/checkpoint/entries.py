@@ -17,6 +17,7 @@ class TensorEntry:
     shape: tuple[int, ...]
     start: int
     stop: int
+    is_turned: bool = False  # whether the file has the transpose of a matrix of this shape
 
     @property
     def nbytes(self) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from mie.checkpoint.families import Family
 from mie.checkpoint.json_reader import JsonReader
 from mie.checkpoint.size_limits import MAX_EXPERTS, MAX_EXPERTS_OF_MODEL, MAX_LAYERS, MAX_WIDTH
-from mie.errors import UnsupportedModelError
+from mie.errors import UnsupportedModelError, shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +18,8 @@ class Experts:
     number: int
     num_chosen: int
     size: int  # the intermediate size of each
+    activation: Literal["silu", "clamped_silu"]
+    has_biases: bool  # in the router, too
     is_normalised: bool  # whether the weights of a token's experts sum to 1
     layers: tuple[bool, ...]  # which layers are sparse
     are_beside_mlp: bool  # whether sparse layers have an MLP for all tokens, too
@@ -38,6 +41,7 @@ def read_experts(reader: JsonReader, family: Family, num_layers: int) -> Experts
     is_normalised = True
     if "norm_topk_prob" in family.defaults:
         is_normalised = reader.flag("norm_topk_prob", default=False)
+    _check_activation(reader, family)
     layers = _layers(reader, num_layers)
     if family.names.shared_gate is not None and not all(layers):
         raise UnsupportedModelError(
@@ -51,6 +55,8 @@ def read_experts(reader: JsonReader, family: Family, num_layers: int) -> Experts
         number=number,
         num_chosen=reader.integer("num_experts_per_tok", maximum=number),
         size=reader.integer(family.expert_size, maximum=MAX_WIDTH),
+        activation=family.expert_activation,
+        has_biases=family.experts_have_biases,
         is_normalised=is_normalised,
         layers=layers,
         are_beside_mlp="shared_intermediate_size" in family.defaults
@@ -66,3 +72,15 @@ def _layers(reader: JsonReader, num_layers: int) -> tuple[bool, ...]:
         expected = f"must be numbers of layers, 0 … {num_layers - 1}"
         raise reader.error("mlp_only_layers", expected, reader.values["mlp_only_layers"])
     return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers))
+
+
+def _check_activation(reader: JsonReader, family: Family) -> None:
+    """Raise unless the clamped activation is that of `ops.activation.clamped_silu_mul`."""
+    if family.expert_activation != "clamped_silu":
+        return
+    for key in ("swiglu_alpha", "swiglu_limit"):
+        value, supported = reader.values[key], family.defaults[key]
+        if value not in (None, supported):
+            raise UnsupportedModelError(
+                f"{reader.source}: {key} {shown(value)} is not supported; supported: {supported}"
+            )

@@ -30,7 +30,11 @@ class Names:
     router: str = "mlp.gate"
     expert_gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
     """Like `gate_up`, with the number of the expert. A file may stack the matrices of all."""
+    experts_take_turns: bool = False
+    """Whether the rows of gate and up alternate in the one matrix of an expert."""
     expert_down: str = "mlp.experts.{}.down_proj"
+    sinks: str | None = None
+    """The sinks of attention."""
     shared_gate: str | None = None
     """The matrix with one row whose sigmoid multiplies the MLP beside experts."""
     attention_out: str = "self_attn.o_proj"
@@ -114,6 +118,9 @@ class Family:
     """Added to the weights of all norms."""
     expert_size: str | None = None
     """The key of the intermediate size of its experts, or None if it has none."""
+    expert_activation: Literal["silu", "clamped_silu"] = "silu"
+    experts_have_biases: bool = False
+    """Whether experts and their router have biases."""
     scales_embeddings: bool = False
     """Whether embeddings are multiplied by the square root of the hidden size."""
     gates_attention: bool = False

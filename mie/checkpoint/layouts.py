@@ -11,9 +11,11 @@ int32, and those of 8 bits four. "Along K" means that an int32 has neighbouring 
                       g_idx [K]. Zero points are stored minus 1, in version 2 as they are.
     awq               qweight [K, N / 8] and qzeros [G, N / 8] along N in a shuffled order,
                       scales [G, N]
+    mxfp4             blocks uint8 [N, K / 32, 16], scales uint8 [N, K / 32]. A byte has two
+                      neighbouring inputs, the even one low. Scales are exponents plus 127.
 
 Sources: `compressed_tensors.compressors`, AutoGPTQ's ``qlinear_cuda_old.py``, GPTQModel's
-``convert_gptq_v1_to_v2_format``, and AutoAWQ's ``packing_utils.py``.
+``convert_gptq_v1_to_v2_format``, AutoAWQ's ``packing_utils.py``, and OCP's specification of MX.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ Read = Callable[[str], NDArray[Any]]
 """Returns a tensor of the matrix by the end of its name."""
 
 FLOATS = ("F32", "F16", "BF16")
+FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+"""Twice the floats of 4 bits, by their bits."""
 AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])
 """The nibble of an int32 that holds each of eight neighbouring outputs."""
 
@@ -279,6 +283,30 @@ class Awq(Layout):
         return np.ascontiguousarray(nibbles.reshape(len(words), -1).T)
 
 
+class Mxfp4(Layout):
+    """Floats of 4 bits (E2M1) with a power of two for each 32. Their doubles are integers."""
+
+    @property
+    def form(self) -> Form:
+        """The form of integers up to 12."""
+        return Form(codes="int8", group=32, has_offsets=False)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        num_rows, groups = self.shape[0], self.num_groups
+        return {
+            "blocks": Tensor(dtypes=("U8",), shapes=((num_rows, groups, 16),)),
+            "scales": Tensor(dtypes=("U8",), shapes=((num_rows, groups),)),
+        }
+
+    def rows(self, read: Read, first: int, last: int) -> QuantisedRows:
+        packed = read("blocks")[first:last].reshape(last - first, -1)
+        nibbles = unpack_nibbles(packed, 2 * packed.shape[1])[:, : self.shape[1]]
+        exponents = read("scales")[first:last]
+        scales = np.ldexp(np.float32(0.5), exponents.astype(np.int32) - 127)
+        scales[exponents > 252] = np.inf  # 12 times that is
+        return QuantisedRows(form=self.form, codes=FP4[nibbles], scales=scales)
+
+
 def layout_of(shape: tuple[int, int], scheme: Scheme, scale_dtype: str) -> Layout:
     """Return the layout of a matrix with this scheme."""
     kinds: Mapping[str, type[Layout]] = {
@@ -288,6 +316,7 @@ def layout_of(shape: tuple[int, int], scheme: Scheme, scale_dtype: str) -> Layou
         "gptq": Gptq,
         "gptq_v2": Gptq,
         "awq": Awq,
+        "mxfp4": Mxfp4,
     }
     return kinds[scheme.format](shape=shape, scheme=scheme, scale_dtype=scale_dtype)
 

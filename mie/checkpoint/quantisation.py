@@ -3,6 +3,7 @@
     compressed-tensors   pack-quantized, int-quantized, float-quantized: llm-compressor's files
     gptq                 versions 1 and 2, symmetric
     awq                  version "gemm"
+    mxfp4                the experts of gpt-oss
 
 Sources: `compressed_tensors.quantization.QuantizationArgs` and `utils.match`, AutoGPTQ's
 ``quantize_config``, and AutoAWQ's ``AwqConfig``.
@@ -22,7 +23,7 @@ from mie.errors import ModelError, UnsupportedModelError, shown
 MIN_GROUP = 16
 """Inputs that share a scale are a multiple of this number."""
 
-_METHODS = ("compressed-tensors", "gptq", "awq")
+_METHODS = ("compressed-tensors", "gptq", "awq", "mxfp4")
 _PACKED, _INTEGERS, _FLOATS = "pack-quantized", "int-quantized", "float-quantized"
 _REMEDY = "use the unquantised model; the setting quantization='int4' or 'int8' makes it small"
 # Two repetitions take at most n**2 steps for a name of n characters. A third at the end is free.
@@ -35,7 +36,7 @@ class Scheme:
     """How the files hold a matrix."""
 
     format: str
-    """A format of compressed-tensors, or "gptq", "gptq_v2" or "awq"."""
+    """A format of compressed-tensors, or "gptq", "gptq_v2", "awq" or "mxfp4"."""
     bits: int
     group: int | None
     """Inputs that share a scale. None: all inputs."""
@@ -84,7 +85,10 @@ def read_quantisation(config: JsonReader) -> Quantisation | None:
         raise _unsupported(reader, f"quantization method {shown(method)}", _METHODS)
     if method == "compressed-tensors":
         return _compressed_tensors(reader)
-    scheme = _gptq(reader) if method == "gptq" else _awq(reader)
+    if method == "mxfp4":
+        scheme = Scheme(format="mxfp4", bits=4, group=32, symmetric=True)
+    else:
+        scheme = _gptq(reader) if method == "gptq" else _awq(reader)
     return Quantisation(method=method, groups=((("Linear",), scheme),))
 
 

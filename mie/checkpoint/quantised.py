@@ -148,11 +148,12 @@ def _scheme(
 ) -> Scheme | None:
     """Return the scheme of a tensor, or None if it is not quantised.
 
-    Files of GPTQ and AWQ do not list the matrices that are left as they are.
+    Files of GPTQ, AWQ and MXFP4 do not list the matrices that are left as they are, or need not.
     """
     if len(shape) != 2:
         return None
-    if quantisation.method != "compressed-tensors" and f"{module}.qweight" not in found:
+    codes = "blocks" if quantisation.method == "mxfp4" else "qweight"
+    if quantisation.method != "compressed-tensors" and f"{module}.{codes}" not in found:
         return None
     return quantisation.scheme_of(module)
 

@@ -23,6 +23,16 @@ GRANITE_EXPERTS = Names(
     expert_down="block_sparse_moe.output_linear.{}",
 )
 
+_GPT_OSS_ROPE: Mapping[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 150000.0,
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
 SPARSE_FAMILIES: Mapping[str, Family] = {
     "MixtralForCausalLM": Family(
         title="Mixtral",
@@ -93,5 +103,36 @@ SPARSE_FAMILIES: Mapping[str, Family] = {
         implements=("attention_bias", *MULTIPLIERS, *_EXPERT_KEYS),
         expert_size="intermediate_size",
         names=GRANITE_EXPERTS,
+    ),
+    "GptOssForCausalLM": Family(
+        title="gpt-oss",
+        model_type="gpt_oss",
+        defaults={
+            "head_dim": 64,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": 128,
+            "sliding_window_pattern": 2,
+            "attention_bias": True,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "swiglu_alpha": 1.702,
+            "swiglu_limit": 7.0,
+            "rope_theta": 150000.0,
+            "rope_parameters": _GPT_OSS_ROPE,
+        },
+        windows="pattern",
+        implements=("attention_bias", "swiglu_limit", *_EXPERT_KEYS),
+        expert_size="intermediate_size",
+        expert_activation="clamped_silu",
+        experts_have_biases=True,
+        names=Names(
+            router="mlp.router",
+            expert_gate_up=("mlp.experts.gate_up_proj.{}",),
+            experts_take_turns=True,
+            expert_down="mlp.experts.down_proj.{}",
+            sinks="self_attn.sinks",
+        ),
     ),
 }

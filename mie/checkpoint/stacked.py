@@ -8,28 +8,35 @@ from dataclasses import replace
 from mie.checkpoint.entries import TensorEntry
 from mie.checkpoint.tensors import Shape
 
+ENDS = {".weight": "weight", "_bias": "bias", "_blocks": "blocks", "_scales": "scales"}
+"""The ends of names of stacks, and those of the tensors of each expert."""
+
 
 def unstacked(
     found: Mapping[str, TensorEntry], expected: Mapping[str, Shape]
 ) -> Mapping[str, TensorEntry]:
     """Return the tensors with the matrix of each expert in place of a stack.
 
-    A stack "x.weight" is [E, N, K]. The matrix of expert 3 is called "x.3.weight".
+    A stack "x.weight" is [E, N, K], and "x" without an end is [E, K, N]. The matrix of expert 3 is
+    called "x.3.weight". Biases, and the blocks and scales of MXFP4, are named alike.
     """
     entries: dict[str, TensorEntry] = {}
     for name, entry in found.items():
-        module = name.removesuffix(".weight")
+        end = next((end for end in ENDS if name.endswith(end)), "")
+        module = name.removesuffix(end)
         if f"{module}.0.weight" in expected and entry.shape:
-            matrices = enumerate(_matrices(entry))
-            entries |= {f"{module}.{expert}.weight": matrix for expert, matrix in matrices}
+            for expert, own in enumerate(_parts(entry, is_turned=not end)):
+                entries[f"{module}.{expert}.{ENDS.get(end, 'weight')}"] = own
         else:
             entries[name] = entry
     return entries
 
 
-def _matrices(entry: TensorEntry) -> Iterator[TensorEntry]:
+def _parts(entry: TensorEntry, is_turned: bool) -> Iterator[TensorEntry]:
     """Yield the parts of a tensor along its first axis."""
     number, *shape = entry.shape
-    for start in range(entry.start, entry.stop, max(1, entry.nbytes // max(1, number))):
-        stop = start + entry.nbytes // number
-        yield replace(entry, shape=tuple(shape), start=start, stop=stop)
+    own = tuple(shape[::-1] if is_turned else shape)
+    size = entry.nbytes // max(1, number)
+    for start in range(entry.start, entry.stop, max(1, size)):
+        stop = start + size
+        yield replace(entry, shape=own, start=start, stop=stop, is_turned=is_turned)

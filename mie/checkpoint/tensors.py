@@ -61,6 +61,8 @@ def _attention_tensors(config: ModelConfig) -> dict[str, Shape]:
     rows = (2 * queries if config.gates_attention else queries, keys, keys)
     tensors = _parts(names.qkv, rows, hidden, config.qkv_bias)
     tensors |= linear_tensors(names.attention_out, hidden, queries, config.o_bias)
+    if names.sinks is not None:
+        tensors[names.sinks] = (config.num_heads,)
     if config.qk_norm is not None:
         is_whole = config.qk_norm == "projection"
         tensors[f"{names.q_norm}.weight"] = (queries if is_whole else head_dim,)
@@ -79,13 +81,14 @@ def _mlp(config: ModelConfig, names: Names) -> dict[str, Shape]:
 def _experts(config: ModelConfig) -> dict[str, Shape]:
     assert config.experts is not None
     names, hidden, inner = config.names, config.hidden_size, config.experts.size
-    tensors = linear_tensors(names.router, config.experts.number, hidden, False)
+    has_bias = config.experts.has_biases
+    tensors = linear_tensors(names.router, config.experts.number, hidden, has_bias)
     if names.shared_gate is not None:
         tensors |= linear_tensors(names.shared_gate, 1, hidden, False)
     for expert in range(config.experts.number):
         gate_up = [name.format(expert) for name in names.expert_gate_up]
-        tensors |= _parts(gate_up, (inner, inner), hidden, False)
-        tensors |= linear_tensors(names.expert_down.format(expert), hidden, inner, False)
+        tensors |= _parts(gate_up, (inner, inner), hidden, has_bias)
+        tensors |= linear_tensors(names.expert_down.format(expert), hidden, inner, has_bias)
     return tensors
 
 

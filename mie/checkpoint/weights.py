@@ -40,6 +40,7 @@ _DTYPES: Mapping[str, DTypeLike] = {
     "BF16": ml_dtypes.bfloat16,
     "F8_E4M3": ml_dtypes.float8_e4m3fn,
     "I8": np.int8,
+    "U8": np.uint8,
     "I32": np.int32,
     "I64": np.int64,
 }
@@ -140,7 +141,7 @@ class Checkpoint:
             count=entry.nbytes // np.dtype(_DTYPES[entry.dtype]).itemsize,
             offset=entry.start,
         )
-        return flat.reshape(entry.shape)
+        return flat.reshape(entry.shape[::-1]).T if entry.is_turned else flat.reshape(entry.shape)
 
     def blocks(self, name: str, max_bytes: int = _BLOCK_BYTES) -> Iterator[Rows]:
         """Yield the tensor ``name`` in blocks along its first axis, and release each afterwards.

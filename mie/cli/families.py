@@ -94,6 +94,10 @@ def _features(family: Family) -> Iterator[str]:
             yield text
     if family.expert_size is not None:
         yield "experts"
+    if family.expert_activation == "clamped_silu":
+        yield "a clamped activation"
+    if family.names.sinks is not None:
+        yield "attention sinks"
     if "shared_intermediate_size" in family.defaults and family.expert_size is not None:
         yield "a shared expert"
     if family.qk_norm is not None:

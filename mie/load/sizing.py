@@ -127,7 +127,8 @@ def plan_memory(
         backend.weight_bytes(shape, forms.get(name))
         for name, shape in expected_tensors(model).items()
     )
-    step_bytes = backend.step_bytes(step_size(config, model, max_model_len))
+    size = step_size(config, model, max_model_len)
+    step_bytes = backend.step_bytes(replace(size, is_quantised=bool(forms)))
     num_states, state_bytes = _states(config, model, backend)
     needed = weight_bytes + step_bytes + num_states * state_bytes
     left = max(0, memory.available_bytes - needed)

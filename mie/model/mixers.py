@@ -42,6 +42,7 @@ class Attention(Mixer):
     rotated_eps: float
     window: int | None
     soft_cap: float | None
+    sinks: Array | None
     out: Array
 
     def mix(self, backend: Backend, x: Array, batch: StepBatch, caches: Caches) -> Array:
@@ -52,7 +53,8 @@ class Attention(Mixer):
         q = backend.norm_heads(x, heads, self.rope, caches.kv, self.index, batch)
         if self.rotated_norm is not None:
             backend.head_norm(q, 0, heads.num_heads, self.rotated_norm, self.rotated_eps)
-        y = backend.paged_attention(q, caches.kv, self.index, batch, self.window, self.soft_cap)
+        options = self.window, self.soft_cap, self.sinks
+        y = backend.paged_attention(q, caches.kv, self.index, batch, *options)
         y = y.reshape(len(q), -1)
         return y if gate is None else backend.sigmoid_mul(y, gate)
 

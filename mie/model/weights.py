@@ -117,8 +117,14 @@ class Loader:
             rotated_eps=config.rms_norm_eps,
             window=window,
             soft_cap=config.attention_soft_cap,
+            sinks=self._sinks(prefix),
             out=self.linear(prefix, names.attention_out),
         )
+
+    def _sinks(self, prefix: str) -> Array | None:
+        """Load the sinks of heads. They are in the dtype of other vectors."""
+        name = self.config.names.sinks
+        return None if name is None else self.backend.load_vector(self._read(prefix + name))
 
     def _head_rows(self, prefix: str, queries: Order | None) -> list[tuple[str, Order | None]]:
         """Return the matrices of queries, keys and values, each with its rows in order.
@@ -188,10 +194,13 @@ class Loader:
         """Load the experts of a layer and their router."""
         config, names = self.config, self.config.names
         assert config.experts is not None
+        # A matrix may have the rows of gate and up in turns.
+        rows = np.arange(2 * config.experts.size)
+        order = rows.reshape(-1, 2).T.ravel() if names.experts_take_turns else None
         gate_up, down = [], []
         for expert in range(config.experts.number):
-            own = [name.format(expert) for name in names.expert_gate_up]
-            gate_up.append(self.linear(prefix, *own))
+            own = [(name.format(expert), order) for name in names.expert_gate_up]
+            gate_up.append(self.selected(prefix, own))
             down.append(self.linear(prefix, names.expert_down.format(expert)))
         return ExpertWeights(
             router=self.linear(prefix, names.router),
@@ -200,7 +209,7 @@ class Loader:
             number=config.experts.number,
             num_chosen=config.experts.num_chosen,
             is_normalised=config.experts.is_normalised,
-            activation=config.activation,
+            activation=config.experts.activation,
         )
 
     def norm(self, prefix: str, name: str | None, scale: float = 1.0) -> Array | None:

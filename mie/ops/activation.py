@@ -54,6 +54,24 @@ def gelu_mul(gate_up: Floats) -> Floats:
     return y
 
 
+CLAMP_SLOPE, CLAMP_LIMIT = 1.702, 7.0
+
+
+def clamped_silu_mul(gate_up: Floats) -> Floats:
+    """Return ``gate sigmoid(1.702 gate) (up + 1)`` as a new array [T, F].
+
+    gate_up [T, 2F] holds gate, which is at most 7, then up, which is kept in -7 … 7 (gpt-oss).
+    """
+    gate, up = np.split(gate_up, 2, axis=-1)
+    gate = np.minimum(gate, CLAMP_LIMIT)
+    with np.errstate(over="ignore"):  # the quotient is then the limit, as in `silu_mul`
+        y: Floats = np.exp(-CLAMP_SLOPE * gate)
+    y += 1.0
+    np.divide(gate, y, out=y)
+    y *= np.clip(up, -CLAMP_LIMIT, CLAMP_LIMIT) + 1
+    return y
+
+
 def soft_cap(x: Floats, cap: float) -> Floats:
     """Return ``cap * tanh(x / cap)``, which lies in -cap … cap, as a new array of x's shape.
 

@@ -28,6 +28,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Floats | None = None,
 ) -> Floats:
     """Return softmax(scale * q·Kᵀ)·V of each query over its sequence, as a new array [T, Hq, Dh].
 
@@ -36,7 +37,8 @@ def paged_attention(
 
     Query head h reads KV head h * Hkv // Hq (grouped-query attention: Ainslie et al., 2023,
     arXiv:2305.13245). Query i of a sequence with n queries and length s is at p = s - n + i.
-    It sees the keys at max(0, p - window + 1) … p. ``soft_cap`` bounds the scaled scores. Slots
+    It sees the keys at max(0, p - window + 1) … p. ``soft_cap`` bounds the scaled scores.
+    ``sinks`` [Hq] are the scores of one more key of each head, whose value is zero. Slots
     beyond a sequence's length are never read. With a quantised cache a query sees the stored keys
     and values, and so its own rounded ones.
     """
@@ -51,7 +53,9 @@ def paged_attention(
             keys = gather_kv(k_cache, block_tables[s], start, last, q.dtype)
             values = gather_kv(v_cache, block_tables[s], start, last, q.dtype)
             mask = causal_mask(first - start, tile_end - tile, window)
-            out[tile:tile_end] = attend(q[tile:tile_end], keys, values, scale, mask, soft_cap)
+            out[tile:tile_end] = attend(
+                q[tile:tile_end], keys, values, scale, mask, soft_cap, sinks
+            )
     return out
 
 
@@ -72,11 +76,13 @@ def attend(
     scale: float,
     mask: Bools,
     soft_cap: float | None = None,
+    sinks: Floats | None = None,
 ) -> Floats:
     """Compute masked attention of one sequence, as a new array [n, Hq, Dh].
 
     q [n, Hq, Dh]; keys, values [s, Hkv, Dh]; mask [n, s], True where a query sees a key. Every
-    query sees at least one key. Vaswani et al., 2017, arXiv:1706.03762, equation 1.
+    query sees at least one key. Vaswani et al., 2017, arXiv:1706.03762, equation 1. Sinks: Xiao et
+    al., 2023, arXiv:2309.17453; learnt ones are gpt-oss's.
     """
     n, num_heads, head_dim = q.shape
     num_kv_heads = keys.shape[1]
@@ -89,13 +95,23 @@ def attend(
         scores = capped(scores, soft_cap)
     scores = scores.reshape(num_kv_heads, n, group, -1)
     np.copyto(scores, -np.inf, where=~mask[None, :, None, :])
-    scores -= scores.max(axis=-1, keepdims=True)
+    largest = scores.max(axis=-1, keepdims=True)
+    scores -= largest
     np.exp(scores, out=scores)
     total = scores.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total += sink_weights(sinks.reshape(num_kv_heads, 1, group, 1), largest)
     out = scores.reshape(num_kv_heads, n * group, -1) @ values.swapaxes(0, 1)
     out = out.reshape(num_kv_heads, n, group, head_dim) / total
     attended: Floats = out.swapaxes(0, 1).reshape(n, num_heads, head_dim)
     return attended
+
+
+def sink_weights(sinks: Floats, largest: Floats) -> Floats:
+    """Return the weights of sinks beside scores that had their largest one subtracted."""
+    with np.errstate(over="ignore"):  # infinity: the sink takes all
+        weights: Floats = np.exp(sinks - largest)
+    return weights
 
 
 def decode_attention(
@@ -106,6 +122,7 @@ def decode_attention(
     seq_lens: Ints,
     scale: float,
     soft_cap: float | None = None,
+    sinks: Floats | None = None,
 ) -> Floats:
     """Compute `paged_attention` of S sequences with one query each and no window: [S, Hq, Dh].
 
@@ -135,9 +152,12 @@ def decode_attention(
         for i, seq_len in enumerate(seq_lens[chosen].tolist()):
             scores[i, ..., seq_len:] = -np.inf
             values[i, seq_len:] = 0.0  # an unwritten slot may hold NaN, and 0 * NaN is NaN
-        scores -= scores.max(axis=-1, keepdims=True)
+        largest = scores.max(axis=-1, keepdims=True)
+        scores -= largest
         np.exp(scores, out=scores)
         total = scores.sum(axis=-1, keepdims=True)
+        if sinks is not None:
+            total += sink_weights(sinks.reshape(num_kv_heads, -1, 1), largest)
         attended = scores @ values.swapaxes(1, 2)
         attended /= total
         out[chosen] = attended.reshape(chosen.size, num_heads, head_dim)

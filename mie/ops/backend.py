@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from mie.errors import UnsupportedModelError
 from mie.ops.arrays import Bools, Ints
-from mie.ops.expert_operators import Activation, ExpertOperators
+from mie.ops.expert_operators import ACTIVATIONS, Activation, ExpertOperators
 from mie.ops.quantised import Form, Part, Rows
 from mie.ops.recurrent_operators import RecurrentOperators
 from mie.ops.recurrent_shape import RecurrentShape
@@ -34,15 +34,9 @@ Array = Any
 """An array of the backend: numpy.ndarray, or an array on the device."""
 
 OPTIONS = (
-    "GELU",
-    "norms after the blocks",
-    "norms of whole projections",
-    "norms after RoPE",
-    "scaled embeddings",
-    "soft caps",
-    "experts",
-    "gated attention",
-    "recurrent layers",
+    *("GELU", "norms after the blocks", "norms of whole projections", "norms after RoPE"),
+    *("scaled embeddings", "soft caps", "experts", "gated attention", "recurrent layers"),
+    "attention sinks",
 )
 """The options of operators that only some families need, by name."""
 
@@ -115,6 +109,7 @@ class StepSize:
     vocab_size: int
     num_heads: int
     cache: KVCacheShape
+    is_quantised: bool = False
     num_chosen: int = 0
     """Experts of a token."""
     expert_size: int = 0
@@ -196,7 +191,8 @@ class ComposedOperators(Protocol):
 
     def activate(self: "Backend", gate_up: Array, activation: Activation) -> Array:
         """Apply a gated activation, as [T, F]."""
-        return self.silu_mul(gate_up) if activation == "silu" else self.gelu_mul(gate_up)
+        operators = self.silu_mul, self.gelu_mul, self.clamped_silu_mul
+        return operators[ACTIVATIONS.index(activation)](gate_up)
 
     def norm_heads(
         self: "Backend",
@@ -343,6 +339,7 @@ class Backend(ComposedOperators, ExpertOperators, RecurrentOperators, Protocol):
         batch: StepBatch,
         window: int | None,
         soft_cap: float | None = None,
+        sinks: Array | None = None,
     ) -> Array:
         """Attend with scale 1/sqrt(Dh), as [T, Hq, Dh]: `ops.attention.paged_attention`."""
 

@@ -9,7 +9,9 @@ if TYPE_CHECKING:
 
 Array = Any  # of the backend
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "clamped_silu"]
+ACTIVATIONS = ("silu", "gelu_tanh", "clamped_silu")
+"""All of them, which kernels know by their places."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,6 +36,10 @@ class ExpertOperators(Protocol):
 
     def route(self: "Backend", x: Array, weights: ExpertWeights) -> Array:
         """Multiply x [T, D] by the router, and choose: `ops.experts.route`. Returns [T, 2, k]."""
+        return self.refuse("experts")
+
+    def clamped_silu_mul(self: "Backend", gate_up: Array) -> Array:
+        """Apply gpt-oss's gated activation, as [T, F]: `ops.activation.clamped_silu_mul`."""
         return self.refuse("experts")
 
     def experts(

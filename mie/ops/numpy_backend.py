@@ -183,6 +183,7 @@ class NumpyBackend(NumpyRecurrent):
         batch: StepBatch,
         window: int | None,
         soft_cap: float | None = None,
+        sinks: Floats | None = None,
     ) -> Floats:
         """Attend for all decode rows in one call, and for the other sequences one at a time."""
         k_cache, v_cache = cache[layer, 0], cache[layer, 1]
@@ -193,16 +194,16 @@ class NumpyBackend(NumpyRecurrent):
         decode = np.diff(starts) == 1
         if window is not None or not decode.any():
             return attention.paged_attention(
-                q, k_cache, v_cache, tables, starts, seq_lens, scale, window, soft_cap
+                q, k_cache, v_cache, tables, starts, seq_lens, scale, window, soft_cap, sinks
             )
         if decode.all():
             return attention.decode_attention(
-                q, k_cache, v_cache, tables, seq_lens, scale, soft_cap
+                q, k_cache, v_cache, tables, seq_lens, scale, soft_cap, sinks
             )
         out = np.empty_like(q)
         rows = starts[:-1][decode]
         out[rows] = attention.decode_attention(
-            q[rows], k_cache, v_cache, tables[decode], seq_lens[decode], scale, soft_cap
+            q[rows], k_cache, v_cache, tables[decode], seq_lens[decode], scale, soft_cap, sinks
         )
         for s in np.flatnonzero(~decode).tolist():
             begin, end = int(starts[s]), int(starts[s + 1])
@@ -215,6 +216,7 @@ class NumpyBackend(NumpyRecurrent):
                 seq_lens[s : s + 1],
                 scale,
                 soft_cap=soft_cap,
+                sinks=sinks,
             )
         return out
 
@@ -239,6 +241,9 @@ class NumpyBackend(NumpyRecurrent):
             return self.linear(self.activate(gate_up, weights.activation), weights.down[expert])
 
         return experts.experts(x, routed, compute, residual)
+
+    def clamped_silu_mul(self, gate_up: Floats) -> Floats:
+        return activation.clamped_silu_mul(gate_up)
 
     def soft_cap(self, x: Floats, cap: float) -> Floats:
         return activation.soft_cap(x, cap)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from mie.base.arithmetic import ceil_div
 from mie.ops.activation import soft_cap as capped
 from mie.ops.arrays import Bools, Floats, Ints
-from mie.ops.attention import causal_mask
+from mie.ops.attention import causal_mask, sink_weights
 from mie.ops.backend import StepBatch
 from mie.ops_cpu.kv_cache import head_major
 from mie.ops_cpu.workers import Workers
@@ -46,7 +46,13 @@ class Item(Protocol):
     """The approximate number of multiplications of its scores."""
 
     def run(
-        self, q: Floats, keys: Floats, values: Floats, out: Floats, soft_cap: float | None
+        self,
+        q: Floats,
+        keys: Floats,
+        values: Floats,
+        out: Floats,
+        soft_cap: float | None,
+        sinks: Floats | None,
     ) -> None:
         """Attend in one layer: q, out [T, Hkv, G, Dh]; keys, values [Hkv, N, B, Dh]."""
 
@@ -68,6 +74,7 @@ class Attention:
         batch: StepBatch,
         window: int | None,
         soft_cap: float | None = None,
+        sinks: Floats | None = None,
     ) -> Floats:
         """Compute `ops.attention.paged_attention` over a cache of `kv_cache.new_cache`.
 
@@ -85,7 +92,7 @@ class Attention:
         q, grouped = (q * q.dtype.type(q.shape[2] ** -0.5)).reshape(by_head), out.reshape(by_head)
 
         def work(item: Item) -> None:
-            item.run(q, keys, values, grouped, soft_cap)
+            item.run(q, keys, values, grouped, soft_cap, sinks)
 
         num_threads = max(1, sum(item.work for item in items) // WORTH_SHARING)
         self._workers.share(work, items, num_threads)
@@ -285,7 +292,13 @@ class Tiles:
         self.work = work
 
     def run(
-        self, q: Floats, keys: Floats, values: Floats, out: Floats, soft_cap: float | None
+        self,
+        q: Floats,
+        keys: Floats,
+        values: Floats,
+        out: Floats,
+        soft_cap: float | None,
+        sinks: Floats | None,
     ) -> None:
         """Attend in one layer."""
         dtype, head_dim, width = q.dtype, q.shape[-1], self._empty.shape[1]
@@ -313,11 +326,15 @@ class Tiles:
             # The weight of a slot without a token is 0, but it may hold NaN, and 0 * NaN is NaN.
             attended = np.matmul(weights, np.where(self._empty[..., None], dtype.type(0), v))
         attended = attended.reshape(*total.shape, head_dim)
+        over_all = largest
         if self._num_pairs > num_queries:
             over_all = np.maximum.reduceat(largest, self._starts, 1)
             scale = np.exp(largest - over_all.take(self._pair_query, 1))
             total = np.add.reduceat(total * scale, self._starts, 1)
             attended = np.add.reduceat(attended * scale[..., None], self._starts, 1)
+        if sinks is not None:
+            own_sinks = sinks.reshape(len(keys), 1, -1)[self._heads]
+            total = total + sink_weights(own_sinks, over_all)
         attended /= total[..., None]
         out[self._rows, self._heads] = attended.swapaxes(0, 1)
 
@@ -344,7 +361,13 @@ class Rows:
         self.work = work
 
     def run(
-        self, q: Floats, keys: Floats, values: Floats, out: Floats, soft_cap: float | None
+        self,
+        q: Floats,
+        keys: Floats,
+        values: Floats,
+        out: Floats,
+        soft_cap: float | None,
+        sinks: Floats | None,
     ) -> None:
         """Attend in one layer."""
         own = q[self._rows, self._heads].swapaxes(0, 1)
@@ -355,9 +378,13 @@ class Rows:
             scores = capped(scores, soft_cap)
         by_query = scores.reshape(num_heads, num_queries, group, -1)
         np.copyto(by_query, -np.inf, where=self._hidden)
-        scores -= scores.max(-1, keepdims=True)
+        largest = scores.max(-1, keepdims=True)
+        scores -= largest
         np.exp(scores, out=scores)
         total = scores.sum(-1, keepdims=True)
+        if sinks is not None:
+            own_sinks = np.tile(sinks.reshape(len(keys), -1)[self._heads], (1, num_queries))
+            total += sink_weights(own_sinks[..., None], largest)
         attended = scores @ self._blocks.read(values, self._heads, q.dtype)[:, self._positions]
         attended /= total
         out[self._rows, self._heads] = attended.reshape(own.shape).swapaxes(0, 1)

@@ -68,3 +68,21 @@ class Arena:
     def buffers(self) -> tuple[Array, ...]:
         """The current buffers. A captured step keeps its own, so they survive being replaced."""
         return tuple(self._buffers.values())
+
+
+class Counters:
+    """Zeros for blocks to count themselves with. Every launch leaves them zero.
+
+    Captured steps keep smaller ones than the last. Each is at least twice as large as the one
+    before.
+    """
+
+    def __init__(self, xp: Any) -> None:
+        self._xp = xp
+        self._zeros: list[Array] = []
+
+    def zeros(self, size: int) -> Array:
+        """Return at least ``size`` zeros."""
+        if not self._zeros or self._zeros[-1].size < size:
+            self._zeros.append(self._xp.zeros(next_power_of_two(size), np.int32))
+        return self._zeros[-1]

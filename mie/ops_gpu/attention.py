@@ -8,7 +8,7 @@ import numpy as np
 
 from mie.base.arithmetic import ceil_div
 from mie.ops.backend import Array, KVCacheShape
-from mie.ops_gpu.arena import Empty, fresh
+from mie.ops_gpu.arena import Counters, Empty, fresh
 from mie.ops_gpu.arrays import kernel_type, next_power_of_two
 from mie.ops_gpu.batch import DeviceBatch, padded_length, padded_seqs
 from mie.ops_gpu.chip import Chip
@@ -94,7 +94,7 @@ class PagedAttention:
         self._chip = chip
         self._is_deterministic = is_deterministic
         self._empty = empty or fresh(launcher.xp)
-        self._zeros: list[Array] = []
+        self._counters = Counters(launcher.xp)
         self.follows_lengths = True
         """Whether launches of decodes depend on the maximum length.
 
@@ -180,7 +180,7 @@ class PagedAttention:
         partials: list[Array | None] = [None, None, None]
         if num_splits > 1:  # without splits the kernel writes the output itself
             partials = [*self._partials(decodes.size, call.num_heads, num_splits, call)]
-            partials.append(self._counters(decodes.size * call.num_kv_heads))
+            partials.append(self._counters.zeros(decodes.size * call.num_kv_heads))
         name = "paged_decode" if kernel.kind == "plain" else "paged_decode_mma"
         splitting = [SPLIT_TOKENS, MAX_SPLITS, call.window or 0]
         sizes = [call.table_width, call.block_size, *splitting]
@@ -198,7 +198,7 @@ class PagedAttention:
         decodes, num_blocks = call.batch.decodes, self._stream_blocks(kernel)
         partials = self._partials(2 * num_blocks, 8 * kernel.head_tiles, 1, call)
         tiles = self._tiles(call.batch, call.window)
-        arrived = self._counters(decodes.size * call.num_kv_heads)
+        arrived = self._counters.zeros(decodes.size * call.num_kv_heads)
         assert 4 * call.group * num_blocks <= kernel.shared_bytes, "a weight for each part"
         name = "paged_decode_stream"
         sizes = [decodes.size, call.num_kv_heads, call.group, call.table_width, call.block_size]
@@ -226,16 +226,6 @@ class PagedAttention:
             count((1,), (32,), (batch.seq_lens, batch.decodes, tiles, *sizes))
             batch.window_tiles[window] = tiles
         return batch.window_tiles[window]
-
-    def _counters(self, size: int) -> Array:
-        """Return at least ``size`` zeros, which every launch leaves zero.
-
-        Captured steps keep smaller ones than the last. Each is at least twice as large as the one
-        before.
-        """
-        if not self._zeros or self._zeros[-1].size < size:
-            self._zeros.append(self._launcher.xp.zeros(next_power_of_two(size), np.int32))
-        return self._zeros[-1]
 
     def _partials(self, rows: int, heads: int, splits: int, call: AttentionCall) -> list[Array]:
         """Allocate partial results [rows, heads, splits, Dh] and their log-sum-exps.
@@ -290,4 +280,4 @@ class PagedAttention:
         room = kernel.shared_bytes - KEPT_BYTES
         assert 4 * kernel.rows * num_splits <= room, "a weight for each part"
         partials = self._partials(num_tiles * num_splits, kernel.rows, 1, call)
-        return [*partials, self._counters(num_tiles)]
+        return [*partials, self._counters.zeros(num_tiles)]

@@ -106,7 +106,7 @@ def host_batch(batch: StepBatch, max_len: int | None = None) -> HostBatch:
     arrays = {
         field.name: to_host(getattr(batch, field.name))
         for field in fields(StepBatch)
-        if field.name not in ("drawn", "drawn_rows", "num_decodes")
+        if field.name not in ("drawn", "drawn_rows", "num_decodes", "slots", "fresh")
     }
     arrays["drawn_rows"] = (
         np.zeros_like(arrays["token_ids"]) if batch.drawn_rows is None else batch.drawn_rows

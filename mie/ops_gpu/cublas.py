@@ -91,38 +91,47 @@ class Cublas:
         self._one, self._zero = (ctypes.byref(ctypes.c_float(factor)) for factor in (1, 0))
 
     def matmul(
-        self, x: Array, weight: Array, bias: Array | None, residual: Array | None, out: Array
+        self,
+        x: Array,
+        weight: Array,
+        bias: Array | None,
+        out: Array,
+        first: int,
+        *,
+        is_added: bool,
     ) -> None:
         """Multiply, with the addend in ``out`` beforehand.
 
-        That is the residual, the bias, or both. Their sum is then rounded once more.
+        That is what was there, the bias, or both. Their sum is then rounded once more.
         """
-        assert residual is None or residual is out
         if bias is not None:
-            self.add_bias(bias, out, has_residual=residual is not None)
-        is_added = bias is not None or residual is not None
-        self.multiply(x, weight, out, is_added=is_added)
+            self.add_bias(bias, out, first, has_residual=is_added)
+        self.multiply(x, weight, out, first, is_added=is_added or bias is not None)
 
-    def add_bias(self, bias: Array, out: Array, *, has_residual: bool) -> None:
+    def add_bias(self, bias: Array, out: Array, first: int, *, has_residual: bool) -> None:
         """Write the bias to each row of ``out``, or add it to the residual there."""
-        num_tokens, width = out.shape
+        (num_tokens, stride), width = out.shape, len(bias)
         threads = block_threads(width)
         kernel = self._launcher.kernel("add_bias.cu", f"add_bias<{kernel_type(out)}>")
-        args = (bias, out, np.int32(width), np.int32(has_residual))
-        kernel((num_tokens, ceil_div(width, threads)), (threads,), args)
+        sizes = (np.int32(size) for size in (width, stride, has_residual))
+        grid = (num_tokens, ceil_div(width, threads))
+        kernel(grid, (threads,), (bias, out.reshape(-1)[first:], *sizes))
 
-    def multiply(self, x: Array, weight: Array, out: Array, *, is_added: bool) -> None:
-        """Compute out = x @ weight.T, or out += x @ weight.T.
+    def multiply(
+        self, x: Array, weight: Array, out: Array, first: int = 0, *, is_added: bool
+    ) -> None:
+        """Compute out = x @ weight.T, or out += x @ weight.T, in N columns of ``out``.
 
-        x [T, K], weight [N, K], out [T, N], contiguous and of one dtype. cuBLAS is column-major, so
+        x [T, K], weight [N, K], out [T, M], contiguous and of one dtype. cuBLAS is column-major, so
         it sees the transpose of each of these matrices. It therefore computes out^T [N, T] = weight
         [N, K] . x^T [K, T], with a transposed weight.
         """
-        (num_tokens, depth), width = x.shape, weight.shape[0]
+        (num_tokens, depth), width, stride = x.shape, weight.shape[0], out.shape[1]
         element = ELEMENT_TYPES[x.dtype]
         assert weight.dtype == out.dtype == x.dtype
         assert weight.shape == (width, depth)
-        assert out.shape == (num_tokens, width)
+        assert len(out) == num_tokens
+        assert first + width <= stride
         for each in (x, weight, out):
             assert each.flags.c_contiguous
         if num_tokens == 0:
@@ -132,7 +141,7 @@ class Cublas:
             "cublasGemmEx",
             *(self._handle, OP_T, OP_N, width, num_tokens, depth),
             *(self._one, weight.data.ptr, element, depth, x.data.ptr, element, depth),
-            *(beta, out.data.ptr, element, width),
+            *(beta, out.data.ptr + first * out.dtype.itemsize, element, stride),
             *(COMPUTE_32F, GEMM_DEFAULT),
         )
 

@@ -7,7 +7,7 @@ docs/kernels.md explains each.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from mie.ops.backend import (
 )
 from mie.ops.expert_operators import Activation
 from mie.ops.kv_cache import SCALE_BYTES
-from mie.ops.quantised import Form, Part, refuse_quantised
+from mie.ops.quantised import Form, Part, Rows
 from mie.ops.sampling import RowControls
 from mie.ops_gpu import kv_cache, sampling
 from mie.ops_gpu.arena import fresh
@@ -42,21 +42,16 @@ from mie.ops_gpu.arrays import (
 from mie.ops_gpu.attention import PagedAttention
 from mie.ops_gpu.batch import to_device
 from mie.ops_gpu.chip import Chip, device_memory
-from mie.ops_gpu.few_rows import MAX_ROWS, FewRows, Heads, Norm, check_outputs
+from mie.ops_gpu.few_rows import MAX_OUTPUTS, Heads, Norm, most_sums_bytes
 from mie.ops_gpu.gemm import Gemm
 from mie.ops_gpu.kv_cache import HostCache, KVCache
 from mie.ops_gpu.launcher import CupyLauncher, Launcher
+from mie.ops_gpu.products import WIDENED_BYTES, Products
 from mie.ops_gpu.queue import Queue, in_queue
 from mie.ops_gpu.ready import kernels_beside_steps, make_ready
 from mie.ops_gpu.sampling import Drawn, Sampler
 from mie.ops_gpu.steps import Steps
-
-
-class CupyLinear(NamedTuple):
-    """A matrix [N, K], as checkpoints store it, and its bias [N]."""
-
-    weight: Array
-    bias: Array | None
+from mie.ops_gpu.weights import CupyLinear, Matrix, check_size, load_parts, packed_bytes
 
 
 class CupyBackend(Backend):
@@ -95,14 +90,13 @@ class CupyBackend(Backend):
         self.kv_dtype = kv_cache.ELEMENTS.get(kv_cache_dtype, self.dtype)
         self.itemsize: int = self.kv_dtype.itemsize
         self.launcher = launcher
-        self._gemm = gemm
         self._xp = launcher.xp
         self._memory_share = memory_share
         self._queue = queue
         self._fresh = fresh(launcher.xp)
-        self._few_rows = FewRows(launcher)
         self._is_deterministic = is_deterministic
         self._chip = chip
+        self._products = Products(launcher, gemm, chip, self._empty, is_deterministic)
         self._attention = PagedAttention(launcher, chip, is_deterministic, self._empty)
         self._steps = Steps(
             launcher,
@@ -127,8 +121,7 @@ class CupyBackend(Backend):
         return device_memory(self._xp, self._memory_share)
 
     def weight_bytes(self, shape: tuple[int, ...], form: Form | None = None) -> int:
-        refuse_quantised([(shape[0], form)], self.name)
-        return math.prod(shape) * self.dtype.itemsize
+        return packed_bytes(shape, form) if form else math.prod(shape) * self.dtype.itemsize
 
     def kv_cache_bytes(self, shape: KVCacheShape) -> int:
         scale_bytes = 0 if self.kv_dtype == self.dtype else SCALE_BYTES
@@ -143,7 +136,10 @@ class CupyBackend(Backend):
         partial_bytes = self._attention.partial_bytes(
             size.num_seqs, size.max_len, size.num_heads, size.cache, element=element, stored=stored
         )
-        return size.num_results * self.dtype.itemsize + 2 * partial_bytes
+        width = (size.num_heads + 2 * size.cache.num_kv_heads) * size.cache.head_dim
+        kept_bytes = partial_bytes + most_sums_bytes(size.num_tokens, width, self._chip)
+        widened_bytes = WIDENED_BYTES if size.is_quantised else 0
+        return size.num_results * self.dtype.itemsize + 2 * kept_bytes + widened_bytes
 
     # Weights.
 
@@ -152,32 +148,30 @@ class CupyBackend(Backend):
         return self._xp.asarray(rounded(vector, self.dtype))
 
     @in_queue
-    def load_embedding(  # type: ignore[override]  # it has no quantised rows
-        self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]], form: Form | None = None
-    ) -> Array:
-        refuse_quantised([(shape[0], form)], self.name)
-        table = self._xp.empty(shape, self.dtype)
-        row = 0
-        for block in blocks:
-            table[row : row + len(block)] = self._xp.asarray(rounded(block, self.dtype))
-            row += len(block)
+    def load_embedding(
+        self, shape: tuple[int, int], blocks: Iterable[Rows], form: Form | None = None
+    ) -> Matrix:
+        check_size(shape, shape[0], self.name)
+        [table] = load_parts(self._xp, shape, blocks, [(shape[0], form)], self.dtype)
         return table
 
-    def load_linear(  # type: ignore[override]  # as above
+    @in_queue
+    def load_linear(
         self,
         shape: tuple[int, int],
-        blocks: Iterable[NDArray[Any]],
+        blocks: Iterable[Rows],
         bias: NDArray[Any] | None = None,
         parts: Sequence[Part] = (),
     ) -> CupyLinear:
-        refuse_quantised(parts, self.name)
-        check_outputs(shape[0], self.name)
-        weight = self.load_embedding(shape, blocks)
-        return CupyLinear(weight, None if bias is None else self.load_vector(bias))
+        check_size(shape, MAX_OUTPUTS, self.name)
+        return CupyLinear(
+            parts=load_parts(self._xp, shape, blocks, parts, self.dtype),
+            bias=None if bias is None else self.load_vector(bias),
+        )
 
-    def tie_linear(self, embedding: Array) -> CupyLinear:
-        check_outputs(len(embedding), self.name)
-        return CupyLinear(embedding, None)
+    def tie_linear(self, embedding: Matrix) -> CupyLinear:
+        check_size(embedding.shape, MAX_OUTPUTS, self.name)
+        return CupyLinear(parts=(embedding,))
 
     @in_queue
     def load_rope(
@@ -204,17 +198,10 @@ class CupyBackend(Backend):
     def embed(self, token_ids: Array, embedding: Array, scale: float = 1.0) -> Array:
         if scale != 1:
             self.refuse("scaled embeddings")
-        return self._gather("embed", embedding, token_ids)
+        return self._products.gather("embed", embedding, token_ids, self.dtype)
 
     def take_rows(self, x: Array, rows: Array) -> Array:
-        return self._gather("rows", x, rows)
-
-    def _gather(self, name: str, x: Array, rows: Array) -> Array:
-        out = self._empty(name, (len(rows), x.shape[1]), x.dtype)
-        kernel = self._kernel("gather_rows", x)
-        threads = block_threads(x.shape[1] * x.dtype.itemsize // 16)
-        kernel((len(rows),), (threads,), (x, rows, out, np.int32(x.shape[1])))
-        return out
+        return self._products.gather("rows", x, rows, x.dtype)
 
     def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
         out = self._empty("norm", x.shape, x.dtype)
@@ -234,20 +221,14 @@ class CupyBackend(Backend):
 
     def linear(self, x: Array, weight: CupyLinear, residual: Array | None = None) -> Array:
         out = self._product(x, weight) if residual is None else residual
-        if self._has_own_product(x):
-            self._few_rows.linear(
-                x, weight.weight, out, bias=weight.bias, is_added=residual is not None
-            )
-        else:
-            self._gemm.matmul(x, weight.weight, weight.bias, residual, out)
+        self._products.linear(x, weight, out, is_added=residual is not None)
         return out
 
     def norm_linear(self, x: Array, norm: Array, eps: float, weight: CupyLinear) -> Array:
-        if norm is None or not self._has_own_product(x):
+        if norm is None or not self._products.are_few(x, weight):
             return super().norm_linear(x, norm, eps, weight)
         out = self._product(x, weight)
-        by = Norm(weight=norm, eps=eps)
-        self._few_rows.linear(x, weight.weight, out, bias=weight.bias, norm=by)
+        self._products.linear(x, weight, out, norm=Norm(weight=norm, eps=eps))
         return out
 
     def norm_gate_up(
@@ -258,12 +239,11 @@ class CupyBackend(Backend):
         weight: CupyLinear,
         activation: Activation = "silu",
     ) -> Array:
-        if norm is None or activation != "silu" or not self._has_own_product(x):
-            return super().norm_gate_up(x, norm, eps, weight, activation)
-        out = self._empty("silu", (len(x), len(weight.weight) // 2), x.dtype)
-        by = Norm(weight=norm, eps=eps)
-        self._few_rows.gated(x, weight.weight, out, bias=weight.bias, norm=by)
-        return out
+        if norm is not None and activation == "silu":
+            out = self._empty("silu", (len(x), len(weight) // 2), x.dtype)
+            if self._products.gated(x, weight, out, Norm(weight=norm, eps=eps)):
+                return out
+        return super().norm_gate_up(x, norm, eps, weight, activation)
 
     def norm_heads(
         self,
@@ -274,22 +254,25 @@ class CupyBackend(Backend):
         layer: int,
         batch: StepBatch,
     ) -> Array:
-        # A norm or a scale of a head needs all its elements, which several blocks compute.
-        if weights.k_norm is not None or cache.is_quantized or not self._has_own_product(x):
-            return super().norm_heads(x, weights, rope_table, cache, layer, batch)
-        q = self._empty("q", (len(x), weights.num_heads, weights.head_dim), x.dtype)
-        to = Heads(q=q, kv=cache.layers[layer], rope_table=rope_table, batch=batch)
-        by = Norm(weight=weights.norm, eps=weights.eps)
-        self._few_rows.heads(x, weights.qkv.weight, to, bias=weights.qkv.bias, norm=by)
+        # A quantised cache is written by a kernel of its own.
+        w, head_dim = weights, weights.head_dim
+        if cache.is_quantized or not self._products.takes_heads(x, w.qkv, head_dim):
+            return super().norm_heads(x, w, rope_table, cache, layer, batch)
+        q = self._empty("q", (len(x), w.num_heads, head_dim), x.dtype)
+        to = Heads(
+            q=q,
+            kv=cache.layers[layer],
+            rope_table=rope_table,
+            batch=batch,
+            q_norm=w.q_norm,
+            k_norm=w.k_norm,
+        )
+        self._products.heads(x, w.qkv, to, Norm(weight=w.norm, eps=w.eps))
         return q
-
-    def _has_own_product(self, x: Array) -> bool:
-        """Return whether our own kernels multiply ``x``."""
-        return self._is_deterministic or len(x) <= MAX_ROWS
 
     def _product(self, x: Array, weight: CupyLinear) -> Array:
         """Allocate the result of a product."""
-        width = len(weight.weight)  # the decoder's matrices without a residual differ in width
+        width = len(weight)  # the decoder's matrices without a residual differ in width
         return self._empty(f"linear {width}", (len(x), width), x.dtype)
 
     def rope_write_kv(
@@ -321,12 +304,12 @@ class CupyBackend(Backend):
         batch: StepBatch,
         window: int | None,
         soft_cap: float | None = None,
+        sinks: Any = None,
     ) -> Array:
-        if soft_cap is not None:
-            self.refuse("soft caps")
+        if soft_cap is not None or sinks is not None:
+            self.refuse("soft caps" if sinks is None else "attention sinks")
         scales = cache.scales[layer] if cache.is_quantized else None
-        batch = to_device(self._xp, batch)
-        return self._attention(q, cache.layers[layer], batch, window, scales)
+        return self._attention(q, cache.layers[layer], to_device(self._xp, batch), window, scales)
 
     def silu_mul(self, gate_up: Array) -> Array:
         num_tokens, dim = gate_up.shape[0], gate_up.shape[1] // 2

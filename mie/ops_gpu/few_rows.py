@@ -11,34 +11,21 @@ from typing import Any
 import numpy as np
 
 from mie.base.arithmetic import ceil_div
-from mie.errors import UnsupportedModelError
 from mie.ops.backend import Array, StepBatch
+from mie.ops_gpu.arena import Counters, Empty, fresh
 from mie.ops_gpu.arrays import kernel_type
+from mie.ops_gpu.chip import Chip
 from mie.ops_gpu.launcher import Launcher
+from mie.ops_gpu.weights import TILE, UNIT, Matrix, QuantisedMatrix
 
-MAX_ROWS = 16
-"""Most rows of a block. A step of more is cuBLAS's, if its results may depend on the batch."""
+MAX_WARPS = 8
+"""Most warps of a block, each with a unit of every slice of K."""
 
-PAIRS = 8
-"""Pairs of outputs of a block."""
-
-MAX_OUTPUTS = 65_535 * 2 * PAIRS
+MAX_OUTPUTS = 65_535 * TILE
 """Most outputs of a product: CUDA allows 65,535 blocks in the second direction of a grid."""
 
-MAX_WARPS, STRETCHES = 8, {"float": 16, "f16": 128, "bf16": 128}
-"""Most warps of a block, and the elements of K that a warp takes at a time.
-
-For 16-bit rows that are not a multiple of 16 bytes it takes fewer, so some warps have more turns.
-"""
-
-
-def check_outputs(num_outputs: int, backend: str) -> None:
-    """Raise `UnsupportedModelError` if a matrix has too many outputs."""
-    if num_outputs > MAX_OUTPUTS:
-        raise UnsupportedModelError(
-            f"a matrix has {num_outputs:,} outputs; the {backend} backend takes up to "
-            f"{MAX_OUTPUTS:,} (choose backend numpy)"
-        )
+MOST_SHARED = 256
+"""Rows of a launch whose blocks leave sums for each other, which bounds the memory of these."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,83 +38,184 @@ class Norm:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Heads:
-    """Where query, key and value heads go (`rope_write_kv`)."""
+    """Where query, key and value heads go (`rope_write_kv`), and their own norms."""
 
     q: Array  # [T, Hq, Dh], written
     kv: Array  # [N, 2, Hkv, B, Dh], written
     rope_table: Array  # [P, 2, Dh / 2]
     batch: StepBatch
+    q_norm: Array | None = None  # [Dh]
+    k_norm: Array | None = None  # [Dh]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How a kernel computes: kernels/few_rows.cuh has the same rules."""
+
+    parameters: str
+    rows: int
+    """Rows of a block."""
+    tiles: int
+    """Tiles of outputs of a block."""
+    shared_bytes: int
+
+
+def way_of(element: str, weight: Matrix, num_rows: int, depth: int, *, has_norm: bool) -> Way:
+    """Return the way to multiply rows of type ``element``."""
+    itemsize = 4 if element == "float" else 2
+    row_tiles = 1 if element == "float" or num_rows <= 8 else 2 if num_rows <= 16 else 4
+    codes, span, has_offsets = (
+        weight.parameters if isinstance(weight, QuantisedMatrix) else (element, "64", "false")
+    )
+    words = [element, codes, span, has_offsets, str(row_tiles), _word(has_norm)]
+    words.append(_word(depth * itemsize % 16 == 0))
+    return Way(
+        parameters=f"<{', '.join(words)}>",
+        rows=8 * row_tiles,
+        tiles=tiles_of(element, codes, span, has_offsets, row_tiles),
+        shared_bytes=product_bytes(element, codes, span, has_offsets, row_tiles),
+    )
+
+
+def tiles_of(element: str, codes: str, span: str, has_offsets: str, row_tiles: int) -> int:
+    """Return the tiles of outputs of a block, as many as the registers allow."""
+    is_small = (codes, span, has_offsets) == ("nibbles", "64", "false") and element != "float"
+    return 4 if is_small and row_tiles == 1 else 2
+
+
+def product_bytes(element: str, codes: str, span: str, has_offsets: str, row_tiles: int) -> int:
+    """Return the shared memory of a block: two slices of its rows, and then its warps' sums."""
+    row_bytes = MAX_WARPS * UNIT * (4 if element == "float" else 2) + (32 if span == "16" else 64)
+    tiles = tiles_of(element, codes, span, has_offsets, row_tiles)
+    return 8 * row_tiles * max(2 * row_bytes, 4 * MAX_WARPS * TILE * tiles)
+
+
+def splits_of(num_tiles: int, depth: int, chip: Chip) -> int:
+    """Return how many blocks share K, so that a matrix of few outputs occupies the chip.
+
+    It depends on the matrix and the chip alone, so a row's result does not depend on its batch.
+    """
+    num_slices = ceil_div(depth, UNIT * warps_of(depth))
+    return max(1, min(num_slices, 2 * chip.num_multiprocessors // ceil_div(num_tiles, 2)))
+
+
+def warps_of(depth: int) -> int:
+    """Return the warps of a block, which share a slice of K."""
+    return min(MAX_WARPS, ceil_div(depth, UNIT))
+
+
+def head_tiles(head_dim: int) -> int:
+    """Return the tiles of a head, such that no block has parts of two heads."""
+    return 4 * ceil_div(ceil_div(head_dim // 2, TILE), 2)
+
+
+def most_sums_bytes(num_rows: int, width: int, chip: Chip) -> int:
+    """Return the most bytes of the sums that blocks leave for each other.
+
+    ``width`` is that of query, key and value heads.
+    """
+    outputs = max(2 * chip.num_multiprocessors * 2 * TILE, 2 * width)
+    return 4 * min(num_rows, MOST_SHARED) * outputs
 
 
 class FewRows:
     """Launches the products. Arguments as in the contract's operators, results rounded once."""
 
-    def __init__(self, launcher: Launcher) -> None:
+    def __init__(self, launcher: Launcher, chip: Chip, empty: Empty | None = None) -> None:
         self._launcher = launcher
+        self._chip = chip
+        self._empty = empty or fresh(launcher.xp)
+        self._counters = Counters(launcher.xp)
 
     def linear(
         self,
         x: Array,
-        weight: Array,
+        weight: Matrix,
         out: Array,
         *,
         bias: Array | None = None,
         norm: Norm | None = None,
         is_added: bool = False,
+        first: int = 0,
     ) -> None:
-        """Compute out = norm(x) @ weight.T + bias, plus the old ``out`` if ``is_added``.
+        """Compute norm(x) @ weight.T + bias, plus what is there if ``is_added``.
 
-        x [R, K], weight [N, K], bias [N], out [R, N].
+        x [R, K], weight [N, K], bias [N], out [R, M]: the columns from ``first`` on are written.
         """
-        width = np.int32(len(weight))
-        self._launch("linear", x, norm, [weight, bias, out], [width, np.int32(is_added)])
+        width, stride = len(weight), out.shape[1]
+        sizes = [width, stride, int(is_added)]
+        for rows in self._launches(x):
+            to = out[rows].reshape(-1)[first:]
+            self._launch("linear", x[rows], weight, norm, [bias, to], sizes, ceil_div(width, TILE))
 
     def gated(
         self,
         x: Array,
-        weight: Array,
+        weight: Matrix,
         out: Array,
         *,
         bias: Array | None = None,
         norm: Norm | None = None,
     ) -> None:
         """Compute the gated activation of a product. weight [2 F, K], bias [2 F], out [R, F]."""
-        self._launch("gated", x, norm, [weight, bias, out], [np.int32(len(weight) // 2)])
+        dim = len(weight) // 2
+        for rows in self._launches(x):
+            tiles = 2 * ceil_div(dim, TILE)
+            self._launch("gated", x[rows], weight, norm, [bias, out[rows]], [dim], tiles)
 
     def heads(
-        self, x: Array, weight: Array, to: Heads, *, bias: Array | None, norm: Norm | None
+        self, x: Array, weight: Matrix, to: Heads, *, bias: Array | None, norm: Norm | None
     ) -> None:
         """Compute query, key and value heads, rotate them, and write keys and values."""
         batch, num_heads, head_dim = to.batch, to.q.shape[1], to.q.shape[2]
-        places = [to.rope_table, batch.positions, batch.slot_mapping]
-        sizes = (num_heads, to.kv.shape[2], head_dim, to.kv.shape[3])
-        arrays = [weight, bias, *places, to.q, to.kv]
-        self._launch("qkv", x, norm, arrays, [np.int32(size) for size in sizes])
+        num_kv_heads, block_size = to.kv.shape[2:4]
+        tiles = head_tiles(head_dim)
+        sizes = [num_heads, num_kv_heads, head_dim, tiles, block_size]
+        eps = 0.0 if norm is None else norm.eps
+        for rows in self._launches(x):
+            places = [to.rope_table, batch.positions[rows], batch.slot_mapping[rows]]
+            arrays = [bias, to.q_norm, to.k_norm, *places, to.q[rows], to.kv]
+            num_tiles = tiles * (num_heads + 2 * num_kv_heads)
+            blocks = 1 if to.k_norm is None else tiles
+            self._launch("qkv", x[rows], weight, norm, arrays, sizes, num_tiles, blocks, eps)
+
+    def _launches(self, x: Array) -> list[slice]:
+        return [slice(i, i + MOST_SHARED) for i in range(0, len(x), MOST_SHARED)]
 
     def _launch(
         self,
         name: str,
         x: Array,
+        weight: Matrix,
         norm: Norm | None,
         arrays: list[Array | None],
-        sizes: list[np.generic],
+        sizes: list[int],
+        num_tiles: int,
+        met_tiles: int = 1,
+        eps: float = 0.0,
     ) -> None:
+        """Launch a kernel over ``num_tiles`` of outputs, of which ``met_tiles`` meet in a block."""
         num_rows, depth = x.shape
-        element = kernel_type(x)
-        parameters: list[Any] = [element, 1 if num_rows <= 8 else 2]
-        parameters += [_word(norm is not None), _word(depth * x.dtype.itemsize % 16 == 0)]
-        kernel = self._launcher.kernel(
-            "few_rows.cu", f"few_rows_{name}<{', '.join(map(str, parameters))}>"
-        )
-        weight = arrays[0]
-        assert weight is not None
         assert weight.shape[1] == depth
-        num_blocks = ceil_div(len(weight), 2 * PAIRS)
-        counts = [np.int32(num_rows), np.int32(depth), *sizes]
-        eps = np.float32(0 if norm is None else norm.eps)
-        args = (x, None if norm is None else norm.weight, *arrays, *counts, eps)
-        num_warps = min(MAX_WARPS, ceil_div(depth, STRETCHES[element]))
-        kernel((ceil_div(num_rows, MAX_ROWS), num_blocks), (32 * num_warps,), args)
+        way = way_of(kernel_type(x), weight, num_rows, depth, has_norm=norm is not None)
+        splits = splits_of(num_tiles, depth, self._chip)
+        grid = (ceil_div(num_rows, way.rows), ceil_div(num_tiles, way.tiles), splits)
+        sharing: list[Array | None] = [None, None]
+        if splits > 1 or met_tiles > way.tiles:
+            outputs = grid[1] * way.tiles * TILE
+            size = splits * grid[0] * way.rows * outputs
+            sums = self._empty("sums of products", (size,), np.dtype(np.float32))
+            sharing = [sums, self._counters.zeros(grid[0] * grid[1])]
+        matrix: list[Array | None] = [weight, None, None]
+        shift = 0
+        if isinstance(weight, QuantisedMatrix):
+            matrix = [weight.codes, weight.scales, weight.offsets]
+            shift = weight.form.group.bit_length() - 1
+        numbers: list[Any] = [np.int32(size) for size in (num_rows, depth, shift, *sizes)]
+        numbers.append(np.float32(eps if norm is None else norm.eps))
+        kernel = self._launcher.kernel("few_rows.cu", f"few_rows_{name}{way.parameters}")
+        args = (x, None if norm is None else norm.weight, *matrix, *arrays, *sharing, *numbers)
+        kernel(grid, (32 * warps_of(depth),), args, shared_bytes=way.shared_bytes)
 
 
 def _word(condition: bool) -> str:

@@ -13,12 +13,19 @@ class Gemm(Protocol):
     """Multiplies matrices. Sums are float32 for every element dtype."""
 
     def matmul(
-        self, x: Array, weight: Array, bias: Array | None, residual: Array | None, out: Array
+        self,
+        x: Array,
+        weight: Array,
+        bias: Array | None,
+        out: Array,
+        first: int,
+        *,
+        is_added: bool,
     ) -> None:
-        """Compute out = x @ weight.T + bias + residual.
+        """Compute x @ weight.T + bias, plus what is there if ``is_added``.
 
-        x [T, K], weight [N, K] as checkpoints store it, bias [N], residual and out [T, N]. If there
-        is a residual, it is the same array as out.
+        x [T, K], weight [N, K] as checkpoints store it, bias [N], out [T, M]: its N columns from
+        ``first`` on are written.
         """
 
 
@@ -30,19 +37,24 @@ class NumpyGemm:
         self._submit = submit
 
     def matmul(
-        self, x: Array, weight: Array, bias: Array | None, residual: Array | None, out: Array
+        self,
+        x: Array,
+        weight: Array,
+        bias: Array | None,
+        out: Array,
+        first: int,
+        *,
+        is_added: bool,
     ) -> None:
-        assert residual is None or residual is out
-        self._submit(lambda: _multiply(x, weight, bias, residual, out))
+        part = out[:, first : first + len(weight)]
+        self._submit(lambda: _multiply(x, weight, bias, part, is_added=is_added))
 
 
-def _multiply(
-    x: Array, weight: Array, bias: Array | None, residual: Array | None, out: Array
-) -> None:
+def _multiply(x: Array, weight: Array, bias: Array | None, out: Array, *, is_added: bool) -> None:
     y = x.astype(np.float32, copy=False) @ weight.astype(np.float32, copy=False).T
     if bias is not None:
         y += bias.astype(np.float32, copy=False)
-    if residual is not None:
-        y += residual.astype(np.float32, copy=False)
+    if is_added:
+        y += out.astype(np.float32, copy=False)
     with np.errstate(over="ignore"):  # a float16 that overflows is infinite, as on the device
         out[...] = y

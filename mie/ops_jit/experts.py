@@ -14,7 +14,7 @@ import numpy as np
 from mie.base.arithmetic import ceil_div
 from mie.errors import UnsupportedModelError
 from mie.ops.arrays import Floats
-from mie.ops.expert_operators import Activation, ExpertWeights
+from mie.ops.expert_operators import ACTIVATIONS, Activation, ExpertWeights
 from mie.ops.numpy_backend import NumpyBackend
 from mie.ops_jit import layout
 from mie.ops_jit.kernel_cache import Kernels
@@ -124,19 +124,17 @@ class ExpertOperators(NumpyBackend):
         program, width = self._program, weight.shape[0] // 2
         panels, *others = weight.segments
         out = program.value(NUM_PAIRS, width)
-        is_gelu = int(activation != "silu")
+        kind = ACTIVATIONS.index(activation)
         if others or width % LANES:
             gate_up = self._expert_linear(x, weight, items)
-            program.emit(
-                "gate_mul", NUM_PAIRS, ROW_TILE, 1, gate_up, out, width, NUM_PAIRS, is_gelu
-            )
+            program.emit("gate_mul", NUM_PAIRS, ROW_TILE, 1, gate_up, out, width, NUM_PAIRS, kind)
             return out
         program.need_scratch(2 * SUMS_BYTES + panels.widened_bytes)
         num_groups = ceil_div(width, LANES * layout.PANELS)
         program.emit(
             f"gate_up[{panels.format}]", NUM_EXPERT_ITEMS, 1, num_groups,
             x, weight.addresses[0], out, weight.shape[1], width, weight.biases, 0,
-            *self._products(panels), is_gelu, items,
+            *self._products(panels), kind, items,
         )  # fmt: skip
         return out
 

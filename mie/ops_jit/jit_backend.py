@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mie.base.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import KVCacheShape, Progress, StepBatch, StepSize
-from mie.ops.expert_operators import Activation
+from mie.ops.expert_operators import ACTIVATIONS, Activation
 from mie.ops.kv_cache import HALVES, LARGEST, SCALE_BYTES
 from mie.ops.linear import check_kept
 from mie.ops.numpy_backend import with_tokens
@@ -238,10 +238,14 @@ class JitBackend(JitRecurrent):
     def gelu_mul(self, gate_up: Value) -> Value:
         return self._gated(gate_up, "gelu_tanh")
 
+    @operator
+    def clamped_silu_mul(self, gate_up: Value) -> Value:
+        return self._gated(gate_up, "clamped_silu")
+
     def _gated(self, gate_up: Value, activation: Activation) -> Value:
         rows, width = gate_up.storage.rows, gate_up.storage.width // 2
-        out, is_gelu = self._program.value(rows, width), int(activation != "silu")
-        self._program.emit("gate_mul", rows, ROW_TILE, 1, gate_up, out, width, rows, is_gelu)
+        out, kind = self._program.value(rows, width), ACTIVATIONS.index(activation)
+        self._program.emit("gate_mul", rows, ROW_TILE, 1, gate_up, out, width, rows, kind)
         return out
 
     @operator
@@ -265,7 +269,7 @@ class JitBackend(JitRecurrent):
         program.emit(
             f"gate_up[{panels.format}]", rows, layout.BLOCK_ROWS, num_groups,
             normed, panels.memory, out, weight.shape[1], width, weight.bias, rows,
-            *self._products(panels), int(activation != "silu"),
+            *self._products(panels), ACTIVATIONS.index(activation),
         )  # fmt: skip
         return out
 
@@ -309,6 +313,7 @@ class JitBackend(JitRecurrent):
         batch: StepBatch,
         window: int | None,
         soft_cap: float | None = None,
+        sinks: Floats | None = None,
     ) -> Value:
         program, shape, num_heads = self._program, cache.shape, q.tail[0]
         program.heads = num_heads, shape.num_kv_heads, shape.head_dim
@@ -320,9 +325,9 @@ class JitBackend(JitRecurrent):
             num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, window or 0,
             1 / math.sqrt(shape.head_dim),
             self._kernels[f"multiply[{stored}]"], self._kernels["multiply[float32]"],
-            float(soft_cap or 0),
+            float(soft_cap or 0), sinks,
         )  # fmt: skip
-        program.emit("merge", layout.NUM_MERGES, 1, 1, out, num_heads, shape.head_dim)
+        program.emit("merge", layout.NUM_MERGES, 1, 1, out, num_heads, shape.head_dim, sinks)
         return out
 
     def _move_blocks(

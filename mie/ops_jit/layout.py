@@ -47,7 +47,7 @@ PAIR_WORDS, EXPERT_ITEM_WORDS = 2, 3
 KERNEL, TILE_COUNT, TILE_SIZE, TILE_FACTOR = range(4)
 """The kernel's address, and its number of tiles: ceil(header[count] / size) * factor."""
 ARGUMENTS = 4
-INSTRUCTION_WORDS = 20
+INSTRUCTION_WORDS = 22
 
 # Words of a team's memory, each in a cache line of its own.
 TICKET, DONE, STOP = 0, 8, 16

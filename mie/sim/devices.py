@@ -97,7 +97,7 @@ def costs_on(device: Device, model: ModelConfig) -> Costs:
     memory = device.bandwidth * device.bandwidth_percent
     gemm = device.flops * device.gemm_percent
     attention = device.flops * device.attention_percent
-    pair_flops = 4 * model.num_layers * model.num_heads * model.head_dim
+    pair_flops = 4 * model.num_attention_layers * model.num_heads * model.head_dim
     return Costs(
         step_ps=1000 * (device.step_ns + model.num_layers * device.layer_ns),
         weights_ps=_ps((layers + head) * device.itemsize, memory),

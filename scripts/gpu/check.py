@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu.children import CHILDREN, run_child
-from gpu.page import beside_predicted, write_results
+from gpu.page import beside_simulated, write_results
 from gpu.parts import PARTS, SANITIZERS, Part, nvidia_smi
 from gpu.run import ROOT, Outcome, Run
 
@@ -53,7 +53,7 @@ def check(run: Run, names: Sequence[str], seconds: float, state: dict[str, Any])
         write_results(run, state, parts)
         if name == "benchmark":
             values = {"is_dry_run": run.is_dry_run, "state": state, "parts": parts}
-            print("\n".join(beside_predicted(values)), flush=True)
+            print("\n".join(beside_simulated(values)), flush=True)
         if name == "environment" and outcome.status == "failed":
             print(outcome.reason, file=sys.stderr)
             return 2

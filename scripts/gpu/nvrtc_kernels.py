@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mie.ops_gpu.dispatch import decode_kernel, plain_prefill_kernel, prefill_kernel
+from mie.ops_gpu.few_rows import product_bytes
 from mie.ops_gpu.source import KERNELS
 
 ROOT = Path(__file__).resolve().parents[2]
 FLOATS = ("float", "f16", "bf16")
 HALVES = ("f16", "bf16")
+PRODUCTS = ("linear", "gated", "qkv")
 TENSOR_CORE_SIZES = ("64, 1, 4, 4", "64, 2, 4, 4", "128, 1, 4, 3", "128, 2, 4, 3")
 QUANTIZED = ("int8", "e4m3")
 QUANTIZED_SIZES = ("64, 1, 4, 8", "64, 2, 4, 8", "128, 1, 4, 6", "128, 2, 4, 6")
@@ -41,6 +43,8 @@ class Entry:
         kernel, _, parameters = name.rstrip(">").partition("<")
         words = parameters.split(", ")
         stored = words[-1] if words[-1] in QUANTIZED else words[0]
+        if kernel.startswith("few_rows"):
+            return product_bytes(words[0], words[1], words[2], words[3], int(words[4]))
         if kernel in ("paged_decode_mma", "paged_decode_stream"):
             head_dim, heads = int(words[1]), 8 * int(words[2])
             return decode_kernel(
@@ -74,11 +78,24 @@ ENTRIES = (
     Entry(
         file="few_rows.cu",
         names=(
-            *each("few_rows_linear<{}, {}, {}, true>", HALVES, (1, 2), ("false", "true")),
-            *each("few_rows_{}<{}, {}, true, true>", ("gated", "qkv"), HALVES, (1, 2)),
+            *each("few_rows_{0}<{1}, {1}, 64, false, {2}, true, true>", PRODUCTS, HALVES, (1, 2)),
+            *each("few_rows_linear<{0}, {0}, 64, false, {1}, false, true>", HALVES, (1, 2)),
+            *each("few_rows_{}<{}, nibbles, 64, false, {}, true, true>", PRODUCTS, HALVES, (1, 4)),
+            *each("few_rows_linear<f16, nibbles, 64, false, {}, false, true>", (1, 2, 4)),
+            *each("few_rows_linear<f16, nibbles, {}, true, {}, true, true>", (16, 32), (1, 4)),
+            *each("few_rows_linear<{}, int8, {}, false, 2, true, true>", HALVES, (16, 32, 64)),
+            "few_rows_linear<bf16, e4m3, 64, false, 2, true, true>",
             # The others are for odd sizes and for checks in float32. These stand for them.
-            "few_rows_linear<float, 2, true, true>",
-            "few_rows_linear<bf16, 2, true, false>",
+            "few_rows_linear<float, float, 64, false, 1, true, true>",
+            "few_rows_linear<float, nibbles, 32, true, 1, true, true>",
+            "few_rows_linear<bf16, bf16, 64, false, 2, true, false>",
+        ),
+    ),
+    Entry(
+        file="widen_weights.cu",
+        names=(
+            *each("{}<f16, nibbles, 64, false>", ("widen_weights", "gather_weights")),
+            *each("{}<bf16, int8, 16, true>", ("widen_weights", "gather_weights")),
         ),
     ),
     Entry(file="gather_rows.cu", names=each("gather_rows<{}>", FLOATS)),

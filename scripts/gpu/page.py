@@ -6,8 +6,21 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpu.predictions import beside
+from bench.gpu.end_to_end import PROMPT_LENGTH
+from bench.harness import table
+
 from gpu.run import Run
+from mie.sim.costs import StepWork
+from mie.sim.devices import DEVICES, costs_on, find_shape
+
+SIMULATED = {
+    "H200": "h200",
+    "A100": "a100",
+    "A10G": "a10g",
+    "Orin": "jetson-orin-nano",
+    "5090": "rtx-5090",
+}
+"""The simulator's name of a device, by a part of the name that CUDA gives."""
 
 
 def write_results(run: Run, state: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> None:
@@ -37,17 +50,33 @@ def as_markdown(values: Mapping[str, Any], bench: str) -> str:
             lines += ["", f"## Failed: {part['name']}", "", *(f"* `{each}`" for each in failures)]
     if bench:
         lines += ["", "## Benchmark", "", bench.rstrip()]
-        lines += ["", "## Measured beside predicted", "", *beside_predicted(values)]
+        lines += ["", "## Decode steps beside the simulator's", "", *beside_simulated(values)]
     return "\n".join(lines) + "\n"
 
 
-def beside_predicted(values: Mapping[str, Any]) -> list[str]:
-    """Return the benchmark's times beside those that docs/gpu/predictions.md predicts."""
+def beside_simulated(values: Mapping[str, Any]) -> list[str]:
+    """Return the benchmark's decode steps beside those of the simulator on the same device.
+
+    The steps are in the middle of the answers. The ratio is how far the assumed rates are off;
+    `mie sim calibrate` replaces them by measured ones.
+    """
     if values["is_dry_run"]:
         return ["A dry run measures nothing."]
+    name = values["state"].get("device", "No device")
+    devices = [DEVICES[device] for part, device in SIMULATED.items() if part in name]
     found = [part["details"] for part in values["parts"] if part["name"] == "benchmark"]
-    device = values["state"].get("device", "No device")
-    return beside(found[0] if found else {}, device)
+    if not devices:
+        return [f"The simulator has no {name!r}; it has {', '.join(DEVICES)}."]
+    rows = []
+    for row in found[0].get("end_to_end", []) if found else []:
+        if row["engine"] == "mie":
+            count, tokens = row["num_requests"], row["num_tokens"]
+            context = count * PROMPT_LENGTH + tokens // 2
+            work = StepWork(count, count, 0, context, count, 0, 0, 0)
+            simulated = costs_on(devices[0], find_shape(row["model"])).step_ns(work) / 1e6
+            what, ratio = f"{row['model']}, {count} requests", row["step_ms"] / simulated
+            rows.append((what, f"{row['step_ms']:.3f}", f"{simulated:.3f}", f"{ratio:.2f}"))
+    return table(("step", "measured ms", "simulated ms", "measured / simulated"), rows)
 
 
 def short_details(part: Mapping[str, Any]) -> str:

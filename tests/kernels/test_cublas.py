@@ -130,8 +130,8 @@ def test_products(cublas: Cublas, num_tokens: int, has_bias: bool, has_residual:
     wanted = x @ weight.T + has_bias * bias + has_residual * residual
     for gemm in (cublas, NumpyGemm()):
         out = residual.copy() if has_residual else on_gpu(np.full(shapes[3], np.nan, np.float32))
-        residual_or_none = out if has_residual else None
-        gemm.matmul(x, weight, bias if has_bias else None, residual_or_none, out)
+        given = bias if has_bias else None
+        gemm.matmul(x, weight, given, out, 0, is_added=has_residual)
         np.testing.assert_allclose(out, wanted, rtol=0, atol=1e-5)
 
 
@@ -194,7 +194,7 @@ def test_a_bias_is_written_before_the_product_is_added(
     bias, out = (rng.normal(size=shape).astype(DTYPES[dtype]) for shape in ((300,), (3, 300)))
     wanted = (bias.astype(np.float32) + is_added * out.astype(np.float32)).astype(DTYPES[dtype])
     gpu: Any = on_device.device_launcher() if mode == "cupy" else launcher(mode == "checked")
-    Cublas(CUPY, STREAM, gpu, library).add_bias(bias, out, has_residual=is_added)
+    Cublas(CUPY, STREAM, gpu, library).add_bias(bias, out, 0, has_residual=is_added)
     assert out.tobytes() == np.broadcast_to(wanted, out.shape).tobytes()
 
 
@@ -215,7 +215,7 @@ if on_device.IS_WANTED:
         host = [rng.normal(size=shape).astype(DTYPES[dtype]) for shape in shapes]
         with stream:
             x, weight, bias, out = map(cupy.asarray, host)
-            gemm.matmul(x, weight, bias, out, out)
+            gemm.matmul(x, weight, bias, out, 0, is_added=True)
             got = cupy.asnumpy(out).astype(np.float64)
         x, weight, bias, residual = (array.astype(np.float64) for array in host)
         wanted = x @ weight.T + bias + residual

@@ -47,13 +47,13 @@ def test_a_weight_too_large_for_float16_is_refused():
 @needs_compiler
 def test_a_matrix_with_more_outputs_than_a_grid_is_refused():
     backend = load_backend("cupy-emulated", "float16")
-    message = "a matrix has 1,048,561 outputs; the cupy-emulated backend takes up to 1,048,560"
+    message = "a matrix has 1,048,561 outputs and 8 inputs; .* takes up to 1,048,560 outputs"
     with pytest.raises(UnsupportedModelError, match=message):
         backend.load_linear((1_048_561, 8), [])
     embedding = np.broadcast_to(np.float16(0), (1_048_561, 8))
     with pytest.raises(UnsupportedModelError, match=message):
         backend.tie_linear(embedding)
-    assert backend.tie_linear(embedding[1:]).weight.shape == (1_048_560, 8)
+    assert len(backend.tie_linear(embedding[1:])) == 1_048_560
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
@@ -67,5 +67,6 @@ def test_the_product_of_the_emulator_rounds_once(has_bias: bool, has_residual: b
     wanted = x.astype(float) @ weight.astype(float).T + has_bias * bias.astype(float)
     wanted += has_residual * residual.astype(float)
     out = residual if has_residual else np.empty((3, 5), np.float16)
-    NumpyGemm().matmul(x, weight, bias if has_bias else None, out if has_residual else None, out)
+    given = bias if has_bias else None
+    NumpyGemm().matmul(x, weight, given, out, 0, is_added=has_residual)
     np.testing.assert_allclose(out, wanted, rtol=2**-11 * 1.01, atol=1e-6)

@@ -16,6 +16,7 @@ from test_kernels import DEVICE_MODES, check, dtype, launcher_of, mode, normal, 
 
 from mie.ops import activation, norm, rope
 from mie.ops_gpu.arrays import DTYPES
+from mie.ops_gpu.chip import EMULATED_CHIP
 from mie.ops_gpu.few_rows import FewRows, Heads, Norm
 
 __all__ = ["dtype", "mode"]
@@ -65,7 +66,7 @@ def test_sums_of_integers_are_exact(mode: str, dtype: str, depth: int, width: in
     x, weight = integers(dtype, num_rows, depth), integers(dtype, width, depth, seed=1)
     bias = integers(dtype, width, seed=2)
     out = garbage(mode, dtype, num_rows, width)
-    products = FewRows(launcher_of(mode))
+    products = FewRows(launcher_of(mode), EMULATED_CHIP)
     products.linear(x, weight, out, bias=bias)
     wanted = wide(x) @ wide(weight).T + wide(bias)
     assert out.tobytes() == wanted.astype(DTYPES[dtype]).tobytes()
@@ -87,7 +88,7 @@ def test_normalised_rows_are_multiplied(
     )
     x, by = x.astype(DTYPES[dtype]), norm_of(dtype, depth)
     out = garbage(mode, dtype, num_rows, width)
-    FewRows(launcher_of(mode)).linear(x, weight, out, bias=bias, norm=by)
+    FewRows(launcher_of(mode), EMULATED_CHIP).linear(x, weight, out, bias=bias, norm=by)
     check(out, normed(x, by) @ wide(weight).T + wide(bias), dtype)
 
 
@@ -98,7 +99,7 @@ def test_gates(mode: str, dtype: str, depth: int, dim: int, num_rows: int):
     if dim > 1:
         bias[0] = -200  # exp overflows
     out = garbage(mode, dtype, num_rows, dim)
-    FewRows(launcher_of(mode)).gated(x, weight, out, bias=bias, norm=by)
+    FewRows(launcher_of(mode), EMULATED_CHIP).gated(x, weight, out, bias=bias, norm=by)
     gate_up = normed(x, by) @ wide(weight).T + wide(bias)
     check(out, activation.silu_mul(gate_up), dtype)
 
@@ -118,6 +119,8 @@ class Attention:
         inv_freq = 10000.0 ** (-np.arange(head_dim // 2) / (head_dim // 2))
         self.table = rope.rope_table(inv_freq, 1.0, 50, np.float32)
         self.norm = norm_of(dtype, depth)
+        self.matrix: Any = None  # a quantised one instead of ``weight``
+        self.head_norms: list[Any] = [None, None]
 
     def compute(self, mode: Any, rows: slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
         """Return queries and cache."""
@@ -125,14 +128,21 @@ class Attention:
         q = garbage(mode, dtype, len(x), self.num_heads, self.head_dim)
         kv = np.zeros((10, 2, self.num_kv_heads, self.size, self.head_dim), x.dtype)
         batch: Any = SimpleNamespace(positions=self.positions[rows], slot_mapping=self.slots[rows])
-        to = Heads(q=q, kv=kv, rope_table=self.table, batch=batch)
-        FewRows(launcher_of(mode)).heads(x, self.weight, to, bias=self.bias, norm=self.norm)
+        q_norm, k_norm = self.head_norms
+        to = Heads(q=q, kv=kv, rope_table=self.table, batch=batch, q_norm=q_norm, k_norm=k_norm)
+        weight = self.weight if self.matrix is None else self.matrix
+        FewRows(launcher_of(mode), EMULATED_CHIP).heads(
+            x, weight, to, bias=self.bias, norm=self.norm
+        )
         return q, kv
 
     def wanted(self) -> tuple[np.ndarray, np.ndarray]:
         """Return both in float64."""
         qkv = normed(self.x, self.norm) @ wide(self.weight).T + wide(self.bias)
         qkv = qkv.reshape(len(self.x), -1, self.head_dim)
+        for heads, by in zip((slice(3), slice(3, 5)), self.head_norms, strict=True):
+            if by is not None:
+                qkv[:, heads] = norm.rms_norm(qkv[:, heads], wide(by), EPS)
         rotated = rope.rope(qkv[:, :5], wide(self.table[self.positions]))
         kv = np.zeros((10, 2, self.num_kv_heads, self.size, self.head_dim))
         for token, slot in enumerate(self.slots.tolist()):
@@ -164,7 +174,7 @@ def test_an_infinite_value_spoils_no_other(dtype: str):
 @pytest.mark.parametrize("depth", [33, 520])
 def test_a_rows_bits_do_not_depend_on_the_other_rows(mode: str, dtype: str, depth: int):
     """The other rows are large, infinite or NaN, and the row is at each place."""
-    products, by = FewRows(launcher_of(mode)), norm_of(dtype, depth)
+    products, by = FewRows(launcher_of(mode), EMULATED_CHIP), norm_of(dtype, depth)
     x, weight = normal(dtype, 40, depth), normal(dtype, 34, depth, seed=1)
     x[1] *= 100
     x[2] = np.inf
@@ -209,7 +219,7 @@ def test_large_numbers_keep_their_range(dtype: str):
     weight[:, 32:] = -1
     weight[0, 63] = 0
     x, weight = x.astype(DTYPES[dtype]), weight.astype(DTYPES[dtype])
-    products, ones = FewRows(launcher_of("forward")), np.ones(64, DTYPES[dtype])
+    products, ones = FewRows(launcher_of("forward"), EMULATED_CHIP), np.ones(64, DTYPES[dtype])
     out = garbage("forward", dtype, 2, 16)
     products.linear(x, weight, out)
     assert wide(out).tolist() == (wide(x) @ wide(weight).T).astype(x.dtype).tolist()

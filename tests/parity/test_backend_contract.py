@@ -403,6 +403,17 @@ def test_an_expert_does_not_depend_on_the_other_tokens(machine: Machine):
         np.testing.assert_array_equal(results(rows), together[rows])
 
 
+@pytest.mark.parametrize("width", [20, 48])
+def test_clamped_silu_mul(machine: Machine, width: int):
+    gate_up = 9 * normal(33, 2 * width)
+    with computed_or_refused(machine, "experts"):
+        y = machine.backend.clamped_silu_mul(machine.put(gate_up))
+        check(machine, "gelu_mul", y, activation.clamped_silu_mul(gate_up))
+        gate, up = np.minimum(gate_up[:, :width], 7), np.clip(gate_up[:, width:], -7, 7)
+        wanted = gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+        np.testing.assert_allclose(activation.clamped_silu_mul(gate_up), wanted)
+
+
 def test_norm_add(machine: Machine):
     x, residual, weight = normal(33, 40), normal(33, 40, seed=2), normal(40, seed=1)
     with computed_or_refused(machine, "norms after the blocks"):
@@ -508,7 +519,13 @@ def test_rope_write_kv(machine: Machine, sequences: list[tuple[int, int]], scali
     np.testing.assert_array_equal(values, planes[:, 1])
 
 
-def attend(machine: Machine, batch: StepBatch, window: int | None, seed: int = 0) -> None:
+def attend(
+    machine: Machine,
+    batch: StepBatch,
+    window: int | None,
+    seed: int = 0,
+    sinks: np.ndarray | None = None,
+) -> None:
     """Compare one call, in the layer of the highest number."""
     planes, q = filled_cache(batch, seed), normal(len(batch.positions), 6, 8, seed=seed)
     wanted = attention.paged_attention(
@@ -520,11 +537,15 @@ def attend(machine: Machine, batch: StepBatch, window: int | None, seed: int = 0
         batch.seq_lens,
         8**-0.5,
         window,
+        sinks=sinks,
     )
     cache = machine.backend.new_kv_cache(SHAPE)
     machine.put_cache(cache, planes)
     own_q = machine.put(q)
-    got = machine.backend.paged_attention(own_q, cache, 1, put_batch(machine, batch), window)
+    own = None if sinks is None else machine.backend.load_vector(sinks)
+    got = machine.backend.paged_attention(
+        own_q, cache, 1, put_batch(machine, batch), window, sinks=own
+    )
     check(machine, "paged_attention", got, wanted)
     check(machine, "exact", own_q, q)
     np.testing.assert_array_equal(machine.get_cache(cache), planes.astype(machine.dtype))
@@ -534,6 +555,53 @@ def attend(machine: Machine, batch: StepBatch, window: int | None, seed: int = 0
 @pytest.mark.parametrize("window", [None, 1, 3, 9, 16, 100])
 def test_paged_attention(machine: Machine, sequences: list[tuple[int, int]], window: int | None):
     attend(machine, batch_of(sequences), window)
+
+
+@pytest.mark.parametrize("sequences", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize("window", [None, 3])
+def test_attention_sinks(machine: Machine, sequences: list[tuple[int, int]], window: int | None):
+    sinks = np.array([0.5, -3.0, 2.0, 300.0, -300.0, 0.0])
+    with computed_or_refused(machine, "attention sinks"):
+        attend(machine, batch_of(sequences), window, sinks=sinks)
+
+
+@pytest.mark.parametrize("num_queries", [1, 3])
+def test_a_sink_counts_once_over_a_long_context(machine: Machine, num_queries: int):
+    """Contexts are attended in parts, and a sink is in none of them."""
+    shape = KVCacheShape(num_layers=1, num_blocks=70, block_size=16, num_kv_heads=2, head_dim=8)
+    planes, q = normal(1, 2, 70, 16, 2, 8), 3 * normal(num_queries, 4, 8, seed=1)
+    sinks, length = np.array([7.0, 0.0, 3.0, 9.0]), 1100
+    positions = np.arange(length - num_queries, length)
+    batch = StepBatch(
+        token_ids=positions,
+        positions=positions,
+        slot_mapping=positions,
+        cu_seqlens_q=np.array([0, num_queries]),
+        seq_lens=np.array([length]),
+        block_tables=np.arange(70)[None],
+        logits_rows=np.array([0]),
+    )
+    tables, starts, lengths = batch.block_tables, batch.cu_seqlens_q, batch.seq_lens
+    wanted = attention.paged_attention(
+        q, planes[0, 0], planes[0, 1], tables, starts, lengths, 8**-0.5, sinks=sinks
+    )
+    with computed_or_refused(machine, "attention sinks"):
+        cache, own = machine.backend.new_kv_cache(shape), machine.backend.load_vector(sinks)
+        machine.put_cache(cache, planes)
+        got = machine.backend.paged_attention(
+            machine.put(q), cache, 0, put_batch(machine, batch), None, sinks=own
+        )
+        check(machine, "paged_attention", got, wanted)
+
+
+def test_a_sink_is_a_key_whose_value_is_zero():
+    q, keys, values = normal(1, 2, 8), normal(3, 1, 8, seed=1), normal(3, 1, 8, seed=2)
+    more = np.concatenate([keys, np.ones((1, 1, 8))]), np.concatenate([values, np.zeros((1, 1, 8))])
+    visible = np.ones((1, 4), bool)
+    wanted = attention.attend(q, *more, 0.3, visible)
+    sinks = 0.3 * q[0].sum(-1)
+    got = attention.attend(q, keys, values, 0.3, visible[:, :3], sinks=sinks)
+    np.testing.assert_allclose(got, wanted)
 
 
 @pytest.mark.parametrize("name", machine_params({name: name for name in MACHINES}))

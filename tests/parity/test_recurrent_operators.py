@@ -155,17 +155,23 @@ def test_chunks_and_batches_change_no_bit(machine: Machine, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("name", ["numpy", pytest.param("jit", marks=needs_numba)])
-def test_threads_change_no_bit(name: str, kind: str) -> None:
-    results = [
-        Layer(
-            load_backend(name, "float32", EngineConfig(num_threads=number, batch_invariant=True)),
-            lambda array: array.astype(np.float32),
-            kind,
-        ).run(BATCH, slice(None))
+def test_threads_change_no_bit(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decodes and chunks, with one thread, with four, and with the plain operators."""
+    monkeypatch.setattr("mie.ops_cpu.recurrent.WORTH_SHARING", 0)
+    batch = batch_of([1, 6, 1, 1, 5], [3, 0, 4, 1, 2], [False, True, True, False, False])
+
+    def results(backend: Any) -> Outputs:
+        return Layer(backend, lambda array: array.astype(np.float32), kind).run(batch, slice(None))
+
+    config = {"batch_invariant": True}
+    one, four = (
+        results(load_backend(name, "float32", EngineConfig(num_threads=number, **config)))
         for number in (1, 4)
-    ]
-    for key, array in results[0].items():
-        np.testing.assert_array_equal(results[1][key], array)
+    )
+    plain = results(NumpyBackend("float32")) if name == "numpy" else one
+    for key, array in one.items():
+        np.testing.assert_array_equal(four[key], array)
+        np.testing.assert_array_equal(plain[key], array)
 
 
 def test_states_are_copied_exported_and_imported(machine: Machine) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import naive
 import pytest
 import small_tokenizers
 
@@ -48,69 +47,6 @@ def test_a_word_without_tokens_is_refused():
 
 
 # Bans.
-
-
-def answers(tiny, requests, **settings):
-    """Return {(request, choice): tokens}, and the numbers of preemptions and prefix hits."""
-    config = EngineConfig(**{"num_blocks": 64, "block_size": 4, **settings})
-    engine = load_engine(tiny["llama"].directory, config, dtype="float64")
-    for number, (prompt, params) in enumerate(requests):
-        engine.add_request(prompt, SamplingParams(**params), str(number))
-    tokens: dict[tuple[str, int], list[int]] = {}
-    num_preemptions = num_cached = 0
-    while engine.has_work:
-        for new in engine.step().outputs:
-            tokens.setdefault((new.request_id, new.index), []).extend(new.token_ids)
-            if new.finish_reason is not None:
-                num_preemptions += new.metrics.num_preemptions
-                num_cached += new.metrics.num_cached_tokens
-    return tokens, num_preemptions, num_cached
-
-
-def oracle(tiny, prompt, params, choice=0, stream=0):
-    model = tiny["llama"]
-    return naive.generate(
-        model.config, model.weights, prompt, params, choice=choice, stream=stream, eos=[3]
-    )[0]
-
-
-PROMPTS = [[7, 1, 9, 4, 4, 1, 8, 2, 6], [7, 1, 9, 4, 4, 1, 8, 5], [2], [7, 1, 9, 4, 4, 1, 8, 2, 6]]
-
-
-def banned_pairs(tokens: list[int]) -> list[list[int]]:
-    """Return words of one, two and three tokens that an answer contains."""
-    return [tokens[0:1], tokens[2:4], tokens[5:8]]
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"num_blocks": 16, "preemption_mode": "swap"},  # some are preempted
-        {"async_scheduling": True},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_bad_words_equal_the_oracle_under_any_schedule(tiny, settings, temperature):
-    requests, wanted = [], {}
-    for number, prompt in enumerate(PROMPTS):
-        params = {"temperature": temperature, "max_tokens": 20, "ignore_eos": True, "seed": number}
-        words = banned_pairs(oracle(tiny, prompt, params))
-        for _ in range(2):  # the replacement contains bad words, too
-            params["bad_words_token_ids"] = words
-            words = words + banned_pairs(oracle(tiny, prompt, params))
-        params["n"] = 1 + number % 2
-        requests.append((prompt, params))
-        for choice in range(params["n"]):
-            wanted[str(number), choice] = oracle(tiny, prompt, params, choice)
-    tokens, num_preemptions, num_cached = answers(tiny, requests, **settings)
-    assert tokens == wanted
-    assert num_preemptions > 0 or "num_blocks" not in settings
-    assert num_cached > 0 or "max_num_seqs" not in settings
-    for (number, _), answer in tokens.items():
-        for word in requests[int(number)][1]["bad_words_token_ids"]:
-            spans = (answer[i : i + len(word)] for i in range(len(answer)))
-            assert word not in list(spans)
 
 
 def test_bad_words_that_leave_no_token_are_refused(tiny):

@@ -7,8 +7,6 @@ from itertools import count
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mie import LLM, RequestOutput
 from mie.batch import answers, seed_of
@@ -116,10 +114,3 @@ def test_an_input_that_raises_ends_the_running_requests(llm: LLM) -> None:
     with pytest.raises(ZeroDivisionError):
         next(results)
     assert not llm.engine.has_work
-
-
-@given(keys=st.lists(st.text(), unique=True, max_size=50))
-def test_seeds_are_valid_and_tell_ids_apart(keys: list[str]) -> None:
-    seeds = [seed_of(key) for key in keys]
-    assert len(set(seeds)) == len(keys)
-    assert all(0 <= seed < 1 << 64 for seed in seeds)

@@ -19,15 +19,12 @@ from compiled import needs_numba
 from emulated import needs_compiler
 from tiny_models import TINY, TinyModel
 
-from mie.config.engine import EngineConfig
-from mie.config.params.sampling import SamplingParams
 from mie.diff.compare import DiffWorkload, compare
-from mie.diff.recording import METHODS, OPERATORS, Injection, RecordingBackend, Spot
+from mie.diff.recording import OPERATORS, Injection
 from mie.diff.report import DiffReport, Side
 from mie.diff.text import lines, page
 from mie.diff.tolerances import ALONE, QUANTIZED, TOLERANCES, Limits, errors_between
 from mie.errors import ConfigError
-from mie.load.engine import load_engine
 from mie.ops.numpy_backend import NumpyBackend
 
 F64 = Side(backend="numpy-plain", dtype="float64")
@@ -98,56 +95,6 @@ def test_differences_of_infinities_and_nans():
         assert errors.max_ulp == 0
     only = errors_between(np.array([nan]), np.array([1.0]), 1)
     assert (only.max_rel, only.row_rel, only.first) == (inf, inf, (0,))
-
-
-# Recording.
-
-
-def recorded(model: TinyModel, prompt: list[int]) -> list[tuple[Spot, np.ndarray]]:
-    """Return the recorded calls of two greedy tokens."""
-    calls: list[tuple[Spot, np.ndarray]] = []
-    engine = load_engine(
-        model.directory,
-        EngineConfig(num_blocks=16, enforce_eager=True),  # a recorded step calls no operator
-        wrap=lambda backend: RecordingBackend(backend, lambda *call: calls.append(call)),
-    )
-    engine.add_request(prompt, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
-    while engine.has_work:
-        engine.step()
-    return calls
-
-
-@pytest.mark.parametrize("family", TINY)
-def test_every_call_has_its_role_and_layer(tiny: dict[str, TinyModel], family: str):
-    before, after = {"attention_norm", "mlp_norm"}, {"attention_post_norm", "mlp_post_norm"}
-    gemma, norms_after = {"gemma2", "gemma3"}, {"olmo3", "exaone4"}
-    absent = {"rotated_norm"}
-    if family == "hunyuan":
-        absent = {"k_norm"}  # the norm of keys comes first, and is called q_norm
-    elif family not in {"qwen3_tied", "olmo3", "gemma3", "exaone4", "qwen3_moe", "olmoe"}:
-        absent |= {"q_norm", "k_norm"}
-    absent |= {"silu_mul"} if family in gemma else {"gelu_mul"}
-    absent |= before if family in norms_after else set()
-    absent |= set() if family in gemma | norms_after | {"glm4"} else after
-    absent |= set() if family == "gemma2" else {"soft_cap"}
-    layer = ["attention_norm", "qkv", "q_norm", "k_norm", "rope_write_kv", "rotated_norm"]
-    layer += ["paged_attention", "o", "attention_post_norm", "mlp_norm", "gate_up", "silu_mul"]
-    layer += ["gelu_mul", "down", "mlp_post_norm"]
-    if family in {"qwen3_moe", "olmoe"}:
-        layer[layer.index("gate_up") :] = ["route", "experts"]
-    rows = ("take_rows", "final_norm", "head", "soft_cap", "logits")
-    order = [
-        ("embed", None),
-        *((operator, index) for index in range(2) for operator in layer),
-        *((operator, None) for operator in rows),
-    ]
-    order = [(operator, index) for operator, index in order if operator not in absent]
-    calls = recorded(tiny[family], [5, 6, 7])
-    wanted = [(step, layer, operator) for step in (1, 2) for operator, layer in order]
-    assert [(spot.step, spot.layer, spot.operator) for spot, _ in calls] == wanted
-    assert {spot.occurrence for spot, _ in calls} == {0}
-    assert {spot.operator for spot, _ in calls} <= set(OPERATORS)
-    assert {spot.method for spot, _ in calls} <= set(METHODS)
 
 
 # Comparing.

@@ -6,7 +6,6 @@ import argparse
 import json
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -287,26 +286,6 @@ def test_a_machine_without_libraries_still_has_a_report(tmp_path: Path) -> None:
     checks, reasons = examine(machine, BACKENDS, no_bar)
     assert all(reasons.values())
     assert render(checks, reasons)
-
-
-def test_all_questions_are_asked_at_once_with_a_bar(root: Path) -> None:
-    """Each waits for the other, and the bar counts both."""
-    together = threading.Barrier(2, timeout=60)
-
-    class Patient(FakeMachine):
-        def facts_about(self, topic: str) -> dict[str, Any]:
-            if topic.startswith("backend"):
-                together.wait()
-            return super().facts_about(topic)
-
-    @contextmanager
-    def bar(number: int) -> Iterator[Callable[[int], None]]:
-        counted: list[int] = []
-        yield counted.append
-        assert sum(counted) == number == 7
-
-    _, reasons = examine(Patient(root=root), ["numpy", "jit"], bar)
-    assert reasons == {"numpy": None, "jit": None}
 
 
 # Questions to the libraries.

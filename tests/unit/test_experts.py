@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from compiled import needs_numba
 from safetensors.numpy import load_file, save_file
-from tiny_models import QWEN3_MOE, random_weights, write_model
+from tiny_models import GPT_OSS, QWEN3_MOE, random_weights, write_model
 
 from mie import LLM, SamplingParams
 from mie.checkpoint.config import ModelConfig
-from mie.errors import ModelError, WeightsError
+from mie.errors import ModelError, UnsupportedModelError, WeightsError
 from mie.load.quantisation import rounded_forms
 from mie.ops.experts import by_expert, experts, route
 
@@ -114,6 +114,80 @@ def test_routers_are_not_rounded() -> None:
     forms = rounded_forms(ModelConfig.from_hf(QWEN3_MOE), "int4")
     assert not [name for name in forms if name.endswith("mlp.gate.weight")]
     assert len([name for name in forms if ".experts." in name]) == 2 * 5 * 3
+
+
+def as_mxfp4(stack: Any) -> dict[str, Any]:
+    """Return the blocks, the scales and the values of a stack [E, K, N] rounded to MXFP4.
+
+    Blocks are [E, N, K / 32, 16] as in gpt-oss's files.
+    """
+    levels = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    turned = stack.swapaxes(1, 2)
+    groups = turned.reshape(*turned.shape[:2], -1, 32)
+    exponents = np.floor(np.log2(np.abs(groups).max(-1))) - 2
+    scaled = groups / 2.0 ** exponents[..., None]
+    codes = np.abs(np.abs(scaled)[..., None] - levels).argmin(-1)
+    values = np.sign(scaled) * levels[codes] * 2.0 ** exponents[..., None]
+    codes += 8 * (scaled < 0)
+    return {
+        "_blocks": (codes[..., 0::2] + 16 * codes[..., 1::2]).astype(np.uint8),
+        "_scales": (exponents + 127).astype(np.uint8),
+        "": values.reshape(turned.shape).swapaxes(1, 2).astype(np.float32).copy(),
+    }
+
+
+@pytest.mark.parametrize("backend", ["numpy", pytest.param("jit", marks=needs_numba)])
+def test_experts_in_mxfp4_are_those_of_the_values(tmp_path: Path, backend: str) -> None:
+    config = GPT_OSS | {"hidden_size": 32}
+    weights = random_weights(config)
+    files: dict[str, dict[str, Any]] = {"packed": {}, "values": {}}
+    for name, array in weights.items():
+        if array.ndim == 3:
+            packed = as_mxfp4(array)
+            files["values"][name] = packed.pop("")
+            files["packed"] |= {
+                name + end: np.ascontiguousarray(own) for end, own in packed.items()
+            }
+        else:
+            files["packed"][name] = files["values"][name] = array
+    declared = config | {"quantization_config": {"quant_method": "mxfp4"}}
+    write_model(tmp_path / "packed", declared, files["packed"])
+    write_model(tmp_path / "values", config, files["values"])
+
+    def logprobs(name: str) -> Any:
+        llm = LLM(str(tmp_path / name), skip_tokenizer_init=True, backend=backend, max_model_len=32)
+        params = SamplingParams(max_tokens=1, prompt_logprobs=-1, temperature=0)
+        [out] = llm.generate([{"prompt_token_ids": [*range(4, 28)]}], params, use_tqdm=False)
+        return [[each[token].logprob for token in range(40)] for each in out.prompt_logprobs[1:]]
+
+    packed, values = logprobs("packed"), logprobs("values")
+    np.testing.assert_allclose(packed, values, atol=1e-5)
+    spread = np.std(values)
+    assert spread > 0.5
+
+
+def test_blocks_of_mxfp4_of_another_shape_are_refused(tmp_path: Path) -> None:
+    config = GPT_OSS | {"hidden_size": 32, "quantization_config": {"quant_method": "mxfp4"}}
+    tensors = {}
+    for name, array in random_weights(config).items():
+        packed = as_mxfp4(array) if array.ndim == 3 else {"": array}
+        packed = packed if len(packed) == 1 else {k: v for k, v in packed.items() if k}
+        tensors |= {name + end: np.ascontiguousarray(own) for end, own in packed.items()}
+    scales = "model.layers.1.mlp.experts.down_proj_scales"
+    tensors[scales] = tensors[scales][:, :-1].copy()
+    write_model(tmp_path, config, tensors)
+    with pytest.raises(WeightsError, match=r"down_proj\.0\.scales' has shape \[31, 1\]"):
+        LLM(str(tmp_path), skip_tokenizer_init=True, backend="numpy")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"swiglu_limit": 3.0}, "swiglu_limit 3.0"), ({"swiglu_alpha": 1.0}, "swiglu_alpha 1.0")],
+)
+def test_other_clamped_activations_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        ModelConfig.from_hf(GPT_OSS | changes)
+    assert changed("gpt_oss_sinks", swiglu_limit=None) == changed("gpt_oss_sinks")
 
 
 @needs_numba

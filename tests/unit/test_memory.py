@@ -142,19 +142,6 @@ def test_reset_restarts_the_hit_rate():
 # Statistics.
 
 
-def test_hits_are_counted_by_kind_and_over_a_window():
-    memory = manager()
-    memory.stats.add_query(10, 4, 2)
-    memory.stats.add_query(10, 0, 0)
-    stats = memory.stats
-    counts = (stats.num_queried_tokens, stats.num_hit_tokens, stats.num_partial_hit_tokens)
-    assert counts == (20, 4, 2)
-    assert stats.hit_rate == 0.3
-    for _ in range(1000):
-        memory.stats.add_query(1, 1, 0)
-    assert memory.stats.hit_rate == 1.0
-
-
 def test_num_saved_does_not_count_a_block_that_is_only_pinned():
     memory = manager(num_blocks=9)
     memory.close_table(stored(memory, [5] * 4))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -13,10 +12,9 @@ from mie.ops import linear
 from mie.ops_cpu import linear as linear_module
 from mie.ops_cpu.blas import Blas
 from mie.ops_cpu.cpu_backend import CpuBackend
-from mie.ops_cpu.embedding import Embedding
 from mie.ops_cpu.linear import Matrix, PlainMatrix, TiledMatrix
 from mie.ops_cpu.products import Groups
-from mie.ops_cpu.weights import stored_dtype, widened
+from mie.ops_cpu.weights import stored_dtype
 from mie.ops_cpu.workers import Workers
 
 RNG = np.random.default_rng(0)
@@ -102,32 +100,6 @@ def test_weights_kept_in_16_bits_give_the_same_bits(weight_dtype, shape, workers
         x = normal(num_rows, num_inputs).astype("float32")
         np.testing.assert_array_equal(kept.apply(x, None), wide.apply(x, None))
     assert kept.nbytes < 0.6 * wide.nbytes or num_inputs < 8  # the bias is wide in both
-
-
-@pytest.mark.parametrize("weight_dtype", ["auto", "bfloat16"])
-@pytest.mark.parametrize("size", [9, 2049])
-def test_an_embedding_and_its_head_share_their_memory(size, weight_dtype, workers):
-    table = normal(70, size).astype(ml_dtypes.bfloat16)
-    embedding = Embedding((70, size), [table[:8], table[8:]], np.dtype("float32"), weight_dtype)
-    token_ids = np.array([69, 0, 64, 0])
-    wanted = table[token_ids].astype("float32")
-    np.testing.assert_array_equal(embedding.take(token_ids), wanted)
-    np.testing.assert_array_equal(embedding.rows, table)
-    tiles = embedding.as_tiles()
-    np.testing.assert_array_equal(embedding.take(token_ids), wanted)
-    assert np.shares_memory(tiles, embedding.memory)
-    assert embedding.as_tiles() is tiles
-    x = normal(5, size).astype("float32")
-    head = TiledMatrix(tiles, 70, None, Groups(np.dtype("float32")), workers)
-    loaded = load("tiled", "float32", workers, [table], None, weight_dtype)
-    np.testing.assert_array_equal(head.apply(x, None), loaded.apply(x, None))
-
-
-def test_widening_is_exact_for_every_finite_float16():
-    values = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
-    values = values[np.isfinite(values)]
-    out = widened(values, np.dtype("float32"))
-    np.testing.assert_array_equal(out.view(np.uint32), values.astype("float32").view(np.uint32))
 
 
 def test_weights_that_cannot_stay_in_16_bits_are_refused():

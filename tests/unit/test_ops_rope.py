@@ -8,46 +8,15 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from mie.ops.rope import rope, rope_table
+from mie.ops.rope import rope_table
 
 DTYPES = ("float32", "float64")
-SHAPES = [(0, 2, 4), (1, 1, 2), (1, 3, 8), (6, 2, 16), (5, 4, 6)]  # T, H, Dh
 
 TWO_PI = Fraction("6.28318530717958647692528676655900576839433879875021164194988918461563281257242")
 
 
 def frequencies(head_dim: int, theta: float = 10000.0) -> np.ndarray:
     return np.array([theta ** (-2 * j / head_dim) for j in range(head_dim // 2)])
-
-
-def normal(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    array = np.random.default_rng([7, *shape]).normal(size=shape).astype(dtype)
-    array.flags.writeable = False
-    return array
-
-
-def at(positions: list[int], head_dim: int, dtype: str = "float64") -> np.ndarray:
-    """Return the rows of the table at the positions."""
-    return rope_table(frequencies(head_dim), 1.0, max(positions, default=0) + 1, dtype)[positions]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_pairs_turn_as_complex_numbers(shape: tuple[int, int, int], dtype: str):
-    num_tokens, num_heads, head_dim = shape
-    x, half = normal(shape, dtype), head_dim // 2
-    positions = [(5 * t + 3) % 23 for t in range(num_tokens)]
-    cos_sin = at(positions, head_dim, dtype)
-    cos_sin.flags.writeable = False
-    y = rope(x, cos_sin)
-    assert y.shape == shape
-    assert y.dtype == dtype
-    tolerance = 16 * np.finfo(dtype).eps
-    for t, h, j in np.ndindex(num_tokens, num_heads, half):
-        angle = positions[t] * 10000.0 ** (-2 * j / head_dim)
-        turned = complex(x[t, h, j], x[t, h, j + half]) * cmath.rect(1.0, angle)
-        got = complex(y[t, h, j], y[t, h, j + half])
-        assert abs(got - turned) <= tolerance * max(1.0, abs(turned))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

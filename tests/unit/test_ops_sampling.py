@@ -8,18 +8,14 @@ from itertools import accumulate
 from typing import Any
 
 import ml_dtypes
-import naive
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mie.ops.sampling import RowControls, edit_logits, first_ids, nucleus_ids, sample, top_logprobs
 from mie.ops.weights import exponents, lowest_kept_z, num_weight_bits, scale_of, weights_of
 
 DTYPES = ("float32", "float64")
 INF = math.inf
-ALMOST_ONE = 1.0 - 2.0**-53
 
 
 def frozen(values: Any, dtype: Any = float) -> np.ndarray:
@@ -42,19 +38,6 @@ def test_greedy_takes_the_largest_and_the_lowest_id_among_equals(dtype: str):
     # The same with edits, which use another code path.
     edited = RowControls(bias=(np.array([0]), np.array([0.0])))
     assert sample(logits, [edited] * 4) == [1, 0, 2, 2]
-
-
-def test_rows_keep_their_own_controls():
-    logits = frozen([[0.0, 1.0, 2.0]] * 5)
-    rows = [
-        RowControls(),
-        RowControls(forced_id=0),
-        RowControls(banned_ids=np.array([2])),
-        RowControls(temperature=1.0, uniform=0.0),
-        RowControls(temperature=1.0, uniform=ALMOST_ONE),
-    ]
-    assert sample(logits, rows) == [2, 0, 1, 0, 2]
-    assert sample(logits[:0], []) == []
 
 
 # The edits, each alone.
@@ -165,74 +148,6 @@ def test_evenly_spread_numbers_give_every_token_its_share(temperature: float):
         assert abs(counts[token] - n * weight / math.fsum(row)) <= 1
 
 
-# Everything together.
-
-
-@st.composite
-def vocabulary_and_params(draw: st.DrawFn) -> tuple[int, dict[str, Any]]:
-    size = draw(st.integers(2, 90))
-    token = st.integers(0, size - 1)
-    optional: dict[str, st.SearchStrategy[Any]] = {
-        "top_k": st.integers(1, 12),
-        "top_p": st.floats(0.05, 0.99),
-        "min_p": st.floats(0.01, 0.9),
-        "repetition_penalty": st.floats(0.5, 2.0),
-        "presence_penalty": st.floats(-2.0, 2.0),
-        "frequency_penalty": st.floats(-2.0, 2.0),
-        "logit_bias": st.dictionaries(token, st.floats(-9.0, 9.0), min_size=1, max_size=4),
-        "allowed_token_ids": st.lists(token, min_size=1, unique=True),
-    }
-    names = draw(st.lists(st.sampled_from(sorted(optional)), unique=True))
-    return size, {name: draw(optional[name]) for name in names}
-
-
-@given(
-    chosen=vocabulary_and_params(),
-    temperature=st.sampled_from([0.0, 0.3, 1.0, 1.7]),
-    seed=st.integers(0, 10_000),
-    num_prompt=st.integers(0, 6),
-    num_output=st.integers(0, 6),
-    has_ban=st.booleans(),
-    # Nearer to 0 and 1, floats tell tokens apart that have no weight among integers.
-    uniform=st.floats(1e-9, 1 - 1e-9),
-)
-def test_all_controls_together(
-    chosen: tuple[int, dict[str, Any]],
-    temperature: float,
-    seed: int,
-    num_prompt: int,
-    num_output: int,
-    has_ban: bool,
-    uniform: float,
-):
-    size, params = chosen
-    rng = np.random.default_rng(seed)
-    logits = frozen(rng.normal(0, 3, size))
-    prompt, output = (rng.integers(0, size, count).tolist() for count in (num_prompt, num_output))
-    allowed = params.get("allowed_token_ids")
-    ban = [0] if has_ban and allowed != [0] else []
-    bias = params.get("logit_bias", {})
-    row = RowControls(
-        temperature=temperature,
-        uniform=uniform,
-        top_k=params.get("top_k", 0),
-        top_p=params.get("top_p", 1.0),
-        min_p=params.get("min_p", 0.0),
-        bias=(np.array(list(bias)), np.array(list(bias.values()))) if bias else None,
-        allowed_ids=None if allowed is None else np.array(allowed),
-        banned_ids=np.array(ban) if ban else None,
-        repetition_penalty=params.get("repetition_penalty", 1.0),
-        presence_penalty=params.get("presence_penalty", 0.0),
-        frequency_penalty=params.get("frequency_penalty", 0.0),
-        seen_ids=np.unique([*prompt, *output]).astype(int) if prompt or output else None,
-        output_ids=np.unique(output) if output else None,
-        output_counts=np.unique(output, return_counts=True)[1] if output else None,
-    )
-    [token] = sample(logits[None], [row])
-    oracle = {**params, "temperature": temperature, "min_tokens": len(output) + bool(ban)}
-    assert token == naive.choose(logits, prompt, output, oracle, ban, uniform)
-
-
 # Log-probabilities.
 
 
@@ -251,12 +166,6 @@ def test_top_logprobs(num_top: int, dtype: str):
         assert got_rank == rank
         assert all(type(i) is int for i in ids)
         assert all(type(value) is float for value in logprobs)
-
-
-def test_top_logprobs_cuts_a_tie_at_the_lower_ids():
-    ids, _, rank = top_logprobs(frozen([0.0, 1.0, 1.0, 1.0]), 3, 2)
-    assert ids == [3, 1, 2]
-    assert rank == 1
 
 
 def test_top_logprobs_of_forbidden_tokens_and_of_one_token():

@@ -61,18 +61,6 @@ def test_a_weight_has_the_relative_error_that_is_documented(temperature: float, 
     assert dtype == "float64" or (error > 0.3 * bound).any()  # the bound is not loose
 
 
-@pytest.mark.parametrize("scale", [0.5, 3.0, 10.0])
-def test_the_distribution_is_softmax(scale: float):
-    """The total variation distance is half the sum of the probabilities' errors."""
-    x = np.random.default_rng(3).normal(0, scale, 50_000).astype(np.float32)
-    exact = np.exp(x.astype(np.float64) - float(x.max()))
-    exact /= exact.sum()
-    weights = weigh(x, 1.0)
-    error = np.abs(weights / float(weights.sum()) - exact)
-    assert error.max() <= 2 * UNIT * exact.max()
-    assert error.sum() / 2 <= 8 * UNIT
-
-
 @pytest.mark.parametrize("size", [1, 2, 1023, 1024, 300_000])
 def test_equal_logits_have_the_largest_weight_and_a_sum_below_2_to_the_62(size: int):
     for dtype in (np.float32, np.float64):

@@ -4,13 +4,10 @@ import json
 import math
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mie import LLM, CompletionOutput, RequestOutput, SamplingParams
 from mie.base.stats.request import RequestMetrics
 from mie.errors import ConfigError
-from mie.frontend.outputs import Logprob
 
 
 def through_json(output: RequestOutput) -> RequestOutput:
@@ -31,47 +28,6 @@ def test_a_real_output_comes_back_equal(llm: LLM) -> None:
     assert type(again.metrics) is RequestMetrics
     assert list(again.outputs[0].logprobs[0]) == list(output.outputs[0].logprobs[0])
     assert again.prompt_logprobs[0] is None
-
-
-floats = st.floats(allow_nan=False)
-logprobs = st.dictionaries(
-    st.integers(0, 2**31),
-    st.builds(
-        Logprob,
-        logprob=floats,
-        rank=st.none() | st.integers(1),
-        decoded_token=st.none() | st.text(),
-    ),
-    min_size=1,
-)
-outputs = st.builds(
-    RequestOutput,
-    request_id=st.text(),
-    prompt=st.none() | st.text(),
-    prompt_token_ids=st.lists(st.integers(0, 2**31)),
-    prompt_logprobs=st.none() | st.lists(st.none() | logprobs),
-    outputs=st.lists(
-        st.builds(
-            CompletionOutput,
-            index=st.integers(0),
-            text=st.text(),
-            token_ids=st.lists(st.integers(0)),
-            cumulative_logprob=st.none() | floats,
-            logprobs=st.none() | st.lists(logprobs),
-            finish_reason=st.sampled_from(["stop", "length", "abort", None]),
-            stop_reason=st.none() | st.integers() | st.text(),
-        )
-    ),
-    finished=st.booleans(),
-    metrics=st.none()
-    | st.builds(RequestMetrics, arrival_time=floats, first_step_time=st.none() | floats),
-)
-
-
-@given(output=outputs)
-@settings(max_examples=40)
-def test_any_output_comes_back_equal(output: RequestOutput) -> None:
-    assert through_json(output) == output
 
 
 def test_numbers_that_json_lacks_come_back() -> None:

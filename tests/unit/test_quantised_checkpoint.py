@@ -245,7 +245,7 @@ def refused(config: dict[str, Any]) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("method", ["bitsandbytes", "fp8", "hqq", "fbgemm_fp8", "mxfp4", "x" * 999])
+@pytest.mark.parametrize("method", ["bitsandbytes", "fp8", "hqq", "fbgemm_fp8", "x" * 999])
 def test_other_methods_are_refused_with_a_way_out(method: str):
     message = refused({"quant_method": method, "load_in_4bit": True})
     assert method[:12] in message

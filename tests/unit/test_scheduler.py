@@ -147,13 +147,6 @@ def test_a_cached_prefix_leaves_more_of_the_budget():
 # Admission.
 
 
-def test_a_sequence_is_admitted_with_room_for_all_its_tokens():
-    driver = Driver(num_blocks=4, max_num_batched_tokens=4)
-    driver.add(12)
-    driver.step()
-    assert driver.manager.num_available == 1
-
-
 def test_admission_leaves_the_watermark_free_unless_nothing_runs():
     driver = Driver(num_blocks=8, watermark=0.25)
     driver.add(28, max_tokens=2)

@@ -7,13 +7,11 @@ import re
 import runpy
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 from emulated import needs_compiler
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
@@ -25,14 +23,9 @@ from bench.gpu.inputs import decode_inputs, prefill_inputs
 from bench.gpu.shapes import TINY, TINY_PREFILL
 from gpu import check as gpu_check
 from gpu import parts
-from gpu.predict import CHIPS, decode_step
-from gpu.predictions import PAGE, TABLES, rewritten
+from gpu.page import beside_simulated
 
-from mie.checkpoint.config import ModelConfig
 from mie.cli.sim import cluster_table
-from mie.config.engine import EngineConfig
-from mie.config.params.sampling import SamplingParams
-from mie.load.engine import load_engine
 from mie.sim.cluster import ROUTERS, ClusterLoad, simulate_cluster
 
 # Inputs and correct results.
@@ -83,6 +76,18 @@ def test_a_dry_run_goes_through_every_part(tmp_path: Path, monkeypatch: pytest.M
     assert "exit code: 0" in (tmp_path / "gpu_check.log").read_text()
 
 
+def test_measured_steps_are_beside_the_simulators():
+    row = {"engine": "mie", "model": "TinyLlama-1.1B", "num_requests": 64, "num_tokens": 9600}
+    parts = [{"name": "benchmark", "details": {"end_to_end": [{**row, "step_ms": 2.0}]}}]
+    values = {"is_dry_run": False, "state": {"device": "NVIDIA H200"}, "parts": parts}
+    [*_, (line)] = beside_simulated(values)
+    what, measured, simulated, ratio = line.strip("| ").split(" | ")
+    assert (what, measured) == ("TinyLlama-1.1B, 64 requests", "2.000")
+    assert float(ratio) == pytest.approx(2.0 / float(simulated), abs=0.01)
+    [unknown] = beside_simulated({**values, "state": {"device": "GT 710"}})
+    assert "The simulator has no 'GT 710'; it has" in unknown
+
+
 def test_a_missing_device_gives_one_line(tmp_path: Path):
     code = "import sys; sys.modules['cupy'] = None; from gpu.check import main; sys.exit(main())"
     done = subprocess.run(
@@ -109,50 +114,6 @@ def test_every_ptx_wrapper_has_golden_vectors():
     tried += (kernels / "mie_cuda.cuh").read_text() + (kernels / "quantized.cuh").read_text()
     assert len(wrappers) > 10
     assert [name for name in wrappers if not re.search(rf"{name}\b", tried)] == ["shared_address"]
-
-
-def test_the_page_is_up_to_date():
-    text = PAGE.read_text(encoding="utf-8")
-    assert rewritten(text) == text, "run scripts/doc_tables.py"
-    assert all(text.count(f"<!-- predicted: {name} -->") == 1 for name in TABLES)
-
-
-# Launches.
-
-SMALL = tiny_models.LLAMA | {"head_dim": 64, "hidden_size": 64, "num_hidden_layers": 2}
-
-
-@needs_compiler
-def test_a_step_launches_what_is_predicted(tmp_path: Path):
-    model = tiny_models.write_model(tmp_path, SMALL, tiny_models.random_weights(SMALL))
-    config = EngineConfig(num_blocks=8, block_size=16, enforce_eager=True, async_scheduling=False)
-    launches: Counter[str] = Counter()
-    is_step = False
-
-    def counting(backend: Any) -> Any:
-        launcher, gemm = backend.launcher, backend._gemm
-        kernel_of, matmul = launcher.kernel, gemm.matmul
-
-        def kernel(file: str, name: str, options: tuple[str, ...] = ()) -> Any:
-            launches[name.partition("<")[0]] += is_step
-            return kernel_of(file, name, options)
-
-        def counted_matmul(*args: Any) -> None:
-            launches["cuBLAS"] += is_step
-            matmul(*args)
-
-        launcher.kernel, gemm.matmul = kernel, counted_matmul
-        return backend
-
-    engine = load_engine(model, config, backend="cupy-emulated", dtype="float16", wrap=counting)
-    engine.add_request([5, 6, 7], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
-    engine.step()
-    is_step = True
-    engine.step()
-    predicted: Counter[str] = Counter()
-    for work in decode_step(CHIPS[0], ModelConfig.from_hf(SMALL, source="small"), 1, 4):
-        predicted[work.name.split(", auto")[0].split(": ")[-1]] += work.count
-    assert launches == predicted
 
 
 DOCS = Path(__file__).parents[2] / "docs"

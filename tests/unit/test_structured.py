@@ -9,7 +9,6 @@ import random
 import re
 import string
 import sys
-import types
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,9 @@ import small_tokenizers
 
 from mie import LLM, EngineConfig, RequestLimits, SamplingParams, StructuredOutputsParams
 from mie.cli import main
-from mie.engine.constraint import RowConstraint
 from mie.errors import ConfigError, RequestError, RequestFailedError
 from mie.load.engine import load_engine
 from mie.structured.grammars import Grammars
-from mie.text.detokenizer import Detokenizer
 from mie.text.tokenizer import Tokenizer
 
 pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
@@ -514,22 +511,6 @@ def test_the_masks_of_choices_are_the_tokens_that_continue_one(name: str):
             text += whole[chosen]
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_the_text_that_users_see_is_what_the_grammar_describes(name: str):
-    tokenizer = tokenizer_named(name)
-    eos = tokenizer.eos_token_id
-    prompt = tokenizer.encode("The dragon's friends")
-    grammars, rng = Grammars(tokenizer, tokenizer.vocab_size, [eos]), random.Random(name)
-    for _ in range(20):
-        matcher = grammars.start(StructuredOutputsParams(json=SCHEMA))
-        detokenizer, text = Detokenizer(tokenizer, prompt), ""
-        while (chosen := rng.choice(bits(matcher.mask()))) != eos:
-            matcher.accept(chosen)
-            text += detokenizer.add([chosen])
-        text += detokenizer.finish()
-        assert json.loads(text)["animal"] in ("otter", "fox", "owl")
-
-
 def test_tokens_can_be_taken_back():
     grammars = Grammars(bundled().tokenizer, 2048, [EOS])
     matcher = grammars.start(StructuredOutputsParams(json=SCHEMA))
@@ -542,48 +523,6 @@ def test_tokens_can_be_taken_back():
     assert matcher.mask() == masks[6]
     matcher.rollback(4)
     assert matcher.mask() == masks[2]
-
-
-class Counted:
-    """A matcher that determines no token and counts its masks."""
-
-    def __init__(self, error: RequestError | None) -> None:
-        self.num_masks = 0
-        self._error = error
-
-    def accept(self, token_id: int) -> None: ...
-
-    def determined(self) -> None: ...
-
-    def mask(self) -> bytes:
-        self.num_masks += 1
-        if self._error:
-            raise self._error
-        return bytes([0b110]) + bytes(259)
-
-
-@pytest.mark.parametrize("error", [None, RequestError("too complex")])
-@pytest.mark.parametrize(
-    ("temperature", "masks_early", "is_early"),
-    [(1, True, True), (0, True, False), (1, False, False)],
-)
-def test_a_drawn_row_computes_its_mask_early_if_asked_to(temperature, masks_early, is_early, error):
-    """An error of the mask is left to the step that samples."""
-    matcher = Counted(error)
-    constraints = types.SimpleNamespace(
-        vocab_size=2048, eos_token_ids=[EOS], start=lambda structure: matcher
-    )
-    params = params_of(regex="a*", temperature=temperature)
-    row = RowConstraint(constraints, params, [7, 5], 1, masks_early=masks_early)
-    assert row.forced_token([]) is None
-    assert matcher.num_masks == is_early
-    allowed = row.allowed([])
-    if error is None:
-        assert bits(allowed.words().tobytes()) == [1, 2]
-        assert matcher.num_masks == 1
-    else:
-        with pytest.raises(RequestError, match="too complex"):
-            allowed.words()
 
 
 # The command line.

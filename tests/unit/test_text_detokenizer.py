@@ -19,20 +19,6 @@ def test_the_space_between_prompt_and_text_is_kept() -> None:
     assert Detokenizer(tokenizer, [1]).add(word) == "the"  # BOS is not text.
 
 
-def test_a_text_is_never_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = KINDS["llama2"]()
-    looked_at: list[int] = []
-    spell = tokenizer.id_to_token
-    monkeypatch.setattr(tokenizer, "id_to_token", lambda i: looked_at.append(i) or spell(i))
-    monkeypatch.setattr(tokenizer, "decode", None)
-    ids = tokenizer.encode("the dragon 🦄 sings " * 20)
-    stream = TextStream(tokenizer, stop=["not there"])
-    for token_id in ids:
-        stream.add([token_id])
-    stream.finish()
-    assert len(looked_at) == len([i for i in ids if i not in tokenizer.special_ids])
-
-
 def test_bytes_held_back_inside_min_tokens_stop_nothing_later() -> None:
     tokenizer = KINDS["llama2"]()
     word = tokenizer.token_to_id("▁the")

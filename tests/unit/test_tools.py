@@ -28,7 +28,6 @@ from mie.structured.tools.formats import (
     calls_in,
     reasoning_tags,
 )
-from mie.structured.tools.parser import JsonEnd
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data/answers.json").read_text("utf-8"))
 TOOLS = frozenset({"weather", "add"})
@@ -115,16 +114,6 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=6,
 )
-
-
-@given(value=st.lists(VALUES) | st.dictionaries(st.text(), VALUES), rest=st.text(max_size=5))
-def test_the_end_of_json_is_found(value: Any, rest: str):
-    text = json.dumps(value, ensure_ascii=False)
-    end = JsonEnd(2)
-    for length in range(len(text) + 2):
-        assert not end.read(("  " + text)[:length])
-    assert end.read(f"  {text}{rest}")
-    assert end.place == len(text) + 2
 
 
 # Text that is no call.

@@ -364,17 +364,3 @@ def peak_over_weights(directory: Path, argument: str, loader: str) -> float:
         check=True,
     )
     return float(done.stdout)
-
-
-def test_pages_are_released_though_the_last_block_is_not_followed_by_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_model(tmp_path)
-    released: list[str] = []
-    monkeypatch.setattr(Checkpoint, "release", lambda self, name: released.append(name))
-    with opened(tmp_path) as checkpoint:
-        blocks = checkpoint.blocks(Q_PROJ)
-        next(blocks)
-        assert released == []
-        del blocks
-        assert released == [Q_PROJ]

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.checkpoint.gguf.header import BLOCKS
+from mie.checkpoint.layouts import FP4
 from mie.ops.quantised import Form, QuantisedRows
 
 Bytes = NDArray[Any]  # uint8
 Parts = tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]
 
 _IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
-_FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)  # doubled
 _PAIRS = np.array([0, 2, 4, 6], np.uint8)[:, None]
 _BITS = np.arange(8, dtype=np.uint8)[:, None]
 
@@ -152,7 +152,7 @@ def _mxfp4(blocks: Bytes) -> Parts:
     # The table has twice the values, so the scale is half of 2**(e - 127).
     scales = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
     scales[blocks[:, :1] > 252] = np.inf  # 12 times that is
-    return _FP4[_halves(blocks[:, 1:])], scales, None
+    return FP4[_halves(blocks[:, 1:])], scales, None
 
 
 def _form(codes: Any, group: int, has_offsets: bool = False) -> Form:

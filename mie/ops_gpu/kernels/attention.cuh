@@ -1,6 +1,7 @@
 // Shared code of the attention kernels: finding a token in the cache, reading eight elements, the
 // online softmax, and merging warps. Included after mie_cuda.cuh.
 #pragma once
+#include "arrivals.cuh"
 #include "quantized.cuh"
 
 // Eight consecutive elements as floats. `from` is aligned to their size, at most 16 bytes.
@@ -131,20 +132,6 @@ __device__ __forceinline__ void merge_warps(const float* merged, const float* ma
       if (d == 0) partial_lse[row] = sum != 0.0f ? top + log2f(sum) : -MIE_INF;
     }
   }
-}
-
-// Whether this block is the last of `count` to arrive. All threads of each block call when they
-// have written their parts of a result, which the last block then sees. `arrived` begins at zero
-// and is zero again afterwards, for the next launch.
-__device__ __forceinline__ bool is_last_to_arrive(int* arrived, int count) {
-  __threadfence();
-  __syncthreads();
-  const bool is_last = __syncthreads_or(threadIdx.x == 0 && atomicAdd(arrived, 1) == count - 1);
-  if (is_last) {
-    __threadfence();
-    if (threadIdx.x == 0) atomicExch(arrived, 0);
-  }
-  return is_last;
 }
 
 // Merges the parts of `rows` heads: sum of partial * 2^lse / sum of 2^lse. The order is that of the

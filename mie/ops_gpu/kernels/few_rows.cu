@@ -1,23 +1,29 @@
 // The matrix products of a step of few rows, with what comes before and after each in the same
-// launch. few_rows.cuh says how they are computed.
+// launch. few_rows.cuh says how they are computed, and weights.cuh how weights are stored.
 //
-//   x        [R, K]   T
-//   norm     [K]      T    NORM: the rows are first normalised with these weights (rms_norm.cu)
-//   weight   [N, K]   T    as checkpoints store it
-//   bias     [N]      T    or null
+//   x                [R, K]   T
+//   norm             [K]      T      NORM: the rows are first normalised with these (rms_norm.cu)
+//   weight                    C      dense [N, K], C being T, or the codes of a quantised matrix
+//   scales, offsets           float  of a quantised matrix
+//   bias             [N]      T      or null
+//   sums, arrived             float, int32: where blocks that share K meet (Sharing), or null
 //
-// grid (ceil(R / 16), ceil(pairs / 8)), block (32 to 256, by K alone). Blocks of the same outputs
-// are neighbours, so more than 16 rows find the weights in the L2 cache. Sums are float32 and are
-// rounded to T once, after bias, gate, residual or rotation. TILES: 1 for at most 8 rows, else 2.
-// VECTOR: K is a multiple of the elements of 16 bytes.
+// grid (ceil(R / (8 * TILES)), sets of MT tiles, splits of K), block (32 to 256, by K alone).
+// Blocks of the same outputs are neighbours, so more rows find the weights in the L2 cache. Sums are
+// float32 and are rounded to T once, after bias, gate, residual or rotation. VECTOR: K is a multiple
+// of the elements of 16 bytes.
 #include "mie_cuda.cuh"
+#include "quantized.cuh"
+#include "weights.cuh"
+#include "arrivals.cuh"
 #include "few_rows.cuh"
 
-// The block's rows.
-template <typename T>
-__device__ __forceinline__ Rows<T> rows_of(const T* x, const T* norm, int num_rows, int depth) {
-  const int first = blockIdx.x * FEW_ROWS;
-  return {x + (size_t)first * depth, norm, min(FEW_ROWS, num_rows - first), depth};
+template <typename W>
+__device__ __forceinline__ Rows<typename W::T> rows_of(const typename W::T* x,
+                                                       const typename W::T* norm, int num_rows,
+                                                       int depth, float eps) {
+  const int first = blockIdx.x * W::ROWS;
+  return {x + (size_t)first * depth, norm, min(W::ROWS, num_rows - first), depth, eps};
 }
 
 template <typename T>
@@ -25,80 +31,134 @@ __device__ __forceinline__ float bias_of(const T* bias, int n) {
   return bias == nullptr ? 0.0f : to_float(bias[n]);
 }
 
-// out [R, N] = x . weight^T + bias, plus what is in `out` if is_added. Eight outputs and the next
-// eight are pairs.
-template <typename T, int TILES, bool NORM, bool VECTOR>
-__global__ void __launch_bounds__(32 * MAX_WARPS, 2)
-few_rows_linear(const T* __restrict__ x, const T* __restrict__ norm, const T* __restrict__ weight,
-                const T* __restrict__ bias, T* __restrict__ out, int num_rows, int depth, int width,
-                int is_added, float eps) {
-  T* block_out = out + (size_t)blockIdx.x * FEW_ROWS * width;
-  multiply_rows<T, TILES, NORM, VECTOR>(
-      rows_of(x, norm, num_rows, depth), weight, width, PAIRS, eps,
-      [&](int pair, int row, float low, float high) {
-        const Pair n = pair_of(pair, PAIRS);
-        const int outputs[2] = {n.low, n.high};
-        const float sums[2] = {low, high};
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          if (outputs[e] >= width) continue;
-          T* to = block_out + (size_t)row * width + outputs[e];
-          const float sum = sums[e] + bias_of(bias, outputs[e]);
+// out [R, stride] = x . weight^T + bias, plus what is in `out` if is_added, in its first N columns.
+template <typename T, typename C, int SPAN, bool OFFSETS, int TILES, bool NORM, bool VECTOR>
+__global__ void __launch_bounds__(32 * MAX_WARPS, TILES == 4 ? 1 : 2)
+few_rows_linear(const T* __restrict__ x, const T* __restrict__ norm,
+                const uint4* __restrict__ weight, const float* __restrict__ scales,
+                const float* __restrict__ offsets, const T* __restrict__ bias, T* __restrict__ out,
+                float* sums, int* arrived, int num_rows, int depth, int shift, int width,
+                int stride, int is_added, float eps) {
+  using W = Way<T, C, SPAN, OFFSETS, TILES, NORM, VECTOR>;
+  const Rows<T> rows = rows_of<W>(x, norm, num_rows, depth, eps);
+  T* block_out = out + (size_t)blockIdx.x * W::ROWS * stride;
+  multiply_rows<W>(
+      rows, {weight, scales, offsets, depth, shift}, {sums, arrived, (int)gridDim.z}, 1,
+      [&](int tile) -> Outputs { return {tile * TILE, min(TILE, width - tile * TILE)}; },
+      [&](auto get, int first, int count) {
+        for (int i = threadIdx.x; i < count * TILE * rows.count; i += blockDim.x) {
+          const int output = i % (count * TILE), row = i / (count * TILE);
+          const int n = first * TILE + output;
+          if (n >= width) continue;
+          T* to = block_out + (size_t)row * stride + n;
+          const float sum = get(output, row) + bias_of(bias, n);
           *to = from_float<T>(is_added ? sum + to_float(*to) : sum);
         }
       });
 }
 
-// out [R, F] = silu(gate) * up, where the matrix [2 F, K] gives gate, then up (silu_mul.cu). A gate
-// and its up are a pair.
-template <typename T, int TILES, bool NORM, bool VECTOR>
-__global__ void __launch_bounds__(32 * MAX_WARPS, 2)
-few_rows_gated(const T* __restrict__ x, const T* __restrict__ norm, const T* __restrict__ weight,
-               const T* __restrict__ bias, T* __restrict__ out, int num_rows, int depth, int dim,
-               float eps) {
-  T* block_out = out + (size_t)blockIdx.x * FEW_ROWS * dim;
-  multiply_rows<T, TILES, NORM, VECTOR>(
-      rows_of(x, norm, num_rows, depth), weight, 2 * dim, dim, eps,
-      [&](int pair, int row, float low, float high) {
-        if (pair >= dim) return;
-        const float gate = low + bias_of(bias, pair), up = high + bias_of(bias, dim + pair);
-        block_out[(size_t)row * dim + pair] = from_float<T>(gate / (1.0f + expf(-gate)) * up);
+// out [R, F] = silu(gate) * up, where the matrix [2 F, K] gives gate, then up (silu_mul.cu). Tiles
+// of gates and of their ups take turns. If the matrix is quantised, F is a multiple of 16.
+template <typename T, typename C, int SPAN, bool OFFSETS, int TILES, bool NORM, bool VECTOR>
+__global__ void __launch_bounds__(32 * MAX_WARPS, TILES == 4 ? 1 : 2)
+few_rows_gated(const T* __restrict__ x, const T* __restrict__ norm,
+               const uint4* __restrict__ weight, const float* __restrict__ scales,
+               const float* __restrict__ offsets, const T* __restrict__ bias, T* __restrict__ out,
+               float* sums, int* arrived, int num_rows, int depth, int shift, int dim, float eps) {
+  using W = Way<T, C, SPAN, OFFSETS, TILES, NORM, VECTOR>;
+  const Rows<T> rows = rows_of<W>(x, norm, num_rows, depth, eps);
+  T* block_out = out + (size_t)blockIdx.x * W::ROWS * dim;
+  multiply_rows<W>(
+      rows, {weight, scales, offsets, depth, shift}, {sums, arrived, (int)gridDim.z}, 1,
+      [&](int tile) -> Outputs {
+        const int n = tile / 2 * TILE;
+        return {n + tile % 2 * dim, min(TILE, dim - n)};
+      },
+      [&](auto get, int first, int count) {
+        const int gates = count / 2 * TILE;
+        for (int i = threadIdx.x; i < gates * rows.count; i += blockDim.x) {
+          const int output = i % gates, row = i / gates, n = first / 2 * TILE + output;
+          if (n >= dim) continue;
+          const int place = output / TILE * 2 * TILE + output % TILE;
+          const float gate = get(place, row) + bias_of(bias, n);
+          const float up = get(place + TILE, row) + bias_of(bias, dim + n);
+          block_out[(size_t)row * dim + n] = from_float<T>(gate / (1.0f + expf(-gate)) * up);
+        }
       });
 }
 
-// Query, key and value heads from the matrix [(Hq + 2 Hkv) Dh, K]. Queries and keys are rotated,
-// and keys and values written to the cache, as in rope_write_kv.cu, which names the arguments. The
-// elements i and i + Dh/2 of a head are a pair.
-template <typename T, int TILES, bool NORM, bool VECTOR>
-__global__ void __launch_bounds__(32 * MAX_WARPS, 2)
-few_rows_qkv(const T* __restrict__ x, const T* __restrict__ norm, const T* __restrict__ weight,
-             const T* __restrict__ bias, const float* __restrict__ table,
+// Query, key and value heads from the matrix [(Hq + 2 Hkv) Dh, K]. Queries and keys are normalised
+// over their heads with q_norm and k_norm [Dh], unless these are null, and rotated, and keys and
+// values written to the cache, as in rope_write_kv.cu, which names the arguments. Tiles of a head's
+// elements i and i + Dh/2 take turns, and `tiles` of them are a head, of which the last may be
+// empty. If the matrix is quantised, Dh is a multiple of 32.
+template <typename T, typename C, int SPAN, bool OFFSETS, int TILES, bool NORM, bool VECTOR>
+__global__ void __launch_bounds__(32 * MAX_WARPS, TILES == 4 ? 1 : 2)
+few_rows_qkv(const T* __restrict__ x, const T* __restrict__ norm, const uint4* __restrict__ weight,
+             const float* __restrict__ scales, const float* __restrict__ offsets,
+             const T* __restrict__ bias, const T* __restrict__ q_norm,
+             const T* __restrict__ k_norm, const float* __restrict__ table,
              const int* __restrict__ positions, const int* __restrict__ slots, T* __restrict__ q,
-             T* __restrict__ kv, int num_rows, int depth, int num_heads, int num_kv_heads,
-             int head_dim, int block_size, float eps) {
-  const int half = head_dim / 2, width = (num_heads + 2 * num_kv_heads) * head_dim;
-  multiply_rows<T, TILES, NORM, VECTOR>(
-      rows_of(x, norm, num_rows, depth), weight, width, half, eps,
-      [&](int pair, int row, float low, float high) {
-        const Pair n = pair_of(pair, half);
-        if (n.high >= width) return;
-        const int head = pair / half, i = pair % half, token = blockIdx.x * FEW_ROWS + row;
-        const float x0 = low + bias_of(bias, n.low), x1 = high + bias_of(bias, n.high);
-        T* to = q + ((size_t)token * num_heads + head) * head_dim;
-        if (head >= num_heads) {
-          const int slot = slots[token], h = head - num_heads;
-          if (slot < 0) return;
-          const size_t tile = (size_t)(slot / block_size) * 2 * num_kv_heads + h;  // keys, values
-          to = kv + (tile * block_size + slot % block_size) * head_dim;
+             T* __restrict__ kv, float* sums, int* arrived, int num_rows, int depth, int shift,
+             int num_heads, int num_kv_heads, int head_dim, int tiles, int block_size, float eps) {
+  using W = Way<T, C, SPAN, OFFSETS, TILES, NORM, VECTOR>;
+  const Rows<T> rows = rows_of<W>(x, norm, num_rows, depth, eps);
+  const int half = head_dim / 2, num_all = num_heads + 2 * num_kv_heads;
+  const int blocks = k_norm == nullptr ? 1 : tiles / W::MT;  // that meet for a whole head
+  multiply_rows<W>(
+      rows, {weight, scales, offsets, depth, shift}, {sums, arrived, (int)gridDim.z}, blocks,
+      [&](int tile) -> Outputs {
+        const int head = tile / tiles, i = tile % tiles / 2 * TILE;
+        return {head * head_dim + i + tile % 2 * half, head < num_all ? min(TILE, half - i) : 0};
+      },
+      [&](auto get, int first, int count) {
+        // A warp takes the pairs of one head and row, as many as there are among these tiles.
+        const int pairs = count / 2 * TILE, lane = threadIdx.x % 32;
+        const int head = first / tiles, begin = first % tiles / 2 * TILE;
+        const bool is_query = head < num_heads, is_value = head >= num_heads + num_kv_heads;
+        if (head >= num_all) return;
+        const T* weights = is_value ? nullptr : is_query ? q_norm : k_norm;
+        for (int row = threadIdx.x / 32; row < rows.count; row += blockDim.x / 32) {
+          const int token = blockIdx.x * W::ROWS + row;
+          auto element = [&](int pair, int second) {
+            const int output = pair / TILE * 2 * TILE + pair % TILE + second * TILE;
+            return get(output, row) + bias_of(bias, head * head_dim + begin + pair + second * half);
+          };
+          float scale = 1.0f;
+          if (weights != nullptr) {
+            float squares = 0.0f;
+            for (int pair = lane; pair < half; pair += 32)
+#pragma unroll
+              for (int e = 0; e < 2; ++e) {
+                const float value = element(pair, e);
+                squares = __fmaf_rn(value, value, squares);
+              }
+            scale = 1.0f / sqrtf(warp_sum(squares) / head_dim + eps);
+          }
+          T* to = q + ((size_t)token * num_heads + head) * head_dim;
+          if (!is_query) {
+            const int slot = slots[token], h = head - num_heads;
+            if (slot < 0) continue;
+            const size_t tile = (size_t)(slot / block_size) * 2 * num_kv_heads + h;
+            to = kv + (tile * block_size + slot % block_size) * head_dim;  // keys, then values
+          }
+          for (int pair = lane; pair < pairs && begin + pair < half; pair += 32) {
+            const int i = begin + pair;
+            float x0 = element(pair, 0), x1 = element(pair, 1);
+            if (weights != nullptr) {
+              x0 *= scale * to_float(weights[i]);
+              x1 *= scale * to_float(weights[i + half]);
+            }
+            float y0 = x0, y1 = x1;
+            if (!is_value) {
+              const float* cosines = table + (size_t)positions[token] * head_dim;
+              const float c = cosines[i], s = cosines[half + i];
+              y0 = __fmaf_rn(-x1, s, __fmul_rn(x0, c));
+              y1 = __fmaf_rn(x0, s, __fmul_rn(x1, c));
+            }
+            to[i] = from_float<T>(y0);
+            to[i + half] = from_float<T>(y1);
+          }
         }
-        float y0 = x0, y1 = x1;
-        if (head < num_heads + num_kv_heads) {  // values are not rotated
-          const float* cosines = table + (size_t)positions[token] * head_dim;
-          const float c = cosines[i], s = cosines[half + i];
-          y0 = __fmaf_rn(-x1, s, __fmul_rn(x0, c));
-          y1 = __fmaf_rn(x0, s, __fmul_rn(x1, c));
-        }
-        to[i] = from_float<T>(y0);
-        to[i + half] = from_float<T>(y1);
       });
 }

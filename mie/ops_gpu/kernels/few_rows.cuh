@@ -1,48 +1,50 @@
 // Products of a few rows with a matrix: y[r, n] = sum over k of x[r, k] * weight[n, k]. Included
-// after mie_cuda.cuh. few_rows.cu has the kernels.
+// after weights.cuh and arrivals.cuh. few_rows.cu has the kernels.
 //
 // With few rows a product waits for its weights. Each is read once, 16 bytes a load, straight into
-// the registers of a tensor core's first operand. A block computes 16 outputs of up to 16 rows:
+// the registers of a tensor core's first operand:
 //
 //   outputs [16, rows]  =  weights [16, K] . x^T [K, rows]
 //
-// The weights are on the product's long side, and eight rows cost as much as one. A lane loads
-// eight consecutive weights of the outputs g and g + 8, and the same eight places of row g of x.
-// The product sums over its places in any order, so they need not be those that mma names.
+// The weights are on the product's long side, and eight rows cost as much as one. A block computes
+// MT tiles of 16 outputs for up to 8 * TILES rows. Its warps share K: slices of 64 inputs for each
+// warp come one after the other. A slice of x is copied to shared memory once, while the slice
+// before it is multiplied, and normalised there. The next unit of a tile's weights is loaded as soon
+// as the last one is multiplied. Where a matrix has few outputs, several blocks share K as well.
 //
-// The 16 outputs are eight pairs, and a lane holds both of a pair. Which outputs make a pair is the
-// kernel's choice: neighbours, a gate and its up, or the two elements of a head that RoPE rotates.
-//
-// The order of a sum depends on K alone, and so does the number of warps. A warp adds its stretches
-// of K in order (they take turns), and then the warps' sums are added in order. A row's bits depend
-// neither on the number of rows nor on its place among them.
-//
-// Integer weights can take the place of the 16-bit ones: a lane would load 16 or 32 neighbours
-// instead of eight and widen them in registers, as decode_mma.cuh does.
+// The order of a sum depends on K and on the number of blocks that share it, and both on the matrix
+// alone. A warp adds its units in order, then the warps' sums are added in order, and then the
+// blocks'. A row's bits depend neither on the number of rows nor on its place among them.
 #pragma once
 
-constexpr int MAX_WARPS = 8, FEW_ROWS = 16, PAIRS = 8;
+constexpr int MAX_WARPS = 8;
 
-// Loads of a lane in flight for each output. Odd rows and float32 lack registers for more than one.
-template <typename T, bool VECTOR>
-constexpr int AT_ONCE = VECTOR && sizeof(T) == 2 ? 4 : 1;
+// How a kernel computes. SPAN inputs of a unit share a scale.
+template <typename T_, typename C_, int SPAN_, bool OFFSETS_, int TILES_, bool NORM_, bool VECTOR_>
+struct Way {
+  using T = T_;
+  using C = C_;
+  static constexpr int SPAN = SPAN_, TILES = TILES_, ROWS = 8 * TILES;
+  static constexpr bool OFFSETS = OFFSETS_, NORM = NORM_, VECTOR = VECTOR_;
+  static constexpr bool DENSE = IS_SAME<T, C>, FLOAT = sizeof(T) == 4;
+  // bf16 rows are multiplied with codes as f16, and need its range.
+  static constexpr bool RAISED = !DENSE && !FLOAT && !IS_SAME<T, f16>;
+  // Tiles of outputs of a block, as many as the registers allow.
+  static constexpr bool SMALL = IS_SAME<C, nibbles> && SPAN == 64 && !OFFSETS && !FLOAT;
+  static constexpr int MT = SMALL && TILES == 1 ? 4 : 2;
+  // A row of a slice of x. Eight rows of 16 bytes (of 8, if the steps are apart) share no bank.
+  static constexpr int ROW_BYTES = MAX_WARPS * UNIT * sizeof(T) + (SPAN == 16 ? 32 : 64);
+  static constexpr int SLICE_BYTES = ROWS * ROW_BYTES;
+};
 
-// 16 bytes of a row from element k on, with zeros past its end. VECTOR: the row begins at a
-// multiple of 16 bytes, and `depth` is a multiple of the elements.
-template <typename T, bool VECTOR>
-__device__ __forceinline__ uint4 load16(const T* __restrict__ row, int k, int depth) {
-  if constexpr (VECTOR) {
-    return k < depth ? *reinterpret_cast<const uint4*>(row + k) : make_uint4(0, 0, 0, 0);
-  } else {
-    constexpr int COUNT = 16 / sizeof(T);
-    uint4 raw = make_uint4(0, 0, 0, 0);
-    T* elements = reinterpret_cast<T*>(&raw);
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i)
-      if (k + i < depth) elements[i] = row[k + i];
-    return raw;
-  }
-}
+// The rows of x that a block multiplies, and how they are normalised first (norm null: not at all).
+template <typename T>
+struct Rows {
+  const T* x;     // [rows, depth]
+  const T* norm;  // [depth]
+  int count, depth;
+  float eps;
+};
 
 // Elements normalised and rounded to T, as rms_norm rounds them.
 template <typename T>
@@ -56,172 +58,337 @@ __device__ __forceinline__ uint4 normalised(uint4 x, uint4 norm, float scale) {
   return x;
 }
 
-// The rows of x that a block multiplies, and how they are normalised first (norm null: not at all).
-template <typename T>
-struct Rows {
-  const T* x;     // [rows, depth]
-  const T* norm;  // [depth]
-  int count, depth;
-};
-
-// The sums of a warp's share of K, for TILES of eight rows. WARP_SLICES partial sums of each output
-// and row go to shared memory, as partial[slice][2][PAIRS][row].
-template <typename T, int TILES>
-struct Products {  // 16-bit elements, on tensor cores
-  static constexpr int CHUNK = 32;      // elements of K that a warp takes at a time
-  static constexpr int WARP_SLICES = 1;  // of each warp
-  float acc[TILES][4] = {};
-
-  // Adds the products with the weights `low` and `high` of this lane's pair, from element k on.
-  template <bool NORM, bool VECTOR>
-  __device__ __forceinline__ void add(uint4 low, uint4 high, const Rows<T>& rows,
-                                      const float* scales, int k) {
-    const int g = threadIdx.x % 32 / 4;
-    const unsigned a[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
-    uint4 norm = make_uint4(0, 0, 0, 0);
-    if constexpr (NORM) norm = load16<T, VECTOR>(rows.norm, k, rows.depth);
-#pragma unroll
-    for (int tile = 0; tile < TILES; ++tile) {
-      const int row = tile * 8 + g;
-      uint4 x = make_uint4(0, 0, 0, 0);
-      if (row < rows.count) {
-        x = load16<T, VECTOR>(rows.x + (size_t)row * rows.depth, k, rows.depth);
-        if constexpr (NORM) x = normalised<T>(x, norm, scales[row]);
-      }
-      const unsigned b[2][2] = {{x.x, x.y}, {x.z, x.w}};
-      mma_m16n8k16<T>(acc[tile], a[0], b[0]);
-      mma_m16n8k16<T>(acc[tile], a[1], b[1]);
-    }
-  }
-
-  __device__ __forceinline__ void store(float (*partial)[2][PAIRS][FEW_ROWS]) const {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int tile = 0; tile < TILES; ++tile)
-#pragma unroll
-      for (int e = 0; e < 4; ++e)
-        partial[warp][e / 2][g][tile * 8 + 2 * t + e % 2] = acc[tile][e];
-  }
-};
-
-template <int TILES>
-struct Products<float, TILES> {  // the same places in float32, which tensor cores would round
-  static constexpr int CHUNK = 16, WARP_SLICES = 4;
-  float acc[8 * TILES][2] = {};
-
-  template <bool NORM, bool VECTOR>
-  __device__ __forceinline__ void add(uint4 low, uint4 high, const Rows<float>& rows,
-                                      const float* scales, int k) {
-    const float* weights[2] = {reinterpret_cast<const float*>(&low),
-                               reinterpret_cast<const float*>(&high)};
-    uint4 norm = make_uint4(0, 0, 0, 0);
-    if constexpr (NORM) norm = load16<float, VECTOR>(rows.norm, k, rows.depth);
-#pragma unroll
-    for (int row = 0; row < 8 * TILES; ++row) {
-      if (row >= rows.count) continue;
-      uint4 raw = load16<float, VECTOR>(rows.x + (size_t)row * rows.depth, k, rows.depth);
-      if constexpr (NORM) raw = normalised<float>(raw, norm, scales[row]);
-      const float* x = reinterpret_cast<const float*>(&raw);
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) acc[row][e] = __fmaf_rn(weights[e][i], x[i], acc[row][e]);
-    }
-  }
-
-  __device__ __forceinline__ void store(float (*partial)[2][PAIRS][FEW_ROWS]) const {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int row = 0; row < 8 * TILES; ++row)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) partial[warp * 4 + t][e][g][row] = acc[row][e];
-  }
-};
-
-// 1 / sqrt(mean(x^2) + eps) of each row. A warp takes a whole row.
-template <typename T, bool VECTOR>
-__device__ __forceinline__ void norm_scales(const Rows<T>& rows, float eps, float* scales) {
+// For each row its 1 / sqrt(mean(x^2) + eps), and the power of two that brings its normalised
+// numbers into the range of f16. A warp takes a whole row.
+template <typename W>
+__device__ __forceinline__ void measure(const Rows<typename W::T>& rows, float* scales,
+                                        float* powers) {
+  using T = typename W::T;
   constexpr int COUNT = 16 / sizeof(T);
   const int lane = threadIdx.x % 32;
   for (int row = threadIdx.x / 32; row < rows.count; row += blockDim.x / 32) {
-    float squares = 0.0f;
+    float squares = 0.0f, largest = 0.0f;
 #pragma unroll 4
     for (int k = lane * COUNT; k < rows.depth; k += 32 * COUNT) {
       const uint4 raw =
-          load16<T, VECTOR>(rows.x + (size_t)row * rows.depth, k, rows.depth);
+          load16<T, W::VECTOR>(rows.x + (size_t)row * rows.depth, k, rows.depth);
+      uint4 norm = make_uint4(0, 0, 0, 0);
+      if constexpr (W::NORM && W::RAISED) norm = load16<T, W::VECTOR>(rows.norm, k, rows.depth);
       const T* elements = reinterpret_cast<const T*>(&raw);
+      const T* weights = reinterpret_cast<const T*>(&norm);
 #pragma unroll
       for (int i = 0; i < COUNT; ++i) {
         const float value = to_float(elements[i]);
-        squares = __fmaf_rn(value, value, squares);
+        if constexpr (W::NORM) squares = __fmaf_rn(value, value, squares);
+        if constexpr (W::RAISED)
+          largest = fmaxf(largest, fabsf(W::NORM ? value * to_float(weights[i]) : value));
       }
     }
-    squares = warp_sum(squares);
-    if (lane == 0) scales[row] = 1.0f / sqrtf(squares / rows.depth + eps);
+    float scale = 1.0f;
+    if constexpr (W::NORM) scale = 1.0f / sqrtf(warp_sum(squares) / rows.depth + rows.eps);
+    if (lane == 0) scales[row] = scale;
+    if constexpr (W::RAISED) {
+      // Twice as much, because the products are rounded in another order below.
+      const float power = power_for_f16(2.0f * scale * warp_max(largest));
+      if (lane == 0) powers[row] = power;
+    }
   }
 }
 
-// Where the outputs of a pair are: `span` pairs after one another, then their second outputs.
-//
-//   8        outputs n and n + 8 of every 16
-//   N / 2    outputs n and n + N / 2
-//   Dh / 2   elements i and i + Dh / 2 of every head
-struct Pair {
-  int low, high;
-};
-__device__ __forceinline__ Pair pair_of(int index, int span) {
-  const int low = index / span * 2 * span + index % span;
-  return {low, low + span};
+// Begins to copy inputs first ... first + count - 1 of all rows to a slice. Rows past the last and
+// inputs past K are zeros.
+template <typename W>
+__device__ __forceinline__ void copy_slice(const Rows<typename W::T>& rows, unsigned char* slice,
+                                           int first, int count) {
+  using T = typename W::T;
+  constexpr int COUNT = 16 / sizeof(T);
+  const int vectors = count / COUNT;
+  for (int i = threadIdx.x; i < W::ROWS * vectors; i += blockDim.x) {
+    const int row = i / vectors, k = first + i % vectors * COUNT;
+    unsigned char* to = slice + row * W::ROW_BYTES + i % vectors * 16;
+    const bool is_inside = row < rows.count && k < rows.depth;
+    const T* from = rows.x + (size_t)(is_inside ? row : 0) * rows.depth;
+    if constexpr (W::VECTOR)
+      cp_async16_or_zero(to, from + (is_inside ? k : 0), is_inside);
+    else
+      *reinterpret_cast<uint4*>(to) = load16<T, false>(from, k, is_inside ? rows.depth : 0);
+  }
+  cp_async_commit();
 }
 
-// Multiplies the block's rows with the outputs of its pairs, which begin at pair blockIdx.y *
-// PAIRS, and calls finish(pair, row, sum of its first output, sum of its second) for each. Outputs
-// at or past `width` have arbitrary sums. Every thread of the block calls, once a kernel.
-template <typename T, int TILES, bool NORM, bool VECTOR, typename Finish>
-__device__ __forceinline__ void multiply_rows(const Rows<T>& rows, const T* __restrict__ weight,
-                                              int width, int span, float eps, Finish finish) {
-  constexpr int CHUNK = Products<T, TILES>::CHUNK, SLICES = Products<T, TILES>::WARP_SLICES;
-  constexpr int LOADS = AT_ONCE<T, VECTOR>, STRETCH = LOADS * CHUNK;
-  __shared__ float partial[SLICES * MAX_WARPS][2][PAIRS][FEW_ROWS], scales[FEW_ROWS];
-  const int num_warps = blockDim.x / 32, warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const Pair mine = pair_of(blockIdx.y * PAIRS + g, span);
-  const T* low_row = weight + (size_t)mine.low * rows.depth;
-  const T* high_row = weight + (size_t)mine.high * rows.depth;
-
-  uint4 low[LOADS], high[LOADS];
-  auto fetch = [&](int first) {
-#pragma unroll
-    for (int i = 0; i < LOADS; ++i) {
-      const int k = first + i * CHUNK + t * (CHUNK / 4);
-      low[i] = load16<T, VECTOR>(low_row, k, mine.low < width ? rows.depth : 0);
-      high[i] = load16<T, VECTOR>(high_row, k, mine.high < width ? rows.depth : 0);
+// Normalises and raises what this thread has copied.
+template <typename W>
+__device__ __forceinline__ void finish_slice(const Rows<typename W::T>& rows, unsigned char* slice,
+                                             int first, int count, const float* scales,
+                                             const float* powers) {
+  using T = typename W::T;
+  constexpr int COUNT = 16 / sizeof(T);
+  if constexpr (W::NORM || W::RAISED) {
+    const int vectors = count / COUNT;
+    for (int i = threadIdx.x; i < rows.count * vectors; i += blockDim.x) {
+      const int row = i / vectors, k = first + i % vectors * COUNT;
+      uint4* at = reinterpret_cast<uint4*>(slice + row * W::ROW_BYTES + i % vectors * 16);
+      uint4 x = *at;
+      if constexpr (W::NORM)
+        x = normalised<T>(x, load16<T, W::VECTOR>(rows.norm, k, rows.depth), scales[row]);
+      if constexpr (W::RAISED) {
+        const float power = powers[row];
+        x = make_uint4(raise<T>(x.x, power), raise<T>(x.y, power), raise<T>(x.z, power),
+                       raise<T>(x.w, power));
+      }
+      *at = x;
     }
-  };
-  int first = warp * STRETCH;
-  fetch(first);  // the weights are on their way while the rows are normalised
-  if constexpr (NORM) {
-    norm_scales<T, VECTOR>(rows, eps, scales);
+  }
+}
+
+// The sums of a warp's share of K for a block's tiles, [MT][rows].
+template <typename W, bool FLOAT = W::FLOAT>
+struct Sums {  // on tensor cores: lane (g, t) has the outputs g, g + 8 and the rows 2t, 2t + 1
+  static constexpr int MT = W::MT, TILES = W::TILES;
+  float acc[MT][TILES][4] = {};
+
+  // Adds a unit's products, and begins to load each tile's unit at `next`.
+  template <typename Scales, typename U>
+  __device__ __forceinline__ void add(U (&units)[MT], Scales (&scales)[MT], Scales (&offsets)[MT],
+                                      const unsigned char* x, const Matrix& matrix, int next) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    constexpr int SPAN = W::SPAN;
+    float part[W::DENSE ? 1 : MT][W::DENSE ? 1 : TILES][4] = {}, sum[TILES][4] = {};
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      unsigned b[2][TILES][2];  // by step
+#pragma unroll
+      for (int n = 0; n < TILES; ++n) {
+        const unsigned char* row = x + (n * 8 + g) * W::ROW_BYTES + 2 * c * CHUNK;
+        if constexpr (SPAN == 16) {
+#pragma unroll
+          for (int s = 0; s < 2; ++s) {
+            const uint2 four = *reinterpret_cast<const uint2*>(row + 2 * place<SPAN>(s, t));
+            b[s][n][0] = four.x, b[s][n][1] = four.y;
+          }
+        } else {  // both steps at once
+          const uint4 eight = *reinterpret_cast<const uint4*>(row + 2 * place<SPAN>(0, t));
+          b[0][n][0] = eight.x, b[0][n][1] = eight.y;
+          b[1][n][0] = eight.z, b[1][n][1] = eight.w;
+        }
+      }
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+#pragma unroll
+        for (int m = 0; m < MT; ++m) {
+          unsigned a[4];
+          units[m].template fragment<W::OFFSETS>(a, c, s);
+#pragma unroll
+          for (int n = 0; n < TILES; ++n) {
+            if constexpr (W::DENSE)
+              mma_m16n8k16<typename W::T>(acc[m][n], a, b[s][n]);
+            else
+              mma_m16n8k16<f16>(part[m][n], a, b[s][n]);
+          }
+          if (c == 1 && s == 1 && next < matrix.depth) units[m].load(matrix, next);
+        }
+        if constexpr (W::OFFSETS) {
+          const unsigned ones[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
+#pragma unroll
+          for (int n = 0; n < TILES; ++n) mma_m16n8k16<f16>(sum[n], ones, b[s][n]);
+        }
+        const int end = (2 * c + s + 1) * 16;
+        if constexpr (!W::DENSE) {
+          if (end % SPAN == 0) scale(part, sum, scales, offsets, end / SPAN - 1);
+        }
+      }
+    }
+    if constexpr (!W::DENSE) {
+      if (next >= matrix.depth) return;
+#pragma unroll
+      for (int m = 0; m < MT; ++m) {
+        scales[m].load(matrix.scales, matrix, next);
+        if constexpr (W::OFFSETS) offsets[m].load(matrix.offsets, matrix, next);
+      }
+    }
+  }
+
+  // Adds the sums of a span, times its scale, and begins the next span's.
+  template <typename Scales>
+  __device__ __forceinline__ void scale(float (&part)[MT][TILES][4], float (&sum)[TILES][4],
+                                        const Scales (&scales)[MT], const Scales (&offsets)[MT],
+                                        int span) {
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+      for (int n = 0; n < TILES; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& to = acc[m][n][e];
+          to = __fmaf_rn(part[m][n][e], scales[m].value[span][e / 2], to);
+          if constexpr (W::OFFSETS)
+            to = __fmaf_rn(sum[n][e], offsets[m].value[span][e / 2], to);
+          part[m][n][e] = 0.0f;
+        }
+#pragma unroll
+    for (int n = 0; n < TILES; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sum[n][e] = 0.0f;
+  }
+
+  // Stores the warp's sums as partial[output][row].
+  __device__ __forceinline__ void store(float (*partial)[W::ROWS], const float* powers) const {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < TILES; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int row = n * 8 + 2 * t + e % 2;
+        const float unit = W::RAISED ? inverse_power(powers[row]) : 1.0f;
+#pragma unroll
+        for (int m = 0; m < MT; ++m)
+          partial[m * TILE + g + 8 * (e / 2)][row] = acc[m][n][e] * unit;
+      }
+  }
+};
+
+template <typename W>
+struct Sums<W, true> {  // in float32, which tensor cores would round: a lane has all rows
+  static constexpr int MT = W::MT;
+  float acc[MT][2][W::ROWS] = {};
+
+  template <typename Scales, typename U>
+  __device__ __forceinline__ void add(U (&units)[MT], Scales (&scales)[MT], Scales (&offsets)[MT],
+                                      const unsigned char* x, const Matrix& matrix, int next) {
+    const int t = threadIdx.x % 4;
+#pragma unroll
+    for (int c = 0; c < 2; ++c)
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+        const int first = c * CHUNK + place<W::SPAN>(s, t), span = (2 * c + s) * 16 / W::SPAN;
+#pragma unroll
+        for (int row = 0; row < W::ROWS; ++row) {
+          const float* four = reinterpret_cast<const float*>(x + row * W::ROW_BYTES) + first;
+#pragma unroll
+          for (int m = 0; m < MT; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+              for (int j = 0; j < 4; ++j) {
+                float weight = units[m].template value<W::OFFSETS>(c, s, half, j);
+                if constexpr (!W::DENSE) weight *= scales[m].value[span][half];
+                if constexpr (W::OFFSETS) weight += offsets[m].value[span][half];
+                acc[m][half][row] = __fmaf_rn(weight, four[j], acc[m][half][row]);
+              }
+        }
+      }
+    if (next >= matrix.depth) return;
+#pragma unroll
+    for (int m = 0; m < MT; ++m) {
+      units[m].load(matrix, next);
+      if constexpr (!W::DENSE) scales[m].load(matrix.scales, matrix, next);
+      if constexpr (W::OFFSETS) offsets[m].load(matrix.offsets, matrix, next);
+    }
+  }
+
+  __device__ __forceinline__ void store(float (*partial)[W::ROWS], const float* powers) const {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int row = 0; row < W::ROWS; ++row) {
+          float sum = acc[m][half][row];  // of this lane's inputs
+          sum += __shfl_xor_sync(MIE_FULL_WARP, sum, 1);
+          sum += __shfl_xor_sync(MIE_FULL_WARP, sum, 2);
+          if (t == 0) partial[m * TILE + g + 8 * half][row] = sum;
+        }
+  }
+};
+
+// Where blocks that share K, or the outputs of a head, leave their sums for the last of them.
+struct Sharing {
+  float* sums;   // [splits, rows of the launch, outputs]
+  int* arrived;  // [groups of rows, sets of blocks], zeros
+  int splits;    // blocks that share K: gridDim.z
+};
+
+// Multiplies the block's rows with the outputs of its tiles, blockIdx.y * MT and so on, which
+// outputs_of(tile) names. Then finish(get, first tile, number of tiles) is called once for each set
+// of `blocks` neighbouring blocks, where get(output, row) is a sum, and outputs count from the first
+// tile's. Every thread of the block calls, once a kernel.
+template <typename W, typename OutputsOf, typename Finish>
+__device__ __forceinline__ void multiply_rows(const Rows<typename W::T>& rows, const Matrix& matrix,
+                                              const Sharing& sharing, int blocks,
+                                              OutputsOf outputs_of, Finish finish) {
+  constexpr int MT = W::MT;
+  __shared__ float scales[W::ROWS], powers[W::ROWS];
+  const int warp = threadIdx.x / 32, num_warps = blockDim.x / 32, slice = num_warps * UNIT;
+  const int num_slices = (matrix.depth + slice - 1) / slice;
+  const int each = (num_slices + sharing.splits - 1) / sharing.splits;
+  const int begin = min((int)blockIdx.z * each, num_slices), end = min(begin + each, num_slices);
+
+  Unit<typename W::T, typename W::C, W::VECTOR> units[MT];
+  PerSpan<W::SPAN> spans[MT], offsets[MT];  // of a quantised matrix
+  int k = begin * slice + warp * UNIT;  // the same for all lanes
+  const int last = min(end * slice, matrix.depth);
+#pragma unroll
+  for (int m = 0; m < MT; ++m) {  // the weights are on their way while the rows are measured
+    const Outputs tile = outputs_of(blockIdx.y * MT + m);
+    const int g = threadIdx.x % 32 / 4;
+    units[m].begin(matrix, tile, g);
+    if constexpr (!W::DENSE) spans[m].begin(matrix, tile, g);
+    if constexpr (W::OFFSETS) offsets[m].begin(matrix, tile, g);
+    if (k >= last) continue;
+    units[m].load(matrix, k);
+    if constexpr (!W::DENSE) spans[m].load(matrix.scales, matrix, k);
+    if constexpr (W::OFFSETS) offsets[m].load(matrix.offsets, matrix, k);
+  }
+  unsigned char* buffers[2] = {mie_smem, mie_smem + W::SLICE_BYTES};
+  if (begin < end) copy_slice<W>(rows, buffers[0], begin * slice, slice);
+  if constexpr (W::NORM || W::RAISED) {
+    if (W::RAISED && threadIdx.x < W::ROWS) powers[threadIdx.x] = 1.0f;  // of rows past the last
+    __syncthreads();
+    measure<W>(rows, scales, powers);
     __syncthreads();
   }
-  Products<T, TILES> products;
-  while (first < rows.depth) {  // the same for all lanes
-#pragma unroll
-    for (int i = 0; i < LOADS; ++i)
-      products.template add<NORM, VECTOR>(low[i], high[i], rows, scales,
-                                          first + i * CHUNK + t * (CHUNK / 4));
-    first += num_warps * STRETCH;
-    fetch(first);
+  Sums<W> sums;
+  for (int i = begin; i < end; ++i) {
+    unsigned char* x = buffers[(i - begin) % 2];
+    cp_async_wait<0>();
+    finish_slice<W>(rows, x, i * slice, slice, scales, powers);
+    __syncthreads();  // the slice is there, and the other buffer is free
+    if (i + 1 < end) copy_slice<W>(rows, buffers[(i + 1 - begin) % 2], (i + 1) * slice, slice);
+    const unsigned char* mine = x + warp * UNIT * sizeof(typename W::T);
+    if (k < last) sums.add(units, spans, offsets, mine, matrix, i + 1 < end ? k + slice : matrix.depth);
+    k += slice;
   }
-  products.store(partial);
   __syncthreads();
-  for (int i = threadIdx.x; i < PAIRS * rows.count; i += blockDim.x) {
-    const int pair = i % PAIRS, row = i / PAIRS;
-    float sum[2] = {};
+  float(*partial)[W::ROWS] = reinterpret_cast<float(*)[W::ROWS]>(mie_smem);
+  sums.store(partial + warp * MT * TILE, powers);
+  __syncthreads();
+  auto total = [&](int output, int row) {
+    float sum = 0.0f;
 #pragma unroll 8
-    for (int slice = 0; slice < num_warps * SLICES; ++slice)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) sum[e] += partial[slice][e][pair][row];
-    finish(blockIdx.y * PAIRS + pair, row, sum[0], sum[1]);
+    for (int w = 0; w < num_warps; ++w) sum += partial[w * MT * TILE + output][row];
+    return sum;
+  };
+  if (sharing.splits * blocks == 1) return finish(total, blockIdx.y * MT, MT);
+  const int set = blockIdx.y / blocks, num_sets = gridDim.y / blocks;
+  const size_t width = (size_t)gridDim.y * MT * TILE;  // of all rows of the launch
+  const int num_rows = gridDim.x * W::ROWS, first_row = blockIdx.x * W::ROWS;
+  for (int i = threadIdx.x; i < MT * TILE * rows.count; i += blockDim.x) {
+    const int output = i % (MT * TILE), row = i / (MT * TILE);
+    const size_t place = (size_t)blockIdx.z * num_rows + first_row + row;
+    sharing.sums[place * width + blockIdx.y * MT * TILE + output] = total(output, row);
   }
+  const int counter = blockIdx.x * num_sets + set;
+  if (!is_last_to_arrive(sharing.arrived + counter, sharing.splits * blocks)) return;
+  const int first_tile = set * blocks * MT;
+  finish(
+      [&](int output, int row) {
+        float sum = 0.0f;
+        for (int split = 0; split < sharing.splits; ++split) {
+          const size_t place = (size_t)split * num_rows + first_row + row;
+          sum += __ldcg(sharing.sums + place * width + first_tile * TILE + output);
+        }
+        return sum;
+      },
+      first_tile, blocks * MT);
 }

@@ -42,7 +42,7 @@ from mie.ops_jit.layout import KEY_TILE, PART
 LOWEST = np.float32(-3e38)
 """The largest score so far where there is none. It is finite, so that differences are numbers."""
 HIDDEN = np.float32(-np.inf)
-ZERO = np.float32(0)
+ZERO, ONE = np.float32(0), np.float32(1)
 
 
 @kernel_function
@@ -74,6 +74,15 @@ def clear(state, dim):
     set_number(state, 1, ZERO)
     for i in range(64, 64 + 4 * dim, 64):
         store(state + i, everywhere(ZERO))
+
+
+@kernel_function
+def begin_head(state, dim, sinks, head):
+    """Write the state of no positions, or of a head's sink, whose value is zero."""
+    clear(state, dim)
+    if sinks != 0:
+        set_number(state, 0, number(sinks, head))
+        set_number(state, 1, ONE)
 
 
 @kernel_function
@@ -215,7 +224,8 @@ def attend(fmt: Format) -> Callable[..., None]:
         """Attend from the queries of an item to one KV head.
 
         Arguments: q, keys, values, their scales, out, N, Hq, Hkv, Dh, B, the window or 0,
-        the scale, the kernels that multiply by the format and by float32, and the soft cap or 0.
+        the scale, the kernels that multiply by the format and by float32, the soft cap or 0, and
+        the sinks or 0.
         """
         q, _, _, _, _, out, _, heads, kv_heads, dim, _, window = words(args, 12)
         padded, group = (dim + 15) // 16 * 16, heads // kv_heads
@@ -240,7 +250,8 @@ def attend(fmt: Format) -> Callable[..., None]:
         first, last = part, part
         if slot < 0:
             for row in range(rows):
-                clear(wholes + row * state_bytes, padded)
+                query_head = head * group + row % group
+                begin_head(wholes + row * state_bytes, padded, word(args, 16), query_head)
             seen = max(0, position - window + 1) if window > 0 else 0
             first, last = seen // PART, (position + count - 1) // PART
         else:
@@ -265,14 +276,14 @@ def attend(fmt: Format) -> Callable[..., None]:
 
 @kernel_function
 def merge(args, step, tile, scratch):
-    """Merge the parts of a query. Arguments: out, Hq, Dh."""
-    out, heads, dim = words(args, 3)
+    """Merge the parts of a query. Arguments: out, Hq, Dh, the sinks or 0."""
+    out, heads, dim, sinks = words(args, 4)
     padded = (dim + 15) // 16 * 16
     state_bytes = 64 + 4 * padded
     entry = word(step, layout.MERGES) + tile * 3 * 8
     token, first, count = words(entry, 3)
     for head in range(heads):
-        clear(scratch, padded)
+        begin_head(scratch, padded, sinks, head)
         for part in range(first, first + count):
             merge_part(
                 scratch, word(step, layout.PARTIALS) + (part * heads + head) * state_bytes, padded

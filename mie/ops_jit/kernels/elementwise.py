@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mie.ops.activation import GELU_CUBIC, GELU_SLOPE
+from mie.ops.activation import CLAMP_LIMIT, CLAMP_SLOPE, GELU_CUBIC, GELU_SLOPE
+from mie.ops.expert_operators import ACTIVATIONS
 from mie.ops_jit.kernels.formats import Format
 from mie.ops_jit.kernels.products import widener
 from mie.ops_jit.kernels.vectors import (
@@ -28,15 +29,25 @@ from mie.ops_jit.kernels.vectors import (
     load_first,
     number,
     set_number,
+    smaller,
     store,
     store_first,
     sum_of,
     word,
     words,
 )
-from mie.ops_jit.layout import K_BLOCK, LOGITS_ROWS, POSITIONS, ROW_TILE, SLOTS, TOKEN_IDS
+from mie.ops_jit.layout import (
+    K_BLOCK,
+    LOGITS_ROWS,
+    POSITIONS,
+    ROW_TILE,
+    SLOTS,
+    TOKEN_IDS,
+)
 
 ONE = np.float32(1)
+STEEPNESS, LIMIT = np.float32(CLAMP_SLOPE), np.float32(CLAMP_LIMIT)
+CLAMPED = ACTIVATIONS.index("clamped_silu")
 CUBIC, SLOPE, LEAST = np.float32(GELU_CUBIC), np.float32(GELU_SLOPE), np.float32(-1e4)
 
 
@@ -82,10 +93,16 @@ def rms_norm(args, step, tile, scratch):
 
 
 @kernel_function
-def gated(gate, up, is_gelu):
-    """Return gate / (1 + e**-z) * up, with z = gate for SiLU."""
+def gated(gate, up, kind):
+    """Return gate / (1 + e**-z) * up, with z = gate for SiLU. ``kind`` is one of `ACTIVATIONS`."""
+    if kind == CLAMPED:
+        limit = everywhere(LIMIT)
+        gate = smaller(gate, limit)
+        up = larger(smaller(up, limit), everywhere(-LIMIT)) + everywhere(ONE)
     z = gate
-    if is_gelu != 0:
+    if kind == CLAMPED:
+        z = everywhere(STEEPNESS) * gate
+    elif kind != 0:
         cubic, slope = everywhere(CUBIC), everywhere(SLOPE)
         z = slope * fma(gate * gate * gate, cubic, gate)
         z = larger(z, everywhere(LEAST))  # exp of an infinity is a NaN
@@ -97,16 +114,16 @@ def gated(gate, up, is_gelu):
 def gate_mul(args, step, tile, scratch):
     """Activate gate_up [T, 2 F] to out [T, F].
 
-    Arguments: gate_up, out, F, the word with T, whether by GELU.
+    Arguments: gate_up, out, F, the word with T, the activation.
     """
-    gate_up, out, dim, rows_word, is_gelu = words(args, 5)
+    gate_up, out, dim, rows_word, kind = words(args, 5)
     end = min(word(step, rows_word), (tile + 1) * ROW_TILE)
     for row in range(tile * ROW_TILE, end):
         gate = gate_up + row * dim * 8
         for i in range(0, dim, 16):
             count = dim - i
             up = load_first(gate + 4 * (dim + i), count)
-            v = gated(load_first(gate + 4 * i, count), up, is_gelu)
+            v = gated(load_first(gate + 4 * i, count), up, kind)
             store_first(out + (row * dim + i) * 4, v, count)
 
 

@@ -127,10 +127,10 @@ def gate_up(fmt: Format) -> Callable[..., None]:
     def kernel(args, step, tile, scratch):
         """Write activation(x gate) * (x up) [T, F], with F a multiple of 16.
 
-        Arguments: x, W, out, K, F, bias, the word with T, the kernels that multiply, whether to
-        activate by GELU, and the items of experts or 0.
+        Arguments: x, W, out, K, F, bias, the word with T, the kernels that multiply, the
+        activation, and the items of experts or 0.
         """
-        x, ws, out, k, dim, biases, rows_word, multiply, wide, is_gelu, items = words(args, 11)
+        x, ws, out, k, dim, biases, rows_word, multiply, wide, kind, items = words(args, 11)
         group, first, rows, w, bias = work_of(step, tile, rows_word, dim, ws, biases, items)
         column = group * 16 * PANELS
         panels = min(PANELS, (dim - column) // 16)
@@ -144,6 +144,6 @@ def gate_up(fmt: Format) -> Callable[..., None]:
                 gates, ups = load(scratch + here), load(up + here)
                 if bias != 0:
                     gates, ups = gates + load(bias + 4 * i), ups + load(bias + 4 * (dim + i))
-                store(out + ((first + row) * dim + i) * 4, gated(gates, ups, is_gelu))
+                store(out + ((first + row) * dim + i) * 4, gated(gates, ups, kind))
 
     return kernel

@@ -210,6 +210,16 @@ def larger(_: Any, x: Any, y: Any) -> Emitted:
 
 
 @intrinsic
+def smaller(_: Any, x: Any, y: Any) -> Emitted:
+    """Return the smaller number of each lane, or x where one of them is NaN."""
+
+    def emit(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+        return b.select(b.fcmp_ordered(">", x, y), y, x)
+
+    return plain(vector, [vector, vector], emit)
+
+
+@intrinsic
 def within(_: Any, x: Any, begin: Any, end: Any, other: Any) -> Emitted:
     """Return x in the lanes begin … end - 1, and the number ``other`` in all others."""
 

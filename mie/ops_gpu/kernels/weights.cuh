@@ -1,0 +1,181 @@
+// The weights of a matrix [N, K] in the registers of a warp, 16 outputs and 64 inputs at a time (a
+// unit). Included after quantized.cuh.
+//
+// A lane (group g, thread t) has the weights that mma_m16n8k16 wants of it: those of the outputs g
+// and g + 8. A unit is two chunks of 32 inputs, and a chunk two steps of 16. In step s of chunk c
+// the lane has four neighbouring inputs, c * 32 + place(s, t) ... + 3. The product may sum its
+// inputs in any order, so they need not be those that mma names.
+//
+//   dense      rows as checkpoints store them, in the type of the activations
+//   quantised  [N / 16][K / 64][VECTORS][32 lanes] uint4, in the order of the registers. Inputs
+//              past K and outputs past N have the code of zero.
+//
+//   w[n, k] = code * scale[n, k / group] + offset[n, k / group]
+//   scales, offsets  [N / 16][ceil(K / group)][16] float, zeros past N
+//
+// Codes become f16 exactly, by magic numbers: 0x6400 | q is 1024 + q. The sum over a span of inputs
+// that share a scale is multiplied by it in float32.
+#pragma once
+
+constexpr int UNIT = 64, CHUNK = 32, TILE = 16;
+
+struct nibbles;  // codes of four bits, 0 ... 15. Without offsets they count from -8.
+
+template <typename T, typename C>
+constexpr bool IS_SAME = false;  // a matrix with codes of the activations' type is dense
+template <typename T>
+constexpr bool IS_SAME<T, T> = true;
+
+// The matrix of a kernel. A dense one has no scales, and offsets may be null. 1 << shift inputs
+// share a scale.
+struct Matrix {
+  const uint4* weight;
+  const float *scales, *offsets;
+  int depth, shift;
+};
+
+// Sixteen outputs, of which the first `count` count. Those of a quantised matrix begin at a
+// multiple of 16. Where there are none, any are loaded and dropped.
+struct Outputs {
+  int first, count;
+};
+
+// Groups of 16 inputs need steps of 16 neighbours. Else the inputs of both steps are neighbours.
+template <int SPAN>
+__device__ __forceinline__ int place(int step, int t) {
+  return SPAN == 16 ? 16 * step + 4 * t : 8 * t + 4 * step;
+}
+
+// 16 bytes of a row from element k on, with zeros past its end. VECTOR: the row begins at a
+// multiple of 16 bytes, and `depth` is a multiple of the elements.
+template <typename T, bool VECTOR>
+__device__ __forceinline__ uint4 load16(const T* __restrict__ row, int k, int depth) {
+  if constexpr (VECTOR) {
+    return k < depth ? *reinterpret_cast<const uint4*>(row + k) : make_uint4(0, 0, 0, 0);
+  } else {
+    constexpr int COUNT = 16 / sizeof(T);
+    uint4 raw = make_uint4(0, 0, 0, 0);
+    T* elements = reinterpret_cast<T*>(&raw);
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+      if (k + i < depth) elements[i] = row[k + i];
+    return raw;
+  }
+}
+
+__device__ __forceinline__ unsigned word_of(const uint4& vector, int i) {
+  return i == 0 ? vector.x : i == 1 ? vector.y : i == 2 ? vector.z : vector.w;
+}
+
+// The registers of a unit that is in flight or in use. begin() finds the tile, and load() begins to
+// load its unit of inputs k ... k + 63, of which the first exists. g is the lane's group.
+template <int VECTORS>
+struct PackedUnit {
+  uint4 raw[VECTORS];
+  unsigned first;
+
+  __device__ __forceinline__ void begin(const Matrix& matrix, Outputs tile, int g) {
+    const unsigned units = (matrix.depth + UNIT - 1) / UNIT, t = threadIdx.x % 4;
+    first = (tile.count > 0 ? tile.first / TILE : 0) * units * VECTORS * 32 + g * 4 + t;
+  }
+  __device__ __forceinline__ void load(const Matrix& matrix, int k) {
+    const unsigned at = first + k / UNIT * VECTORS * 32;
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) raw[v] = matrix.weight[at + v * 32];
+  }
+};
+
+// fragment() is the first operand of step s of chunk c, and value() the weight of input j of its
+// four for output g (half 0) or g + 8 (half 1), without scale and offset.
+template <typename T, typename C, bool VECTOR>
+struct Unit : PackedUnit<2> {  // codes of eight bits
+  template <bool OFFSETS>
+  __device__ __forceinline__ void fragment(unsigned (&a)[4], int c, int s) const {
+    Widening<C>::template four<0, 1, 2, 3>(a[0], a[2], word_of(raw[c], 2 * s));
+    Widening<C>::template four<0, 1, 2, 3>(a[1], a[3], word_of(raw[c], 2 * s + 1));
+  }
+  template <bool OFFSETS>
+  __device__ __forceinline__ float value(int c, int s, int half, int j) const {
+    return to_float(static_cast<C>(word_of(raw[c], 2 * s + half) >> 8 * j));
+  }
+};
+
+template <typename T, bool VECTOR>
+struct Unit<T, nibbles, VECTOR> : PackedUnit<1> {
+  template <bool OFFSETS>
+  __device__ __forceinline__ void fragment(unsigned (&a)[4], int c, int s) const {
+    // (1024 + q) - 1024 and (1024 + 16 q) / 16 - 64, less the 8 from which codes may count.
+    constexpr unsigned ONE = 0x3c003c00u, SIXTEENTH = 0x2c002c00u;
+    constexpr unsigned LOW = OFFSETS ? 0xe400e400u : 0xe408e408u;
+    constexpr unsigned HIGH = OFFSETS ? 0xd400d400u : 0xd480d480u;
+    const unsigned word = word_of(raw[0], 2 * c + s), next = word >> 8;
+    a[0] = fma_f16x2((word & 0x000f000fu) | 0x64006400u, ONE, LOW);
+    a[1] = fma_f16x2((word & 0x00f000f0u) | 0x64006400u, SIXTEENTH, HIGH);
+    a[2] = fma_f16x2((next & 0x000f000fu) | 0x64006400u, ONE, LOW);
+    a[3] = fma_f16x2((next & 0x00f000f0u) | 0x64006400u, SIXTEENTH, HIGH);
+  }
+  template <bool OFFSETS>
+  __device__ __forceinline__ float value(int c, int s, int half, int j) const {
+    const int nibble = 4 * (j % 2) + 2 * (j / 2) + half;
+    const int code = static_cast<int>(word_of(raw[0], 2 * c + s) >> 4 * nibble & 15u);
+    return static_cast<float>(OFFSETS ? code : code - 8);
+  }
+};
+
+template <typename T, bool VECTOR>
+struct Unit<T, T, VECTOR> {
+  static constexpr int COUNT = 16 / sizeof(T), PARTS = 8 / COUNT;  // loads of a lane's eight inputs
+  uint4 raw[2][2][PARTS];  // by chunk, by half of the outputs
+  unsigned first[2];
+
+  __device__ __forceinline__ void begin(const Matrix& matrix, Outputs tile, int g) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int n = tile.first + min(g + 8 * half, tile.count - 1);
+      first[half] = (unsigned)(tile.count > 0 ? n : 0) * (unsigned)matrix.depth;
+    }
+  }
+  __device__ __forceinline__ void load(const Matrix& matrix, int k) {
+    const T* weight = reinterpret_cast<const T*>(matrix.weight);
+    const int t = threadIdx.x % 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int c = 0; c < 2; ++c)
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part)
+          raw[c][half][part] = load16<T, VECTOR>(
+              weight + first[half], k + c * CHUNK + 8 * t + part * COUNT, matrix.depth);
+  }
+  template <bool OFFSETS>
+  __device__ __forceinline__ void fragment(unsigned (&a)[4], int c, int s) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = word_of(raw[c][i % 2][0], 2 * s + i / 2);
+  }
+  template <bool OFFSETS>
+  __device__ __forceinline__ float value(int c, int s, int half, int j) const {
+    const int i = 4 * s + j;
+    return __uint_as_float(word_of(raw[c][half][i / COUNT], i % COUNT));
+  }
+};
+
+// The scale, or the offset, of each span of inputs of a unit for the outputs g and g + 8.
+template <int SPAN>
+struct PerSpan {
+  float value[UNIT / SPAN][2];
+  unsigned first;
+
+  __device__ __forceinline__ void begin(const Matrix& matrix, Outputs tile, int g) {
+    const unsigned groups = (matrix.depth - 1 >> matrix.shift) + 1;
+    first = (tile.count > 0 ? tile.first / TILE : 0) * groups * TILE + g;
+  }
+  __device__ __forceinline__ void load(const float* values, const Matrix& matrix, int k) {
+#pragma unroll
+    for (int i = 0; i < UNIT / SPAN; ++i) {
+      // Inputs past the last are zeros, and may have its scale.
+      const unsigned at = first + (min(k + i * SPAN, matrix.depth - 1) >> matrix.shift) * TILE;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) value[i][half] = values[at + 8 * half];
+    }
+  }
+};

@@ -1,0 +1,80 @@
+// Rows of a quantised matrix (weights.cuh) as numbers of the activations' type: all of some tiles,
+// for cuBLAS, or the rows of an embedding.
+//
+//   weight, scales, offsets    the matrix
+//   rows     [R]      int32    the rows to gather
+//   out      [R, K]   T        rounded once
+//
+// widen_weights: grid (ceil(units / 8), tiles), block (256): a warp takes a unit of 16 rows,
+// beginning with the tile `first`. gather_weights: grid (R), block (any whole warps): four threads
+// take a unit of a row.
+#include "mie_cuda.cuh"
+#include "quantized.cuh"
+#include "weights.cuh"
+
+template <typename U, typename Spans>
+__device__ __forceinline__ void begin_unit(U& unit, Spans& scales, Spans& offsets,
+                                           const Matrix& matrix, Outputs tile, int k, int g) {
+  unit.begin(matrix, tile, g);
+  unit.load(matrix, k);
+  scales.begin(matrix, tile, g);
+  scales.load(matrix.scales, matrix, k);
+  if (matrix.offsets == nullptr) return;
+  offsets.begin(matrix, tile, g);
+  offsets.load(matrix.offsets, matrix, k);
+}
+
+// Writes a lane's share of a unit, for one half of the outputs.
+template <typename T, typename C, int SPAN, bool OFFSETS>
+__device__ __forceinline__ void write_unit(const Unit<T, C, true>& unit, const PerSpan<SPAN>& scales,
+                                           const PerSpan<SPAN>& offsets, int half, T* row, int k,
+                                           int depth) {
+  const int t = threadIdx.x % 4;
+#pragma unroll
+  for (int c = 0; c < 2; ++c)
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      const int first = k + c * CHUNK + place<SPAN>(s, t), span = (2 * c + s) * 16 / SPAN;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        float value = unit.template value<OFFSETS>(c, s, half, j) * scales.value[span][half];
+        if constexpr (OFFSETS) value += offsets.value[span][half];
+        if (first + j < depth) row[first + j] = from_float<T>(value);
+      }
+    }
+}
+
+template <typename T, typename C, int SPAN, bool OFFSETS>
+__global__ void widen_weights(const uint4* __restrict__ weight, const float* __restrict__ scales,
+                              const float* __restrict__ offsets, T* __restrict__ out, int first,
+                              int num_rows, int depth, int shift) {
+  const Matrix matrix{weight, scales, offsets, depth, shift};
+  const int g = threadIdx.x % 32 / 4, k = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * UNIT;
+  if (k >= depth) return;
+  const Outputs tile{(int)(first + blockIdx.y) * TILE, TILE};
+  Unit<T, C, true> unit;
+  PerSpan<SPAN> by, plus;
+  begin_unit(unit, by, plus, matrix, tile, k, g);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = blockIdx.y * TILE + g + 8 * half;
+    if (row < num_rows)
+      write_unit<T, C, SPAN, OFFSETS>(unit, by, plus, half, out + (size_t)row * depth, k, depth);
+  }
+}
+
+template <typename T, typename C, int SPAN, bool OFFSETS>
+__global__ void gather_weights(const uint4* __restrict__ weight, const float* __restrict__ scales,
+                               const float* __restrict__ offsets, const int* __restrict__ rows,
+                               T* __restrict__ out, int depth, int shift) {
+  const Matrix matrix{weight, scales, offsets, depth, shift};
+  const int row = rows[blockIdx.x];
+  const Outputs tile{row / TILE * TILE, TILE};
+  for (int i = threadIdx.x / 4; i * UNIT < depth; i += blockDim.x / 4) {
+    Unit<T, C, true> unit;
+    PerSpan<SPAN> by, plus;
+    begin_unit(unit, by, plus, matrix, tile, i * UNIT, row % 8);
+    write_unit<T, C, SPAN, OFFSETS>(unit, by, plus, row / 8 % 2, out + (size_t)blockIdx.x * depth,
+                                    i * UNIT, depth);
+  }
+}
