@@ -565,6 +565,35 @@ def test_attention_sinks(machine: Machine, sequences: list[tuple[int, int]], win
         attend(machine, batch_of(sequences), window, sinks=sinks)
 
 
+@pytest.mark.parametrize("num_queries", [1, 3])
+def test_a_sink_counts_once_over_a_long_context(machine: Machine, num_queries: int):
+    """Contexts are attended in parts, and a sink is in none of them."""
+    shape = KVCacheShape(num_layers=1, num_blocks=70, block_size=16, num_kv_heads=2, head_dim=8)
+    planes, q = normal(1, 2, 70, 16, 2, 8), 3 * normal(num_queries, 4, 8, seed=1)
+    sinks, length = np.array([7.0, 0.0, 3.0, 9.0]), 1100
+    positions = np.arange(length - num_queries, length)
+    batch = StepBatch(
+        token_ids=positions,
+        positions=positions,
+        slot_mapping=positions,
+        cu_seqlens_q=np.array([0, num_queries]),
+        seq_lens=np.array([length]),
+        block_tables=np.arange(70)[None],
+        logits_rows=np.array([0]),
+    )
+    tables, starts, lengths = batch.block_tables, batch.cu_seqlens_q, batch.seq_lens
+    wanted = attention.paged_attention(
+        q, planes[0, 0], planes[0, 1], tables, starts, lengths, 8**-0.5, sinks=sinks
+    )
+    with computed_or_refused(machine, "attention sinks"):
+        cache, own = machine.backend.new_kv_cache(shape), machine.backend.load_vector(sinks)
+        machine.put_cache(cache, planes)
+        got = machine.backend.paged_attention(
+            machine.put(q), cache, 0, put_batch(machine, batch), None, sinks=own
+        )
+        check(machine, "paged_attention", got, wanted)
+
+
 def test_a_sink_is_a_key_whose_value_is_zero():
     q, keys, values = normal(1, 2, 8), normal(3, 1, 8, seed=1), normal(3, 1, 8, seed=2)
     more = np.concatenate([keys, np.ones((1, 1, 8))]), np.concatenate([values, np.zeros((1, 1, 8))])
