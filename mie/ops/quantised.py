@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.base.arithmetic import ceil_div
-from mie.errors import ConfigError
 from mie.ops.arrays import Floats
 from mie.ops.linear import linear
 
@@ -137,13 +136,3 @@ def only_floats(blocks: Iterable[Rows]) -> Iterator[NDArray[Any]]:
     for block in blocks:
         assert not isinstance(block, QuantisedRows), "a quantised matrix has a form"
         yield block
-
-
-def refuse_quantised(parts: Sequence[Part], backend: str) -> None:
-    """Raise `ConfigError` if a part of a matrix has a form, which ``backend`` does not multiply."""
-    for _, form in parts:
-        if form is not None:
-            raise ConfigError(
-                f"the model has quantised weights ({form}), which the {backend} backend does not "
-                "have yet (choose backend numpy)"
-            )

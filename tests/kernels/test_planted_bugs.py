@@ -21,13 +21,14 @@ import test_few_rows as few_rows
 import test_kernels as kernels
 import test_nonfinite
 import test_prefill
+import test_quantised_products as quantised
 import test_sampling as sampling
 from emulated import needs_compiler
 from test_kernels import Shape
 from test_prefill_splits import splits
 
 from mie.ops_gpu.attention import SPLIT_TOKENS
-from mie.ops_gpu.chip import Chip
+from mie.ops_gpu.chip import EMULATED_CHIP, Chip
 from mie.ops_gpu.dispatch import TILE_TOKENS
 from mie.ops_gpu.host import emulator
 from mie.ops_gpu.host.emulator import EmulatedLauncher
@@ -152,8 +153,28 @@ def products() -> None:
     small = few_rows.Norm(weight=np.ones(64, np.float32), eps=1.0)
     x, weight = np.ones((1, 64), np.float32), np.eye(64, dtype=np.float32)
     out = np.empty_like(x)
-    few_rows.FewRows(kernels.launcher_of("any")).linear(x, weight, out, norm=small)
+    few_rows.FewRows(kernels.launcher_of("any"), EMULATED_CHIP).linear(x, weight, out, norm=small)
     np.testing.assert_allclose(out, 0.5**0.5, rtol=1e-6)
+
+
+def quantised_products() -> None:
+    """Run tests of the products with codes of each size, in groups of each kind."""
+    for dtype, number, *sizes in (
+        ("float16", 0, 1150, 40, 3),
+        ("float16", 1, 200, 33, 11),
+        ("bfloat16", 2, 136, 16, 1),
+    ):
+        form = quantised.FORMS[number]
+        quantised.test_products_with_quantised_matrices("any", dtype, form, *sizes)
+    for number in (1, 3):
+        quantised.test_a_block_takes_several_slices_or_shares_them("any", number)
+    quantised.test_a_bfloat16_row_of_any_magnitude_is_multiplied()
+    form = quantised.FORMS[0]
+    quantised.test_heads_of_quantised_matrices("any", "float16", form, 64, 4, True)
+    with pytest.MonkeyPatch.context() as patch:
+        test = quantised.test_prompts_are_multiplied_with_widened_weights
+        test("any", "float16", quantised.FORMS[1], patch)
+    quantised.test_every_code_is_widened_exactly("float16", form)
 
 
 def merges() -> None:
@@ -176,7 +197,7 @@ CHECKS: dict[str, Callable[..., None]] = {
     for check in (
         *(streamed, split, many_tiles, prefill, split_prefill, growing_units, write, widen, heads),
         *(large_element, large_value, hides_no_nan, bank_conflicts, log_probabilities),
-        *(sampler, products, merges),
+        *(sampler, products, quantised_products, merges),
     )
 }
 

@@ -22,8 +22,8 @@ from mie import LLM, SamplingParams
 from mie.ops import activation
 from mie.ops.quantised import Form, QuantisedRows, dequantise, quantise
 from mie.ops_gpu.arrays import DTYPES
-from mie.ops_gpu.chip import EMULATED_CHIP
-from mie.ops_gpu.few_rows import FewRows
+from mie.ops_gpu.chip import EMULATED_CHIP, Chip
+from mie.ops_gpu.few_rows import FewRows, splits_of
 from mie.ops_gpu.products import Products
 from mie.ops_gpu.weights import CupyLinear, QuantisedMatrix, load_parts, packed_bytes
 
@@ -119,6 +119,20 @@ def test_products_with_quantised_matrices(
     out = garbage(mode, dtype, num_rows, width)
     products(mode).linear(x, matrix, out)
     check(out, wide(x) @ weights(rows).T, dtype)
+
+
+@pytest.mark.parametrize("num_multiprocessors", [1, 3])
+def test_a_block_takes_several_slices_or_shares_them(mode: Any, num_multiprocessors: int):
+    """On the smaller chip one block takes all of K, and on the other three blocks share it."""
+    rows, dense = rows_of(FORMS[1], 40, 1150), normal("float16", 40, 1152, seed=1)
+    chip = Chip(num_multiprocessors=num_multiprocessors, shared_bytes=0)
+    assert splits_of(3, 1150, chip) == num_multiprocessors
+    some = FewRows(launcher_of(mode), chip)
+    for matrix, weight in ((matrix_of(rows), weights(rows)), (dense, wide(dense))):
+        x = normal("float16", 3, weight.shape[1])
+        out = garbage(mode, "float16", 3, 40)
+        some.linear(x, matrix, out)
+        check(out, wide(x) @ weight.T, "float16")
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
