@@ -260,12 +260,6 @@ def download(
         ModelError: the hub does not give a file, it is damaged, or the disk is full.
     """
     from huggingface_hub import snapshot_download
-    from tqdm import tqdm
-
-    class Silent(tqdm):  # the large files have bars of their own
-        def __init__(self, *args: Any, **options: Any) -> None:
-            options["disable"] = True
-            super().__init__(*args, **options)  # type: ignore[no-untyped-call]
 
     cache = cache_dir or cache_folder()
     blobs = cache / _folder(model.repo) / "blobs"
@@ -276,11 +270,7 @@ def download(
                 _fetch_blob(model, name, blobs, tell)
         patterns = [*map(_exact, names)]
         root = snapshot_download(
-            model.repo,
-            allow_patterns=patterns,
-            revision=revision,
-            cache_dir=cache,
-            tqdm_class=Silent,
+            model.repo, allow_patterns=patterns, revision=revision, cache_dir=cache
         )
     first = min(names)
     return Path(root, first) if first.endswith(".gguf") else Path(root)
@@ -292,8 +282,7 @@ def _fetch_blob(model: HubModel, name: str, blobs: Path, tell: Progress) -> None
     `snapshot_download` deletes what it has of a file when the program ends, and compares sizes
     only.
     """
-    from huggingface_hub import HfFileSystem, constants
-    from tqdm import tqdm
+    from huggingface_hub import HfFileSystem, constants, utils
 
     file = model.files[name]
     blob, draft = blobs / f"{file.sha256}", blobs / f"{file.sha256}.mie.incomplete"
@@ -310,7 +299,8 @@ def _fetch_blob(model: HubModel, name: str, blobs: Path, tell: Progress) -> None
         tell(name, file.size, here)
         path = f"{model.repo}@{model.commit}/{name}"
         hub = HfFileSystem(endpoint=constants.ENDPOINT)
-        bar = tqdm(total=file.size, initial=here, unit="B", unit_scale=True, disable=None)
+        bars: Any = utils  # its documented tqdm has no types
+        bar = bars.tqdm(total=file.size, initial=here, unit="B", unit_scale=True, disable=None)
         with bar, hub.open(path, size=file.size, cache_type="none") as source:
             source.seek(here)
             while block := source.read(BLOCK_BYTES):
