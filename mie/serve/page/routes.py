@@ -4,6 +4,7 @@ import gzip
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from importlib.util import find_spec
 from typing import Any
 
 from starlette.requests import Request
@@ -153,6 +154,8 @@ class PageRoutes:
                 "model": serving.names[0],
                 "client": request.scope.get("mie.client"),
                 "has_keys": has_keys(self._config),
+                "has_structured": find_spec("llguidance") is not None,
+                "has_chat": serving.has_chat_template,
                 "may_read_text": may_read_text(self._config, request.scope),
                 "runs": [{"name": each.name, "title": each.title} for each in RECORDED_RUNS],
                 "limits": limits,
@@ -165,7 +168,7 @@ class PageRoutes:
         return EventStream(events, headers=DATA_HEADERS)
 
     async def _history(self, request: Request) -> Response:
-        check_may_see(request)
+        self._check_may_ask(request)
         until = _number(request, "until")
         segments = await self._segments()
 
@@ -185,7 +188,7 @@ class PageRoutes:
         return Response(content, headers=DATA_HEADERS, media_type=NDJSON)
 
     async def _state(self, request: Request) -> Response:
-        check_may_see(request)
+        self._check_may_ask(request)
         text = NodeText(shows_tokens=False)
         if "step" not in request.query_params:
             return _json(await self.feed.key())
@@ -193,7 +196,7 @@ class PageRoutes:
         return _json(await self._worker.call(lambda: encode(key_record(state, text))))
 
     async def _text(self, request: Request) -> Response:
-        check_may_see(request)
+        self._check_may_ask(request)
         if not may_read_text(self._config, request.scope):
             raise ApiError(
                 403,
@@ -224,7 +227,7 @@ class PageRoutes:
         return _json({"step": step, "blocks": found})
 
     async def _why(self, request: Request) -> Response:
-        check_may_see(request)
+        self._check_may_ask(request)
         name = request.query_params.get("seq", "")
         seq = seq_from(name)
         if seq is None:
@@ -259,6 +262,17 @@ class PageRoutes:
         return Response(records, headers=DATA_HEADERS, media_type=NDJSON)
 
     # Parts of the above.
+
+    def _check_may_ask(self, request: Request) -> None:
+        """Raise the error of a client that may not see the page, or asks about another server."""
+        check_may_see(request)
+        server = request.query_params.get("server", self.feed.run_id)
+        if server != self.feed.run_id:
+            raise ApiError(
+                404,
+                f"this is server {self.feed.run_id}, not {shown(server)}, which has ended",
+                code="other_server",
+            )
 
     async def _segments(self) -> Sequence[Segment]:
         look = await self._engine.look()
