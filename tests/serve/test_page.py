@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import re
+import sys
 from contextlib import asynccontextmanager
 
 import pytest
@@ -21,7 +22,6 @@ from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
 from mie.serve.page import access as sessions_module
 from mie.serve.page import processes
-from mie.serve.page import routes as routes_module
 from mie.serve.page.access import MAX_SESSIONS, Sessions
 from mie.serve.page.routes import CSP
 from mie.serve.serving import Serving
@@ -174,7 +174,7 @@ def test_the_config_says_what_the_page_needs_to_know(engine):
 
 
 def test_the_config_says_what_is_lacking(engine, monkeypatch):
-    monkeypatch.setattr(routes_module, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "llguidance", None)
     monkeypatch.setattr(Serving, "has_chat_template", False)
     config = get(engine, "/mie/config").json()
     assert not config["has_structured"]

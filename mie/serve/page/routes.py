@@ -4,7 +4,6 @@ import gzip
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from importlib.util import find_spec
 from typing import Any
 
 from starlette.requests import Request
@@ -12,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mie.async_llm import AsyncLLM
-from mie.errors import TraceError, shown
+from mie.errors import RequestError, TraceError, shown
 from mie.events import Segment
 from mie.events.page.assets import RECORDED_RUNS, Asset, assets
 from mie.events.page.cells import NodeText, encode, key_record, seq_from
@@ -33,6 +32,7 @@ from mie.serve.page.access import (
 from mie.serve.page.feed import Feed
 from mie.serve.page.processes import Worker, converted
 from mie.serve.serving import Serving
+from mie.structured.descriptions import library
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
@@ -154,7 +154,7 @@ class PageRoutes:
                 "model": serving.names[0],
                 "client": request.scope.get("mie.client"),
                 "has_keys": has_keys(self._config),
-                "has_structured": find_spec("llguidance") is not None,
+                "has_structured": _has_structured(),
                 "has_chat": serving.has_chat_template,
                 "may_read_text": may_read_text(self._config, request.scope),
                 "runs": [{"name": each.name, "title": each.title} for each in RECORDED_RUNS],
@@ -297,6 +297,15 @@ def _past(segments: Sequence[Segment], until: int) -> list[Segment]:
         if sum(len(each.steps) for each in found) >= HISTORY_STEPS:
             break
     return found
+
+
+def _has_structured() -> bool:
+    """Return whether the extra ``structured`` is installed."""
+    try:
+        library()
+    except RequestError:
+        return False
+    return True
 
 
 def _file(request: Request, asset: Asset) -> Response:
