@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mie.async_llm import AsyncLLM
-from mie.errors import TraceError, shown
+from mie.errors import RequestError, TraceError, shown
 from mie.events import Segment
 from mie.events.page.assets import RECORDED_RUNS, Asset, assets
 from mie.events.page.cells import NodeText, encode, key_record, seq_from
@@ -32,6 +32,7 @@ from mie.serve.page.access import (
 from mie.serve.page.feed import Feed
 from mie.serve.page.processes import Worker, converted
 from mie.serve.serving import Serving
+from mie.structured.descriptions import library
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
@@ -153,6 +154,8 @@ class PageRoutes:
                 "model": serving.names[0],
                 "client": request.scope.get("mie.client"),
                 "has_keys": has_keys(self._config),
+                "has_structured": _has_structured(),
+                "has_chat": serving.has_chat_template,
                 "may_read_text": may_read_text(self._config, request.scope),
                 "runs": [{"name": each.name, "title": each.title} for each in RECORDED_RUNS],
                 "limits": limits,
@@ -165,7 +168,7 @@ class PageRoutes:
         return EventStream(events, headers=DATA_HEADERS)
 
     async def _history(self, request: Request) -> Response:
-        check_may_see(request)
+        self._check_may_ask(request)
         until = _number(request, "until")
         segments = await self._segments()
 
@@ -185,7 +188,7 @@ class PageRoutes:
         return Response(content, headers=DATA_HEADERS, media_type=NDJSON)
 
     async def _state(self, request: Request) -> Response:
-        check_may_see(request)
+        self._check_may_ask(request)
         text = NodeText(shows_tokens=False)
         if "step" not in request.query_params:
             return _json(await self.feed.key())
@@ -193,7 +196,7 @@ class PageRoutes:
         return _json(await self._worker.call(lambda: encode(key_record(state, text))))
 
     async def _text(self, request: Request) -> Response:
-        check_may_see(request)
+        self._check_may_ask(request)
         if not may_read_text(self._config, request.scope):
             raise ApiError(
                 403,
@@ -224,7 +227,7 @@ class PageRoutes:
         return _json({"step": step, "blocks": found})
 
     async def _why(self, request: Request) -> Response:
-        check_may_see(request)
+        self._check_may_ask(request)
         name = request.query_params.get("seq", "")
         seq = seq_from(name)
         if seq is None:
@@ -260,6 +263,17 @@ class PageRoutes:
 
     # Parts of the above.
 
+    def _check_may_ask(self, request: Request) -> None:
+        """Raise the error of a client that may not see the page, or asks about another server."""
+        check_may_see(request)
+        server = request.query_params.get("server", self.feed.run_id)
+        if server != self.feed.run_id:
+            raise ApiError(
+                404,
+                f"this is server {self.feed.run_id}, not {shown(server)}, which has ended",
+                code="other_server",
+            )
+
     async def _segments(self) -> Sequence[Segment]:
         look = await self._engine.look()
         return look.segments or ()
@@ -283,6 +297,15 @@ def _past(segments: Sequence[Segment], until: int) -> list[Segment]:
         if sum(len(each.steps) for each in found) >= HISTORY_STEPS:
             break
     return found
+
+
+def _has_structured() -> bool:
+    """Return whether the extra ``structured`` is installed."""
+    try:
+        library()
+    except RequestError:
+        return False
+    return True
 
 
 def _file(request: Request, asset: Asset) -> Response:

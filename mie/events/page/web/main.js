@@ -192,6 +192,7 @@ function listen(timeline, player) {
   $("source").addEventListener("change", (event) => choose(event.target.value));
   $("file").addEventListener("change", (event) => openFile(event.target.files[0]));
   $("axis").addEventListener("change", (event) => change({ axis: event.target.value }));
+  $("search").addEventListener("input", (event) => change({ search: event.target.value }));
   $("slider").addEventListener("input", (event) => { seek(Number(event.target.value)); timeline.reveal(); });
   $("logout").addEventListener("submit", async (event) => {
     event.preventDefault();

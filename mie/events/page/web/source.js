@@ -13,6 +13,9 @@ export async function ask(path, options = {}) {
 
 export const askJson = async (path, options) => (await ask(path, options)).json();
 
+/** Ask about a run. Another server, which may have begun at this address meanwhile, refuses to answer. */
+export const askOf = ({ head }, path, values) => ask(`${path}?${new URLSearchParams({ ...values, server: head.server })}`);
+
 export const post = (path, body, options = {}) => ask(path, {
   method: "POST",
   body: JSON.stringify(body),
@@ -150,8 +153,9 @@ export class Live {
     const isNew = !this.run;
     if (isNew) {
       this.run = new Run(this.head);
-      this.run.fetchExact = (step) => askJson(`mie/state?step=${step}`);
-      this.run.onExact = () => this.on.change();
+      const { run } = this;
+      run.fetchExact = async (step) => (await askOf(run, "mie/state", { step })).json();
+      run.onExact = () => this.on.change();
     }
     const { run } = this;
     const isGap = record.record === "key" && record.step !== run.last;
@@ -164,7 +168,7 @@ export class Live {
   async fill(run, step) {
     this.numFilling += 1;
     try {
-      const answer = await ask(`mie/history?until=${step}`);
+      const answer = await askOf(run, "mie/history", { until: step });
       run.prepend(parse(await answer.text()));
       this.on.change();
     } catch (error) {

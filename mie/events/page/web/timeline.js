@@ -112,7 +112,7 @@ export class Timeline {
     if (!this.isDragging) this.reveal();
     this.measure();
     const lanes = [...run.lanes.all.values()]
-      .filter((lane) => (lane.end ?? Infinity) >= this.from && lane.born <= this.to);
+      .filter((lane) => (lane.end ?? Infinity) >= this.from && lane.born <= this.to && isSought(lane));
     const chosen = mostTelling(lanes).sort((a, b) => a.number - b.number || a.index - b.index);
     const room = Math.max(11 * rem, Math.min(26 * rem, 0.34 * innerHeight));
     const pitch = Math.max(0.34 * rem, Math.min(1.35 * rem, room / Math.max(4, chosen.length)));
@@ -386,6 +386,12 @@ export class Timeline {
   say() {
     announce(this.sentence());
   }
+}
+
+/** Return whether a lane is one that the search names, by its letters or its request. */
+function isSought(lane) {
+  const text = store.search.trim().toLowerCase();
+  return !text || nameOf(lane.name).toLowerCase().startsWith(text) || lane.requestId.toLowerCase().includes(text);
 }
 
 /** Return the lanes that are drawn: of the selection, those that run, the next to run, then the latest. */
