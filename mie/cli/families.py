@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.families import FAMILIES, Family
 from mie.checkpoint.gguf.architectures import ARCHITECTURES
+from mie.ops_gpu.cupy_backend import CupyBackend
 from mie.structured.tools.families import FAMILY_FORMATS, NO_FORMATS
 
 _SAMPLE = {
@@ -52,7 +53,8 @@ def families_table() -> str:
     heads = ("models", "architecture", "`model_type`", "beyond a plain Llama", "CUDA", "GGUF")
     rows: list[tuple[str, ...]] = [(*heads, "calls of tools", "reasoning"), ("---",) * 8]
     for name, family in FAMILIES.items():
-        cuda = "no" if _sample(name, family).options else "yes"
+        options = _sample(name, family).options
+        cuda = "no" if set(options).intersection(CupyBackend.lacks) else "yes"
         features = ", ".join(_features(family)) or "-"
         formats = FAMILY_FORMATS.get(name, NO_FORMATS)
         ggufs = [own for own, row in ARCHITECTURES.items() if name in row.families]
