@@ -6,8 +6,6 @@ The files are the page's records, compressed: mie/events/page/runs/*.page.jsonl.
 DIRECTORY. Seeds are fixed, so a run differs from the last one in its times only.
 """
 
-from __future__ import annotations
-
 import gzip
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Provide hand-made event logs for tests without an engine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

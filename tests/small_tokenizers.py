@@ -1,7 +1,5 @@
 """Make small tokenizers of every kind that the text room must support."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """List the families some of whose layers keep a state."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from mie.checkpoint.family import MULTIPLIERS, Family, Names, Recurrent

@@ -4,8 +4,6 @@ A model that runs without a feature it was trained with still writes fluent text
 anything that changes the computation and is not implemented is refused before weights are read.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal

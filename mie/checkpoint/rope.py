@@ -1,7 +1,5 @@
 """Read how positions rotate queries and keys, in every spelling of ``config.json``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

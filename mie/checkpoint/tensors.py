@@ -1,7 +1,5 @@
 """List the tensors that a checkpoint must hold, by their Hugging Face names."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Define matrices of small numbers in groups, and their exact float32 values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal

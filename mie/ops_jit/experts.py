@@ -4,8 +4,6 @@ Which rows an expert has is known only in a step. So a kernel sorts them, cuts t
 writes the number of items to the step's header, from which the products' numbers of tiles follow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

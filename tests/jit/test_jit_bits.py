@@ -6,8 +6,6 @@ cut into steps at random: decodes and chunks mixed, in any order, in other block
 by 1 to 4 threads, in this process or a forked child. All logits must have the same bits.
 """
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import os

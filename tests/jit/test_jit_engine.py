@@ -4,8 +4,6 @@ The bundled model's best logit leads by far more than rounding errors, so tokens
 although both sides compute in float32.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess

@@ -4,8 +4,6 @@ Its products are those of float16, so queries and weights are brought into float
 that float16 would lose decide the result of each test.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ The library is a page of C++ with the prototypes of cublas_api.h, so a compiler 
 order and size of the arguments. With MIE_GPU_TESTS=1 the real library multiplies, too.
 """
 
-from __future__ import annotations
-
 import ctypes
 import shlex
 import subprocess

@@ -3,8 +3,6 @@
 A body repeats one unit as often as 8 MiB allow: in every list, object and text of every route.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """Check that a hostile ``config.json`` or ``generation_config.json`` is refused at little cost."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

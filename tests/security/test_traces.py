@@ -1,7 +1,5 @@
 """Check that an untrusted trace costs little, and that false claims are refused by name."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

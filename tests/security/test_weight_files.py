@@ -1,7 +1,5 @@
 """Check that hostile weights files and indexes are refused by name at little cost."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

@@ -1,7 +1,5 @@
 """`/v1/chat/completions`: templates, log-probabilities, the chunks of a stream."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """No field is silently ignored: it has an effect, is refused by name, or is reported."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The description at ``/openapi.json`` fits the server."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 `scripts/serve_check.py` is the large one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys

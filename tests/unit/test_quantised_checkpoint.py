@@ -1,7 +1,5 @@
 """Test checkpoints of GPTQ and AWQ against packers of their own, and refusals by name."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Test weights that are rounded to small forms while they load, and the settings for it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

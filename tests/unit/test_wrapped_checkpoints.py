@@ -1,7 +1,5 @@
 """Load the text part of a larger model, in every spelling of its tensors' names."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

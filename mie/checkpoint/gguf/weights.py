@@ -1,7 +1,5 @@
 """Offer the tensors of a GGUF file under their Hugging Face names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ the step's header, the index of the tile of work to do, and memory of the callin
 `mie.ops_jit.layout` numbers the header's words.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 The products of experts are those of `linear`, over the rows of one expert at a time.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from mie.ops_jit.kernels.vectors import (

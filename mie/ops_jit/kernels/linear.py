@@ -3,8 +3,6 @@
 A tile of work is a group of four panels and a block of rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from mie.ops_jit.kernels.elementwise import gated

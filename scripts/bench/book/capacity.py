@@ -1,7 +1,5 @@
 """Count how many sequences fit a KV cache, paged or reserved for the longest context."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import count
 from typing import Any

@@ -1,7 +1,5 @@
 """Measure how long running requests wait for a token while a long prompt is computed."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

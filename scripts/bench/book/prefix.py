@@ -1,7 +1,5 @@
 """Measure prefix sharing, where a system prompt is computed once and stored once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bench.book import published

@@ -1,7 +1,5 @@
 """Measure memory pressure: the cost of a small pool, and the gain of guards against thrashing."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
