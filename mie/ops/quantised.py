@@ -117,10 +117,7 @@ def quantise(weights: NDArray[Any], form: Form) -> QuantisedRows:
 
 
 def linear_quantised(
-    x: Floats,
-    weight: QuantisedRows,
-    bias: Floats | None = None,
-    residual: Floats | None = None,
+    x: Floats, weight: QuantisedRows, bias: Floats | None = None, residual: Floats | None = None
 ) -> Floats:
     """Return ``x @ w.T + bias + residual`` as a new array [T, N], with the weights w [N, K].
 

@@ -44,10 +44,7 @@ def compare(mode: Any, stored: str, num_queries: int, change: Change) -> None:
     cache, planes = make_cache(shape, batch, num_blocks)
     q = normal(shape.dtype, 2 * num_queries, shape.group, shape.head_dim, seed=8)
     change(
-        q,
-        cache.layers[0].transpose(1, 0, 3, 2, 4),
-        cache.scales[0].transpose(1, 0, 3, 2),
-        planes,
+        q, cache.layers[0].transpose(1, 0, 3, 2, 4), cache.scales[0].transpose(1, 0, 3, 2), planes
     )
     backend = make_backend(mode, shape.dtype, stored=stored)
     got = wide(backend.paged_attention(q, cache, 0, batch, None))

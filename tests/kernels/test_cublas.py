@@ -104,8 +104,7 @@ def aligned(size: int, dtype: str) -> Array:
 
 
 CUPY = SimpleNamespace(
-    empty=aligned,
-    cuda=SimpleNamespace(Device=lambda: SimpleNamespace(compute_capability="87")),
+    empty=aligned, cuda=SimpleNamespace(Device=lambda: SimpleNamespace(compute_capability="87"))
 )
 STREAM = SimpleNamespace(ptr=0x1234_5678_9ABC)
 

@@ -87,10 +87,7 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
         ),
     ],
     "/v1/messages/count_tokens": [('{"messages": [{"role": "user", "content": [', TEXT, "]}]}")],
-    "/tokenize": [
-        ('{"prompt": "', "a", '"}'),
-        ('{"messages": [', EMPTY_TURN, "]}"),
-    ],
+    "/tokenize": [('{"prompt": "', "a", '"}'), ('{"messages": [', EMPTY_TURN, "]}")],
     "/detokenize": [('{"tokens": [', "5", "]}")],
     "/apply-template": [('{"messages": [{"role": "user", "content": [', TEXT, "]}]}")],
 }

@@ -83,11 +83,7 @@ RECORDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-HARMLESS = {
-    "an id with escapes",
-    "an id of 100,000 letters",
-    "a surrogate in an id",
-}
+HARMLESS = {"an id with escapes", "an id of 100,000 letters", "a surrogate in an id"}
 
 
 @pytest.mark.parametrize("name", RECORDS)

@@ -114,10 +114,7 @@ INDEXES: dict[str, tuple[object, str]] = {
     "a tensor twice": (f'{{"{TENSOR}": "a.safetensors", "{TENSOR}": "b.safetensors"}}', "twice"),
     "4 MB of []": ("[" + "[]," * 1_390_000 + "1]", "must be an object"),
     "5 MB": ({"x" * 5_000_000: "a.safetensors"}, "more than 4,194,304 bytes"),
-    "a tensor's name of 2 million letters": (
-        {"x" * 2_000_000: "a.safetensors"},
-        "a.safetensors",
-    ),
+    "a tensor's name of 2 million letters": ({"x" * 2_000_000: "a.safetensors"}, "a.safetensors"),
 }
 
 

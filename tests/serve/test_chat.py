@@ -27,11 +27,7 @@ def test_the_shape_of_an_answer(server, llm):
     assert answer["choices"] == [
         {
             "index": 0,
-            "message": {
-                "role": "assistant",
-                "content": expected.outputs[0].text,
-                "refusal": None,
-            },
+            "message": {"role": "assistant", "content": expected.outputs[0].text, "refusal": None},
             "logprobs": None,
             "finish_reason": "length",
             "stop_reason": None,

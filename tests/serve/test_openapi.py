@@ -80,8 +80,7 @@ def test_what_is_refused_does_not_fit_its_schema(
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["/health", "/ready", "/ping", "/load", "/version", "/v1/models", "/tokenizer_info"],
+    "path", ["/health", "/ready", "/ping", "/load", "/version", "/v1/models", "/tokenizer_info"]
 )
 def test_the_answers_of_plain_routes_fit_their_schemas(
     client: httpx2.Client, document: Any, path: str

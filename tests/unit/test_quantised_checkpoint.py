@@ -13,12 +13,7 @@ from tiny_models import LLAMA, random_weights, write_model
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.layouts import layout_of
 from mie.checkpoint.quantisation import Quantisation, Scheme
-from mie.checkpoint.weights import (
-    Checkpoint,
-    check_tied_head,
-    expected_tensors,
-    non_finite_tensors,
-)
+from mie.checkpoint.weights import Checkpoint, check_tied_head, expected_tensors, non_finite_tensors
 from mie.cli import main
 from mie.errors import ModelError, UnsupportedModelError, WeightsError
 from mie.ops.quantised import dequantise

@@ -67,9 +67,7 @@ def test_a_tensor_of_an_unknown_part_is_refused(tmp_path: Path) -> None:
 
 def test_a_wrapper_that_is_not_known_is_refused(tmp_path: Path) -> None:
     directory = wrapped(
-        tmp_path,
-        RENAMES["transformers 4"],
-        architectures=["PaliGemmaForConditionalGeneration"],
+        tmp_path, RENAMES["transformers 4"], architectures=["PaliGemmaForConditionalGeneration"]
     )
     with pytest.raises(UnsupportedModelError, match="PaliGemmaForConditionalGeneration"):
         ModelConfig.load(directory)

@@ -21,13 +21,7 @@ from mie.ops_jit.kernels.vectors import (
     word,
     words,
 )
-from mie.ops_jit.layout import (
-    BLOCK_ROWS,
-    EXPERT_ITEM_WORDS,
-    NUM_EXPERT_ITEMS,
-    PAIR_WORDS,
-    ROW_TILE,
-)
+from mie.ops_jit.layout import BLOCK_ROWS, EXPERT_ITEM_WORDS, NUM_EXPERT_ITEMS, PAIR_WORDS, ROW_TILE
 
 HIDDEN = np.float32(-np.inf)
 

@@ -17,14 +17,7 @@ from mie.ops_jit.kernels.vectors import (
     word,
     words,
 )
-from mie.ops_jit.layout import (
-    BLOCK_ROWS,
-    EXPERT_ITEM_WORDS,
-    FEW_ROWS,
-    K_BLOCK,
-    PANELS,
-    SUMS_BYTES,
-)
+from mie.ops_jit.layout import BLOCK_ROWS, EXPERT_ITEM_WORDS, FEW_ROWS, K_BLOCK, PANELS, SUMS_BYTES
 
 AHEAD = 4096
 """Bytes from the weights in use to those that are prefetched."""

@@ -97,10 +97,7 @@ def facts(result: Result) -> dict[str, str]:
         "mean_length": f"{lognormal['mean_length']:.0f}",
         **{f"waste_{size}": waste[size] for size in (4, 16, 64)},
         "contexts": rows(
-            (
-                f"{row['max_model_len']:,}",
-                *(str(row[kind]["num_sequences"]) for kind in KINDS),
-            )
+            (f"{row['max_model_len']:,}", *(str(row[kind]["num_sequences"]) for kind in KINDS))
             for row in result["contexts"]
         ),
     }

@@ -3,16 +3,7 @@
 from itertools import pairwise
 from typing import Any
 
-from bench.book.chapter import (
-    DEVICE,
-    MODEL,
-    Result,
-    Scale,
-    device_costs,
-    rows,
-    simulate,
-    times,
-)
+from bench.book.chapter import DEVICE, MODEL, Result, Scale, device_costs, rows, simulate, times
 from mie.sim.costs import MILLISECOND
 from mie.sim.draws import Fixed, Uniform
 from mie.sim.loads import interference
