@@ -34,7 +34,7 @@ pytestmark = needs_compiler
 
 # Maximum |got - wanted| / |wanted|. The last rounding, to the dtype, alone gives 0.3 of its epsilon
 # on average: 3e-8, 2e-4, 1.7e-3.
-ERRORS = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 6e-3}
+ERRORS = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 6e-3}
 
 DEVICE_MODES = ["cupy"] if on_device.IS_WANTED else []
 MODES = ["forward", "reverse", "random", "checked", *DEVICE_MODES]

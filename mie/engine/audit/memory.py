@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from mie.engine.audit.states import check_states
 from mie.memory.manager import KVCacheManager
 from mie.memory.pool import REGION, BlockPool
 from mie.memory.prefix import Node, PrefixCache, block_of
@@ -46,7 +47,9 @@ def check_memory(
     ``tables`` and ``host_tables`` are all that are open.
     """
     assert not manager._pinned, "a block is pinned between steps"
-    tables = list(tables)
+    tables, host_tables = list(tables), list(host_tables)
+    if manager.states is not None:
+        check_states(manager.states, _blocks(manager._prefix), tables, host_tables)
     _check_holders(manager._pool, manager._prefix, tables)
     _check_host_pool(manager._host_pool, host_tables)
     assert manager.num_cached <= manager._max_cached, "the cache is over its budget"
