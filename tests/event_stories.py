@@ -1,7 +1,5 @@
 """Provide hand-made event logs for tests without an engine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,11 +121,7 @@ STORY: list[list[Record]] = [
         ("prefill", C, 4, 4, (0,)),
         ("seal", 1, 0, None, (14, 15, 24, 25)),
     ],
-    [
-        ("alloc", C, 2, (5,)),
-        ("decode", (0,)),
-        ("force", C, 2),
-    ],
+    [("alloc", C, 2, (5,)), ("decode", (0,)), ("force", C, 2)],
 ]
 """The records of consecutive steps, with blocks of four tokens.
 

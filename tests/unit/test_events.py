@@ -1,7 +1,5 @@
 """Test the event log: its ring in memory, and its file."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Test the state that is rebuilt from an event log, and which records it refuses."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from typing import Any

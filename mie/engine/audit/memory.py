@@ -40,9 +40,7 @@ def memory_snapshot(manager: KVCacheManager) -> dict[str, Any]:
 
 
 def check_memory(
-    manager: KVCacheManager,
-    tables: Iterable[BlockTable],
-    host_tables: Iterable[HostTable] = (),
+    manager: KVCacheManager, tables: Iterable[BlockTable], host_tables: Iterable[HostTable] = ()
 ) -> None:
     """Assert, between steps, that every count equals the holders of its block.
 
