@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from mie.base.arithmetic import ceil_div
 from mie.engine.constraint import Constraints
 from mie.engine.rows import Row, RowFault, take_forced
+from mie.memory.states import StateMoves
 from mie.model.decoder import Decoder
 from mie.ops.backend import Array, Drawn, StepBatch
 from mie.ops.sampling import GREEDY, RowControls
@@ -53,12 +54,14 @@ class ModelRunner:
         max_forced_run: int = 0,
         states: Array = None,
     ) -> None:
-        """Set the parts. ``states`` has a slot for each row, if the model has recurrent layers."""
+        """Set the parts. ``states`` are those of recurrent layers, if the model has some."""
         self.decoder = decoder
         self.backend = decoder.backend
         self.block_size = block_size
         self._kv_cache, self._host_cache = kv_cache, host_cache
         self._states = states
+        self._slots: Ints = np.zeros(max_num_seqs, np.int64)  # of states, by row
+        self._host_states: dict[int, bytes] = {}
         self._forward = partial(decoder.forward, kv_cache=kv_cache, states=states)
         self._constraints = constraints
         self._max_forced_run = max_forced_run
@@ -171,8 +174,19 @@ class ModelRunner:
             self.backend.import_blocks(self._host_cache, self._kv_cache, host_ids, block_ids)
         if moves.copies:
             self.backend.copy_blocks(self._kv_cache, *zip(*moves.copies, strict=True))
-        if moves.forks:
-            self.backend.copy_states(self._states, *zip(*moves.forks, strict=True))
+        if moves.states is not None:
+            self._move_states(moves.states)
+
+    def _move_states(self, moves: StateMoves) -> None:
+        for row, slot in moves.rows:
+            self._slots[row] = slot
+        for slot, host_slot in moves.exports:
+            self._host_states[host_slot] = self.backend.export_state(self._states, slot)
+        if moves.copies:
+            self.backend.copy_states(self._states, *zip(*moves.copies, strict=True))
+        for host_slot, slot in moves.imports:
+            data = self._host_states.pop(host_slot)
+            self.backend.import_state(self._states, slot, data)
 
     def pack(self, plan: StepPlan) -> StepBatch:
         """Return the plan as one ragged batch: its decodes, then its chunks.
@@ -233,7 +247,7 @@ class ModelRunner:
             block_tables=self._tables_of(rows, ceil_div(max(seq_lens.tolist()), self.block_size)),
             logits_rows=logits_rows,
             num_decodes=num_decodes,
-            slots=rows,
+            slots=None if self._states is None else self._slots[rows],
             fresh=None if self._states is None else seq_lens == np.diff(cu_seqlens_q),
         )
 

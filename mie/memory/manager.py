@@ -8,6 +8,7 @@ from mie.base.arithmetic import ceil_div
 from mie.base.stats.memory import MemoryStats
 from mie.memory.pool import BlockPool
 from mie.memory.prefix import Node, PartialMatch, PrefixCache, Room, block_of
+from mie.memory.states import StateSlots
 from mie.memory.table import BlockTable, Emit, HostTable, Moves, Owner
 
 
@@ -19,6 +20,8 @@ class KVCacheManager:
     num_blocks.
     """
 
+    states: StateSlots | None = None  # those of `StatefulManager`
+
     def __init__(
         self,
         num_blocks: int,
@@ -26,7 +29,6 @@ class KVCacheManager:
         *,
         enable_prefix_caching: bool = True,
         partial_block_sharing: bool = True,
-        has_states: bool = False,
         max_cached_blocks: int | None = None,
         num_host_blocks: int = 0,
         emit: Emit = lambda record: None,
@@ -35,8 +37,6 @@ class KVCacheManager:
         self.stats = MemoryStats()
         self._num_host_blocks = num_host_blocks
         self.shares_full = enable_prefix_caching
-        self.has_states = has_states
-        """Whether each row has states beside its blocks, which last until its next sequence."""
         self._shares_partial = enable_prefix_caching and partial_block_sharing
         self._max_cached = num_blocks if max_cached_blocks is None else max_cached_blocks
         self._emit = emit
@@ -51,9 +51,7 @@ class KVCacheManager:
         self._pinned: list[tuple[int, Node | None]] = []
         # Sums over all open tables. A last block that several tables share counts for each of them.
         # The third number is how many of its empty slots are counted too often.
-        self._num_entries = 0
-        self._num_stored = 0
-        self._num_counted_twice = 0
+        self._num_entries = self._num_stored = self._num_counted_twice = 0
 
     @property
     def num_cached(self) -> int:
@@ -111,7 +109,7 @@ class KVCacheManager:
         path: list[Node] = []
         partial = None
         if use_cache and parent is None and self.shares_full:
-            path = self._prefix.match(token_ids, limit, salt)
+            path = self._usable(self._prefix.match(token_ids, limit, salt), host)
             if self._shares_partial and host is None:
                 partial = self._prefix.match_inside(path, token_ids, limit, salt)
         num_shared = parent.num_tokens // self.block_size if parent else len(path)
@@ -125,6 +123,10 @@ class KVCacheManager:
         source = host or parent
         num_computed = max(num_computed, source.num_tokens if source else 0)
         return Room(token_ids, salt, path, partial, host, num_computed, num_new, parent)
+
+    def _usable(self, path: list[Node], host: HostTable | None) -> list[Node]:
+        """Return the part of a cached path that a table can share."""
+        return path
 
     def num_taken(self, room: Room) -> int:
         """Return how many of the available blocks a table takes: new ones, and cached ones."""
@@ -165,8 +167,6 @@ class KVCacheManager:
         twin = BlockTable(owner, row, token_ids)
         self._pool.incref(*table.block_ids)
         self._moves.updates.append((row, 0, tuple(table.block_ids)))
-        if self.has_states:
-            self._moves.forks.append((table.row, row))
         twin.block_ids = list(table.block_ids)
         self._num_entries += len(twin.block_ids)
         self.stats.num_shared_blocks += len(twin.block_ids)
@@ -323,13 +323,17 @@ class KVCacheManager:
         return moves
 
     def end_step(self) -> None:
-        """Unpin the blocks that the moves read: they are done, or the step was abandoned."""
+        """Unpin the blocks that the moves read."""
         self._moves = Moves()
         for block_id, node in self._pinned:
             self._emit(("unpin", block_id))
             self._pool.decref(block_id)
             self._offer(node)
         self._pinned.clear()
+
+    def abandon_step(self) -> None:
+        """End a step whose moves may not have been made."""
+        self.end_step()
 
     # Parts of the above.
 
@@ -352,10 +356,12 @@ class KVCacheManager:
 
     def _evict(self, count: int) -> None:
         for _ in range(count):
-            block_id = self._prefix.evict()
-            self._emit(("evict", block_id))
-            self._pool.decref(block_id)
-            self.stats.num_evictions += 1
+            self._drop(self._prefix.evict())
+
+    def _drop(self, node: Node) -> None:
+        self._emit(("evict", block_of(node)))
+        self._pool.decref(block_of(node))
+        self.stats.num_evictions += 1
 
     def _hold(self, *path: Node) -> tuple[int, ...]:
         """Add a holder to the blocks of a path, or of its last node, and return their ids."""

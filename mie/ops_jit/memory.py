@@ -30,14 +30,7 @@ from mie.ops.backend import KVCacheShape
 from mie.ops.kv_cache import LARGEST
 from mie.ops.packed import pack_nibbles
 from mie.ops.quantised import Form, Part, QuantisedRows, Rows
-from mie.ops_jit.layout import (
-    INPUTS_OF_WORD,
-    K_BLOCK,
-    LANES,
-    PANELS,
-    SIGNED_NIBBLE,
-    format_name,
-)
+from mie.ops_jit.layout import INPUTS_OF_WORD, K_BLOCK, LANES, PANELS, SIGNED_NIBBLE, format_name
 
 CHUNK = 32 << 20
 """Bytes that are mapped at a time. They take memory where they are written."""

@@ -177,7 +177,10 @@ class Admission:
                 if self._manager.shares_full and seq.may_read_cache:
                     self._count_query(seq, room)
         seq.host = None
-        return self._manager.open_table(room, seq.seq_id, row)
+        table = self._manager.open_table(room, seq.seq_id, row)
+        if self._manager.states is not None:
+            self._manager.states.open(table, room, seq.request.kept_states)
+        return table
 
     def _count_query(self, seq: Sequence, room: Room) -> None:
         num_full = len(room.path) * self._manager.block_size

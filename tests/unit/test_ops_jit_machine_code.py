@@ -1,7 +1,5 @@
 """Kernels compiled for CPUs that are not at hand: their inner loops are read."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Iterator

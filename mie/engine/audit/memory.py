@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from mie.engine.audit.states import check_states, states_snapshot
 from mie.memory.manager import KVCacheManager
 from mie.memory.pool import REGION, BlockPool
 from mie.memory.prefix import Node, PrefixCache, block_of
@@ -20,7 +21,9 @@ def memory_snapshot(manager: KVCacheManager) -> dict[str, Any]:
     """Return the held blocks and the prefix tree as plain data."""
     pool, prefix = manager._pool, manager._prefix
     refcounts = ((block_id, pool.refcount(block_id)) for block_id in range(pool.num_blocks))
+    states = {} if manager.states is None else {"states": states_snapshot(manager.states)}
     return {
+        **states,
         "block_size": manager.block_size,
         "num_blocks": manager.num_blocks,
         "num_host_blocks": manager._num_host_blocks,
@@ -37,16 +40,16 @@ def memory_snapshot(manager: KVCacheManager) -> dict[str, Any]:
 
 
 def check_memory(
-    manager: KVCacheManager,
-    tables: Iterable[BlockTable],
-    host_tables: Iterable[HostTable] = (),
+    manager: KVCacheManager, tables: Iterable[BlockTable], host_tables: Iterable[HostTable] = ()
 ) -> None:
     """Assert, between steps, that every count equals the holders of its block.
 
     ``tables`` and ``host_tables`` are all that are open.
     """
     assert not manager._pinned, "a block is pinned between steps"
-    tables = list(tables)
+    tables, host_tables = list(tables), list(host_tables)
+    if manager.states is not None:
+        check_states(manager.states, _blocks(manager._prefix), tables, host_tables)
     _check_holders(manager._pool, manager._prefix, tables)
     _check_host_pool(manager._host_pool, host_tables)
     assert manager.num_cached <= manager._max_cached, "the cache is over its budget"

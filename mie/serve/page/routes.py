@@ -1,10 +1,8 @@
 """The routes of the page: its files, its data, and logging in."""
 
-import gzip
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from importlib.util import find_spec
 from typing import Any
 
 from starlette.requests import Request
@@ -12,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mie.async_llm import AsyncLLM
-from mie.errors import TraceError, shown
+from mie.errors import RequestError, TraceError, shown
 from mie.events import Segment
 from mie.events.page.assets import RECORDED_RUNS, Asset, assets
 from mie.events.page.cells import NodeText, encode, key_record, seq_from
@@ -33,6 +31,7 @@ from mie.serve.page.access import (
 from mie.serve.page.feed import Feed
 from mie.serve.page.processes import Worker, converted
 from mie.serve.serving import Serving
+from mie.structured.descriptions import library
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
@@ -76,6 +75,7 @@ class PageRoutes:
         """Return the routes."""
         return [
             Route("/", self._index),
+            Route("/story.html", self._story),
             Route("/mie/page/{path:path}", self._asset),
             Route("/mie/login", self._login, methods=["POST"]),
             Route("/mie/logout", self._logout, methods=["POST"]),
@@ -85,7 +85,6 @@ class PageRoutes:
             Route("/mie/state", self._state),
             Route("/mie/text", self._text),
             Route("/mie/why", self._why),
-            Route("/mie/runs/{name}", self._run),
             Route("/mie/trace", self._trace, methods=["POST"]),
         ]
 
@@ -103,6 +102,9 @@ class PageRoutes:
 
     async def _index(self, request: Request) -> Response:
         return _file(request, self._assets["index.html"])
+
+    async def _story(self, request: Request) -> Response:
+        return _file(request, self._assets["story.html"])
 
     async def _asset(self, request: Request) -> Response:
         found = self._assets.get(request.path_params["path"])
@@ -154,7 +156,8 @@ class PageRoutes:
                 "model": serving.names[0],
                 "client": request.scope.get("mie.client"),
                 "has_keys": has_keys(self._config),
-                "has_structured": find_spec("llguidance") is not None,
+                "demo": self._config.demo,
+                "has_structured": _has_structured(),
                 "has_chat": serving.has_chat_template,
                 "may_read_text": may_read_text(self._config, request.scope),
                 "runs": [{"name": each.name, "title": each.title} for each in RECORDED_RUNS],
@@ -238,16 +241,6 @@ class PageRoutes:
             return _json({"seq": name, "because": None, "sentence": sentence})
         return _json({"seq": name, **vars(wait), "sentence": wait.sentence})
 
-    async def _run(self, request: Request) -> Response:
-        check_may_see(request)
-        for run in RECORDED_RUNS:
-            if run.name == request.path_params["name"]:
-                return Response(
-                    gzip.decompress(run.compressed()), headers=DATA_HEADERS, media_type=NDJSON
-                )
-        name = shown(request.path_params["name"])
-        raise ApiError(404, f"there is no recorded run {name}")
-
     async def _trace(self, request: Request) -> Response:
         check_may_see(request)
         log = await request.body()
@@ -297,6 +290,15 @@ def _past(segments: Sequence[Segment], until: int) -> list[Segment]:
         if sum(len(each.steps) for each in found) >= HISTORY_STEPS:
             break
     return found
+
+
+def _has_structured() -> bool:
+    """Return whether the extra ``structured`` is installed."""
+    try:
+        library()
+    except RequestError:
+        return False
+    return True
 
 
 def _file(request: Request, asset: Asset) -> Response:
