@@ -231,7 +231,7 @@ OFFENCES = {
     "an allocation": lambda cupy, x: cupy.empty(3, np.float32),
     "a wait for the device": lambda cupy, x: cupy.current.synchronize(),
     "a copy": lambda cupy, x: x.get(),
-    "a compilation": lambda cupy, x: cupy.nvrtc.compile("", ["silu_mul<float>"], []),
+    "a compilation": lambda cupy, x: cupy.nvrtc.compile("", ["gated_mul<float>"], []),
 }
 
 

@@ -442,7 +442,7 @@ def test_scaled_embeddings(machine: Machine):
     table = normal(11, 16).astype(np.float32)
     embedding = machine.backend.load_embedding(table.shape, [table])
     with computed_or_refused(machine, "scaled embeddings"):
-        y = machine.backend.embed(np.array([3, 3, 10]), embedding, 2.5)
+        y = machine.backend.embed(machine.put(np.array([3, 3, 10])), embedding, 2.5)
         check(machine, "rms_norm", y, 2.5 * table[[3, 3, 10]].astype(np.float64))
 
 
