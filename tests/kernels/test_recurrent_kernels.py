@@ -144,12 +144,11 @@ def test_recurrences(
     assert batch.slots is not None
     for row, (_, slot, is_fresh) in enumerate(sequences):
         begin, end = batch.cu_seqlens_q[row : row + 2]
-        own: Any = [each[begin:end] for each in of_tokens]
+        own = [each[begin:end] for each in of_tokens]
         state = 0 * states[1] if is_fresh or slot < 0 else states[slot]
-        if is_delta:
-            wanted.append(recurrent.gated_delta(*own, state))
-        else:
-            wanted.append(recurrent.mamba(*own, wide(w.skip), state))
+        own += [] if is_delta else [wide(w.skip)]
+        run: Any = recurrent.gated_delta if is_delta else recurrent.mamba
+        wanted.append(run(*own, state))
         if slot >= 0:
             states[slot] = state
     run = layer.backend.gated_delta if is_delta else layer.backend.mamba
