@@ -1,7 +1,5 @@
 """The chat in a browser: conversations, the engine's numbers beside them, and hostile markdown."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """A page tells one server from another, and says so if its server is gone or silent."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import signal

@@ -1,7 +1,5 @@
 """Check the web page's modules, the file that they are joined to, its records, and docs/page.md."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib
