@@ -171,7 +171,7 @@ class StateSlots:
         self._emit(("state", table.owner, running.slot))
 
     def close(self, table: BlockTable) -> None:
-        """Release a table's slot. Its latest snapshot remains, also if another sequence shares it."""
+        """Release a table's slot. Its latest snapshot remains, even if another has it too."""
         running = self._tables.pop(table)
         if running.tail is not None:
             self._use(running.tail).tail_of = running.owner
