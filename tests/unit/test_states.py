@@ -201,3 +201,32 @@ def test_a_fork_that_is_swapped_out_at_once_saves_the_state_of_its_parent() -> N
     moves = manager.take_moves().states
     assert moves is not None
     assert moves.imports == [(0, manager.states._tables[twin].slot)]
+
+
+def test_the_metrics_count_slots_and_snapshots() -> None:
+    engine = engine_of(num_states=4, max_num_seqs=2)
+    answer(engine, words(1), words(2))
+    engine.add_request(words(3), PARAMS)
+    engine.step()
+    slots = {}
+    for metric in engine.get_metrics("model"):
+        if metric.name == "mie:state_slots":
+            slots[metric.labels["state"]] = metric.value
+    assert slots == {"running": 1, "snapshot": 3, "free": 0}
+    taken = [m.value for m in engine.get_metrics("m") if m.name == "mie:snapshots_taken"]
+    assert taken == [engine.scheduler.manager.stats.num_snapshots]
+
+
+def test_a_preempted_sequence_goes_on_from_its_latest_snapshot() -> None:
+    engine, prompt = engine_of(), words(1, 2, 3)
+    engine.add_request(prompt, SamplingParams(max_tokens=40, n=2, ignore_eos=True))
+    for num_steps in (20, 7, 1):
+        for _ in range(num_steps):
+            engine.step()
+        engine.scheduler.preempt_all()
+    while engine.has_work:
+        engine.step()
+    # Each of two choices computes the tokens behind a full block again, three times.
+    num_again = engine._runner.num_computed - (len(prompt) + 2 * 39)
+    assert 0 < num_again <= 2 * 3 * (B - 1)
+    assert len(kept(engine)) == 3, "no preemption leaves a snapshot behind"
