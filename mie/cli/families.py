@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.families import FAMILIES, Family
 from mie.checkpoint.gguf.architectures import ARCHITECTURES
-from mie.ops_gpu.cupy_backend import CupyBackend
 from mie.structured.tools.families import FAMILY_FORMATS, NO_FORMATS
 
 _SAMPLE = {
@@ -50,6 +49,8 @@ _KEYS = {
 
 def families_table() -> str:
     """Return the table of families in Markdown."""
+    from mie.ops_gpu.cupy_backend import CupyBackend  # NumPy, which other commands do not need
+
     heads = ("models", "architecture", "`model_type`", "beyond a plain Llama", "CUDA", "GGUF")
     rows: list[tuple[str, ...]] = [(*heads, "calls of tools", "reasoning"), ("---",) * 8]
     for name, family in FAMILIES.items():

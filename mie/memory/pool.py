@@ -1,7 +1,5 @@
 """Allocate from a fixed set of blocks with reference counts."""
 
-from __future__ import annotations
-
 REGION = 16
 """Size of a region. A new table starts in a wholly free region if there is one, so it can grow."""
 

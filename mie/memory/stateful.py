@@ -40,6 +40,7 @@ class StatefulManager(KVCacheManager):
             self.block_size,
             self._prefix,
             self.stats,
+            self._emit,
             takes_snapshots=self.shares_full,
             num_host_slots=self._num_host_states,
         )

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mie.base.stats.memory import MemoryStats
-from mie.memory.prefix import Node, PrefixCache, Room, num_common
-from mie.memory.table import BlockTable, HostTable, Owner
+from mie.memory.prefix import Node, PrefixCache, Room, block_of, num_common
+from mie.memory.table import BlockTable, Emit, HostTable, Owner
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +70,7 @@ class StateSlots:
         block_size: int,
         prefix: PrefixCache,
         stats: MemoryStats,
+        emit: Emit,
         *,
         takes_snapshots: bool,
         num_host_slots: int,
@@ -80,6 +81,7 @@ class StateSlots:
         self._block_size = block_size
         self._prefix = prefix
         self._stats = stats
+        self._emit = emit
         self._takes_snapshots = takes_snapshots
         self._tables: dict[BlockTable, Running] = {}
         self._hosts: dict[HostTable, int] = {}
@@ -144,8 +146,7 @@ class StateSlots:
             host_slot = self.drop(host)
             if source is None:
                 self._imports.append((host_slot, slot))
-        self._tables[table] = running
-        self._rows.append((table.row, slot))
+        self._begin(table, running)
 
     def _num_known(self, room: Room) -> int:
         """Return how many tokens are in full blocks of the cache or of an open table's prompt."""
@@ -161,14 +162,19 @@ class StateSlots:
         """Give a forked table a copy of the state."""
         running, slot = self._tables[table], self._take()
         self._copies[slot] = self._content(running.slot)
-        self._tables[twin] = Running(twin.owner, slot, running.kept, [*running.stops], running.tail)
-        self._rows.append((twin.row, slot))
+        stops = [*running.stops]
+        self._begin(twin, Running(twin.owner, slot, running.kept, stops, running.tail))
+
+    def _begin(self, table: BlockTable, running: Running) -> None:
+        self._tables[table] = running
+        self._rows.append((table.row, running.slot))
+        self._emit(("state", table.owner, running.slot))
 
     def close(self, table: BlockTable) -> None:
-        """Release a table's slot. Its latest snapshot remains."""
+        """Release a table's slot. Its latest snapshot remains, even if another has it too."""
         running = self._tables.pop(table)
         if running.tail is not None:
-            self._use(running.tail)
+            self._use(running.tail).tail_of = running.owner
         self._release(running.slot)
 
     # Running.
@@ -221,6 +227,7 @@ class StateSlots:
         self._unsure.add(node)
         self._copies[slot] = self._content(running.slot)
         self._stats.num_snapshots += 1
+        self._emit(("save", block_of(node), slot))
         return snapshot
 
     def forget(self, node: Node) -> None:
@@ -233,6 +240,7 @@ class StateSlots:
                 running.tail = None
         self._unsure.discard(node)
         self._release(snapshot.slot)
+        self._emit(("forget", block_of(node)))
 
     # Swapping.
 
@@ -240,6 +248,7 @@ class StateSlots:
         """Copy a table's state to the host."""
         self._hosts[host] = slot = self._free_hosts.pop()
         self._exports.append((self._content(self._tables[table].slot), slot))
+        self._emit(("save_host", table.owner, slot))
 
     def drop(self, host: HostTable) -> int:
         """Release the host's slot of a swapped-out sequence, and return it."""
@@ -281,7 +290,7 @@ class StateSlots:
         """Return a free slot, for which a snapshot may be evicted."""
         if not self._free:
             node = min(self.snapshots, key=self._value)
-            self._clock = self._value(node)
+            self._clock = max(self._clock, self._value(node))
             self._stats.num_snapshot_evictions += 1
             self.forget(node)
         return self._free.pop()

@@ -343,13 +343,7 @@ class Rows:
     """Adjacent queries of a prompt, scored in one product for each KV head."""
 
     def __init__(
-        self,
-        rows: slice,
-        blocks: _Blocks,
-        positions: slice,
-        hidden: Bools,
-        heads: slice,
-        work: int,
+        self, rows: slice, blocks: _Blocks, positions: slice, hidden: Bools, heads: slice, work: int
     ) -> None:
         """Describe the queries ``rows`` of T, which see ``positions`` of the blocks.
 

@@ -31,13 +31,7 @@ from mie.ops.quantised import Form, Part, Rows
 from mie.ops.sampling import RowControls
 from mie.ops_gpu import kv_cache, sampling
 from mie.ops_gpu.arena import fresh
-from mie.ops_gpu.arrays import (
-    DTYPES,
-    block_threads,
-    element_type,
-    kernel_type,
-    rounded,
-)
+from mie.ops_gpu.arrays import DTYPES, block_threads, element_type, kernel_type, rounded
 from mie.ops_gpu.attention import PagedAttention
 from mie.ops_gpu.batch import to_device
 from mie.ops_gpu.chip import Chip, device_memory
@@ -224,12 +218,7 @@ class CupyBackend(CupyExperts):
         return out
 
     def norm_gate_up(
-        self,
-        x: Array,
-        norm: Array,
-        eps: float,
-        weight: CupyLinear,
-        activation: Activation = "silu",
+        self, x: Array, norm: Array, eps: float, weight: CupyLinear, activation: Activation = "silu"
     ) -> Array:
         if norm is not None and activation == "silu":
             out = self._empty("gated", (len(x), len(weight) // 2), x.dtype)

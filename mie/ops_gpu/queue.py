@@ -183,9 +183,7 @@ def _run(tasks: list[Task]) -> None:
         task()
 
 
-def in_queue(
-    method: Callable[Concatenate[Any, P], R],
-) -> Callable[Concatenate[Any, P], R]:
+def in_queue(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
     """Run a backend's method with its copies and launches in the backend's queue."""
 
     @functools.wraps(method)

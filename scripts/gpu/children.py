@@ -94,8 +94,8 @@ def judged_tokens(
     """
     from mie import LLM, SamplingParams
 
-    room = {"block_size": 8, "num_blocks": 14, "max_num_batched_tokens": 16}
-    swap = {"preemption_mode": "swap", "swap_space": 1 << 20}
+    room: dict[str, Any] = {"block_size": 8, "num_blocks": 14, "max_num_batched_tokens": 16}
+    swap: dict[str, Any] = {"preemption_mode": "swap", "swap_space": 1 << 20}
     llm = LLM("bundled", backend=backend, **kind, **room, **swap)
     params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, logprobs=1)
     outputs = llm.generate([STORY], params, use_tqdm=False)
@@ -110,12 +110,9 @@ def judged_tokens(
     scored = SamplingParams(max_tokens=1, prompt_logprobs=1)
     found = []
     for answer, text in zip(answers, oracle.generate(texts, scored, use_tqdm=False), strict=True):
-        places = zip(
-            answer.token_ids,
-            answer.logprobs,
-            text.prompt_logprobs[-len(answer.token_ids) :],
-            strict=True,
-        )
+        rows = [row for row in text.prompt_logprobs or () if row is not None]
+        ours_of, rows = answer.logprobs or [], rows[-len(answer.token_ids) :]
+        places = zip(answer.token_ids, ours_of, rows, strict=True)
         for token, ours, wanted in places:
             best = max(each.logprob for each in wanted.values())
             own = wanted[token].logprob

@@ -166,10 +166,7 @@ ENTRIES = (
         threads=128,
     ),
     Entry(file="rms_norm.cu", names=each("{}<{}>", ("rms_norm", "head_norm"), FLOATS)),
-    Entry(
-        file="rope_quantize_kv.cu",
-        names=each("rope_quantize_kv<{}, {}>", FLOATS, QUANTIZED),
-    ),
+    Entry(file="rope_quantize_kv.cu", names=each("rope_quantize_kv<{}, {}>", FLOATS, QUANTIZED)),
     Entry(file="rope_write_kv.cu", names=each("rope_write_kv<{}>", FLOATS)),
     *(
         Entry(file=f"{name}.cu", names=each(f"{name}<{{}}>", FLOATS))

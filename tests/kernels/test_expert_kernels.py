@@ -11,16 +11,7 @@ import numpy as np
 import pytest
 from emulated import needs_compiler
 from test_few_rows import diagonal, garbage, integers
-from test_kernels import (
-    DEVICE_MODES,
-    check,
-    dtype,
-    launcher_of,
-    make_backend,
-    mode,
-    normal,
-    wide,
-)
+from test_kernels import DEVICE_MODES, check, dtype, launcher_of, make_backend, mode, normal, wide
 from test_quantised_products import FORMS, matrix_of, rows_of, weights
 
 from mie.errors import UnsupportedModelError

@@ -5,8 +5,6 @@
 prints a line for each bug of planted_bugs.toml: PASSED if its check notices it.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Callable

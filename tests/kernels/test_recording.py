@@ -4,8 +4,6 @@ The stand-in fails on actions that a step must not take once its size is warm, a
 graph must not use. The last tests check that it notices each of these.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any

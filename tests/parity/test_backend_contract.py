@@ -5,8 +5,6 @@ The tests are the same for all backends. A `Machine` copies arrays to a backend 
 was given, so the difference is the backend's own rounding.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping

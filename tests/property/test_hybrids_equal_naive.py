@@ -55,7 +55,7 @@ def in_bytes(scenario, size):
 
 
 @given(scenario=hybrid_scenarios())
-@settings(max_examples=NUM_SCENARIOS if settings().max_examples <= 100 else 1000)
+@settings(max_examples=NUM_SCENARIOS if settings().max_examples < 1000 else 1000)
 def check_scenarios(hybrids, backend, scenario):
     size = state_bytes(hybrids[scenario["model"]], backend)
     check_scenario(hybrids, backend, in_bytes(scenario, size))

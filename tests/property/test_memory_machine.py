@@ -78,7 +78,7 @@ class Memory(RuleBasedStateMachine):
     def begin(self, num_slots, block_size, num_host_blocks, caching, partial, budget):
         self.records = []
         num_blocks = num_slots // block_size
-        self.manager = KVCacheManager(
+        self.manager = self.new_manager(
             num_blocks,
             block_size,
             enable_prefix_caching=caching,
@@ -94,6 +94,16 @@ class Memory(RuleBasedStateMachine):
         self.numbers = count()
         self.running, self.waiting = [], []
         self.begin_step()
+
+    def new_manager(self, *args, **options):
+        return KVCacheManager(*args, **options)
+
+    def opened(self, seq, room):
+        """Follow the opening of a table."""
+
+    def limited(self, table, end):
+        """Return how far a chunk that should end at ``end`` may go."""
+        return end
 
     def begin_step(self):
         self.work = {}  # sequence -> where its tokens of this step end
@@ -170,6 +180,7 @@ class Memory(RuleBasedStateMachine):
             return
         table = seq.table
         end = min(table.num_tokens + 1 + number // 2, len(seq.token_ids))
+        end = self.limited(table, end)
         if number % 2 or end > table.num_writable:
             before = self.everything()
             was_shared = end > table.num_tokens and self.num_holders(seq, table.num_tokens) > 1
@@ -233,6 +244,7 @@ class Memory(RuleBasedStateMachine):
         self.check_match(seq, room, num_spare)
         row = min({*range(MAX_TABLES)} - {other.table.row for other in self.running})
         seq.table = table = manager.open_table(room, (seq.number, 0), row)
+        self.opened(seq, room)
         assert manager.num_available >= num_spare
         assert len(table.block_ids) == manager.blocks_for(len(seq.token_ids))
         assert table.num_tokens == room.num_computed < len(seq.token_ids)
@@ -248,7 +260,8 @@ class Memory(RuleBasedStateMachine):
         seq.host, seq.lends = None, False
         self.waiting.remove(seq)
         self.running.append(seq)
-        self.work[seq] = room.num_computed + 1 + number % (len(seq.token_ids) - room.num_computed)
+        num_missing = len(seq.token_ids) - room.num_computed
+        self.work[seq] = self.limited(table, room.num_computed + 1 + number % num_missing)
         self.is_opening = True
 
     # The end of a step.
@@ -285,7 +298,7 @@ class Memory(RuleBasedStateMachine):
             self.make(self.manager.take_moves())
             for seq, end in list(self.work.items())[:num_written]:
                 self.write(seq, end)
-        self.manager.end_step()
+        self.manager.abandon_step()
         for seq in self.exported:
             if seq.host is not None:
                 self.drop(seq)

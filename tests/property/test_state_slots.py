@@ -14,7 +14,7 @@ from scripted_runner import EOS, expected_tokens, scripted_engine
 from mie import EngineConfig, SamplingParams
 from mie.engine.audit.scheduler import check_scheduler
 
-NUM_SCENARIOS = 60 if settings().max_examples <= 100 else 1000
+NUM_SCENARIOS = 60 if settings().max_examples < 1000 else 1000
 LIMIT = 60
 OFTEN = (
     *("hits", "snapshots", "snapshots evicted", "preempted", "imported", "forks", "aborted"),

@@ -71,7 +71,10 @@ async def test_a_key_is_taken_as_openai_and_as_anthropic_clients_send_it(engine)
 
 
 ADMIN = "sk-admin"
-OF_CLIENTS = {"/tokenize", "/detokenize", "/tokenizer_info", "/apply-template", "/load"}
+OF_CLIENTS = {
+    *("/tokenize", "/detokenize", "/tokenizer_info", "/apply-template", "/load", "/props"),
+    *("/chat/completions", "/completion", "/completions", "/models"),
+}
 
 
 @pytest.mark.parametrize("has_keys", [True, False])
@@ -102,7 +105,7 @@ async def test_with_an_admin_key_all_that_is_not_for_clients_needs_it(
     admins = {
         path
         for path, _ in found
-        if not path.startswith("/v1/") and path not in OF_CLIENTS | {"/openapi.json"}
+        if not path.startswith(("/v1/", "/api/")) and path not in OF_CLIENTS | {"/openapi.json"}
         if not is_open(path)
     }
     assert {"/metrics", "/reset_prefix_cache", "/unknown", "/mie/state"} <= admins
@@ -249,10 +252,7 @@ def test_a_keys_quota_reaches_the_engine(tmp_path):
     file.write_text("alice sk-one weight=2\nbob sk-two\njobs sk-three weight=0.5 max_num_seqs=8\n")
     keys = Keys.of([], str(file))
     settings = with_quotas({"scheduling_policy": "fair"}, keys)
-    quotas = {
-        "alice": ClientQuota(weight=2),
-        "jobs": ClientQuota(weight=0.5, max_num_seqs=8),
-    }
+    quotas = {"alice": ClientQuota(weight=2), "jobs": ClientQuota(weight=0.5, max_num_seqs=8)}
     assert EngineConfig(**settings).client_quotas == quotas
     assert with_quotas({}, None) == with_quotas({}, Keys.of(["sk-one"])) == {}
     declared = {"client_quotas": {"carol": {"weight": 3}}}

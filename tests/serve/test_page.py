@@ -192,9 +192,9 @@ def test_a_question_to_another_server_is_refused(engine, path):
 
 @pytest.mark.parametrize("run", RECORDED_RUNS, ids=lambda run: run.name)
 def test_a_recorded_run_is_sent_as_records(engine, run):
-    answer = get(engine, f"/mie/runs/{run.name}")
+    answer = get(engine, f"/mie/page/runs/{run.name}.page.jsonl")
     assert answer.content == gzip.decompress(run.compressed())
-    assert get(engine, "/mie/runs/other").status_code == 404
+    assert get(engine, "/mie/page/runs/other.page.jsonl").status_code == 404
 
 
 # The live stream.
@@ -362,7 +362,7 @@ async def test_with_several_keys_none_sees_what_the_others_send(engine):
         login = await client.post("/mie/login", json={"key": KEY})
         assert (login.status_code, login.json()["error"]["code"]) == (403, "page_forbidden")
         paths = ["config", "events", "history?until=0", "state", "text?blocks=1", "why?seq=1.0"]
-        for path in (*paths, "runs/small-pool"):
+        for path in paths:
             headers = {"authorization": f"Bearer {KEY}"}
             answer = await client.get(f"/mie/{path}", headers=headers)
             assert answer.status_code == 403

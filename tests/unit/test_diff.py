@@ -1,7 +1,5 @@
 """Test `mie.diff`: its measurements and records, and that it finds every injected fault."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,12 +1,24 @@
-"""Check the slots of recurrent states by brute force, for tests."""
+"""Check the slots of recurrent states by brute force, and return them as plain data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from mie.memory.prefix import Node
+from mie.memory.prefix import Node, block_of
 from mie.memory.states import StateSlots
 from mie.memory.table import BlockTable, HostTable
+
+
+def states_snapshot(states: StateSlots) -> dict[str, Any]:
+    """Return the owner of each slot as plain data, for the event log."""
+    return {
+        "num_slots": states.num_slots,
+        "num_host_slots": len(states._hosts) + len(states._free_hosts),
+        "running": {table.owner: each.slot for table, each in states._tables.items()},
+        "saved": {block_of(node): each.slot for node, each in states.snapshots.items()},
+        "hosts": {host.owner: slot for host, slot in states._hosts.items()},
+    }
 
 
 def check_states(

@@ -125,7 +125,12 @@ MAX_BLOCKS = 1 << 22
 Line = tuple[str, str]
 """A record: its kind, and its JSON without a line's end."""
 
-IN_CELLS = frozenset({"alloc", "share", "release", "close", "seal", "pin", "unpin", "rank", "step"})
+IN_CELLS = frozenset(
+    {
+        *("alloc", "share", "release", "close", "seal", "pin", "unpin", "rank", "step"),
+        *("state", "save", "forget", "save_host"),
+    }
+)
 """The kinds of records that are left out, because cells and rows show their effect."""
 
 SHOWN: Mapping[str, tuple[str, ...]] = MappingProxyType(

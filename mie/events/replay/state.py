@@ -9,6 +9,7 @@ from typing import Any
 from mie.errors import TraceError, shown_text
 from mie.events import FIELDS, MAX_FORCED_RUN, Record, Seq, Snapshot, Step, Summary
 from mie.events.replay.blocks import BlockState, require
+from mie.events.replay.slots import SlotState
 
 
 @dataclass(kw_only=True, eq=False)
@@ -41,6 +42,8 @@ class State:
         self, *, block_size: int, num_blocks: int, num_host_blocks: int, step: int = 0
     ) -> None:
         self.blocks = BlockState(block_size, num_blocks)
+        self.slots: SlotState | None = None
+        """The slots of recurrent states, if the model has some."""
         self.num_host_blocks = num_host_blocks
         self.step = step
         """The number of the last complete step."""
@@ -67,6 +70,7 @@ class State:
             if values["row"] is not None:
                 self.rows[values["row"]] = seq
         self.blocks.load(snapshot)
+        self.slots = SlotState(snapshot["states"]) if "states" in snapshot else None
         is_in_order = [self.waiting, self.running] == [snapshot["waiting"], snapshot["running"]]
         require(is_in_order, "the snapshot's queues do not match its sequences")
 
@@ -80,6 +84,7 @@ class State:
             "running": self.running,
             "sequences": {seq: _copied(vars(values)) for seq, values in self.sequences.items()},
             **self.blocks.snapshot(),
+            **({} if self.slots is None else {"states": self.slots.snapshot()}),
         }
 
     # Queries.
@@ -129,6 +134,9 @@ class State:
             require(kind in FIELDS, "unknown event")
             if kind in ("seal", "evict", "pin", "unpin"):
                 getattr(self.blocks, kind)(*values)
+            elif kind in ("state", "save", "forget", "save_host"):
+                require(self.slots is not None, "there are no states")
+                getattr(self.slots, kind)(*values)
             else:
                 getattr(self, f"_on_{kind}")(*values)
         except TraceError as error:
@@ -291,6 +299,8 @@ class State:
             self.blocks.leave_table(block)
             self.blocks.let_go(block)
         values.blocks = []
+        if self.slots is not None:
+            self.slots.close(seq)
 
     def _on_copy(self, source: int, target: int, seq: Seq, cause: str) -> None:
         require(target in self._runner(seq).blocks, "the target is not in its table")
@@ -311,12 +321,17 @@ class State:
         require({*host} <= {*(values.host or ())}, "the host blocks belong to another sequence")
         require(len(host) == len(blocks), "the table cannot hold that many host blocks")
         require({*blocks} <= {*values.blocks}, "the blocks are not in its table")
-        values.host = None
+        self._leave_host(seq)
 
     def _on_drop(self, seq: Seq) -> None:
         values = self._sequence(seq)
         require(values.host is not None, "it has no host blocks")
-        values.host = None
+        self._leave_host(seq)
+
+    def _leave_host(self, seq: Seq) -> None:
+        self.sequences[seq].host = None
+        if self.slots is not None:
+            self.slots.leave_host(seq)
 
     def _on_rebuild(self, snapshot: Snapshot) -> None:
         sizes = (snapshot["block_size"], snapshot["num_blocks"], snapshot["num_host_blocks"])
@@ -329,6 +344,8 @@ class State:
     def _on_step(self, summary: Summary) -> None:
         require(summary["step"] > self.step, f"step {summary['step']} comes too late")
         self.blocks.check()
+        if self.slots is not None:
+            self.slots.check(self.rows.values(), self.blocks.tree)
         self.step = summary["step"]
 
     # Parts of the above.

@@ -1,6 +1,5 @@
 """The routes of the page: its files, its data, and logging in."""
 
-import gzip
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -76,6 +75,8 @@ class PageRoutes:
         """Return the routes."""
         return [
             Route("/", self._index),
+            Route("/chat", self._chat),
+            Route("/story.html", self._story),
             Route("/mie/page/{path:path}", self._asset),
             Route("/mie/login", self._login, methods=["POST"]),
             Route("/mie/logout", self._logout, methods=["POST"]),
@@ -85,7 +86,6 @@ class PageRoutes:
             Route("/mie/state", self._state),
             Route("/mie/text", self._text),
             Route("/mie/why", self._why),
-            Route("/mie/runs/{name}", self._run),
             Route("/mie/trace", self._trace, methods=["POST"]),
         ]
 
@@ -103,6 +103,12 @@ class PageRoutes:
 
     async def _index(self, request: Request) -> Response:
         return _file(request, self._assets["index.html"])
+
+    async def _chat(self, request: Request) -> Response:
+        return _file(request, self._assets["chat.html"])
+
+    async def _story(self, request: Request) -> Response:
+        return _file(request, self._assets["story.html"])
 
     async def _asset(self, request: Request) -> Response:
         found = self._assets.get(request.path_params["path"])
@@ -154,6 +160,7 @@ class PageRoutes:
                 "model": serving.names[0],
                 "client": request.scope.get("mie.client"),
                 "has_keys": has_keys(self._config),
+                "demo": self._config.demo,
                 "has_structured": _has_structured(),
                 "has_chat": serving.has_chat_template,
                 "may_read_text": may_read_text(self._config, request.scope),
@@ -237,16 +244,6 @@ class PageRoutes:
             sentence = "It does not wait: it runs, or has ended."
             return _json({"seq": name, "because": None, "sentence": sentence})
         return _json({"seq": name, **vars(wait), "sentence": wait.sentence})
-
-    async def _run(self, request: Request) -> Response:
-        check_may_see(request)
-        for run in RECORDED_RUNS:
-            if run.name == request.path_params["name"]:
-                return Response(
-                    gzip.decompress(run.compressed()), headers=DATA_HEADERS, media_type=NDJSON
-                )
-        name = shown(request.path_params["name"])
-        raise ApiError(404, f"there is no recorded run {name}")
 
     async def _trace(self, request: Request) -> Response:
         check_may_see(request)

@@ -1,7 +1,5 @@
 """Define the device: a CUDA device, or the emulator with an arbitrary clock."""
 
-from __future__ import annotations
-
 import statistics
 import sys
 from collections.abc import Callable, Sequence

@@ -23,7 +23,12 @@ MODEL, DRY_MODEL = "TinyLlama-1.1B", "toy"
 PROMPT_LENGTH = 16
 EAGER = {"enforce_eager": True, "async_scheduling": False}
 INT4 = {"quantization": "int4"}
-ENGINES = {"mie": {}, "mie int4": INT4, "mie eager": EAGER, "transformers": {}}
+ENGINES: dict[str, dict[str, Any]] = {
+    "mie": {},
+    "mie int4": INT4,
+    "mie eager": EAGER,
+    "transformers": {},
+}
 """Engine names, and settings of mie. transformers runs the requests as one static batch."""
 WEIGHT_SIZES = {"mie int4": (4.5 / 8, 8.5 / 8)}
 """Bytes of a quantised weight and its share of a 16-bit scale: of the layers, and of the head."""
@@ -64,7 +69,7 @@ def _measure(
 ) -> None:
     workloads = DRY_WORKLOADS if report.is_dry_run else WORKLOADS
     most, length = (max(each) for each in zip(*workloads, strict=True))
-    settings = {
+    settings: dict[str, Any] = {
         "backend": "cupy-emulated" if report.is_dry_run else "cupy",
         "dtype": "float16",
         "num_blocks": ceil_div(PROMPT_LENGTH + length, BLOCK_SIZE) * most * 2,

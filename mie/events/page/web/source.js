@@ -56,6 +56,11 @@ export async function opened(file, hasServer) {
   return recorded(parse(await file.text()), file.name);
 }
 
+/** Return a recorded run that comes with the page. */
+export async function fetched({ name, title }) {
+  return recorded(parse(await (await ask(`mie/page/runs/${name}.page.jsonl`)).text()), title);
+}
+
 /** Return the records that this page has inside, or null. */
 export function embedded() {
   const node = document.getElementById("mie-runs");
@@ -158,6 +163,7 @@ export class Live {
       run.onExact = () => this.on.change();
     }
     const { run } = this;
+    if (isNew && !record.step) run.isFilled = true;
     const isGap = record.record === "key" && record.step !== run.last;
     run.add(record);
     if (isNew) this.on.run(run);
@@ -170,6 +176,7 @@ export class Live {
     try {
       const answer = await askOf(run, "mie/history", { until: step });
       run.prepend(parse(await answer.text()));
+      run.isFilled = true;
       this.on.change();
     } catch (error) {
       if (error.status !== 404) this.on.trouble(`The past cannot be read: ${error.message}`);
