@@ -27,7 +27,6 @@ from mie.system.cache_dir import CacheError
 
 X, A, N = np.zeros(8, np.float32), np.float32(1), np.int32(8)
 NORM = "rms_norm.cu", "rms_norm<float>"
-GOOD = (X, X, X, X, N, N, A)
 
 
 class Function:
@@ -207,16 +206,16 @@ def test_launches_are_passed_on(cupy: Any):
     """Shared memory is raised where a launch needs it, a null pointer is eight zero bytes, and an
     empty grid is not launched."""
     kernel, function = CupyLauncher().kernel(*NORM), cupy.function
-    kernel((2, 1), (8,), GOOD)
+    kernel((2, 1), (8,), (X, X, X, X, N, N, A))
     assert function.preferred_shared_memory_carveout == -1
-    kernel((2, 0), (8,), GOOD)
-    kernel((2, 1), (8,), (None, *GOOD[1:]), shared_bytes=64)
+    kernel((2, 0), (8,), (X, X, X, X, N, N, A))
+    kernel((2, 1), (8,), (None, X, X, X, N, N, A), shared_bytes=64)
     assert function.preferred_shared_memory_carveout == 100
     assert function.max_dynamic_shared_size_bytes == 48 * 1024
     (first, (_, _, (null, *rest), shared_bytes)) = function.launches
-    assert first == ((2, 1), (8,), GOOD, 0)
-    assert (null.dtype, null, rest, shared_bytes) == (np.uint64, 0, [*GOOD[1:]], 64)
-    kernel((2,), (8,), GOOD, shared_bytes=100_000)
+    assert first == ((2, 1), (8,), (X, X, X, X, N, N, A), 0)
+    assert (null.dtype, null, rest, shared_bytes) == (np.uint64, 0, [X, X, X, N, N, A], 64)
+    kernel((2,), (8,), (X, X, X, X, N, N, A), shared_bytes=100_000)
     assert function.max_dynamic_shared_size_bytes == 100_000
 
 
@@ -227,7 +226,13 @@ def test_bfloat16_needs_a_cupy_that_supports_it(cupy: Any):
 
 
 @pytest.mark.parametrize(
-    "args", [GOOD[:-1], (*GOOD[:-1], 1.0), (*GOOD[:-2], 8, A), (X[::2], *GOOD[1:])]
+    "args",
+    [
+        (X, X, X, X, N, N),
+        (X, X, X, X, N, N, 1.0),
+        (X, X, X, X, 8, N, A),
+        (X[::2], X, X, X, N, N, A),
+    ],
 )
 def test_arguments_that_do_not_fit_are_refused(cupy: Any, args: tuple[Any, ...]):
     with pytest.raises(TypeError, match=r"rms_norm\.cu rms_norm<float>: "):
