@@ -28,6 +28,8 @@ from mie.load.fit import fitting_plan
 from mie.load.quantisation import quantised
 from mie.load.sizing import MemoryPlan, cache_shape, step_size
 from mie.memory.manager import KVCacheManager
+from mie.memory.window import Window
+from mie.memory.windowed import WindowedKVCacheManager
 from mie.model.decoder import Decoder
 from mie.ops.backend import Array, Backend
 from mie.ops.kv_cache import HALVES
@@ -95,9 +97,15 @@ def load_engine(
     log = EventLog(config.event_log_steps, trace, machine.numerics())
     with plan.guarded():
         scheduler = new_scheduler(
-            config, plan.num_blocks, plan.max_model_len, log, num_host_blocks, bool(model.recurrent)
+            config,
+            plan.num_blocks,
+            plan.max_model_len,
+            log,
+            num_host_blocks,
+            bool(model.recurrent),
+            plan.window,
         )
-        decoder = _load_decoder(weights, model, machine, num_positions, use_tqdm, kept)
+        decoder = _load_decoder(weights, model, machine, plan, use_tqdm, kept)
         kv_cache, host_cache = _new_caches(plan, model, machine)
         model_runner = ModelRunner(
             decoder,
@@ -109,12 +117,13 @@ def load_engine(
             constraints=constraints,
             max_forced_run=config.max_forced_run,
             states=_new_states(plan, model, machine),
+            num_groups=plan.layout.num_groups,
         )
     about = {"desc": "compiling kernels", "unit": "kernel"}
     machine.prepare(
         lambda number: _progress_bar(use_tqdm, total=number, **about),
         partial(decoder.forward, kv_cache=kv_cache),
-        step_size(config, model, num_positions),
+        step_size(config, model, num_positions, plan.layout.num_groups),
     )
     runner: Runner = model_runner
     if config.async_scheduling:
@@ -174,17 +183,21 @@ def new_scheduler(
     log: EventLog,
     num_host_blocks: int = 0,
     has_states: bool = False,
+    window: Window | None = None,
 ) -> Scheduler:
     """Return a scheduler with its memory manager, both writing to ``log``."""
-    manager = KVCacheManager(
-        num_blocks,
-        config.block_size,
-        enable_prefix_caching=config.enable_prefix_caching,
-        partial_block_sharing=config.partial_block_sharing,
-        max_cached_blocks=config.max_cached_blocks,
-        num_host_blocks=num_host_blocks,
-        has_states=has_states,
-        emit=log.emit,
+    settings: dict[str, Any] = {
+        "enable_prefix_caching": config.enable_prefix_caching,
+        "partial_block_sharing": config.partial_block_sharing,
+        "max_cached_blocks": config.max_cached_blocks,
+        "num_host_blocks": num_host_blocks,
+        "has_states": has_states,
+        "emit": log.emit,
+    }
+    manager = (
+        WindowedKVCacheManager(num_blocks, window, **settings)
+        if window
+        else KVCacheManager(num_blocks, config.block_size, **settings)
     )
     return Scheduler(config, manager, max_model_len, log.emit)
 
@@ -193,7 +206,7 @@ def _load_decoder(
     weights: Checkpoint,
     model: ModelConfig,
     machine: Backend,
-    num_positions: int,
+    plan: MemoryPlan,
     use_tqdm: bool,
     kept: Any,  # a dtype of NumPy, or None
 ) -> Decoder:
@@ -202,12 +215,14 @@ def _load_decoder(
             check_tied_head(checkpoint)
         about = {"desc": "loading weights", "unit": "B", "unit_scale": True, "delay": 0.5}
         with _progress_bar(use_tqdm, total=checkpoint.nbytes, **about) as progress:
-            return Decoder(model, machine, checkpoint, num_positions, progress, kept)
+            return Decoder(
+                model, machine, checkpoint, plan.num_positions, progress, kept, plan.layout
+            )
 
 
 def _new_caches(plan: MemoryPlan, model: ModelConfig, machine: Backend) -> tuple[Array, Array]:
     """Allocate the KV cache, and the host's if the plan has one."""
-    shape = cache_shape(model, plan.num_blocks, plan.block_size)
+    shape = cache_shape(model, plan.num_blocks, plan.block_size, plan.layout)
     host_shape = replace(shape, num_blocks=plan.num_host_blocks)
     host_cache = machine.new_host_cache(host_shape) if plan.num_host_blocks else None
     return machine.new_kv_cache(shape), host_cache

@@ -37,6 +37,8 @@ class KVCacheManager:
         self.shares_full = enable_prefix_caching
         self.has_states = has_states
         """Whether each row has states beside its blocks, which last until its next sequence."""
+        self.blocks_of_twin = 1
+        """The number of blocks that a fork may take before it next grows."""
         self._shares_partial = enable_prefix_caching and partial_block_sharing
         self._max_cached = num_blocks if max_cached_blocks is None else max_cached_blocks
         self._emit = emit
@@ -49,6 +51,7 @@ class KVCacheManager:
         self._prefix = PrefixCache(self.block_size)  # without prefix caching, only empty roots
         self._moves = Moves()
         self._pinned: list[tuple[int, Node | None]] = []
+        self._num_steps = 0
         # Sums over all open tables. A last block that several tables share counts for each of them.
         # The third number is how many of its empty slots are counted too often.
         self._num_entries = 0
@@ -68,7 +71,7 @@ class KVCacheManager:
     @property
     def num_used(self) -> int:
         """The number of blocks that are in a table or are being copied from."""
-        return self.num_blocks - self.num_available
+        return self.num_blocks - self._pool.num_free - self.num_cached
 
     @property
     def num_saved(self) -> int:
@@ -82,6 +85,20 @@ class KVCacheManager:
         """The number of slots in used blocks that hold no token (internal fragmentation)."""
         reserved = self._num_entries * self.block_size
         return reserved - self._num_stored - self._num_counted_twice
+
+    @property
+    def capacity(self) -> int:
+        """The maximum number of tokens of one sequence."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def num_unclaimed(self) -> int:
+        """The number of blocks, without those that open tables will take without asking."""
+        return self.num_blocks
+
+    def blocks_needed(self, num_tokens: int) -> int:
+        """Return the most blocks that a sequence of ``num_tokens`` tokens has at any time."""
+        return self.blocks_for(num_tokens)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return the number of blocks that ``num_tokens`` tokens need, rounded up."""
@@ -111,7 +128,7 @@ class KVCacheManager:
         path: list[Node] = []
         partial = None
         if use_cache and parent is None and self.shares_full:
-            path = self._prefix.match(token_ids, limit, salt)
+            path = self._match(token_ids, limit, salt)
             if self._shares_partial and host is None:
                 partial = self._prefix.match_inside(path, token_ids, limit, salt)
         num_shared = parent.num_tokens // self.block_size if parent else len(path)
@@ -128,7 +145,10 @@ class KVCacheManager:
 
     def num_taken(self, room: Room) -> int:
         """Return how many of the available blocks a table takes: new ones, and cached ones."""
-        return room.num_new + len(self._prefix.unheld_end(room.path))
+        return room.num_new + room.num_claimed + len(self._prefix.unheld_end(room.path))
+
+    def _match(self, token_ids: Sequence[int], limit: int, salt: str | None) -> list[Node]:
+        return self._prefix.match(token_ids, limit, salt)
 
     def open_table(self, room: Room, owner: Owner, row: int) -> BlockTable:
         """Open the table that `find_room` just found, with blocks for all its tokens."""
@@ -146,7 +166,7 @@ class KVCacheManager:
         index = len(table.block_ids)
         self._put("alloc", table, index, self._take_blocks(room.num_new, table))
         if room.partial:
-            self._copy(room.partial.block_id, index, table, "prefix")
+            self._copy(room.partial.block_id, table.block_ids[index], table, "prefix")
         if room.host:
             self._import(room.host, table, index)
         table.num_tokens = room.num_computed
@@ -199,7 +219,7 @@ class KVCacheManager:
             shared = table.block_ids[index]
             self._num_counted_twice -= self._num_empty_in_last(table)
             self._put("alloc", table, index, self._take_blocks(1, table))
-            self._copy(shared, index, table, "fork")
+            self._copy(shared, table.block_ids[index], table, "fork")
             table.has_run = False
             self._release(table, shared)
         self._put("alloc", table, len(table.block_ids), self._take_blocks(num_new, table))
@@ -286,12 +306,12 @@ class KVCacheManager:
         Return None if the host pool is too full. The table stays open, so the caller must close it.
         """
         assert table.node is not None, "the table is closed"
-        num_blocks = self.blocks_for(table.num_tokens)
-        if num_blocks > self._host_pool.num_free:
+        block_ids = self._stored(table)
+        if len(block_ids) > self._host_pool.num_free:
             return None
-        host_ids = tuple([self._host_pool.take() for _ in range(num_blocks)])
-        self._moves.exports.extend(zip(table.block_ids, host_ids, strict=False))
-        self.stats.num_exported += num_blocks
+        host_ids = tuple([self._host_pool.take() for _ in block_ids])
+        self._moves.exports.extend(zip(block_ids, host_ids, strict=True))
+        self.stats.num_exported += len(block_ids)
         self._emit(("export", table.owner, host_ids))
         return HostTable(table.owner, host_ids, table.num_tokens)
 
@@ -306,14 +326,25 @@ class KVCacheManager:
         The blocks may be those of a table that this step swaps out, because it exports first. Their
         host blocks are free at once, but no later table of this step is swapped out to them.
         """
-        host_ids = host.block_ids[index:]
-        block_ids = tuple(table.block_ids[index : index + len(host_ids)])
+        pairs = self._swapped_in(host, table, index)
+        host_ids, block_ids = tuple([a for a, _ in pairs]), tuple([b for _, b in pairs])
         being_read = {block_id for block_id, _ in self._moves.copies}
         assert being_read.isdisjoint(block_ids), "imports come before copies"
-        self._moves.imports.extend(zip(host_ids, block_ids, strict=True))
+        self._moves.imports.extend(pairs)
         self._host_pool.decref(*host.block_ids)
-        self.stats.num_imported += len(host_ids)
+        self.stats.num_imported += len(pairs)
         self._emit(("import", table.owner, host_ids, block_ids))
+
+    def _stored(self, table: BlockTable) -> list[int]:
+        """Return the blocks that hold the table's tokens, in the order of a host table."""
+        return table.block_ids[: self.blocks_for(table.num_tokens)]
+
+    def _swapped_in(
+        self, host: HostTable, table: BlockTable, index: int
+    ) -> list[tuple[int, int]]:
+        """Return the host blocks from ``index`` on, each with the block that it goes to."""
+        host_ids = host.block_ids[index:]
+        return list(zip(host_ids, table.block_ids[index : index + len(host_ids)], strict=True))
 
     # A step.
 
@@ -325,6 +356,7 @@ class KVCacheManager:
     def end_step(self) -> None:
         """Unpin the blocks that the moves read: they are done, or the step was abandoned."""
         self._moves = Moves()
+        self._num_steps += 1
         for block_id, node in self._pinned:
             self._emit(("unpin", block_id))
             self._pool.decref(block_id)
@@ -347,8 +379,10 @@ class KVCacheManager:
 
     def _take_blocks(self, count: int, table: BlockTable) -> tuple[int, ...]:
         self._evict(count - self._pool.num_free)
-        last = table.block_ids[-1] if table.block_ids else None
-        return tuple([last := self._pool.take(last) for _ in range(count)])
+        return self._run(count, table.block_ids[-1] if table.block_ids else None)
+
+    def _run(self, count: int, after: int | None) -> tuple[int, ...]:
+        return tuple([after := self._pool.take(after) for _ in range(count)])
 
     def _evict(self, count: int) -> None:
         for _ in range(count):
@@ -368,7 +402,7 @@ class KVCacheManager:
     def _offer(self, node: Node | None) -> None:
         """Let a node and those above it be evicted, as far as only the prefix cache holds them."""
         while node and node.block_id is not None and self._pool.refcount(node.block_id) == 1:
-            self._prefix.unheld[node] = None
+            self._prefix.unheld[node] = self._num_steps
             node = node.parent
 
     def _pin(self, partial: PartialMatch) -> None:
@@ -378,8 +412,7 @@ class KVCacheManager:
         self._pinned.append((partial.block_id, partial.node))
         self._emit(("pin", partial.block_id))
 
-    def _copy(self, source: int, index: int, table: BlockTable, cause: str) -> None:
-        target = table.block_ids[index]
+    def _copy(self, source: int, target: int, table: BlockTable, cause: str) -> None:
         self._moves.copies.append((source, target))
         self._emit(("copy", source, target, table.owner, cause))
         self.stats.num_copies += 1

@@ -15,7 +15,7 @@ opaque to the model.
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -48,16 +48,19 @@ Drawn = Any
 class StepBatch:
     """A step's tokens as one ragged batch of integers (docs/architecture.md has a drawing).
 
+    Layers may be in G groups that have tables of their own (`mie.model.layout`). The rows of
+    ``slot_mapping`` and ``block_tables`` are then those of one group after the other.
+
     Query i of a sequence with n queries and length s is at position s - n + i. Entries of
     ``block_tables`` at or past a sequence's length are arbitrary.
     """
 
     token_ids: Ints  # [T]
     positions: Ints  # [T]
-    slot_mapping: Ints  # [T]       block_id * B + position % B
+    slot_mapping: Ints  # [G T]     block_id * B + position % B
     cu_seqlens_q: Ints  # [S + 1]   offset of each sequence's tokens in T
     seq_lens: Ints  # [S]           tokens in the cache after this step
-    block_tables: Ints  # [S, M]
+    block_tables: Ints  # [G S, M]
     logits_rows: Ints  # [R]       indices into T, which may repeat
     drawn: "Drawn | None" = None
     """The previous step's tokens, if they are this step's input and unknown to the host.
@@ -70,6 +73,25 @@ class StepBatch:
     """
     slots: Ints | None = None  # [S]   where each sequence's recurrent states are; all differ
     fresh: Bools | None = None  # [S]  whether its states begin as zeros, whatever the slot holds
+    num_groups: int = 1
+    group: int = 0
+    """The group of a part that `by_group` returned."""
+
+    def by_group(self) -> "Sequence[StepBatch]":
+        """Return the batch of each group, with its own rows."""
+        if self.num_groups == 1:
+            return [self]
+        num_tokens, num_seqs = len(self.token_ids), len(self.seq_lens)
+        return [
+            replace(
+                self,
+                slot_mapping=self.slot_mapping[group * num_tokens : (group + 1) * num_tokens],
+                block_tables=self.block_tables[group * num_seqs : (group + 1) * num_seqs],
+                num_groups=1,
+                group=group,
+            )
+            for group in range(self.num_groups)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +138,8 @@ class StepSize:
     """The intermediate size of an expert."""
     gates_attention: bool = False
     recurrent: RecurrentShape | None = None
+    num_groups: int = 1
+    """Groups of layers with block tables of their own."""
 
     @property
     def num_results(self) -> int:

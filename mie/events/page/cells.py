@@ -33,7 +33,7 @@ def block_cell(state: State, block: int, fill: int) -> tuple[int, int, int]:
     blocks = state.blocks
     if block in blocks.in_tables:
         kind = IN_TABLE
-    elif block in blocks.tree:
+    elif block in blocks.node_of:
         kind = CACHED
     else:
         kind = PINNED if block in blocks.refs else FREE
@@ -125,7 +125,12 @@ MAX_BLOCKS = 1 << 22
 Line = tuple[str, str]
 """A record: its kind, and its JSON without a line's end."""
 
-IN_CELLS = frozenset({"alloc", "share", "release", "close", "seal", "pin", "unpin", "rank", "step"})
+IN_CELLS = frozenset(
+    {
+        *("alloc", "share", "release", "close", "seal", "pin", "unpin", "rank", "step"),
+        *("alloc_window", "share_window", "pass", "seal_window", "evict_window"),
+    }
+)
 """The kinds of records that are left out, because cells and rows show their effect."""
 
 SHOWN: Mapping[str, tuple[str, ...]] = MappingProxyType(

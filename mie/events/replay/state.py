@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 from mie.errors import TraceError, shown_text
 from mie.events import FIELDS, MAX_FORCED_RUN, Record, Seq, Snapshot, Step, Summary
 from mie.events.replay.blocks import BlockState, require
-
-
-@dataclass(kw_only=True, eq=False)
-class SequenceState:
-    """A sequence that is waiting or running."""
-
-    request_id: str
-    rank: int
-    num_prompt: int
-    max_tokens: int | None
-    n: int
-    num_tokens: int
-    num_computed: int = 0
-    row: int | None = None
-    """Its row, or None while it waits or if it has ended and is kept."""
-    blocks: list[int] = field(default_factory=list)
-    host: list[int] | None = None
-    """Host blocks that hold its swapped-out tokens."""
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether it has ended, and holds blocks for those that continue it."""
-        return self.row is None and bool(self.blocks)
+from mie.events.replay.sequence import SequenceState, copied
 
 
 class State:
@@ -63,7 +41,7 @@ class State:
         self.blocks = BlockState(self.blocks.block_size, self.blocks.num_blocks)
         self.sequences, self.rows = {}, {}
         for seq, values in snapshot["sequences"].items():
-            self.sequences[seq] = SequenceState(**_copied(values))
+            self.sequences[seq] = SequenceState(**copied(values))
             if values["row"] is not None:
                 self.rows[values["row"]] = seq
         self.blocks.load(snapshot)
@@ -78,7 +56,7 @@ class State:
             "num_host_blocks": self.num_host_blocks,
             "waiting": self.waiting,
             "running": self.running,
-            "sequences": {seq: _copied(vars(values)) for seq, values in self.sequences.items()},
+            "sequences": {seq: values.snapshot() for seq, values in self.sequences.items()},
             **self.blocks.snapshot(),
         }
 
@@ -101,9 +79,9 @@ class State:
     def fills(self) -> dict[int, int]:
         """Return the number of filled slots of each block in a table or in the tree."""
         size = self.blocks.block_size
-        fills = dict.fromkeys(self.blocks.tree, size)
+        fills = dict.fromkeys(self.blocks.node_of, size)
         for values in self.sequences.values():
-            for index, block in enumerate(values.blocks):
+            for block, index in values.places:
                 stored = min(max(0, values.num_computed - index * size), size)
                 fills[block] = max(stored, fills.get(block, 0))
         return fills
@@ -127,7 +105,7 @@ class State:
         kind, *values = record
         try:
             require(kind in FIELDS, "unknown event")
-            if kind in ("seal", "evict", "pin", "unpin"):
+            if kind in ("seal", "evict", "seal_window", "evict_window", "pin", "unpin"):
                 getattr(self.blocks, kind)(*values)
             else:
                 getattr(self, f"_on_{kind}")(*values)
@@ -219,6 +197,8 @@ class State:
             if values.num_tokens > len(values.blocks) * size:
                 raise TraceError(f"its table has {len(values.blocks) * size} slots")
             values.num_computed += 1
+            if values.entries:
+                self._check_entries(values)
             values.num_tokens += 1
 
     def _on_force(self, seq: Seq, count: int) -> None:
@@ -228,9 +208,10 @@ class State:
     def _on_fork(self, seq: Seq, parent: Seq, row: int) -> None:
         values = self._runner(parent)
         self._check_choice(seq, parent)
-        self.sequences[seq] = SequenceState(**{**vars(values), "row": None, "blocks": []})
+        emptied = {"row": None, "blocks": [], "entries": []}
+        self.sequences[seq] = SequenceState(**{**vars(values), **emptied})
         self._seat(seq, row)
-        self._put(seq, 0, values.blocks)
+        self._share_all(seq, values)
 
     def _on_wait(self, seq: Seq, parent: Seq) -> None:
         values = self._sequence(parent)
@@ -259,7 +240,7 @@ class State:
         require(kept.num_computed < values.num_tokens, "there must be a token to compute")
         self._seat(seq, row)
         values.num_computed = kept.num_computed
-        self._put(seq, 0, kept.blocks)
+        self._share_all(seq, kept)
 
     def _on_finish(self, seq: Seq, reason: str) -> None:
         values = self._sequence(seq)
@@ -287,20 +268,42 @@ class State:
     def _on_close(self, seq: Seq) -> None:
         values = self._sequence(seq)
         require(values.row is not None or values.is_kept, f"{seq} is not running")
-        for block in values.blocks:
+        for block, _ in values.places:
             self.blocks.leave_table(block)
             self.blocks.let_go(block)
-        values.blocks = []
+        values.blocks, values.entries = [], []
+
+    def _on_alloc_window(self, seq: Seq, index: int, blocks: Iterable[int]) -> None:
+        self._put_entry(seq, index, blocks)
+        for block in blocks:
+            require(self.blocks.refs[block] == 1, f"block {block} was in use")
+
+    def _on_share_window(self, seq: Seq, index: int, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            require(block in self.blocks.refs, f"block {block} has no holder")
+        self._put_entry(seq, index, blocks)
+
+    def _on_pass(self, seq: Seq, index: int, blocks: Iterable[int]) -> None:
+        values = self._runner(seq)
+        count = index - values.num_passed
+        require(0 < count <= len(values.entries), f"it has passed {values.num_passed} entries")
+        require([*blocks] == [*chain(*values.entries[:count])], "its entries have other blocks")
+        for block in blocks:
+            self.blocks.leave_table(block)
+            self.blocks.let_go(block)
+        del values.entries[:count]
+        values.num_passed = index
 
     def _on_copy(self, source: int, target: int, seq: Seq, cause: str) -> None:
-        require(target in self._runner(seq).blocks, "the target is not in its table")
+        targets = {block for block, _ in self._runner(seq).places}
+        require(target in targets, "the target is not in its table")
         require(source in self.blocks.refs, "the source has no holder")
 
     def _on_export(self, seq: Seq, host: Iterable[int]) -> None:
         values, host = self._runner(seq), list(host)
         taken = {block for other in self.sequences.values() for block in other.host or ()}
         require(values.host is None, "it already has host blocks")
-        require(len(host) <= len(values.blocks), "its table has too few blocks")
+        require(len(host) <= len([*values.places]), "its table has too few blocks")
         require(len({*host} - taken) == len(host), "a host block is in use")
         is_there = all(0 <= block < self.num_host_blocks for block in host)
         require(is_there, "unknown host block")
@@ -310,7 +313,8 @@ class State:
         values, host, blocks = self._runner(seq), list(host), list(blocks)
         require({*host} <= {*(values.host or ())}, "the host blocks belong to another sequence")
         require(len(host) == len(blocks), "the table cannot hold that many host blocks")
-        require({*blocks} <= {*values.blocks}, "the blocks are not in its table")
+        in_table = {block for block, _ in values.places}
+        require({*blocks} <= in_table, "the blocks are not in its table")
         values.host = None
 
     def _on_drop(self, seq: Seq) -> None:
@@ -364,6 +368,31 @@ class State:
         require(count > 0, "no token was computed")
         require(values.num_computed <= values.num_tokens, "it has too few tokens")
         require(values.num_computed <= num_slots, f"its table has {num_slots} slots")
+        if values.entries:
+            self._check_entries(values)
+
+    def _check_entries(self, values: SequenceState) -> None:
+        num_slots = (values.num_passed + len(values.entries)) * self.blocks.block_size
+        require(values.num_computed <= num_slots, f"its entries end at slot {num_slots}")
+
+    def _share_all(self, seq: Seq, parent: SequenceState) -> None:
+        """Put all blocks of another sequence in a table."""
+        self._put(seq, 0, parent.blocks)
+        for index, entry in enumerate(parent.entries, parent.num_passed):
+            self._put_entry(seq, index, entry)
+
+    def _put_entry(self, seq: Seq, index: int, blocks: Iterable[int]) -> None:
+        """Set an entry to the blocks. The first one may be at any index."""
+        values, entry = self._runner(seq), list(blocks)
+        if not values.entries:
+            values.num_passed = index
+        at = index - values.num_passed
+        require(0 <= at <= len(values.entries), f"it has {len(values.entries)} entries")
+        for block in [*chain(*values.entries[at : at + 1])]:
+            self.blocks.leave_table(block)
+        values.entries[at : at + 1] = [entry]
+        for block in entry:
+            self.blocks.enter_table(block)
 
     def _put(self, seq: Seq, index: int, blocks: Iterable[int]) -> None:
         """Replace the entries index, index + 1, … of a table with the blocks."""
@@ -375,8 +404,3 @@ class State:
         table[index:end] = blocks
         for block in blocks:
             self.blocks.enter_table(block)
-
-
-def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a sequence with its lists copied."""
-    return {name: value[:] if isinstance(value, list) else value for name, value in values.items()}
