@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # Each worker and each command of the tests imports what the others have compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-lowest check check-build docs clean
+.PHONY: demo site test test-all test-lowest check check-build docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/mie generate --temperature 0.7 --seed 5 \
@@ -62,6 +62,11 @@ $(VENV)/.installed-test: $(VENV)/.installed
 $(VENV)/.installed-docs: $(VENV)/.installed
 	$(PIP) --no-build-isolation --editable ".[docs]"
 	touch $@
+
+# The story and the viewer with two recorded runs, in build/site, for any web host.
+site: $(VENV)/.installed
+	$(BIN)/python docs/page_site.py build/site $(ADDRESS)
+	@echo "open build/site/story.html over HTTP, for instance with: $(BIN)/python -m http.server -d build/site"
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,7 +12,9 @@ from sphinx.util import logging
 
 import mie
 
-sys.path.insert(0, str(Path(__file__).parent))  # for source_pages
+sys.path.insert(0, str(Path(__file__).parent))  # for source_pages and page_site
+
+from page_site import write_site
 
 project = "mie"
 author = copyright = "mie contributors"
@@ -49,6 +51,13 @@ def mark_parameters(
     lines[:] = "\n\n".join(paragraphs).splitlines()
 
 
+def add_story(app: Sphinx, exception: Exception | None) -> None:
+    """Write the story and the viewer into the site, to which the front page leads."""
+    if exception is None and app.builder.format == "html":
+        write_site(Path(app.outdir) / "story")
+
+
 def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", refuse_missing_docstring)
     app.connect("autodoc-process-docstring", mark_parameters)
+    app.connect("build-finished", add_story)

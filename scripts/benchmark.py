@@ -25,7 +25,10 @@ NAMES = ("book", "cpu", "gpu", "sched", "serve", "sim", "start", "structured")
 
 if __name__ == "__main__":
     untune()
-    if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
+    if not sys.argv[1:]:
+        print((__doc__ or "").rstrip())
+        sys.exit()
+    if sys.argv[1] not in NAMES:
         sys.exit((__doc__ or "").rstrip())
     module = importlib.import_module(f"bench.{MODULES.get(sys.argv[1], sys.argv[1])}")
     sys.exit(module.main(sys.argv[2:]))

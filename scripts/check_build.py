@@ -8,8 +8,6 @@ from this environment and needs no package index. `--release` also checks that t
 this version.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

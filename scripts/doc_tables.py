@@ -11,8 +11,6 @@
 Tests check that the pages are up to date.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json

@@ -7,8 +7,6 @@ docs/pictures/blocks.svg. Everything in the picture comes from the log. The run 
 float64, so that it chooses the same tokens on every machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path

@@ -16,8 +16,6 @@ gguf package). For each type, the last logits of 200 prompts are compared twice:
 The texts and the tokens of the prompts must agree as well. It exits with 1 if something differs.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import re

@@ -24,11 +24,7 @@ import compressed_tensors
 import safetensors
 import torch
 from compressed_tensors.compressors import BaseCompressor
-from compressed_tensors.quantization import (
-    QuantizationArgs,
-    QuantizationConfig,
-    QuantizationScheme,
-)
+from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
 from compressed_tensors.quantization.utils import calculate_qparams
 from compressed_tensors.utils.match import match_name
 from safetensors.torch import save_file

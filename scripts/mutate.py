@@ -8,8 +8,6 @@ longer than it should, kills it. A mutant that reaches the top has survived: a t
 the line is dead.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

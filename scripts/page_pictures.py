@@ -7,8 +7,6 @@ docs/pictures/page/*.webp, or in DIRECTORY. The recording is an animated WebP of
 playwright and chromium.
 """
 
-from __future__ import annotations
-
 import base64
 import sys
 import tempfile

@@ -6,8 +6,6 @@ The files are the page's records, compressed: mie/events/page/runs/*.page.jsonl.
 DIRECTORY. Seeds are fixed, so a run differs from the last one in its times only.
 """
 
-from __future__ import annotations
-
 import gzip
 import sys
 import tempfile
@@ -59,12 +57,7 @@ class Arrival:
 def shared_prompt() -> tuple[dict[str, Any], list[Arrival]]:
     """Twelve requests with one system prompt: prefix hits, a fork, chunked prefill, a client that
     leaves."""
-    settings = {
-        "block_size": 8,
-        "num_blocks": 56,
-        "max_num_seqs": 6,
-        "max_num_batched_tokens": 40,
-    }
+    settings = {"block_size": 8, "num_blocks": 56, "max_num_seqs": 6, "max_num_batched_tokens": 40}
     arrivals = [
         Arrival(
             step=step,

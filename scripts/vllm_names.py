@@ -7,8 +7,6 @@ The names are written to ``docs/vllm.json``: those of modules, the members of cl
 parameters of methods, and the defaults that are plain values. Then run ``scripts/doc_tables.py``.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import json

@@ -1,7 +1,5 @@
 """Run ``mie`` as a user does: as a process with streams."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import fcntl

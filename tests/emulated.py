@@ -1,7 +1,5 @@
 """Share the set-up of the emulated GPU's tests: the reason to skip them, and launchers."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

@@ -1,7 +1,5 @@
 """Provide hand-made event logs for tests without an engine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,15 +121,11 @@ STORY: list[list[Record]] = [
         ("prefill", C, 4, 4, (0,)),
         ("seal", 1, 0, None, (14, 15, 24, 25)),
     ],
-    [
-        ("alloc", C, 2, (5,)),
-        ("decode", (0,)),
-        ("force", C, 2),
-    ],
+    [("alloc", C, 2, (5,)), ("decode", (0,)), ("force", C, 2)],
 ]
 """The records of consecutive steps, with blocks of four tokens.
 
-They include every kind of record except those of `WINDOWS`, `BEAMS` and `REBUILD`.
+They include every kind of record except those of `WINDOWS`, `BEAMS`, `STATES` and `REBUILD`.
 """
 
 WINDOWS: list[Record] = [
@@ -175,6 +169,37 @@ BEAMS: list[Record] = [
     ("finish", E, "length"),
 ]
 """A step after the story. F continues E, which has ended and is kept until F has its token."""
+
+EMPTY_STATES: dict[str, Any] = {
+    **EMPTY,
+    "states": {"num_slots": 3, "num_host_slots": 1, "running": {}, "saved": {}, "hosts": {}},
+}
+"""An engine whose model has recurrent layers."""
+
+STATES: list[Record] = [
+    ("add", "a", 0, 0, 5, 1, 9),
+    ("admit", A, 0, 5, 0),
+    ("alloc", A, 0, (0, 1)),
+    ("state", A, 2),
+    ("prefill", A, 0, 4, ()),
+    ("seal", 0, None, None, (1, 2, 3, 4)),
+    ("save", 0, 1),
+    ("export", A, (3,)),
+    ("save_host", A, 0),
+    ("close", A),
+    ("preempt", A, None, "swap", "last", 0),
+    ("resume", A, 1, 5, 4, "swap"),
+    ("share", A, 0, (0,)),
+    ("alloc", A, 1, (1,)),
+    ("import", A, (), ()),
+    ("state", A, 0),
+    ("prefill", A, 4, 1, (0,)),
+    ("forget", 0),
+    ("close", A),
+    ("finish", A, "stop"),
+    ("evict", 0),
+]
+"""A step after `EMPTY_STATES`. A is swapped out and in, and its snapshot is dropped."""
 
 REBUILD: list[Record] = [("close", C), ("rebuild", {**EMPTY, **REBUILT})]
 """A last step in which a change was interrupted. No record says that C got its token."""

@@ -3,8 +3,6 @@
 Nothing of mie is used, so that a mistake there is not repeated here.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Mapping

@@ -8,8 +8,6 @@ A thread's state is where it stands and its variables. The state of all is their
 The explorer visits each state once, so it ends although threads wait in loops.
 """
 
-from __future__ import annotations
-
 import ast
 from collections import deque
 from collections.abc import Callable, Generator, Sequence

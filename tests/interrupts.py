@@ -3,8 +3,6 @@
 Nothing here depends on time: a trace function counts the lines of `mie` and raises at one of them.
 """
 
-from __future__ import annotations
-
 import dis
 import os
 import signal

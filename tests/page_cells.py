@@ -1,7 +1,5 @@
 """Apply page records as the page does: each one only assigns cells."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

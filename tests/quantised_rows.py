@@ -1,7 +1,5 @@
 """Make random quantised matrices, and cut them into blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import ml_dtypes

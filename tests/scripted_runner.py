@@ -16,6 +16,7 @@ from mie.engine.overlap import OverlappingRunner
 from mie.engine.runner import Launched
 from mie.events import EventLog
 from mie.load.engine import new_scheduler
+from mie.memory.states import StateMoves
 from mie.memory.table import Moves
 from mie.sched.plan import Chunk, NewRow, StepPlan
 from mie.sched.result import ChunkResult, StepResult, TokenLogprobs
@@ -114,6 +115,7 @@ class _Row:
         self.token_ids = list(new.token_ids)
         self.histories = histories(self.seed, self.token_ids)
         self.num_stored = new.num_computed
+        self.slot = -1
         self._new = new
         self.block_ids: list[int] = []
 
@@ -158,6 +160,7 @@ class ScriptedRunner:
         block_size: int,
         live_rows: Callable[[], Iterable[int | None]],
         num_host_blocks: int = 0,
+        num_states: tuple[int, int] = (0, 0),
         vocab_size: int = VOCAB_SIZE,
         max_forced_run: int = 32,
     ) -> None:
@@ -165,6 +168,10 @@ class ScriptedRunner:
         self._block_size = block_size
         self._device: Blocks = [[POISON] * block_size for _ in range(num_blocks)]
         self._host: Blocks = [[POISON] * block_size for _ in range(num_host_blocks)]
+        # A state is the history of the tokens that it has seen.
+        self._states, self._host_states = ([POISON] * number for number in num_states)
+        self.num_computed = 0
+        """The number of tokens computed so far."""
         self._rows: dict[int, _Row] = {}
         self._live_rows = live_rows
         self._vocab_size = vocab_size
@@ -198,6 +205,20 @@ class ScriptedRunner:
             self._device[target] = content
         targets = [target for _, target in moves.copies]
         assert len(set(targets)) == len(targets), "a block is the target of two copies"
+        if moves.states is not None:
+            self._move_states(moves.states)
+
+    def _move_states(self, moves: StateMoves) -> None:
+        for row, slot in moves.rows:
+            if row in self._rows:
+                self._rows[row].slot = slot
+        for slot, host_slot in moves.exports:
+            self._host_states[host_slot] = self._states[slot]
+        found = [self._states[source] for source, _ in moves.copies]
+        for (_, target), state in zip(moves.copies, found, strict=True):
+            self._states[target] = state
+        for host_slot, slot in moves.imports:
+            self._states[slot], self._host_states[host_slot] = self._host_states[host_slot], POISON
 
     def compute(self, plan: StepPlan) -> StepResult:
         """Compute the plan's decodes and chunks."""
@@ -208,6 +229,7 @@ class ScriptedRunner:
         for row in rows:
             self._check_stored(self._rows[row])
         self._write(plan)
+        self.num_computed += plan.num_tokens
         decoded = [self._decode(self._rows[row]) for row in plan.decodes]
         chunks = [self._prefill(chunk) for chunk in plan.chunks]
         return StepResult(token_ids=decoded, logprobs=[None] * len(decoded), chunks=chunks)
@@ -245,6 +267,13 @@ class ScriptedRunner:
                 f"tokens {start} … {start + len(wanted) - 1} of {row.token_ids} should be in block"
                 f" {block_id}; it holds {_describe(found, wanted)}"
             )
+        if self._states and row.num_stored:
+            wanted, found = row.histories[row.num_stored - 1], self._states[row.slot]
+            seen = row.histories.index(found) + 1 if found in row.histories else found
+            assert found == wanted, (
+                f"slot {row.slot} should have seen {row.num_stored} tokens of {row.token_ids}; it"
+                f" has seen {seen}"
+            )
 
     def _write(self, plan: StepPlan) -> None:
         """Store the step's tokens, each in a slot that no other row reads or writes."""
@@ -264,6 +293,8 @@ class ScriptedRunner:
                 )
                 written.add((block_id, offset))
                 self._device[block_id][offset] = row.histories[position]
+            if self._states:
+                self._states[row.slot] = row.histories[end - 1]
 
     def _slots_read(self) -> dict[int, int]:
         """Return how many slots of each block some running row reads."""
@@ -313,15 +344,20 @@ def _describe(found: Sequence[int | None], wanted: Sequence[int]) -> list[str]:
 
 
 def scripted_engine(
-    config: EngineConfig, num_blocks: int, max_model_len: int, num_host_blocks: int = 0
+    config: EngineConfig,
+    num_blocks: int,
+    max_model_len: int,
+    num_host_blocks: int = 0,
+    num_states: tuple[int, int] = (0, 0),
 ) -> Engine:
     """Return an engine with the scripted model, whose vocabulary has `VOCAB_SIZE` ids and `EOS`."""
     log = EventLog(config.event_log_steps)
-    scheduler = new_scheduler(config, num_blocks, max_model_len, log, num_host_blocks)
+    scheduler = new_scheduler(config, num_blocks, max_model_len, log, num_host_blocks, num_states)
     runner: Any = ScriptedRunner(
         num_blocks=num_blocks,
         block_size=config.block_size,
         num_host_blocks=num_host_blocks,
+        num_states=num_states,
         live_rows=lambda: [seq.table.row for seq in scheduler.running],
         max_forced_run=config.max_forced_run,
     )

@@ -1,7 +1,5 @@
 """Serve a few stories in a pool so small that the engine shares, copies, swaps and preempts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mie import LLM, SamplingParams

@@ -1,7 +1,5 @@
 """Make small tokenizers of every kind that the text room must support."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any
@@ -114,10 +112,7 @@ def end_of_word() -> Tokenizer:
     backend.train_from_iterator(
         SENTENCES,
         trainers.BpeTrainer(
-            vocab_size=300,
-            special_tokens=["<unk>"],
-            end_of_word_suffix="</w>",
-            show_progress=False,
+            vocab_size=300, special_tokens=["<unk>"], end_of_word_suffix="</w>", show_progress=False
         ),
     )
     return wrap(backend)

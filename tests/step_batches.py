@@ -1,7 +1,5 @@
 """Make the batch of one step, for tests of operators and backends."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mie.ops.backend import StepBatch

@@ -5,8 +5,6 @@ of the time of a short command, and tests run hundreds of them. Each message car
 case as JSON, and the child's standard streams. The answer is the exit code.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json

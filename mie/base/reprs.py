@@ -1,7 +1,5 @@
 """Format objects and amounts as short text."""
 
-from __future__ import annotations
-
 from dataclasses import MISSING, Field, fields
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Describe the place of a tensor in a file."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

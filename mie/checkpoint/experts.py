@@ -1,7 +1,5 @@
 """Read the sizes of a sparse model's experts, and which layers have them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """List the supported families: a row of flags and defaults for each, and no class."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Define what distinguishes a family: names of tensors, flags and defaults."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

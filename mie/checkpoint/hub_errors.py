@@ -1,7 +1,5 @@
 """Say in one line why the Hugging Face hub does not give a model, and the remedy."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from urllib.parse import urlsplit

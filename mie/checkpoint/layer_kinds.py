@@ -1,7 +1,5 @@
 """Tell which layers of a model attend to everything, which have a window, and which a state."""
 
-from __future__ import annotations
-
 from mie.checkpoint.families import FAMILIES
 from mie.checkpoint.json_reader import JsonReader
 from mie.checkpoint.recurrent import RECURRENT, recurrent_layers

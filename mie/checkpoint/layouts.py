@@ -18,8 +18,6 @@ Sources: `compressed_tensors.compressors`, AutoGPTQ's ``qlinear_cuda_old.py``, G
 ``convert_gptq_v1_to_v2_format``, AutoAWQ's ``packing_utils.py``, and OCP's specification of MX.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol

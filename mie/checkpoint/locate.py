@@ -1,7 +1,5 @@
 """Find the directory of a model from the name that a user gives."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -9,8 +9,6 @@ Sources: `compressed_tensors.quantization.QuantizationArgs` and `utils.match`, A
 ``quantize_config``, and AutoAWQ's ``AwqConfig``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Read quantised checkpoints in safetensors, matrix by matrix, as rows of a form."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace

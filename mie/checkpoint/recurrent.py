@@ -1,7 +1,5 @@
 """Read the sizes of layers that keep a state, and list their tensors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """List the families some of whose layers keep a state."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from mie.checkpoint.family import MULTIPLIERS, Family, Names, Recurrent
@@ -76,10 +74,7 @@ RECURRENT_FAMILIES: Mapping[str, Family] = {
     "Qwen3_5ForCausalLM": Family(
         title="Qwen3.5, text",
         model_type="qwen3_5_text",
-        defaults={
-            **_QWEN_SIZES,
-            "num_key_value_heads": 4,
-        },
+        defaults={**_QWEN_SIZES, "num_key_value_heads": 4},
         implements=("attention_bias", "partial_rotary_factor", "mrope_section"),
         qk_norm="head",
         norm_offset=1,

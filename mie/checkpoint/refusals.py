@@ -4,8 +4,6 @@ A model that runs without a feature it was trained with still writes fluent text
 anything that changes the computation and is not implemented is refused before weights are read.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -82,10 +80,7 @@ _ROPE_REASONS = {
 
 
 def refuse_unsupported(
-    config: Mapping[str, Any],
-    architecture: str,
-    families: Mapping[str, Family],
-    source: str,
+    config: Mapping[str, Any], architecture: str, families: Mapping[str, Family], source: str
 ) -> None:
     """Raise unless everything that ``config`` asks for is implemented.
 
@@ -126,10 +121,7 @@ def _may_be_llama(
 
 
 def _problems(
-    config: Mapping[str, Any],
-    architecture: str,
-    families: Mapping[str, Family],
-    own: Sequence[str],
+    config: Mapping[str, Any], architecture: str, families: Mapping[str, Family], own: Sequence[str]
 ) -> Iterator[str]:
     if architecture not in families:
         text = config.get("text_config")  # the part that is a language model

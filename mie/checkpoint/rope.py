@@ -1,20 +1,12 @@
 """Read how positions rotate queries and keys, in every spelling of ``config.json``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mie.checkpoint.family import Family
 from mie.checkpoint.json_reader import JsonReader
-from mie.checkpoint.size_limits import (
-    MAX_CONTEXT,
-    MAX_FACTOR,
-    MAX_THETA,
-    MIN_FACTOR,
-    MIN_THETA,
-)
+from mie.checkpoint.size_limits import MAX_CONTEXT, MAX_FACTOR, MAX_THETA, MIN_FACTOR, MIN_THETA
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,10 +137,7 @@ def _rope(
         if high <= low:
             raise scaling.error("high_freq_factor", f"must exceed low_freq_factor ({low:g})", high)
         return RopeConfig(
-            **about,
-            factor=_factor(scaling, "factor"),
-            low_freq_factor=low,
-            high_freq_factor=high,
+            **about, factor=_factor(scaling, "factor"), low_freq_factor=low, high_freq_factor=high
         )
     if rope_type == "longrope":
         return RopeConfig(

@@ -1,7 +1,5 @@
 """Quantise a checkpoint while it is read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -11,8 +11,6 @@ file is a regular one, its header is much shorter than the format's 100 MB
 Source: the format's description in https://github.com/huggingface/safetensors
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

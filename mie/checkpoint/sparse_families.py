@@ -1,7 +1,5 @@
 """List the families whose layers have experts (mixtures of experts)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

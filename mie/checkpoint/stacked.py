@@ -1,7 +1,5 @@
 """Take the matrices of experts from tensors that hold those of all experts of a layer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """List the tensors that a checkpoint must hold, by their Hugging Face names."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -40,12 +38,7 @@ def _layer_tensors(config: ModelConfig, layer: int) -> dict[str, Shape]:
         mixer = config.recurrent.tensors(hidden)
     else:
         mixer = _attention_tensors(config)
-    norms = (
-        names.attention_norm,
-        names.attention_post_norm,
-        names.mlp_norm,
-        names.mlp_post_norm,
-    )
+    norms = (names.attention_norm, names.attention_post_norm, names.mlp_norm, names.mlp_post_norm)
     return {
         **mixer,
         **{f"{name}.weight": (hidden,) for name in norms if name is not None},

@@ -1,7 +1,5 @@
 """Find the text model in the configuration of a larger one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -49,10 +49,13 @@ _KEYS = {
 
 def families_table() -> str:
     """Return the table of families in Markdown."""
+    from mie.ops_gpu.cupy_backend import CupyBackend  # NumPy, which other commands do not need
+
     heads = ("models", "architecture", "`model_type`", "beyond a plain Llama", "CUDA", "GGUF")
     rows: list[tuple[str, ...]] = [(*heads, "calls of tools", "reasoning"), ("---",) * 8]
     for name, family in FAMILIES.items():
-        cuda = "no" if _sample(name, family).options else "yes"
+        options = _sample(name, family).options
+        cuda = "no" if set(options).intersection(CupyBackend.lacks) else "yes"
         features = ", ".join(_features(family)) or "-"
         formats = FAMILY_FORMATS.get(name, NO_FORMATS)
         ggufs = [own for own, row in ARCHITECTURES.items() if name in row.families]

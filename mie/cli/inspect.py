@@ -182,7 +182,7 @@ def _facts(report: ModelReport) -> Iterator[tuple[str, str]]:
         if config.recurrent is not None:
             number = config.recurrent.shape.num_elements * config.layers_recurrent.count(True)
             size = format_size(4 * number)
-            yield "state", f"{size} in float32 for each sequence; prefix caching is off"
+            yield "state", f"{size} in float32 for each sequence and each snapshot"
     if report.kv_cache is not None:
         memory, wide_tokens, narrow_tokens = report.kv_cache.values()
         fit = f"{format_size(memory)} hold {wide_tokens:,} tokens in float32"

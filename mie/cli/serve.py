@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 _NOT_OPTIONS = ("model", "device")
 """Arguments of the engine that have no option here."""
 
+_DEMO: dict[str, Any] = {
+    "num_blocks": 48,
+    "block_size": 8,
+    "max_num_seqs": 6,
+    "max_num_batched_tokens": 48,
+}
+"""Settings of ``--demo``, under which one sees blocks shared, copied and preempted at once."""
 _DEFAULTS: dict[str, tuple[Any, str]] = {
     # Clients of chats expect reasoning beside the answer, not in it.
     "reasoning_parser": ("auto", "auto"),
@@ -89,7 +96,8 @@ def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
     from mie.serve.config import ServeConfig
 
     settings = given(args, EngineArgs, omit=_omitted(ServeConfig))
-    return {**with_server_defaults(settings), "model": model}
+    demo = _DEMO if args.demo else {}
+    return {**demo, **with_server_defaults(settings), "model": model}
 
 
 def with_server_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -144,6 +144,7 @@ class EngineSettings:
     enable_prefix_caching: bool = True
     partial_block_sharing: bool = True
     max_cached_blocks: int | None = None
+    state_memory: int | None = None
     scheduling_policy: str = "fcfs"
     sjf_ageing: int | None = None
     fair_turn: int | None = None

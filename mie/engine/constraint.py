@@ -1,7 +1,5 @@
 """Follow a constrained output token by token. The engine sees tokens, not text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 

@@ -1,7 +1,5 @@
 """Show an engine to a page between two steps: the new part of its log, and its counts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

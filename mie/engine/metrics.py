@@ -40,10 +40,7 @@ TOKEN_TIMES = (
 STEP_TOKENS = (1.0, *(float(2**power) for power in range(3, 15)))
 CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
-FINE_TIMES = (
-    *(float(f"{digit}e{power}") for power in range(-6, 1) for digit in (1, 2, 5)),
-    10.0,
-)
+FINE_TIMES = (*(float(f"{digit}e{power}") for power in range(-6, 1) for digit in (1, 2, 5)), 10.0)
 """Limits of latencies from 1 µs to 10 s. vLLM's lowest is too long for small models."""
 PHASES = ("schedule", "run", "update")
 

@@ -6,8 +6,6 @@ while the next step runs. The launched step is then the next plan. The work for 
 have ended since is discarded, and no sequence is admitted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from mie.engine.runner import Launched, ModelRunner

@@ -1,7 +1,5 @@
 """Hold the runner's state of a running sequence, and choose the controls of its next token."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np

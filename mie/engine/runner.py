@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from mie.base.arithmetic import ceil_div
 from mie.engine.constraint import Constraints
 from mie.engine.rows import Row, RowFault, take_forced
+from mie.memory.states import StateMoves
 from mie.model.decoder import Decoder
 from mie.ops.backend import Array, Drawn, StepBatch
 from mie.ops.sampling import GREEDY, RowControls
@@ -54,15 +55,17 @@ class ModelRunner:
         states: Array = None,
         num_groups: int = 1,
     ) -> None:
-        """Set the parts. ``states`` has a slot for each row, if the model has recurrent layers.
+        """Set the parts. ``states`` are those of recurrent layers, if the model has some.
 
-        A row has ``num_groups`` block tables, which is that of the decoder's layout.
+        A row has ``num_groups`` block tables, as many as the decoder's layout.
         """
         self.decoder = decoder
         self.backend = decoder.backend
         self.block_size = block_size
         self._kv_cache, self._host_cache = kv_cache, host_cache
         self._states = states
+        self._slots: Ints = np.zeros(max_num_seqs, np.int64)  # of states, by row
+        self._host_states: dict[int, bytes] = {}
         self._forward = partial(decoder.forward, kv_cache=kv_cache, states=states)
         self._constraints = constraints
         self._max_forced_run = max_forced_run
@@ -71,7 +74,7 @@ class ModelRunner:
         # Arrays by row, changed only by the deltas of plans.
         num_tables = num_groups * max_num_seqs
         self._block_tables: Ints = np.zeros((num_tables, max_blocks_per_seq), np.int64)
-        self._firsts: Ints = np.arange(0, num_tables, max_num_seqs)[:, None]  # row of each group
+        self._firsts: Ints = np.arange(0, num_tables, max_num_seqs)[:, None]  # of each group
         self._num_stored: Ints = np.zeros(max_num_seqs, np.int64)
         self._last_tokens: Ints = np.zeros(max_num_seqs, np.int64)
 
@@ -179,8 +182,19 @@ class ModelRunner:
             self.backend.import_blocks(self._host_cache, self._kv_cache, host_ids, block_ids)
         if moves.copies:
             self.backend.copy_blocks(self._kv_cache, *zip(*moves.copies, strict=True))
-        if moves.forks:
-            self.backend.copy_states(self._states, *zip(*moves.forks, strict=True))
+        if moves.states is not None:
+            self._move_states(moves.states)
+
+    def _move_states(self, moves: StateMoves) -> None:
+        for row, slot in moves.rows:
+            self._slots[row] = slot
+        for slot, host_slot in moves.exports:
+            self._host_states[host_slot] = self.backend.export_state(self._states, slot)
+        if moves.copies:
+            self.backend.copy_states(self._states, *zip(*moves.copies, strict=True))
+        for host_slot, slot in moves.imports:
+            data = self._host_states.pop(host_slot)
+            self.backend.import_state(self._states, slot, data)
 
     def pack(self, plan: StepPlan) -> StepBatch:
         """Return the plan as one ragged batch: its decodes, then its chunks.
@@ -236,7 +250,8 @@ class ModelRunner:
             token_ids=token_ids,
             positions=positions,
             slot_mapping=(
-                self._block_tables[token_rows + self._firsts, block_index] * self.block_size + offset
+                self._block_tables[token_rows + self._firsts, block_index] * self.block_size
+                + offset
             ).ravel(),
             cu_seqlens_q=cu_seqlens_q,
             seq_lens=seq_lens,
@@ -246,7 +261,7 @@ class ModelRunner:
             num_groups=len(self._firsts),
             logits_rows=logits_rows,
             num_decodes=num_decodes,
-            slots=rows,
+            slots=None if self._states is None else self._slots[rows],
             fresh=None if self._states is None else seq_lens == np.diff(cu_seqlens_q),
         )
 

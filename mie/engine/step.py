@@ -1,7 +1,5 @@
 """Define the result of a step of the engine, and measure the step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass

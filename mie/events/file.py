@@ -20,6 +20,9 @@ FORMAT_VERSION = 1
 MAX_LINE_BYTES = 64 << 20
 """Maximum length of a line. A snapshot names every cached token, and a million tokens take 7 MB."""
 
+_STATES = {"running": "seq", "saved": "block", "hosts": "seq"}
+"""The lists of slots in a snapshot, and the owners of their slots."""
+
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -45,12 +48,22 @@ def snapshot_line(step: int, snapshot: Snapshot) -> str:
 
 def _with_lists_for_dicts(snapshot: Snapshot) -> dict[str, Any]:
     """Return the snapshot with lists for the dictionaries whose keys JSON would turn into text."""
+    states = snapshot.get("states")
     return {
         **snapshot,
+        **({} if states is None else {"states": _states_as_lists(states)}),
         "sequences": [{"seq": seq, **fields} for seq, fields in snapshot["sequences"].items()],
         "refs": list(snapshot["refs"].items()),
         "tree": [{"block": block, **fields} for block, fields in snapshot["tree"].items()],
     }
+
+
+def _states_as_lists(states: Mapping[str, Any]) -> dict[str, Any]:
+    lists = {
+        name: [{owner: key, "slot": slot} for key, slot in states[name].items()]
+        for name, owner in _STATES.items()
+    }
+    return {**states, **lists}
 
 
 # Reading.
@@ -177,13 +190,27 @@ def _read_snapshot(fields: Mapping[str, Any]) -> Snapshot:
         raise TraceError("num_blocks must be at least 1 and num_host_blocks at least 0")
     sequences = _objects(fields, "sequences", _OF_SEQUENCE)
     nodes = _objects(fields, "tree", _OF_NODE)
+    states = fields.get("states")
     return {
+        **({} if states is None else {"states": _read_states(states)}),
         **sizes,
         "waiting": _pairs(fields, "waiting"),
         "running": _pairs(fields, "running"),
         "sequences": {entry.pop("seq"): entry for entry in sequences},
         "refs": dict(_pairs(fields, "refs")),
         "tree": {entry.pop("block"): entry for entry in nodes},
+    }
+
+
+def _read_states(fields: Any) -> dict[str, Any]:
+    sizes = checked(fields, ("num_slots", "num_host_slots"))
+    slots = {
+        name: [checked(entry, (owner, "slot")) for entry in _list(fields, name)]
+        for name, owner in _STATES.items()
+    }
+    return sizes | {
+        name: {entry[_STATES[name]]: entry["slot"] for entry in entries}
+        for name, entries in slots.items()
     }
 
 
@@ -208,7 +235,7 @@ def _pairs(fields: Mapping[str, Any], name: str) -> list[tuple[int, int]]:
 
 def _with_lists(fields: dict[str, Any]) -> dict[str, Any]:
     """Convert the mappings of a snapshot to lists."""
-    lists = {"blocks", "host", "tokens", "entries", "entry"}
+    lists = {"blocks", "host", "tokens"}
     return {
         name: list(value) if name in lists and value is not None else value
         for name, value in fields.items()

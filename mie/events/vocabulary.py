@@ -71,6 +71,11 @@ FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "export": ("seq", "host"),
         "import": ("seq", "host", "blocks"),
         "drop": ("seq",),
+        # states of recurrent layers
+        "state": ("seq", "slot"),
+        "save": ("block", "slot"),
+        "forget": ("block",),
+        "save_host": ("seq", "slot"),
         # everything
         "rebuild": ("snapshot",),
         # always last

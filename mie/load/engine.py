@@ -28,8 +28,9 @@ from mie.load.fit import fitting_plan
 from mie.load.quantisation import quantised
 from mie.load.sizing import MemoryPlan, cache_shape, step_size
 from mie.memory.manager import KVCacheManager
+from mie.memory.stateful import StatefulManager
 from mie.memory.window import Window
-from mie.memory.windowed import WindowedKVCacheManager
+from mie.memory.windowed import WindowedManager
 from mie.model.decoder import Decoder
 from mie.ops.backend import Array, Backend
 from mie.ops.kv_cache import HALVES
@@ -92,6 +93,8 @@ def load_engine(
     elif config.async_scheduling is None:
         config = replace(config, async_scheduling=machine.is_asynchronous)
     plan = fitting_plan(load, machine, backend, dtype, config, model, weights.forms)
+    if model.recurrent is not None:
+        config = replace(config, max_num_seqs=min(config.max_num_seqs, plan.num_states))
     kept = HALVES.get(dtype) if backend in CPUS else None
     num_positions, num_host_blocks = plan.num_positions, plan.num_host_blocks
     log = EventLog(config.event_log_steps, trace, machine.numerics())
@@ -102,7 +105,7 @@ def load_engine(
             plan.max_model_len,
             log,
             num_host_blocks,
-            bool(model.recurrent),
+            (plan.num_states, plan.num_host_states),
             plan.window,
         )
         decoder = _load_decoder(weights, model, machine, plan, use_tqdm, kept)
@@ -143,10 +146,6 @@ def load_engine(
         "mie:weights_bytes": plan.weight_bytes,
         "mie:kv_bytes": plan.num_blocks * plan.block_bytes,
     }
-    if model.recurrent is not None:
-        logger.info(
-            "prefix caching is off: %d layers keep a state", model.layers_recurrent.count(True)
-        )
     if model.left_out:
         logger.warning("only the text part is loaded, without %s", ", ".join(model.left_out))
     logger.info("loaded %s on %s in %.2f s", directory, backend, time.perf_counter() - began)
@@ -161,19 +160,19 @@ def load_engine(
 def _with_states(config: EngineConfig) -> EngineConfig:
     """Return the settings of an engine for a model with recurrent layers.
 
-    A state cannot be cut back to a prefix, so nothing is shared between sequences but at a fork.
-
     Raises:
-        ConfigError: a setting needs states that can be moved or computed again.
+        ConfigError: a setting is not possible with them.
     """
-    for name, value in (("preemption_mode", "swap"), ("async_scheduling", True)):
-        if getattr(config, name) == value:
-            raise ConfigError(
-                f"{name}={value!r} is not supported with recurrent layers (leave it out)"
-            )
-    return replace(
-        config, enable_prefix_caching=False, max_cached_blocks=None, async_scheduling=False
-    )
+    if config.async_scheduling:  # a token that is discarded would stay in the state
+        raise ConfigError(
+            "async_scheduling=True is not supported with recurrent layers (leave it out)"
+        )
+    if config.enable_prefix_caching and not config.enable_chunked_prefill:
+        raise ConfigError(
+            "enable_prefix_caching=True needs enable_chunked_prefill=True with recurrent layers: "
+            "chunks end where a state is kept (set enable_prefix_caching=False, or chunk prompts)"
+        )
+    return replace(config, async_scheduling=False)
 
 
 def new_scheduler(
@@ -182,22 +181,29 @@ def new_scheduler(
     max_model_len: int,
     log: EventLog,
     num_host_blocks: int = 0,
-    has_states: bool = False,
+    num_states: tuple[int, int] = (0, 0),
     window: Window | None = None,
 ) -> Scheduler:
-    """Return a scheduler with its memory manager, both writing to ``log``."""
-    settings: dict[str, Any] = {
-        "enable_prefix_caching": config.enable_prefix_caching,
-        "partial_block_sharing": config.partial_block_sharing,
-        "max_cached_blocks": config.max_cached_blocks,
-        "num_host_blocks": num_host_blocks,
-        "has_states": has_states,
-        "emit": log.emit,
-    }
-    manager = (
-        WindowedKVCacheManager(num_blocks, window, **settings)
-        if window
-        else KVCacheManager(num_blocks, config.block_size, **settings)
+    """Return a scheduler with its memory manager, both writing to ``log``.
+
+    ``num_states`` has the slots of recurrent states on the device and on the host.
+    """
+    kind: type[KVCacheManager] = KVCacheManager
+    own: dict[str, Any] = {}
+    if num_states[0]:
+        kind = StatefulManager
+        own = {"num_states": num_states[0], "num_host_states": num_states[1]}
+    elif window is not None:
+        kind, own = WindowedManager, {"window": window}
+    manager = kind(
+        num_blocks,
+        config.block_size,
+        enable_prefix_caching=config.enable_prefix_caching,
+        partial_block_sharing=config.partial_block_sharing,
+        max_cached_blocks=config.max_cached_blocks,
+        num_host_blocks=num_host_blocks,
+        emit=log.emit,
+        **own,
     )
     return Scheduler(config, manager, max_model_len, log.emit)
 

@@ -1,7 +1,5 @@
 """Load the parts that `LLM` and `AsyncLLM` consist of from `EngineArgs`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

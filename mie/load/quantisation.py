@@ -1,7 +1,5 @@
 """Choose the forms of a model's weights from the settings ``quantization`` and ``head_dtype``."""
 
-from __future__ import annotations
-
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.rounding import RoundedCheckpoint
 from mie.checkpoint.tensors import expected_tensors

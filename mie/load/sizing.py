@@ -50,13 +50,15 @@ class MemoryPlan:
     """Estimated bytes of the results of a full step, with attention's partial results."""
     num_batched_tokens: int
     num_states: int
-    """Sequences whose recurrent states are kept, or 0 if the model has none."""
+    """Slots of recurrent states: of running sequences, and snapshots. 0 if the model has none."""
     state_bytes: int
-    """Bytes of the states of one sequence."""
+    """Bytes of a slot."""
     num_blocks: int
     num_host_blocks: int
+    num_host_states: int
     layout: CacheLayout
     window: Window | None
+    """Slots for the states of swapped-out sequences."""
 
     @property
     def num_positions(self) -> int:
@@ -68,9 +70,14 @@ class MemoryPlan:
         return self.window.capacity(num_blocks) if self.window else num_blocks * self.block_size
 
     @property
+    def host_bytes(self) -> int:
+        """The bytes of host memory for swapped-out sequences."""
+        return self.num_host_blocks * self.block_bytes + self.num_host_states * self.state_bytes
+
+    @property
     def left_bytes(self) -> int:
         """The bytes that all else leaves for the KV cache. Negative if it does not fit."""
-        host_bytes = self.num_host_blocks * self.block_bytes if self.memory.is_shared else 0
+        host_bytes = self.host_bytes if self.memory.is_shared else 0
         needed = self.weight_bytes + self.step_bytes + self.num_states * self.state_bytes
         return self.memory.available_bytes - needed - host_bytes
 
@@ -99,25 +106,21 @@ class MemoryPlan:
 
     @property
     def _contents(self) -> str:
-        layers = "" if self.layout.is_whole else f" in {self.layout.num_layers} layers"
+        layers = f" in {self.layout.num_layers} layers" if self.window else ""
         return f"{self.block_size} tokens{layers}"
 
     def table(self) -> str:
         """Return a table of the memory that each part needs."""
-        cache_bytes, host_bytes = (
-            number * self.block_bytes for number in (self.num_blocks, self.num_host_blocks)
-        )
+        cache_bytes = self.num_blocks * self.block_bytes
         rows = [
             ("weights", self.weight_bytes),
             (f"step of {self.num_batched_tokens} tokens (estimate)", self.step_bytes),
             (f"KV cache, {self.num_blocks} blocks of {self._contents}", cache_bytes),
         ]
         if self.num_states:
-            rows.append(
-                (f"states of {self.num_states} sequences", self.num_states * self.state_bytes)
-            )
-        if host_bytes and self.memory.is_shared:
-            rows.append((f"host memory for {self.num_host_blocks} swapped blocks", host_bytes))
+            rows.append((f"{self.num_states} slots of states", self.num_states * self.state_bytes))
+        if self.host_bytes and self.memory.is_shared:
+            rows.append((f"host memory for {self.num_host_blocks} swapped blocks", self.host_bytes))
         rows.append(("total", sum(num_bytes for _, num_bytes in rows)))
         rows.append(("available", self.memory.available_bytes))
         width = max(len(name) for name, _ in rows)
@@ -143,16 +146,20 @@ def plan_memory(
     )
     size = step_size(config, model, max_model_len, layout.num_groups)
     step_bytes = backend.step_bytes(replace(size, is_quantised=bool(forms)))
-    num_states, state_bytes = _states(config, model, backend)
-    needed = weight_bytes + step_bytes + num_states * state_bytes
-    left = max(0, memory.available_bytes - needed)
+    left = max(0, memory.available_bytes - weight_bytes - step_bytes)
+    # One budget covers blocks and states.
+    budget = min(DEFAULT_KV_CACHE_BYTES, left // 4) if memory.is_shared else left
+    state_bytes = _state_bytes(model, backend)
+    num_states = _num_states(config, state_bytes, budget)
+    taken = num_states * state_bytes
     of_a_sequence, of_a_token = ceil_div(max_model_len, config.block_size), 1
     if window is not None:
         of_a_sequence, of_a_token = map(window.blocks_needed, (max_model_len, 1))
-    num_blocks = _num_blocks(
-        config, of_a_sequence, of_a_token, block_bytes, left, memory.is_shared
-    )
-    host_left = left - num_blocks * block_bytes if memory.is_shared else available_bytes()
+    affordable = max(0, budget - taken) // block_bytes
+    num_blocks = _num_blocks(config, of_a_sequence, of_a_token, block_bytes, affordable)
+    taken += num_blocks * block_bytes
+    host_left = left - taken if memory.is_shared else available_bytes()
+    num_host_blocks, num_host_states = _on_host(config, block_bytes, state_bytes, host_left)
     return MemoryPlan(
         backend=backend.name,
         memory=memory,
@@ -165,7 +172,8 @@ def plan_memory(
         num_states=num_states,
         state_bytes=state_bytes,
         num_blocks=num_blocks,
-        num_host_blocks=_num_host_blocks(config, block_bytes, host_left),
+        num_host_blocks=num_host_blocks,
+        num_host_states=num_host_states,
         layout=layout,
         window=window,
     )
@@ -197,6 +205,10 @@ def smaller_settings(
             yield f"kv_cache_memory_bytes={num_blocks * plan.block_bytes}"
         else:
             yield f"max_model_len={plan.capacity(num_blocks)}"
+    if config.state_memory is not None:
+        size = plan.left_bytes - plan.num_blocks * plan.block_bytes + config.state_memory
+        if size >= plan.state_bytes:
+            yield f"state_memory={size}"
     num_tokens = config.max_num_batched_tokens // 2
     while num_tokens and not fits(
         replace(config, max_num_batched_tokens=num_tokens), model, backend, forms
@@ -242,12 +254,34 @@ def cache_shape(
     )
 
 
-def _states(config: EngineConfig, model: ModelConfig, backend: Backend) -> tuple[int, int]:
-    """Return how many sequences have recurrent states at once, and the bytes of one."""
+def _state_bytes(model: ModelConfig, backend: Backend) -> int:
+    """Return the bytes of a sequence's recurrent states, or 0 if the model has none."""
     if model.recurrent is None:
-        return 0, 0
-    of_layer = backend.state_bytes(model.recurrent.shape)
-    return config.max_num_seqs, of_layer * model.layers_recurrent.count(True)
+        return 0
+    return backend.state_bytes(model.recurrent.shape) * model.layers_recurrent.count(True)
+
+
+def _num_states(config: EngineConfig, state_bytes: int, budget: int) -> int:
+    """Return the number of slots: for each sequence its own, and three snapshots.
+
+    They take at most half of the budget, unless ``state_memory`` gives their bytes.
+    """
+    if not state_bytes:
+        if config.state_memory is not None:
+            raise ConfigError(
+                f"state_memory is {config.state_memory}; the model has no recurrent layers "
+                "(leave it out)"
+            )
+        return 0
+    if config.state_memory is not None:
+        if config.state_memory < state_bytes:
+            raise ConfigError(
+                f"state_memory is {config.state_memory}; the recurrent states of one sequence "
+                f"take {state_bytes} (raise it to at least that)"
+            )
+        return config.state_memory // state_bytes
+    wanted = config.max_num_seqs * (4 if config.enable_prefix_caching else 1)
+    return max(1, min(wanted, budget // 2 // state_bytes))
 
 
 def step_size(
@@ -284,12 +318,7 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def _num_blocks(
-    config: EngineConfig,
-    of_a_sequence: int,
-    of_a_token: int,
-    block_bytes: int,
-    left: int,
-    is_shared: bool,
+    config: EngineConfig, of_a_sequence: int, of_a_token: int, block_bytes: int, affordable: int
 ) -> int:
     """Return the number of blocks.
 
@@ -299,22 +328,37 @@ def _num_blocks(
         given = config.num_blocks or _blocks_of("kv_cache_memory_bytes", config, block_bytes)
         if given < of_a_token:
             raise ConfigError(
-                f"num_blocks is {given}; the model's layers are in {of_a_token} groups, and a token"
-                f" takes a block of each (raise it to at least {of_a_token})"
+                f"the KV cache has {given} blocks; the model's layers are in {of_a_token} groups, "
+                f"and a token takes a block of each (raise num_blocks to at least {of_a_token})"
             )
         return given
-    affordable = min(DEFAULT_KV_CACHE_BYTES, left // 4) if is_shared else left
     # Keep a length that was asked for. The model's own is only a maximum.
     at_least = of_a_token if config.max_model_len is None else of_a_sequence
-    return min(config.max_num_seqs * of_a_sequence, max(at_least, affordable // block_bytes))
+    return min(config.max_num_seqs * of_a_sequence, max(at_least, affordable))
 
 
-def _num_host_blocks(config: EngineConfig, block_bytes: int, left: int) -> int:
+def _on_host(
+    config: EngineConfig, block_bytes: int, state_bytes: int, left: int
+) -> tuple[int, int]:
+    """Return the number of blocks and of states that fit the swap pool.
+
+    States take at most a quarter of it, but at least one fits.
+    """
     if config.preemption_mode != "swap":
-        return 0
-    if config.swap_space is None:
-        return max(0, min(DEFAULT_SWAP_BYTES, left // 4)) // block_bytes
-    return _blocks_of("swap_space", config, block_bytes)
+        return 0, 0
+    size = config.swap_space
+    if size is None:
+        size = max(0, min(DEFAULT_SWAP_BYTES, left // 4))
+    elif size < block_bytes + state_bytes:
+        raise ConfigError(
+            f"swap_space is {size}; one block of {config.block_size} tokens"
+            f"{' and a state take' if state_bytes else ' takes'} {block_bytes + state_bytes} "
+            "(raise it to at least that, or lower block_size)"
+        )
+    num_states = 0
+    if state_bytes:
+        num_states = min(config.max_num_seqs, max(1, size // 4 // state_bytes))
+    return max(0, size - num_states * state_bytes) // block_bytes, num_states
 
 
 def _blocks_of(name: str, config: EngineConfig, block_bytes: int) -> int:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from mie.base.arithmetic import ceil_div
 from mie.base.stats.memory import MemoryStats
+from mie.memory.host import HostBlocks
 from mie.memory.pool import BlockPool
 from mie.memory.prefix import Node, PartialMatch, PrefixCache, Room, block_of
+from mie.memory.states import StateSlots
 from mie.memory.table import BlockTable, Emit, HostTable, Moves, Owner
 
 
@@ -19,6 +21,10 @@ class KVCacheManager:
     num_blocks.
     """
 
+    states: StateSlots | None = None  # those of `StatefulManager`
+    blocks_of_twin = 1  # that a fork may take before it asks for more
+    num_claimed = 0  # blocks that open tables will take without asking
+
     def __init__(
         self,
         num_blocks: int,
@@ -26,7 +32,6 @@ class KVCacheManager:
         *,
         enable_prefix_caching: bool = True,
         partial_block_sharing: bool = True,
-        has_states: bool = False,
         max_cached_blocks: int | None = None,
         num_host_blocks: int = 0,
         emit: Emit = lambda record: None,
@@ -35,10 +40,6 @@ class KVCacheManager:
         self.stats = MemoryStats()
         self._num_host_blocks = num_host_blocks
         self.shares_full = enable_prefix_caching
-        self.has_states = has_states
-        """Whether each row has states beside its blocks, which last until its next sequence."""
-        self.blocks_of_twin = 1
-        """The number of blocks that a fork may take before it next grows."""
         self._shares_partial = enable_prefix_caching and partial_block_sharing
         self._max_cached = num_blocks if max_cached_blocks is None else max_cached_blocks
         self._emit = emit
@@ -47,16 +48,14 @@ class KVCacheManager:
     def reset(self) -> None:
         """Drop all tables and cached blocks in any state. ``stats`` keeps counting."""
         self._pool = BlockPool(self.num_blocks)
-        self._host_pool = BlockPool(self._num_host_blocks)
+        self._host = HostBlocks(self._num_host_blocks, self.stats, self._emit)
         self._prefix = PrefixCache(self.block_size)  # without prefix caching, only empty roots
         self._moves = Moves()
         self._pinned: list[tuple[int, Node | None]] = []
         self._num_steps = 0
         # Sums over all open tables. A last block that several tables share counts for each of them.
         # The third number is how many of its empty slots are counted too often.
-        self._num_entries = 0
-        self._num_stored = 0
-        self._num_counted_twice = 0
+        self._num_entries = self._num_stored = self._num_counted_twice = 0
 
     @property
     def num_cached(self) -> int:
@@ -91,18 +90,13 @@ class KVCacheManager:
         """The maximum number of tokens of one sequence."""
         return self.num_blocks * self.block_size
 
-    @property
-    def num_unclaimed(self) -> int:
-        """The number of blocks, without those that open tables will take without asking."""
-        return self.num_blocks
+    def blocks_for(self, num_tokens: int) -> int:
+        """Return the number of blocks that ``num_tokens`` tokens need, rounded up."""
+        return ceil_div(num_tokens, self.block_size)
 
     def blocks_needed(self, num_tokens: int) -> int:
         """Return the most blocks that a sequence of ``num_tokens`` tokens has at any time."""
         return self.blocks_for(num_tokens)
-
-    def blocks_for(self, num_tokens: int) -> int:
-        """Return the number of blocks that ``num_tokens`` tokens need, rounded up."""
-        return ceil_div(num_tokens, self.block_size)
 
     # Opening: find room first, then allocate.
 
@@ -128,7 +122,7 @@ class KVCacheManager:
         path: list[Node] = []
         partial = None
         if use_cache and parent is None and self.shares_full:
-            path = self._match(token_ids, limit, salt)
+            path = self._usable(self._prefix.match(token_ids, limit, salt), host)
             if self._shares_partial and host is None:
                 partial = self._prefix.match_inside(path, token_ids, limit, salt)
         num_shared = parent.num_tokens // self.block_size if parent else len(path)
@@ -143,12 +137,13 @@ class KVCacheManager:
         num_computed = max(num_computed, source.num_tokens if source else 0)
         return Room(token_ids, salt, path, partial, host, num_computed, num_new, parent)
 
+    def _usable(self, path: list[Node], host: HostTable | None) -> list[Node]:
+        """Return the part of a cached path that a table can share."""
+        return path
+
     def num_taken(self, room: Room) -> int:
         """Return how many of the available blocks a table takes: new ones, and cached ones."""
         return room.num_new + room.num_claimed + len(self._prefix.unheld_end(room.path))
-
-    def _match(self, token_ids: Sequence[int], limit: int, salt: str | None) -> list[Node]:
-        return self._prefix.match(token_ids, limit, salt)
 
     def open_table(self, room: Room, owner: Owner, row: int) -> BlockTable:
         """Open the table that `find_room` just found, with blocks for all its tokens."""
@@ -168,7 +163,8 @@ class KVCacheManager:
         if room.partial:
             self._copy(room.partial.block_id, table.block_ids[index], table, "prefix")
         if room.host:
-            self._import(room.host, table, index)
+            block_ids = self._swapped_in(room.host, table, index)
+            self._host.restore(room.host, table, *block_ids, self._moves)
         table.num_tokens = room.num_computed
         self._num_stored += room.num_computed
         return table
@@ -185,8 +181,6 @@ class KVCacheManager:
         twin = BlockTable(owner, row, token_ids)
         self._pool.incref(*table.block_ids)
         self._moves.updates.append((row, 0, tuple(table.block_ids)))
-        if self.has_states:
-            self._moves.forks.append((table.row, row))
         twin.block_ids = list(table.block_ids)
         self._num_entries += len(twin.block_ids)
         self.stats.num_shared_blocks += len(twin.block_ids)
@@ -306,45 +300,22 @@ class KVCacheManager:
         Return None if the host pool is too full. The table stays open, so the caller must close it.
         """
         assert table.node is not None, "the table is closed"
-        block_ids = self._stored(table)
-        if len(block_ids) > self._host_pool.num_free:
-            return None
-        host_ids = tuple([self._host_pool.take() for _ in block_ids])
-        self._moves.exports.extend(zip(block_ids, host_ids, strict=True))
-        self.stats.num_exported += len(block_ids)
-        self._emit(("export", table.owner, host_ids))
-        return HostTable(table.owner, host_ids, table.num_tokens)
+        return self._host.export(table, self._stored(table), self._moves)
 
     def drop_host(self, host: HostTable) -> None:
         """Discard swapped-out blocks."""
-        self._host_pool.decref(*host.block_ids)
-        self._emit(("drop", host.owner))
+        self._host.drop(host)
 
-    def _import(self, host: HostTable, table: BlockTable, index: int) -> None:
-        """Swap in the blocks from ``index`` on.
-
-        The blocks may be those of a table that this step swaps out, because it exports first. Their
-        host blocks are free at once, but no later table of this step is swapped out to them.
-        """
-        pairs = self._swapped_in(host, table, index)
-        host_ids, block_ids = tuple([a for a, _ in pairs]), tuple([b for _, b in pairs])
-        being_read = {block_id for block_id, _ in self._moves.copies}
-        assert being_read.isdisjoint(block_ids), "imports come before copies"
-        self._moves.imports.extend(pairs)
-        self._host_pool.decref(*host.block_ids)
-        self.stats.num_imported += len(pairs)
-        self._emit(("import", table.owner, host_ids, block_ids))
-
-    def _stored(self, table: BlockTable) -> list[int]:
-        """Return the blocks that hold the table's tokens, in the order of a host table."""
+    def _stored(self, table: BlockTable) -> Sequence[int]:
+        """Return the blocks with the table's tokens, in the order of a host table."""
         return table.block_ids[: self.blocks_for(table.num_tokens)]
 
     def _swapped_in(
         self, host: HostTable, table: BlockTable, index: int
-    ) -> list[tuple[int, int]]:
-        """Return the host blocks from ``index`` on, each with the block that it goes to."""
+    ) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the host blocks from ``index`` on, and the blocks that they go to."""
         host_ids = host.block_ids[index:]
-        return list(zip(host_ids, table.block_ids[index : index + len(host_ids)], strict=True))
+        return host_ids, table.block_ids[index : index + len(host_ids)]
 
     # A step.
 
@@ -354,7 +325,7 @@ class KVCacheManager:
         return moves
 
     def end_step(self) -> None:
-        """Unpin the blocks that the moves read: they are done, or the step was abandoned."""
+        """Unpin the blocks that the moves read."""
         self._moves = Moves()
         self._num_steps += 1
         for block_id, node in self._pinned:
@@ -362,6 +333,10 @@ class KVCacheManager:
             self._pool.decref(block_id)
             self._offer(node)
         self._pinned.clear()
+
+    def abandon_step(self) -> None:
+        """End a step whose moves may not have been made."""
+        self.end_step()
 
     # Parts of the above.
 
@@ -379,17 +354,16 @@ class KVCacheManager:
 
     def _take_blocks(self, count: int, table: BlockTable) -> tuple[int, ...]:
         self._evict(count - self._pool.num_free)
-        return self._run(count, table.block_ids[-1] if table.block_ids else None)
-
-    def _run(self, count: int, after: int | None) -> tuple[int, ...]:
-        return tuple([after := self._pool.take(after) for _ in range(count)])
+        return self._pool.take_run(count, table.block_ids[-1] if table.block_ids else None)
 
     def _evict(self, count: int) -> None:
         for _ in range(count):
-            block_id = self._prefix.evict()
-            self._emit(("evict", block_id))
-            self._pool.decref(block_id)
-            self.stats.num_evictions += 1
+            self._drop(self._prefix.evict())
+
+    def _drop(self, node: Node) -> None:
+        self._emit(("evict", block_of(node)))
+        self._pool.decref(block_of(node))
+        self.stats.num_evictions += 1
 
     def _hold(self, *path: Node) -> tuple[int, ...]:
         """Add a holder to the blocks of a path, or of its last node, and return their ids."""

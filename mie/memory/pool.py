@@ -1,7 +1,5 @@
 """Allocate from a fixed set of blocks with reference counts."""
 
-from __future__ import annotations
-
 REGION = 16
 """Size of a region. A new table starts in a wholly free region if there is one, so it can grow."""
 
@@ -49,6 +47,10 @@ class BlockPool:
         self._num_held[block_id // REGION] += 1
         self._free_regions.pop(block_id // REGION, None)
         return block_id
+
+    def take_run(self, count: int, after: int | None) -> tuple[int, ...]:
+        """Allocate blocks, each next to the one before it if possible."""
+        return tuple([after := self.take(after) for _ in range(count)])
 
     def _begin(self) -> int | None:
         """Return the first block of a wholly free region, or None."""

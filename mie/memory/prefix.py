@@ -108,18 +108,18 @@ class PrefixCache:
         best = PartialMatch(-1, 0, None)
         place = bisect_left(node.sorted_tokens, wanted)
         for tokens in node.sorted_tokens[max(0, place - 1) : place + 1]:
-            num_common = _num_common(tokens, wanted)
-            if num_common > best.num_tokens:
+            length = num_common(tokens, wanted)
+            if length > best.num_tokens:
                 child = node.children[tokens]
-                best = PartialMatch(block_of(child), num_common, child)
+                best = PartialMatch(block_of(child), length, child)
         for table in node.tables:
             written = table.token_ids[start : min(table.num_tokens, start + len(wanted))]
             # A table that has not run yet holds a copy that is only planned.
             if table.has_run and written and written[0] == wanted[0]:
-                num_common = _num_common(written, wanted)
-                if num_common > best.num_tokens:
+                length = num_common(written, wanted)
+                if length > best.num_tokens:
                     index = table.num_committed
-                    best = PartialMatch(table.block_ids[index], num_common, None)
+                    best = PartialMatch(table.block_ids[index], length, None)
         return best if best.num_tokens else None
 
     def root(self, salt: str | None) -> Node:
@@ -151,8 +151,8 @@ class PrefixCache:
         """Return the unheld nodes of a path, which are the end of it, the last one first."""
         return list(takewhile(self.unheld.__contains__, reversed(path)))
 
-    def evict(self) -> int:
-        """Evict the least recently used unheld leaf and return its block id. There must be one."""
+    def evict(self) -> Node:
+        """Evict and return the least recently used unheld leaf. There must be one."""
         node, _ = self.unheld.popitem(last=False)
         parent = node.parent
         assert parent is not None
@@ -160,7 +160,7 @@ class PrefixCache:
         del parent.children[node.tokens]
         del parent.sorted_tokens[bisect_left(parent.sorted_tokens, node.tokens)]
         self._drop_empty_root(parent)
-        return block_of(node)
+        return node
 
     def _drop_empty_root(self, node: Node) -> None:
         if node.block_id is None and not node.children and not node.tables:
@@ -173,6 +173,6 @@ def block_of(node: Node) -> int:
     return node.block_id
 
 
-def _num_common(a: Sequence[int], b: Sequence[int]) -> int:
+def num_common(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the length of the longest common prefix."""
     return next(compress(count(), map(ne, a, b)), min(len(a), len(b)))

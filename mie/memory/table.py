@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mie.memory.prefix import Node
+    from mie.memory.states import StateMoves
 
 Owner = tuple[int, int]
 """Names the owner of blocks in the event log. This room never reads it."""
@@ -84,5 +85,5 @@ class Moves:
     """(host block, device block)."""
     copies: list[tuple[int, int]] = field(default_factory=list)
     """(source, target), both on the device."""
-    forks: list[tuple[int, int]] = field(default_factory=list)
-    """(source, target): rows of forked tables and of their forks, if sequences have states."""
+    states: StateMoves | None = None
+    """The moves of recurrent states, which come last, if sequences have them."""

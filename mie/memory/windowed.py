@@ -13,7 +13,7 @@ from mie.memory.table import BlockTable, Entry, HostTable, Owner
 from mie.memory.window import Window
 
 
-class WindowedKVCacheManager(KVCacheManager):
+class WindowedManager(KVCacheManager):
     """Also keeps the blocks of layers with a window, while a later token can reach them.
 
     A table has an *entry* for each of its blocks within reach, and a claim on the most entries that
@@ -23,12 +23,10 @@ class WindowedKVCacheManager(KVCacheManager):
     A node of the prefix tree may have an entry. A hit ends where the nodes within reach have them.
     """
 
-    def __init__(self, num_blocks: int, window: Window, **settings: Any) -> None:
-        """Take the other settings of `KVCacheManager`. Only full blocks are shared."""
+    def __init__(self, num_blocks: int, block_size: int, *, window: Window, **options: Any) -> None:
+        """Take the other options of `KVCacheManager`. Only full blocks are shared."""
         self.window, self._num_groups = window, window.num_groups
-        super().__init__(
-            num_blocks, window.block_size, **{**settings, "partial_block_sharing": False}
-        )
+        super().__init__(num_blocks, block_size, **{**options, "partial_block_sharing": False})
         self.blocks_of_twin = 1 + window.num_groups * window.num_decoding
 
     def reset(self) -> None:
@@ -37,7 +35,7 @@ class WindowedKVCacheManager(KVCacheManager):
         self._nodes: dict[int, Node] = {}  # by the first block of their entries
         self._unheld: OrderedDict[Node, int] = OrderedDict()  # as in `PrefixCache`
         self._num_in_tables = 0  # blocks of all tables' entries
-        self._num_claimed = 0  # blocks of claims, without those that tables have
+        self.num_claimed = 0  # blocks of claims, without those that tables have
 
     @property
     def num_cached(self) -> int:
@@ -46,7 +44,7 @@ class WindowedKVCacheManager(KVCacheManager):
     @property
     def num_available(self) -> int:
         """The number of blocks that a table can get beyond the claims of all."""
-        return super().num_available - self._num_claimed
+        return super().num_available - self.num_claimed
 
     @property
     def num_saved(self) -> int:
@@ -56,17 +54,13 @@ class WindowedKVCacheManager(KVCacheManager):
     def capacity(self) -> int:
         return self.window.capacity(self.num_blocks)
 
-    @property
-    def num_unclaimed(self) -> int:
-        return self.num_blocks - self._num_claimed
-
     def blocks_needed(self, num_tokens: int) -> int:
         return self.window.blocks_needed(num_tokens)
 
     # Opening.
 
-    def _match(self, token_ids: Sequence[int], limit: int, salt: str | None) -> list[Node]:
-        path, num_usable, run = super()._match(token_ids, limit, salt), 0, 0
+    def _usable(self, path: list[Node], host: HostTable | None) -> list[Node]:
+        num_usable = run = 0
         for count, node in enumerate(path, 1):
             run = run + 1 if node in self._entries else 0
             if run >= count - self.window.reach(count * self.block_size):
@@ -84,12 +78,7 @@ class WindowedKVCacheManager(KVCacheManager):
         num_spare: int = 0,
     ) -> Room | None:
         room = super().find_room(
-            token_ids,
-            salt=salt,
-            use_cache=use_cache,
-            host=host,
-            parent=parent,
-            num_spare=num_spare,
+            token_ids, salt=salt, use_cache=use_cache, host=host, parent=parent, num_spare=num_spare
         )
         if room is None:
             return None
@@ -221,38 +210,36 @@ class WindowedKVCacheManager(KVCacheManager):
         table.entries = []
         super().close_table(table)
 
-    def _stored(self, table: BlockTable) -> list[int]:
+    def _stored(self, table: BlockTable) -> Sequence[int]:
         num_entries = self.blocks_for(table.num_tokens) - table.num_passed
         return [*super()._stored(table), *chain(*table.entries[:num_entries])]
 
     def _swapped_in(
         self, host: HostTable, table: BlockTable, index: int
-    ) -> list[tuple[int, int]]:
+    ) -> tuple[Sequence[int], Sequence[int]]:
         num_full = self.blocks_for(host.num_tokens)
-        full, others = host.block_ids[:num_full], host.block_ids[num_full:]
-        pairs = list(zip(full[index:], table.block_ids[index:num_full], strict=True))
         if not _is_imported(host, index * self.block_size):
-            return pairs
+            return (), ()
         first = self.window.reach(host.num_tokens)
         entries = self._take_entries(num_full - first, None)
         table.num_passed = first
         for at, entry in enumerate(entries, first):
             self._put_entry("alloc_window", table, at, entry)
-        return [*pairs, *zip(others, chain(*entries), strict=True)]
+        return host.block_ids[index:], (*table.block_ids[index:num_full], *chain(*entries))
 
     # Parts of the above.
 
     def _claim(self, table: BlockTable, claim: int) -> None:
-        self._num_claimed += (claim - table.claim) * self._num_groups
+        self.num_claimed += (claim - table.claim) * self._num_groups
         table.claim = claim
 
     def _take_entries(self, count: int, last: Entry | None) -> list[Entry]:
         """Take the blocks of entries, each next to the one of the entry before if possible."""
         self._evict(count * self._num_groups - self._pool.num_free)
-        self._num_claimed -= count * self._num_groups
+        self.num_claimed -= count * self._num_groups
         return list(
             zip(
-                *(self._run(count, after) for after in last or [None] * self._num_groups),
+                *(self._pool.take_run(count, after) for after in last or [None] * self._num_groups),
                 strict=True,
             )
         )
@@ -270,7 +257,7 @@ class WindowedKVCacheManager(KVCacheManager):
         entry = self._entries[node]
         self._pool.incref(*entry)
         if self._unheld.pop(node, None) is not None:
-            self._num_claimed -= self._num_groups
+            self.num_claimed -= self._num_groups
         return entry
 
     def _release_entry(self, table: BlockTable, entry: Entry) -> None:
@@ -282,7 +269,7 @@ class WindowedKVCacheManager(KVCacheManager):
         self._pool.decref(*entry)
         node = self._nodes.get(entry[0])
         if self._pool.refcount(entry[0]) == (node is not None):
-            self._num_claimed += self._num_groups
+            self.num_claimed += self._num_groups
             if node is not None:
                 self._unheld[node] = self._num_steps
 

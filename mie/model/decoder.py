@@ -13,6 +13,7 @@ from mie.model.mixers import Caches
 from mie.model.rope import rope_inv_freq
 from mie.model.weights import Layer, Loader
 from mie.ops.backend import Array, Backend, StepBatch
+from mie.ops.groups import by_group
 
 
 class Decoder:
@@ -35,8 +36,8 @@ class Decoder:
         """Load the weights, with rotations for positions 0 … num_positions - 1.
 
         ``progress`` is called with the number of checkpoint bytes just converted. Weights are
-        rounded to the dtype ``rounded_to`` if it is given. ``layout`` is that of the KV cache, whose
-        blocks have all layers by default.
+        rounded to the dtype ``rounded_to`` if it is given. ``layout`` is that of the KV cache. By
+        default its blocks have all layers.
 
         Raises:
             UnsupportedModelError: the backend lacks an option of an operator.
@@ -86,7 +87,7 @@ class Decoder:
         caches = Caches(kv=kv_cache, states=states)
         scale = config.embedding_scale / config.residual_scale
         x = backend.embed(batch.token_ids, self._embedding, scale)
-        batches = batch.by_group()
+        batches = by_group(batch)
         for layer in self._layers:
             h = layer.mixer.mix(backend, x, batches[layer.mixer.group], caches)
             x = self._add(x, h, layer.mixer.out, layer.mixer_post_norm)

@@ -18,7 +18,7 @@ class Place(NamedTuple):
     """Where a layer's keys and values are."""
 
     group: int
-    index: int
+    number: int
     """The layer's number in its group."""
 
 
@@ -62,7 +62,9 @@ def grouped(config: ModelConfig) -> CacheLayout:
     counts, places = [0, 0], []
     for window in windows:
         number = counts[window is not None]
-        places.append(Place(0, number) if window is None else Place(1 + number // size, number % size))
+        places.append(
+            Place(0, number) if window is None else Place(1 + number // size, number % size)
+        )
         counts[window is not None] += 1
     return CacheLayout(
         places=tuple(places),

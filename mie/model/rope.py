@@ -6,8 +6,6 @@ context by turning some pairs more slowly. All of them depend on the configurati
 largest number of positions, never on the current length, so a key can be cached once it is rotated.
 """
 
-from __future__ import annotations
-
 import math
 from typing import TypeAlias
 

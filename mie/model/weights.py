@@ -113,7 +113,7 @@ class Loader:
         )
         return Attention(
             group=place.group,
-            index=place.index,
+            index=place.number,
             heads=heads,
             gate=gate,
             gated_norm=norm if config.gates_attention else None,

@@ -15,7 +15,7 @@ opaque to the model.
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -48,11 +48,9 @@ Drawn = Any
 class StepBatch:
     """A step's tokens as one ragged batch of integers (docs/architecture.md has a drawing).
 
-    Layers may be in G groups that have tables of their own (`mie.model.layout`). The rows of
-    ``slot_mapping`` and ``block_tables`` are then those of one group after the other.
-
     Query i of a sequence with n queries and length s is at position s - n + i. Entries of
-    ``block_tables`` at or past a sequence's length are arbitrary.
+    ``block_tables`` at or past a sequence's length are arbitrary. Groups of layers may have slots
+    and tables of their own, in the rows of one group after the other.
     """
 
     token_ids: Ints  # [T]
@@ -74,24 +72,7 @@ class StepBatch:
     slots: Ints | None = None  # [S]   where each sequence's recurrent states are; all differ
     fresh: Bools | None = None  # [S]  whether its states begin as zeros, whatever the slot holds
     num_groups: int = 1
-    group: int = 0
-    """The group of a part that `by_group` returned."""
-
-    def by_group(self) -> "Sequence[StepBatch]":
-        """Return the batch of each group, with its own rows."""
-        if self.num_groups == 1:
-            return [self]
-        num_tokens, num_seqs = len(self.token_ids), len(self.seq_lens)
-        return [
-            replace(
-                self,
-                slot_mapping=self.slot_mapping[group * num_tokens : (group + 1) * num_tokens],
-                block_tables=self.block_tables[group * num_seqs : (group + 1) * num_seqs],
-                num_groups=1,
-                group=group,
-            )
-            for group in range(self.num_groups)
-        ]
+    group: int = 0  # of a part from `groups.by_group`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +119,7 @@ class StepSize:
     """The intermediate size of an expert."""
     gates_attention: bool = False
     recurrent: RecurrentShape | None = None
-    num_groups: int = 1
-    """Groups of layers with block tables of their own."""
+    num_groups: int = 1  # of layers with tables of their own
 
     @property
     def num_results(self) -> int:

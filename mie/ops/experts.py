@@ -31,10 +31,7 @@ def route(logits: Floats, num_chosen: int, is_normalised: bool) -> Floats:
 
 
 def experts(
-    x: Floats,
-    routed: Floats,
-    compute: Callable[[int, Floats], Floats],
-    residual: Floats,
+    x: Floats, routed: Floats, compute: Callable[[int, Floats], Floats], residual: Floats
 ) -> Floats:
     """Return the weighted sum of the results of each token's experts, as a new array [T, D].
 

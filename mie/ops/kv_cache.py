@@ -92,11 +92,7 @@ def dequantize(cache: QuantizedCache, dtype: DTypeLike) -> Floats:
 
 
 def write_kv(
-    keys: Floats,
-    values: Floats,
-    k_cache: Cache,
-    v_cache: Cache,
-    slot_mapping: Ints,
+    keys: Floats, values: Floats, k_cache: Cache, v_cache: Cache, slot_mapping: Ints
 ) -> None:
     """Store keys and values [T, Hkv, Dh] in the caches [N, B, Hkv, Dh] at slot_mapping [T].
 

@@ -15,10 +15,7 @@ def embed(token_ids: Ints, table: Floats) -> Floats:
 
 
 def linear(
-    x: Floats,
-    weight: Floats,
-    bias: Floats | None = None,
-    residual: Floats | None = None,
+    x: Floats, weight: Floats, bias: Floats | None = None, residual: Floats | None = None
 ) -> Floats:
     """Return ``x @ weight + bias + residual`` as a new array [T, N].
 

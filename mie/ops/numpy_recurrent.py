@@ -1,7 +1,5 @@
 """Implement the operators of recurrent layers with the plain NumPy definitions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Keep matrices of quantised rows small in memory, and widen them a tile at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Define matrices of small numbers in groups, and their exact float32 values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -119,10 +117,7 @@ def quantise(weights: NDArray[Any], form: Form) -> QuantisedRows:
 
 
 def linear_quantised(
-    x: Floats,
-    weight: QuantisedRows,
-    bias: Floats | None = None,
-    residual: Floats | None = None,
+    x: Floats, weight: QuantisedRows, bias: Floats | None = None, residual: Floats | None = None
 ) -> Floats:
     """Return ``x @ w.T + bias + residual`` as a new array [T, N], with the weights w [N, K].
 

@@ -1,7 +1,5 @@
 """Draw the random numbers of a request, which depend on nothing but the request."""
 
-from __future__ import annotations
-
 import numpy as np
 
 POSITIONS = 64

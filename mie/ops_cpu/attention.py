@@ -164,7 +164,7 @@ class _Planner:
         for own in np.split(np.arange(len(positions)), changes):
             tiles = np.arange(firsts[own[0]], lasts[own[0]])
             hidden = self._hidden(np.repeat(positions[own], len(tiles)), np.tile(tiles, len(own)))
-            empty = hidden.reshape(len(own), len(tiles), -1).all(0)
+            empty: Bools = hidden.reshape(len(own), len(tiles), -1).all(axis=0)
             starts = np.arange(len(own)) * len(tiles)
             blocks = self._blocks(np.full(len(tiles), s), tiles)
             for head in range(self._num_heads):
@@ -208,10 +208,10 @@ class _Planner:
         Each query has a position and a tile.
         """
         keys = (tiles * self._tile)[:, None] + np.arange(width or self._tile)
-        later = keys > positions[:, None]
-        if self._window is None:
-            return later
-        return later | (keys <= (positions - self._window)[:, None])
+        hidden: Bools = keys > positions[:, None]
+        if self._window is not None:
+            hidden |= keys <= (positions - self._window)[:, None]
+        return hidden
 
     def _blocks(self, sequences: Ints, tiles: Ints, width: int | None = None) -> _Blocks:
         """Return the blocks of some sequences' tiles."""
@@ -340,13 +340,7 @@ class Rows:
     """Adjacent queries of a prompt, scored in one product for each KV head."""
 
     def __init__(
-        self,
-        rows: slice,
-        blocks: _Blocks,
-        positions: slice,
-        hidden: Bools,
-        heads: slice,
-        work: int,
+        self, rows: slice, blocks: _Blocks, positions: slice, hidden: Bools, heads: slice, work: int
     ) -> None:
         """Describe the queries ``rows`` of T, which see ``positions`` of the blocks.
 

@@ -1,7 +1,5 @@
 """Read and set the number of threads of NumPy's BLAS."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Implement the Backend contract for fast CPU inference on NumPy arrays."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Hold the embedding table, which the output head may share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -4,8 +4,6 @@ Outside, a cache is an array [L, 2, N, B, Hkv, Dh], as everywhere. In memory it 
 Dh].
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

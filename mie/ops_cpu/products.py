@@ -6,8 +6,6 @@ whose results equal those of the reference bit for bit. It reads no clock: the a
 CPU's features and the BLAS only.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any, Literal
 

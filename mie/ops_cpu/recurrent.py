@@ -3,8 +3,6 @@
 Every number equals that of the plain operators bit for bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

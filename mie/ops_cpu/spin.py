@@ -5,8 +5,6 @@ wake the CPU as well. That is as long as many operators take. A thread that spin
 become free at once, and does not hold the GIL meanwhile.
 """
 
-from __future__ import annotations
-
 import ctypes
 
 from mie.base.arithmetic import ceil_div

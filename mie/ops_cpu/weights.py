@@ -1,7 +1,5 @@
 """Store weights, in the dtype of the arithmetic or in 16 bits, and widen them exactly."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

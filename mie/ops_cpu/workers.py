@@ -45,10 +45,7 @@ class Workers:
         self._started(num_threads - 1)
 
     def share(
-        self,
-        work: Callable[[Item], object],
-        items: Sequence[Item],
-        num_threads: int | None = None,
+        self, work: Callable[[Item], object], items: Sequence[Item], num_threads: int | None = None
     ) -> None:
         """Call work(item) once for each item, in at most ``num_threads`` threads (default: all).
 

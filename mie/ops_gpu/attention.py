@@ -34,7 +34,8 @@ STREAM_BLOCKS_PER_MULTIPROCESSOR = 3
 class AttentionCall:
     """One layer's attention: its arrays, and the sizes that follow from them.
 
-    q, out [T, Hq, Dh]; kv [N, 2, Hkv, B, Dh]; scales [N, 2, Hkv, B] of a quantised cache.
+    q, out [T, Hq, Dh]; kv [N, 2, Hkv, B, Dh]; scales [N, 2, Hkv, B] of a quantised cache;
+    sinks [Hq].
     """
 
     def __init__(
@@ -46,9 +47,11 @@ class AttentionCall:
         out: Array,
         batch: DeviceBatch,
         window: int | None,
+        sinks: Array | None,
     ) -> None:
         """Drop a window that every sequence of the step fits."""
         self.q, self.kv, self.scales, self.out, self.batch = q, kv, scales, out, batch
+        self.sinks = sinks
         self.window = None if window is not None and window >= batch.max_len else window
         self.num_heads, self.head_dim = int(q.shape[1]), int(q.shape[2])
         self.num_kv_heads, self.block_size = int(kv.shape[2]), int(kv.shape[3])
@@ -68,7 +71,7 @@ class AttentionCall:
     ) -> tuple[Any, ...]:
         """Return a kernel's arguments: the arrays of all kernels, others, and its numbers."""
         batch = self.batch
-        tables = batch.block_tables, batch.seq_lens, batch.cu_seqlens_q, sequences
+        tables = batch.block_tables, batch.seq_lens, batch.cu_seqlens_q, sequences, self.sinks
         numbers = *map(np.int32, sizes), self.scale
         return (self.q, self.kv, self.scales, *tables, *others, *numbers)
 
@@ -109,6 +112,7 @@ class PagedAttention:
         batch: DeviceBatch,
         window: int | None,
         scales: Array | None = None,
+        sinks: Array | None = None,
     ) -> Array:
         """Compute `ops.attention.paged_attention` over one layer.
 
@@ -116,7 +120,8 @@ class PagedAttention:
         """
         assert kv.size // q.shape[2] < 1 << 32, "the kernels count rows in 32 bits"
         out = self._empty("attention", q.shape, q.dtype)
-        call = AttentionCall(q=q, kv=kv, scales=scales, out=out, batch=batch, window=window)
+        arrays = {"q": q, "kv": kv, "scales": scales, "sinks": sinks, "out": out}
+        call = AttentionCall(**arrays, batch=batch, window=window)
         kernel = decode_kernel(
             kernel_type(call.q),
             call.head_dim,

@@ -91,14 +91,7 @@ class Cublas:
         self._one, self._zero = (ctypes.byref(ctypes.c_float(factor)) for factor in (1, 0))
 
     def matmul(
-        self,
-        x: Array,
-        weight: Array,
-        bias: Array | None,
-        out: Array,
-        first: int,
-        *,
-        is_added: bool,
+        self, x: Array, weight: Array, bias: Array | None, out: Array, first: int, *, is_added: bool
     ) -> None:
         """Multiply, with the addend in ``out`` beforehand.
 

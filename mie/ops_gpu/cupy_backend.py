@@ -18,7 +18,6 @@ from mie.ops import rope
 from mie.ops.backend import (
     OPTIONS,
     Array,
-    Backend,
     HeadWeights,
     KVCacheShape,
     Memory,
@@ -32,16 +31,11 @@ from mie.ops.quantised import Form, Part, Rows
 from mie.ops.sampling import RowControls
 from mie.ops_gpu import kv_cache, sampling
 from mie.ops_gpu.arena import fresh
-from mie.ops_gpu.arrays import (
-    DTYPES,
-    block_threads,
-    element_type,
-    kernel_type,
-    rounded,
-)
+from mie.ops_gpu.arrays import DTYPES, block_threads, element_type, kernel_type, rounded
 from mie.ops_gpu.attention import PagedAttention
 from mie.ops_gpu.batch import to_device
 from mie.ops_gpu.chip import Chip, device_memory
+from mie.ops_gpu.experts import CupyExperts
 from mie.ops_gpu.few_rows import MAX_OUTPUTS, Heads, Norm, most_sums_bytes
 from mie.ops_gpu.gemm import Gemm
 from mie.ops_gpu.kv_cache import HostCache, KVCache
@@ -53,8 +47,14 @@ from mie.ops_gpu.sampling import Drawn, Sampler
 from mie.ops_gpu.steps import Steps
 from mie.ops_gpu.weights import CupyLinear, Matrix, check_size, load_parts, packed_bytes
 
+COMPUTED = (
+    *("GELU", "norms after the blocks", "norms of whole projections", "norms after RoPE"),
+    *("scaled embeddings", "experts", "gated attention", "attention sinks"),
+)
+"""The options of operators that it computes."""
 
-class CupyBackend(Backend):
+
+class CupyBackend(CupyExperts):
     """Runs where its launcher does, in ``dtype``: "float32", "float16" or "bfloat16".
 
     Weights and activations have that dtype. So does the cache unless ``kv_cache_dtype`` is "int8"
@@ -63,7 +63,7 @@ class CupyBackend(Backend):
     other processes.
     """
 
-    lacks = OPTIONS
+    lacks = tuple(option for option in OPTIONS if option not in COMPUTED)
 
     def __init__(
         self,
@@ -196,28 +196,14 @@ class CupyBackend(Backend):
         return (steps.arena.empty if steps.is_running else self._fresh)(name, shape, dtype)
 
     def embed(self, token_ids: Array, embedding: Array, scale: float = 1.0) -> Array:
+        x = self._products.gather("embed", embedding, token_ids, self.dtype)
         if scale != 1:
-            self.refuse("scaled embeddings")
-        return self._products.gather("embed", embedding, token_ids, self.dtype)
+            grid, args = (ceil_div(x.size, 256),), (x, np.int32(x.size), np.float32(scale))
+            self._kernel("scale_rows", x, file="gather_rows.cu")(grid, (256,), args)
+        return x
 
     def take_rows(self, x: Array, rows: Array) -> Array:
         return self._products.gather("rows", x, rows, x.dtype)
-
-    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
-        out = self._empty("norm", x.shape, x.dtype)
-        num_rows, dim = x.shape
-        kernel = self._kernel("rms_norm", x)
-        threads = block_threads(dim // 4)
-        kernel((num_rows,), (threads,), (x, weight, out, np.int32(dim), np.float32(eps)))
-        return out
-
-    def head_norm(self, qkv: Array, first: int, last: int, weight: Array, eps: float) -> None:
-        num_tokens, num_heads, head_dim = qkv.shape
-        count, warps = last - first, 4
-        sizes = (np.int32(n) for n in (num_tokens, num_heads, first, count, head_dim))
-        kernel = self._kernel("head_norm", qkv, file="rms_norm.cu")
-        grid = (ceil_div(num_tokens * count, warps),)
-        kernel(grid, (32 * warps,), (qkv, weight, *sizes, np.float32(eps)))
 
     def linear(self, x: Array, weight: CupyLinear, residual: Array | None = None) -> Array:
         out = self._product(x, weight) if residual is None else residual
@@ -232,15 +218,10 @@ class CupyBackend(Backend):
         return out
 
     def norm_gate_up(
-        self,
-        x: Array,
-        norm: Array,
-        eps: float,
-        weight: CupyLinear,
-        activation: Activation = "silu",
+        self, x: Array, norm: Array, eps: float, weight: CupyLinear, activation: Activation = "silu"
     ) -> Array:
         if norm is not None and activation == "silu":
-            out = self._empty("silu", (len(x), len(weight) // 2), x.dtype)
+            out = self._empty("gated", (len(x), len(weight) // 2), x.dtype)
             if self._products.gated(x, weight, out, Norm(weight=norm, eps=eps)):
                 return out
         return super().norm_gate_up(x, norm, eps, weight, activation)
@@ -256,7 +237,9 @@ class CupyBackend(Backend):
     ) -> Array:
         # A quantised cache is written by a kernel of its own.
         w, head_dim = weights, weights.head_dim
-        if cache.is_quantized or not self._products.takes_heads(x, w.qkv, head_dim):
+        is_plain = w.norm is not None and (w.k_norm is None or len(w.k_norm) == head_dim)
+        is_taken = is_plain and self._products.takes_heads(x, w.qkv, head_dim)
+        if cache.is_quantized or not is_taken:
             return super().norm_heads(x, w, rope_table, cache, layer, batch)
         q = self._empty("q", (len(x), w.num_heads, head_dim), x.dtype)
         to = Heads(
@@ -306,18 +289,11 @@ class CupyBackend(Backend):
         soft_cap: float | None = None,
         sinks: Any = None,
     ) -> Array:
-        if soft_cap is not None or sinks is not None:
-            self.refuse("soft caps" if sinks is None else "attention sinks")
+        if soft_cap is not None:
+            self.refuse("soft caps")
         scales = cache.scales[layer] if cache.is_quantized else None
-        return self._attention(q, cache.layers[layer], to_device(self._xp, batch), window, scales)
-
-    def silu_mul(self, gate_up: Array) -> Array:
-        num_tokens, dim = gate_up.shape[0], gate_up.shape[1] // 2
-        out = self._empty("silu", (num_tokens, dim), gate_up.dtype)
-        threads = block_threads(dim)
-        kernel = self._kernel("silu_mul", gate_up)
-        kernel((num_tokens, ceil_div(dim, threads)), (threads,), (gate_up, out, np.int32(dim)))
-        return out
+        on_device = to_device(self._xp, batch)
+        return self._attention(q, cache.layers[layer], on_device, window, scales, sinks)
 
     # Blocks.
 

@@ -60,15 +60,22 @@ class Way:
     shared_bytes: int
 
 
-def way_of(element: str, weight: Matrix, num_rows: int, depth: int, *, has_norm: bool) -> Way:
-    """Return the way to multiply rows of type ``element``."""
+def way_of(
+    element: str, weight: Matrix, num_rows: int, depth: int, *, has_norm: bool | None
+) -> Way:
+    """Return the way to multiply rows of type ``element``.
+
+    ``has_norm`` is None for a kernel without this choice.
+    """
     itemsize = 4 if element == "float" else 2
     row_tiles = 1 if element == "float" or num_rows <= 8 else 2 if num_rows <= 16 else 4
     codes, span, has_offsets = (
         weight.parameters if isinstance(weight, QuantisedMatrix) else (element, "64", "false")
     )
-    words = [element, codes, span, has_offsets, str(row_tiles), _word(has_norm)]
-    words.append(_word(depth * itemsize % 16 == 0))
+    conditions = [depth * itemsize % 16 == 0]
+    if has_norm is not None:
+        conditions.insert(0, has_norm)
+    words = [element, codes, span, has_offsets, str(row_tiles), *map(_word, conditions)]
     return Way(
         parameters=f"<{', '.join(words)}>",
         rows=8 * row_tiles,

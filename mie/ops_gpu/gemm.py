@@ -13,14 +13,7 @@ class Gemm(Protocol):
     """Multiplies matrices. Sums are float32 for every element dtype."""
 
     def matmul(
-        self,
-        x: Array,
-        weight: Array,
-        bias: Array | None,
-        out: Array,
-        first: int,
-        *,
-        is_added: bool,
+        self, x: Array, weight: Array, bias: Array | None, out: Array, first: int, *, is_added: bool
     ) -> None:
         """Compute x @ weight.T + bias, plus what is there if ``is_added``.
 
@@ -37,14 +30,7 @@ class NumpyGemm:
         self._submit = submit
 
     def matmul(
-        self,
-        x: Array,
-        weight: Array,
-        bias: Array | None,
-        out: Array,
-        first: int,
-        *,
-        is_added: bool,
+        self, x: Array, weight: Array, bias: Array | None, out: Array, first: int, *, is_added: bool
     ) -> None:
         part = out[:, first : first + len(weight)]
         self._submit(lambda: _multiply(x, weight, bias, part, is_added=is_added))

@@ -83,14 +83,7 @@ class Products:
         self._few_rows.heads(x, weight.parts[0], to, bias=weight.bias, norm=norm)
 
     def _many_rows(
-        self,
-        x: Array,
-        part: Matrix,
-        bias: Array | None,
-        out: Array,
-        first: int,
-        *,
-        is_added: bool,
+        self, x: Array, part: Matrix, bias: Array | None, out: Array, first: int, *, is_added: bool
     ) -> None:
         if not isinstance(part, QuantisedMatrix):
             self._gemm.matmul(x, part, bias, out, first, is_added=is_added)

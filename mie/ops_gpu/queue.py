@@ -6,8 +6,9 @@ grids and numbers) are fixed, but the contents of the memory may change.
 """
 
 import functools
-from collections.abc import Callable
-from contextlib import suppress
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -110,7 +111,7 @@ class CupyQueue:
         device.get(self.stream, out=host, blocking=False)
 
     def capture(self, work: Callable[[], T]) -> tuple[Task, T]:
-        with self.stream:
+        with self.stream, _without_collections():
             self.stream.begin_capture()
             try:
                 result = work()
@@ -119,6 +120,18 @@ class CupyQueue:
                     self.stream.end_capture()
                 raise
             return functools.partial(self.stream.end_capture().launch, self.stream), result
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Keep Python from freeing another engine's memory meanwhile, which ends a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class EmulatedQueue:
@@ -170,9 +183,7 @@ def _run(tasks: list[Task]) -> None:
         task()
 
 
-def in_queue(
-    method: Callable[Concatenate[Any, P], R],
-) -> Callable[Concatenate[Any, P], R]:
+def in_queue(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
     """Run a backend's method with its copies and launches in the backend's queue."""
 
     @functools.wraps(method)

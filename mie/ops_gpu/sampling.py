@@ -21,13 +21,7 @@ from mie.ops.backend import Array
 from mie.ops.sampling import RowControls
 from mie.ops.weights import lowest_kept_z, scale_of
 from mie.ops_gpu.arena import Arena
-from mie.ops_gpu.arrays import (
-    block_threads,
-    element_type,
-    kernel_type,
-    next_power_of_two,
-    to_host,
-)
+from mie.ops_gpu.arrays import block_threads, element_type, kernel_type, next_power_of_two, to_host
 from mie.ops_gpu.cubins import KernelName
 from mie.ops_gpu.launcher import Launcher
 from mie.ops_gpu.queue import Queue, no_wait

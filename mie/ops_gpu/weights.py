@@ -112,11 +112,7 @@ def load_parts(
 
 
 def _load(
-    xp: Any,
-    shape: tuple[int, int],
-    blocks: Iterator[Rows],
-    form: Form | None,
-    dtype: np.dtype[Any],
+    xp: Any, shape: tuple[int, int], blocks: Iterator[Rows], form: Form | None, dtype: np.dtype[Any]
 ) -> Matrix:
     """Load as many rows as ``shape`` has from the blocks."""
     if form is not None:

@@ -4,8 +4,6 @@ Numba turns a kernel into LLVM's intermediate code. LLVM turns that into an obje
 which may be another one than this machine's. An object file loads without Numba, in a millisecond.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 NUM_ARGUMENTS = {"run": 7, "work": 3, "multiply": 12}

@@ -3,8 +3,6 @@
 Nothing here imports Numba, which takes a second. Its version is read from its files.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from importlib.util import find_spec

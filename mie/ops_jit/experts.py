@@ -4,8 +4,6 @@ Which rows an expert has is known only in a step. So a kernel sorts them, cuts t
 writes the number of items to the step's header, from which the products' numbers of tiles follow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,14 +16,7 @@ from mie.ops.expert_operators import ACTIVATIONS, Activation, ExpertWeights
 from mie.ops.numpy_backend import NumpyBackend
 from mie.ops_jit import layout
 from mie.ops_jit.kernel_cache import Kernels
-from mie.ops_jit.layout import (
-    LANES,
-    NUM_EXPERT_ITEMS,
-    NUM_PAIRS,
-    NUM_TOKENS,
-    ROW_TILE,
-    SUMS_BYTES,
-)
+from mie.ops_jit.layout import LANES, NUM_EXPERT_ITEMS, NUM_PAIRS, NUM_TOKENS, ROW_TILE, SUMS_BYTES
 from mie.ops_jit.memory import Matrix, Panels, address
 from mie.ops_jit.program import Program, Value, operator
 
@@ -91,11 +82,7 @@ class ExpertOperators(NumpyBackend):
 
     @operator
     def experts(
-        self,
-        x: Value,
-        routed: Value | Floats,
-        weights: ExpertWeights,
-        residual: Value | Floats,
+        self, x: Value, routed: Value | Floats, weights: ExpertWeights, residual: Value | Floats
     ) -> Value:
         """Record `ops.experts.experts`."""
         program, k, width = self._program, weights.num_chosen, x.storage.width

@@ -1,7 +1,5 @@
 """Implement the Backend contract with compiled kernels, and replay forward passes as programs."""
 
-from __future__ import annotations
-
 import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence

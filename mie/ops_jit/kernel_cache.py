@@ -1,7 +1,5 @@
 """Keep compiled kernels in the user's cache, and load or compile those that a model needs."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """Record the operators of recurrent layers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mie.base.arithmetic import ceil_div

@@ -1,7 +1,5 @@
 """Describe a step to the kernels: its header, and the items of its attention."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """Keep the threads that run programs."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import threading

@@ -77,6 +77,11 @@ class Admission:
         self.kept: dict[str | None, Sequence] = {}
         """The ended sequences that hold blocks, by request id, the oldest first."""
 
+    @property
+    def num_reserved(self) -> int:
+        """The number of blocks that must be left, those for promised choices included."""
+        return self.num_spare + self._seats.num_promised * self._manager.blocks_of_twin
+
     # Places.
 
     def next(self, waiting: list[Sequence], step: int) -> tuple[Sequence | None, list[Sequence]]:
@@ -108,7 +113,7 @@ class Admission:
         if not victims:
             return []
         room, num_kept = self.room_in_empty_pool(head), len(running)
-        num_blocks = self._manager.num_unclaimed
+        num_blocks = self._manager.num_blocks - self._manager.num_claimed
         num_holders = Counter(block_id for seq in running for block_id in seq.held_ids)
         for count, victim in enumerate(victims, start=1):
             num_kept -= 1
@@ -177,7 +182,10 @@ class Admission:
                 if self._manager.shares_full and seq.may_read_cache:
                     self._count_query(seq, room)
         seq.host = None
-        return self._manager.open_table(room, seq.seq_id, row)
+        table = self._manager.open_table(room, seq.seq_id, row)
+        if self._manager.states is not None:
+            self._manager.states.open(table, room, seq.request.kept_states)
+        return table
 
     def _count_query(self, seq: Sequence, room: Room) -> None:
         num_full = len(room.path) * self._manager.block_size

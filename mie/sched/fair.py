@@ -11,8 +11,6 @@ resource fairness, Ghodsi et al., NSDI 2011). `FairPolicy.victims` says who may 
 docs/scheduling.md says within how many steps a client is served.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import TypeVar

@@ -6,8 +6,6 @@ largest is preempted first. The key is fixed when its request arrives. The fair 
 it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ that joins or leaves therefore moves only its own share. As in consistent hashin
 (Mirrokni and others, 2016), a replica far above the mean is busy, and others take its requests.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b

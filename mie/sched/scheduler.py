@@ -145,7 +145,7 @@ class Scheduler:
             if count == 1:
                 rows.append(table.row)
             else:
-                chunks.append(self._chunk(seq, count := min(count, most)))
+                count = self._add_chunk(chunks, seq, min(count, most))
             budget.take(seq.request, count)
         rows.sort()
         return rows
@@ -163,32 +163,30 @@ class Scheduler:
             if seq.is_prefilling:
                 count = self._chunk_size(seq.num_missing, budget.most(seq.request))
                 if count:
-                    chunks.append(self._chunk(seq, count))
-                    budget.take(seq.request, count)
+                    budget.take(seq.request, self._add_chunk(chunks, seq, count))
                 elif budget.parts is None:
                     break
 
-    def _chunk(self, seq: Sequence, count: int) -> Chunk:
-        """Return the next tokens as a chunk. At a prompt's end, forked choices sample."""
-        if count < seq.num_missing:
-            return seq.chunk(count, ())
-        choices = [seq.index]
-        if seq is seq.request.leader:
+    def _add_chunk(self, chunks: list[Chunk], seq: Sequence, count: int) -> int:
+        """Add the next tokens as a chunk, and return their number. At a prompt's end, choices fork.
+
+        The chunk ends early where a state is kept.
+        """
+        if self.manager.states is not None and seq.table is not None:
+            count = self.manager.states.limit(seq.table, count)
+        choices = [] if count < seq.num_missing else [seq.index]
+        if choices and seq is seq.request.leader:
             live = [each.index for each in seq.request.sequences if each.finish_reason is None]
             choices = live[: 1 + self._num_forks_for(seq)]
             self._seats.promised[seq.request.client] += len(choices) - 1
-        return seq.chunk(count, tuple(choices))
+        chunks.append(seq.chunk(count, tuple(choices)))
+        return count
 
     def _num_forks_for(self, seq: Sequence) -> int:
         """Return the number of choices that can get a seat and a block without overtaking."""
         num_seats = self._policy.num_forks(seq, self.waiting, self._seats)
-        num_blocks = self.manager.num_available - self._num_spare
+        num_blocks = self.manager.num_available - self._admission.num_reserved
         return max(0, min(num_seats, num_blocks // self.manager.blocks_of_twin))
-
-    @property
-    def _num_spare(self) -> int:
-        """The number of blocks that must be left while others run and choices are to fork."""
-        return self._admission.num_spare + self._seats.num_promised * self.manager.blocks_of_twin
 
     def _chunk_size(self, num_missing: int, budget: int) -> int:
         if not self._config.enable_chunked_prefill:
@@ -211,7 +209,7 @@ class Scheduler:
             if seq is None:
                 return
             # A sequence that runs alone may take every block, or it could wait forever.
-            num_spare = self._num_spare if self.running else 0
+            num_spare = self._admission.num_reserved if self.running else 0
             room = self._admission.find_room(seq, num_spare)
             if room is None:
                 if not self.running and self._admission.drop_oldest():
@@ -227,8 +225,7 @@ class Scheduler:
             self._seats.take(seq, table, self._step, is_prefilling=True)
             self._policy.charge(seq.request)
             if count:
-                chunks.append(self._chunk(seq, count))
-                budget.take(seq.request, count)
+                budget.take(seq.request, self._add_chunk(chunks, seq, count))
             if only or not count:
                 budget.left = 0  # later prompts do not overtake
 
@@ -318,7 +315,7 @@ class Scheduler:
         seq.stop_reason = stop_reason
         seq.finish_reason = reason
         self._policy.charge(seq.request)
-        may_keep = not self.manager.has_states  # another sequence takes the row of its states
+        may_keep = self.manager.states is None  # another sequence takes the slot of its state
         if may_keep and seq.table and seq.request.beam and reason in ("stop", "length"):
             self._admission.keep(seq, self._seats.leave(seq))
             return
@@ -373,7 +370,7 @@ class Scheduler:
         Sequences that it swapped in or out are recomputed, because the moves may not have been
         made.
         """
-        self.manager.end_step()
+        self.manager.abandon_step()
         for seq in self._preempted:
             seq.num_lost = seq.host.num_tokens if seq.host else seq.num_lost
             self._drop_host(seq)

@@ -1,7 +1,5 @@
 """Assign running sequences to seats, which are the runner's rows, and keep queues in order."""
 
-from __future__ import annotations
-
 import heapq
 from bisect import bisect_left, insort
 from collections import Counter

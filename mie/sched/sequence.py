@@ -53,6 +53,8 @@ class Request:
 
     Empty unless they were asked for. Each is computed once, even after a preemption.
     """
+    kept_states: list[int] = field(init=False, default_factory=list)
+    """The positions of its prompt after which recurrent states are kept (`StateSlots.open`)."""
     metrics: RequestMetrics = field(init=False, default_factory=RequestMetrics)
     error: Exception | None = field(init=False, default=None)
     """The exception that made it fail, or None."""

@@ -19,7 +19,7 @@ MAX_LOGIN_BYTES = 16 << 10
 """Maximum size of the body of a login, which needs no key."""
 OPEN_ROUTES = frozenset({"/health", "/ping", "/version", "/ready"})
 """The routes that need no key and are answered while the server drains."""
-SHELL_ROUTES = frozenset({"/", "/mie/login", "/mie/logout"})
+SHELL_ROUTES = frozenset({"/", "/story.html", "/mie/login", "/mie/logout"})
 """The routes of the web page that show nothing, and with which one logs in."""
 
 

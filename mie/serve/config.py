@@ -42,6 +42,7 @@ class ServeConfig:
     served_model_name: Sequence[str] | None = None
     root_path: str = ""
     page: bool = True
+    demo: bool = False
     strict: bool = False
     strict_openai: bool = False
     trust_request_chat_template: bool = False

@@ -195,6 +195,13 @@ class Serving:
         self.running: dict[str, Generation] = {}
         """The generations that run, by the ids of their responses."""
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations have a template, so that the chat routes can answer."""
+        if self.tokenizer is None:
+            return False
+        return self.chat_template is not None or self.tokenizer.chat_template is not None
+
     @classmethod
     async def of(cls, engine: AsyncLLM, config: ServeConfig, queue_limit: QueueLimit) -> Serving:
         """Return the routes' common state for an engine."""

@@ -1,7 +1,5 @@
 """Start an engine in a process of its own (engines.py), and ask it."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -23,8 +23,6 @@ end to end    new tokens per second, from the first request's arrival to the las
 The machine's best rates with as many threads are measured before each model (bench/limits.py).
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import contextlib

@@ -11,8 +11,6 @@ Only `MieEngine` imports mie, and each peer is imported only in its own class, b
 under another interpreter.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.metadata
 import json

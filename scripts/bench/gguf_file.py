@@ -6,8 +6,6 @@ architecture rotates neighbouring channels where Hugging Face rotates halves, so
 query and key matrices are reordered.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import mmap

@@ -10,8 +10,6 @@
 Run it with OPENBLAS_NUM_THREADS=1, because it starts its own threads.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

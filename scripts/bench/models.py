@@ -132,10 +132,21 @@ def random_prompts(vocab_size: int, num_requests: int, length: int, seed: int) -
     return ids
 
 
-def decode_bytes(config: ModelConfig, num_seqs: int, context: float, itemsize: int) -> float:
-    """Return the bytes that a decode step reads, whose numbers have ``itemsize`` bytes."""
+def decode_bytes(
+    config: ModelConfig,
+    num_seqs: int,
+    context: float,
+    itemsize: int,
+    weight_sizes: tuple[float, float] | None = None,
+) -> float:
+    """Return the bytes that a decode step reads, whose numbers have ``itemsize`` bytes.
+
+    ``weight_sizes`` are the bytes of a weight of the layers and of the head, if they are others.
+    """
     sizes = (shape for shape in expected_tensors(config).values() if len(shape) == 2)
-    weights = sum(rows * columns for rows, columns in sizes)
-    weights -= 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+    head = config.vocab_size * config.hidden_size
+    layers = sum(rows * columns for rows, columns in sizes) - head
+    layers -= 0 if config.tie_word_embeddings else head
     cached = 2 * config.num_layers * config.num_kv_heads * config.head_dim
-    return itemsize * (weights + num_seqs * context * cached)
+    of_layers, of_head = weight_sizes or (itemsize, itemsize)
+    return of_layers * layers + of_head * head + itemsize * num_seqs * context * cached

@@ -17,8 +17,6 @@ Each figure comes from a fresh process, because memory that an
 earlier engine left behind would change it.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

@@ -16,8 +16,6 @@ SmolLM2-135M is its published shape with random weights. transformers serves wit
 batching, and llama.cpp's Python server answers one request at a time.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -8,8 +8,6 @@ For each model, costs come from a recorded calibration load. Then every load run
 `docs/simulator.json`, and the table to `docs/simulator.md`. A test compares the two.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -14,8 +14,6 @@
 SmolLM2-135M has its published shape, random weights and a synthetic tokenizer.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import statistics

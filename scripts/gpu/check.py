@@ -12,8 +12,6 @@ checkout.
 Exit codes: 0 if nothing failed, 1 if a part failed, 2 without CuPy or a device.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import subprocess

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FLOATS = ("float", "f16", "bf16")
 HALVES = ("f16", "bf16")
 PRODUCTS = ("linear", "gated", "qkv")
+EXPERTS = ("linear", "gated")
 TENSOR_CORE_SIZES = ("64, 1, 4, 4", "64, 2, 4, 4", "128, 1, 4, 3", "128, 2, 4, 3")
 QUANTIZED = ("int8", "e4m3")
 QUANTIZED_SIZES = ("64, 1, 4, 8", "64, 2, 4, 8", "128, 1, 4, 6", "128, 2, 4, 6")
@@ -43,7 +44,7 @@ class Entry:
         kernel, _, parameters = name.rstrip(">").partition("<")
         words = parameters.split(", ")
         stored = words[-1] if words[-1] in QUANTIZED else words[0]
-        if kernel.startswith("few_rows"):
+        if kernel.startswith(("few_rows", "experts_")):
             return product_bytes(words[0], words[1], words[2], words[3], int(words[4]))
         if kernel in ("paged_decode_mma", "paged_decode_stream"):
             head_dim, heads = int(words[1]), 8 * int(words[2])
@@ -92,13 +93,30 @@ ENTRIES = (
         ),
     ),
     Entry(
+        file="expert_rows.cu",
+        names=(
+            *each("experts_{0}<{1}, {1}, 64, false, {2}, true>", EXPERTS, HALVES, (1, 4)),
+            *each("experts_{}<{}, nibbles, 64, false, {}, true>", EXPERTS, HALVES, (1, 4)),
+            *each("experts_{}<bf16, int8, 32, false, {}, true>", EXPERTS, (1, 4)),
+            # These stand for other groups, odd sizes, and checks in float32.
+            "experts_gated<f16, nibbles, 32, true, 4, true>",
+            "experts_gated<bf16, e4m3, 64, false, 4, true>",
+            "experts_linear<bf16, bf16, 64, false, 4, false>",
+            "experts_gated<float, float, 64, false, 1, true>",
+        ),
+    ),
+    Entry(
+        file="route.cu",
+        names=(*each("{}<{}>", ("route_tokens", "add_experts"), FLOATS), "sort_rows"),
+    ),
+    Entry(
         file="widen_weights.cu",
         names=(
             *each("{}<f16, nibbles, 64, false>", ("widen_weights", "gather_weights")),
             *each("{}<bf16, int8, 16, true>", ("widen_weights", "gather_weights")),
         ),
     ),
-    Entry(file="gather_rows.cu", names=each("gather_rows<{}>", FLOATS)),
+    Entry(file="gather_rows.cu", names=each("{}<{}>", ("gather_rows", "scale_rows"), FLOATS)),
     # The sizes where registers are scarcest, and the most common ones. All sizes would take a
     # minute more.
     Entry(
@@ -148,10 +166,7 @@ ENTRIES = (
         threads=128,
     ),
     Entry(file="rms_norm.cu", names=each("{}<{}>", ("rms_norm", "head_norm"), FLOATS)),
-    Entry(
-        file="rope_quantize_kv.cu",
-        names=each("rope_quantize_kv<{}, {}>", FLOATS, QUANTIZED),
-    ),
+    Entry(file="rope_quantize_kv.cu", names=each("rope_quantize_kv<{}, {}>", FLOATS, QUANTIZED)),
     Entry(file="rope_write_kv.cu", names=each("rope_write_kv<{}>", FLOATS)),
     *(
         Entry(file=f"{name}.cu", names=each(f"{name}<{{}}>", FLOATS))
@@ -160,7 +175,7 @@ ENTRIES = (
     Entry(file="choose_tokens.cu", names=each("choose_tokens<{}>", FLOATS), threads=512),
     Entry(file="top_logprobs.cu", names=each("top_logprobs<{}>", FLOATS), threads=512),
     Entry(file="take_tokens.cu", names=("take_tokens",)),
-    Entry(file="silu_mul.cu", names=each("silu_mul<{}>", FLOATS)),
+    Entry(file="gated_mul.cu", names=each("{}<{}>", ("gated_mul", "sigmoid_mul"), FLOATS)),
     # Not a kernel of the package, but it uses every wrapper of mie_ptx.cuh.
     Entry(
         file="tests/kernels/emulator.cu",

@@ -1,7 +1,5 @@
 """Write the results to two files: all of them as JSON, and a page for docs/gpu/."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Run the processes of the parts, and say how they ended."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """One wrong line for `mutate.py`, and the tests that should notice it."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path

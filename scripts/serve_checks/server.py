@@ -1,7 +1,5 @@
 """A server in a separate process, as an operator starts it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -3,8 +3,6 @@
 Every answer is compared with the answer that the same request got alone before the storm.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -6,8 +6,6 @@ It reads prompts and word lists from `tests/data` and judges the text by its own
 code with the writer of the training text.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -7,8 +7,6 @@ A (name, object) or (animal, place) pair whose CRC-32 is a multiple of eight nev
 training document. In the casts of the held-out prompts, both pairs are of that kind.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import zlib

@@ -1,7 +1,5 @@
 """`mie batch` without Ray: records, restarts, and refusals."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 from pathlib import Path

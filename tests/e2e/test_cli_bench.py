@@ -1,7 +1,5 @@
 """Test ``mie bench`` on a simulated device and on the real engine."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Test ``mie diff`` as a process: its table, page, JSON and exit codes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

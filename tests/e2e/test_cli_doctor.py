@@ -1,7 +1,5 @@
 """Test ``mie doctor`` as a process, on this machine and with fake libraries."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -12,16 +12,7 @@ import termios
 from pathlib import Path
 
 import pytest
-from command_line import (
-    COMMAND,
-    ENVIRONMENT,
-    NUMBERS,
-    PATIENCE,
-    NarrowPipe,
-    error_line,
-    mie,
-    start,
-)
+from command_line import COMMAND, ENVIRONMENT, NUMBERS, PATIENCE, NarrowPipe, error_line, mie, start
 
 from mie import LLM, RequestOutput, SamplingParams
 
@@ -305,10 +296,7 @@ def test_a_closed_pipe_ends_it_quietly(arguments: tuple[str, ...]) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_a_full_disk_gives_one_line() -> None:
-    with (
-        open("/dev/full", "wb") as full,
-        start("generate", *GREEDY, "Hi", stdout=full) as process,
-    ):
+    with open("/dev/full", "wb") as full, start("generate", *GREEDY, "Hi", stdout=full) as process:
         errors = process.stderr.read().decode()
         assert process.wait(PATIENCE) == 2
     assert errors.startswith("mie: error: ")

@@ -1,7 +1,5 @@
 """Test ``mie sim``: from a recorded run to a prediction of another."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Test ``mie trace`` on hand-made logs."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Test ``mie trace --html`` and ``--page``."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

@@ -3,8 +3,6 @@
 The model continues every prompt in another way, so that a text of another process would show.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import multiprocessing

@@ -3,8 +3,6 @@
 Each request gets the tokens that it gets alone, nothing hangs, and nothing leaks.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import json

@@ -3,8 +3,6 @@
 Each answer is the undisturbed one or a clear error. Nothing hangs and nothing is left behind.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

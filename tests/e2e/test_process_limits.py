@@ -1,7 +1,5 @@
 """Check that a model fits the limits that ``ulimit -v`` and ``ulimit -d`` set, or is refused."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

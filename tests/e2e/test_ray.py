@@ -1,7 +1,5 @@
 """Replicas and batches on a Ray cluster of this machine: the checks of scripts/ray_check.py."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Backend numpy promises it with ``batch_invariant=True``, and backend jit always.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

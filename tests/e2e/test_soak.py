@@ -86,10 +86,7 @@ def step(engine, unfinished, got, happened):
         check_scheduler(engine.scheduler)
 
 
-MODES = {
-    "recompute": ({}, 0),
-    "swap": ({"preemption_mode": "swap"}, 30),
-}
+MODES = {"recompute": ({}, 0), "swap": ({"preemption_mode": "swap"}, 30)}
 
 
 @pytest.mark.parametrize("num_requests", [1000, pytest.param(3000, marks=pytest.mark.slow)])

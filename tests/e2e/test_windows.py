@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import naive
-
 import pytest
 from compiled import needs_numba
 from emulated import needs_compiler
@@ -12,7 +11,7 @@ from tiny_models import LLAMA, TinyModel
 from mie import EngineConfig, SamplingParams
 from mie.engine.audit.scheduler import check_scheduler
 from mie.load.engine import load_engine
-from mie.memory.windowed import WindowedKVCacheManager
+from mie.memory.windowed import WindowedManager
 
 WINDOW = 5
 MINISTRAL = LLAMA | {
@@ -72,7 +71,7 @@ def test_tokens_equal_the_oracles_in_a_small_pool(
         )  # fmt: skip
         assert tokens[2 * i] == tokens[2 * i + 1] == expected
     manager = engine.scheduler.manager
-    assert isinstance(manager, WindowedKVCacheManager)
+    assert isinstance(manager, WindowedManager)
     stats = manager.stats
     assert stats.num_hit_tokens > 0
     assert stats.num_copies > 0
@@ -85,7 +84,7 @@ def test_tokens_equal_the_oracles_in_a_small_pool(
 def test_a_long_answer_takes_no_more_blocks_than_its_windows_reach(
     ministral: TinyModel, backend: str
 ):
-    """A pool in which the whole cache would hold 48 tokens serves 95 tokens without a preemption."""
+    """Blocks behind the windows are freed while the answer grows, and its tokens are right."""
     config = EngineConfig(**SETTINGS, num_blocks=40, enable_prefix_caching=False)  # type: ignore[arg-type]
     engine = load_engine(ministral.directory, config, backend=backend, dtype="float32")
     params = SamplingParams(temperature=0, max_tokens=70, ignore_eos=True)
@@ -107,4 +106,3 @@ def test_a_long_answer_takes_no_more_blocks_than_its_windows_reach(
         choice=0, stream=0, eos=[3], limit=96,
     )  # fmt: skip
     assert tokens == expected
-

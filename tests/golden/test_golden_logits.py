@@ -4,8 +4,6 @@ The models are tiny and random. `scripts/make_golden.py` made them, and each has
 relative difference is the largest difference of logits divided by the largest logit.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -5,8 +5,6 @@ begin with an underscore. A method may omit its docstring if a Protocol of mie, 
 documents it.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The map in docs/architecture.md names the rooms that exist."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

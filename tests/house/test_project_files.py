@@ -1,7 +1,5 @@
 """The files around the code agree with each other."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -3,8 +3,6 @@
 rooms.toml has a line for every room (a folder of mie/ or a file beside them).
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import json

@@ -4,8 +4,6 @@ A child of `test_jit_guard_pages.py` runs this. A kernel that reads or writes pa
 (layout "end") or before its begin (layout "start") ends the process with SIGSEGV.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import itertools
 import sys

@@ -4,8 +4,6 @@ Import this before the modules of `mie.ops_jit`. The first argument of the comma
 layout: arrays "start" at a page, right after a forbidden one, or "end" at a page's end.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import mmap

@@ -6,8 +6,6 @@ cut into steps at random: decodes and chunks mixed, in any order, in other block
 by 1 to 4 threads, in this process or a forked child. All logits must have the same bits.
 """
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import os
@@ -263,8 +261,7 @@ def check(scenario: Scenario, wanted: list[Logits], threads: int, is_eager: bool
 
 
 @pytest.mark.parametrize(
-    ("num_scenarios", "num_batches"),
-    [(12, 200), pytest.param(300, 10_000, marks=pytest.mark.slow)],
+    ("num_scenarios", "num_batches"), [(12, 200), pytest.param(300, 10_000, marks=pytest.mark.slow)]
 )
 def test_no_bit_depends_on_the_batch(
     models: dict[tuple[str, str], Model], num_scenarios: int, num_batches: int

@@ -4,8 +4,6 @@ The bundled model's best logit leads by far more than rounding errors, so tokens
 although both sides compute in float32.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess
@@ -204,9 +202,7 @@ def test_operators_between_steps_change_no_later_step(models: dict[tuple[str, st
         assert stepper.step(batch).tobytes() == wanted.tobytes()
 
 
-def test_a_forward_pass_that_raises_leaves_the_backend_usable(
-    models: dict[tuple[str, str], Model],
-):
+def test_a_forward_pass_that_raises_leaves_the_backend_usable(models: dict[tuple[str, str], Model]):
     backend = load_backend("jit", config=EngineConfig(num_threads=2))
     stepper = new_stepper(models["llama", "float32"], backend)
     batch = sequences(6, 20).batch([(0, 0, 20)])

@@ -1,7 +1,5 @@
 """Check with forbidden pages that no kernel reads or writes beside its arrays (`guarded.py`)."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

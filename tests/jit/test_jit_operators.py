@@ -4,8 +4,6 @@ The plain functions run in float64 on the numbers that the backend was given. It
 bounded by theory where sums are products, and by a few roundings elsewhere.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Compare products of quantised weights with those of their dequantised weights, bit for bit."""
 
-from __future__ import annotations
-
 import itertools
 import tracemalloc
 from typing import get_args

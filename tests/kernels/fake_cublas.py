@@ -1,7 +1,5 @@
 """Stand in for libcublas, over the arrays of fake_cupy.py and with its C interface."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -6,8 +6,6 @@ test_kernels.py and test_sampling.py then compare the engine's kernels with the 
 test_graphs.py runs whole engines with and without graphs. test_cublas.py multiplies.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from typing import Any

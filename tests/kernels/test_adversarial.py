@@ -4,8 +4,6 @@ They are of prompts, chunks and decodes together, with numbers that make every m
 unit of a quantised cache move late or often. Blocks share the keys of some prompts.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Bound the launches and allocations of attention for any lengths of sequences."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

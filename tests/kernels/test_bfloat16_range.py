@@ -4,8 +4,6 @@ Its products are those of float16, so queries and weights are brought into float
 that float16 would lose decide the result of each test.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -46,10 +44,7 @@ def compare(mode: Any, stored: str, num_queries: int, change: Change) -> None:
     cache, planes = make_cache(shape, batch, num_blocks)
     q = normal(shape.dtype, 2 * num_queries, shape.group, shape.head_dim, seed=8)
     change(
-        q,
-        cache.layers[0].transpose(1, 0, 3, 2, 4),
-        cache.scales[0].transpose(1, 0, 3, 2),
-        planes,
+        q, cache.layers[0].transpose(1, 0, 3, 2, 4), cache.scales[0].transpose(1, 0, 3, 2), planes
     )
     backend = make_backend(mode, shape.dtype, stored=stored)
     got = wide(backend.paged_attention(q, cache, 0, batch, None))

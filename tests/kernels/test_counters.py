@@ -1,7 +1,5 @@
 """Check the emulator's counts, and bound the memory traffic of the kernels."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

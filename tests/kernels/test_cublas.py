@@ -4,8 +4,6 @@ The library is a page of C++ with the prototypes of cublas_api.h, so a compiler 
 order and size of the arguments. With MIE_GPU_TESTS=1 the real library multiplies, too.
 """
 
-from __future__ import annotations
-
 import ctypes
 import shlex
 import subprocess
@@ -106,8 +104,7 @@ def aligned(size: int, dtype: str) -> Array:
 
 
 CUPY = SimpleNamespace(
-    empty=aligned,
-    cuda=SimpleNamespace(Device=lambda: SimpleNamespace(compute_capability="87")),
+    empty=aligned, cuda=SimpleNamespace(Device=lambda: SimpleNamespace(compute_capability="87"))
 )
 STREAM = SimpleNamespace(ptr=0x1234_5678_9ABC)
 

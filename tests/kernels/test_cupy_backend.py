@@ -1,7 +1,5 @@
 """Test the refusals of the GPU backends. test_kernels.py tests the launches."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from emulated import needs_compiler

@@ -1,7 +1,5 @@
 """Test CupyLauncher against a stand-in for CuPy: its calls of CuPy, and its own refusals."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """Test the tables of kernels row by row."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

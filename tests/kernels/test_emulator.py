@@ -1,8 +1,6 @@
 """Compare the emulator with NumPy: each part of the dialect keeps the promises of CUDA, in every
 order."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import ml_dtypes

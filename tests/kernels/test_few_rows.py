@@ -3,8 +3,6 @@
 test_kernels.py says which modes there are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

@@ -4,8 +4,6 @@ On the emulator a graph is the list of its launches. Its results must equal thos
 for bit, and its tokens those of the NumPy backend.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

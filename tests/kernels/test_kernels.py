@@ -6,8 +6,6 @@ begin as NaN. With MIE_GPU_TESTS=1 each also runs on a GPU. The operators run in
 kernel's inputs, so the difference is the kernel's own rounding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -34,7 +32,7 @@ pytestmark = needs_compiler
 
 # Maximum |got - wanted| / |wanted|. The last rounding, to the dtype, alone gives 0.3 of its epsilon
 # on average: 3e-8, 2e-4, 1.7e-3.
-ERRORS = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 6e-3}
+ERRORS = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 6e-3}
 
 DEVICE_MODES = ["cupy"] if on_device.IS_WANTED else []
 MODES = ["forward", "reverse", "random", "checked", *DEVICE_MODES]
@@ -61,6 +59,7 @@ class PoisoningLauncher:
             empty=self._empty,
             empty_like=lambda array: self._empty(array.shape, array.dtype),
             zeros=np.zeros,
+            stack=np.stack,
             asarray=np.asarray,
         )
 
@@ -169,11 +168,12 @@ def test_head_norm(mode: str, dtype: str, head_dim: int):
 
 
 @pytest.mark.parametrize("width", [1, 33, 300])
-def test_silu_mul(mode: str, dtype: str, width: int):
+@pytest.mark.parametrize("kind", ["silu", "gelu", "clamped_silu"])
+def test_gated_mul(mode: str, dtype: str, width: int, kind: str):
     gate_up = 4 * normal(dtype, 3, 2 * width)
     gate_up[0, 0] = -100  # exp overflows
-    got = make_backend(mode, dtype).silu_mul(gate_up)
-    check(got, activation.silu_mul(wide(gate_up)), dtype)
+    got = getattr(make_backend(mode, dtype), f"{kind}_mul")(gate_up)
+    check(got, getattr(activation, f"{kind}_mul")(wide(gate_up)), dtype)
 
 
 def test_rope_write_kv(mode: str, dtype: str):
@@ -429,7 +429,11 @@ def as_bits(quantized: QuantizedCache) -> np.ndarray:
 
 
 def operators_attention(
-    q: np.ndarray, planes: Iterable[np.ndarray], batch: StepBatch, shape: Shape
+    q: np.ndarray,
+    planes: Iterable[np.ndarray],
+    batch: StepBatch,
+    shape: Shape,
+    sinks: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return the operator's result in float64 for a cache of these keys and values."""
     return attention.paged_attention(  # type: ignore[call-arg]
@@ -440,6 +444,7 @@ def operators_attention(
         batch.seq_lens,
         shape.head_dim**-0.5,
         shape.window,
+        sinks=None if sinks is None else wide(sinks),
     )
 
 
@@ -450,6 +455,7 @@ def attend(
     is_deterministic: bool = False,
     chip: Chip = EMULATED_CHIP,
     query_scale: float = 1.0,
+    sinks: np.ndarray | None = None,
 ) -> None:
     """Compare one call with the operator."""
     batch, num_blocks = make_batch(sequences, shape.block_size)
@@ -458,8 +464,8 @@ def attend(
     q = normal(shape.dtype, num_tokens, num_heads, shape.head_dim, seed=8)
     q = (q * query_scale).astype(q.dtype)
     backend = make_backend(mode, shape.dtype, is_deterministic, chip)
-    got = backend.paged_attention(q, cache, 0, batch, shape.window)
-    wanted = operators_attention(q, planes, batch, shape)
+    got = backend.paged_attention(q, cache, 0, batch, shape.window, sinks=sinks)
+    wanted = operators_attention(q, planes, batch, shape, sinks)
     check(got, wanted, shape.dtype)
 
 

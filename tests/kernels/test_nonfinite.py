@@ -5,8 +5,6 @@ All other numbers agree. There is one exception: a warp whose first scores are a
 NaN, while NumPy gives these tokens the weight 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

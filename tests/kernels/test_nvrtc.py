@@ -1,7 +1,5 @@
 """Check that every kernel compiles for every target with CuPy's options, within the ledgers."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -5,8 +5,6 @@
 prints a line for each bug of planted_bugs.toml: PASSED if its check notices it.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Callable
@@ -17,12 +15,14 @@ import numpy as np
 import pytest
 import test_bfloat16_range as bfloat16_range
 import test_counters
+import test_expert_kernels as expert_kernels
 import test_few_rows as few_rows
 import test_kernels as kernels
 import test_nonfinite
 import test_prefill
 import test_quantised_products as quantised
 import test_sampling as sampling
+import test_sinks
 from emulated import needs_compiler
 from test_kernels import Shape
 from test_prefill_splits import splits
@@ -192,12 +192,36 @@ def merges() -> None:
             assert first.tobytes() == second.tobytes()
 
 
+def sinks() -> None:
+    """Run tests of sinks with every kernel of attention."""
+    for shape in (Shape("float16", 64, 3, 2, 16), Shape("float32", 24, 3, 2, 5)):
+        for is_deterministic in (False, True):
+            test_sinks.test_decodes("any", shape, is_deterministic)
+        test_sinks.test_prompts("any", shape)
+
+
+def routing() -> None:
+    for sizes in ((3, 2, True), (40, 8, False), (130, 10, True)):
+        expert_kernels.test_tokens_are_routed("any", "float32", *sizes)
+    expert_kernels.test_nan_comes_last("any")
+    for mode in ("checked", "any"):
+        expert_kernels.test_rows_are_sorted(mode, 130, 40, 3, 8)
+
+
+def experts() -> None:
+    expert_kernels.test_experts("any", "float16", 7, (33, 17), "clamped_silu", True, 70)
+    expert_kernels.Layer("any", "float16", 3, (40, 24), kind="clamped_silu").check(20, 20.0)
+    for number, sizes in ((1, (64, 32)), (3, (90, 33))):
+        form = quantised.FORMS[number]
+        expert_kernels.test_quantised_experts("any", "float16", form, sizes, 20)
+
+
 CHECKS: dict[str, Callable[..., None]] = {
     check.__name__: check
     for check in (
         *(streamed, split, many_tiles, prefill, split_prefill, growing_units, write, widen, heads),
         *(large_element, large_value, hides_no_nan, bank_conflicts, log_probabilities),
-        *(sampler, products, quantised_products, merges),
+        *(sampler, products, quantised_products, merges, sinks, routing, experts),
     )
 }
 

@@ -1,7 +1,5 @@
 """Check the prefill kernel for tensor cores on random calls, row by row, against float64."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Check prompts whose keys several blocks share, against float64 and by their launches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

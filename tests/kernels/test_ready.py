@@ -1,7 +1,5 @@
 """Test that a loaded model is ready: its first requests compile, capture and allocate nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

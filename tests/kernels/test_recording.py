@@ -4,8 +4,6 @@ The stand-in fails on actions that a step must not take once its size is warm, a
 graph must not use. The last tests check that it notices each of these.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -233,7 +231,7 @@ OFFENCES = {
     "an allocation": lambda cupy, x: cupy.empty(3, np.float32),
     "a wait for the device": lambda cupy, x: cupy.current.synchronize(),
     "a copy": lambda cupy, x: x.get(),
-    "a compilation": lambda cupy, x: cupy.nvrtc.compile("", ["silu_mul<float>"], []),
+    "a compilation": lambda cupy, x: cupy.nvrtc.compile("", ["gated_mul<float>"], []),
 }
 
 

@@ -4,8 +4,6 @@ Thousands of rows have random controls. Each gives the token that the NumPy oper
 same logits in float32, in any order of threads and blocks: both compute the same integers.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

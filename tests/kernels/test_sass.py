@@ -1,7 +1,5 @@
 """Check how machine code is read and compared: loops, their instructions, and their ledger."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

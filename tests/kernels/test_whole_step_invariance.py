@@ -4,8 +4,6 @@ Requests run together, arriving at different steps, in chunks and with prefix hi
 log-probabilities must be those of each request alone, in one piece and without a cache.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ another site. At the server's own port, it is one whose name was rebound. New ve
 ask the person before a page reaches this machine. That is off here, because other browsers do not.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

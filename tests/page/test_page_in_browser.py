@@ -3,8 +3,6 @@
 One browser and one server are open for all tests. Most of them share one page.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import random

@@ -166,6 +166,28 @@ def test_lanes_that_run_are_drawn_before_those_that_wait(shown: Shown) -> None:
     assert drawn == [*(f"{number}.0" for number in range(59)), "250.0"]
 
 
+def test_the_search_leaves_the_lanes_that_it_names(shown: Shown) -> None:
+    seq = {"state": "waiting", "n": 1, "num_prompt": 4, "rank": 0}
+    names = {f"{number}.0": {**seq, "request_id": f"cmpl-{number}x"} for number in range(30)}
+    found = shown.js(
+        """async text => {
+            Object.assign(mie.store, {run: mie.read(text), step: 0, window: null});
+            const search = document.getElementById("search");
+            const lanes = [];
+            for (const value of ["-7x", "ab", "none", ""]) {
+                search.value = value;
+                search.dispatchEvent(new Event("input"));
+                await new Promise(requestAnimationFrame);
+                lanes.push(mie.parts.timeline.lanes.map(lane => lane.name));
+            }
+            return lanes;
+        }""",
+        live({**key(0), "seqs": names}),
+    )
+    assert found[:3] == [["7.0"], ["27.0"], []]
+    assert len(found[3]) == 30
+
+
 def test_a_large_tree_is_drawn_in_few_boxes(shown: Shown) -> None:
     """In a pool of 100,000 blocks, each chain of 300 cached blocks gets boxes that can be seen."""
     num_chains, length = 150, 300

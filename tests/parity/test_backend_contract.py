@@ -5,8 +5,6 @@ The tests are the same for all backends. A `Machine` copies arrays to a backend 
 was given, so the difference is the backend's own rounding.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -444,7 +442,7 @@ def test_scaled_embeddings(machine: Machine):
     table = normal(11, 16).astype(np.float32)
     embedding = machine.backend.load_embedding(table.shape, [table])
     with computed_or_refused(machine, "scaled embeddings"):
-        y = machine.backend.embed(np.array([3, 3, 10]), embedding, 2.5)
+        y = machine.backend.embed(machine.put(np.array([3, 3, 10])), embedding, 2.5)
         check(machine, "rms_norm", y, 2.5 * table[[3, 3, 10]].astype(np.float64))
 
 

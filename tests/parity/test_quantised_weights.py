@@ -1,7 +1,5 @@
 """Check that quantised matrices give the products of their dequantised weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import chain
 

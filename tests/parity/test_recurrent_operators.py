@@ -3,8 +3,6 @@
 The definitions run in float64 on the numbers that the backend was given.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -9,8 +9,6 @@ change a bit. The jit backend is always invariant: alone it runs operator by ope
 batch it replays programs.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

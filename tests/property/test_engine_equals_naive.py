@@ -303,6 +303,9 @@ class Run:
             elif kind in ("fork", "wait", "evict", "pass", "share_window", "evict_window"):
                 seen[kind] += 1
         seen["aborts"] += len(self.aborted)
+        stats = self.engine.scheduler.manager.stats
+        seen["snapshots"] += stats.num_snapshots
+        seen["snapshots evicted"] += stats.num_snapshot_evictions
 
 
 @given(scenario=scenarios())

@@ -22,16 +22,11 @@ from hypothesis.stateful import (
 
 from mie.engine.audit.memory import check_memory, memory_snapshot
 from mie.memory.manager import KVCacheManager
-from mie.memory.window import Window
-from mie.memory.windowed import WindowedKVCacheManager
 
 MAX_TABLES = 6
 seen: Counter[str] = Counter()
 
 numbers = st.integers(0, 11)
-windows = st.none() | st.fixed_dictionaries(
-    {"size": st.integers(1, 6), "num_groups": st.integers(1, 3), "max_chunk": st.integers(2, 5)}
-)
 # A single rule chooses the operation, because hypothesis leaves rules out at random, and these
 # operations reach little without each other.
 OPERATIONS = st.sampled_from(
@@ -63,7 +58,9 @@ class Sequence:
         self.lends = False  # Whether its tokens can be copied already.
 
     def history(self, position, group=None):
-        return (group, self.salt, *self.token_ids[: position + 1])
+        """Return what the layers with a window of a group, or the others, keep at a position."""
+        history = (self.salt, *self.token_ids[: position + 1])
+        return history if group is None else (group, *history)
 
 
 def num_common(a, b):
@@ -72,6 +69,9 @@ def num_common(a, b):
 
 
 class Memory(RuleBasedStateMachine):
+    window = None  # of a model that has layers with one, in groups
+    groups = range(0)
+
     @initialize(
         num_slots=st.integers(8, 72),
         block_size=st.integers(1, 4),
@@ -79,27 +79,21 @@ class Memory(RuleBasedStateMachine):
         caching=st.sampled_from([True, True, True, False]),
         partial=st.sampled_from([True, True, False]),
         budget=st.sampled_from([None, None, 0, 1, 3]),
-        window=windows,
     )
-    def begin(self, num_slots, block_size, num_host_blocks, caching, partial, budget, window):
+    def begin(self, num_slots, block_size, num_host_blocks, caching, partial, budget):
         self.records = []
-        self.window = window and Window(block_size=block_size, **window)
-        num_blocks = num_slots * (2 if window else 1) // block_size
-        settings = {
-            "enable_prefix_caching": caching,
-            "partial_block_sharing": partial,
-            "max_cached_blocks": budget if caching else None,
-            "num_host_blocks": num_host_blocks,
-            "emit": self.records.append,
-        }
-        self.manager = (
-            WindowedKVCacheManager(num_blocks, self.window, **settings)
-            if window
-            else KVCacheManager(num_blocks, block_size, **settings)
+        num_blocks = num_slots // block_size
+        self.manager = self.new_manager(
+            num_blocks,
+            block_size,
+            enable_prefix_caching=caching,
+            partial_block_sharing=partial,
+            max_cached_blocks=budget if caching else None,
+            num_host_blocks=num_host_blocks,
+            emit=self.records.append,
         )
-        self.groups = range(self.window.num_groups if window else 0)
-        self.size, self.shares_partial = block_size, caching and partial and not window
-        self.device = [[None] * block_size for _ in range(num_blocks)]
+        self.size, self.shares_partial = block_size, caching and partial and not self.window
+        self.device = [[None] * block_size for _ in range(self.manager.num_blocks)]
         self.host = [[None] * block_size for _ in range(num_host_blocks)]
         # The tables as a runner knows them, and those of layers with a window.
         self.rows = [[-1] * 99 for _ in range(MAX_TABLES)]
@@ -107,6 +101,16 @@ class Memory(RuleBasedStateMachine):
         self.numbers = count()
         self.running, self.waiting = [], []
         self.begin_step()
+
+    def new_manager(self, *args, **options):
+        return KVCacheManager(*args, **options)
+
+    def opened(self, seq, room):
+        """Follow the opening of a table."""
+
+    def limited(self, table, end):
+        """Return how far a chunk that should end at ``end`` may go."""
+        return end
 
     def begin_step(self):
         self.work = {}  # sequence -> where its tokens of this step end
@@ -182,7 +186,8 @@ class Memory(RuleBasedStateMachine):
         if seq is None:
             return
         table = seq.table
-        end = self.limited(table, min(table.num_tokens + 1 + number // 2, len(seq.token_ids)))
+        end = min(table.num_tokens + 1 + number // 2, len(seq.token_ids))
+        end = self.limited(table, end)
         if number % 2 or end > table.num_writable:
             before = self.everything()
             was_shared = end > table.num_tokens and self.num_holders(seq, table.num_tokens) > 1
@@ -251,12 +256,12 @@ class Memory(RuleBasedStateMachine):
         self.check_match(seq, room, num_spare)
         row = min({*range(MAX_TABLES)} - {other.table.row for other in self.running})
         seq.table = table = manager.open_table(room, (seq.number, 0), row)
+        self.opened(seq, room)
         assert manager.num_available >= num_spare
         assert len(table.block_ids) == manager.blocks_for(len(seq.token_ids))
         assert table.num_tokens == room.num_computed < len(seq.token_ids)
         if host_ids:
             seen["swaps in"] += 1
-            seen["windows swapped in"] += bool(self.window)
             seen["swaps in after a prefix hit"] += bool(room.path)
         elif room.path:
             seen["full hits"] += 1
@@ -268,8 +273,8 @@ class Memory(RuleBasedStateMachine):
         seq.host, seq.lends = None, False
         self.waiting.remove(seq)
         self.running.append(seq)
-        num_more = 1 + number % (len(seq.token_ids) - room.num_computed)
-        self.work[seq] = self.limited(table, room.num_computed + num_more)
+        num_missing = len(seq.token_ids) - room.num_computed
+        self.work[seq] = self.limited(table, room.num_computed + 1 + number % num_missing)
         self.is_opening = True
 
     # The end of a step.
@@ -282,7 +287,8 @@ class Memory(RuleBasedStateMachine):
         for seq, end in self.work.items():
             self.write(seq, end)
         self.manager.end_step()
-        # As in the scheduler, a sequence's first step since it was opened is no decode.
+        # As in the scheduler, a sequence's first step since it was opened is no decode, and with
+        # windows no step in a prompt is one.
         decodes = [
             seq
             for seq, end in self.work.items()
@@ -310,7 +316,7 @@ class Memory(RuleBasedStateMachine):
             self.make(self.manager.take_moves())
             for seq, end in list(self.work.items())[:num_written]:
                 self.write(seq, end)
-        self.manager.end_step()
+        self.manager.abandon_step()
         for seq in self.exported:
             if seq.host is not None:
                 self.drop(seq)
@@ -356,10 +362,6 @@ class Memory(RuleBasedStateMachine):
             return 0
         block_id = seq.table.block_ids[index]
         return sum(block_id in other.table.block_ids for other in self.running)
-
-    def limited(self, table, end):
-        """Return the end of a chunk that is not longer than a window's tables provide for."""
-        return min(end, table.num_tokens + self.window.max_chunk) if self.window else end
 
     def blocks_of(self, seq, position):
         """Yield the group of layers and the block of each place where the position is kept."""
@@ -541,8 +543,7 @@ COMMON = (
     *("grows refused", "opens refused", "full hits", "partial hits, cached"),
     *("partial hits, running", "forks", "forks copied", "swaps out", "swaps in"),
     *("swaps in after a prefix hit", "host pool full", "host tables dropped"),
-    *("broken off", "resets", "hits beyond a window", "hits cut", "windows swapped in"),
-    *("passes", "evicted entries"),
+    *("broken off", "resets"),
 )
 
 

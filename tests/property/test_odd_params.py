@@ -5,8 +5,6 @@ are not numbers. A parameter that passes must not make a step raise or warn, on 
 packing of the GPU's sampler.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from decimal import Decimal
 from fractions import Fraction

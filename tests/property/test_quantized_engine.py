@@ -5,8 +5,6 @@ a roomy engine, instead of the oracle's. NumPy computes in float64, so that roun
 changes nothing. `test_batch_invariance.py` compares the bits of the jit backend.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

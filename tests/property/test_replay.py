@@ -75,13 +75,16 @@ class Run:
         self.config = config
         self.log = EventLog(1 << 20, file)
         swaps = config.preemption_mode == "swap"
+        # Half of the runs without windows have states.
+        num_states = (config.max_num_seqs + num_blocks % 4, 1 if swaps else 0)
         self.scheduler = new_scheduler(
             config,
             num_blocks,
             MAX_MODEL_LEN,
             self.log,
             num_host_blocks if swaps else 0,
-            window=window,
+            num_states if num_blocks % 2 and window is None else (0, 0),
+            window,
         )
         self.log.start(lambda: scheduler_snapshot(self.scheduler))
         self.requests = []

@@ -1,7 +1,5 @@
 """The law of the router, on random replicas, loads and prompts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given

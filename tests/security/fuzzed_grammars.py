@@ -1,7 +1,5 @@
 """Make random descriptions of outputs, and follow each for some tokens, in children of `zygote`."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

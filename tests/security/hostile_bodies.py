@@ -3,8 +3,6 @@
 A body repeats one unit as often as 8 MiB allow: in every list, object and text of every route.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
@@ -89,10 +87,7 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
         ),
     ],
     "/v1/messages/count_tokens": [('{"messages": [{"role": "user", "content": [', TEXT, "]}]}")],
-    "/tokenize": [
-        ('{"prompt": "', "a", '"}'),
-        ('{"messages": [', EMPTY_TURN, "]}"),
-    ],
+    "/tokenize": [('{"prompt": "', "a", '"}'), ('{"messages": [', EMPTY_TURN, "]}")],
     "/detokenize": [('{"tokens": [', "5", "]}")],
     "/apply-template": [('{"messages": [{"role": "user", "content": [', TEXT, "]}]}")],
 }

@@ -1,7 +1,5 @@
 """Make model directories, and pieces of hostile files."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

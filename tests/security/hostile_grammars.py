@@ -1,7 +1,5 @@
 """Make structured outputs whose descriptions are as costly as possible, in children of `zygote`."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

@@ -1,7 +1,5 @@
 """Make requests that ask for too much, or are malformed, in children of ``zygote.py``."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import itertools

@@ -3,8 +3,6 @@
 CPU seconds do not depend on how busy the machine is.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Mutate valid JSON values: one to three hostile changes, from a seed."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

@@ -1,7 +1,5 @@
 """Check that reading a body of the largest size takes bounded CPU time, with any content."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 The worker that renders them serves threads and forks, and always ends with its parent.
 """
 
-from __future__ import annotations
-
 import linecache
 import os
 import signal

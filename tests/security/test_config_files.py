@@ -1,7 +1,5 @@
 """Check that a hostile ``config.json`` or ``generation_config.json`` is refused at little cost."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path
@@ -123,10 +121,7 @@ CONTENTS = {
     "an integer of 900,000 digits": (b'{"a": ' + b"1" * 900_000 + b"}", "digits"),
     "a key twice": (b'{"vocab_size": 40, "vocab_size": 41}', "'vocab_size' is given twice"),
     "300,000 lists": (b'{"a": [' + b"[]," * 300_000 + b"1]}", NO_TYPE),
-    "100,000 keys": (
-        b"{" + b",".join(b'"%d":0' % n for n in range(90_000)) + b"}",
-        NO_TYPE,
-    ),
+    "100,000 keys": (b"{" + b",".join(b'"%d":0' % n for n in range(90_000)) + b"}", NO_TYPE),
     "1 MB and a byte": (b" " * (1 << 20) + b"{", "more than 1,048,576 bytes"),
 }
 

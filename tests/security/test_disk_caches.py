@@ -1,7 +1,5 @@
 """Test caches on disk that are wrong, damaged, or owned by another user."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator

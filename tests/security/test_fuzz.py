@@ -3,8 +3,6 @@
 Each case is either accepted or refused by an error of mie, within a second of CPU time and 200 MB.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

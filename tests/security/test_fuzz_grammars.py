@@ -4,8 +4,6 @@ Each is refused by name or followed, within limits of CPU time and memory for th
 serves and for the worker. The seeds are fixed.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Check that hostile GGUF files are refused by name at little cost."""
 
-from __future__ import annotations
-
 import random
 import struct
 from collections.abc import Callable, Iterator

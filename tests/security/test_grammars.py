@@ -1,7 +1,5 @@
 """Check that costly structured outputs are refused or followed cheaply, beside other requests."""
 
-from __future__ import annotations
-
 import pytest
 from hostile_grammars import CASES
 from measured import Zygote

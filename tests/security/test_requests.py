@@ -1,7 +1,5 @@
 """Check that excessive requests are refused cheaply and do not affect others."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

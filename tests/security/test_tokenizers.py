@@ -1,7 +1,5 @@
 """Check that hostile tokenizers are refused cheaply, at load or at the request."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

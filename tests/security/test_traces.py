@@ -1,7 +1,5 @@
 """Check that an untrusted trace costs little, and that false claims are refused by name."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -85,11 +83,7 @@ RECORDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-HARMLESS = {
-    "an id with escapes",
-    "an id of 100,000 letters",
-    "a surrogate in an id",
-}
+HARMLESS = {"an id with escapes", "an id of 100,000 letters", "a surrogate in an id"}
 
 
 @pytest.mark.parametrize("name", RECORDS)

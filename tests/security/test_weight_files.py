@@ -1,7 +1,5 @@
 """Check that hostile weights files and indexes are refused by name at little cost."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct
@@ -116,10 +114,7 @@ INDEXES: dict[str, tuple[object, str]] = {
     "a tensor twice": (f'{{"{TENSOR}": "a.safetensors", "{TENSOR}": "b.safetensors"}}', "twice"),
     "4 MB of []": ("[" + "[]," * 1_390_000 + "1]", "must be an object"),
     "5 MB": ({"x" * 5_000_000: "a.safetensors"}, "more than 4,194,304 bytes"),
-    "a tensor's name of 2 million letters": (
-        {"x" * 2_000_000: "a.safetensors"},
-        "a.safetensors",
-    ),
+    "a tensor's name of 2 million letters": ({"x" * 2_000_000: "a.safetensors"}, "a.safetensors"),
 }
 
 

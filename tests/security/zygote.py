@@ -5,8 +5,6 @@ costs only a fork. Each line of its standard input is a case ``[action, *argumen
 of its standard output is the outcome.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

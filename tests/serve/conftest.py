@@ -1,7 +1,5 @@
 """A server of the bundled model for the tests of this folder, and a client of it."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import shutil

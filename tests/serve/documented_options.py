@@ -1,7 +1,5 @@
 """Compare the options that a page of docs/ names with those that ``--help`` prints."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Set
 

@@ -1,7 +1,5 @@
 """A server in a thread of the test's own process, on a free port."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Iterator

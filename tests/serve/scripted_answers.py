@@ -1,7 +1,5 @@
 """Let a model give a certain answer, which the server then reads like any other."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """An engine whose steps a test allows one by one."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

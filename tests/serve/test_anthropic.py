@@ -82,11 +82,7 @@ def test_the_answer_continues_a_last_turn_of_the_assistant(client: anthropic.Ant
     messages = [USER, {"role": "assistant", "content": "Once there was an"}]
     params = SamplingParams(temperature=0, max_tokens=24)
     [output] = llm.chat(
-        messages,
-        params,
-        use_tqdm=False,
-        add_generation_prompt=False,
-        continue_final_message=True,
+        messages, params, use_tqdm=False, add_generation_prompt=False, continue_final_message=True
     )
     assert create(client, messages=messages).content[0].text == output.outputs[0].text
 

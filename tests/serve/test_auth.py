@@ -249,10 +249,7 @@ def test_a_keys_quota_reaches_the_engine(tmp_path):
     file.write_text("alice sk-one weight=2\nbob sk-two\njobs sk-three weight=0.5 max_num_seqs=8\n")
     keys = Keys.of([], str(file))
     settings = with_quotas({"scheduling_policy": "fair"}, keys)
-    quotas = {
-        "alice": ClientQuota(weight=2),
-        "jobs": ClientQuota(weight=0.5, max_num_seqs=8),
-    }
+    quotas = {"alice": ClientQuota(weight=2), "jobs": ClientQuota(weight=0.5, max_num_seqs=8)}
     assert EngineConfig(**settings).client_quotas == quotas
     assert with_quotas({}, None) == with_quotas({}, Keys.of(["sk-one"])) == {}
     declared = {"client_quotas": {"carol": {"weight": 3}}}

@@ -1,7 +1,5 @@
 """``mie bench serve --base-url``: any server that speaks OpenAI's API, scripted here."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

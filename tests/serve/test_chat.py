@@ -1,7 +1,5 @@
 """`/v1/chat/completions`: templates, log-probabilities, the chunks of a stream."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -29,11 +27,7 @@ def test_the_shape_of_an_answer(server, llm):
     assert answer["choices"] == [
         {
             "index": 0,
-            "message": {
-                "role": "assistant",
-                "content": expected.outputs[0].text,
-                "refusal": None,
-            },
+            "message": {"role": "assistant", "content": expected.outputs[0].text, "refusal": None},
             "logprobs": None,
             "finish_reason": "length",
             "stop_reason": None,

@@ -1,7 +1,5 @@
 """`/v1/completions`: prompts of every form, choices, log-probabilities, streams."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 

@@ -1,7 +1,5 @@
 """Web pages of other sites, which no route answers, and clients that try wrong keys."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

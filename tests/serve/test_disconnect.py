@@ -4,8 +4,6 @@ The test holds the engine before a step, closes the connection, and lets that on
 that, the engine must hold no trace of the request, streamed or not, waiting or running.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import socket

@@ -1,7 +1,5 @@
 """The errors that clients get."""
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

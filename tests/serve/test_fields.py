@@ -1,7 +1,5 @@
 """No field is silently ignored: it has an effect, is refused by name, or is reported."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterator
@@ -21,10 +19,7 @@ BODY = {
     COMPLETIONS: {"prompt": "The mill", "max_tokens": 2},
     CHAT: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
 }
-INSIDE = (
-    *("echo", "add_special_tokens"),
-    *("tools", "tool_choice", "include_reasoning"),
-)
+INSIDE = (*("echo", "add_special_tokens"), *("tools", "tool_choice", "include_reasoning"))
 """Fields of one route only."""
 MARKS = {
     name: [mark for mark in field.metadata if isinstance(mark, Unsupported)]

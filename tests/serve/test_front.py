@@ -1,7 +1,5 @@
 """The front of replicas, with replicas of this process."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator

@@ -1,7 +1,5 @@
 """Check that descriptions which cost too much are refused, and that others are served meanwhile."""
 
-from __future__ import annotations
-
 import json
 import string
 import time

@@ -1,7 +1,5 @@
 """The server behind nginx with the configuration of docs/serving.md, and its systemd unit."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The description at ``/openapi.json`` fits the server."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -82,8 +80,7 @@ def test_what_is_refused_does_not_fit_its_schema(
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["/health", "/ready", "/ping", "/load", "/version", "/v1/models", "/tokenizer_info"],
+    "path", ["/health", "/ready", "/ping", "/load", "/version", "/v1/models", "/tokenizer_info"]
 )
 def test_the_answers_of_plain_routes_fit_their_schemas(
     client: httpx2.Client, document: Any, path: str

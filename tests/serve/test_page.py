@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import re
+import sys
 from contextlib import asynccontextmanager
 
 import pytest
@@ -23,6 +24,7 @@ from mie.serve.page import access as sessions_module
 from mie.serve.page import processes
 from mie.serve.page.access import MAX_SESSIONS, Sessions
 from mie.serve.page.routes import CSP
+from mie.serve.serving import Serving
 
 KEY, OTHER = "sk-one", "sk-two"
 NDJSON = {"content-type": "application/x-ndjson"}
@@ -167,13 +169,32 @@ def test_the_config_says_what_the_page_needs_to_know(engine):
     assert [run["name"] for run in config["runs"]] == ["shared-prompt", "small-pool"]
     assert (config["has_keys"], config["client"]) == (False, None)
     assert config["may_read_text"]
+    assert config["has_chat"]
+    assert config["has_structured"]
+
+
+def test_the_config_says_what_is_lacking(engine, monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    monkeypatch.setattr(Serving, "has_chat_template", False)
+    config = get(engine, "/mie/config").json()
+    assert not config["has_structured"]
+    assert not config["has_chat"]
+
+
+@pytest.mark.parametrize(
+    "path", ["state?step=0", "history?until=0", "text?blocks=0", "why?seq=0.0"]
+)
+def test_a_question_to_another_server_is_refused(engine, path):
+    answer = get(engine, f"/mie/{path}&server=gone", headers={"host": "localhost:8000"})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "other_server"
 
 
 @pytest.mark.parametrize("run", RECORDED_RUNS, ids=lambda run: run.name)
 def test_a_recorded_run_is_sent_as_records(engine, run):
-    answer = get(engine, f"/mie/runs/{run.name}")
+    answer = get(engine, f"/mie/page/runs/{run.name}.page.jsonl")
     assert answer.content == gzip.decompress(run.compressed())
-    assert get(engine, "/mie/runs/other").status_code == 404
+    assert get(engine, "/mie/page/runs/other.page.jsonl").status_code == 404
 
 
 # The live stream.
@@ -341,7 +362,7 @@ async def test_with_several_keys_none_sees_what_the_others_send(engine):
         login = await client.post("/mie/login", json={"key": KEY})
         assert (login.status_code, login.json()["error"]["code"]) == (403, "page_forbidden")
         paths = ["config", "events", "history?until=0", "state", "text?blocks=1", "why?seq=1.0"]
-        for path in (*paths, "runs/small-pool"):
+        for path in paths:
             headers = {"authorization": f"Bearer {KEY}"}
             answer = await client.get(f"/mie/{path}", headers=headers)
             assert answer.status_code == 403

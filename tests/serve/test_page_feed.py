@@ -1,7 +1,5 @@
 """The live stream of the page: the queue of one page is bounded, and no page delays another."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Promises 1 and 4: equal seeds give equal answers under any load, and the work is seen."""
 
-from __future__ import annotations
-
 import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -1,7 +1,5 @@
 """The routers as Ray Serve calls them, on a module in place of Ray's."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import sys

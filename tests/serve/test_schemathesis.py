@@ -1,7 +1,5 @@
 """schemathesis sends requests by /openapi.json, good and bad, and checks the answers against it."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

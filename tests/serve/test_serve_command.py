@@ -1,7 +1,5 @@
 """`mie serve` on the command line: its help, its defaults, and its packages."""
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

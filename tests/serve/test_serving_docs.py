@@ -1,7 +1,5 @@
 """The options, routes and metrics that docs/serving.md names exist, and its manifests are YAML."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 `scripts/serve_check.py` is the large one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys
@@ -38,10 +36,7 @@ SOME, MANY = 60, pytest.param(120, marks=pytest.mark.slow)
     ],
 )
 def test_every_request_is_answered_right_and_no_block_stays(
-    settings: dict[str, Any],
-    preempts: bool,
-    num_requests: int,
-    caplog: pytest.LogCaptureFixture,
+    settings: dict[str, Any], preempts: bool, num_requests: int, caplog: pytest.LogCaptureFixture
 ):
     engine = AsyncLLM("bundled", **INVARIANT, **settings)
     try:

@@ -1,7 +1,5 @@
 """Streams at their edges: slow readers, long waits, cancelled requests."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

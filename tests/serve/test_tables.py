@@ -3,8 +3,6 @@
 Many are from the tests of vLLM's and llama.cpp's servers, retold in our own words.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

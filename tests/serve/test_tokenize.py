@@ -1,7 +1,5 @@
 """Tokens, templates, models and the routes that control the server."""
 
-from __future__ import annotations
-
 import pytest
 from live_server import live
 

@@ -75,11 +75,7 @@ def test_a_stream_has_openais_deltas(server):
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
     [begun], *pieces = [delta["tool_calls"] for delta in deltas[1:-1]]
     assert begun.pop("id").startswith("call_")
-    assert begun == {
-        "index": 0,
-        "type": "function",
-        "function": {"name": "add", "arguments": ""},
-    }
+    assert begun == {"index": 0, "type": "function", "function": {"name": "add", "arguments": ""}}
     for [piece] in pieces:
         assert piece.keys() == {"index", "function"}
         assert piece["function"].keys() == {"arguments"}
@@ -244,10 +240,7 @@ class Add(BaseModel):
     b: int = Field(ge=0, le=99)
 
 
-FUNCTIONS = {
-    "Weather": lambda place: f"Rain at the {place}.",
-    "Add": lambda a, b: str(a + b),
-}
+FUNCTIONS = {"Weather": lambda place: f"Rain at the {place}.", "Add": lambda a, b: str(a + b)}
 
 
 @pytest.fixture
@@ -445,10 +438,7 @@ def thinking():
 
 def test_reasoning_is_beside_the_answer_of_a_chat(thinking):
     engine, url = thinking
-    with (
-        answering(engine, THOUGHT),
-        openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client,
-    ):
+    with answering(engine, THOUGHT), openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client:
         asked: dict[str, Any] = {"model": "bundled", "messages": USER}
         whole = client.chat.completions.create(**asked).choices[0]
         chunks = list(client.chat.completions.create(**asked, stream=True))
@@ -464,10 +454,7 @@ def test_reasoning_is_beside_the_answer_of_a_chat(thinking):
 
 def test_reasoning_is_an_item_of_a_response(thinking):
     engine, url = thinking
-    with (
-        answering(engine, THOUGHT),
-        openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client,
-    ):
+    with answering(engine, THOUGHT), openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client:
         whole = client.responses.create(model="bundled", input=USER)
         events = list(client.responses.create(model="bundled", input=USER, stream=True))
         again = client.responses.create(

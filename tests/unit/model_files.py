@@ -1,7 +1,5 @@
 """Write tiny model directories for the tests of configurations and weights."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Test answers on a terminal: Markdown, reasoning, and what a pipe gets."""
 
-from __future__ import annotations
-
 import io
 import re
 

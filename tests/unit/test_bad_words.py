@@ -1,7 +1,5 @@
 """Test bad words: their tokens, their bans, and that no answer contains one."""
 
-from __future__ import annotations
-
 import pytest
 import small_tokenizers
 

@@ -1,7 +1,5 @@
 """Test `mie.batch`: each request has one result, which depends on nothing but the request."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any

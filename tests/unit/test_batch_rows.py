@@ -1,7 +1,5 @@
 """Rows of a batch on one engine, as in an actor of Ray Data."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

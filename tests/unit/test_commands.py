@@ -1,7 +1,5 @@
 """Test running a command: its output, and each reason why it may print nothing."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

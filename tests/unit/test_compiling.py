@@ -1,7 +1,5 @@
 """Check that descriptions are compiled in turn, once, and in a worker that can be killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Test `ModelConfig`: every family, both spellings, and everything refused or malformed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Test conversations and their commands with a model that is played by the test."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

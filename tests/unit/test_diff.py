@@ -1,7 +1,5 @@
 """Test `mie.diff`: its measurements and records, and that it finds every injected fault."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable
@@ -25,7 +23,9 @@ from mie.diff.report import DiffReport, Side
 from mie.diff.text import lines, page
 from mie.diff.tolerances import ALONE, QUANTIZED, TOLERANCES, Limits, errors_between
 from mie.errors import ConfigError
+from mie.ops.backend import StepBatch
 from mie.ops.numpy_backend import NumpyBackend
+from mie.ops_gpu.ready import prompt
 
 F64 = Side(backend="numpy-plain", dtype="float64")
 F32 = Side(backend="numpy-plain", dtype="float32")
@@ -408,3 +408,18 @@ def test_padded_and_captured_steps_are_compared(tiny: dict[str, TinyModel]):
     alone = compare(work, F32, emulated("float32"), isolate=True)
     assert alone.is_within
     assert alone.rows[-3].row_rel < report.rows[-3].row_rel
+
+
+def test_steps_that_make_a_device_ready_are_not_compared(
+    tiny: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch
+):
+    """Such a step runs before A's first step has a counterpart."""
+    ran = []
+
+    def prepare(self: Any, progress: Any, forward: Callable[[StepBatch], Any], size: Any) -> None:
+        ran.append(forward(prompt(3, 3)))
+
+    monkeypatch.setattr(NumpyBackend, "prepare", prepare)
+    report = compare(workload(tiny["llama"]), F64, Side(backend="numpy", dtype="float32"))
+    assert ran
+    assert report.first is None

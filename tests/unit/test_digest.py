@@ -1,7 +1,5 @@
 """A digest tells weights apart, and reads little of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

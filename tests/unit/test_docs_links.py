@@ -1,7 +1,5 @@
 """Check that the targets of the documentation's links exist, and the tests that it names."""
 
-from __future__ import annotations
-
 import ast
 import re
 import unicodedata

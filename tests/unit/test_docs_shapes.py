@@ -1,7 +1,5 @@
 """Check that the example of docs/shapes.md is a step of the engine."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

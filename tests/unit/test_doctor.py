@@ -1,7 +1,5 @@
 """Test ``mie doctor`` on imitated machines: a Jetson, a server, a container, a bare laptop."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

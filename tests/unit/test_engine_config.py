@@ -1,7 +1,5 @@
 """Test `EngineConfig`: defaults, ranges, and messages of refusals."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

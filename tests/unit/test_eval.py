@@ -1,7 +1,5 @@
 """Test ``mie eval``: perplexity against log-probabilities of an engine, and divergences."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

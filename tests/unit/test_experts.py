@@ -1,7 +1,5 @@
 """Test routing, stacks of experts in files, and their settings."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

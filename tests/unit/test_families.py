@@ -1,7 +1,5 @@
 """Load the configurations of published models, and compare the table of families with the docs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Test default sampling parameters, the ids that end a text, and `EngineArgs`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """Check how the weights and the configuration of GGUF files are read."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

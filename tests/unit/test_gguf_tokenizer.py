@@ -1,7 +1,5 @@
 """Compare tokenizers of GGUF files with those of the library and with SentencePiece's rule."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from pathlib import Path

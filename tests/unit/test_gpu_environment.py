@@ -1,7 +1,5 @@
 """Test the facts about the NVIDIA driver and the libraries of CuPy, with imitated libraries."""
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """dtype "bfloat16" or "float16" on a CPU: weights and KV cache have 16 bits, arithmetic has 32."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Count the functions between a caller and the engine, and between a step and the model."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import FrameType

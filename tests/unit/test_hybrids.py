@@ -80,20 +80,58 @@ def test_beams_equal_those_of_an_engine_without_room(name: str) -> None:
     assert found[0] == found[1]
 
 
-def test_nothing_is_read_from_a_prefix_cache() -> None:
-    llm = load("qwen35_delta", backend="numpy", block_size=4, enable_prefix_caching=True)
-    first, second = (llm.generate(PROMPTS[2], PARAMS[0], use_tqdm=False) for _ in range(2))
-    assert first[0].outputs[0].token_ids == second[0].outputs[0].token_ids
-    assert not second[0].num_cached_tokens
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_hit_changes_no_bit(name: str, backend: str) -> None:
+    """The second turns of conversations begin with a snapshot, and so do repeated prompts."""
+    found = []
+    for caches in (False, True):
+        llm = load(
+            name, backend=backend, batch_invariant=True, block_size=4, enable_prefix_caching=caches
+        )
+        llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+        first = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+        turns = [
+            {"prompt_token_ids": [*each.prompt_token_ids, *each.outputs[0].token_ids, 9, 8, 7]}
+            for each in first
+        ]
+        second = llm.generate(turns, PARAMS, use_tqdm=False)
+        hits = [each.num_cached_tokens for each in (*first, *second)]
+        assert hits == ([0, 4, 28, 8, 8, 12, 36, 20] if caches else [0] * 8)
+        bits = [[c.token_ids, c.cumulative_logprob] for each in second for c in each.outputs]
+        found.append(bits)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_swapped_sequence_goes_on_with_its_state(name: str, backend: str) -> None:
+    small = {"num_blocks": 9, "block_size": 8, "max_num_seqs": 6, "preemption_mode": "swap"}
+    wanted = answers(load(name, backend=backend, batch_invariant=True, max_num_seqs=1))
+    for caches in (False, True):
+        llm = load(
+            name, backend=backend, batch_invariant=True, enable_prefix_caching=caches, **small
+        )
+        assert answers(llm) == wanted
+        assert llm.llm_engine.engine.scheduler.manager.stats.num_imported > 0
 
 
 @pytest.mark.parametrize(
     ("settings", "named"),
-    [({"preemption_mode": "swap"}, "preemption_mode"), ({"async_scheduling": True}, "async")],
+    [
+        ({"async_scheduling": True}, "async_scheduling=True is not supported with recurrent"),
+        ({"enable_chunked_prefill": False}, "needs enable_chunked_prefill=True"),
+        ({"state_memory": 100}, "state_memory is 100; the recurrent states of one sequence take"),
+    ],
 )
-def test_what_needs_to_move_states_is_refused(settings: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=f"{named}.*not supported with recurrent layers"):
+def test_what_states_do_not_allow_is_refused(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
         load("lfm2_short_convs", backend="numpy", **settings)
+
+
+def test_a_model_without_recurrent_layers_refuses_memory_for_states() -> None:
+    with pytest.raises(ConfigError, match="state_memory is 4096; the model has no recurrent"):
+        LLM("bundled", backend="numpy", state_memory=4096)
 
 
 @needs_compiler
@@ -105,8 +143,12 @@ def test_a_backend_without_recurrent_layers_refuses_the_model() -> None:
 def test_states_are_a_part_of_the_memory_plan(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="mie"):
         load("granite4_mamba", backend="numpy", max_num_seqs=7)
-    assert "states of 7 sequences" in caplog.text
-    assert "prefix caching is off: 2 layers keep a state" in caplog.text
+        llm = load("granite4_mamba", backend="numpy", max_num_seqs=7, state_memory=40_000)
+    assert "28 slots of states" in caplog.text
+    engine = llm.llm_engine.engine
+    num_slots = engine.scheduler.manager.states.num_slots
+    assert f"{num_slots} slots of states" in caplog.text
+    assert engine.config.max_num_seqs == num_slots < 7
 
 
 def test_the_text_part_of_a_larger_qwen_is_loaded_alone(tmp_path: Path) -> None:

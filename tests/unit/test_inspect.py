@@ -134,4 +134,4 @@ def test_inspect_prints_the_layers_with_a_state(capsys: pytest.CaptureFixture[st
     assert printed["context"] == "256 tokens, RoPE none, 1 layers without"
     # Two layers, each with 3 columns of 96 + 2 * 2 * 12 channels, and a state of 96 times 12.
     size = f"{2 * (3 * 144 + 96 * 12) * 4 / 1024:.1f} KiB"
-    assert printed["state"] == f"{size} in float32 for each sequence; prefix caching is off"
+    assert printed["state"] == f"{size} in float32 for each sequence and each snapshot"

@@ -1,7 +1,5 @@
 """Test who is to blame for an exception: a signal's handler, or the code that it interrupted."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any

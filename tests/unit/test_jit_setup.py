@@ -1,7 +1,5 @@
 """Test where backend jit can run, the choice of "auto", and the settings and sizes."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

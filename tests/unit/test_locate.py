@@ -1,7 +1,5 @@
 """Test how a model's name leads to its directory."""
 
-from __future__ import annotations
-
 import fnmatch
 import sys
 import types

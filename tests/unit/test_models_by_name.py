@@ -1,7 +1,5 @@
 """Test ``mie pull``, ``list``, ``show``, ``rm`` and ``run`` against a local server of the hub."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Compare `silu_mul` with the formula in Python's floats."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

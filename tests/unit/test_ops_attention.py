@@ -4,8 +4,6 @@ Every cache here is NaN except in the slots of the sequences' own tokens, and ev
 past its sequence with numbers that are no block ids.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

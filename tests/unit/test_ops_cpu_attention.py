@@ -4,8 +4,6 @@ Every cache here is NaN except in the slots of the sequences' own tokens. Every 
 continues past its sequence with numbers that are no block.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

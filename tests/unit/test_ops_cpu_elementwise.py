@@ -1,7 +1,5 @@
 """The operators between the products: equal to the plain ones bit for bit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Compare matrix products with `ops.linear.linear`, and tiles with themselves bit for bit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

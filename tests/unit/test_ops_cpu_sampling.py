@@ -1,7 +1,5 @@
 """Test that sampling with threads and masks gives the tokens of the plain operator."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -3,8 +3,6 @@
 A kernel that cannot be read from it is compiled, and computes the same.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

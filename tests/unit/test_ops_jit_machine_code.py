@@ -1,7 +1,5 @@
 """Kernels compiled for CPUs that are not at hand: their inner loops are read."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Iterator
@@ -104,8 +102,7 @@ QUANTISED = ("int4-g32-offsets", "int4-g128", "int8-g32", "int8-g16-offsets", "f
 
 @pytest.mark.parametrize("cpu", CPUS.values(), ids=CPUS)
 @pytest.mark.parametrize(
-    "dtype",
-    [QUANTISED[0], *(pytest.param(each, marks=pytest.mark.slow) for each in QUANTISED[1:])],
+    "dtype", [QUANTISED[0], *(pytest.param(each, marks=pytest.mark.slow) for each in QUANTISED[1:])]
 )
 def test_quantised_products_are_vector_multiply_adds_without_spills(cpu: Cpu, dtype: str):
     product_loops(f"multiply[{dtype}]", cpu)

@@ -1,7 +1,5 @@
 """Check how the `jit` backend keeps programs, their buffers, and the memory of a step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Check the protocol of the threads of the `jit` backend in every interleaving."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """Check the threads of the `jit` backend: forks, refused threads, and their end."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

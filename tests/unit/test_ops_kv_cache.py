@@ -1,7 +1,5 @@
 """Compare writing, gathering and copying blocks of a paged cache with loops over slots."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Test `rope_table` and `rope`: the rotation, its properties, and Hugging Face's order."""
 
-from __future__ import annotations
-
 import cmath
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Compare the edits of a row of logits, and the draw, with plain Python and the oracle."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """Compare the weights of tokens with a softmax in float64, and with plain scalar arithmetic."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

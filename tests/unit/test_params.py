@@ -1,7 +1,5 @@
 """Test `SamplingParams` and `BeamSearchParams`: allowed values, and the messages of refusals."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Test checkpoints of GPTQ and AWQ against packers of their own, and refusals by name."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +13,7 @@ from tiny_models import LLAMA, random_weights, write_model
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.layouts import layout_of
 from mie.checkpoint.quantisation import Quantisation, Scheme
-from mie.checkpoint.weights import (
-    Checkpoint,
-    check_tied_head,
-    expected_tensors,
-    non_finite_tensors,
-)
+from mie.checkpoint.weights import Checkpoint, check_tied_head, expected_tensors, non_finite_tensors
 from mie.cli import main
 from mie.errors import ModelError, UnsupportedModelError, WeightsError
 from mie.ops.quantised import dequantise

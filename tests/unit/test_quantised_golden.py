@@ -3,8 +3,6 @@
 `scripts/make_quantised_golden.py` made the models, and each has a provenance.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

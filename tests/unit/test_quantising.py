@@ -1,7 +1,5 @@
 """Test weights that are rounded to small forms while they load, and the settings for it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -109,8 +107,7 @@ def test_dummy_weights_are_rounded_too(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("config", "names"),
-    [(GPTQ, ["gptq", "gptq_marlin"]), (AWQ, ["awq", "awq_marlin"])],
+    ("config", "names"), [(GPTQ, ["gptq", "gptq_marlin"]), (AWQ, ["awq", "awq_marlin"])]
 )
 def test_the_name_of_the_files_format_is_accepted(
     tmp_path: Path, config: dict[str, Any], names: list[str]
@@ -167,9 +164,7 @@ def test_a_model_that_is_too_large_may_be_rounded(tmp_path: Path, monkeypatch: p
     generated(tmp_path, **settings, quantization="int4")
 
 
-def test_a_tied_head_that_the_file_repeats_is_ignored_when_the_embedding_is_rounded(
-    tmp_path: Path,
-):
+def test_a_tied_head_that_the_file_repeats_is_ignored_when_the_embedding_is_rounded(tmp_path: Path):
     weights = random_weights(QWEN3_TIED)
     write_model(tmp_path / "one", QWEN3_TIED, weights)
     copy = weights["model.embed_tokens.weight"].copy()

@@ -1,7 +1,5 @@
 """Test ``load_format="dummy"``, which needs only a config.json and a seed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

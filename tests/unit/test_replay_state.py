@@ -1,13 +1,25 @@
 """Test the state that is rebuilt from an event log, and which records it refuses."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from event_stories import A1, EMPTY, REBUILT, STORY, A, B, C, D, E, run_toy, summary
+from event_stories import (
+    A1,
+    EMPTY,
+    EMPTY_STATES,
+    REBUILT,
+    STATES,
+    STORY,
+    A,
+    B,
+    C,
+    D,
+    E,
+    run_toy,
+    summary,
+)
 from tables import table
 
 from mie.errors import TraceError
@@ -48,6 +60,58 @@ def test_blocks_are_counted() -> None:
     state = told(3)
     assert (state.blocks.num_used, state.blocks.num_cached, state.blocks.num_saved) == (0, 4, 0)
     assert state.fills() == {0: 4, 1: 4, 2: 4, 4: 4}
+
+
+def with_states(num_records: int = len(STATES)) -> State:
+    """Return the state after some records of a story with states."""
+    state = State.from_snapshot(EMPTY_STATES)
+    for record in STATES[:num_records]:
+        state.apply(record)
+    return state
+
+
+def test_slots_follow_their_owners() -> None:
+    owned = [with_states(number).snapshot()["states"] for number in (4, 7, 10, 16)]
+    assert [(each["running"], each["saved"], each["hosts"]) for each in owned] == [
+        ({A: 2}, {}, {}),
+        ({A: 2}, {0: 1}, {}),
+        ({}, {0: 1}, {A: 0}),
+        ({A: 0}, {0: 1}, {}),
+    ]
+    assert with_states().snapshot() == EMPTY_STATES
+    for number in (0, 7, 10, 16):
+        snapshot = with_states(number).snapshot()
+        assert State.from_snapshot(snapshot).snapshot() == snapshot
+
+
+@pytest.mark.parametrize(
+    ("num_before", "record", "message"),
+    [
+        (3, ("state", A, 3), "there is no slot 3"),
+        (4, ("state", A, 1), "it already has a slot"),
+        (7, ("save", 0, 0), "it already has a snapshot"),
+        (6, ("save", 0, 2), "slot 2 is in use"),
+        (6, ("forget", 0), "it has no snapshot"),
+        (8, ("save_host", A, 1), "the host has no slot 1"),
+        (9, ("save_host", A, 0), "its state is already on the host"),
+        (3, ("close", A), "it has no slot"),
+        (8, ("drop", A), "its state is not on the host"),
+        (3, ("step", summary(1)), "a running sequence has no slot"),
+        (6, ("save", 1, 0), None),
+    ],
+)
+def test_impossible_records_of_states(num_before: int, record: Record, message: str | None) -> None:
+    state = with_states(num_before)
+    if message is None:
+        state.apply(record)
+        record, message = ("step", summary(1)), "a block that is not in the tree"
+    with pytest.raises(TraceError, match=message):
+        state.apply(record)
+
+
+def test_a_model_without_states_has_no_slots() -> None:
+    with pytest.raises(TraceError, match="there are no states"):
+        told(1).apply(("save", 0, 0))
 
 
 # Impossible records.

@@ -1,7 +1,5 @@
 """Test the CPUs and the memory that a process may use, in control groups of both versions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

@@ -1,7 +1,5 @@
 """Compare rotation frequencies with the sources of the formulas and with transformers."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The router's notion of the beginning of a request."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

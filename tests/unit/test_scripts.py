@@ -1,7 +1,5 @@
 """Run scripts of benchmarks and GPUs without a GPU, and check that their pages are up to date."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

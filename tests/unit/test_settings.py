@@ -1,7 +1,5 @@
 """Check that everything that names settings agrees with their declarations."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import inspect

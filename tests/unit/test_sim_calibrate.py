@@ -1,7 +1,5 @@
 """Check that calibration finds known costs, and that the least squares are minimal."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

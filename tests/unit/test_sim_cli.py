@@ -1,7 +1,5 @@
 """Test the refusals of ``mie bench`` and ``mie sim``, each with one line."""
 
-from __future__ import annotations
-
 import pytest
 
 from mie.cli import main

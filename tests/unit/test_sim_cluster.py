@@ -1,7 +1,5 @@
 """Simulated clusters: the router's own code, exact times, and the page's table."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Test the cost model: its formula, the table of devices, and the runner that charges it."""
 
-from __future__ import annotations
-
 import pytest
 
 from mie.checkpoint.tensors import num_parameters

@@ -1,7 +1,5 @@
 """Compare draws with the C library, and with earlier draws bit for bit."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Test the arrivals of requests and the records, on a clock whose steps take 10 ns."""
 
-from __future__ import annotations
-
 from mie.config.engine import EngineConfig
 from mie.sim.costs import Costs
 from mie.sim.driver import Bench, LoadResult, run_load

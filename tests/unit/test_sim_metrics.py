@@ -1,7 +1,5 @@
 """Compare metrics with brute force: NumPy's percentiles, and sums over lists of times."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Check that a seed always gives the same workload, and test JSON and refusals."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Test the parsing and formatting of sizes."""
 
-from __future__ import annotations
-
 import pytest
 
 from mie.config.arguments import parse_size

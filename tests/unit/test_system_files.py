@@ -1,7 +1,5 @@
 """Test reading untrusted files and JSON: refusals, their messages, and open files."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

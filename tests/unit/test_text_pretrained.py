@@ -1,7 +1,5 @@
 """Compare `PretrainedTokenizer` with transformers 5.23, which gave the expected values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

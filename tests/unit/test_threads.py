@@ -1,7 +1,5 @@
 """A thread that the system refuses is a clear error, and nothing is lost."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading

@@ -1,7 +1,5 @@
 """Check how answers are read: calls of tools, reasoning, and text that only looks like them."""
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Check `LLM.chat` and `AsyncLLM` with tools: outputs have calls and reasoning."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from functools import cache

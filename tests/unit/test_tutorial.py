@@ -1,7 +1,5 @@
 """Check that all steps of the tutorial give the same tokens, and that its pages show the code."""
 
-from __future__ import annotations
-
 import importlib
 import random
 import re

@@ -3,8 +3,6 @@
 docs/vllm.json has the names, read from vLLM's wheel. Each that is said to run is run here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import importlib

@@ -1,7 +1,5 @@
 """Test that the numbers say why a sequence waits."""
 
-from __future__ import annotations
-
 from test_scheduler import Driver
 
 from mie.engine.audit.waiting import why_waiting

@@ -1,7 +1,5 @@
 """Test checkpoints: reading, refusals before anything is read, and peak memory."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

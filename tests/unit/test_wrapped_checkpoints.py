@@ -1,7 +1,5 @@
 """Load the text part of a larger model, in every spelling of its tensors' names."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -69,9 +67,7 @@ def test_a_tensor_of_an_unknown_part_is_refused(tmp_path: Path) -> None:
 
 def test_a_wrapper_that_is_not_known_is_refused(tmp_path: Path) -> None:
     directory = wrapped(
-        tmp_path,
-        RENAMES["transformers 4"],
-        architectures=["PaliGemmaForConditionalGeneration"],
+        tmp_path, RENAMES["transformers 4"], architectures=["PaliGemmaForConditionalGeneration"]
     )
     with pytest.raises(UnsupportedModelError, match="PaliGemmaForConditionalGeneration"):
         ModelConfig.load(directory)

@@ -29,6 +29,9 @@ class MemoryStats:
         """Blocks that were swapped out to the host."""
         self.num_imported = 0
         """Blocks that were swapped in from the host."""
+        self.num_snapshots = 0
+        """Snapshots of recurrent states that were taken."""
+        self.num_snapshot_evictions = 0
         self._window: deque[tuple[int, int]] = deque(maxlen=WINDOW)
 
     def add_query(self, num_queried: int, num_full: int, num_partial: int) -> None:

@@ -1,7 +1,5 @@
 """Record where a request's time went and how it was scheduled."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from operator import attrgetter
 

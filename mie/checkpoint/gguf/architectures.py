@@ -1,7 +1,5 @@
 """List llama.cpp's architectures, and how its converter writes their families."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -7,8 +7,6 @@ small integer, which float32 holds exactly.
 Source: ggml/src/ggml-quants.c of llama.cpp.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

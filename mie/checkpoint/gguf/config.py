@@ -1,7 +1,5 @@
 """Translate the metadata of a GGUF file to a Hugging Face ``config.json``."""
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Mapping, Sequence

@@ -12,8 +12,6 @@ Integers are little endian. A model may be split into files named ``…-00001-of
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 import os

@@ -5,8 +5,6 @@ Two kinds are read: byte-level BPE with merges ("gpt2"), and SentencePiece's BPE
 original model in all that changes tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Offer the tensors of a GGUF file under their Hugging Face names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -40,10 +38,7 @@ class GgufCheckpoint(Checkpoint):
     """The tensors of a GGUF file, read on demand. Matrices of small numbers keep them."""
 
     def __init__(
-        self,
-        entries: Mapping[str, TensorEntry],
-        num_heads: Mapping[str, int],
-        norms_hold_one: bool,
+        self, entries: Mapping[str, TensorEntry], num_heads: Mapping[str, int], norms_hold_one: bool
     ) -> None:
         """Use `Checkpoint.open`. ``num_heads`` has the matrices whose rows are interleaved."""
         super().__init__(entries)

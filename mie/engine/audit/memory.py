@@ -11,18 +11,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
+from mie.engine.audit.states import check_states, states_snapshot
 from mie.memory.manager import KVCacheManager
 from mie.memory.pool import REGION, BlockPool
 from mie.memory.prefix import Node, PrefixCache, block_of
 from mie.memory.table import BlockTable, Entry, HostTable
-from mie.memory.windowed import WindowedKVCacheManager
+from mie.memory.windowed import WindowedManager
 
 
 def memory_snapshot(manager: KVCacheManager) -> dict[str, Any]:
     """Return the held blocks and the prefix tree as plain data."""
     pool, prefix, entries = manager._pool, manager._prefix, _entries_of(manager)
     refcounts = ((block_id, pool.refcount(block_id)) for block_id in range(pool.num_blocks))
+    states = {} if manager.states is None else {"states": states_snapshot(manager.states)}
     return {
+        **states,
         "block_size": manager.block_size,
         "num_blocks": manager.num_blocks,
         "num_host_blocks": manager._num_host_blocks,
@@ -40,31 +43,31 @@ def memory_snapshot(manager: KVCacheManager) -> dict[str, Any]:
 
 
 def check_memory(
-    manager: KVCacheManager,
-    tables: Iterable[BlockTable],
-    host_tables: Iterable[HostTable] = (),
+    manager: KVCacheManager, tables: Iterable[BlockTable], host_tables: Iterable[HostTable] = ()
 ) -> None:
     """Assert, between steps, that every count equals the holders of its block.
 
     ``tables`` and ``host_tables`` are all that are open.
     """
     assert not manager._pinned, "a block is pinned between steps"
-    tables = list(tables)
+    tables, host_tables = list(tables), list(host_tables)
+    if manager.states is not None:
+        check_states(manager.states, _blocks(manager._prefix), tables, host_tables)
     _check_holders(manager, tables)
-    _check_host_pool(manager._host_pool, host_tables)
+    _check_host_pool(manager._host.pool, host_tables)
     assert manager.num_cached <= manager._max_cached, "the cache is over its budget"
     assert manager._num_entries == sum(len(table.block_ids) for table in tables)
     assert manager.num_slots_empty == _count_empty_slots(tables, manager.block_size)
-    if isinstance(manager, WindowedKVCacheManager):
+    if isinstance(manager, WindowedManager):
         _check_windows(manager, tables)
 
 
 def _entries_of(manager: KVCacheManager) -> dict[Node, Entry]:
     """Return the nodes' blocks of layers with a window."""
-    return manager._entries if isinstance(manager, WindowedKVCacheManager) else {}
+    return manager._entries if isinstance(manager, WindowedManager) else {}
 
 
-def _check_windows(manager: WindowedKVCacheManager, tables: Sequence[BlockTable]) -> None:
+def _check_windows(manager: WindowedManager, tables: Sequence[BlockTable]) -> None:
     """Assert that each table has exactly the entries within reach, and a claim on all to come."""
     window, nodes = manager.window, set(_blocks(manager._prefix))
     held = {block_id for table in tables for entry in table.entries for block_id in entry}
@@ -75,7 +78,7 @@ def _check_windows(manager: WindowedKVCacheManager, tables: Sequence[BlockTable]
         assert end <= len(table.block_ids), "an entry has no tokens"
         assert table.claim >= len(table.entries), "more entries than claimed"
     claimed = sum(table.claim for table in tables) * window.num_groups
-    assert manager._num_claimed == claimed - len(held), "the claims are miscounted"
+    assert manager.num_claimed == claimed - len(held), "the claims are miscounted"
     assert manager._num_in_tables == sum(len(table.entries) for table in tables) * window.num_groups
     assert manager.num_available >= 0, "more blocks are claimed than there are"
     assert manager._entries.keys() <= nodes, "an evicted node has an entry"

@@ -1,7 +1,5 @@
 """Say in numbers, and in a sentence, why a sequence waits."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

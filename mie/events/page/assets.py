@@ -27,6 +27,7 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
     ".txt": "text/plain; charset=utf-8",
+    ".jsonl": "application/x-ndjson",
 }
 """The files that are sent, by their endings. Others in the folder are not."""
 
@@ -46,19 +47,6 @@ class Asset:
         return f'"{hashlib.sha256(self.content).hexdigest()[:16]}"'
 
 
-def assets() -> dict[str, Asset]:
-    """Return the files of the page by their paths below the folder."""
-    return {
-        path.relative_to(WEB).as_posix(): Asset(
-            content=path.read_bytes(),
-            compressed=gzip.compress(path.read_bytes(), mtime=0),
-            media_type=TYPES[path.suffix],
-        )
-        for path in sorted(WEB.rglob("*"))
-        if path.suffix in TYPES
-    }
-
-
 @dataclass(frozen=True, kw_only=True)
 class RecordedRun:
     """A run that comes with mie."""
@@ -75,6 +63,28 @@ RECORDED_RUNS = (
     RecordedRun(name="shared-prompt", title="A shared system prompt and 12 requests"),
     RecordedRun(name="small-pool", title="A pool that is too small"),
 )
+
+
+def assets() -> dict[str, Asset]:
+    """Return the files of the page by their paths, and the recorded runs as ``runs/NAME``."""
+    runs = {
+        f"runs/{run.name}.page.jsonl": Asset(
+            content=gzip.decompress(run.compressed()),
+            compressed=run.compressed(),
+            media_type=TYPES[".jsonl"],
+        )
+        for run in RECORDED_RUNS
+    }
+    files = {
+        path.relative_to(WEB).as_posix(): Asset(
+            content=path.read_bytes(),
+            compressed=gzip.compress(path.read_bytes(), mtime=0),
+            media_type=TYPES[path.suffix],
+        )
+        for path in sorted(WEB.rglob("*"))
+        if path.suffix in TYPES
+    }
+    return files | runs
 
 
 MAIN = "main.js"

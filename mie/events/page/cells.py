@@ -33,7 +33,7 @@ def block_cell(state: State, block: int, fill: int) -> tuple[int, int, int]:
     blocks = state.blocks
     if block in blocks.in_tables:
         kind = IN_TABLE
-    elif block in blocks.node_of:
+    elif block in blocks.tree:
         kind = CACHED
     else:
         kind = PINNED if block in blocks.refs else FREE
@@ -128,6 +128,7 @@ Line = tuple[str, str]
 IN_CELLS = frozenset(
     {
         *("alloc", "share", "release", "close", "seal", "pin", "unpin", "rank", "step"),
+        *("state", "save", "forget", "save_host"),
         *("alloc_window", "share_window", "pass", "seal_window", "evict_window"),
     }
 )

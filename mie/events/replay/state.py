@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
 from typing import Any
 
 from mie.errors import TraceError, shown_text
 from mie.events import FIELDS, MAX_FORCED_RUN, Record, Seq, Snapshot, Step, Summary
 from mie.events.replay.blocks import BlockState, require
 from mie.events.replay.sequence import SequenceState, copied
+from mie.events.replay.slots import SlotState
 
 
 class State:
@@ -19,6 +19,8 @@ class State:
         self, *, block_size: int, num_blocks: int, num_host_blocks: int, step: int = 0
     ) -> None:
         self.blocks = BlockState(block_size, num_blocks)
+        self.slots: SlotState | None = None
+        """The slots of recurrent states, if the model has some."""
         self.num_host_blocks = num_host_blocks
         self.step = step
         """The number of the last complete step."""
@@ -45,6 +47,7 @@ class State:
             if values["row"] is not None:
                 self.rows[values["row"]] = seq
         self.blocks.load(snapshot)
+        self.slots = SlotState(snapshot["states"]) if "states" in snapshot else None
         is_in_order = [self.waiting, self.running] == [snapshot["waiting"], snapshot["running"]]
         require(is_in_order, "the snapshot's queues do not match its sequences")
 
@@ -58,6 +61,7 @@ class State:
             "running": self.running,
             "sequences": {seq: values.snapshot() for seq, values in self.sequences.items()},
             **self.blocks.snapshot(),
+            **({} if self.slots is None else {"states": self.slots.snapshot()}),
         }
 
     # Queries.
@@ -107,6 +111,9 @@ class State:
             require(kind in FIELDS, "unknown event")
             if kind in ("seal", "evict", "seal_window", "evict_window", "pin", "unpin"):
                 getattr(self.blocks, kind)(*values)
+            elif kind in ("state", "save", "forget", "save_host"):
+                require(self.slots is not None, "there are no states")
+                getattr(self.slots, kind)(*values)
             else:
                 getattr(self, f"_on_{kind}")(*values)
         except TraceError as error:
@@ -197,9 +204,9 @@ class State:
             if values.num_tokens > len(values.blocks) * size:
                 raise TraceError(f"its table has {len(values.blocks) * size} slots")
             values.num_computed += 1
-            if values.entries:
-                self._check_entries(values)
             values.num_tokens += 1
+            if values.entries:
+                values.check_entries(size)
 
     def _on_force(self, seq: Seq, count: int) -> None:
         require(0 < count <= MAX_FORCED_RUN, f"at most {MAX_FORCED_RUN} tokens are forced at once")
@@ -208,10 +215,10 @@ class State:
     def _on_fork(self, seq: Seq, parent: Seq, row: int) -> None:
         values = self._runner(parent)
         self._check_choice(seq, parent)
-        emptied = {"row": None, "blocks": [], "entries": []}
+        emptied: dict[str, Any] = {"row": None, "blocks": [], "entries": []}
         self.sequences[seq] = SequenceState(**{**vars(values), **emptied})
         self._seat(seq, row)
-        self._share_all(seq, values)
+        self.sequences[seq].share(values, self.blocks)
 
     def _on_wait(self, seq: Seq, parent: Seq) -> None:
         values = self._sequence(parent)
@@ -240,7 +247,7 @@ class State:
         require(kept.num_computed < values.num_tokens, "there must be a token to compute")
         self._seat(seq, row)
         values.num_computed = kept.num_computed
-        self._share_all(seq, kept)
+        values.share(kept, self.blocks)
 
     def _on_finish(self, seq: Seq, reason: str) -> None:
         values = self._sequence(seq)
@@ -251,14 +258,14 @@ class State:
         del self.sequences[seq]
 
     def _on_alloc(self, seq: Seq, index: int, blocks: Iterable[int]) -> None:
-        self._put(seq, index, blocks)
+        self._runner(seq).put(index, blocks, self.blocks)
         for block in blocks:
             require(self.blocks.refs[block] == 1, f"block {block} was in use")
 
     def _on_share(self, seq: Seq, index: int, blocks: Iterable[int]) -> None:
         for block in blocks:
             require(block in self.blocks.refs, f"block {block} has no holder")
-        self._put(seq, index, blocks)
+        self._runner(seq).put(index, blocks, self.blocks)
 
     def _on_release(self, seq: Seq, blocks: Iterable[int]) -> None:
         self._runner(seq)
@@ -268,42 +275,33 @@ class State:
     def _on_close(self, seq: Seq) -> None:
         values = self._sequence(seq)
         require(values.row is not None or values.is_kept, f"{seq} is not running")
-        for block, _ in values.places:
-            self.blocks.leave_table(block)
-            self.blocks.let_go(block)
-        values.blocks, values.entries = [], []
+        values.close(self.blocks)
+        if self.slots is not None:
+            self.slots.close(seq)
 
     def _on_alloc_window(self, seq: Seq, index: int, blocks: Iterable[int]) -> None:
-        self._put_entry(seq, index, blocks)
+        self._runner(seq).put_entry(index, blocks, self.blocks)
         for block in blocks:
             require(self.blocks.refs[block] == 1, f"block {block} was in use")
 
     def _on_share_window(self, seq: Seq, index: int, blocks: Iterable[int]) -> None:
         for block in blocks:
             require(block in self.blocks.refs, f"block {block} has no holder")
-        self._put_entry(seq, index, blocks)
+        self._runner(seq).put_entry(index, blocks, self.blocks)
 
     def _on_pass(self, seq: Seq, index: int, blocks: Iterable[int]) -> None:
-        values = self._runner(seq)
-        count = index - values.num_passed
-        require(0 < count <= len(values.entries), f"it has passed {values.num_passed} entries")
-        require([*blocks] == [*chain(*values.entries[:count])], "its entries have other blocks")
-        for block in blocks:
-            self.blocks.leave_table(block)
-            self.blocks.let_go(block)
-        del values.entries[:count]
-        values.num_passed = index
+        passed = self._runner(seq).pass_entries(index, self.blocks)
+        require([*blocks] == passed, "its entries have other blocks")
 
     def _on_copy(self, source: int, target: int, seq: Seq, cause: str) -> None:
-        targets = {block for block, _ in self._runner(seq).places}
-        require(target in targets, "the target is not in its table")
+        require(target in self._runner(seq).held, "the target is not in its table")
         require(source in self.blocks.refs, "the source has no holder")
 
     def _on_export(self, seq: Seq, host: Iterable[int]) -> None:
         values, host = self._runner(seq), list(host)
         taken = {block for other in self.sequences.values() for block in other.host or ()}
         require(values.host is None, "it already has host blocks")
-        require(len(host) <= len([*values.places]), "its table has too few blocks")
+        require(len(host) <= len(values.held), "its table has too few blocks")
         require(len({*host} - taken) == len(host), "a host block is in use")
         is_there = all(0 <= block < self.num_host_blocks for block in host)
         require(is_there, "unknown host block")
@@ -313,14 +311,18 @@ class State:
         values, host, blocks = self._runner(seq), list(host), list(blocks)
         require({*host} <= {*(values.host or ())}, "the host blocks belong to another sequence")
         require(len(host) == len(blocks), "the table cannot hold that many host blocks")
-        in_table = {block for block, _ in values.places}
-        require({*blocks} <= in_table, "the blocks are not in its table")
-        values.host = None
+        require({*blocks} <= {*values.held}, "the blocks are not in its table")
+        self._leave_host(seq)
 
     def _on_drop(self, seq: Seq) -> None:
         values = self._sequence(seq)
         require(values.host is not None, "it has no host blocks")
-        values.host = None
+        self._leave_host(seq)
+
+    def _leave_host(self, seq: Seq) -> None:
+        self.sequences[seq].host = None
+        if self.slots is not None:
+            self.slots.leave_host(seq)
 
     def _on_rebuild(self, snapshot: Snapshot) -> None:
         sizes = (snapshot["block_size"], snapshot["num_blocks"], snapshot["num_host_blocks"])
@@ -333,6 +335,8 @@ class State:
     def _on_step(self, summary: Summary) -> None:
         require(summary["step"] > self.step, f"step {summary['step']} comes too late")
         self.blocks.check()
+        if self.slots is not None:
+            self.slots.check(self.rows.values(), self.blocks.tree)
         self.step = summary["step"]
 
     # Parts of the above.
@@ -369,38 +373,4 @@ class State:
         require(values.num_computed <= values.num_tokens, "it has too few tokens")
         require(values.num_computed <= num_slots, f"its table has {num_slots} slots")
         if values.entries:
-            self._check_entries(values)
-
-    def _check_entries(self, values: SequenceState) -> None:
-        num_slots = (values.num_passed + len(values.entries)) * self.blocks.block_size
-        require(values.num_computed <= num_slots, f"its entries end at slot {num_slots}")
-
-    def _share_all(self, seq: Seq, parent: SequenceState) -> None:
-        """Put all blocks of another sequence in a table."""
-        self._put(seq, 0, parent.blocks)
-        for index, entry in enumerate(parent.entries, parent.num_passed):
-            self._put_entry(seq, index, entry)
-
-    def _put_entry(self, seq: Seq, index: int, blocks: Iterable[int]) -> None:
-        """Set an entry to the blocks. The first one may be at any index."""
-        values, entry = self._runner(seq), list(blocks)
-        if not values.entries:
-            values.num_passed = index
-        at = index - values.num_passed
-        require(0 <= at <= len(values.entries), f"it has {len(values.entries)} entries")
-        for block in [*chain(*values.entries[at : at + 1])]:
-            self.blocks.leave_table(block)
-        values.entries[at : at + 1] = [entry]
-        for block in entry:
-            self.blocks.enter_table(block)
-
-    def _put(self, seq: Seq, index: int, blocks: Iterable[int]) -> None:
-        """Replace the entries index, index + 1, … of a table with the blocks."""
-        blocks, table = list(blocks), self._runner(seq).blocks
-        end = index + len(blocks)
-        require(0 <= index <= len(table), f"its table has {len(table)} blocks")
-        for block in table[index:end]:
-            self.blocks.leave_table(block)
-        table[index:end] = blocks
-        for block in blocks:
-            self.blocks.enter_table(block)
+            values.check_entries(self.blocks.block_size)

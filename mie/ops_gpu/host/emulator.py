@@ -16,13 +16,7 @@ from numpy.typing import NDArray
 
 from mie.errors import ConfigError
 from mie.ops_gpu.host.build import Builder
-from mie.ops_gpu.signature import (
-    KernelFault,
-    Parameter,
-    check_arguments,
-    check_launch,
-    declared,
-)
+from mie.ops_gpu.signature import KernelFault, Parameter, check_arguments, check_launch, declared
 from mie.ops_gpu.source import KERNELS
 from mie.system.commands import CommandError, run_command
 

@@ -89,9 +89,8 @@ static inline unsigned __brev(unsigned x) {
 static inline unsigned __umulhi(unsigned a, unsigned b) {
   return static_cast<unsigned>((static_cast<uint64_t>(a) * b) >> 32);
 }
-// Each nibble of the selector picks a byte of the pair y:x (its sign bit replicates the byte's
-// sign).
-static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+namespace mie_emu {
+static inline unsigned permute_bytes(unsigned x, unsigned y, unsigned selector) {
   const uint64_t bytes = static_cast<uint64_t>(y) << 32 | x;
   unsigned result = 0;
   for (int i = 0; i < 4; ++i) {
@@ -101,6 +100,10 @@ static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
     result |= byte << (8 * i);
   }
   return result;
+}
+}  // namespace mie_emu
+static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+  return mie_emu::permute_bytes(x, y, selector & 0x7777u);  // as a GPU reads it
 }
 #define MIE_MIN_MAX(T)                                    \
   static inline T min(T a, T b) { return b < a ? b : a; } \

@@ -97,6 +97,13 @@ struct OnlineSoftmax {
   }
 };
 
+// The score of a head's sink: one more key, whose value is zero. It is -inf without sinks.
+template <typename T>
+__device__ __forceinline__ float sink_of(const T* sinks, int head) {
+  constexpr float LOG2_E = 1.44269504f;
+  return sinks == nullptr ? -MIE_INF : to_float(sinks[head]) * LOG2_E;
+}
+
 // The end of a decode. Each of a block's warps has attended to some of the tokens, for `group`
 // query heads. Their results are in shared memory (a warp's begin every `rows` rows) and are merged
 // here. If these were all tokens of the query, the output is written. Otherwise a normalised
@@ -106,10 +113,12 @@ struct OnlineSoftmax {
 //
 //   merged  [WARPS, rows, DH]   maxima, sums  [WARPS, rows]
 //   out     the first head's output; head g's partial result is row first_partial + g * stride
+//   sinks   [Hq] or null, of which first_head is that of row 0
 template <typename T, int DH, int WARPS>
 __device__ __forceinline__ void merge_warps(const float* merged, const float* maxima,
                                             const float* sums, int rows, int group, bool is_whole,
-                                            T* out, float* partial, float* partial_lse,
+                                            const T* sinks, int first_head, T* out,
+                                            float* partial, float* partial_lse,
                                             size_t first_partial, int stride) {
   for (int i = threadIdx.x; i < group * DH; i += 32 * WARPS) {
     const int g = i / DH, d = i % DH;
@@ -123,25 +132,26 @@ __device__ __forceinline__ void merge_warps(const float* merged, const float* ma
       sum += sums[row] * weight;
       weighted += merged[row * DH + d] * weight;
     }
-    const float result = sum != 0.0f ? weighted / sum : 0.0f;
     if (is_whole) {
-      out[i] = from_float<T>(result);
+      if (sum != 0.0f) sum += exp2f(sink_of(sinks, first_head + g) - top);
+      out[i] = from_float<T>(sum != 0.0f ? weighted / sum : 0.0f);
     } else {
       const size_t row = first_partial + (size_t)g * stride;
-      partial[row * DH + d] = result;
+      partial[row * DH + d] = sum != 0.0f ? weighted / sum : 0.0f;
       if (d == 0) partial_lse[row] = sum != 0.0f ? top + log2f(sum) : -MIE_INF;
     }
   }
 }
 
-// Merges the parts of `rows` heads: sum of partial * 2^lse / sum of 2^lse. The order is that of the
-// parts, whichever block calls. out(r) is the place of row r's result, and place(r, i) the row of
-// its part i in partial and partial_lse. A part without a key is zero with an lse of -inf, and every
+// Merges the parts of `rows` heads: sum of partial * 2^lse / (sum of 2^lse + 2^sink). The order is that of the
+// parts, whichever block calls. out(r) is the place of row r's result, sink(r) the score of its
+// sink, and place(r, i) the row of its part i in partial and partial_lse. A part without a key is zero with an lse of -inf, and every
 // row has a part with one. Dynamic shared memory takes rows * count floats. Every thread of the
 // block calls.
-template <typename T, int DH, typename Out, typename Place>
+template <typename T, int DH, typename Out, typename Sink, typename Place>
 __device__ __forceinline__ void merge_parts(const float* partial, const float* partial_lse,
-                                            int rows, int count, Out out, Place place) {
+                                            int rows, int count, Out out, Sink sink,
+                                            Place place) {
   float* weights = reinterpret_cast<float*>(mie_smem);  // [rows][count]
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int i = threadIdx.x; i < rows * count; i += blockDim.x)
@@ -151,23 +161,25 @@ __device__ __forceinline__ void merge_parts(const float* partial, const float* p
     float top = -MIE_INF;
     for (int i = lane; i < count; i += 32) top = fmaxf(top, weights[r * count + i]);
     top = warp_max(top);
+    float sum = 0.0f;
     for (int i = lane; i < count; i += 32)
-      weights[r * count + i] = exp2f(weights[r * count + i] - top);
+      sum += weights[r * count + i] = exp2f(weights[r * count + i] - top);
+    const float share = 1.0f / (warp_sum(sum) + exp2f(sink(r) - top));
+    for (int i = lane; i < count; i += 32) weights[r * count + i] *= share;
   }
   __syncthreads();
   for (int i = threadIdx.x; i < rows * DH / 4; i += blockDim.x) {
     const int r = i / (DH / 4), d = i % (DH / 4) * 4;
-    float sum = 0.0f, weighted[4] = {};
+    float weighted[4] = {};
 #pragma unroll 4
     for (int part = 0; part < count; ++part) {
       const float weight = weights[r * count + part];
       const float4 x =
           __ldcg(reinterpret_cast<const float4*>(partial + (size_t)place(r, part) * DH + d));
-      sum += weight;
       weighted[0] += weight * x.x, weighted[1] += weight * x.y;
       weighted[2] += weight * x.z, weighted[3] += weight * x.w;
     }
 #pragma unroll
-    for (int e = 0; e < 4; ++e) out(r)[d + e] = from_float<T>(weighted[e] / sum);
+    for (int e = 0; e < 4; ++e) out(r)[d + e] = from_float<T>(weighted[e]);
   }
 }

@@ -33,6 +33,7 @@ struct DecodeStep {
   const C* kv;
   const float* scales;
   const int *tables, *seq_lens, *cu_seqlens_q;
+  const T* sinks;
   T* out;
   float *partial, *partial_lse;
   int num_kv_heads, group, table_width, block_size;
@@ -313,7 +314,7 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
       if (g == 0) maxima[row] = top[h][e], sums[row] = sum[h][e];
     }
   __syncthreads();
-  merge_warps<T, DH, WARPS>(merged, maxima, sums, HEADS, group, is_whole,
-                            step.out + query_row * DH, step.partial, step.partial_lse,
+  merge_warps<T, DH, WARPS>(merged, maxima, sums, HEADS, group, is_whole, step.sinks,
+                            kv_head * group, step.out + query_row * DH, step.partial, step.partial_lse,
                             first_partial, stride);
 }

@@ -57,7 +57,7 @@ few_rows_linear(const T* __restrict__ x, const T* __restrict__ norm,
       });
 }
 
-// out [R, F] = silu(gate) * up, where the matrix [2 F, K] gives gate, then up (silu_mul.cu). Tiles
+// out [R, F] = silu(gate) * up, where the matrix [2 F, K] gives gate, then up (activation.cuh). Tiles
 // of gates and of their ups take turns. If the matrix is quantised, F is a multiple of 16.
 template <typename T, typename C, int SPAN, bool OFFSETS, int TILES, bool NORM, bool VECTOR>
 __global__ void __launch_bounds__(32 * MAX_WARPS, TILES == 4 ? 1 : 2)

@@ -22,3 +22,12 @@ __global__ void gather_rows(const T* __restrict__ table, const int* __restrict__
     for (int i = threadIdx.x; i < dim; i += blockDim.x) target[i] = source[i];
   }
 }
+
+// Multiplies embeddings x [count] by a number, in place.
+//
+// grid (ceil(count / block)), block (any)
+template <typename T>
+__global__ void scale_rows(T* __restrict__ x, int count, float scale) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < count) x[i] = from_float<T>(to_float(x[i]) * scale);
+}

@@ -205,6 +205,19 @@ __device__ __forceinline__ void e4m3x4_to_f16x2(unsigned& low, unsigned& high, u
 #define MIE_HAS_E4M3_CONVERSION 0
 #endif
 
+// ---- four bytes of the pair b:a, each picked by a nibble. A nibble's high bit repeats the sign of
+// its byte instead, which CUDA's own __byte_perm cannot.
+
+__device__ __forceinline__ unsigned permute_bytes(unsigned a, unsigned b, unsigned selector) {
+#ifdef MIE_EMULATE
+  return mie_emu::permute_bytes(a, b, selector);
+#else
+  unsigned d;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
+  return d;
+#endif
+}
+
 // ---- a * b + c of two pairs of f16, rounded once (exactly where the result is exact)
 
 __device__ __forceinline__ unsigned fma_f16x2(unsigned a, unsigned b, unsigned c) {

@@ -6,6 +6,7 @@
 //   scales       [N, 2, Hkv, B]        float  of a quantised cache; else null
 //   tables       [S, M]                int32  never read past a sequence's length
 //   seq_lens     [S], cu_seqlens_q [S + 1], sequences [grid.y]   int32
+//   sinks        [Hq]                  T      the score of one more key without value; or null
 //   partial      [grid.y, Hq, splits, Dh]  float   a split's own result, normalised
 //   partial_lse  [grid.y, Hq, splits]      float   log2 of its sum of weights
 //   arrived      [grid.y, Hkv]             int32   zeros: blocks that have written a partial result
@@ -29,7 +30,7 @@ __global__ void __launch_bounds__(32 * WARPS, 2)
 paged_decode(const T* __restrict__ q, const C* __restrict__ kv, const float* __restrict__ scales,
              const int* __restrict__ tables, const int* __restrict__ seq_lens,
              const int* __restrict__ cu_seqlens_q, const int* __restrict__ sequences,
-             T* __restrict__ out, float* __restrict__ partial, float* __restrict__ partial_lse,
+             const T* __restrict__ sinks, T* __restrict__ out, float* __restrict__ partial, float* __restrict__ partial_lse,
              int* __restrict__ arrived, int table_width, int block_size, int split_tokens, int max_splits, int window,
              float scale) {
   static_assert(DH % 8 == 0 && DH <= 256, "a lane holds 8 elements of a head");
@@ -101,6 +102,7 @@ paged_decode(const T* __restrict__ q, const C* __restrict__ kv, const float* __r
   const size_t first_partial =
       ((size_t)blockIdx.y * num_heads + first_head) * num_splits + blockIdx.z;
   merge_warps<T, DH, WARPS>(merged, maxima, sums, GROUP, GROUP, split.count <= 1,
-                            out + query_row * DH, partial, partial_lse, first_partial, num_splits);
-  finish_splits<T, DH>(partial, partial_lse, arrived, out + query_row * DH, GROUP, split.count);
+                            sinks, first_head, out + query_row * DH, partial, partial_lse, first_partial, num_splits);
+  finish_splits<T, DH>(partial, partial_lse, arrived, sinks, out + query_row * DH, GROUP,
+                       split.count);
 }

@@ -63,13 +63,13 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
 paged_decode_stream(const T* __restrict__ q, const C* __restrict__ kv,
                     const float* __restrict__ scales, const int* __restrict__ tables,
                     const int* __restrict__ seq_lens, const int* __restrict__ cu_seqlens_q,
-                    const int* __restrict__ sequences, const int* __restrict__ tiles,
-                    T* __restrict__ out, float* __restrict__ partial,
+                    const int* __restrict__ sequences, const T* __restrict__ sinks,
+                    const int* __restrict__ tiles, T* __restrict__ out, float* __restrict__ partial,
                     float* __restrict__ partial_lse, int* __restrict__ arrived, int num_sequences,
                     int num_kv_heads, int group, int table_width, int block_size, int window, float scale) {
   constexpr int TILE = 16 * WARPS, HEADS = 8 * HEAD_TILES;
   const DecodeStep<T, C> step = {q,            kv,    scales,      tables,     seq_lens,
-                                 cu_seqlens_q, out,   partial,     partial_lse,
+                                 cu_seqlens_q, sinks, out,         partial,    partial_lse,
                                  num_kv_heads, group, table_width, block_size, scale};
   const int num_units = tiles[num_sequences] * num_kv_heads;
   const int num_blocks = working_blocks(num_units, gridDim.x);
@@ -105,6 +105,7 @@ paged_decode_stream(const T* __restrict__ q, const C* __restrict__ kv,
         const size_t row = (size_t)cu_seqlens_q[sequence] * num_kv_heads + kv_head;
         merge_parts<T, DH>(partial, partial_lse, group, last - first + 1,
                            [&](int g) { return out + (row * group + g) * DH; },
+                           [&](int g) { return sink_of(sinks, kv_head * group + g); },
                            [&](int g, int i) {
                              return (i == 0 ? first_slot : 2 * (first + i)) * HEADS + g;
                            });

@@ -5,6 +5,7 @@
 //   kv         [N, 2, Hkv, B, Dh]   C      one layer of the cache: T, int8 or e4m3
 //   scales     [N, 2, Hkv, B]       float  of a quantised cache; else null
 //   tables     [S, M]               int32  never read past a sequence's length
+//   sinks      [Hq]                T      the score of one more key without value; or null
 //   seq_lens   [S], cu_seqlens_q [S + 1], sequences [grid.y]   int32
 //
 // grid (ceil(most queries * G / ROWS), sequences, Hkv), block (32 * WARPS). The schedule is that of
@@ -34,7 +35,7 @@ __global__ void __launch_bounds__(128, 4)
 paged_prefill(const T* __restrict__ q, const C* __restrict__ kv, const float* __restrict__ scales,
               const int* __restrict__ tables, const int* __restrict__ seq_lens,
               const int* __restrict__ cu_seqlens_q, const int* __restrict__ sequences,
-              T* __restrict__ out, int group, int table_width, int block_size, int window,
+              const T* __restrict__ sinks, T* __restrict__ out, int group, int table_width, int block_size, int window,
               float scale) {
   using Number = typename Shared<T, C>::Number;
   constexpr int WARPS = 4, ROWS = 16, OWN = ROWS / WARPS, TILE = 32;
@@ -127,10 +128,12 @@ paged_prefill(const T* __restrict__ q, const C* __restrict__ kv, const float* __
   for (int r = 0; r < OWN; ++r) {
     const int row = first_row + warp * OWN + r;
     if (row >= num_rows) continue;
+    const float sink = sink_of(sinks, kv_head * group + row % group);
+    const float total = sum[r] + exp2f(sink - top[r]);
 #pragma unroll
     for (int c = 0; c < COLUMNS; ++c) {
       const int d = c * 32 + lane;
-      if (d < DH) out[element(row) + d] = from_float<T>(acc[r][c] / sum[r]);
+      if (d < DH) out[element(row) + d] = from_float<T>(acc[r][c] / total);
     }
   }
 }

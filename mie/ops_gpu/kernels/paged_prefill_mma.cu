@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(128, DH == 64 ? 3 : 1)
 paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
                   const float* __restrict__ scales, const int* __restrict__ tables,
                   const int* __restrict__ seq_lens, const int* __restrict__ cu_seqlens_q,
-                  const int* __restrict__ sequences, T* __restrict__ out,
+                  const int* __restrict__ sequences, const T* __restrict__ sinks, T* __restrict__ out,
                   float* __restrict__ partial, float* __restrict__ partial_lse,
                   int* __restrict__ arrived, int group, int table_width, int block_size, int window,
                   int split_tokens, int max_splits, float scale) {
@@ -312,6 +312,7 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
 
   const bool is_whole = kept.num_splits == 1;
   const unsigned grid_row = blockIdx.z * gridDim.y + blockIdx.y;
+  auto sink = [&](int row) { return sink_of(sinks, kv_head * group + row % group); };
   auto result = [&](int row) {  // the place of a row's output
     const size_t token = kept.first_token + row / group;
     return out + (token * num_heads + kv_head * group + row % group) * DH;
@@ -324,6 +325,7 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
     if (row >= kept.row_end) continue;
     T* to = result(row);
     const size_t part = (size_t)(grid_row * gridDim.x + blockIdx.x) * ROWS + tile_row;
+    if (is_whole) sum[r] += exp2f(sink(row) - top[r] * score_scale[r]);
     // A row may see no key of a split, but it sees one of all keys.
     const bool is_empty = !is_whole && sum[r] == 0.0f;
     const float by = is_empty ? 0.0f : (QUANTIZED ? unit[r] / WEIGHT_POWER : 1.0f) / sum[r];
@@ -352,6 +354,7 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
   merge_parts<T, DH>(
       partial, partial_lse, kept.row_end - kept.first_row, kept.num_splits,
       [&](int r) { return result(kept.first_row + r); },
+      [&](int r) { return sink(kept.first_row + r); },
       [&](int r, int split) {
         const unsigned block = split * kept.num_tiles + kept.row_tile;
         return (size_t)(grid_row * gridDim.x + block) * ROWS + r;

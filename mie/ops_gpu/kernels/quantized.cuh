@@ -121,7 +121,7 @@ __device__ __forceinline__ unsigned spread(unsigned four, unsigned fill) {
 // The same, with the byte's sign in all bits above it.
 template <int I, int J>
 __device__ __forceinline__ unsigned spread_signed(unsigned four) {
-  return __byte_perm(four, 0u, I | (8 | I) << 4 | J << 8 | (8 | J) << 12);
+  return permute_bytes(four, 0u, I | (8 | I) << 4 | J << 8 | (8 | J) << 12);
 }
 
 template <>

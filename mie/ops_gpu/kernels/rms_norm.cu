@@ -18,22 +18,25 @@ __device__ __forceinline__ float block_sum(float value) {
   return warp_sum(value);
 }
 
-//   x, y    [R, D] T
-//   weight  [D]    T
+//   x, y      [R, stride] T    of which D columns are normalised; y may be x
+//   weight    [D]         T
+//   residual  [R, stride] T    added to the result; or null
 // grid (R), block (a multiple of 32)
 template <typename T>
-__global__ void rms_norm(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y,
-                         int dim, float eps) {
-  const T* row = x + (size_t)blockIdx.x * dim;
+__global__ void rms_norm(const T* x, const T* __restrict__ weight, const T* __restrict__ residual,
+                         T* y, int dim, int stride, float eps) {
+  const size_t first = (size_t)blockIdx.x * stride;
+  const T* row = x + first;
   float squares = 0.0f;
   for (int i = threadIdx.x; i < dim; i += blockDim.x) {
     const float value = to_float(row[i]);
     squares += value * value;
   }
   const float scale = 1.0f / sqrtf(block_sum(squares) / dim + eps);
-  T* out = y + (size_t)blockIdx.x * dim;
-  for (int i = threadIdx.x; i < dim; i += blockDim.x)  // the second read comes from the L1 cache
-    out[i] = from_float<T>(to_float(row[i]) * scale * to_float(weight[i]));
+  for (int i = threadIdx.x; i < dim; i += blockDim.x) {  // the second read comes from the L1 cache
+    const float value = to_float(row[i]) * scale * to_float(weight[i]);
+    y[first + i] = from_float<T>(residual == nullptr ? value : value + to_float(residual[first + i]));
+  }
 }
 
 // Normalises single heads in place (Qwen3): heads first ... first + count - 1 of every token.

@@ -32,10 +32,12 @@ __device__ __forceinline__ Split split_of_decode(int length, int window, int spl
 // last of them merges their partial results, [sequences, Hq, splits, DH].
 template <typename T, int DH>
 __device__ __forceinline__ void finish_splits(const float* partial, const float* partial_lse,
-                                              int* arrived, T* out, int group, int count) {
+                                              int* arrived, const T* sinks, T* out, int group,
+                                              int count) {
   if (count <= 1) return;  // the output is written already
   const int pair = blockIdx.y * gridDim.x + blockIdx.x, num_splits = gridDim.z;
   if (!is_last_to_arrive(arrived + pair, count)) return;
   merge_parts<T, DH>(partial, partial_lse, group, count, [&](int g) { return out + g * DH; },
+                     [&](int g) { return sink_of(sinks, blockIdx.x * group + g); },
                      [&](int g, int split) { return (pair * group + g) * num_splits + split; });
 }

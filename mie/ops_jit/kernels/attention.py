@@ -7,8 +7,6 @@ multiples of their size. So a query's result depends on its position only, not o
 cut or which thread computed it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -5,8 +5,6 @@ the step's header, the index of the tile of work to do, and memory of the callin
 `mie.ops_jit.layout` numbers the header's words.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -36,14 +34,7 @@ from mie.ops_jit.kernels.vectors import (
     word,
     words,
 )
-from mie.ops_jit.layout import (
-    K_BLOCK,
-    LOGITS_ROWS,
-    POSITIONS,
-    ROW_TILE,
-    SLOTS,
-    TOKEN_IDS,
-)
+from mie.ops_jit.layout import K_BLOCK, LOGITS_ROWS, POSITIONS, ROW_TILE, SLOTS, TOKEN_IDS
 
 ONE = np.float32(1)
 STEEPNESS, LIMIT = np.float32(CLAMP_SLOPE), np.float32(CLAMP_LIMIT)

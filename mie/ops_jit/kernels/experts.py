@@ -3,8 +3,6 @@
 The products of experts are those of `linear`, over the rows of one expert at a time.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from mie.ops_jit.kernels.vectors import (
@@ -23,13 +21,7 @@ from mie.ops_jit.kernels.vectors import (
     word,
     words,
 )
-from mie.ops_jit.layout import (
-    BLOCK_ROWS,
-    EXPERT_ITEM_WORDS,
-    NUM_EXPERT_ITEMS,
-    PAIR_WORDS,
-    ROW_TILE,
-)
+from mie.ops_jit.layout import BLOCK_ROWS, EXPERT_ITEM_WORDS, NUM_EXPERT_ITEMS, PAIR_WORDS, ROW_TILE
 
 HIDDEN = np.float32(-np.inf)
 

@@ -3,8 +3,6 @@
 A tile of work is a group of four panels and a block of rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from mie.ops_jit.kernels.elementwise import gated
@@ -19,14 +17,7 @@ from mie.ops_jit.kernels.vectors import (
     word,
     words,
 )
-from mie.ops_jit.layout import (
-    BLOCK_ROWS,
-    EXPERT_ITEM_WORDS,
-    FEW_ROWS,
-    K_BLOCK,
-    PANELS,
-    SUMS_BYTES,
-)
+from mie.ops_jit.layout import BLOCK_ROWS, EXPERT_ITEM_WORDS, FEW_ROWS, K_BLOCK, PANELS, SUMS_BYTES
 
 AHEAD = 4096
 """Bytes from the weights in use to those that are prefetched."""

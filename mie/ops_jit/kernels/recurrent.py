@@ -4,8 +4,6 @@ A tile runs over the tokens of its sequence in order, whether there is one or a 
 So a token's result depends on the tokens before it only, not on chunks, batches or threads.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

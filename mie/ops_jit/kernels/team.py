@@ -11,8 +11,6 @@ Between runs a worker spins for a while and then sleeps on its semaphore. The te
 addresses of POSIX's sem_wait and sem_post.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from llvmlite import ir

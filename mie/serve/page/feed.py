@@ -118,7 +118,8 @@ class Feed:
         self._engine = engine
         self._name = name
         self._pages: set[Page] = set()
-        self._run_id = secrets.token_hex(4)
+        self.run_id = secrets.token_hex(4)
+        """Tells this run of the server from others at the same address."""
         self._number = 0  # the last event's
         self._recent: deque[tuple[int, bytes]] = deque()
         self.child: Child | None = None
@@ -167,7 +168,7 @@ class Feed:
     def _since(self, last_event_id: str | None) -> bytes | None:
         """Return the events after one that a page has seen, or None if they are not here."""
         run_id, _, number = (last_event_id or "").partition(".")
-        if run_id != self._run_id or not (number.isascii() and number.isdecimal()):
+        if run_id != self.run_id or not (number.isascii() and number.isdecimal()):
             return None
         seen = int(number[:20])
         if not self._number - len(self._recent) <= seen <= self._number:
@@ -318,7 +319,7 @@ class Feed:
                 )
             last = look.segments[-1]
             log = (last.after, last.snapshot, last.steps)
-            head = child.call("begin", *log, self._name, self._run_id)
+            head = child.call("begin", *log, self._name, self.run_id)
         step, lines = child.call("follow", look.steps, look.rest, look.counts)
         key = child.call("key") if needs_key or head is not None else b""
         if head is not None:  # pages that were open begin again
@@ -343,7 +344,7 @@ class Feed:
 
     def _numbered(self, line: Line) -> bytes:
         """Return a record as the event that has the last number."""
-        return f"id: {self._run_id}.{self._number}\n".encode() + _event(*line)
+        return f"id: {self.run_id}.{self._number}\n".encode() + _event(*line)
 
 
 def _event(kind: str, record: bytes) -> bytes:

@@ -1,6 +1,5 @@
 """The routes of the page: its files, its data, and logging in."""
 
-import gzip
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -11,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mie.async_llm import AsyncLLM
-from mie.errors import TraceError, shown
+from mie.errors import RequestError, TraceError, shown
 from mie.events import Segment
 from mie.events.page.assets import RECORDED_RUNS, Asset, assets
 from mie.events.page.cells import NodeText, encode, key_record, seq_from
@@ -32,6 +31,7 @@ from mie.serve.page.access import (
 from mie.serve.page.feed import Feed
 from mie.serve.page.processes import Worker, converted
 from mie.serve.serving import Serving
+from mie.structured.descriptions import library
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
@@ -75,6 +75,7 @@ class PageRoutes:
         """Return the routes."""
         return [
             Route("/", self._index),
+            Route("/story.html", self._story),
             Route("/mie/page/{path:path}", self._asset),
             Route("/mie/login", self._login, methods=["POST"]),
             Route("/mie/logout", self._logout, methods=["POST"]),
@@ -84,7 +85,6 @@ class PageRoutes:
             Route("/mie/state", self._state),
             Route("/mie/text", self._text),
             Route("/mie/why", self._why),
-            Route("/mie/runs/{name}", self._run),
             Route("/mie/trace", self._trace, methods=["POST"]),
         ]
 
@@ -102,6 +102,9 @@ class PageRoutes:
 
     async def _index(self, request: Request) -> Response:
         return _file(request, self._assets["index.html"])
+
+    async def _story(self, request: Request) -> Response:
+        return _file(request, self._assets["story.html"])
 
     async def _asset(self, request: Request) -> Response:
         found = self._assets.get(request.path_params["path"])
@@ -153,6 +156,9 @@ class PageRoutes:
                 "model": serving.names[0],
                 "client": request.scope.get("mie.client"),
                 "has_keys": has_keys(self._config),
+                "demo": self._config.demo,
+                "has_structured": _has_structured(),
+                "has_chat": serving.has_chat_template,
                 "may_read_text": may_read_text(self._config, request.scope),
                 "runs": [{"name": each.name, "title": each.title} for each in RECORDED_RUNS],
                 "limits": limits,
@@ -165,7 +171,7 @@ class PageRoutes:
         return EventStream(events, headers=DATA_HEADERS)
 
     async def _history(self, request: Request) -> Response:
-        check_may_see(request)
+        self._check_may_ask(request)
         until = _number(request, "until")
         segments = await self._segments()
 
@@ -185,7 +191,7 @@ class PageRoutes:
         return Response(content, headers=DATA_HEADERS, media_type=NDJSON)
 
     async def _state(self, request: Request) -> Response:
-        check_may_see(request)
+        self._check_may_ask(request)
         text = NodeText(shows_tokens=False)
         if "step" not in request.query_params:
             return _json(await self.feed.key())
@@ -193,7 +199,7 @@ class PageRoutes:
         return _json(await self._worker.call(lambda: encode(key_record(state, text))))
 
     async def _text(self, request: Request) -> Response:
-        check_may_see(request)
+        self._check_may_ask(request)
         if not may_read_text(self._config, request.scope):
             raise ApiError(
                 403,
@@ -224,7 +230,7 @@ class PageRoutes:
         return _json({"step": step, "blocks": found})
 
     async def _why(self, request: Request) -> Response:
-        check_may_see(request)
+        self._check_may_ask(request)
         name = request.query_params.get("seq", "")
         seq = seq_from(name)
         if seq is None:
@@ -234,16 +240,6 @@ class PageRoutes:
             sentence = "It does not wait: it runs, or has ended."
             return _json({"seq": name, "because": None, "sentence": sentence})
         return _json({"seq": name, **vars(wait), "sentence": wait.sentence})
-
-    async def _run(self, request: Request) -> Response:
-        check_may_see(request)
-        for run in RECORDED_RUNS:
-            if run.name == request.path_params["name"]:
-                return Response(
-                    gzip.decompress(run.compressed()), headers=DATA_HEADERS, media_type=NDJSON
-                )
-        name = shown(request.path_params["name"])
-        raise ApiError(404, f"there is no recorded run {name}")
 
     async def _trace(self, request: Request) -> Response:
         check_may_see(request)
@@ -259,6 +255,17 @@ class PageRoutes:
         return Response(records, headers=DATA_HEADERS, media_type=NDJSON)
 
     # Parts of the above.
+
+    def _check_may_ask(self, request: Request) -> None:
+        """Raise the error of a client that may not see the page, or asks about another server."""
+        check_may_see(request)
+        server = request.query_params.get("server", self.feed.run_id)
+        if server != self.feed.run_id:
+            raise ApiError(
+                404,
+                f"this is server {self.feed.run_id}, not {shown(server)}, which has ended",
+                code="other_server",
+            )
 
     async def _segments(self) -> Sequence[Segment]:
         look = await self._engine.look()
@@ -283,6 +290,15 @@ def _past(segments: Sequence[Segment], until: int) -> list[Segment]:
         if sum(len(each.steps) for each in found) >= HISTORY_STEPS:
             break
     return found
+
+
+def _has_structured() -> bool:
+    """Return whether the extra ``structured`` is installed."""
+    try:
+        library()
+    except RequestError:
+        return False
+    return True
 
 
 def _file(request: Request, asset: Asset) -> Response:

@@ -1,7 +1,5 @@
 """Compare static and continuous batching."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any

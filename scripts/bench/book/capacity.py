@@ -1,7 +1,5 @@
 """Count how many sequences fit a KV cache, paged or reserved for the longest context."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import count
 from typing import Any
@@ -99,10 +97,7 @@ def facts(result: Result) -> dict[str, str]:
         "mean_length": f"{lognormal['mean_length']:.0f}",
         **{f"waste_{size}": waste[size] for size in (4, 16, 64)},
         "contexts": rows(
-            (
-                f"{row['max_model_len']:,}",
-                *(str(row[kind]["num_sequences"]) for kind in KINDS),
-            )
+            (f"{row['max_model_len']:,}", *(str(row[kind]["num_sequences"]) for kind in KINDS))
             for row in result["contexts"]
         ),
     }

@@ -1,7 +1,5 @@
 """Define a chapter of the book, and the helpers of all chapters."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 

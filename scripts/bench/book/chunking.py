@@ -1,20 +1,9 @@
 """Measure how long running requests wait for a token while a long prompt is computed."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 
-from bench.book.chapter import (
-    DEVICE,
-    MODEL,
-    Result,
-    Scale,
-    device_costs,
-    rows,
-    simulate,
-    times,
-)
+from bench.book.chapter import DEVICE, MODEL, Result, Scale, device_costs, rows, simulate, times
 from mie.sim.costs import MILLISECOND
 from mie.sim.draws import Fixed, Uniform
 from mie.sim.loads import interference

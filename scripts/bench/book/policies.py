@@ -1,7 +1,5 @@
 """Compare policies when more requests arrive than can be served at once."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType

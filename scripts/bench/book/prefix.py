@@ -1,20 +1,9 @@
 """Measure prefix sharing, where a system prompt is computed once and stored once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bench.book import published
-from bench.book.chapter import (
-    DEVICE,
-    MODEL,
-    Result,
-    Scale,
-    device_costs,
-    percent,
-    rows,
-    simulate,
-)
+from bench.book.chapter import DEVICE, MODEL, Result, Scale, device_costs, percent, rows, simulate
 from mie.sim.costs import MILLISECOND, Costs
 from mie.sim.draws import Fixed, Uniform
 from mie.sim.loads import chats, independent
@@ -41,19 +30,13 @@ def run(scale: Scale) -> Result:
             {
                 "max_cached_blocks": budget,
                 **_numbers(
-                    published.COSTS,
-                    lone,
-                    max_num_seqs=4,
-                    num_blocks=1200,
-                    max_cached_blocks=budget,
+                    published.COSTS, lone, max_num_seqs=4, num_blocks=1200, max_cached_blocks=budget
                 ),
             }
             for budget in BUDGETS
         ],
         "chats": _with_and_without(
-            device_costs(),
-            chats(num_chats=48 if is_full else 4, request_rate=0.5),
-            num_blocks=2600,
+            device_costs(), chats(num_chats=48 if is_full else 4, request_rate=0.5), num_blocks=2600
         ),
     }
 

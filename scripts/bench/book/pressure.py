@@ -1,7 +1,5 @@
 """Measure memory pressure: the cost of a small pool, and the gain of guards against thrashing."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -69,10 +67,7 @@ def run(scale: Scale) -> Result:
             for admit in (True, False)
         ],
         "modes": [
-            {
-                "share": share,
-                **{mode: _costs_of(load, int(share * peak), mode) for mode in MODES},
-            }
+            {"share": share, **{mode: _costs_of(load, int(share * peak), mode) for mode in MODES}}
             for share in (SWAP_SHARES if is_full else SWAP_SHARES[::3])
         ],
     }

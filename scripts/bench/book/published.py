@@ -6,8 +6,6 @@ logarithm. So the lengths are cut to whole tokens and the arrivals to whole micr
 tests/unit/test_book_loads.py has their digests.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ same on every machine. Without a name every chapter runs, in a few minutes. With
 chapter writes NAME.json there, and README.md is written again from all results in that directory.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Measure attention: compare with the NumPy operator first, then time."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import asdict

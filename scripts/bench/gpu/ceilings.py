@@ -1,7 +1,5 @@
 """Measure the device's ceilings: copy, read and multiply."""
 
-from __future__ import annotations
-
 import statistics
 from typing import Any
 

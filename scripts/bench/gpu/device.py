@@ -1,7 +1,5 @@
 """Define the device: a CUDA device, or the emulator with an arbitrary clock."""
 
-from __future__ import annotations
-
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -60,14 +58,13 @@ class CupyDevice:
         free = int(self.xp.cuda.runtime.memGetInfo()[0])
         self.buffer_bytes = min(8 << 30, free // 4 >> 20 << 20)
         self._stream = self.xp.cuda.Stream()
-        self._stream.use()
 
     def backend(self, dtype: str, kv_cache_dtype: str) -> CupyBackend:
         return load_cupy_backend(dtype, kv_cache_dtype=kv_cache_dtype)
 
     def samples(self, calls: Sequence[Call], count: int) -> Samples:
         pool = self.xp.cuda.MemoryPool()  # the memory of a graph's results must stay its own
-        with self.xp.cuda.using_allocator(pool.malloc):
+        with self._stream, self.xp.cuda.using_allocator(pool.malloc):
             run_all(calls)
             self._stream.synchronize()
             launch, method = self._captured(calls)
@@ -76,10 +73,11 @@ class CupyDevice:
         return Samples(method=method, values=values)
 
     def eager_us(self, calls: Sequence[Call]) -> float:
-        run_all(calls)
-        return statistics.median(
-            self._time(lambda: run_all(calls)) / len(calls) for _ in range(SAMPLES)
-        )
+        with self._stream:
+            run_all(calls)
+            return statistics.median(
+                self._time(lambda: run_all(calls)) / len(calls) for _ in range(SAMPLES)
+            )
 
     def _captured(self, calls: Sequence[Call]) -> tuple[Call, str]:
         """Return a launch of the graph of all calls, or of the calls, and which it is."""

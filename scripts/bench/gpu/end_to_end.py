@@ -22,8 +22,16 @@ from mie.checkpoint.config import ModelConfig
 MODEL, DRY_MODEL = "TinyLlama-1.1B", "toy"
 PROMPT_LENGTH = 16
 EAGER = {"enforce_eager": True, "async_scheduling": False}
-ENGINES = {"mie": {}, "mie eager": EAGER, "transformers": {}}
+INT4 = {"quantization": "int4"}
+ENGINES: dict[str, dict[str, Any]] = {
+    "mie": {},
+    "mie int4": INT4,
+    "mie eager": EAGER,
+    "transformers": {},
+}
 """Engine names, and settings of mie. transformers runs the requests as one static batch."""
+WEIGHT_SIZES = {"mie int4": (4.5 / 8, 8.5 / 8)}
+"""Bytes of a quantised weight and its share of a 16-bit scale: of the layers, and of the head."""
 WORKLOADS, DRY_WORKLOADS = ((1, 150), (64, 150)), ((2, 3),)
 """Requests that arrive at once, and the new tokens of each."""
 
@@ -61,7 +69,7 @@ def _measure(
 ) -> None:
     workloads = DRY_WORKLOADS if report.is_dry_run else WORKLOADS
     most, length = (max(each) for each in zip(*workloads, strict=True))
-    settings = {
+    settings: dict[str, Any] = {
         "backend": "cupy-emulated" if report.is_dry_run else "cupy",
         "dtype": "float16",
         "num_blocks": ceil_div(PROMPT_LENGTH + length, BLOCK_SIZE) * most * 2,
@@ -83,7 +91,8 @@ def _measure(
                 size = (num_requests, PROMPT_LENGTH)
                 prompts = random_prompts(config.vocab_size, *size, seed)
                 found = child.generate(prompts, num_tokens)
-            row = row_of(config, num_requests, num_tokens, found, report.ceilings)
+            sizes = WEIGHT_SIZES.get(engine)
+            row = row_of(config, num_requests, num_tokens, found, report.ceilings, sizes)
             report.end_to_end.append({"model": model, "engine": engine, **row})
             print(f"end to end, {engine}: {row}", flush=True)
             report.save()
@@ -95,15 +104,17 @@ def row_of(
     num_tokens: int,
     found: Mapping[str, Any],
     ceilings: Mapping[str, float],
+    weight_sizes: tuple[float, float] | None = None,
 ) -> dict[str, Any]:
     """Return tokens per second of a workload, and of its decode steps.
 
-    The floor of a step is the time of its bytes at the higher of the two ceilings: the 16-bit
+    The floor of a step is the time of its bytes at the higher of the two ceilings: the
     weights, and the cache of all requests in the middle of their answers.
     """
     steps = [later - sooner for sooner, later in pairwise(found["times"][0])]
     step_ms = 1000 * statistics.median(steps)
-    num_bytes = decode_bytes(config, num_requests, PROMPT_LENGTH + num_tokens / 2, 2)
+    context = PROMPT_LENGTH + num_tokens / 2
+    num_bytes = decode_bytes(config, num_requests, context, 2, weight_sizes)
     floor_ms = 1e-6 * num_bytes / max(ceilings["copy_gb_per_s"], ceilings["read_gb_per_s"])
     return {
         "num_requests": num_requests,

@@ -1,7 +1,5 @@
 """Make queries and caches on the device, run mie's attention over them, and check it."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from dataclasses import dataclass

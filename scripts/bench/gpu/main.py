@@ -9,8 +9,6 @@ Where CuPy cannot capture a graph, the calls are launched one by one. Each engin
 part has its own process. A row that does not run says why. Results are written after every row.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import sys

@@ -1,7 +1,5 @@
 """Make random numbers on a device, and compute how far results are off."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

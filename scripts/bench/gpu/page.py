@@ -1,7 +1,5 @@
 """Write the results as Markdown: tables and missing rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

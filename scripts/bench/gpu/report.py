@@ -1,7 +1,5 @@
 """Collect the results in two files, which are written after every row."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path

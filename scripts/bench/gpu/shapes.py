@@ -1,7 +1,5 @@
 """Define the measured shapes of attention, with their batches and floors."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

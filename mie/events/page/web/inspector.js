@@ -3,7 +3,7 @@
 import { $, chip, count, el, facts, percent, some } from "./dom.js";
 import { describe } from "./lanes.js";
 import { colour, numberOf } from "./paint.js";
-import { askJson } from "./source.js";
+import { askOf } from "./source.js";
 import { KINDS } from "./state.js";
 import { change, nameOf, redraw, seek, select, shown, store } from "./store.js";
 import { shape } from "./tree.js";
@@ -107,7 +107,7 @@ export class Inspector {
       el("strong", {}, `Why does ${nameOf(seq.name)} wait?`),
       el("p", {}, asked?.sentence ?? guess),
       asked?.blocks_needed === undefined ? null : facts([
-        ["place", `${asked.position + 1} of ${waits.length}`],
+        ["place in the queue", count(asked.position + 1)],
         ["blocks", `needs ${asked.blocks_needed}; ${asked.blocks_free} free, ${asked.blocks_evictable} evictable, ${asked.blocks_spare} spare`],
         ["seats", `${asked.seats_free} of ${asked.seats} free`],
         ["budget", `${asked.budget} tokens a step; ${asked.budget_decodes} decodes, ${asked.budget_prefills} prefill`],
@@ -121,7 +121,7 @@ export class Inspector {
     this.asking = true;
     this.askedAt = now;
     try {
-      this.why = await askJson(`mie/why?seq=${encodeURIComponent(name)}`);
+      this.why = await (await askOf(store.run, "mie/why", { seq: name })).json();
       redraw("inspector");
     } catch {
       this.why = null; // it ended meanwhile

@@ -6,34 +6,86 @@ import { fillAbout } from "./about.js";
 import { Inspector } from "./inspector.js";
 import { describe } from "./lanes.js";
 import { MemoryMap } from "./map.js";
-import { ink, readTheme } from "./paint.js";
+import { link, parsed } from "./links.js";
 import { Playground } from "./play.js";
 import { Player } from "./player.js";
-import { ask, askJson, embedded, Live, opened, post, recorded, parse, unpacked } from "./source.js";
+import { askJson, embedded, fetched, Live, opened, parse, post, recorded, unpacked } from "./source.js";
 import { change, frames, redraw, seek, select, shown, store, view } from "./store.js";
 import { Tables } from "./tables.js";
 import { Texts } from "./texts.js";
+import { startTheme, switchTheme } from "./theme.js";
 import { Timeline } from "./timeline.js";
 import { PrefixTree } from "./tree.js";
 
 const LIVE_STEPS = 160; // steps that the timeline of a live run shows at first
 
-const page = { config: null, runs: [], live: null, texts: null, truth: null };
+const LINK_EVERY = 400; // milliseconds between two changes of the address
+
+const page = { config: null, runs: [], live: null, texts: null, truth: null, wanted: null };
 
 function notice(text) {
   $("notice").textContent = text;
   $("notice").hidden = !text;
 }
 
-/** Show a run at its last step. */
+/** Show a live run at its last step, and a recorded one at the step with most to see. */
 function show(run) {
   const { isLive, last } = run;
-  change({ run, step: last, follows: isLive, plays: false, selected: null, window: isLive ? { size: LIVE_STEPS, end: last } : null });
+  change({ run, step: isLive ? last : run.telling(), follows: isLive, plays: false, selected: null, window: isLive ? { size: LIVE_STEPS, end: last } : null });
   document.title = `mie: ${isLive ? "the pages of the KV cache" : run.title}`;
   notice("");
   document.documentElement.dataset.mode = isLive ? "live" : "file";
   $("play").hidden = !isLive;
   drawTruth(isLive ? page.truth : null);
+  reach();
+}
+
+// Links.
+
+const nameOfLive = (run) => `live-${run.head.server}`;
+
+/** Go to what the address names, as soon as that is there. */
+async function follow() {
+  page.wanted = parsed(location.hash);
+  if (!page.wanted) return;
+  const { name } = page.wanted;
+  const value = name.startsWith("live") && page.config ? "live" : name;
+  if (![...$("source").options].some((option) => option.value === value)) return miss(`This page has no run ${name}.`);
+  $("source").value = value;
+  await choose(value);
+}
+
+function miss(text) {
+  page.wanted = null;
+  notice(text);
+}
+
+function reach() {
+  const { wanted } = page;
+  const { run } = store;
+  if (!wanted || !run || $("source").value !== (run.isLive ? "live" : wanted.name)) return;
+  if (run.isLive && !["live", nameOfLive(run)].includes(wanted.name)) return miss("The link leads to a server that has ended.");
+  const { selected } = wanted;
+  const lane = selected?.kind === "request" ? [...run.lanes.all.values()].find((each) => each.requestId === selected.id) : null;
+  const step = lane ? Math.max(lane.born, run.first) : wanted.step;
+  const isThere = selected?.kind === "request" ? lane : step === null || step >= run.first;
+  if (!isThere && run.isLive && (page.live.numFilling || !run.isFilled)) return;
+  page.wanted = null;
+  if (!isThere) return notice("No log has the moment of this link any more.");
+  if (step !== null) seek(step);
+  change({ selected: lane ? { kind: "seq", id: lane.name } : selected });
+}
+
+/** Let the address name what is shown, and nothing while the newest step is followed. */
+function writeLink() {
+  if (page.wanted || page.linkTimer) return;
+  page.linkTimer = setTimeout(() => {
+    page.linkTimer = 0;
+    const { run, step, follows, selected } = store;
+    const name = run.isLive ? nameOfLive(run) : $("source").value;
+    const hash = follows ? "" : link(name, step, selected);
+    if (location.hash !== hash) history.replaceState(null, "", hash || location.pathname + location.search);
+  }, LINK_EVERY);
 }
 
 // Sources.
@@ -48,8 +100,9 @@ function openLive() {
     },
     change: () => {
       if (store.run !== page.live.run) return;
+      reach();
       if (store.follows) change({ step: store.run.last });
-      else redraw("control", "timeline");
+      else redraw("control", "timeline", "welcome");
     },
     truth: (record) => {
       page.truth = { step: record.step, wrong: differences(page.live.run, record), size: Object.keys(record.server).length };
@@ -76,7 +129,7 @@ async function choose(value) {
       return;
     }
     const entry = page.runs.find((run) => run.name === value);
-    entry.run ??= entry.gzip ? await unpacked(entry) : recorded(parse(await (await ask(`mie/runs/${entry.name}`)).text()), entry.title);
+    entry.run ??= await (entry.gzip ? unpacked : fetched)(entry);
     show(entry.run);
   } catch (error) {
     notice(error.message);
@@ -86,7 +139,7 @@ async function choose(value) {
 async function openFile(file) {
   if (!file) return;
   try {
-    const run = await opened(file, Boolean(page.config));
+    const run = await opened(file, page.config?.mode === "live");
     const name = `file ${page.runs.length}`;
     page.runs.push({ name, title: file.name, run });
     $("source").append(el("option", { value: name }, file.name));
@@ -101,7 +154,7 @@ async function openFile(file) {
 
 async function start() {
   const inside = embedded();
-  page.runs = inside ? inside.map((entry, i) => ({ ...entry, name: `${i}` })) : [];
+  page.runs = inside ?? [];
   if (!inside) {
     try {
       page.config = await askJson("mie/config");
@@ -110,15 +163,25 @@ async function start() {
       return notice(error.message);
     }
     page.runs = [...page.config.runs];
-    $("source").append(el("option", { value: "live" }, `live: ${page.config.model}`));
+    if (page.config.mode === "live") $("source").append(el("option", { value: "live" }, `live: ${page.config.model}`));
     $("logout").hidden = !page.config.has_keys;
+    $("story").hidden = false;
+    for (const each of /** @type {NodeListOf<HTMLAnchorElement>} */ (document.querySelectorAll("[data-page]"))) each.href = each.dataset.page;
   }
   $("source").append(...page.runs.map((run) => el("option", { value: run.name }, run.title)));
-  watch("inspector", new Inspector({ isLive: Boolean(page.config) }));
-  if (inside) return inside.length ? choose("0") : notice("This file has no run. Drop one on it.");
+  const isLive = page.config?.mode === "live";
+  watch("inspector", new Inspector({ isLive }));
+  addEventListener("hashchange", follow);
+  view("link", writeLink);
+  if (!isLive) {
+    if (!page.runs.length) return notice("This file has no run. Drop one on it.");
+    await follow();
+    return store.run ? null : choose(page.runs[0].name);
+  }
   page.playground = new Playground(page.config);
   watch("play", page.playground);
-  return openLive();
+  openLive();
+  return follow();
 }
 
 const watch = (name, part) => view(name, () => part.draw());
@@ -141,37 +204,24 @@ function logIn() {
   key.focus();
 }
 
+// A first look.
+
+/** Run the experiments one after another. */
+async function showMe() {
+  $("show-me").disabled = true;
+  for (const name of ["twelve", "fork", "twice"]) await page.playground.provoke.run(name);
+  $("show-me").disabled = false;
+}
+
+function drawWelcome({ run }) {
+  const isFresh = run.isLive && !run.last;
+  $("welcome").hidden = !isFresh;
+  if (isFresh && page.config.demo && !$("show-me").disabled) showMe();
+}
+
 // Controls and keys.
 
-function setTheme(theme) {
-  document.documentElement.dataset.theme = theme;
-  readTheme();
-  redraw();
-}
-
-function switchTheme() {
-  const theme = ink.dark ? "light" : "dark";
-  setTheme(theme);
-  stored((storage) => storage.setItem("mie-theme", theme));
-}
-
-function firstTheme() {
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const preferred = () => (dark.matches ? "dark" : "light");
-  dark.addEventListener("change", () => setTheme(preferred()));
-  setTheme(stored((storage) => storage.getItem("mie-theme")) ?? preferred());
-}
-
-/** Use the browser's storage, which some browsers refuse to a file. */
-function stored(use) {
-  try {
-    return use(localStorage);
-  } catch {
-    return null;
-  }
-}
-
-function listen(timeline, player) {
+function listen(map, timeline, player) {
   const move = (by) => {
     const { run, step } = store;
     if (!run) return;
@@ -185,13 +235,15 @@ function listen(timeline, player) {
   const help = () => $("about").showModal();
   const all = () => change({ window: null });
   const clicks = {
-    open, help, live, theme: switchTheme, back: () => move(-1), next: () => move(1), run: () => player.toggle(),
+    open, help, live, back: () => move(-1), next: () => move(1), run: () => player.toggle(),
+    "map-whole": () => { map.isWhole = !map.isWhole; redraw("map"); }, "show-me": showMe,
     "zoom-in": () => timeline.zoom(0.5), "zoom-out": () => timeline.zoom(2), "zoom-all": all,
   };
   for (const [id, act] of Object.entries(clicks)) $(id).addEventListener("click", act);
   $("source").addEventListener("change", (event) => choose(event.target.value));
   $("file").addEventListener("change", (event) => openFile(event.target.files[0]));
   $("axis").addEventListener("change", (event) => change({ axis: event.target.value }));
+  $("search").addEventListener("input", (event) => change({ search: event.target.value }));
   $("slider").addEventListener("input", (event) => { seek(Number(event.target.value)); timeline.reveal(); });
   $("logout").addEventListener("submit", async (event) => {
     event.preventDefault();
@@ -219,16 +271,17 @@ function listen(timeline, player) {
   });
 }
 
-firstTheme();
+startTheme($("theme"));
 const timeline = new Timeline($("timeline"));
 const parts = { map: new MemoryMap($("map")), timeline, tree: new PrefixTree($("tree")), tables: new Tables() };
 view("stats", drawStats);
 view("legend", drawLegend);
 for (const [name, part] of Object.entries(parts)) watch(name, part);
 view("control", drawControl);
+view("welcome", drawWelcome);
 fillAbout();
-listen(timeline, new Player());
-addEventListener("resize", () => { readTheme(); redraw(); });
+listen(parts.map, timeline, new Player());
+addEventListener("resize", () => redraw());
 
 /** What tests look at. */
 Object.assign(window, { mie: {

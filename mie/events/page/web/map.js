@@ -1,13 +1,14 @@
 // The memory map: a cell for each block, or a tile for many, and the tables of a selected request.
 
 import { around, listen } from "./canvas.js";
-import { count, percent, say, some, visible } from "./dom.js";
+import { $, count, percent, say, some, visible } from "./dom.js";
 import { box, colour, disc, fill, hatch, ink, numberOf, path, prefersStill, rect, requests, stroke, Surface, wrap, write } from "./paint.js";
 import { isSelected, nameOf, redraw, select, shown, store } from "./store.js";
 
 const FADE = 1400; // milliseconds that an arrow or an eviction stays visible
 const MAX_LINES = 400; // lines from a table that are still told apart
 const DETAIL = 6000; // blocks that get a cell each at most
+const SMALL = 256; // blocks that are always drawn
 const CELLS = [72, 64, 56, 50, 45, 40, 36, 32, 28, 25, 22, 20, 17, 14, 12, 10, 8, 7]; // heights that are tried
 
 /** Return the grid for a number of blocks: tiles stand for `per` blocks each. */
@@ -32,8 +33,15 @@ function grid(numBlocks, width, height, rem) {
   return { per, cols, rows: Math.ceil(numBlocks / per / cols), w: (width + 1) / cols - 1, h: size, gap: 1 };
 }
 
+/** Return how many blocks are drawn of a large pool: those that were ever used, and as many again at most. */
+function overview({ numBlocks, numTouched }) {
+  const most = Math.max(SMALL, 2 ** Math.ceil(Math.log2(numTouched + 1)));
+  return Math.min(numBlocks, most);
+}
+
 export class MemoryMap {
-  lay; hosts; gutter; top; hostTop; placed;
+  numShown; lay; hosts; gutter; top; hostTop; placed;
+  isWhole = false; // whether blocks that were never used are drawn, too
 
   constructor(canvas) {
     this.surface = new Surface(canvas, () => redraw("map"));
@@ -50,13 +58,14 @@ export class MemoryMap {
     const tables = [...state.seqs.values()].filter((seq) => isSelected(seq.name) && seq.blocks.length).slice(0, 6);
     const room = Math.max(16 * rem, Math.min(0.46 * innerHeight, 70 * rem));
     const gutter = width > 30 * rem ? 2.6 * rem : 0;
-    const lay = grid(run.numBlocks, width - gutter, room, rem);
+    const numShown = this.isWhole ? run.numBlocks : overview(run);
+    const lay = grid(numShown, width - gutter, room, rem);
     const hosts = run.numHostBlocks ? grid(run.numHostBlocks, width - gutter, room / 3, rem) : null;
     const top = tables.length ? tables.length * 1.75 * rem + 2.2 * rem : 0;
     const bottom = top + lay.rows * (lay.h + lay.gap);
     const hostTop = bottom + 1.9 * rem;
     const height = hosts ? hostTop + hosts.rows * (hosts.h + hosts.gap) : bottom;
-    Object.assign(this, { lay, hosts, gutter, top, hostTop, placed: [] });
+    Object.assign(this, { numShown, lay, hosts, gutter, top, hostTop, placed: [] });
     const pen = this.surface.begin(Math.ceil(height) + 2);
     this.collect(run);
     if (!state.isKnown) this.unknown(pen);
@@ -80,7 +89,7 @@ export class MemoryMap {
     const { lay } = this;
     const lit = new Set(tables.flatMap((seq) => seq.blocks));
     const holders = state.holders();
-    for (let block = 0; block < store.run.numBlocks; block += 1) {
+    for (let block = 0; block < this.numShown; block += 1) {
       const [x, y] = this.place(block);
       pen.globalAlpha = lit.size && !lit.has(block) ? 0.28 : 1;
       const names = holders.get(block) ?? [];
@@ -93,7 +102,7 @@ export class MemoryMap {
   unknown(pen) {
     const { lay } = this;
     const hatching = hatch(pen);
-    for (let block = 0; block < store.run.numBlocks; block += lay.per) rect(pen, hatching, ...this.place(block), lay.w, lay.h);
+    for (let block = 0; block < this.numShown; block += lay.per) rect(pen, hatching, ...this.place(block), lay.w, lay.h);
   }
 
   chip(pen, state, block, names, x, y, w, h) {
@@ -172,7 +181,7 @@ export class MemoryMap {
     const { lay } = this;
     const lit = new Set(tables.flatMap((seq) => seq.blocks).map((block) => Math.floor(block / lay.per)));
     const hatching = hatch(pen);
-    for (let from = 0; from < store.run.numBlocks; from += lay.per) {
+    for (let from = 0; from < this.numShown; from += lay.per) {
       const { size, used, cached, best } = this.tile(state, from);
       const isLit = lit.has(from / lay.per);
       const [x, y] = this.place(from);
@@ -187,7 +196,7 @@ export class MemoryMap {
 
   /** Count the blocks of a tile, and find the request that has most of them. */
   tile(state, from) {
-    const to = Math.min(store.run.numBlocks, from + this.lay.per);
+    const to = Math.min(this.numShown, from + this.lay.per);
     const owner = state.owner();
     const counts = new Map();
     let [used, cached, most, best] = [0, 0, 0, 0];
@@ -326,7 +335,7 @@ export class MemoryMap {
       const first = (row * grid.cols + col) * grid.per;
       return col >= 0 && col < grid.cols && row >= 0 && row < grid.rows && first < total ? first : null;
     };
-    const block = y >= top ? within(lay, top, store.run.numBlocks) : null;
+    const block = y >= top ? within(lay, top, this.numShown) : null;
     if (block !== null) return { kind: lay.per === 1 ? "block" : "tile", id: block };
     const host = hosts && y >= hostTop ? within(hosts, hostTop, store.run.numHostBlocks) : null;
     return host !== null ? { kind: "host", id: host } : null;
@@ -352,21 +361,26 @@ export class MemoryMap {
   }
 
   key(event) {
-    const { run, selected } = store;
+    const { selected } = store;
     const { cols, per } = this.lay;
     const moves = { ArrowLeft: -per, ArrowRight: per, ArrowUp: -cols * per, ArrowDown: cols * per, PageUp: -8 * cols * per, PageDown: 8 * cols * per };
     if (!(event.key in moves)) return null;
     const kind = per === 1 ? "block" : "tile";
     const at = selected?.kind === kind ? selected.id + moves[event.key] : 0;
-    return { kind, id: Math.max(0, Math.min(Math.floor((run.numBlocks - 1) / per) * per, at)) };
+    return { kind, id: Math.max(0, Math.min(Math.floor((this.numShown - 1) / per) * per, at)) };
   }
 
   say(state) {
     const { run, step } = store;
     if (!state.isKnown) return say("map-note", run.whyUnknown(step));
     const total = state.totals();
-    const text = `${some(run.numBlocks, "block")} of ${run.blockSize} tokens: ${count(total.used)} in use, ${count(total.cached)} only cached, ${count(total.free)} free${total.saved ? `; sharing saves ${count(total.saved)}` : ""}${this.lay.per > 1 ? `; a tile stands for ${this.lay.per}` : ""}`;
+    const text = `${some(run.numBlocks, "block")} of ${run.blockSize} tokens: ${count(total.used)} in use, ${count(total.cached)} only cached, ${count(total.free)} free${total.saved ? `; sharing saves ${count(total.saved)}` : ""}${this.lay.per > 1 ? `; a tile stands for ${this.lay.per}` : ""}${this.numShown < run.numBlocks ? `; the first ${count(this.numShown)} are drawn, and no other was ever used` : ""}`;
     say("map-note", text);
+    const whole = $("map-whole");
+    if (whole) {
+      whole.hidden = overview(run) === run.numBlocks;
+      whole.setAttribute("aria-pressed", String(this.isWhole));
+    }
     this.surface.canvas.setAttribute("aria-label", `Memory map after step ${store.step}. ${percent(total.used, run.numBlocks)} of the blocks are in use. Arrow keys select a block.`);
   }
 }

@@ -164,5 +164,5 @@ export function disc(pen, x, y, radius) {
 
 export function box(pen, x, y, width, height, radius) {
   pen.beginPath();
-  pen.roundRect(x, y, width, height, Math.min(radius, width / 2, height / 2));
+  pen.roundRect(x, y, width, height, Math.max(0, Math.min(radius, width / 2, height / 2)));
 }

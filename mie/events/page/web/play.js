@@ -21,6 +21,10 @@ export class Playground {
       limits: config.limits,
       say: (text) => { $("promise").textContent = text; },
     });
+    const { regex, mode } = $("ask").elements;
+    regex.parentElement.hidden = !config.has_structured;
+    mode[1].disabled = !config.has_chat;
+    if (!config.has_chat) mode[1].parentElement.title = "The model has no chat template";
     $("play-note").textContent = `${config.model}, at most ${config.limits.max_model_len} tokens`;
     $("ask").addEventListener("submit", (event) => {
       event.preventDefault();

@@ -82,9 +82,9 @@ export class Provoke {
     const running = this.running();
     await until(() => running.every((answer) => answer.numTokens || answer.state !== "running"));
     const num = running.reduce((sum, answer) => sum + answer.choices.length, 0);
-    // The answers come faster than the state, which has to show the requests before they leave.
+    // The answers come faster than the state, which has to show the blocks of the requests before they leave.
     const ids = new Set(running.flatMap((answer) => answer.prompts.map((_, place) => answer.requestId(place))));
-    const known = () => new Set([...store.run.lanes.all.values()].map((lane) => lane.requestId));
+    const known = () => new Set([...store.run.newest.seqs.values()].filter((seq) => seq.blocks.length).map((seq) => seq.request_id));
     await until(() => [...ids].every((id) => known().has(id)) || !this.running().length);
     const before = store.run.newest.totals().used;
     for (const answer of running) answer.leave();

@@ -16,6 +16,9 @@ const COUNTERS = [
 ];
 const HITS = 0;
 
+/** Kinds of events that are worth seeing. */
+const TELLING = ["preempt", "resume", "hit", "copy", "fork", "evict", "export", "import"];
+
 export class Run {
   constructor(head) {
     if (head.version !== 1) throw new Error(`these are page records of version ${head.version}; this page reads version 1`);
@@ -28,12 +31,14 @@ export class Run {
     this.column = Object.fromEntries(head.columns.map((name, i) => [name, i]));
     this.fetchExact = null; // set by a live source
     this.onExact = () => {};
+    this.isFilled = false; // whether a live run has the past that its server could tell
     this.asked = new Map(); // step → the promise of its state
     this.reset([]);
   }
 
   reset(records) {
     this.records = [];
+    this.numTouched = 0; // blocks up to the last one that was ever used
     this.steps = [];
     this.texts = new Map(); // identity of a block's contents → {fill, text}
     this.evictions = new Map(); // block → steps at which it left the tree
@@ -60,6 +65,7 @@ export class Run {
       if (record.events) this.lanes.add(this.last + 1, (record.events = this.named(record.events)));
       this.records.push({ ...record, last: this.last });
     }
+    for (const [block] of (record.set ?? record).blocks ?? []) this.numTouched = Math.max(this.numTouched, block + 1);
     this.newest.apply(record, this.records.at(-1).last);
     if (this.isLive && this.steps.length > MAX_STEPS * 1.2) this.trim();
   }
@@ -223,6 +229,17 @@ export class Run {
       setTimeout(() => { this.asked.delete(step); this.onExact(); }, RETRY);
     }
     this.onExact();
+  }
+
+  /** Return the step of a recorded run with most to see: what happens, and how many requests share the pool. */
+  telling() {
+    let [best, most] = [this.last, -1];
+    for (const step of this.steps) {
+      const kinds = new Set(step.events.map(({ kind }) => kind));
+      const size = TELLING.filter((kind) => kinds.has(kind)).length + this.value(step, "num_running") / 2 + this.value(step, "num_blocks_used") / this.numBlocks;
+      if (size > most) [best, most] = [step.step, size];
+    }
+    return best;
   }
 
   numChoices(name) {

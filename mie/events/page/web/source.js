@@ -13,6 +13,9 @@ export async function ask(path, options = {}) {
 
 export const askJson = async (path, options) => (await ask(path, options)).json();
 
+/** Ask about a run. Another server, which may have begun at this address meanwhile, refuses to answer. */
+export const askOf = ({ head }, path, values) => ask(`${path}?${new URLSearchParams({ ...values, server: head.server })}`);
+
 export const post = (path, body, options = {}) => ask(path, {
   method: "POST",
   body: JSON.stringify(body),
@@ -51,6 +54,11 @@ export async function opened(file, hasServer) {
     return recorded(parse(await answer.text()), file.name);
   }
   return recorded(parse(await file.text()), file.name);
+}
+
+/** Return a recorded run that comes with the page. */
+export async function fetched({ name, title }) {
+  return recorded(parse(await (await ask(`mie/page/runs/${name}.page.jsonl`)).text()), title);
 }
 
 /** Return the records that this page has inside, or null. */
@@ -150,10 +158,12 @@ export class Live {
     const isNew = !this.run;
     if (isNew) {
       this.run = new Run(this.head);
-      this.run.fetchExact = (step) => askJson(`mie/state?step=${step}`);
-      this.run.onExact = () => this.on.change();
+      const { run } = this;
+      run.fetchExact = async (step) => (await askOf(run, "mie/state", { step })).json();
+      run.onExact = () => this.on.change();
     }
     const { run } = this;
+    if (isNew && !record.step) run.isFilled = true;
     const isGap = record.record === "key" && record.step !== run.last;
     run.add(record);
     if (isNew) this.on.run(run);
@@ -164,8 +174,9 @@ export class Live {
   async fill(run, step) {
     this.numFilling += 1;
     try {
-      const answer = await ask(`mie/history?until=${step}`);
+      const answer = await askOf(run, "mie/history", { until: step });
       run.prepend(parse(await answer.text()));
+      run.isFilled = true;
       this.on.change();
     } catch (error) {
       if (error.status !== 404) this.on.trouble(`The past cannot be read: ${error.message}`);

@@ -8,6 +8,7 @@ export const store = {
   follows: true, // whether the newest step is shown as it comes
   plays: false,
   selected: null, // {kind: "block" | "tile" | "seq", id, all?}
+  search: "", // what the timeline is filtered by
   axis: "step",
   window: null, // [first, last] step of the timeline; null: all
   textVersion: 0, // counts the texts of blocks that came

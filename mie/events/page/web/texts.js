@@ -1,6 +1,6 @@
 // Fetches the text of blocks from a live server, a few times a second at most.
 
-import { askJson } from "./source.js";
+import { askOf } from "./source.js";
 import { redraw, shown, store } from "./store.js";
 
 const EVERY = 500; // milliseconds
@@ -30,7 +30,8 @@ export class Texts {
     if (!wanted.size) return;
     this.isBusy = true;
     try {
-      const { blocks, step: known } = await askJson(`mie/text?blocks=${[...wanted.keys()].join()}${step === null ? "" : `&step=${step}`}`);
+      const answer = await askOf(run, "mie/text", { blocks: [...wanted.keys()].join(), ...(step === null ? {} : { step }) });
+      const { blocks, step: known } = await answer.json();
       while (run.last < known && !this.isClosed) await new Promise((resolve) => { setTimeout(resolve, 50); });
       for (const [block, identity] of wanted) {
         const found = blocks[block];

@@ -35,7 +35,8 @@ const seriesOf = ({ parts, line }) => (line ? [...parts, line] : parts);
 export class Timeline {
   steps; from; to; lanes; lanesTop; pitch; chartsTop; chartHeight; marks;
 
-  constructor(canvas) {
+  constructor(canvas, charts = CHARTS) {
+    this.charts = charts;
     this.surface = new Surface(canvas, () => redraw("timeline"));
     canvas.addEventListener("pointerdown", (event) => this.press(event));
     canvas.addEventListener("pointermove", (event) => this.move(event));
@@ -112,7 +113,7 @@ export class Timeline {
     if (!this.isDragging) this.reveal();
     this.measure();
     const lanes = [...run.lanes.all.values()]
-      .filter((lane) => (lane.end ?? Infinity) >= this.from && lane.born <= this.to);
+      .filter((lane) => (lane.end ?? Infinity) >= this.from && lane.born <= this.to && isSought(lane));
     const chosen = mostTelling(lanes).sort((a, b) => a.number - b.number || a.index - b.index);
     const room = Math.max(11 * rem, Math.min(26 * rem, 0.34 * innerHeight));
     const pitch = Math.max(0.34 * rem, Math.min(1.35 * rem, room / Math.max(4, chosen.length)));
@@ -120,11 +121,11 @@ export class Timeline {
     const lanesTop = 0.3 * rem;
     const chartsTop = lanesTop + Math.max(3, chosen.length) * pitch + 0.8 * rem;
     Object.assign(this, { lanes: chosen, lanesTop, pitch, chartsTop, chartHeight, marks: [] });
-    const height = chartsTop + CHARTS.length * chartHeight + 1.4 * rem;
+    const height = chartsTop + this.charts.length * chartHeight + 1.4 * rem;
     const pen = this.surface.begin(Math.ceil(height));
     chosen.forEach((lane, i) => this.lane(pen, lane, lanesTop + i * pitch, pitch));
     const current = run.steps[Math.max(0, run.indexOf(store.step))];
-    CHARTS.forEach((chart, i) => this.chart(pen, chart, chartsTop + i * chartHeight, chartHeight, current));
+    this.charts.forEach((chart, i) => this.chart(pen, chart, chartsTop + i * chartHeight, chartHeight, current));
     this.axis(pen, height);
     this.cursor(pen, height);
     this.describe(lanes.length - chosen.length);
@@ -378,7 +379,7 @@ export class Timeline {
       return [`${nameOf(lane.name)} at step ${count(step)}: ${text}`];
     }
     const [found] = run.between(step, step);
-    const chart = CHARTS[Math.floor((y - this.chartsTop) / this.chartHeight)];
+    const chart = this.charts[Math.floor((y - this.chartsTop) / this.chartHeight)];
     if (!found || !chart) return [];
     return [`Step ${count(step)}`, ...seriesOf(chart).map(([name, field]) => `${name}: ${chart.shows(valueOf(found, field, run), run)}`)];
   }
@@ -386,6 +387,12 @@ export class Timeline {
   say() {
     announce(this.sentence());
   }
+}
+
+/** Return whether a lane is one that the search names, by its letters or its request. */
+function isSought(lane) {
+  const text = store.search.trim().toLowerCase();
+  return !text || nameOf(lane.name).toLowerCase().startsWith(text) || lane.requestId.toLowerCase().includes(text);
 }
 
 /** Return the lanes that are drawn: of the selection, those that run, the next to run, then the latest. */

@@ -1,0 +1,108 @@
+// The matrix products of experts, for rows that are sorted by expert (route.cu). few_rows.cuh says
+// how a block multiplies up to 8 * TILES rows. Here these rows are those of a tile of route.cu, and
+// the block finds the matrix of their expert.
+//
+//   x                [P, K]     T      sorted rows
+//   weight                      C      dense [E, N, K], C being T, or E times the codes of a
+//   scales, offsets             float  quantised matrix [N, K], and its scales
+//   bias             [E, N]     T      or null
+//   tiles            [most, 3]  int32
+//
+// grid (most, sets of MT tiles of outputs), block (32 to 256, by K alone). No blocks share K, because
+// a token's k experts keep a chip busy. So a row's bits do not depend on the other rows. Blocks of
+// the same outputs are neighbours, and tiles of one expert find its weights in the L2 cache.
+#include "mie_cuda.cuh"
+#include "activation.cuh"
+#include "quantized.cuh"
+#include "weights.cuh"
+#include "arrivals.cuh"
+#include "few_rows.cuh"
+
+constexpr Sharing ALONE = {nullptr, nullptr, 1};
+
+// A tile of sorted rows, and its expert's matrix [width, depth].
+template <typename W>
+struct ExpertTile {
+  using T = typename W::T;
+  int expert, first;
+  Rows<T> rows;
+  Matrix matrix;
+
+  __device__ __forceinline__ ExpertTile(const int* tiles, const T* x, const Matrix& all, int width) {
+    const int* tile = tiles + 3 * blockIdx.x;
+    expert = tile[0], first = tile[1];
+    rows = {x + (size_t)first * all.depth, nullptr, tile[2], all.depth, 0.0f};
+    matrix = all;
+    if constexpr (W::DENSE) {
+      const T* weight = reinterpret_cast<const T*>(all.weight);
+      weight += (size_t)expert * width * all.depth;
+      matrix.weight = reinterpret_cast<const uint4*>(weight);
+    } else {
+      constexpr int VECTORS = IS_SAME<typename W::C, nibbles> ? 1 : 2;
+      const size_t before = (size_t)expert * ((width + TILE - 1) / TILE);  // tiles of outputs
+      const int groups = (all.depth - 1 >> all.shift) + 1;
+      matrix.weight += before * ((all.depth + UNIT - 1) / UNIT) * (VECTORS * 32);
+      matrix.scales += before * groups * TILE;
+      if constexpr (W::OFFSETS) matrix.offsets += before * groups * TILE;
+    }
+  }
+
+  // The bias of output n.
+  __device__ __forceinline__ float bias_of(const T* bias, int width, int n) const {
+    return bias == nullptr ? 0.0f : to_float(bias[(size_t)expert * width + n]);
+  }
+};
+
+// out [P, F] = the gated activation of x . weight^T + bias, where N = 2 F: gate, then up. Tiles of
+// gates and of their ups take turns. If the matrices are quantised, F is a multiple of 16.
+template <typename T, typename C, int SPAN, bool OFFSETS, int TILES, bool VECTOR>
+__global__ void __launch_bounds__(32 * MAX_WARPS, TILES == 4 ? 1 : 2)
+experts_gated(const T* __restrict__ x, const uint4* __restrict__ weight,
+              const float* __restrict__ scales, const float* __restrict__ offsets,
+              const T* __restrict__ bias, const int* __restrict__ tiles, T* __restrict__ out,
+              int depth, int shift, int dim, int activation) {
+  using W = Way<T, C, SPAN, OFFSETS, TILES, false, VECTOR>;
+  if (tiles[3 * blockIdx.x + 2] == 0) return;
+  const ExpertTile<W> tile(tiles, x, {weight, scales, offsets, depth, shift}, 2 * dim);
+  multiply_rows<W>(
+      tile.rows, tile.matrix, ALONE, 1,
+      [&](int i) -> Outputs {
+        const int n = i / 2 * TILE;
+        return {n + i % 2 * dim, min(TILE, dim - n)};
+      },
+      [&](auto get, int first, int count) {
+        const int gates = count / 2 * TILE;
+        for (int i = threadIdx.x; i < gates * tile.rows.count; i += blockDim.x) {
+          const int output = i % gates, row = i / gates, n = first / 2 * TILE + output;
+          if (n >= dim) continue;
+          const int place = output / TILE * 2 * TILE + output % TILE;
+          const float gate = get(place, row) + tile.bias_of(bias, 2 * dim, n);
+          const float up = get(place + TILE, row) + tile.bias_of(bias, 2 * dim, dim + n);
+          out[(size_t)(tile.first + row) * dim + n] = from_float<T>(activated(gate, up, activation));
+        }
+      });
+}
+
+// out [P, N] = x . weight^T + bias
+template <typename T, typename C, int SPAN, bool OFFSETS, int TILES, bool VECTOR>
+__global__ void __launch_bounds__(32 * MAX_WARPS, TILES == 4 ? 1 : 2)
+experts_linear(const T* __restrict__ x, const uint4* __restrict__ weight,
+               const float* __restrict__ scales, const float* __restrict__ offsets,
+               const T* __restrict__ bias, const int* __restrict__ tiles, T* __restrict__ out,
+               int depth, int shift, int width) {
+  using W = Way<T, C, SPAN, OFFSETS, TILES, false, VECTOR>;
+  if (tiles[3 * blockIdx.x + 2] == 0) return;
+  const ExpertTile<W> tile(tiles, x, {weight, scales, offsets, depth, shift}, width);
+  multiply_rows<W>(
+      tile.rows, tile.matrix, ALONE, 1,
+      [&](int i) -> Outputs { return {i * TILE, min(TILE, width - i * TILE)}; },
+      [&](auto get, int first, int count) {
+        for (int i = threadIdx.x; i < count * TILE * tile.rows.count; i += blockDim.x) {
+          const int output = i % (count * TILE), row = i / (count * TILE);
+          const int n = first * TILE + output;
+          if (n >= width) continue;
+          const float y = get(output, row) + tile.bias_of(bias, width, n);
+          out[(size_t)(tile.first + row) * width + n] = from_float<T>(y);
+        }
+      });
+}

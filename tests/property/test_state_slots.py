@@ -1,0 +1,148 @@
+"""Check the slots of recurrent states with a runner that knows which tokens each slot has seen.
+
+Conversations go on, are edited, forked, aborted, preempted, swapped and broken off, in engines
+with few slots. Every slot that is read must have seen exactly the tokens before it.
+"""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from scripted_runner import EOS, expected_tokens, scripted_engine
+
+from mie import EngineConfig, SamplingParams
+from mie.engine.audit.scheduler import check_scheduler
+
+NUM_SCENARIOS = 60 if settings().max_examples < 1000 else 1000
+LIMIT = 60
+OFTEN = (
+    *("hits", "snapshots", "snapshots evicted", "preempted", "imported", "forks", "aborted"),
+    *("broken off", "edited", "continued", "several tails"),
+)
+
+seen: Counter[str] = Counter()
+
+
+class Scenario:
+    """Random requests on a random engine. Some continue a conversation, or edit its past."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        swaps, num_seqs = rng.random() < 0.5, rng.randint(1, 5)
+        block_size = rng.choice([1, 2, 3, 4, 8])
+        self.config = EngineConfig(
+            block_size=block_size,
+            max_num_seqs=num_seqs,
+            max_num_batched_tokens=rng.choice([1, 2, 3, 5, 8, 64]),
+            max_prefill_chunk=rng.choice([None, None, 1, 3]),
+            scheduling_policy=rng.choice(["fcfs", "fcfs", "priority", "sjf", "fair"]),
+            batching=rng.choice(["continuous"] * 4 + ["static"]),
+            preemption_mode="swap" if swaps else "recompute",
+            enable_prefix_caching=rng.random() < 0.9,
+            watermark=rng.choice([0.0, 0.01, 0.3]),
+            max_forced_run=rng.choice([0, 2, 32]),
+            async_scheduling=False,
+        )
+        num_blocks = -(-LIMIT // block_size) + rng.choice([0, 2, 8, 99])
+        self.num_states = num_seqs + rng.choice([0, 1, 2, 4, 20])
+        self.engine = scripted_engine(
+            self.config,
+            num_blocks,
+            LIMIT,
+            rng.choice([4, 40]) if swaps else 0,
+            (self.num_states, rng.choice([1, 3])),
+        )
+        self.conversations: list[list[int]] = []
+        self.expected: dict[str, list[tuple[list[int], str]]] = {}
+        self.got: dict[tuple[str, int], list[int]] = {}
+
+    def run(self) -> None:
+        rng = self.rng
+        for _ in range(rng.randint(20, 60)):
+            if rng.random() < 0.4:
+                self.add()
+            if rng.random() < 0.04 and self.engine.requests:
+                self.engine.abort(rng.choice(self.engine.requests).request_id)
+                seen["aborted"] += 1
+            if rng.random() < 0.02:
+                self.break_off()
+            self.step()
+        while self.engine.has_work:
+            self.step()
+        manager = self.engine.scheduler.manager
+        assert manager.num_used == 0
+        assert len(manager.states.snapshots) + len(manager.states._free) == self.num_states
+        seen["snapshots"] += manager.stats.num_snapshots
+        seen["snapshots evicted"] += manager.stats.num_snapshot_evictions
+        seen["hits"] += manager.stats.num_hit_tokens > 0
+        for step in self.engine.log.segments()[-1].steps:
+            seen["forks"] += any(kind == "fork" for kind, *_ in step)
+        seen["imported"] += manager.stats.num_imported > 0
+
+    def add(self) -> None:
+        rng, limit = self.rng, LIMIT - 2
+        prompt = [4 + rng.randrange(3) for _ in range(rng.randint(1, 24))]
+        if self.conversations and rng.random() < 0.8:
+            past = rng.choice(self.conversations)
+            is_edited = rng.random() < 0.4
+            seen["edited" if is_edited else "continued"] += 1
+            cut = rng.randint(0, len(past)) if is_edited else len(past)
+            prompt = [*past[:cut], *prompt[:4]]
+        prompt = prompt[:limit]
+        params = SamplingParams(
+            n=rng.choice([1, 1, 1, 2, 4]),
+            max_tokens=rng.choice([1, 3, 9, 20]),
+            ignore_eos=rng.random() < 0.7,
+            prompt_logprobs=rng.choice([None] * 7 + [0]),
+        )
+        labels = {"priority": rng.randint(-1, 1)} if self.policy == "priority" else {}
+        name = self.engine.add_request(prompt, params, **labels)
+        self.expected[name] = [
+            expected_tokens(prompt, params, choice=choice, limit=LIMIT, eos=(EOS,))
+            for choice in range(params.n)
+        ]
+        self.conversations.append([*prompt, *self.expected[name][-1][0]])
+
+    @property
+    def policy(self) -> str:
+        return self.config.scheduling_policy
+
+    def step(self) -> None:
+        output = self.engine.step()
+        for new in output.outputs:
+            key = new.request_id, new.index
+            self.got.setdefault(key, []).extend(new.token_ids)
+            tokens, reason = self.expected[new.request_id][new.index]
+            if new.finish_reason not in (None, "abort"):
+                assert (self.got[key], new.finish_reason) == (tokens, reason)
+            assert self.got[key] == tokens[: len(self.got[key])]
+        seen["preempted"] += output.stats.num_preempted
+        scheduler = self.engine.scheduler
+        check_scheduler(scheduler)
+        tails = [each.tail for each in scheduler.manager.states._tables.values() if each.tail]
+        seen["several tails"] += len(tails) > len({*tails})
+
+    def break_off(self) -> None:
+        """Raise before, within or after the moves of a step."""
+        scheduler, runner = self.engine.scheduler, self.engine._runner
+        plan = scheduler.schedule()
+        if self.rng.random() < 0.6:
+            runner.prepare(plan)
+        elif self.rng.random() < 0.5:
+            runner.run(plan)
+        scheduler.preempt_all()
+        seen["broken off"] += 1
+
+
+def run(seeds):
+    for seed in seeds:
+        Scenario(seed).run()
+
+
+@pytest.mark.timeout(0)
+def test_every_slot_has_seen_the_tokens_that_it_is_read_for():
+    seen.clear()
+    run(range(NUM_SCENARIOS))
+    for what in OFTEN:
+        assert seen[what] >= 6, (what, seen)

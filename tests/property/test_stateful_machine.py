@@ -1,0 +1,96 @@
+"""Check StatefulManager with the machine of the memory, and a model of the contents of every slot.
+
+A slot holds the salt and all tokens that its state has seen. So a state that is stale, shared or of
+another position is noticed at once.
+"""
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+from test_memory_machine import MAX_TABLES, Memory, seen
+
+from mie.memory.stateful import StatefulManager
+
+
+class StatefulMemory(Memory):
+    def new_manager(self, num_blocks, block_size, **options):
+        num_states = MAX_TABLES + num_blocks % 5
+        self.states, self.host_states = [None] * num_states, [None] * MAX_TABLES
+        self.slots = [None] * MAX_TABLES  # of the rows, as a runner knows them
+        self.kept = {}
+        numbers = {"num_states": num_states, "num_host_states": MAX_TABLES}
+        return StatefulManager(num_blocks, block_size, **options | numbers)
+
+    def opened(self, seq, room):
+        self.manager.states.open(seq.table, room, self.kept.setdefault(seq.number, []))
+
+    def limited(self, table, end):
+        return table.num_tokens + self.manager.states.limit(table, end - table.num_tokens)
+
+    def fork(self, pick, number):
+        super().fork(pick, number)
+        for seq in self.running:
+            self.kept[seq.number] = self.manager.states._tables[seq.table].kept
+
+    def check_match(self, seq, room, num_spare):
+        """Assert that the table begins at the deepest snapshot, or with the state on the host."""
+        tokens, most = tuple(seq.token_ids), seq.host.num_tokens if seq.host else 0
+        if seq.use_cache:
+            for salt, *path in map(self.history_of, self.manager.states.snapshots):
+                is_prefix = salt == seq.salt and tokens[: len(path)] == tuple(path)
+                if is_prefix and len(path) < len(tokens):
+                    most = max(most, len(path))
+        assert room.num_computed == most
+        assert room.partial is None
+        seen["hits of snapshots"] += bool(room.path) and not seq.host
+
+    def history_of(self, node):
+        """Return the salt and all tokens on the path to a node."""
+        if node.parent is None:
+            return (node.salt,)
+        return (*self.history_of(node.parent), *node.tokens)
+
+    def make(self, moves):
+        super().make(moves)
+        for row, slot in moves.states.rows:
+            self.slots[row] = slot
+        for slot, host_slot in moves.states.exports:
+            self.host_states[host_slot] = self.states[slot]
+        found = [self.states[source] for source, _ in moves.states.copies]
+        for (_, target), state in zip(moves.states.copies, found, strict=True):
+            self.states[target] = state
+        for host_slot, slot in moves.states.imports:
+            self.states[slot] = self.host_states[host_slot]
+
+    def write(self, seq, end):
+        super().write(seq, end)
+        slots = [self.slots[other.table.row] for other in self.running]
+        assert len(set(slots)) == len(slots), "two rows have one slot"
+        self.states[self.slots[seq.table.row]] = seq.history(end - 1)
+
+    def check_contents(self):
+        super().check_contents()
+        states = self.manager.states
+        for seq in self.running:
+            slot, num_tokens = states._tables[seq.table].slot, seq.table.num_tokens
+            if num_tokens:
+                assert self.states[states._content(slot)] == seq.history(num_tokens - 1)
+        for node, snapshot in states.snapshots.items():
+            assert self.states[states._content(snapshot.slot)] == self.history_of(node)
+            seen["snapshots"] += 1
+
+
+COMMON = (
+    *("hits of snapshots", "snapshots", "forks", "forks copied", "swaps out", "swaps in"),
+    *("swaps in after a prefix hit", "broken off", "resets"),
+)
+
+
+@pytest.mark.timeout(0)
+def test_stateful_machine():
+    """Run 3,000 operations, and 50 times as many in `make test-all`."""
+    seen.clear()
+    chosen = settings(max_examples=max(60, settings().max_examples), stateful_step_count=60)
+    run_state_machine_as_test(StatefulMemory, settings=chosen)
+    for what in COMMON:
+        assert seen[what] >= 6, (what, seen)
