@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from mie.base.refusals import refuses_names
 from mie.base.stats.step import QueueState
 from mie.checkpoint.generation import GenerationConfig
+from mie.checkpoint.tensors import num_parameters
 from mie.config.engine import EngineConfig
 from mie.config.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_of
 from mie.config.params.checks import check_request_id
@@ -51,6 +52,14 @@ class ModelFacts:
     dtype: str
     directories: tuple[Path, ...]
     """Where its weights and its tokenizer are."""
+    architecture: str
+    num_parameters: int
+    quantization: str | None
+    """The method that made the weights smaller, if any."""
+    weights_bytes: int
+    """Memory of the weights."""
+    kv_bytes: int
+    """Memory of the KV cache."""
 
 
 class Pulse(NamedTuple):
@@ -243,7 +252,9 @@ class AsyncLLM:
 
     async def get_model_config(self) -> ModelFacts:
         """Return facts about the model."""
-        engine, args = self._loop.engine, self._llm.engine_args
+        engine, args, model = self._loop.engine, self._llm.engine_args, self._llm.model_config
+        of_files = model.quantisation.method if model.quantisation else None
+        sizes = engine.metrics.sizes
         return ModelFacts(
             model=os.fspath(args.model),
             max_model_len=engine.max_model_len,
@@ -254,6 +265,11 @@ class AsyncLLM:
             backend=engine.backend,
             dtype=args.dtype_name,
             directories=(self._llm.directory, self._llm.text_directory),
+            architecture=model.architecture,
+            num_parameters=num_parameters(model),
+            quantization=of_files if args.quantization in (None, "auto") else args.quantization,
+            weights_bytes=sizes["mie:weights_bytes"],
+            kv_bytes=sizes["mie:kv_bytes"],
         )
 
     async def weights_digest(self) -> str:

@@ -158,12 +158,22 @@ class Checkpoint:
             finally:  # also if the caller asks for no further block
                 self.release(name)
 
-    def check_finite(self, name: str, block: Rows) -> None:
-        """Raise `WeightsError` unless ``block``, a part of the tensor ``name``, is finite."""
+    def check_values(self, name: str, block: Rows) -> None:
+        """Check the numbers of ``block``, a part of the tensor ``name``.
+
+        Raises:
+            WeightsError: one is not finite, or a scale is too small for its form.
+        """
+        path = self._entries[name].path
         if not _is_finite(block):
             raise WeightsError(
-                f"{self._entries[name].path}: tensor {name!r} holds NaN or infinite values; fetch "
-                "the file again ('mie inspect --check' counts them in every tensor)"
+                f"{path}: tensor {name!r} holds NaN or infinite values; fetch the file again "
+                "('mie inspect --check' counts them in every tensor)"
+            )
+        if isinstance(block, QuantisedRows) and block.has_tiny_scale:
+            raise WeightsError(
+                f"{path}: tensor {name!r} has a scale between 0 and 2**-98, which is too small for "
+                "codes of 4 bits; quantise the model again"
             )
 
     def are_copies(self, name: str, other: str) -> bool:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from mie.base.stats.request import RequestMetrics
 from mie.base.stats.step import EngineStats, StepStats
 from mie.config.engine import EngineConfig
+from mie.memory.states import StateSlots
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Request
 
@@ -299,6 +300,7 @@ class EngineMetrics:
                 ("vllm:num_requests_waiting_by_reason", {"reason": "capacity"}, num_waiting),
                 ("vllm:num_requests_waiting_by_reason", {"reason": "deferred"}, 0),
                 *(("mie:kv_blocks", {"state": state}, count) for state, count in blocks.items()),
+                *_slot_gauges(manager.states),
             ],
             counters={
                 "vllm:prefix_cache_queries": memory.num_queried_tokens,
@@ -308,6 +310,8 @@ class EngineMetrics:
                 "mie:blocks_evicted": memory.num_evictions,
                 "mie:blocks_swapped_out": memory.num_exported,
                 "mie:blocks_swapped_in": memory.num_imported,
+                "mie:snapshots_taken": memory.num_snapshots,
+                "mie:snapshots_evicted": memory.num_snapshot_evictions,
             },
             tallies=[(name, labels, tally.copy()) for name, labels, tally in tallies],
             cache={
@@ -317,6 +321,15 @@ class EngineMetrics:
                 "num_gpu_blocks": str(manager.num_blocks),
             },
         )
+
+
+def _slot_gauges(states: StateSlots | None) -> list[tuple[str, Labels, float]]:
+    """Return the number of slots of recurrent states by their use."""
+    if states is None:
+        return []
+    counts = {"running": states.num_running, "snapshot": len(states.snapshots)}
+    counts["free"] = states.num_slots - sum(counts.values())
+    return [("mie:state_slots", {"state": use}, count) for use, count in counts.items()]
 
 
 @dataclass(frozen=True, kw_only=True)

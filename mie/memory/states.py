@@ -171,10 +171,10 @@ class StateSlots:
         self._emit(("state", table.owner, running.slot))
 
     def close(self, table: BlockTable) -> None:
-        """Release a table's slot. Its latest snapshot remains."""
+        """Release a table's slot. Its latest snapshot remains, even if another has it too."""
         running = self._tables.pop(table)
         if running.tail is not None:
-            self._use(running.tail)
+            self._use(running.tail).tail_of = running.owner
         self._release(running.slot)
 
     # Running.

@@ -285,7 +285,7 @@ class Loader:
         """Yield tensors in blocks. ``share`` is the part of them that is used."""
         for name in names:
             for block in self.checkpoint.blocks(name, BLOCK_BYTES):
-                self.checkpoint.check_finite(name, block)
+                self.checkpoint.check_values(name, block)
                 yield self._rounded(name, block)
                 self.progress(int(block.nbytes * share))
 

@@ -15,6 +15,11 @@ Codes = Literal["int4", "int8", "float8_e4m3fn"]
 
 GROUPS = (16, 32, 64, 128)
 """Inputs that may share a scale."""
+SMALLEST_SCALE = np.float32(2.0**-98)
+"""The smallest magnitude of a scale of int4 without offsets, except zero.
+
+Kernels divide such scales by 2**28, which is exact from here on.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +50,7 @@ class QuantisedRows:
 
     Products and sums are float32, each rounded once. With offsets, every product must be exact, so
     that a fused multiply-add gives the same weights. Codes of "int4" are -8 … 7 without offsets and
-    0 … 15 with them.
+    0 … 15 with them. Scales of the former are 0 or at least `SMALLEST_SCALE` in magnitude.
     """
 
     form: Form
@@ -63,6 +68,14 @@ class QuantisedRows:
     def nbytes(self) -> int:
         """The bytes that the rows take in their form."""
         return self.form.num_bytes(*self.shape)
+
+    @property
+    def has_tiny_scale(self) -> bool:
+        """Whether a scale is below `SMALLEST_SCALE` where that matters."""
+        if self.form.codes != "int4" or self.form.has_offsets:
+            return False
+        sizes = np.abs(self.scales)
+        return bool(((sizes < SMALLEST_SCALE) & (sizes > 0)).any())
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -94,8 +107,9 @@ def quantise(weights: NDArray[Any], form: Form) -> QuantisedRows:
 
     The number of largest magnitude in a group gets the lowest code of 4 bits, -8, or 127 of 8 bits.
     (-8 has no positive counterpart, so the scale of 4 bits has the opposite sign of that number.)
-    A number that is not finite gives a scale that is not finite. Source: ``quantize_row_q4_0_ref``
-    and ``quantize_row_q8_0_ref`` in ggml's ggml-quants.c.
+    Scales of 4 bits below `SMALLEST_SCALE` become zeros. A number that is not finite gives a scale
+    that is not finite. Source: ``quantize_row_q4_0_ref`` and ``quantize_row_q8_0_ref`` in ggml's
+    ggml-quants.c.
     """
     assert form.codes != "float8_e4m3fn", form
     assert not form.has_offsets, form
@@ -109,6 +123,8 @@ def quantise(weights: NDArray[Any], form: Form) -> QuantisedRows:
     is_int4 = form.codes == "int4"
     low, high = (-8, 7) if is_int4 else (-127, 127)
     scales = largest / np.float32(low) if is_int4 else np.abs(largest) / np.float32(high)
+    if is_int4:
+        scales[np.abs(scales) < SMALLEST_SCALE] = 0
     with np.errstate(invalid="ignore", over="ignore"):
         groups /= np.where(scales == 0, np.float32(1), scales)
         np.clip(np.rint(groups, out=groups), low, high, out=groups)

@@ -27,7 +27,7 @@ def remedy_for(capability: tuple[int, ...]) -> str | None:
     return f"the kernels need {oldest} (Ampere) or later; use backend numpy"
 
 
-def driver_facts(load: Callable[[str], Any] = ctypes.CDLL) -> dict[str, Any]:
+def driver_facts() -> dict[str, Any]:
     """Return the CUDA version of the NVIDIA driver, such as "12.6", and its GPUs.
 
     The facts are "found", "cuda", "error" and "gpus". Without a driver, only "found" is there. Each
@@ -35,7 +35,7 @@ def driver_facts(load: Callable[[str], Any] = ctypes.CDLL) -> dict[str, Any]:
     is the host's.
     """
     try:
-        cuda = load("libcuda.so.1")
+        cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return {"found": False}
     facts: dict[str, Any] = {"found": True}

@@ -13,6 +13,13 @@ HEADER_WORDS = 20
 
 LANES = 16
 """Numbers of a vector, and outputs of a panel."""
+INPUTS_OF_WORD = 8
+"""Neighbouring inputs whose 4-bit codes are in a word of an output.
+
+The first is the highest nibble of signed codes, and the lowest nibble of unsigned ones.
+"""
+SIGNED_NIBBLE = 2.0**28
+"""The weight of a signed code, which is read at the top of a word. Its scale is divided by that."""
 PANELS = 4
 """Panels of a group, which is the widest tile of a product."""
 ROW_TILE = 8

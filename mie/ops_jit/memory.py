@@ -28,8 +28,9 @@ from mie.ops.arrays import Floats
 from mie.ops.arrays import zeros as zeros
 from mie.ops.backend import KVCacheShape
 from mie.ops.kv_cache import LARGEST
+from mie.ops.packed import pack_nibbles
 from mie.ops.quantised import Form, Part, QuantisedRows, Rows
-from mie.ops_jit.layout import K_BLOCK, LANES, PANELS, format_name
+from mie.ops_jit.layout import INPUTS_OF_WORD, K_BLOCK, LANES, PANELS, SIGNED_NIBBLE, format_name
 
 CHUNK = 32 << 20
 """Bytes that are mapped at a time. They take memory where they are written."""
@@ -155,23 +156,26 @@ def segments_of(
 
 def _group_dtype(form: Form) -> np.dtype[Any]:
     """Return the layout of a group of a panel."""
-    num_loads = form.group // 2 if form.codes == "int4" else form.group
     offsets = [("offsets", np.float32, LANES)] if form.has_offsets else []
-    codes = ("codes", np.uint8, (num_loads, LANES))
+    codes = ("codes", np.uint8, (form.group, LANES))
+    if form.codes == "int4":
+        codes = ("codes", np.uint32, (form.group // INPUTS_OF_WORD, LANES))
     return np.dtype([("scales", np.float32, LANES), *offsets, codes])
 
 
 def _put_quantised(groups: NDArray[Any], row: int, block: QuantisedRows, form: Form) -> None:
     """Write rows of a matrix in their form, from number ``row`` on. Codes that pad it are zeros."""
-    num_rows, num_groups = len(block), groups.shape[1]
-    codes: NDArray[np.uint8] = block.codes.view(np.uint8)
+    codes: NDArray[Any] = block.codes.view(np.uint8)
+    scales = block.scales
     if padding := -codes.shape[1] % form.group:
         codes = np.pad(codes, [(0, 0), (0, padding)])
     if form.codes == "int4":
-        low, high = np.moveaxis(codes.reshape(num_rows, num_groups, 2, form.group // 2), 2, 0)
-        codes = (low & np.uint8(15)) | (high << np.uint8(4))
-    _put(groups["codes"], row, codes.reshape(num_rows, *groups["codes"].shape[1:-1]))
-    _put(groups["scales"], row, block.scales)
+        if not form.has_offsets:  # the first input is the highest nibble
+            codes = codes.reshape(-1, INPUTS_OF_WORD)[:, ::-1].reshape(codes.shape) & np.uint8(15)
+            scales = scales * np.float32(1 / SIGNED_NIBBLE)
+        codes = pack_nibbles(codes).view("<u4")
+    _put(groups["codes"], row, codes.reshape(len(block), *groups["codes"].shape[1:-1]))
+    _put(groups["scales"], row, scales)
     if block.offsets is not None:
         _put(groups["offsets"], row, block.offsets)
 

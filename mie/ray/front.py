@@ -29,7 +29,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mie.sched.routing import beginning_of
 from mie.serve.asgi import (
     DONE,
-    EventStream,
+    NDJSON,
+    SSE,
     Failures,
     RootPath,
     WholeBody,
@@ -209,8 +210,9 @@ class Front:
             lost = unavailable("the replica that served the request is lost (try again)", 1)
             if head is None:
                 await answer(lost, scope, receive, send)
-            elif EventStream.media_type in Headers(raw=head["headers"]).get("content-type", ""):
-                await send({"type": "http.response.body", "body": _event(lost, route_of(scope))})
+            elif (kind := _media_type(head)) in (NDJSON, SSE):
+                last = _event(lost, route_of(scope), kind)
+                await send({"type": "http.response.body", "body": last})
             else:
                 raise  # the answer cannot be completed
 
@@ -226,11 +228,18 @@ class Front:
         await Response(whole.body, whole.status, whole.headers)(scope, receive, send)
 
 
-def _event(error: ApiError, route: str) -> bytes:
+def _media_type(head: Message) -> str:
+    return Headers(raw=head["headers"]).get("content-type", "").partition(";")[0]
+
+
+def _event(error: ApiError, route: str, media_type: str) -> bytes:
     """Return the last events of a stream, in the dialect of the route."""
-    data = f"data: {body_of(error, route)}\n\n"
-    is_chunks = route in ("/v1/completions", "/v1/chat/completions")
-    return (data + DONE if is_chunks else f"event: error\n{data}").encode()
+    data = body_of(error, route)
+    if media_type == NDJSON:
+        return f"{data}\n".encode()
+    begin = "event: error\n" if route in ("/v1/messages", "/v1/responses") else ""
+    end = DONE if route.endswith("/completions") else ""
+    return f"{begin}data: {data}\n\n{end}".encode()
 
 
 # The common answer of all replicas.

@@ -19,7 +19,7 @@ MAX_LOGIN_BYTES = 16 << 10
 """Maximum size of the body of a login, which needs no key."""
 OPEN_ROUTES = frozenset({"/health", "/ping", "/version", "/ready"})
 """The routes that need no key and are answered while the server drains."""
-SHELL_ROUTES = frozenset({"/", "/story.html", "/mie/login", "/mie/logout"})
+SHELL_ROUTES = frozenset({"/", "/chat", "/story.html", "/mie/login", "/mie/logout"})
 """The routes of the web page that show nothing, and with which one logs in."""
 
 
@@ -200,28 +200,30 @@ def facts_of(scope: Scope) -> dict[str, Any]:
     return facts
 
 
-__all__ = ["DONE", "EventStream", "Pace", "json_string"]
+__all__ = ["DONE", "NDJSON", "SSE", "EventStream", "Pace", "json_string"]
 
 DONE = "data: [DONE]\n\n"
+SSE = "text/event-stream"
+NDJSON = "application/x-ndjson"
 
 
 class EventStream(Response):
-    """A response of server-sent events. It calls ``on_end`` when it ends, however it ends.
+    """A response of events, one after another. It calls ``on_end`` when it ends, however it ends.
 
     Each piece of ``events`` is one write of one or more whole events. A client that reads slowly
     blocks the write. Tokens that come meanwhile are merged into the next piece.
     """
-
-    media_type = "text/event-stream"
 
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
         on_end: Callable[[], object] = lambda: None,
         headers: Mapping[str, str] | None = None,
+        media_type: str = SSE,
     ) -> None:
         self.status_code = 200
         self.background = None
+        self.media_type = media_type
         self._events = events
         self._on_end = on_end
         self.init_headers(

@@ -21,9 +21,15 @@ from mie.serve.keys import Keys
 from mie.serve.page.access import Sessions
 
 CLIENT_ROUTES = frozenset(
-    {"/tokenize", "/detokenize", "/tokenizer_info", "/apply-template", "/load", "/openapi.json"}
+    {
+        *("/tokenize", "/detokenize", "/tokenizer_info", "/apply-template", "/load"),
+        *("/chat/completions", "/completion", "/completions", "/models", "/props"),
+        "/openapi.json",
+    }
 )
-"""Routes that every key may use although there is an admin key, like the open ones and ``/v1/…``.
+"""Routes that every key may use although there is an admin key.
+
+So are the open ones, ``/v1/…`` and ``/api/…``.
 
 Every other route, and each that is added, is the admin's.
 """
@@ -110,7 +116,7 @@ class Authentication:
 
 def is_of_clients(route: str) -> bool:
     """Return whether every key may use a route although there is an admin key."""
-    return route.startswith("/v1/") or route in CLIENT_ROUTES
+    return route.startswith(("/v1/", "/api/")) or route in CLIENT_ROUTES
 
 
 def _key_of(scope: Scope) -> str | None:

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from starlette.responses import Response
 
@@ -78,8 +78,21 @@ class ApiError(Exception):
 
 def body_of(error: ApiError, path: str) -> str:
     """Return the JSON that tells a client of an error, in the dialect of the route ``path``."""
-    body = anthropic_body(error) if f"{path}/".startswith("/v1/messages/") else error.body()
+    of_dialect = {"anthropic": anthropic_body, "ollama": ollama_body}.get(dialect_of(path))
+    body = error.body() if of_dialect is None else of_dialect(error)
     return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace").decode()
+
+
+def dialect_of(path: str) -> Literal["anthropic", "ollama", "openai"]:
+    """Return the dialect in which the route ``path`` tells errors."""
+    if path.startswith("/api/"):
+        return "ollama"
+    return "anthropic" if f"{path}/".startswith("/v1/messages/") else "openai"
+
+
+def ollama_body(error: ApiError) -> dict[str, Any]:
+    """Return an error in Ollama's shape."""
+    return {"error": error.message}
 
 
 def anthropic_body(error: ApiError) -> dict[str, Any]:
@@ -99,6 +112,12 @@ def unsupported(name: str, why: str) -> ApiError:
     """The 400 for a known parameter that has no effect here."""
     message = f"{name} is not supported: {why}"
     return ApiError(400, message, code="unsupported_parameter", param=name)
+
+
+def exclusive(structure_name: str) -> ApiError:
+    """The 400 for tools beside a structure of the answer."""
+    message = f"{structure_name} and tools exclude each other, unless tool_choice is 'none'"
+    return invalid(message, structure_name)
 
 
 def not_json(error: ValueError) -> ApiError:

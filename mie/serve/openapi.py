@@ -14,10 +14,11 @@ from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mie.serve.asgi import OPEN_ROUTES
+from mie.serve.asgi import NDJSON, OPEN_ROUTES, SSE
 from mie.serve.auth import is_of_clients
 from mie.serve.body import Body
 from mie.serve.config import ServeConfig
+from mie.serve.errors import dialect_of
 from mie.serve.serving import Serving
 from mie.version import __version__
 
@@ -65,6 +66,7 @@ _EVENT = {
     "required": ["data"],
     "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
 }
+_ERRORS = {"openai": "Error", "anthropic": "AnthropicError", "ollama": "OllamaError"}
 _IGNORED = {
     "description": "The paths of the request's unknown fields, which had no effect.",
     "schema": {"type": "string"},
@@ -92,7 +94,7 @@ def document(serving: Serving, operations: Sequence[Operation]) -> dict[str, Any
     components: dict[str, Any] = {"schemas": schemas}
     if config.keys is not None or config.admin_keys is not None:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    description = "A server of OpenAI's and Anthropic's interfaces."
+    description = "A server of OpenAI's, Anthropic's and Ollama's interfaces."
     return {
         "openapi": "3.1.0",
         "info": {"title": "mie", "version": __version__, "description": description},
@@ -129,8 +131,8 @@ def _schemas(operations: Sequence[Operation]) -> dict[str, Any]:
         ref_template="#/components/schemas/{model}",
     )
     shapes = yaml.safe_load(Path(__file__).with_name("answers.yaml").read_text(encoding="utf-8"))
-    del shapes["."]
-    return {**parts["$defs"], **{name: _object(fields) for name, fields in shapes.items()}}
+    named = {name: _object(each) for name, each in shapes.items() if not name.startswith(".")}
+    return {**parts["$defs"], **named}
 
 
 def _object(fields: dict[str, Any]) -> dict[str, Any]:
@@ -160,9 +162,7 @@ def _described(operation: Operation, config: ServeConfig) -> dict[str, Any]:
     statuses |= {429} if operation.streams else set()
     statuses |= {401} if needs_key else set()
     statuses |= {403} if needs_admin else set()
-    error = "Health" if operation.answer == "Health" else "Error"
-    if operation.path.startswith("/v1/messages"):
-        error = "AnthropicError"
+    error = "Health" if operation.answer == "Health" else _ERRORS[dialect_of(operation.path)]
     described: dict[str, Any] = {
         "summary": operation.summary,
         "operationId": f"{operation.method}{operation.path.replace('/', '_')}",
@@ -186,7 +186,8 @@ def _success(operation: Operation) -> dict[str, Any]:
     if operation.answer:
         content = _json(operation.answer)
     if operation.streams:
-        content["text/event-stream"] = {"schema": _EVENT}
+        is_lines = dialect_of(operation.path) == "ollama"
+        content |= {NDJSON: content["application/json"]} if is_lines else {SSE: {"schema": _EVENT}}
     headers = {} if operation.body is None else {"headers": {"x-mie-ignored": _IGNORED}}
     return {"description": operation.summary, "content": content, **headers}
 

@@ -16,6 +16,10 @@ from mie.serve.anthropic.messages import count_tokens, messages
 from mie.serve.anthropic.protocol import CountTokensRequest, MessagesRequest
 from mie.serve.asgi import route_of
 from mie.serve.errors import ApiError
+from mie.serve.llama.completion import CompletionBody, completion, props
+from mie.serve.ollama import answers as ollama
+from mie.serve.ollama import models as ollama_models
+from mie.serve.ollama.protocol import ChatRequest, GenerateRequest, ShowRequest
 from mie.serve.openai.chat import chat_completions
 from mie.serve.openai.completions import completions
 from mie.serve.openai.protocol import ChatCompletionRequest, CompletionRequest
@@ -135,6 +139,14 @@ _ROWS: tuple[tuple[Any, ...], ...] = (
     ("post", "/detokenize", detokenize, "Text", DetokenizeRequest),
     ("post", "/apply-template", apply_template, "Prompt", TemplateRequest),
     ("get", "/tokenizer_info", tokenizer_info, "TokenizerInfo", None, (400,)),
+    ("post", "/api/chat", ollama.chat, "OllamaChat", ChatRequest),
+    ("post", "/api/generate", ollama.generate, "OllamaText", GenerateRequest),
+    ("post", "/api/show", ollama_models.show, "OllamaModel", ShowRequest),
+    ("get", "/api/tags", ollama_models.tags, "OllamaModels"),
+    ("get", "/api/ps", ollama_models.running, "OllamaModels"),
+    ("get", "/api/version", ollama_models.version, "Version"),
+    ("post", "/completion", completion, "LlamaCompletion", CompletionBody),
+    ("get", "/props", props, "LlamaProps"),
     ("get", "/v1/models", _list_models, "Models"),
     ("get", "/v1/models/{id}", _retrieve_model, "Model", None, (404,)),
     ("post", "/v1/requests/{id}/cancel", _cancel, "Cancelled", None, (404, 413)),
@@ -150,6 +162,9 @@ _ROWS: tuple[tuple[Any, ...], ...] = (
 )
 OPERATIONS = tuple(Operation(*row) for row in _ROWS)
 
+UNPREFIXED = ("/v1/chat/completions", "/v1/completions", "/v1/models")
+"""Routes that are also served without ``/v1``, as llama.cpp does."""
+
 NOT_SUPPORTED: Mapping[str, Sequence[str]] = MappingProxyType(
     yaml.safe_load(Path(__file__).with_name("refused_routes.yaml").read_text(encoding="utf-8"))
 )
@@ -163,7 +178,8 @@ def routes() -> list[Route]:
         group = list(operations)
         methods = [operation.method.upper() for operation in group]
         path = "/v1/models/{id:path}" if path == "/v1/models/{id}" else path
-        found.append(Route(path, group[0].handler, methods=methods))
+        names = {path, path.removeprefix("/v1")} if path in UNPREFIXED else {path}
+        found += [Route(each, group[0].handler, methods=methods) for each in sorted(names)]
     methods = ["GET", "POST", "DELETE"]
     for why, paths in NOT_SUPPORTED.items():
         found += [Route(path, _refusal(why), methods=methods) for path in paths]

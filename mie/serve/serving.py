@@ -29,11 +29,14 @@ from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, api_error, invalid, naming_structure, too_long
 from mie.serve.limits import QueueLimit
 from mie.system.threads import call_in_thread
+from mie.text.messages import Message
 from mie.text.pretrained import PretrainedTokenizer
 from mie.version import __version__
 
 logger = logging.getLogger(__name__)
 
+LATEST = ":latest"
+"""The tag that Ollama's clients add to the name of a model without one."""
 MAX_REPORTS = 1000
 """Maximum number of different lines that the log gets about unknown fields."""
 
@@ -176,7 +179,7 @@ class Serving:
         tokenizer: PretrainedTokenizer | None,
         default_params: SamplingParams,
         queue_limit: QueueLimit,
-        system_fingerprint: str,
+        digest: str,
     ) -> None:
         self.engine = engine
         self.queue_limit = queue_limit
@@ -187,7 +190,9 @@ class Serving:
         self.created = int(time.time())
         self.chat_template = _chat_template(config.chat_template)
         self.names = tuple(config.served_model_name or _names(facts.model))
-        self.system_fingerprint = system_fingerprint
+        self.digest = digest
+        """Names the weights and settings under which equal seeds give equal text."""
+        self.system_fingerprint = f"fp_{digest[:12]}"
         self.defaults: Mapping[str, Any] = dict(engine.generation_config.sampling)
         """Sampling parameters that the model's files, or the command line, recommend."""
         self._reports: set[str] = set()
@@ -209,8 +214,8 @@ class Serving:
         defaults = await engine.get_default_sampling_params()
         facts = await engine.get_model_config()
         await engine.index_vocabulary()
-        fingerprint = _fingerprint(facts, engine.engine_config, await engine.weights_digest())
-        return cls(engine, config, facts, tokenizer, defaults, queue_limit, fingerprint)
+        digest = _digest(facts, engine.engine_config, await engine.weights_digest())
+        return cls(engine, config, facts, tokenizer, defaults, queue_limit, digest)
 
     def check_model(self, name: object) -> str:
         """Return the model's name for the answer, or raise the 404 of a model that is not here."""
@@ -218,7 +223,7 @@ class Serving:
             return self.names[0]
         if name is None:
             raise invalid("model is missing (--strict-openai demands it)", "model")
-        if name not in self.names:
+        if not {name, str(name).removesuffix(LATEST)} & {*self.names}:
             raise ApiError(
                 404,
                 f"the model {shown(name)} does not exist; this server has {', '.join(self.names)}",
@@ -246,6 +251,24 @@ class Serving:
         if self.tokenizer is None:
             raise invalid("this server has no tokenizer (--skip-tokenizer-init); send token ids")
         return self.tokenizer
+
+    @property
+    def template_text(self) -> str:
+        """The text of the chat template, or of all of them; nothing if there is none."""
+        found = self.chat_template or (self.tokenizer and self.tokenizer.chat_template) or ""
+        return found if isinstance(found, str) else "\n".join(found.values())
+
+    async def chat_prompt(self, messages: Sequence[Message], **options: Any) -> dict[str, Any]:
+        """Return a conversation as a prompt, by the server's template if none is given.
+
+        Raises:
+            ApiError: there is no tokenizer.
+            MieError: a message is malformed, or there is no template that takes it.
+        """
+        self.required_tokenizer()
+        if options.get("chat_template") is None:
+            options["chat_template"] = self.chat_template
+        return await self.engine.chat_prompt(messages, **options)
 
     def params(
         self, structure_name: str, stream: bool | None, base: Mapping[str, Any], **given: Any
@@ -357,11 +380,11 @@ def _names(model: str) -> list[str]:
     return [model] if last == model else [model, last]
 
 
-def _fingerprint(facts: ModelFacts, config: EngineConfig, weights: str) -> str:
-    """Return a name for the weights and settings under which equal seeds give equal text."""
+def _digest(facts: ModelFacts, config: EngineConfig, weights: str) -> str:
+    """Return the SHA-256 of the weights and settings under which equal seeds give equal text."""
     settings = (config.batch_invariant, config.kv_cache_dtype, config.weight_dtype)
     what = (weights, facts.backend, facts.dtype, *settings, config.linear_plan, __version__)
-    return f"fp_{hashlib.sha256(repr(what).encode()).hexdigest()[:12]}"
+    return hashlib.sha256(repr(what).encode()).hexdigest()
 
 
 def _chat_template(given: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""From the engine's outputs to an answer: the common part of the four dialects.
+"""From the engine's outputs to an answer: the common part of all dialects.
 
 A dialect is a `Writer`. It renders outputs as the events of a stream, or as one whole answer. The
 dialects whose answers have parts, one after another, render the same stream of part events.
@@ -7,14 +7,15 @@ dialects whose answers have parts, one after another, render the same stream of 
 import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from starlette.responses import Response
 
 from mie.config.params.sampling import RequestOutputKind
 from mie.frontend.outputs import CompletionOutput, RequestOutput
-from mie.serve.asgi import EventStream
+from mie.serve.asgi import SSE, EventStream
 from mie.serve.errors import ApiError, refuse_failed, refuse_unfinished
+from mie.serve.openai.logprobs import LogprobWriter
 from mie.serve.serving import Asked, Generation
 from mie.structured.tools.definitions import ToolCall
 
@@ -22,11 +23,14 @@ from mie.structured.tools.definitions import ToolCall
 class Writer(ABC):
     """Turns outputs into the answer of one request."""
 
+    media_type: ClassVar[str] = SSE
+    """The content type of a stream."""
+
     def __init__(self, generation: Generation) -> None:
         self.generation = generation
 
     @abstractmethod
-    def answer(self, outputs: list[RequestOutput]) -> Mapping[str, Any]:
+    def answer(self, outputs: list[RequestOutput]) -> Any:
         """Return the body of an answer that is not streamed."""
 
     @abstractmethod
@@ -79,7 +83,8 @@ async def respond(asked: Asked[Any], new_writer: Callable[[Generation], Writer])
             generation.keep_alive(asked.serving.config.keepalive_interval)
             first = await generation.next()
             refuse_failed(first)
-            return EventStream(writer.events(first), generation.close, asked.headers)
+            events = writer.events(first)
+            return EventStream(events, generation.close, asked.headers, writer.media_type)
         outputs = await generation.all()
         refuse_failed(outputs)
         answer = writer.answer(outputs)
@@ -90,7 +95,7 @@ async def respond(asked: Asked[Any], new_writer: Callable[[Generation], Writer])
     return json_response(answer, asked.headers)
 
 
-def json_response(content: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+def json_response(content: Any, headers: Mapping[str, str] | None = None) -> Response:
     """Return an answer that is not streamed."""
     data = json.dumps(content, ensure_ascii=False).encode()
     return Response(data, 200, headers, media_type="application/json")
@@ -193,10 +198,15 @@ class PartsWriter(Writer):
         self.parts = Parts()
         self.num_tokens = 0
         self._has_begun = False
+        self._logprobs = None
+        asked = generation.asked
+        if asked.params.logprobs is not None:
+            tokenizer = asked.serving.required_tokenizer().tokenizer
+            self._logprobs = LogprobWriter(tokenizer, num_top=asked.params.logprobs)
 
     def begin(self, output: RequestOutput | None) -> str:
         """Return the first events. Without an output yet, they may be left for later."""
-        raise NotImplementedError
+        return ""
 
     def write(self, event: PartEvent, status: str) -> Iterator[str]:
         """Yield the events of a part; ``status`` says how far the part is when it ends."""
@@ -209,10 +219,6 @@ class PartsWriter(Writer):
     def whole(self, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
         """Return the whole answer, when all parts have ended."""
         raise NotImplementedError
-
-    def logprobs_of(self, choice: CompletionOutput) -> list[dict[str, Any]]:
-        """Return the log-probabilities of a choice's new tokens."""
-        return []
 
     def answer(self, outputs: list[RequestOutput]) -> Mapping[str, Any]:
         [output] = outputs
@@ -239,7 +245,10 @@ class PartsWriter(Writer):
 
     def _add(self, choice: CompletionOutput) -> Iterator[PartEvent]:
         self.num_tokens += len(choice.token_ids)
-        return self.parts.add(choice, self.logprobs_of(choice))
+        logprobs = None
+        if self._logprobs is not None:
+            logprobs = self._logprobs.chat(choice.logprobs or ())["content"]
+        return self.parts.add(choice, logprobs)
 
 
 def status_of(choice: CompletionOutput) -> str:

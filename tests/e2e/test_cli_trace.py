@@ -244,22 +244,11 @@ def test_a_killed_run_is_shown_up_to_its_end(story: Path) -> None:
     assert "ends in the middle of a line" in line
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "cannot be read: No such file or directory"),
-        (b"", "is not an event log: it is empty"),
-        (b"Once upon a time\n", "is not an event log: line 1: not JSON"),
-        (b'{"prompt": "Once"}\n', "is not an event log: line 1: not an event"),
-    ],
-)
-def test_a_file_that_is_not_a_log_is_refused(
-    tmp_path: Path, content: bytes | None, message: str
-) -> None:
+def test_a_file_that_is_not_a_log_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    if content is not None:
-        path.write_bytes(content)
-    assert error_line(mie("trace", path)).endswith(f"file {message}")
+    path.write_bytes(b"Once upon a time\n")
+    message = "file is not an event log: line 1: not JSON"
+    assert error_line(mie("trace", path)).endswith(message)
 
 
 @pytest.mark.parametrize("step", ["-1", "7", "99999999999999999999"])

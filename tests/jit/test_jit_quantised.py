@@ -13,13 +13,18 @@ from quantised_rows import in_blocks, quantised
 from mie.config.engine import EngineConfig
 from mie.load.backends import load_backend
 from mie.ops.kv_cache import HALVES
-from mie.ops.quantised import GROUPS, Codes, Form, dequantise
+from mie.ops.quantised import GROUPS, SMALLEST_SCALE, Codes, Form, dequantise
 
 pytestmark = needs_numba
 
 INT4 = Form(codes="int4", group=32, has_offsets=True)
 INT8 = Form(codes="int8", group=32, has_offsets=False)
-QUICK = [INT4, INT8, Form(codes="int4", group=16, has_offsets=False)]
+QUICK = [
+    INT4,
+    INT8,
+    Form(codes="int4", group=16, has_offsets=False),
+    Form(codes="float8_e4m3fn", group=128, has_offsets=False),
+]
 FORMS = [
     pytest.param(form, id=str(form), marks=[] if form in QUICK else [pytest.mark.slow])
     for form in (
@@ -56,6 +61,20 @@ def test_a_product_has_the_bits_of_the_dequantised_weights(form: Form):
             for count in NUM_ROWS:
                 got = backend.linear(x[:count], weight, residual[:count])
                 assert_same_bits(got, wanted[:count])
+
+
+def test_scales_of_any_sign_and_size_give_the_bits_of_the_dequantised_weights():
+    form, smallest = Form(codes="int4", group=16, has_offsets=False), SMALLEST_SCALE * 1.0000001
+    rows = quantised(form, 70, 130)
+    sizes = np.array([0, smallest, -smallest, 1e-20, -0.01, 1e30, -1e30], np.float32)
+    rows.scales[...] = np.random.default_rng(1).choice(sizes, rows.scales.shape)
+    backend, x = jit_backend(), normal(9, 130)
+    plain = backend.load_linear(rows.shape, [dequantise(rows)])
+    table = backend.load_embedding(rows.shape, [rows], form)
+    for count in (1, 4, 8, 9):
+        got = backend.linear(x[:count], backend.tie_linear(table))
+        assert_same_bits(got, backend.linear(x[:count], plain))
+    assert_same_bits(backend.embed(np.arange(70), table), dequantise(rows))
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -159,6 +160,24 @@ class Shown:
         """Wait until the engine rests, and the page shows all that it did and agrees with it."""
         self.until(IS_SETTLED)
         self.drawn()
+
+
+def serious(shown: Shown, theme: str) -> list[Any]:
+    """Return what axe finds serious or critical on a page."""
+    if importlib.util.find_spec("axe_playwright_python") is None:
+        missing("axe-core is not installed (pip install 'mie[browser]')")
+    import axe_playwright_python as package
+
+    shown.js("theme => { document.documentElement.dataset.theme = theme; }", theme)
+    shown.js((Path(package.__file__).parent / "axe.min.js").read_text(encoding="utf-8") + ";0")
+    found = shown.js(
+        "axe.run({exclude: ['.answer:nth-child(n+2)']}, {resultTypes: ['violations']})"
+    )
+    return [
+        (each["id"], [node["html"] for node in each["nodes"]])
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
 
 
 def cells(key: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 One browser and one server are open for all tests. Most of them share one page.
 """
 
-import importlib.util
 import json
 import random
 import re
@@ -14,7 +13,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from browser import Shown, cells, chromium, missing, opened
+from browser import Shown, cells, chromium, opened, serious
 from command_line import mie
 from live_server import live
 
@@ -287,21 +286,17 @@ def test_keys_alone_move_through_steps_blocks_and_nodes(shown: Shown) -> None:
 
 @pytest.mark.parametrize("theme", ["dark", "light"])
 def test_axe_finds_nothing_serious(shown: Shown, theme: str) -> None:
-    if importlib.util.find_spec("axe_playwright_python") is None:
-        missing("axe-core is not installed (pip install 'mie[browser]')")
-    import axe_playwright_python as package
+    assert serious(shown, theme) == []
 
-    shown.js("theme => { document.documentElement.dataset.theme = theme; }", theme)
-    shown.js((Path(package.__file__).parent / "axe.min.js").read_text(encoding="utf-8") + ";0")
-    found = shown.js(
-        "axe.run({exclude: ['.answer:nth-child(n+2)']}, {resultTypes: ['violations']})"
-    )
-    serious = [
-        (each["id"], [node["html"] for node in each["nodes"]])
-        for each in found["violations"]
-        if each["impact"] in ("serious", "critical")
-    ]
-    assert serious == []
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+@pytest.mark.parametrize("name", ["story.html", "chat"])
+def test_axe_finds_nothing_serious_on_the_other_pages(
+    browser: Any, url: str, name: str, theme: str
+) -> None:
+    with opened(browser, f"{url}/{name}") as other:
+        other.until("window.mie && (mie.page?.model || mie.store?.run)")
+        assert serious(other, theme) == []
 
 
 def test_the_tables_have_what_the_canvases_show(shown: Shown) -> None:

@@ -1,7 +1,5 @@
 """The story, the static site and links to moments, in a browser."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import importlib.util

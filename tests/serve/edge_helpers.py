@@ -25,6 +25,9 @@ DIALECTS = {
     "/v1/chat/completions": {"messages": MESSAGES},
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 100},
     "/v1/responses": {"input": "Tell me a story."},
+    "/api/chat": {"messages": MESSAGES},
+    "/api/generate": {"prompt": "Tell me a story."},
+    "/completion": {"prompt": "Once", "n_predict": 100},
 }
 """The least that a request for an answer needs, by its route."""
 

@@ -71,7 +71,10 @@ async def test_a_key_is_taken_as_openai_and_as_anthropic_clients_send_it(engine)
 
 
 ADMIN = "sk-admin"
-OF_CLIENTS = {"/tokenize", "/detokenize", "/tokenizer_info", "/apply-template", "/load"}
+OF_CLIENTS = {
+    *("/tokenize", "/detokenize", "/tokenizer_info", "/apply-template", "/load", "/props"),
+    *("/chat/completions", "/completion", "/completions", "/models"),
+}
 
 
 @pytest.mark.parametrize("has_keys", [True, False])
@@ -102,7 +105,7 @@ async def test_with_an_admin_key_all_that_is_not_for_clients_needs_it(
     admins = {
         path
         for path, _ in found
-        if not path.startswith("/v1/") and path not in OF_CLIENTS | {"/openapi.json"}
+        if not path.startswith(("/v1/", "/api/")) and path not in OF_CLIENTS | {"/openapi.json"}
         if not is_open(path)
     }
     assert {"/metrics", "/reset_prefix_cache", "/unknown", "/mie/state"} <= admins

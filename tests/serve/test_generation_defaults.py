@@ -20,6 +20,8 @@ DIALECTS = {
     "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 12},
     "/v1/responses": {"input": "Who is Mia?", "max_output_tokens": 12},
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 12},
+    "/api/chat": {"messages": MESSAGES, "stream": False},
+    "/api/generate": {"prompt": "Who is Mia?", "stream": False},
 }
 
 
@@ -54,6 +56,8 @@ def text_of(answer):
     if "choices" in body:
         choice = body["choices"][0]
         return choice["text"] if "text" in choice else choice["message"]["content"]
+    if "done" in body:
+        return body["response"] if "response" in body else body["message"]["content"]
     if "output" in body:
         return body["output"][-1]["content"][0]["text"]
     return body["content"][0]["text"]
@@ -65,7 +69,9 @@ async def test_a_request_gets_what_the_model_recommends_unless_it_says_otherwise
 
     async def ask(engine, **given):
         async with client_of(engine) as client:
-            return text_of(await client.post(path, json={**DIALECTS[path], "seed": 5, **given}))
+            given = {"seed": 5, **given}
+            given = {"options": given} if path.startswith("/api/") else given
+            return text_of(await client.post(path, json={**DIALECTS[path], **given}))
 
     default, neutral = engines
     left_out = await ask(default)

@@ -1,6 +1,8 @@
 """Test the facts about the NVIDIA driver and the libraries of CuPy, with imitated libraries."""
 
 import ctypes
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -8,61 +10,60 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from emulated import needs_compiler
 
-from mie.ops_gpu.environment import cupy_facts, driver_facts
+from mie.cli.diagnosis.machine import Machine
+from mie.ops_gpu.environment import cupy_facts
 
 GIB = 1 << 30
 
 
-class FakeCuda:
-    """A libcuda with two GPUs, or with an error."""
-
-    def __init__(self, error: int = 0) -> None:
-        self.error = error
-
-    def cuInit(self, flags: int) -> int:
-        return self.error
-
-    def cuDriverGetVersion(self, version: Any) -> int:
-        version._obj.value = 12060
-        return 0
-
-    def cuDeviceGetCount(self, count: Any) -> int:
-        count._obj.value = 2
-        return 0
-
-    def cuDeviceGet(self, device: Any, index: int) -> int:
-        device._obj.value = 10 + index
-        return 0
-
-    def cuDeviceGetName(self, name: Any, size: int, device: ctypes.c_int) -> int:
-        name.value = f"GPU {device.value}".encode()
-        return 0
-
-    def cuDeviceTotalMem_v2(self, size: Any, device: ctypes.c_int) -> int:
-        size._obj.value = 8 * GIB
-        return 0
-
-    def cuDeviceGetAttribute(self, value: Any, attribute: int, device: ctypes.c_int) -> int:
-        value._obj.value = {18: 1, 75: 8, 76: 7}[attribute]
-        return 0
-
-    def cuGetErrorName(self, code: int, name: Any) -> int:
-        name._obj.value = b"CUDA_ERROR_NO_DEVICE" if code == 100 else None
-        return 0
+LIBCUDA = r"""
+#include <cstdio>
+#include <cstdlib>
+extern "C" {
+int cuDriverGetVersion(int* version) { *version = 12060; return 0; }
+int cuInit(unsigned) { return getenv("CUDA_ERROR") ? atoi(getenv("CUDA_ERROR")) : 0; }
+int cuDeviceGetCount(int* count) { *count = 2; return 0; }
+int cuDeviceGet(int* device, int index) { *device = 10 + index; return 0; }
+int cuDeviceGetName(char* name, int n, int id) { snprintf(name, n, "GPU %d", id); return 0; }
+int cuDeviceTotalMem_v2(size_t* bytes, int) { *bytes = size_t{8} << 30; return 0; }
+int cuDeviceGetAttribute(int* value, int attribute, int) {
+  *value = attribute == 75 ? 8 : attribute == 76 ? 7 : attribute == 18;
+  return 0;
+}
+int cuGetErrorName(int code, const char** name) {
+  *name = code == 100 ? "CUDA_ERROR_NO_DEVICE" : nullptr;
+  return 0;
+}
+}
+"""
 
 
-def test_the_driver_reports_its_gpus() -> None:
-    facts = driver_facts(lambda name: FakeCuda())
+@pytest.fixture(scope="module")
+def libcuda(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a libcuda.so.1 of two GPUs, or of the error in CUDA_ERROR."""
+    folder = tmp_path_factory.mktemp("libcuda")
+    (folder / "cuda.cpp").write_text(LIBCUDA)
+    compiler = shlex.split(os.environ.get("CXX") or "g++")
+    command = [*compiler, "-shared", "-fPIC", "-o", "libcuda.so.1", "cuda.cpp"]
+    subprocess.run(command, cwd=folder, check=True)
+    return str(folder)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("code", "name"), [("0", None), ("100", "CUDA_ERROR_NO_DEVICE"), ("777", "error 777")]
+)
+def test_the_driver_reports_its_gpus_or_its_error(
+    libcuda: str, code: str, name: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", libcuda)
+    monkeypatch.setenv("CUDA_ERROR", code)
     orin = {"capability": "8.7", "memory": 8 * GIB, "integrated": True}
     gpus = [{"name": f"GPU {device}", **orin} for device in (10, 11)]
-    assert facts == {"found": True, "cuda": "12.6", "gpus": gpus}
-
-
-@pytest.mark.parametrize(("code", "name"), [(100, "CUDA_ERROR_NO_DEVICE"), (777, "error 777")])
-def test_the_driver_reports_its_error(code: int, name: str) -> None:
-    facts = driver_facts(lambda _: FakeCuda(code))
-    assert facts == {"found": True, "cuda": "12.6", "gpus": [], "error": name}
+    own = {"gpus": gpus} if name is None else {"gpus": [], "error": name}
+    assert Machine().ask("driver") == {"found": True, "cuda": "12.6", **own}
 
 
 def test_asking_the_driver_imports_no_numpy() -> None:

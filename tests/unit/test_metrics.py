@@ -54,6 +54,8 @@ def test_the_counts_match_the_run(llm):
         "mie:blocks_evicted": 0,
         "mie:blocks_swapped_out": 0,
         "mie:blocks_swapped_in": 0,
+        "mie:snapshots_taken": 0,
+        "mie:snapshots_evicted": 0,
         "mie:tokens_recomputed": 0,
         "mie:tokens_forced": 0,
         "prompt_tokens_by_source": 0,

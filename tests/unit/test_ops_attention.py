@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mie.ops import attention
-from mie.ops.attention import decode_attention, paged_attention
+from mie.ops.attention import attend, decode_attention, paged_attention
 from mie.ops.kv_cache import QUANTIZED, dequantize, quantize
 
 DTYPES = ("float32", "float64")
@@ -189,15 +189,25 @@ def test_paged_attention_equals_the_plain_loops(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_quantised_cache_is_read_as_the_numbers_it_represents(stored: np.dtype, dtype: str):
     """Slots without a token have a scale of NaN."""
-    for batch, attend in (
+    for batch, compute in (
         (ragged(MIXED, dtype=dtype), paged),
         (ragged(MIXED, dtype=dtype), lambda batch: paged(batch, 4)),
         (ragged(DECODES, dtype=dtype), decode),
     ):
         caches = [quantize(cache, stored) for cache in (batch.k_cache, batch.v_cache)]
         k_cache, v_cache = (dequantize(cache, dtype) for cache in caches)
-        wanted = attend(Batch(**{**vars(batch), "k_cache": k_cache, "v_cache": v_cache}))
-        got = attend(Batch(**{**vars(batch), "k_cache": caches[0], "v_cache": caches[1]}))
+        wanted = compute(Batch(**{**vars(batch), "k_cache": k_cache, "v_cache": v_cache}))
+        got = compute(Batch(**{**vars(batch), "k_cache": caches[0], "v_cache": caches[1]}))
         assert got.dtype == dtype
         np.testing.assert_array_equal(got, wanted)
         assert np.isfinite(got).all()
+
+
+def test_a_sink_is_one_more_score_whose_value_is_zero():
+    rng = np.random.default_rng(3)
+    q, sinks = rng.normal(0, 3, (2, 2, 4)), np.array([20.0, -3.0])
+    keys, values = rng.normal(0, 3, (2, 5, 1, 4))
+    weights = np.exp(q @ keys[:, 0].T)
+    shares = weights / (weights.sum(axis=-1, keepdims=True) + np.exp(sinks)[:, None])
+    got = attend(q, keys, values, 1.0, np.ones((2, 5), bool), sinks=sinks)
+    np.testing.assert_allclose(got, shares @ values[:, 0], rtol=1e-12)

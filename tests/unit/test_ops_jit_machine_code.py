@@ -77,7 +77,7 @@ def product_loops(kernel: str, cpu: Cpu) -> list[list[str]]:
         if any(FMA.search(line) for line in loop)
     ]
     # Every shape of a tile is a loop, but those whose code is equal may share one.
-    assert len(loops) >= 4
+    assert len(loops) >= 3
     for loop in loops:
         sums = [line for line in loop if FMA.search(line)]
         assert all(registers_of(cpu).name.search(line) for line in sums), loop
@@ -102,7 +102,8 @@ QUANTISED = ("int4-g32-offsets", "int4-g128", "int8-g32", "int8-g16-offsets", "f
 
 @pytest.mark.parametrize("cpu", CPUS.values(), ids=CPUS)
 @pytest.mark.parametrize(
-    "dtype", [QUANTISED[0], *(pytest.param(each, marks=pytest.mark.slow) for each in QUANTISED[1:])]
+    "dtype",
+    [*QUANTISED[:2], *(pytest.param(each, marks=pytest.mark.slow) for each in QUANTISED[2:])],
 )
 def test_quantised_products_are_vector_multiply_adds_without_spills(cpu: Cpu, dtype: str):
     product_loops(f"multiply[{dtype}]", cpu)

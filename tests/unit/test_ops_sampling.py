@@ -49,6 +49,20 @@ def test_edits_are_computed_in_float64_and_rounded_once():
     assert edit_logits(frozen([1.0], np.float32), half).tolist() == [1 + 2.0**-23]
 
 
+def test_the_edits_follow_their_definitions():
+    row = RowControls(
+        bias=(np.array([1]), np.array([0.5])),
+        repetition_penalty=2.0,
+        seen_ids=np.array([0, 2, 3]),
+        presence_penalty=0.25,
+        frequency_penalty=0.125,
+        output_ids=np.array([2, 3]),
+        output_counts=np.array([1, 3]),
+    )
+    edited = edit_logits(np.array([-1.0, 1.0, 2.0, 4.0]), row)
+    assert edited.tolist() == [-2.0, 1.5, 1.0 - 0.375, 2.0 - 0.625]
+
+
 def test_an_edit_may_leave_the_range_of_float32():
     logits = frozen([-2.0, 1.0, 3.0], np.float32)
     row = RowControls(seen_ids=np.array([0]), repetition_penalty=1e300, temperature=1.0)

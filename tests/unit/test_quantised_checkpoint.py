@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -362,7 +363,19 @@ def test_scales_whose_weights_are_not_finite_are_refused(tmp_path: Path, scale: 
         assert f"{Q}.weight" in non_finite_tensors(checkpoint)
         [block] = checkpoint.blocks(f"{Q}.weight")
         with pytest.raises(WeightsError, match="NaN or infinite"):
-            checkpoint.check_finite(f"{Q}.weight", block)
+            checkpoint.check_values(f"{Q}.weight", block)
+
+
+@pytest.mark.parametrize(("scale", "is_tiny"), [(2.0**-98, False), (-(2.0**-99), True)])
+def test_scales_that_are_too_small_are_refused(tmp_path: Path, scale: float, is_tiny: bool):
+    scales = np.zeros((2, 64), np.float32)
+    scales[1, 63] = scale
+    write_quantised(tmp_path, GPTQ, **{f"{Q}.scales": scales})
+    with opened(tmp_path) as checkpoint:
+        [block] = checkpoint.blocks(f"{Q}.weight")
+        refused = pytest.raises(WeightsError, match="too small for codes of 4 bits")
+        with refused if is_tiny else nullcontext():
+            checkpoint.check_values(f"{Q}.weight", block)
 
 
 # Which modules are quantised.

@@ -16,7 +16,7 @@ from mie import LLM, SamplingParams
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError, WeightsError
 from mie.load.engine import load_engine
-from mie.ops.quantised import Form, dequantise, quantise
+from mie.ops.quantised import SMALLEST_SCALE, Form, dequantise, quantise
 
 INT8, INT4 = (Form(codes=codes, group=32, has_offsets=False) for codes in ("int8", "int4"))
 
@@ -46,7 +46,8 @@ def test_every_weight_moves_by_at_most_half_a_step(weights: np.ndarray, form: Fo
     steps = np.abs(rows.scales).repeat(form.group, axis=1)[:, : weights.shape[1]]
     # int4 has no code 8, so a number of the other sign may move by a whole step.
     bound = 1.0 if form is INT4 else 0.5
-    assert (error <= steps * (bound + 1e-5) + 1e-42).all()
+    zeroed = 8 * SMALLEST_SCALE if form is INT4 else 1e-42
+    assert (error <= steps * (bound + 1e-5) + zeroed).all()
     low, high = (-8, 7) if form is INT4 else (-127, 127)
     assert rows.codes.min() >= low
     assert rows.codes.max() <= high
@@ -64,6 +65,8 @@ def test_rounding_is_that_of_the_definition():
     assert rows.scales[0].tolist() == [np.float32(4) / np.float32(127), np.float32(1) / 127]
     assert rows.codes[0, :5].tolist() == [127, -64, 8, 8, -124]
     assert not quantise(np.zeros((2, 32), np.float32), INT4).codes.any()
+    small = quantise(np.array([[2.0**-95], [2.0**-96]], np.float32), INT4)
+    assert small.scales.tolist() == [[-(2.0**-98)], [0]]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

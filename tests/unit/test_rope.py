@@ -1,7 +1,9 @@
-"""Compare rotation frequencies with the sources of the formulas and with transformers."""
+"""Compare frequencies and tables of RoPE with the sources of the formulas and with transformers."""
 
+import cmath
 import json
 import math
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +11,13 @@ import pytest
 
 from mie.checkpoint.config import ModelConfig, RopeConfig
 from mie.model.rope import rope_inv_freq
+from mie.ops.rope import rope_table
 
 GOLDEN = sorted((Path(__file__).parent.parent / "golden" / "models").iterdir())
 HEAD_DIM = 16
+DTYPES = ("float32", "float64")
+
+TWO_PI = Fraction("6.28318530717958647692528676655900576839433879875021164194988918461563281257242")
 LLAMA3 = RopeConfig(
     rope_type="llama3", theta=500.0, factor=8.0, original_max_position_embeddings=64
 )
@@ -81,3 +87,27 @@ def test_max_position_embeddings_replaces_a_missing_original_context(rope: RopeC
     wanted, _ = rope_inv_freq(rope, HEAD_DIM, 7)
     np.testing.assert_array_equal(rope_inv_freq(absent, HEAD_DIM, original)[0], wanted)
     assert not np.array_equal(rope_inv_freq(absent, HEAD_DIM, 3 * original)[0], wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_positions", [1, 4095, 4096, 4097, 9000])
+def test_the_table_has_the_cosine_and_sine_of_every_position(num_positions: int, dtype: str):
+    inv_freq = plain(1e4)[:4]
+    table = rope_table(inv_freq, 1.0, num_positions, dtype)
+    assert table.shape == (num_positions, 2, 4)
+    assert table.dtype == dtype
+    angles = np.arange(num_positions)[:, None] * inv_freq
+    np.testing.assert_array_equal(table[:, 0], np.cos(angles).astype(dtype))
+    np.testing.assert_array_equal(table[:, 1], np.sin(angles).astype(dtype))
+
+
+def test_far_positions_are_exact():
+    """The angle is reduced with 78 digits of 2 pi here; float32 angles would be off by 0.002."""
+    inv_freq = plain(1e4)
+    tables = {dtype: rope_table(inv_freq, 1.0, 100_001, dtype) for dtype in DTYPES}
+    for position in (65_537, 99_999, 100_000):
+        for j, frequency in enumerate(inv_freq.tolist()):
+            angle = float((Fraction(frequency) * position) % TWO_PI)
+            wanted = cmath.rect(1.0, angle)
+            assert abs(complex(*tables["float64"][position, :, j]) - wanted) < 1e-10
+            assert abs(complex(*tables["float32"][position, :, j]) - wanted) < 1e-7

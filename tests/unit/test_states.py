@@ -10,6 +10,7 @@ from scripted_runner import scripted_engine
 from mie import EngineConfig, SamplingParams
 from mie.engine.engine import Engine
 from mie.memory.prefix import Node
+from mie.memory.stateful import StatefulManager
 
 B = 4
 PARAMS = SamplingParams(max_tokens=10, ignore_eos=True)
@@ -154,3 +155,78 @@ def test_a_fork_has_a_state_of_its_own():
     answer(engine, words(1), words(2), params=SamplingParams(n=3, max_tokens=20, ignore_eos=True))
     positions = sorted(len(tokens) for _, tokens in kept(engine))
     assert positions == [4, 4, *[24] * 6], "the ends of two prompts and of six answers"
+
+
+@pytest.mark.parametrize("num_more", range(4))
+@pytest.mark.parametrize("is_first", [False, True])
+def test_an_answer_ends_with_a_snapshot_although_another_goes_on(
+    num_more: int, is_first: bool
+) -> None:
+    """Two answers are equal until one of them ends. Either may be a token ahead."""
+    for num_ahead in range(3):
+        engine, prompt = engine_of(), words(1, 2)
+        ends = SamplingParams(max_tokens=10 + num_more, ignore_eos=True)
+        goes_on = SamplingParams(max_tokens=30, ignore_eos=True)
+        engine.add_request(prompt, ends if is_first else goes_on)
+        for _ in range(num_ahead):
+            engine.step()
+        engine.add_request(prompt, goes_on if is_first else ends)
+        while engine.has_work:
+            engine.step()
+        num_full = (len(prompt) + 10 + num_more - 1) // B * B
+        assert {len(tokens) for _, tokens in kept(engine)} == {12, num_full, 40}
+
+
+def test_a_fork_that_is_swapped_out_at_once_saves_the_state_of_its_parent() -> None:
+    manager = StatefulManager(9, B, num_states=3, num_host_blocks=9, num_host_states=2)
+    room = manager.find_room(words(1))
+    assert room is not None
+    table = manager.open_table(room, (0, 0), 0)
+    manager.states.open(table, room, kept := [])
+    manager.take_moves()
+    manager.commit(table, 4)
+    manager.commit(table, 7)
+    twin = manager.fork(table, (0, 1), 1, words(1))
+    host = manager.swap_out(twin)
+    assert host is not None
+    manager.close_table(twin)
+    moves = manager.take_moves().states
+    assert moves is not None
+    assert moves.exports == [(manager.states._tables[table].slot, 0)]
+    again = manager.find_room([*words(1), 9], host=host)
+    assert again is not None
+    assert again.num_computed == 7
+    twin = manager.open_table(again, (0, 1), 1)
+    manager.states.open(twin, again, kept)
+    moves = manager.take_moves().states
+    assert moves is not None
+    assert moves.imports == [(0, manager.states._tables[twin].slot)]
+
+
+def test_the_metrics_count_slots_and_snapshots() -> None:
+    engine = engine_of(num_states=4, max_num_seqs=2)
+    answer(engine, words(1), words(2))
+    engine.add_request(words(3), PARAMS)
+    engine.step()
+    slots = {}
+    for metric in engine.get_metrics("model"):
+        if metric.name == "mie:state_slots":
+            slots[metric.labels["state"]] = metric.value
+    assert slots == {"running": 1, "snapshot": 3, "free": 0}
+    taken = [m.value for m in engine.get_metrics("m") if m.name == "mie:snapshots_taken"]
+    assert taken == [engine.scheduler.manager.stats.num_snapshots]
+
+
+def test_a_preempted_sequence_goes_on_from_its_latest_snapshot() -> None:
+    engine, prompt = engine_of(), words(1, 2, 3)
+    engine.add_request(prompt, SamplingParams(max_tokens=40, n=2, ignore_eos=True))
+    for num_steps in (20, 7, 1):
+        for _ in range(num_steps):
+            engine.step()
+        engine.scheduler.preempt_all()
+    while engine.has_work:
+        engine.step()
+    # Each of two choices computes the tokens behind a full block again, three times.
+    num_again = engine._runner.num_computed - (len(prompt) + 2 * 39)
+    assert 0 < num_again <= 2 * 3 * (B - 1)
+    assert len(kept(engine)) == 3, "no preemption leaves a snapshot behind"

@@ -66,6 +66,7 @@ def test_answers_are_read_as_transformers_reads_them(case: dict[str, Any]):
     expected = [call["function"] for call in message.get("tool_calls", ())]
     assert named((0, 0, found)) == [(each["name"], each["arguments"]) for each in expected]
     assert num_unparsed == 0
+    assert len({call_id for _, call_id, _, _ in found}) == len(found)
 
 
 # Pieces.

@@ -304,10 +304,10 @@ def test_every_bit_pattern_is_classified_like_isfinite() -> None:
         checkpoint = Checkpoint({"w": entry})
         values = bits.view(dtype)
         is_finite = np.isfinite(values.astype(np.float32))
-        checkpoint.check_finite("w", values[is_finite])
+        checkpoint.check_values("w", values[is_finite])
         for value in values[~is_finite]:
             with pytest.raises(WeightsError):
-                checkpoint.check_finite("w", np.array([value]))
+                checkpoint.check_values("w", np.array([value]))
 
 
 # Memory.

@@ -1,8 +1,10 @@
 """Load and store the formats of weights and caches, widened to float32 in registers.
 
 Quantised weights are groups of inputs of a panel, as `mie.ops.quantised` defines them. A group is
-16 float32 scales, perhaps 16 offsets, and then 16 codes for each input. A byte of "int4" has two
-codes: that of an input of the first half of the group, and that of the second half's.
+16 float32 scales, perhaps 16 offsets, and then 16 codes for each input. Codes of "int4" are the
+nibbles of words, a word for eight neighbouring inputs of an output. They are shifted to one end of
+the word, one after the other, and are masked and converted there. A signed code is at the high end,
+where the word's sign is its own, and so it is 2**28 times as large. Its scale makes up for that.
 """
 
 from __future__ import annotations
@@ -34,50 +36,45 @@ from mie.ops_jit.kernels.vectors import (
     splat,
     vector,
 )
-from mie.ops_jit.layout import format_name
+from mie.ops_jit.layout import INPUTS_OF_WORD, format_name
 
 Widen = Callable[[ir.IRBuilder, ir.Value], ir.Value]
 
 
-def _bfloat16(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
-    bits = b.zext(load_lanes(b, address, I16), lanes(I32))
-    return b.bitcast(b.shl(bits, splat(I32, 16)), VECTOR)
+def _bfloat16(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    return b.bitcast(b.shl(b.zext(x, lanes(I32)), splat(I32, 16)), VECTOR)
 
 
-def _float16(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
-    return b.fpext(load_lanes(b, address, ir.HalfType()), VECTOR)
+def _float16(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    return b.fpext(x, VECTOR)
 
 
-def _int8(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
-    return b.sitofp(b.sext(load_lanes(b, address, I8), lanes(I32)), VECTOR)
+def _int8(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    return b.sitofp(b.sext(x, lanes(I32)), VECTOR)
 
 
-def _low(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
-    bits = b.sext(load_lanes(b, address, I8), lanes(I32))
-    return b.sitofp(b.ashr(b.shl(bits, splat(I32, 28)), splat(I32, 28)), VECTOR)
+def _highest(b: ir.IRBuilder, words: ir.Value) -> ir.Value:
+    return b.sitofp(b.and_(words, splat(I32, 15 << 28)), VECTOR)
 
 
-def _high(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
-    bits = b.sext(load_lanes(b, address, I8), lanes(I32))
-    return b.sitofp(b.ashr(bits, splat(I32, 4)), VECTOR)
+def _after_highest(b: ir.IRBuilder, words: ir.Value) -> ir.Value:
+    return b.shl(words, splat(I32, 4))
 
 
-def _unsigned_low(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
-    bits = b.zext(load_lanes(b, address, I8), lanes(I32))
-    return b.sitofp(b.and_(bits, splat(I32, 15)), VECTOR)
+def _lowest(b: ir.IRBuilder, words: ir.Value) -> ir.Value:
+    return b.sitofp(b.and_(words, splat(I32, 15)), VECTOR)
 
 
-def _unsigned_high(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
-    bits = b.zext(load_lanes(b, address, I8), lanes(I32))
-    return b.sitofp(b.lshr(bits, splat(I32, 4)), VECTOR)
+def _after_lowest(b: ir.IRBuilder, words: ir.Value) -> ir.Value:
+    return b.lshr(words, splat(I32, 4))
 
 
-def _fp8(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
+def _fp8(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
     """Move an E4M3 number's bits to their places in float32, whose bias is 120 larger.
 
     There is no NaN.
     """
-    bits = b.zext(load_lanes(b, address, I8), lanes(I32))
+    bits = b.zext(x, lanes(I32))
     sign = b.shl(b.and_(bits, splat(I32, 0x80)), splat(I32, 24))
     rest = b.shl(b.and_(bits, splat(I32, 0x7F)), splat(I32, 20))
     return b.fmul(b.bitcast(b.or_(sign, rest), VECTOR), splat(F32, 2.0**120))
@@ -123,8 +120,8 @@ def _narrow_fp8(b: ir.IRBuilder, x: ir.Value, address: ir.Value) -> None:
     b.store(b.trunc(result, lanes(I8)), pointer(b, address, lanes(I8)), align=1)
 
 
-def _float32(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
-    return load_lanes(b, address, F32)
+def _float32(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    return x
 
 
 def _narrow_float32(b: ir.IRBuilder, x: ir.Value, address: ir.Value) -> None:
@@ -136,9 +133,12 @@ class Format:
     """How a panel's weights, or 16 elements of a cache, are stored."""
 
     name: str
+    element: ir.Type
+    """The type that is loaded: an element, a code, or a word of codes."""
     itemsize: int
+    """Bytes of that."""
     widen: Widen
-    """Load 16 elements or codes as float32, which is exact."""
+    """Return the elements, or the next codes of words, as float32, which is exact."""
     narrow: Callable[[ir.IRBuilder, ir.Value, ir.Value], None] | None = None
     """Store 16 numbers, rounded to nearest, ties to even."""
     largest: float | None = None
@@ -147,26 +147,26 @@ class Format:
     """Inputs of a panel that share scales, if there are some."""
     headers: int = 0
     """Vectors that a group begins with: none, scales, or scales and offsets."""
-    widen_high: Widen | None = None
-    """Load the codes of a group's second half, if they are in the bytes of the first."""
+    after: Widen | None = None
+    """Shift the next codes of words to where ``widen`` reads them, if words have several."""
 
     @property
-    def halves(self) -> Sequence[Widen]:
-        """The functions that load the codes of a group's halves, or of the whole group."""
-        return (self.widen, self.widen_high) if self.widen_high else (self.widen,)
+    def inputs(self) -> int:
+        """The inputs of a load."""
+        return 1 if self.after is None else INPUTS_OF_WORD
 
     @property
     def group_bytes(self) -> int:
         """The size of a group of a panel."""
-        return 64 * self.headers + 16 * self.itemsize * self.group // len(self.halves)
+        return 64 * self.headers + 16 * self.itemsize * self.group // self.inputs
 
     def loader(self) -> Any:
         """Return a function for kernels: an address to 16 numbers."""
-        widen = self.widen
+        element, widen = self.element, self.widen
 
         @intrinsic
         def load_widened(_: Any, address: Any) -> Emitted:
-            return plain(vector, [int64], widen)
+            return plain(vector, [int64], lambda b, at: widen(b, load_lanes(b, at, element)))
 
         return load_widened
 
@@ -206,19 +206,22 @@ def weights_of(b: ir.IRBuilder, codes: ir.Value, header: Sequence[ir.Value]) -> 
 def _quantised(codes: Codes, group: int, has_offsets: bool) -> Format:
     """Return the format of a quantised matrix."""
     name = format_name(Form(codes=codes, group=group, has_offsets=has_offsets))
-    pairs = (_unsigned_low, _unsigned_high) if has_offsets else (_low, _high)
-    widen, high = {"int4": pairs, "int8": (_int8, None), "float8_e4m3fn": (_fp8, None)}[codes]
-    return Format(name, 1, widen, group=group, headers=1 + has_offsets, widen_high=high)
+    headers = 1 + has_offsets
+    if codes != "int4":
+        widen = _int8 if codes == "int8" else _fp8
+        return Format(name, I8, 1, widen, group=group, headers=headers)
+    widen, after = (_lowest, _after_lowest) if has_offsets else (_highest, _after_highest)
+    return Format(name, I32, 4, widen, group=group, headers=headers, after=after)
 
 
 FORMATS = {
     each.name: each
     for each in (
-        Format("float32", 4, _float32, _narrow_float32),
-        Format("bfloat16", 2, _bfloat16, _narrow_bfloat16),
-        Format("float16", 2, _float16, _narrow_float16),
-        Format("int8", 1, _int8, _narrow_int8, 127.0),
-        Format("float8_e4m3fn", 1, _fp8, _narrow_fp8, 448.0),
+        Format("float32", F32, 4, _float32, _narrow_float32),
+        Format("bfloat16", I16, 2, _bfloat16, _narrow_bfloat16),
+        Format("float16", ir.HalfType(), 2, _float16, _narrow_float16),
+        Format("int8", I8, 1, _int8, _narrow_int8, 127.0),
+        Format("float8_e4m3fn", I8, 1, _fp8, _narrow_fp8, 448.0),
         *itertools.starmap(_quantised, itertools.product(get_args(Codes), GROUPS, (False, True))),
     )
 }

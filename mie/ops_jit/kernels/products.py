@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from mie.ops_jit.kernels.formats import Format, Widen, weights_of
+from mie.ops_jit.kernels.formats import Format, weights_of
 from mie.ops_jit.kernels.vectors import (
     F32,
     I64,
@@ -67,13 +67,18 @@ TILES = {512: Tiles(24, 6, 4), 256: Tiles(5, 5, 4), 128: Tiles(5, 5, 2)}
 
 Multiply-adds of NEON take weights from registers only.
 """
-QUANTISED_TILES = {512: Tiles(16, 8, 4), 256: Tiles(2, 3, 2), 128: Tiles(1, 4, 1)}
+QUANTISED_TILES = {512: Tiles(16, 8, 4), 256: Tiles(2, 4, 2), 128: Tiles(1, 4, 1)}
 """They leave registers for scales, offsets and codes."""
+WORD_TILES = {512: Tiles(12, 8, 4), 256: Tiles(1, 3, 1), 128: Tiles(1, 3, 1)}
+"""They leave registers for words of codes too, if there are offsets."""
 
 
 def tiles_of(fmt: Format, vector_bits: int) -> Tiles:
     """Return the largest tiles of a format for registers of this width."""
-    return (QUANTISED_TILES if fmt.headers else TILES)[vector_bits]
+    if not fmt.headers:
+        return TILES[vector_bits]
+    has_most = fmt.headers > 1 and fmt.after is not None
+    return (WORD_TILES if has_most else QUANTISED_TILES)[vector_bits]
 
 
 def _emit_tile(
@@ -112,29 +117,42 @@ def _over_inputs(
 ) -> Vectors:  # fmt: skip
     """Emit state = use(k, weights, state) for the inputs k of panels. Return the last state.
 
-    There is a vector of weights for each panel. ``stride`` is from input to input.
+    There is a vector of weights for each panel. ``stride`` is from load to load.
     """
 
-    def codes(
-        widen: Widen, begin: ir.Value, places: Sequence[ir.Value], headers: Sequence[Vectors],
-        number: ir.Value, state: Vectors,
+    def over_loads(
+        begin: ir.Value, number: ir.Value, places: Sequence[ir.Value], headers: Sequence[Vectors],
+        state: Vectors,
     ) -> Vectors:  # fmt: skip
         """Go over inputs that share scales, from ``begin`` on."""
+
+        def widened(codes: Vectors) -> Vectors:
+            return [
+                weights_of(b, fmt.widen(b, each), header)
+                for each, header in zip(codes, headers, strict=True)
+            ]
 
         def step(i: ir.Value, state: Vectors) -> Vectors:
             at = [b.add(each, b.mul(i, stride)) for each in places]
             if len(at) == 1 and ahead is not None:
                 emit_prefetch(b, b.add(at[0], ahead))
-            weights = [
-                weights_of(b, widen(b, each), header)
-                for each, header in zip(at, headers, strict=True)
-            ]
-            return use(b.add(begin, i), weights, state)
+            loaded = [load_lanes(b, each, fmt.element) for each in at]
+            if fmt.after is None:
+                return use(b.add(begin, i), widened(loaded), state)
+            after, count = fmt.after, len(state)
+            first = b.mul(i, I64(fmt.inputs))
 
-        return _loop(b, number, step, state)
+            def step_of_words(j: ir.Value, both: Vectors) -> Vectors:
+                words, k = both[count:], b.add(begin, b.add(first, j))
+                return [*use(k, widened(words), both[:count]), *(after(b, each) for each in words)]
+
+            left = _smaller(b, b.sub(number, first), I64(fmt.inputs))
+            return _loop(b, left, step_of_words, [*state, *loaded])[:count]
+
+        return _loop(b, _ceil_div(b, number, fmt.inputs), step, state)
 
     if not fmt.headers:
-        return codes(fmt.widen, I64(0), panels, [()] * len(panels), count, state)
+        return over_loads(I64(0), count, panels, [()] * len(panels), state)
 
     def step(group: ir.Value, state: Vectors) -> Vectors:
         own = [b.add(each, b.mul(group, I64(fmt.group_bytes))) for each in panels]
@@ -143,16 +161,19 @@ def _over_inputs(
             for each in own
         ]
         places = [b.add(each, I64(64 * fmt.headers)) for each in own]
-        size = fmt.group // len(fmt.halves)
-        for half, widen in enumerate(fmt.halves):
-            begin = b.add(b.mul(group, I64(fmt.group)), I64(half * size))
-            left = b.sub(count, begin)  # below zero if the last group is short
-            number = b.select(b.icmp_signed("<", left, I64(size)), left, I64(size))
-            state = codes(widen, begin, places, headers, number, state)
-        return state
+        begin = b.mul(group, I64(fmt.group))
+        number = _smaller(b, b.sub(count, begin), I64(fmt.group))
+        return over_loads(begin, number, places, headers, state)
 
-    groups = b.udiv(b.add(count, I64(fmt.group - 1)), I64(fmt.group))
-    return _loop(b, groups, step, state)
+    return _loop(b, _ceil_div(b, count, fmt.group), step, state)
+
+
+def _smaller(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    return b.select(b.icmp_signed("<", x, y), x, y)
+
+
+def _ceil_div(b: ir.IRBuilder, x: ir.Value, divisor: int) -> ir.Value:
+    return b.udiv(b.add(x, I64(divisor - 1)), I64(divisor))
 
 
 def widener(fmt: Format) -> Any:
@@ -198,7 +219,7 @@ def _loop(
     b.branch(head)
     b.position_at_end(head)
     k = b.phi(I64)
-    kept = [b.phi(VECTOR) for _ in state]
+    kept = [b.phi(each.type) for each in state]
     for phi, first in zip([k, *kept], [I64(0), *state], strict=True):
         phi.add_incoming(first, before)
     b.cbranch(b.icmp_signed("<", k, count), body, after)
@@ -227,8 +248,8 @@ def multiply(fmt: Format, tiles: Tiles) -> Callable[..., None]:
     """Return the kernel that multiplies any number of rows by any number of panels.
 
     It is called as kernel(x, x_stride, w, w_stride, k_stride, ahead, K, out, out_stride, rows,
-    panels, resume), with strides in bytes from row to row, from panel to panel and from input to
-    input. Tiles of one panel prefetch the weights ``ahead`` bytes on, because one stream of loads
+    panels, resume), with strides in bytes from row to row, from panel to panel and from load to
+    load. Tiles of one panel prefetch the weights ``ahead`` bytes on, because one stream of loads
     does not keep memory busy. 0 is for weights that are not contiguous.
     ``out`` is [rows, 16 panels]. With ``resume`` 1, its chains go on from the numbers in ``out``,
     and with 0 they begin at zero.

@@ -22,7 +22,7 @@ from mie.serve.anthropic.protocol import (
 )
 from mie.serve.asgi import json_string
 from mie.serve.body import read
-from mie.serve.errors import ApiError, anthropic_body, invalid
+from mie.serve.errors import ApiError, anthropic_body, exclusive
 from mie.serve.serving import Generation, Serving, new_id
 from mie.serve.writer import Part, PartEvent, PartsWriter, json_response, respond
 
@@ -35,8 +35,7 @@ async def messages(request: Request) -> Response:
     structure = None if form is None else StructuredOutputsParams(json=form.schema_)
     prompt = await _prompt(body, serving)
     if structure is not None and "answer" in prompt and prompt["answer"].calls is not None:
-        message = "output_config and tools exclude each other, unless tool_choice is 'none'"
-        raise invalid(message, "output_config")
+        raise exclusive("output_config")
     params = serving.params(
         "output_config",
         body.stream,
@@ -72,16 +71,14 @@ async def count_tokens(request: Request) -> Response:
 
 async def _prompt(body: CountTokensRequest, serving: Serving) -> dict[str, Any]:
     """Return the conversation as a prompt. The answer continues a last turn of the assistant."""
-    serving.required_tokenizer()
     is_prefilled = body.messages[-1].role == "assistant"
     choice = body.tool_choice
     kind = None if choice is None else choice.type
     known: dict[str | None, Any] = {"auto": "auto", "any": "required", "none": "none"}
     if choice is not None:
         known["tool"] = {"type": "function", "function": {"name": choice.name}}
-    return await serving.engine.chat_prompt(
+    return await serving.chat_prompt(
         _conversation(body),
-        chat_template=serving.chat_template,
         add_generation_prompt=not is_prefilled,
         continue_final_message=is_prefilled,
         tools=[_tool(tool) for tool in body.tools or ()] or None,

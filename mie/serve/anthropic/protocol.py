@@ -21,7 +21,7 @@ from mie.serve.openai.protocol import (
     Count,
     Integer64,
     Natural,
-    Salt,
+    Queued,
     Stop,
     Temperature,
     ToolName,
@@ -162,7 +162,7 @@ class CountTokensRequest(Body):
     tool_choice: ClientToolChoice | None = None
 
 
-class MessagesRequest(CountTokensRequest):
+class MessagesRequest(CountTokensRequest, Queued):
     """The body of ``POST /v1/messages``."""
 
     max_tokens: Count
@@ -172,7 +172,4 @@ class MessagesRequest(CountTokensRequest):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: Natural | None = None
-    # mie's own
-    seed: Integer64 | None = None
-    cache_salt: Salt | None = None
-    priority: Integer64 | None = None
+    seed: Integer64 | None = None  # mie's own

@@ -57,11 +57,7 @@ async def chat_prompt(
         ApiError: the request may not bring its own template.
         MieError: a message is malformed, or there is no template that takes it.
     """
-    serving.required_tokenizer()
-    template = body.chat_template
-    if template is None:
-        template = serving.chat_template
-    elif not serving.config.trust_request_chat_template:
+    if body.chat_template is not None and not serving.config.trust_request_chat_template:
         raise unsupported(
             "chat_template",
             "requests may not bring their own (--trust-request-chat-template lets them)",
@@ -72,9 +68,9 @@ async def chat_prompt(
             "continue_final_message",
         )
     adds, choice = body.add_generation_prompt, body.tool_choice
-    return await serving.engine.chat_prompt(
+    return await serving.chat_prompt(
         [message.given for message in body.messages],
-        chat_template=template,
+        chat_template=body.chat_template,
         chat_template_content_format=body.chat_template_content_format or "auto",
         add_generation_prompt=not body.continue_final_message if adds is None else adds,
         continue_final_message=bool(body.continue_final_message),

@@ -14,7 +14,7 @@ from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import ConfigError
 from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
 from mie.serve.asgi import DONE, json_string
-from mie.serve.errors import ApiError, body_of, invalid
+from mie.serve.errors import ApiError, body_of, exclusive, invalid
 from mie.serve.openai.formats import JsonObjectFormat, JsonSchemaFormat, NamedSchema
 from mie.serve.openai.logprobs import LogprobWriter, TextOffsets
 from mie.serve.openai.protocol import GenerationBody
@@ -286,8 +286,7 @@ def generation_params(
     body, serving = asked.body, asked.serving
     structure, structure_name = _structure_of(body)
     if structure is not None and has_tools:
-        message = f"{structure_name} and tools exclude each other, unless tool_choice is 'none'"
-        raise invalid(message, structure_name)
+        raise exclusive(structure_name)
     limit = serving.facts.max_num_seqs
     if body.n is not None and body.n > limit:
         raise invalid(f"n is {body.n}; the server runs at most {limit} (--max-num-seqs)", "n")

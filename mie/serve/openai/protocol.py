@@ -292,7 +292,14 @@ class OtherFields(Body):
     """The fields that mie knows and does not implement, and those that change no answer."""
 
 
-class GenerationBody(OtherFields):
+class Queued(Body):
+    """The fields of every request for an answer that say how it waits and what it shares."""
+
+    cache_salt: Salt | None = None
+    priority: Integer64 | None = None
+
+
+class GenerationBody(OtherFields, Queued):
     """The fields of both generation routes."""
 
     model_config = all_of(STREAMED)
@@ -340,8 +347,6 @@ class GenerationBody(OtherFields):
     """Send token ids beside the text (vLLM)."""
     return_tokens_as_token_ids: bool | None = None
     """Spell tokens of log-probabilities as ``token_id:7`` (vLLM)."""
-    cache_salt: Salt | None = None
-    priority: Integer64 | None = None
 
 
 class CompletionRequest(GenerationBody):

@@ -13,10 +13,9 @@ from starlette.responses import Response
 from mie.config.params.structured import StructuredOutputsParams
 from mie.frontend.outputs import CompletionOutput, RequestOutput
 from mie.serve.body import read
-from mie.serve.errors import ApiError, invalid
+from mie.serve.errors import ApiError, exclusive, invalid
 from mie.serve.openai.chunks import schema_of
 from mie.serve.openai.formats import JsonObjectFormat
-from mie.serve.openai.logprobs import LogprobWriter
 from mie.serve.openai.responses_protocol import (
     CallItem,
     FlatSchemaFormat,
@@ -36,8 +35,7 @@ async def responses(request: Request) -> Response:
     body, serving = asked.body, asked.serving
     structure = _structure_of(body)
     if structure is not None and body.tools and body.tool_choice != "none":
-        message = "text and tools exclude each other, unless tool_choice is 'none'"
-        raise invalid(message, "text")
+        raise exclusive("text")
     if body.top_logprobs and not body.has_logprobs:
         raise invalid("top_logprobs needs include=['message.output_text.logprobs']", "top_logprobs")
     if body.stream_options is not None and not body.stream:
@@ -53,13 +51,11 @@ async def responses(request: Request) -> Response:
         logprobs=(body.top_logprobs or 0) if body.has_logprobs else None,
         structured_outputs=structure,
     )
-    serving.required_tokenizer()
     choice: Any = body.tool_choice
     if isinstance(choice, NamedFunction):
         choice = {"type": "function", "function": {"name": choice.name}}
-    prompt = await serving.engine.chat_prompt(
+    prompt = await serving.chat_prompt(
         _conversation(body),
-        chat_template=serving.chat_template,
         tools=[_tool(tool.given) for tool in body.tools or ()] or None,
         tool_choice=None if choice == "auto" and not body.tools else choice,
         parallel_tool_calls=body.parallel_tool_calls,
@@ -147,10 +143,6 @@ class ResponseWriter(PartsWriter):
         asked = generation.asked
         body, params = asked.body, asked.params
         self._number = 0
-        self._logprobs = None
-        if body.has_logprobs:
-            tokenizer = asked.serving.required_tokenizer().tokenizer
-            self._logprobs = LogprobWriter(tokenizer, num_top=body.top_logprobs or 0)
         self._fields = {
             "id": asked.response_id,
             "object": "response",
@@ -174,12 +166,6 @@ class ResponseWriter(PartsWriter):
             "top_p": params.top_p,
             "truncation": "disabled",
         }
-
-    def logprobs_of(self, choice: CompletionOutput) -> list[dict[str, Any]]:
-        if self._logprobs is None or not choice.logprobs:
-            return []
-        entries: list[dict[str, Any]] = self._logprobs.chat(choice.logprobs)["content"]
-        return entries
 
     def whole(self, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
         status, is_whole = status_of(choice), choice.finish_reason == "stop"

@@ -15,7 +15,7 @@ from mie.serve.openai.protocol import (
     FunctionName,
     Integer64,
     Natural,
-    Salt,
+    Queued,
     Temperature,
     TopP,
 )
@@ -122,7 +122,7 @@ class ResponseStreamOptions(Body):
 
 
 @with_fields_of("responses")
-class ResponsesRequest(Body):
+class ResponsesRequest(Queued):
     """The body of ``POST /v1/responses``."""
 
     model_config = all_of(CHOSEN)
@@ -142,10 +142,7 @@ class ResponsesRequest(Body):
     tools: Annotated[Items[FunctionTool], AtMost(MOST_TOOLS)] | None = None
     tool_choice: Choice | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
-    # mie's own
-    seed: Integer64 | None = None
-    cache_salt: Salt | None = None
-    priority: Integer64 | None = None
+    seed: Integer64 | None = None  # mie's own
 
     @property
     def has_logprobs(self) -> bool:

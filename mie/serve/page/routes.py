@@ -75,6 +75,7 @@ class PageRoutes:
         """Return the routes."""
         return [
             Route("/", self._index),
+            Route("/chat", self._chat),
             Route("/story.html", self._story),
             Route("/mie/page/{path:path}", self._asset),
             Route("/mie/login", self._login, methods=["POST"]),
@@ -102,6 +103,9 @@ class PageRoutes:
 
     async def _index(self, request: Request) -> Response:
         return _file(request, self._assets["index.html"])
+
+    async def _chat(self, request: Request) -> Response:
+        return _file(request, self._assets["chat.html"])
 
     async def _story(self, request: Request) -> Response:
         return _file(request, self._assets["story.html"])

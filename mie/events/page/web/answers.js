@@ -78,7 +78,7 @@ function tokens({ logprobs }) {
   }));
 }
 
-async function* chunks(body) {
+export async function* chunks(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {

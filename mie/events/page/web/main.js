@@ -166,6 +166,7 @@ async function start() {
     if (page.config.mode === "live") $("source").append(el("option", { value: "live" }, `live: ${page.config.model}`));
     $("logout").hidden = !page.config.has_keys;
     $("story").hidden = false;
+    $("chat").hidden = !page.config.has_chat;
     for (const each of /** @type {NodeListOf<HTMLAnchorElement>} */ (document.querySelectorAll("[data-page]"))) each.href = each.dataset.page;
   }
   $("source").append(...page.runs.map((run) => el("option", { value: run.name }, run.title)));

@@ -1,0 +1,273 @@
+"""``POST /completion`` and ``GET /props``."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mie.config.params.structured import StructuredOutputsParams
+from mie.errors import shown
+from mie.frontend.outputs import LogprobRow, RequestOutput
+from mie.serve.body import AtMost, Items, read, refused, with_fields_of
+from mie.serve.errors import ApiError, body_of, invalid, refuse_unfinished, too_long
+from mie.serve.llama.options import LlamaOptions, NumPredict, num_new, sampling
+from mie.serve.openai.formats import Schema
+from mie.serve.openai.logprobs import LogprobWriter
+from mie.serve.openai.protocol import Biases, Natural, Prompt, Queued
+from mie.serve.serving import Asked, Generation, Serving, new_id
+from mie.serve.writer import Writer, json_response, respond
+from mie.system.threads import call_in_thread
+from mie.version import __version__
+
+_SETTINGS = (
+    *("seed", "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty"),
+    *("stop", "ignore_eos"),
+)
+
+
+def _pairs(given: object) -> object:
+    """Return llama.cpp's list of [token id, bias] as an object; false bans a token."""
+    if not isinstance(given, list):
+        return given
+    if not all(isinstance(each, list) and len(each) == 2 for each in given):
+        raise refused(f"must have pairs of a token id and a bias; got {shown(given)}")
+    return {str(token): -100 if bias is False else bias for token, bias in given}
+
+
+@with_fields_of("llama_completion")
+class CompletionBody(LlamaOptions, Queued):
+    """The body of ``POST /completion``."""
+
+    model: str | None = None
+    prompt: Prompt
+    n_predict: NumPredict | None = None
+    stream: bool | None = None
+    cache_prompt: bool | None = None
+    """Whether the prompt is looked up in the prefix cache, which is the default."""
+    return_tokens: bool | None = None
+    n_probs: Natural | None = None
+    """The number of most likely tokens that are told with each token."""
+    json_schema: Schema | None = None
+    logit_bias: Annotated[Biases | None, BeforeValidator(_pairs)] = None
+    ignore_eos: bool | None = None
+    response_fields: Annotated[Items[Annotated[str, Field(min_length=1)]], AtMost(64)] | None = None
+    """The keys that the answer has, if any are given; "a/b" is a key of an object."""
+
+
+async def completion(request: Request) -> Response:
+    """Complete a prompt, or several, in llama.cpp's shape."""
+    asked = await read(request, CompletionBody)
+    body, serving = asked.body, asked.serving
+    most = serving.facts.max_model_len
+    if body.response_fields and body.stream:
+        raise invalid("response_fields choose keys of a whole answer; leave out stream", "stream")
+    prompts = [await _tokens(serving, prompt) for prompt in body.prompt]
+    longest = max(prompts, key=lambda prompt: len(prompt["prompt_token_ids"]))
+    params = serving.params(
+        "json_schema",
+        body.stream,
+        {**serving.defaults, "n": 1},
+        **sampling(body),
+        max_tokens=num_new(serving, longest, body.n_predict, most),
+        logprobs=body.n_probs or None,
+        logit_bias=body.logit_bias,
+        ignore_eos=body.ignore_eos,
+        skip_reading_prefix_cache=True if body.cache_prompt is False else None,
+        structured_outputs=body.json_schema and StructuredOutputsParams(json=body.json_schema),
+    )
+    asked = replace(
+        asked,
+        response_id=new_id("completion"),
+        prompts=prompts,
+        params=params,
+        structure_name="json_schema",
+        logprobs_name="n_probs",
+    )
+    return await respond(asked, CompletionWriter)
+
+
+async def _tokens(serving: Serving, prompt: str | list[int]) -> dict[str, Any]:
+    """Return one prompt as text and as tokens, with the special tokens that texts begin with."""
+    tokenizer = serving.required_tokenizer()
+    if isinstance(prompt, list):
+        return {"prompt": None, "prompt_token_ids": prompt}
+    if len(prompt) > serving.engine.limits.prompt_chars(serving.facts.max_model_len):
+        raise too_long(None, None, serving.facts.max_model_len)
+    return {"prompt": prompt, "prompt_token_ids": await call_in_thread(tokenizer.encode, prompt)}
+
+
+async def props(request: Request) -> Response:
+    """Describe the server as llama.cpp does."""
+    serving: Serving = request.app.state.serving
+    tokenizer, facts = serving.tokenizer, serving.facts
+    params = {name: getattr(serving.default_params, name) for name in _SETTINGS}
+    return json_response(
+        {
+            "default_generation_settings": {
+                "n_ctx": facts.max_model_len,
+                "params": {**params, "n_predict": serving.defaults.get("max_tokens", -1)},
+            },
+            "total_slots": facts.max_num_seqs,
+            "model_alias": serving.names[0],
+            "model_path": facts.model,
+            "modalities": {"vision": False, "audio": False},
+            "chat_template": serving.template_text,
+            "bos_token": (tokenizer and tokenizer.bos_token) or "",
+            "eos_token": (tokenizer and tokenizer.eos_token) or "",
+            "build_info": f"mie {__version__}",
+        }
+    )
+
+
+@dataclass
+class _Progress:
+    """The answer of one prompt so far, and the tokens that wait for its next event."""
+
+    num_tokens: int = 0
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    rows: list[LogprobRow] = field(default_factory=list)
+
+
+class CompletionWriter(Writer):
+    """Writes the answers of ``/completion``, one for each prompt."""
+
+    def __init__(self, generation: Generation) -> None:
+        super().__init__(generation)
+        asked: Asked[CompletionBody] = generation.asked
+        self._asked, self._body = asked, asked.body
+        self._progress = [_Progress() for _ in asked.prompts]
+        self._logprobs = None
+        if asked.params.logprobs is not None:
+            tokenizer = asked.serving.required_tokenizer().tokenizer
+            self._logprobs = LogprobWriter(tokenizer, num_top=asked.params.logprobs, has_ids=True)
+
+    def answer(self, outputs: list[RequestOutput]) -> Any:
+        answers = []
+        for output in outputs:
+            self._add(output)
+            answers.append(self._chosen(self._whole(output)))
+        return answers[0] if len(answers) == 1 else answers
+
+    def render(self, outputs: list[RequestOutput]) -> Iterator[str]:
+        for output in outputs:
+            progress, text = self._add(output)
+            if text:
+                yield _event({**self._part(output, text), "stop": False})
+                progress.token_ids, progress.rows = [], []
+            if output.finished:
+                yield _event({**self._whole(output), "content": ""})
+
+    def keepalive(self) -> str:
+        computed, total = self.generation.progress()
+        return f": keepalive {computed}/{total}\n\n"
+
+    def failure(self, error: ApiError) -> str:
+        return f"data: {body_of(error, '/completion')}\n\n"
+
+    def _add(self, output: RequestOutput) -> tuple[_Progress, str]:
+        """Note an output's news, and return its prompt's progress and the new text."""
+        progress = self._progress[self.generation.place(output)]
+        for choice in output.outputs:
+            refuse_unfinished(choice)
+            progress.num_tokens += len(choice.token_ids)
+            progress.token_ids += choice.token_ids
+            progress.rows += choice.logprobs or ()
+            progress.text += choice.text
+        return progress, "".join(choice.text for choice in output.outputs)
+
+    def _part(self, output: RequestOutput, text: str) -> dict[str, Any]:
+        place = self.generation.place(output)
+        progress = self._progress[place]
+        part: dict[str, Any] = {
+            "index": place,
+            "content": text,
+            "tokens": progress.token_ids,
+            "tokens_predicted": progress.num_tokens,
+            "tokens_evaluated": len(output.prompt_token_ids),
+        }
+        if self._logprobs is not None:
+            part["completion_probabilities"] = self._logprobs.chat(progress.rows)["content"]
+        return part
+
+    def _whole(self, output: RequestOutput) -> dict[str, Any]:
+        progress = self._progress[self.generation.place(output)]
+        [choice] = output.outputs
+        num_prompt, num_cached = len(output.prompt_token_ids), output.num_cached_tokens or 0
+        params, serving = self._asked.params, self._asked.serving
+        settings = {name: getattr(params, name) for name in _SETTINGS}
+        is_word = isinstance(choice.stop_reason, str)
+        ends = "limit" if choice.finish_reason == "length" else "word" if is_word else "eos"
+        prompt = output.prompt
+        if prompt is None:
+            prompt = serving.required_tokenizer().decode(output.prompt_token_ids)
+        has_ids = self._body.return_tokens or self._body.stream
+        return {
+            **self._part(output, progress.text),
+            "tokens": progress.token_ids if has_ids else [],
+            "stop": True,
+            "model": self._asked.model,
+            "generation_settings": {
+                **settings,
+                "n_predict": self._body.n_predict or params.max_tokens,
+                "repeat_penalty": params.repetition_penalty,
+                "n_probs": self._body.n_probs or 0,
+                "logit_bias": [
+                    {"token": k, "bias": v} for k, v in (params.logit_bias or {}).items()
+                ],
+                "stream": bool(self._body.stream),
+            },
+            "prompt": prompt,
+            "has_new_line": "\n" in progress.text,
+            "truncated": num_prompt + progress.num_tokens >= serving.facts.max_model_len,
+            "stop_type": ends,
+            "stopping_word": choice.stop_reason if is_word else "",
+            "tokens_cached": num_cached,
+            "timings": _timings(output, num_prompt - num_cached, num_cached, progress.num_tokens),
+        }
+
+    def _chosen(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Return the keys of an answer that the request asks for.
+
+        Raises:
+            ApiError: the answer has no such key.
+        """
+        paths = self._body.response_fields
+        if not paths:
+            return answer
+        try:
+            return {
+                path: reduce(lambda at, key: at[key], path.split("/"), answer) for path in paths
+            }
+        except (KeyError, TypeError) as error:
+            message = f"response_fields: the answer has no {error}; it has {', '.join(answer)}"
+            raise invalid(message, "response_fields") from error
+
+
+def _timings(
+    output: RequestOutput, num_prompt: int, num_cached: int, num_new: int
+) -> dict[str, Any]:
+    times = output.metrics
+    assert times is not None, "the engine has measured the request"
+    timings: dict[str, Any] = {"cache_n": num_cached}
+    for name, number, seconds in (
+        ("prompt", num_prompt, times.prefill_time),
+        ("predicted", num_new, times.decode_time),
+    ):
+        seconds = seconds or 0.0
+        timings |= {
+            f"{name}_n": number,
+            f"{name}_ms": 1000 * seconds,
+            f"{name}_per_token_ms": 1000 * seconds / max(number, 1),
+            f"{name}_per_second": number / seconds if seconds else 0.0,
+        }
+    return timings
+
+
+def _event(data: dict[str, Any]) -> str:
+    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"

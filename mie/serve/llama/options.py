@@ -1,0 +1,71 @@
+"""Sampling options under llama.cpp's names, which Ollama shares."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, WithJsonSchema
+
+from mie.config.engine import DEFAULT_LIMITS
+from mie.serve.body import AtMost, Body, Items, Whole, refused, with_fields_of
+from mie.serve.errors import too_long
+from mie.serve.openai.protocol import Integer64, NaturalOrAll, Penalty, Stop, Temperature, TopP
+from mie.serve.serving import Serving
+
+
+def _not_zero(number: int) -> int:
+    if number == 0:
+        raise refused("must be at least 1, or -1 for the rest of the context; got 0")
+    return number
+
+
+NumPredict = Annotated[
+    int,
+    AfterValidator(_not_zero),
+    Field(ge=-2),
+    Whole,
+    WithJsonSchema({"type": "integer", "minimum": -2, "not": {"const": 0}}),
+]
+"""The maximum number of new tokens; -1 and -2 are the rest of the context."""
+_SAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop")
+
+
+@with_fields_of("llama")
+class LlamaOptions(Body):
+    """How tokens are chosen, and where an answer ends."""
+
+    temperature: Temperature | None = None
+    top_k: NaturalOrAll | None = None
+    top_p: TopP | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repeat_penalty: Annotated[float, Field(ge=0.001, le=1000)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    seed: Integer64 | None = None
+    """The seed. -1 draws one."""
+    stop: Stop | Annotated[Items[Stop], AtMost(DEFAULT_LIMITS.max_stop_strings)] | None = None
+
+
+def sampling(options: LlamaOptions | None) -> dict[str, Any]:
+    """Return the sampling parameters that options give, under mie's names."""
+    if options is None:
+        return {}
+    same = {name: getattr(options, name) for name in _SAME}
+    seed = None if options.seed == -1 else options.seed
+    return {**same, "repetition_penalty": options.repeat_penalty, "seed": seed}
+
+
+def num_new(serving: Serving, prompt: Mapping[str, Any], wanted: int | None, context: int) -> int:
+    """Return how many tokens an answer may have, at most the rest of the context.
+
+    ``prompt`` has its tokens. ``wanted`` is a `NumPredict`, or None for the model's default.
+
+    Raises:
+        ApiError: the prompt leaves no room.
+    """
+    num_prompt = len(prompt["prompt_token_ids"])
+    room = context - num_prompt
+    if room < 1:
+        raise too_long(num_prompt, None, context)
+    if wanted is None:
+        wanted = serving.defaults.get("max_tokens")
+    return room if wanted is None or wanted < 0 else min(wanted, room)

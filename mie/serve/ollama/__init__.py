@@ -1,0 +1,1 @@
+"""Ollama's interface: its requests, its answers line by line, and its lists of models."""

@@ -1,0 +1,281 @@
+"""``POST /api/chat`` and ``POST /api/generate``."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mie.config.params.structured import StructuredOutputsParams
+from mie.frontend.outputs import CompletionOutput, RequestOutput
+from mie.serve.asgi import NDJSON
+from mie.serve.body import read
+from mie.serve.errors import ApiError, exclusive, invalid, ollama_body, unsupported
+from mie.serve.llama.options import num_new, sampling
+from mie.serve.ollama.protocol import Answered, ChatRequest, GenerateRequest, Options, Turn
+from mie.serve.serving import Asked, new_id
+from mie.serve.writer import Part, PartEvent, PartsWriter, json_response, respond
+from mie.system.threads import call_in_thread
+
+_SWITCHES = ("enable_thinking", "thinking")
+"""The variables with which chat templates turn reasoning on and off."""
+
+
+async def chat(request: Request) -> Response:
+    """Answer a conversation in Ollama's shape."""
+    asked = await read(request, ChatRequest)
+    body = asked.body
+    if not body.messages:
+        return _loaded(asked, ChatLines)
+    prompt = await _chat_prompt(
+        asked,
+        [_message(turn) for turn in body.messages],
+        tools=[tool.given for tool in body.tools or ()] or None,
+    )
+    if body.tools and body.format:
+        raise exclusive("format")
+    return await _answer(asked, prompt, ChatLines)
+
+
+async def generate(request: Request) -> Response:
+    """Complete a prompt in Ollama's shape."""
+    asked = await read(request, GenerateRequest)
+    body, serving = asked.body, asked.serving
+    if not body.prompt:
+        return _loaded(asked, GenerateLines)
+    if not body.raw:
+        system = [{"role": "system", "content": body.system}] if body.system else []
+        prompt = await _chat_prompt(asked, [*system, {"role": "user", "content": body.prompt}])
+        return await _answer(asked, prompt, GenerateLines)
+    if body.system or body.think:
+        name = "system" if body.system else "think"
+        raise invalid(f"raw and {name} exclude each other; a raw prompt has no template", name)
+    ids = await call_in_thread(serving.required_tokenizer().encode, body.prompt)
+    prompt = {"prompt": body.prompt, "prompt_token_ids": ids}
+    return await _answer(asked, prompt, GenerateLines)
+
+
+async def _answer(
+    asked: Asked[Any], prompt: dict[str, Any], writer: "type[LineWriter]"
+) -> Response:
+    body, serving = asked.body, asked.serving
+    options: Options = body.options or Options()
+    most = serving.facts.max_model_len
+    if options.num_ctx is not None and options.num_ctx > most:
+        message = (
+            f"options.num_ctx is {options.num_ctx}; this server's context holds {most} tokens "
+            "(--max-model-len)"
+        )
+        raise invalid(message, "options")
+    if body.top_logprobs and not body.logprobs:
+        raise invalid("top_logprobs needs logprobs=true", "top_logprobs")
+    structure = None
+    if body.format == "json":
+        structure = StructuredOutputsParams(json_object=True)
+    elif body.format:
+        structure = StructuredOutputsParams(json=body.format)
+    params = serving.params(
+        "format",
+        body.stream is not False,
+        {**serving.defaults, "n": 1},
+        **sampling(options),
+        max_tokens=num_new(serving, prompt, options.num_predict, options.num_ctx or most),
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        structured_outputs=structure,
+    )
+    asked = replace(
+        asked,
+        response_id=new_id("ollama"),
+        prompts=[prompt],
+        params=params,
+        structure_name="format",
+        logprobs_name="top_logprobs",
+    )
+    return await respond(asked, writer)
+
+
+def _loaded(asked: Asked[Any], writer: "type[LineWriter]") -> Response:
+    """Answer a request without a prompt, with which clients load a model or unload it."""
+    if asked.body.keep_alive in (0, "0", "0s"):
+        raise unsupported("keep_alive", "the server does not unload its model; leave 0 out")
+    line = _line(asked.model, writer.said(), done=True, done_reason="load")
+    return json_response(line, asked.headers)
+
+
+# The request in the words of chats.
+
+
+def _message(turn: Turn) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": turn.role, "content": turn.content}
+    if turn.thinking:
+        message["reasoning"] = turn.thinking
+    if turn.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": call.function.arguments},
+            }
+            for call in turn.tool_calls
+        ]
+    if turn.role == "tool":
+        message |= {"content": turn.content or "", "name": turn.tool_name}
+        message |= {"tool_call_id": turn.tool_call_id}
+    return {
+        name: value for name, value in message.items() if value is not None or name == "content"
+    }
+
+
+async def _chat_prompt(
+    asked: Asked[Answered], messages: list[dict[str, Any]], **more: Any
+) -> dict[str, Any]:
+    """Return a conversation as a prompt. The answer continues a last turn of the assistant.
+
+    Raises:
+        ApiError: the model cannot be told to reason, or not to.
+    """
+    serving, think = asked.serving, asked.body.think
+    is_prefilled = messages[-1]["role"] == "assistant" and bool(messages[-1]["content"])
+    variables = {} if think is None else dict.fromkeys(_SWITCHES, bool(think))
+    prompt = await serving.chat_prompt(
+        messages,
+        add_generation_prompt=not is_prefilled,
+        continue_final_message=is_prefilled,
+        chat_template_kwargs=variables
+        | ({"reasoning_effort": think} if isinstance(think, str) else {}),
+        **more,
+    )
+    if think is None or (think is False and not reasons(prompt)):
+        return prompt
+    if not reasons(prompt):
+        raise unsupported("think", f"{asked.model} does not support thinking")
+    if not re.search(rf"\b({'|'.join(_SWITCHES)}|reasoning_effort)\b", serving.template_text):
+        raise unsupported("think", "this model's chat template has no switch; the model decides")
+    return prompt
+
+
+def reasons(prompt: dict[str, Any]) -> bool:
+    """Return whether the model's reasoning is told from the text of the answer."""
+    return "answer" in prompt and prompt["answer"].reasoning is not None
+
+
+# The answer.
+
+
+class LineWriter(PartsWriter):
+    """Writes an answer as lines of JSON. A route says where its text stands."""
+
+    media_type = NDJSON
+
+    @staticmethod
+    def said(
+        text: str = "", thinking: str = "", calls: list[dict[str, Any]] | None = None
+    ) -> dict[str, Any]:
+        """Return the keys of a line that hold new parts of the answer."""
+        raise NotImplementedError
+
+    def whole(self, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
+        texts = {"text": "", "reasoning": ""}
+        logprobs = []
+        for part in self.parts.all:
+            if part.kind != "call":
+                texts[part.kind] += part.text
+                logprobs += part.logprobs
+        calls = [call for part in self.parts.all for call in _calls(part)]
+        said = self.said(texts["text"], texts["reasoning"], calls)
+        more = {"logprobs": logprobs} if logprobs else {}
+        return self._last(said, output, choice) | more
+
+    def write(self, event: PartEvent, status: str) -> Iterator[str]:
+        part = event.part
+        if part.kind == "call":
+            if event.what == "end" and (calls := _calls(part)):
+                yield self._written(self.said(calls=calls))
+        elif event.what == "grow":
+            is_text = part.kind == "text"
+            said = self.said(event.text) if is_text else self.said(thinking=event.text)
+            more = {"logprobs": list(event.logprobs)} if event.logprobs else {}
+            yield self._written(said | more)
+
+    def finish(self, output: RequestOutput, choice: CompletionOutput) -> Iterator[str]:
+        yield json.dumps(self._last(self.said(), output, choice), ensure_ascii=False) + "\n"
+
+    def keepalive(self) -> str:
+        return self._written(self.said())
+
+    def failure(self, error: ApiError) -> str:
+        return json.dumps(ollama_body(error)) + "\n"
+
+    def _written(self, said: dict[str, Any]) -> str:
+        line = _line(self.generation.asked.model, said, done=False)
+        return json.dumps(line, ensure_ascii=False) + "\n"
+
+    def _last(
+        self, said: dict[str, Any], output: RequestOutput, choice: CompletionOutput
+    ) -> dict[str, Any]:
+        times = output.metrics
+        assert times is not None, "the engine has measured the request"
+        return _line(
+            self.generation.asked.model,
+            said,
+            done=True,
+            done_reason=choice.finish_reason,
+            total_duration=_nanoseconds(times.total_time),
+            load_duration=0,
+            prompt_eval_count=len(output.prompt_token_ids),
+            prompt_eval_duration=_nanoseconds(times.prefill_time),
+            eval_count=self.num_tokens,
+            eval_duration=_nanoseconds(times.decode_time),
+        )
+
+
+class ChatLines(LineWriter):
+    """Writes the answers of ``/api/chat``."""
+
+    @staticmethod
+    def said(
+        text: str = "", thinking: str = "", calls: list[dict[str, Any]] | None = None
+    ) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        more = {"thinking": thinking, "tool_calls": calls}
+        return {"message": message | {name: value for name, value in more.items() if value}}
+
+
+class GenerateLines(LineWriter):
+    """Writes the answers of ``/api/generate``."""
+
+    @staticmethod
+    def said(
+        text: str = "", thinking: str = "", calls: list[dict[str, Any]] | None = None
+    ) -> dict[str, Any]:
+        return {"response": text, **({"thinking": thinking} if thinking else {})}
+
+
+def _calls(part: Part) -> list[dict[str, Any]]:
+    """Return the call that a part is, or nothing if it is none, or was cut."""
+    if part.kind != "call":
+        return []
+    try:
+        arguments = json.loads(part.text)
+    except ValueError:
+        return []
+    call = part.call
+    function = {"index": call.index, "name": call.name, "arguments": arguments}
+    return [{"id": call.id, "function": function}]
+
+
+def _line(model: str, said: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"model": model, "created_at": time_text(datetime.now(timezone.utc)), **said, **more}
+
+
+def time_text(moment: datetime) -> str:
+    """Return a moment of UTC as Ollama writes it."""
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+def _nanoseconds(seconds: float | None) -> int:
+    return round((seconds or 0.0) * 1e9)

@@ -1,0 +1,88 @@
+"""The bodies of Ollama's requests."""
+
+from typing import Annotated, Any, Literal
+
+from mie.serve.body import AtMost, Body, Items, Unsupported, WithoutEffect, with_fields_of
+from mie.serve.llama.options import LlamaOptions, NumPredict
+from mie.serve.openai.formats import Schema
+from mie.serve.openai.protocol import Count, Natural, Queued, Tool
+from mie.structured.tools.definitions import MOST_TOOLS
+from mie.text.messages import MOST_MESSAGES
+
+_TEXT_ONLY = "the model reads and writes text only"
+
+
+@with_fields_of("ollama_options")
+class Options(LlamaOptions):
+    """How tokens are chosen, and how long a conversation may be."""
+
+    num_ctx: Count | None = None
+    """Tokens of the prompt and the answer together, at most those of the server's context."""
+    num_predict: NumPredict | None = None
+
+
+@with_fields_of("ollama")
+class Answered(Queued):
+    """The fields of both routes that answer."""
+
+    model: str | None = None
+    stream: bool | None = None
+    """Whether the answer comes line by line, which is the default."""
+    options: Options | None = None
+    format: Literal["", "json"] | Schema | None = None
+    """The structure of the answer: any JSON object, or a JSON schema."""
+    think: bool | Literal["low", "medium", "high"] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Natural | None = None
+
+
+class GenerateRequest(Answered):
+    """The body of ``POST /api/generate``."""
+
+    prompt: Annotated[str | None, AtMost("prompt")] = None
+    system: str | None = None
+    raw: bool | None = None
+    """Whether the prompt is the model's whole prompt, without a template."""
+
+
+class CalledFunction(Body):
+    """The function of a call, and its arguments."""
+
+    name: str
+    arguments: Annotated[dict[str, Any], AtMost("prompt")]
+    index: WithoutEffect = None
+    description: WithoutEffect = None
+
+
+class Call(Body):
+    """A call of a tool that the model wrote."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Turn(Body):
+    """A message of a conversation."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    tool_calls: Annotated[Items[Call], AtMost(MOST_TOOLS)] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+    images: Annotated[Any, Unsupported(_TEXT_ONLY, ([],))] = None
+
+
+class ChatRequest(Answered):
+    """The body of ``POST /api/chat``."""
+
+    messages: Annotated[Items[Turn], AtMost(MOST_MESSAGES)] | None = None
+    tools: Annotated[Items[Tool], AtMost(MOST_TOOLS)] | None = None
+
+
+class ShowRequest(Body):
+    """The body of ``POST /api/show``."""
+
+    model: str | None = None
+    verbose: Annotated[Any, Unsupported("vocabularies are not listed", (False,))] = None
