@@ -274,7 +274,10 @@ class WindowedManager(KVCacheManager):
                 self._unheld[node] = self._num_steps
 
     def _evict(self, count: int) -> None:
-        """Evict the entries and leaves that were used least recently, an entry before its node."""
+        """Evict the entries and leaves that were used least recently.
+
+        An entry is used with its node, or passed before. So it goes first.
+        """
         while count > 0:
             leaf, of_entry = next(iter(self._prefix.unheld), None), next(iter(self._unheld), None)
             if of_entry is not None and (
@@ -282,8 +285,7 @@ class WindowedManager(KVCacheManager):
             ):
                 count -= self._drop_entry(of_entry)
                 continue
-            if leaf in self._entries:
-                count -= self._drop_entry(leaf)
+            assert leaf not in self._entries, "an entry was released after its node"
             super()._evict(1)
             count -= 1
 

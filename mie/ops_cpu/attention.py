@@ -63,8 +63,8 @@ class Attention:
     def __init__(self, workers: Workers, *, is_batch_invariant: bool) -> None:
         self._workers = workers
         self._is_batch_invariant = is_batch_invariant
-        self._lengths: Ints | None = None
-        self._plans: dict[tuple[int, int | None, int], list[Item]] = {}
+        self._batches: dict[int, StepBatch] = {}  # by group of layers
+        self._plans: dict[tuple[int, int, int | None], list[Item]] = {}
 
     def __call__(
         self,
@@ -80,9 +80,10 @@ class Attention:
 
         The scale is 1/sqrt(Dh). Return a new array [T, Hq, Dh].
         """
-        if self._lengths is not batch.seq_lens:  # the groups of a step share them
-            self._lengths, self._plans = batch.seq_lens, {}
-        key = q.shape[1], window, batch.group
+        if self._batches.get(batch.group) is not batch:
+            self._batches[batch.group] = batch
+            self._plans = {key: plan for key, plan in self._plans.items() if key[0] != batch.group}
+        key = batch.group, q.shape[1], window
         if key not in self._plans:
             self._plans[key] = self._plan(q, cache, batch, window)
         items = self._plans[key]
@@ -100,7 +101,7 @@ class Attention:
 
     def forget(self) -> None:
         """Free the plan of the last step."""
-        self._lengths, self._plans = None, {}
+        self._batches, self._plans = {}, {}
 
     def _plan(self, q: Floats, cache: Floats, batch: StepBatch, window: int | None) -> list[Item]:
         """Return the items of all layers with this window, the largest first."""
@@ -164,7 +165,8 @@ class _Planner:
         for own in np.split(np.arange(len(positions)), changes):
             tiles = np.arange(firsts[own[0]], lasts[own[0]])
             hidden = self._hidden(np.repeat(positions[own], len(tiles)), np.tile(tiles, len(own)))
-            empty: Bools = hidden.reshape(len(own), len(tiles), -1).all(axis=0)
+            of_queries = hidden.reshape(len(own), len(tiles), -1)
+            empty: Bools = np.logical_and.reduce(of_queries, axis=0)
             starts = np.arange(len(own)) * len(tiles)
             blocks = self._blocks(np.full(len(tiles), s), tiles)
             for head in range(self._num_heads):
