@@ -93,6 +93,18 @@ ENTRIES = (
         ),
     ),
     Entry(
+        file="causal_conv.cu",
+        names=each("{}<{}, {}>", ("causal_conv", "keep_columns"), HALVES, (3, 4)),
+    ),
+    Entry(
+        file="recurrence.cu",
+        names=(
+            *each("recurrence<{}, {}, {}>", HALVES, (32, 64), ("true", "false")),
+            "recurrence<float, 32, true>",
+        ),
+        threads=128,
+    ),
+    Entry(
         file="expert_rows.cu",
         names=(
             *each("experts_{0}<{1}, {1}, 64, false, {2}, true>", EXPERTS, HALVES, (1, 4)),
@@ -165,7 +177,9 @@ ENTRIES = (
         ),
         threads=128,
     ),
-    Entry(file="rms_norm.cu", names=each("{}<{}>", ("rms_norm", "head_norm"), FLOATS)),
+    Entry(
+        file="rms_norm.cu", names=each("{}<{}>", ("rms_norm", "head_norm", "gated_norm"), FLOATS)
+    ),
     Entry(file="rope_quantize_kv.cu", names=each("rope_quantize_kv<{}, {}>", FLOATS, QUANTIZED)),
     Entry(file="rope_write_kv.cu", names=each("rope_write_kv<{}>", FLOATS)),
     *(
