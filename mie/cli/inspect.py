@@ -1,6 +1,7 @@
 """Implement ``mie inspect``: the contents of a model directory, and whether mie can run it.
 
-It reads only headers, so it is quick for models of any size. ``--check`` also reads the data.
+It reads only headers, so it is quick for models of any size, also on the hub. ``--check`` also
+reads the data.
 """
 
 import argparse
@@ -17,6 +18,8 @@ from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.experts import Experts
 from mie.checkpoint.gguf.config import hf_config
 from mie.checkpoint.gguf.header import read_gguf
+from mie.checkpoint.hub import HubName, find_cached
+from mie.checkpoint.hub_headers import without_data
 from mie.checkpoint.locate import locate_model
 from mie.checkpoint.size_limits import MAX_JSON_BYTES
 from mie.checkpoint.tensors import num_parameters
@@ -77,14 +80,30 @@ def inspect_model(
 ) -> ModelReport:
     """Return the report on ``model``, with the number of tokens that fit a KV cache of this size.
 
-    With ``check`` the weights are read to find NaN and infinite values.
+    Of a model on the hub, only the headers of the weights are fetched. With ``check`` the weights
+    are read to find NaN and infinite values.
 
     Raises:
-        ModelError: there is no such directory, or its ``config.json`` is missing or not JSON.
+        ConfigError: ``check`` is set, and the weights are not on this machine.
+        ModelError: there is no such model, or its ``config.json`` is missing or not JSON.
     """
-    directory = locate_model(model)
+    name = None if os.path.exists(model) else HubName.parse(model)
+    if name is None or find_cached(name):
+        directory = locate_model(model)
+        return _report(model, str(directory), directory, kv_cache_memory_bytes, check=check)
+    if check:
+        raise ConfigError(
+            f"--check reads all weights, and {model} is not on this machine (mie pull {model})"
+        )
+    with without_data(name) as directory:
+        return _report(model, "not on this machine", directory, kv_cache_memory_bytes)
+
+
+def _report(
+    model: str, where: str, directory: Path, kv_cache_memory_bytes: int | None, check: bool = False
+) -> ModelReport:
     architecture = _architecture_name(directory)
-    report = ModelReport(model=model, directory=str(directory), architecture=architecture)
+    report = ModelReport(model=model, directory=where, architecture=architecture)
     try:
         report.config = config = ModelConfig.load(directory)
     except ModelError as error:

@@ -17,6 +17,7 @@ from mie.serve.config import ServeConfig
 MAX_BYTES = ServeConfig().max_request_bytes
 COMPLETION = '"prompt": "a", "max_tokens": 1'
 CHAT = '"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1'
+OLLAMA = '"messages": [{"role": "user", "content": "hi"}]'
 RESPONSE = '"input": "hi", "max_output_tokens": 1'
 USER = '"max_tokens": 1, "messages": [{"role": "user", "content": ['
 ASSISTANT = USER.replace("user", "assistant")
@@ -87,6 +88,38 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
         ),
     ],
     "/v1/messages/count_tokens": [('{"messages": [{"role": "user", "content": [', TEXT, "]}]}")],
+    "/completion": [
+        ('{"n_predict": 1, "prompt": "', "a", '"}'),
+        ('{"n_predict": 1, "prompt": [', "5", "]}"),
+        ('{"n_predict": 1, "prompt": [', '"a"', "]}"),
+        ('{"n_predict": 1, "prompt": "a", "stop": [', '"a"', "]}"),
+        ('{"n_predict": 1, "prompt": "a", "logit_bias": [', "[5,1]", "]}"),
+        ('{"n_predict": 1, "prompt": "a", "logit_bias": {', '"%d":1', "}}"),
+        ('{"n_predict": 1, "prompt": "a", "response_fields": [', '"a"', "]}"),
+        ('{"n_predict": 1, "prompt": "a", "json_schema": {', KEYS, "}}"),
+        ('{"n_predict": 1, "prompt": "a", "samplers": [', "[]", "]}"),
+    ],
+    "/api/chat": [
+        ('{"messages": [', EMPTY_TURN, "]}"),
+        ('{"messages": [{"role": "user", "content": "', "a", '"}]}'),
+        (
+            '{"messages": [{"role": "assistant", "tool_calls": [',
+            '{"function":{"name":"f","arguments":{}}}',
+            "]}]}",
+        ),
+        (f'{{{OLLAMA}, "tools": [', '{"function":{"name":"f"}}', "]}"),
+        (f'{{{OLLAMA}, "format": {{', KEYS, "}}"),
+        (f'{{{OLLAMA}, "images": [', "[]", "]}"),
+        (f'{{{OLLAMA}, "options": {{', '"%x":1', "}}"),
+        (f'{{{OLLAMA}, "options": {{"stop": [', '"a"', "]}}"),
+    ],
+    "/api/generate": [
+        ('{"prompt": "', "a", '"}'),
+        ('{"raw": true, "prompt": "', "a", '"}'),
+        ('{"prompt": "a", "options": {"num_predict": 1}, "system": "', "a", '"}'),
+        ('{"prompt": "a", "context": [', "5", "]}"),
+    ],
+    "/api/show": [('{"verbose": [', "[]", "]}")],
     "/tokenize": [('{"prompt": "', "a", '"}'), ('{"messages": [', EMPTY_TURN, "]}")],
     "/detokenize": [('{"tokens": [', "5", "]}")],
     "/apply-template": [('{"messages": [{"role": "user", "content": [', TEXT, "]}]}")],

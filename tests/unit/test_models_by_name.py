@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import gguf_files
@@ -10,9 +11,10 @@ import pytest
 from hub_server import HubServer
 from huggingface_hub import constants, file_download, utils
 
-from mie.checkpoint.hub import HubFile, HubModel, HubName, ask_hub, download
+from mie.checkpoint.hub import HubFile, HubModel, HubName, ask_hub, cached_models, download
 from mie.checkpoint.locate import BUNDLED_DIRECTORY, locate_model
 from mie.cli import main, pull
+from mie.cli.inspect import inspect_model
 from mie.cli.pull import is_read
 from mie.errors import ModelError
 
@@ -344,3 +346,41 @@ def test_a_name_of_a_file_with_brackets_is_fetched_exactly(hub: HubServer) -> No
     model = ask_hub(GGUF)
     path = download(model, model.choose(None))
     assert os.listdir(path.parent) == ["tiny-Q4_K_M.gguf"]
+
+
+# Facts of a model that is not on this machine
+
+
+def test_inspect_fetches_headers_only(hub: HubServer, tmp_path: Path) -> None:
+    weights = hub.models[STORY]["model.safetensors"]
+    hub.cut["model.safetensors"] = 8 + int.from_bytes(weights[:8], "little")
+    local, remote = inspect_model(str(BUNDLED_DIRECTORY)), inspect_model(STORY)
+    assert remote.directory == "not on this machine"
+    same = {"model": STORY, "directory": remote.directory}
+    assert asdict(remote) == asdict(local) | same
+    fetched = {path.name for path in (tmp_path / "hub").rglob("snapshots/*/*")}
+    assert fetched == {"config.json", "generation_config.json"}
+    assert cached_models()[0].names == []
+
+
+def test_inspect_reads_the_header_of_a_gguf_file(hub: HubServer, tmp_path: Path) -> None:
+    path = gguf_files.convert(BUNDLED_DIRECTORY, tmp_path / "tiny-Q8_0.gguf", "Q8_0", "gpt-2")
+    hub.models[GGUF] = {"tiny-Q8_0.gguf": path.read_bytes()}
+    local, remote = inspect_model(str(path)), inspect_model(f"{GGUF}:Q8_0")
+    assert (remote.forms, remote.weights_bytes) == (local.forms, local.weights_bytes)
+    assert remote.num_parameters == local.num_parameters
+    assert not list((tmp_path / "hub").rglob("*.gguf"))
+
+
+def test_inspect_says_what_is_wrong_with_a_model_on_the_hub(
+    hub: HubServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads(hub.models[STORY]["config.json"])
+    hub.models[STORY]["config.json"] = json.dumps(
+        {**config, "architectures": ["WhisperForConditionalGeneration"]}
+    ).encode()
+    assert main(["inspect", STORY]) == 1
+    assert "WhisperForConditionalGeneration" in capsys.readouterr().out
+    assert "mie pull mia/tiny-stories" in refusal(capsys, "inspect", STORY, "--check")
+    hub.models[STORY]["model.safetensors"] = b"\xff" * 4000
+    assert "has a header of" in refusal(capsys, "inspect", STORY)

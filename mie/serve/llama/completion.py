@@ -18,7 +18,7 @@ from mie.serve.errors import ApiError, body_of, invalid, refuse_unfinished, too_
 from mie.serve.llama.options import LlamaOptions, NumPredict, num_new, sampling
 from mie.serve.openai.formats import Schema
 from mie.serve.openai.logprobs import LogprobWriter
-from mie.serve.openai.protocol import Biases, Natural, Prompt, Queued
+from mie.serve.openai.protocol import MAX_BIASES, Biases, Natural, Prompt, Queued
 from mie.serve.serving import Asked, Generation, Serving, new_id
 from mie.serve.writer import Writer, json_response, respond
 from mie.system.threads import call_in_thread
@@ -34,6 +34,8 @@ def _pairs(given: object) -> object:
     """Return llama.cpp's list of [token id, bias] as an object; false bans a token."""
     if not isinstance(given, list):
         return given
+    if len(given) > MAX_BIASES:
+        raise refused(f"may have at most {MAX_BIASES} entries; got {len(given)}")
     if not all(isinstance(each, list) and len(each) == 2 for each in given):
         raise refused(f"must have pairs of a token id and a bias; got {shown(given)}")
     return {str(token): -100 if bias is False else bias for token, bias in given}
