@@ -16,6 +16,10 @@ ANY_LENGTH = (1 << 31) - 1
 """A maximum length that holds for all sequences, because lengths have 32 bits."""
 
 
+LATER = ("drawn", "drawn_rows", "num_decodes")
+"""Fields of a `StepBatch` that are not copied as they are."""
+
+
 class Bucket(NamedTuple):
     """The size that a step of decodes is padded to. Its launches depend on this alone."""
 
@@ -106,7 +110,7 @@ def host_batch(batch: StepBatch, max_len: int | None = None) -> HostBatch:
     arrays = {
         field.name: to_host(getattr(batch, field.name))
         for field in fields(StepBatch)
-        if field.name not in ("drawn", "drawn_rows", "num_decodes", "slots", "fresh")
+        if getattr(batch, field.name) is not None and field.name not in LATER
     }
     arrays["drawn_rows"] = (
         np.zeros_like(arrays["token_ids"]) if batch.drawn_rows is None else batch.drawn_rows
@@ -191,4 +195,12 @@ def padded(batch: StepBatch, bucket: Bucket) -> StepBatch:
         logits_rows=each[:-1],
         drawn_rows=None if batch.drawn_rows is None else more(batch.drawn_rows, 0),
         num_decodes=None,
+        slots=None if batch.slots is None else more(batch.slots, -1),
+        fresh=None if batch.fresh is None else np.append(batch.fresh, np.zeros(num_more, bool)),
     )
+
+
+def without_states(batch: StepBatch) -> StepBatch:
+    """Return the batch with sequences that neither read nor write recurrent states."""
+    nowhere = np.full(len(batch.seq_lens), -1)
+    return replace(batch, slots=nowhere, fresh=np.zeros(len(nowhere), bool))

@@ -35,7 +35,6 @@ from mie.ops_gpu.arrays import DTYPES, block_threads, element_type, kernel_type,
 from mie.ops_gpu.attention import PagedAttention
 from mie.ops_gpu.batch import to_device
 from mie.ops_gpu.chip import Chip, device_memory
-from mie.ops_gpu.experts import CupyExperts
 from mie.ops_gpu.few_rows import MAX_OUTPUTS, Heads, Norm, most_sums_bytes
 from mie.ops_gpu.gemm import Gemm
 from mie.ops_gpu.kv_cache import HostCache, KVCache
@@ -43,18 +42,19 @@ from mie.ops_gpu.launcher import CupyLauncher, Launcher
 from mie.ops_gpu.products import WIDENED_BYTES, Products
 from mie.ops_gpu.queue import Queue, in_queue
 from mie.ops_gpu.ready import kernels_beside_steps, make_ready
+from mie.ops_gpu.recurrent import CupyRecurrent
 from mie.ops_gpu.sampling import Drawn, Sampler
 from mie.ops_gpu.steps import Steps
 from mie.ops_gpu.weights import CupyLinear, Matrix, check_size, load_parts, packed_bytes
 
 COMPUTED = (
     *("GELU", "norms after the blocks", "norms of whole projections", "norms after RoPE"),
-    *("scaled embeddings", "experts", "gated attention", "attention sinks"),
+    *("scaled embeddings", "experts", "gated attention", "recurrent layers", "attention sinks"),
 )
 """The options of operators that it computes."""
 
 
-class CupyBackend(CupyExperts):
+class CupyBackend(CupyRecurrent):
     """Runs where its launcher does, in ``dtype``: "float32", "float16" or "bfloat16".
 
     Weights and activations have that dtype. So does the cache unless ``kv_cache_dtype`` is "int8"
@@ -211,7 +211,7 @@ class CupyBackend(CupyExperts):
         return out
 
     def norm_linear(self, x: Array, norm: Array, eps: float, weight: CupyLinear) -> Array:
-        if norm is None or not self._products.are_few(x, weight):
+        if norm is None or not self._products.are_few(x):
             return super().norm_linear(x, norm, eps, weight)
         out = self._product(x, weight)
         self._products.linear(x, weight, out, norm=Norm(weight=norm, eps=eps))

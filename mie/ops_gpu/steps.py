@@ -17,7 +17,7 @@ from mie.base.arithmetic import ceil_div
 from mie.ops.backend import Array, StepBatch
 from mie.ops_gpu.arena import Arena
 from mie.ops_gpu.arrays import block_threads, next_power_of_two
-from mie.ops_gpu.batch import Bucket, DeviceBatch, bucket_of, host_batch, padded
+from mie.ops_gpu.batch import Bucket, DeviceBatch, bucket_of, host_batch, padded, without_states
 from mie.ops_gpu.launcher import Launcher
 from mie.ops_gpu.queue import Queue, Task
 from mie.ops_gpu.staging import Staging
@@ -76,6 +76,8 @@ class Steps:
         """Take whether launches depend on a step's maximum length as ``follows_lengths``."""
         self.is_running = False
         """Whether a forward pass is being launched or captured."""
+        self.has_states = False
+        """Whether sequences have recurrent states, which steps of no sequences do not."""
         self.arena = Arena(launcher.xp)
         self._launcher = launcher
         self._queue = queue
@@ -139,6 +141,8 @@ class Steps:
         self, batch: StepBatch, bucket: Bucket | None, captured: CapturedStep | None
     ) -> DeviceBatch:
         """Upload the batch, to the captured step's memory if there is one."""
+        if self.has_states and batch.slots is None:
+            batch = without_states(batch)
         host = host_batch(batch, None if bucket is None else bucket.max_len)
         if captured is None:
             table_width = host.table_width if bucket is None else self._table_width

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mie.ops_gpu.dispatch import decode_kernel, plain_prefill_kernel, prefill_kernel
-from mie.ops_gpu.few_rows import product_bytes
+from mie.ops_gpu.few_rows import way_named
 from mie.ops_gpu.source import KERNELS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +45,7 @@ class Entry:
         words = parameters.split(", ")
         stored = words[-1] if words[-1] in QUANTIZED else words[0]
         if kernel.startswith(("few_rows", "experts_")):
-            return product_bytes(words[0], words[1], words[2], words[3], int(words[4]))
+            return way_named(parameters).shared_bytes
         if kernel in ("paged_decode_mma", "paged_decode_stream"):
             head_dim, heads = int(words[1]), 8 * int(words[2])
             return decode_kernel(
@@ -91,6 +91,18 @@ ENTRIES = (
             "few_rows_linear<float, nibbles, 32, true, 1, true, true>",
             "few_rows_linear<bf16, bf16, 64, false, 2, true, false>",
         ),
+    ),
+    Entry(
+        file="causal_conv.cu",
+        names=each("{}<{}, {}>", ("causal_conv", "keep_columns"), HALVES, (3, 4)),
+    ),
+    Entry(
+        file="recurrence.cu",
+        names=(
+            *each("recurrence<{}, {}, {}>", HALVES, (32, 64), ("true", "false")),
+            "recurrence<float, 32, true>",
+        ),
+        threads=128,
     ),
     Entry(
         file="expert_rows.cu",
@@ -165,7 +177,9 @@ ENTRIES = (
         ),
         threads=128,
     ),
-    Entry(file="rms_norm.cu", names=each("{}<{}>", ("rms_norm", "head_norm"), FLOATS)),
+    Entry(
+        file="rms_norm.cu", names=each("{}<{}>", ("rms_norm", "head_norm", "gated_norm"), FLOATS)
+    ),
     Entry(file="rope_quantize_kv.cu", names=each("rope_quantize_kv<{}, {}>", FLOATS, QUANTIZED)),
     Entry(file="rope_write_kv.cu", names=each("rope_write_kv<{}>", FLOATS)),
     *(

@@ -206,16 +206,16 @@ def test_launches_are_passed_on(cupy: Any):
     """Shared memory is raised where a launch needs it, a null pointer is eight zero bytes, and an
     empty grid is not launched."""
     kernel, function = CupyLauncher().kernel(*NORM), cupy.function
-    kernel((2, 1), (8,), (X, X, X, N, A))
+    kernel((2, 1), (8,), (X, X, X, X, N, N, A))
     assert function.preferred_shared_memory_carveout == -1
-    kernel((2, 0), (8,), (X, X, X, N, A))
-    kernel((2, 1), (8,), (None, X, X, N, A), shared_bytes=64)
+    kernel((2, 0), (8,), (X, X, X, X, N, N, A))
+    kernel((2, 1), (8,), (None, X, X, X, N, N, A), shared_bytes=64)
     assert function.preferred_shared_memory_carveout == 100
     assert function.max_dynamic_shared_size_bytes == 48 * 1024
     (first, (_, _, (null, *rest), shared_bytes)) = function.launches
-    assert first == ((2, 1), (8,), (X, X, X, N, A), 0)
-    assert (null.dtype, null, rest, shared_bytes) == (np.uint64, 0, [X, X, N, A], 64)
-    kernel((2,), (8,), (X, X, X, N, A), shared_bytes=100_000)
+    assert first == ((2, 1), (8,), (X, X, X, X, N, N, A), 0)
+    assert (null.dtype, null, rest, shared_bytes) == (np.uint64, 0, [X, X, X, N, N, A], 64)
+    kernel((2,), (8,), (X, X, X, X, N, N, A), shared_bytes=100_000)
     assert function.max_dynamic_shared_size_bytes == 100_000
 
 
@@ -226,7 +226,13 @@ def test_bfloat16_needs_a_cupy_that_supports_it(cupy: Any):
 
 
 @pytest.mark.parametrize(
-    "args", [(X, X, X, N), (X, X, X, N, 1.0), (X, X, X, 8, A), (X[::2], X, X, N, A)]
+    "args",
+    [
+        (X, X, X, X, N, N),
+        (X, X, X, X, N, N, 1.0),
+        (X, X, X, X, 8, N, A),
+        (X[::2], X, X, X, N, N, A),
+    ],
 )
 def test_arguments_that_do_not_fit_are_refused(cupy: Any, args: tuple[Any, ...]):
     with pytest.raises(TypeError, match=r"rms_norm\.cu rms_norm<float>: "):

@@ -21,6 +21,7 @@ import test_kernels as kernels
 import test_nonfinite
 import test_prefill
 import test_quantised_products as quantised
+import test_recurrent_kernels as recurrent_kernels
 import test_sampling as sampling
 import test_sinks
 from emulated import needs_compiler
@@ -143,6 +144,7 @@ def products() -> None:
     """Run tests of the products in float16 and float32."""
     for mode in ("checked", "any"):  # the first build reports a bug that writes anywhere
         few_rows.test_sums_of_integers_are_exact(mode, "float16", 1100, 33, 35)
+        few_rows.test_sums_of_integers_are_exact(mode, "float16", 600, 200, 3)
         few_rows.test_sums_of_integers_are_exact(mode, "float16", 33, 40, 9)
         few_rows.test_normalised_rows_are_multiplied(mode, "float16", 96, 24, 3)
         few_rows.test_gates(mode, "float16", 520, 17, 13)
@@ -216,12 +218,26 @@ def experts() -> None:
         expert_kernels.test_quantised_experts("any", "float16", form, sizes, 20)
 
 
+def recurrent() -> None:
+    """Run tests of convolutions, recurrences and gated norms in float32."""
+    of = recurrent_kernels
+    for mode in ("checked", "any"):
+        for sequences in (of.SEQUENCES, of.DECODES):
+            for shape in (of.SHAPES[1], of.shape_of("conv", 3, 0, 1, 0, 140)):
+                of.test_convolutions(mode, "float32", shape, sequences)
+            for shape in of.SHAPES[:2]:
+                of.test_recurrences(mode, "float32", shape, sequences)
+    for sizes in ((33, 33), (40, 120)):
+        for gates_first in (False, True):
+            of.test_gated_norms("any", "float32", *sizes, gates_first)
+
+
 CHECKS: dict[str, Callable[..., None]] = {
     check.__name__: check
     for check in (
         *(streamed, split, many_tiles, prefill, split_prefill, growing_units, write, widen, heads),
         *(large_element, large_value, hides_no_nan, bank_conflicts, log_probabilities),
-        *(sampler, products, quantised_products, merges, sinks, routing, experts),
+        *(sampler, products, quantised_products, merges, sinks, routing, experts, recurrent),
     )
 }
 

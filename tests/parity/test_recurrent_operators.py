@@ -13,7 +13,6 @@ from compiled import needs_numba
 from test_backend_contract import MACHINES, Machine, machine_params, normal
 
 from mie.config.engine import EngineConfig
-from mie.errors import UnsupportedModelError
 from mie.load.backends import load_backend
 from mie.ops import norm
 from mie.ops.activation import sigmoid
@@ -84,12 +83,18 @@ def weights_of(load: Callable[[np.ndarray], Any], shape: RecurrentShape) -> Recu
 class Layer:
     """The operators of a layer on a backend, and its states."""
 
-    def __init__(self, backend: Any, put: Callable[[np.ndarray], Any], kind: str) -> None:
-        self.backend, self.put, self.shape = backend, put, SHAPES[kind]
+    def __init__(
+        self,
+        backend: Any,
+        put: Callable[[np.ndarray], Any],
+        kind: str,
+        get: Callable[[Any], np.ndarray] = np.array,
+    ) -> None:
+        self.backend, self.put, self.get, self.shape = backend, put, get, SHAPES[kind]
         self.weights = weights_of(lambda array: backend.load_vector(array), self.shape)
         self.states = backend.new_state_cache(self.shape, 2, NUM_SLOTS)
         for index, array in enumerate((self.states.columns, self.states.states)):
-            array[...] = normal(*array.shape, seed=7 + index)
+            array[...] = put(normal(*array.shape, seed=7 + index))
 
     def run(self, batch: StepBatch, tokens: slice) -> Outputs:
         """Return the results for these tokens of the second layer."""
@@ -97,22 +102,22 @@ class Layer:
         width = 3 * self.shape.width if kind == "conv" else self.shape.num_channels
         x = self.put(normal(NUM_TOKENS, width)[tokens])
         if kind == "conv":
-            return {"short_conv": np.array(self.backend.short_conv(x, *of))}
+            return {"short_conv": self.get(self.backend.short_conv(x, *of))}
         small = normal(NUM_TOKENS, self.shape.num_heads * (2 if kind == "delta" else 1), seed=1)
-        mixed = self.put(np.array(self.backend.conv_silu(x, *of)))
+        mixed = self.put(self.get(self.backend.conv_silu(x, *of)))
         recur = self.backend.gated_delta if kind == "delta" else self.backend.mamba
-        y = self.put(np.array(recur(mixed, self.put(small[tokens]), *of)))
+        y = self.put(self.get(recur(mixed, self.put(small[tokens]), *of)))
         gate = self.put(normal(NUM_TOKENS, self.shape.width, seed=2)[tokens])
-        normed = np.array(self.backend.gated_norm(y, gate, self.weights))
-        return {"conv_silu": np.array(mixed), "recurrence": np.array(y), "gated_norm": normed}
+        normed = self.get(self.backend.gated_norm(y, gate, self.weights))
+        return {"conv_silu": self.get(mixed), "recurrence": self.get(y), "gated_norm": normed}
+
+    def planes(self) -> list[np.ndarray]:
+        """Return copies of the columns and of the states."""
+        return [self.get(each) for each in (self.states.columns, self.states.states)]
 
 
 def layer_on(machine: Machine, kind: str) -> Layer:
-    if "recurrent layers" in machine.backend.lacks:
-        with pytest.raises(UnsupportedModelError, match="does not compute recurrent layers"):
-            machine.backend.new_state_cache(SHAPES[kind], 1, 1)
-        pytest.skip("it has no recurrent layers")
-    return Layer(machine.backend, machine.put, kind)
+    return Layer(machine.backend, machine.put, kind, machine.get)
 
 
 BATCH = batch_of([1, 6, 2, 5], [3, 0, 4, 1], [False, True, False, True])
@@ -122,14 +127,13 @@ BATCH = batch_of([1, 6, 2, 5], [3, 0, 4, 1], [False, True, False, True])
 def test_the_operators_equal_their_definitions(machine: Machine, kind: str) -> None:
     own = layer_on(machine, kind)
     wanted = Layer(NumpyBackend("float64"), np.array, kind)
-    before = own.states.columns.copy(), own.states.states.copy()
+    before = own.planes()
     got, expected = own.run(BATCH, slice(None)), wanted.run(BATCH, slice(None))
     atol = TOLERANCE[machine.dtype]
     for name, array in expected.items():
         np.testing.assert_allclose(got[name], array, atol=atol * np.abs(array).max(), err_msg=name)
-    for index, name in enumerate(("columns", "states")):
-        array, other = getattr(own.states, name), getattr(wanted.states, name)
-        np.testing.assert_allclose(array, other, atol=atol * 10, err_msg=name)
+    for index, (array, other) in enumerate(zip(own.planes(), wanted.planes(), strict=True)):
+        np.testing.assert_allclose(array, other, atol=atol * 10, err_msg=str(index))
         np.testing.assert_array_equal(array[0], before[index][0])  # another layer
         np.testing.assert_array_equal(array[:, 2], before[index][:, 2])  # another slot
 
@@ -146,8 +150,7 @@ def test_chunks_and_batches_change_no_bit(machine: Machine, kind: str) -> None:
         start += count
     for name, array in whole.items():
         np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), array[1:7])
-    for name in ("columns", "states"):
-        own, other = getattr(together.states, name), getattr(alone.states, name)
+    for own, other in zip(together.planes(), alone.planes(), strict=True):
         np.testing.assert_array_equal(own[1, 0], other[1, 2])
 
 
@@ -175,25 +178,21 @@ def test_threads_change_no_bit(name: str, kind: str, monkeypatch: pytest.MonkeyP
 def test_states_are_copied_exported_and_imported(machine: Machine) -> None:
     own = layer_on(machine, "delta")
     backend, states = own.backend, own.states
-    columns, numbers = states.columns.copy(), states.states.copy()
+    planes = own.planes()
     backend.copy_states(states, [0, 1], [1, 3])  # both are read before one is written
-    for array, before in ((states.columns, columns), (states.states, numbers)):
+    for array, before in zip(own.planes(), planes, strict=True):
         np.testing.assert_array_equal(array[:, [1, 3]], before[:, [0, 1]])
         np.testing.assert_array_equal(array[:, [0, 2, 4]], before[:, [0, 2, 4]])
     data = backend.export_state(states, 2)
     assert len(data) == 2 * backend.state_bytes(own.shape)
     backend.import_state(states, 4, data)
-    for array, before in ((states.columns, columns), (states.states, numbers)):
+    for array, before in zip(own.planes(), planes, strict=True):
         np.testing.assert_array_equal(array[:, 4], before[:, 2])
 
 
 def test_gated_attention(machine: Machine) -> None:
     x, gate = normal(5, 37), 3 * normal(5, 37, seed=1)
-    if "gated attention" in machine.backend.lacks:
-        with pytest.raises(UnsupportedModelError, match="does not compute gated attention"):
-            machine.backend.sigmoid_mul(machine.put(x), machine.put(gate))
-        return
-    got = np.array(machine.backend.sigmoid_mul(machine.put(x), machine.put(gate)))
+    got = machine.get(machine.backend.sigmoid_mul(machine.put(x), machine.put(gate)))
     np.testing.assert_allclose(got, x * sigmoid(gate), rtol=2e-6, atol=1e-7)
 
 

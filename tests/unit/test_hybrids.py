@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from compiled import needs_numba
-from emulated import needs_compiler
 from safetensors.numpy import load_file, save_file
 
 from mie import LLM, SamplingParams
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.recurrent import RecurrentConfig
 from mie.checkpoint.recurrent_families import RECURRENT_FAMILIES
-from mie.errors import ConfigError, ModelError, UnsupportedModelError
+from mie.errors import ConfigError, ModelError
 from mie.ops.recurrent_shape import RecurrentShape
 from mie.sampling_params import BeamSearchParams
 
@@ -132,12 +131,6 @@ def test_what_states_do_not_allow_is_refused(settings: dict[str, Any], named: st
 def test_a_model_without_recurrent_layers_refuses_memory_for_states() -> None:
     with pytest.raises(ConfigError, match="state_memory is 4096; the model has no recurrent"):
         LLM("bundled", backend="numpy", state_memory=4096)
-
-
-@needs_compiler
-def test_a_backend_without_recurrent_layers_refuses_the_model() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"cupy-emulated.*recurrent layers.*'jit'"):
-        load("granite4_mamba", backend="cupy-emulated")
 
 
 def test_states_are_a_part_of_the_memory_plan(caplog: pytest.LogCaptureFixture) -> None:

@@ -61,3 +61,29 @@ __global__ void head_norm(T* __restrict__ qkv, const T* __restrict__ weight, int
   for (int i = lane; i < head_dim; i += 32)
     row[i] = from_float<T>(to_float(row[i]) * scale * to_float(weight[i]));
 }
+
+// Normalises groups of channels of a recurrence's result, times silu(gate). With gates_first the gate
+// multiplies what is normalised (Mamba 2), else the result (Gated DeltaNet).
+//
+//   x, gate, y  [T, K] T
+//   weight      [size] T for each group, or [K] for all
+// grid (T, K / size), block (a multiple of 32)
+template <typename T>
+__global__ void gated_norm(const T* __restrict__ x, const T* __restrict__ gate,
+                           const T* __restrict__ weight, T* __restrict__ y, int size,
+                           int weight_size, float eps, int gates_first) {
+  const size_t first = ((size_t)blockIdx.x * gridDim.y + blockIdx.y) * size;
+  const T* weights = weight + (weight_size == size ? 0 : blockIdx.y * size);
+  auto silu = [&](int i) {
+    const float z = to_float(gate[first + i]);
+    return z / (1.0f + expf(-z));
+  };
+  auto value = [&](int i) { return to_float(x[first + i]) * (gates_first ? silu(i) : 1.0f); };
+  float squares = 0.0f;
+  for (int i = threadIdx.x; i < size; i += blockDim.x) squares += value(i) * value(i);
+  const float scale = 1.0f / sqrtf(block_sum(squares) / size + eps);
+  for (int i = threadIdx.x; i < size; i += blockDim.x) {
+    const float normed = value(i) * scale * to_float(weights[i]);
+    y[first + i] = from_float<T>(gates_first ? normed : normed * silu(i));
+  }
+}
