@@ -7,6 +7,7 @@ from string import ascii_lowercase, ascii_uppercase
 from mie.base.reprs import count
 from mie.events import Record, Seq
 from mie.events.replay import State
+from mie.events.replay.slots import SlotState
 
 WIDTH = 80
 """Maximum width of a view in columns."""
@@ -184,3 +185,17 @@ def _numbers(state: State) -> Iterator[str]:
     )
     waste = percent(num_empty, num_slots)
     yield f"{num_empty:,} of {count(num_slots, 'slot')} in used blocks empty ({waste})"
+    if state.slots is not None:
+        yield from _states(state.slots)
+
+
+def _states(slots: SlotState) -> Iterator[str]:
+    num_running, saved = len(slots.running), sorted(slots.saved)
+    num_free = slots.num_slots - num_running - len(saved)
+    yield (
+        f"{count(slots.num_slots, 'slot')} of states: {num_running:,} running,"
+        f" {count(len(saved), 'snapshot')}, {num_free:,} free"
+    )
+    if saved:
+        head = "snapshots after blocks "
+        yield head + _in_width(saved, WIDTH - len(head))

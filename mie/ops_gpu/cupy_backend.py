@@ -211,7 +211,7 @@ class CupyBackend(CupyRecurrent):
         return out
 
     def norm_linear(self, x: Array, norm: Array, eps: float, weight: CupyLinear) -> Array:
-        if norm is None or not self._products.are_few(x, weight):
+        if norm is None or not self._products.are_few(x):
             return super().norm_linear(x, norm, eps, weight)
         out = self._product(x, weight)
         self._products.linear(x, weight, out, norm=Norm(weight=norm, eps=eps))

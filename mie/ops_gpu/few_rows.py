@@ -24,6 +24,9 @@ MAX_WARPS = 8
 MAX_OUTPUTS = 65_535 * TILE
 """Most outputs of a product: CUDA allows 65,535 blocks in the second direction of a grid."""
 
+BLOCKS_PER_MULTIPROCESSOR = 2
+"""Blocks that the registers allow."""
+
 MOST_SHARED = 256
 """Rows of a launch whose blocks leave sums for each other, which bounds the memory of these."""
 
@@ -56,8 +59,22 @@ class Way:
     rows: int
     """Rows of a block."""
     tiles: int
-    """Tiles of outputs of a block."""
-    shared_bytes: int
+    """Tiles of outputs of a set, which a block computes at once."""
+    slice_bytes: int
+    """Shared memory of a slice of its rows."""
+    sums_bytes: int
+    """Shared memory of the sums of its warps."""
+    loops: bool
+    """Whether a block may take several sets."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """The shared memory of a block that copies one slice after the other."""
+        return max(2 * self.slice_bytes, self.sums_bytes)
+
+    def kept_bytes(self, num_slices: int) -> int:
+        """Return the shared memory of a block that keeps its slices for several sets."""
+        return num_slices * self.slice_bytes + self.sums_bytes
 
 
 def way_of(
@@ -76,25 +93,24 @@ def way_of(
     if has_norm is not None:
         conditions.insert(0, has_norm)
     words = [element, codes, span, has_offsets, str(row_tiles), *map(_word, conditions)]
-    return Way(
-        parameters=f"<{', '.join(words)}>",
-        rows=8 * row_tiles,
-        tiles=tiles_of(element, codes, span, has_offsets, row_tiles),
-        shared_bytes=product_bytes(element, codes, span, has_offsets, row_tiles),
-    )
+    return way_named(f"<{', '.join(words)}>")
 
 
-def tiles_of(element: str, codes: str, span: str, has_offsets: str, row_tiles: int) -> int:
-    """Return the tiles of outputs of a block, as many as the registers allow."""
+def way_named(parameters: str) -> Way:
+    """Return the way of a kernel's parameters, such as "<f16, nibbles, 32, false, 1, true>"."""
+    element, codes, span, has_offsets, row_tiles, *_ = parameters.strip("<>").split(", ")
+    rows = 8 * int(row_tiles)
     is_small = (codes, span, has_offsets) == ("nibbles", "64", "false") and element != "float"
-    return 4 if is_small and row_tiles == 1 else 2
-
-
-def product_bytes(element: str, codes: str, span: str, has_offsets: str, row_tiles: int) -> int:
-    """Return the shared memory of a block: two slices of its rows, and then its warps' sums."""
-    row_bytes = MAX_WARPS * UNIT * (4 if element == "float" else 2) + (32 if span == "16" else 64)
-    tiles = tiles_of(element, codes, span, has_offsets, row_tiles)
-    return 8 * row_tiles * max(2 * row_bytes, 4 * MAX_WARPS * TILE * tiles)
+    tiles = 4 if is_small and rows == 8 else 2  # as many as the registers allow
+    itemsize, gap = 4 if element == "float" else 2, 32 if span == "16" else 64
+    return Way(
+        parameters=parameters,
+        rows=rows,
+        tiles=tiles,
+        slice_bytes=rows * (MAX_WARPS * UNIT * itemsize + gap),
+        sums_bytes=rows * 4 * MAX_WARPS * TILE * tiles,
+        loops=element != "float" and span != "16" and not (element == "bf16" and tiles == 4),
+    )
 
 
 def splits_of(num_tiles: int, depth: int, chip: Chip) -> int:
@@ -102,8 +118,14 @@ def splits_of(num_tiles: int, depth: int, chip: Chip) -> int:
 
     It depends on the matrix and the chip alone, so a row's result does not depend on its batch.
     """
-    num_slices = ceil_div(depth, UNIT * warps_of(depth))
-    return max(1, min(num_slices, 2 * chip.num_multiprocessors // ceil_div(num_tiles, 2)))
+    slices = num_slices(depth)
+    most = BLOCKS_PER_MULTIPROCESSOR * chip.num_multiprocessors // ceil_div(num_tiles, 2)
+    return ceil_div(slices, ceil_div(slices, max(1, most)))  # none without a slice
+
+
+def num_slices(depth: int) -> int:
+    """Return the slices of K, of which each warp of a block has a unit."""
+    return ceil_div(depth, UNIT * warps_of(depth))
 
 
 def warps_of(depth: int) -> int:
@@ -121,7 +143,8 @@ def most_sums_bytes(num_rows: int, width: int, chip: Chip) -> int:
 
     ``width`` is that of query, key and value heads.
     """
-    outputs = max(2 * chip.num_multiprocessors * 2 * TILE, 2 * width)
+    blocks = BLOCKS_PER_MULTIPROCESSOR * chip.num_multiprocessors
+    outputs = max(2 * blocks * TILE, 2 * width)
     return 4 * min(num_rows, MOST_SHARED) * outputs
 
 
@@ -206,23 +229,28 @@ class FewRows:
         assert weight.shape[1] == depth
         way = way_of(kernel_type(x), weight, num_rows, depth, has_norm=norm is not None)
         splits = splits_of(num_tiles, depth, self._chip)
-        grid = (ceil_div(num_rows, way.rows), ceil_div(num_tiles, way.tiles), splits)
+        groups, sets = ceil_div(num_rows, way.rows), ceil_div(num_tiles, way.tiles)
+        shared_bytes = way.kept_bytes(ceil_div(num_slices(depth), splits))
+        room = self._chip.resident_blocks(shared_bytes, BLOCKS_PER_MULTIPROCESSOR)
+        is_kept = way.loops and room == BLOCKS_PER_MULTIPROCESSOR * self._chip.num_multiprocessors
+        grid = (groups, min(sets, max(1, room // (groups * splits))), splits)
+        if not is_kept:
+            shared_bytes, grid = way.shared_bytes, (groups, sets, splits)
         sharing: list[Array | None] = [None, None]
         if splits > 1 or met_tiles > way.tiles:
-            outputs = grid[1] * way.tiles * TILE
-            size = splits * grid[0] * way.rows * outputs
+            size = splits * groups * way.rows * sets * way.tiles * TILE
             sums = self._empty("sums of products", (size,), np.dtype(np.float32))
-            sharing = [sums, self._counters.zeros(grid[0] * grid[1])]
+            sharing = [sums, self._counters.zeros(groups * sets)]
         matrix: list[Array | None] = [weight, None, None]
         shift = 0
         if isinstance(weight, QuantisedMatrix):
             matrix = [weight.codes, weight.scales, weight.offsets]
             shift = weight.form.group.bit_length() - 1
-        numbers: list[Any] = [np.int32(size) for size in (num_rows, depth, shift, *sizes)]
+        numbers: list[Any] = [np.int32(size) for size in (num_rows, depth, shift, is_kept, *sizes)]
         numbers.append(np.float32(eps if norm is None else norm.eps))
         kernel = self._launcher.kernel("few_rows.cu", f"few_rows_{name}{way.parameters}")
         args = (x, None if norm is None else norm.weight, *matrix, *arrays, *sharing, *numbers)
-        kernel(grid, (32 * warps_of(depth),), args, shared_bytes=way.shared_bytes)
+        kernel(grid, (32 * warps_of(depth),), args, shared_bytes=shared_bytes)
 
 
 def _word(condition: bool) -> str:

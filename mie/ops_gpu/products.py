@@ -12,11 +12,10 @@ from mie.ops_gpu.gemm import Gemm
 from mie.ops_gpu.launcher import Launcher
 from mie.ops_gpu.weights import TILE, UNIT, CupyLinear, Matrix, QuantisedMatrix
 
-MAX_ROWS, MAX_QUANTISED_ROWS = 16, 64
+MAX_ROWS = 16
 """Most rows that our kernels multiply with a matrix, if results may depend on the batch.
 
-cuBLAS takes more rows. To widen a quantised matrix for it takes as long as to read it nine times
-with int4 weights. For 64 rows our kernels read it twice, the second time from the L2 cache.
+cuBLAS takes more rows. A quantised matrix is widened for it first (docs/gpu/h200.md has the times).
 """
 
 WIDENED_BYTES = 64 << 20
@@ -35,13 +34,9 @@ class Products:
         self._is_deterministic = is_deterministic
         self._few_rows = FewRows(launcher, chip, empty)
 
-    def are_few(self, x: Array, weight: CupyLinear) -> bool:
-        """Whether our kernels multiply ``x`` with all of the matrix."""
-        return all(self._is_own(x, part) for part in weight.parts)
-
-    def _is_own(self, x: Array, part: Matrix) -> bool:
-        most = MAX_QUANTISED_ROWS if isinstance(part, QuantisedMatrix) else MAX_ROWS
-        return self._is_deterministic or len(x) <= most
+    def are_few(self, x: Array) -> bool:
+        """Whether our kernels multiply ``x`` with any matrix."""
+        return self._is_deterministic or len(x) <= MAX_ROWS
 
     def linear(
         self,
@@ -57,7 +52,7 @@ class Products:
         A norm needs few rows.
         """
         for part, bias, first in weight.with_places():
-            if self._is_own(x, part):
+            if self.are_few(x):
                 self._few_rows.linear(
                     x, part, out, bias=bias, norm=norm, is_added=is_added, first=first
                 )
@@ -68,7 +63,7 @@ class Products:
     def gated(self, x: Array, weight: CupyLinear, out: Array, norm: Norm) -> bool:
         """Compute the gated activation of few rows, unless no kernel has the matrix's shape."""
         [*others, part] = weight.parts
-        if others or not self.are_few(x, weight) or not _is_aligned(part, len(part) // 2):
+        if others or not self.are_few(x) or not _is_aligned(part, len(part) // 2):
             return False
         self._few_rows.gated(x, part, out, bias=weight.bias, norm=norm)
         return True
@@ -76,7 +71,7 @@ class Products:
     def takes_heads(self, x: Array, weight: CupyLinear, head_dim: int) -> bool:
         """Whether `heads` has a kernel for few rows and this matrix."""
         [*others, part] = weight.parts
-        return not others and self.are_few(x, weight) and _is_aligned(part, head_dim // 2)
+        return not others and self.are_few(x) and _is_aligned(part, head_dim // 2)
 
     def heads(self, x: Array, weight: CupyLinear, to: Heads, norm: Norm | None) -> None:
         """Compute the heads of few rows, rotated, with keys and values in the cache."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mie.ops_gpu.dispatch import decode_kernel, plain_prefill_kernel, prefill_kernel
-from mie.ops_gpu.few_rows import product_bytes
+from mie.ops_gpu.few_rows import way_named
 from mie.ops_gpu.source import KERNELS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +45,7 @@ class Entry:
         words = parameters.split(", ")
         stored = words[-1] if words[-1] in QUANTIZED else words[0]
         if kernel.startswith(("few_rows", "experts_")):
-            return product_bytes(words[0], words[1], words[2], words[3], int(words[4]))
+            return way_named(parameters).shared_bytes
         if kernel in ("paged_decode_mma", "paged_decode_stream"):
             head_dim, heads = int(words[1]), 8 * int(words[2])
             return decode_kernel(

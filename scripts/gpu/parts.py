@@ -15,10 +15,11 @@ from typing import Any
 from gpu.run import SCRIPTS, Outcome, Run, how_it_ended
 from mie.system.resources import usable_cpus
 
-MOST_WORKERS = 12
+MOST_WORKERS = 14
 """Maximum number of processes of tests. NVRTC takes most of their time."""
 KERNEL_TESTS = (
     *("kernels", "few_rows", "quantised_products", "sampling", "cublas", "graphs"),
+    *("expert_kernels", "recurrent_kernels", "sinks"),
     *("nonfinite", "bfloat16_range", "whole_step_invariance"),
 )
 """The files of tests/kernels whose cases run on a device, too."""
@@ -57,7 +58,8 @@ def golden_vectors(run: Run, seconds: float) -> Outcome:
 def parity(run: Run, seconds: float) -> Outcome:
     """Compare every kernel and operator of the backend with the NumPy operators in float64."""
     kernels = [f"tests/kernels/test_{name}.py" for name in KERNEL_TESTS]
-    files = [*kernels, "tests/parity/test_backend_contract.py"]
+    operators = ("backend_contract", "recurrent_operators")
+    files = [*kernels, *(f"tests/parity/test_{name}.py" for name in operators)]
     selected = "(cupy and not emulated) or side_by_side"
     if run.is_dry_run:
         selected = "silu_mul and (forward or emulated)"

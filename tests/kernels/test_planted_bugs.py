@@ -144,6 +144,7 @@ def products() -> None:
     """Run tests of the products in float16 and float32."""
     for mode in ("checked", "any"):  # the first build reports a bug that writes anywhere
         few_rows.test_sums_of_integers_are_exact(mode, "float16", 1100, 33, 35)
+        few_rows.test_sums_of_integers_are_exact(mode, "float16", 600, 200, 3)
         few_rows.test_sums_of_integers_are_exact(mode, "float16", 33, 40, 9)
         few_rows.test_normalised_rows_are_multiplied(mode, "float16", 96, 24, 3)
         few_rows.test_gates(mode, "float16", 520, 17, 13)

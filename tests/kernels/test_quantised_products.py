@@ -87,7 +87,7 @@ CASES = [
     # form, depth, width, rows of x
     pytest.param(form, *sizes, id=f"{form}-{sizes}")
     for form, sizes in zip(
-        FORMS,
+        [*FORMS, FORMS[1]],
         [
             (1150, 40, 3),
             (200, 33, 11),
@@ -98,6 +98,7 @@ CASES = [
             (1032, 24, 16),
             (33, 130, 2),
             (128, 31, 65),
+            (1100, 200, 5),
         ],
         strict=True,
     )
@@ -237,9 +238,8 @@ def test_each_product_uses_the_kernels_it_may():
     some = Products(launcher, None, EMULATED_CHIP, None, is_deterministic=False)  # type: ignore[arg-type]
     matrix = CupyLinear(parts=(matrix_of(rows_of(FORMS[0], 48, 64)),))
     dense = CupyLinear(parts=(np.zeros((48, 64), np.float16),))
-    few, many = np.zeros((64, 64), np.float16), np.zeros((65, 64), np.float16)
-    assert (some.are_few(few, matrix), some.are_few(many, matrix)) == (True, False)
-    assert (some.are_few(few[:16], dense), some.are_few(few[:17], dense)) == (True, False)
+    few, many = np.zeros((16, 64), np.float16), np.zeros((17, 64), np.float16)
+    assert (some.are_few(few), some.are_few(many)) == (True, False)
     assert some.takes_heads(few, matrix, 32)
     assert not some.takes_heads(few, matrix, 24)  # a tile would have elements of both halves
     both = CupyLinear(parts=(*matrix.parts, *dense.parts))

@@ -5,11 +5,9 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from emulated import needs_compiler
 from quantised_rows import in_blocks, quantised
 
 from mie.config.engine import EngineConfig
-from mie.errors import ConfigError
 from mie.load.backends import load_backend
 from mie.ops.backend import Backend
 from mie.ops.quantised import GROUPS, Form, dequantise, linear_quantised
@@ -88,15 +86,3 @@ def test_a_row_has_the_same_bits_beside_any_others(num_columns: int):
         for first in range(len(x)):
             for last in range(first + 1, len(x) + 1):
                 assert (machine.linear(x[first:last], matrix) == wanted[first:last]).all()
-
-
-@needs_compiler
-def test_backends_without_quantised_weights_refuse_them_by_name():
-    machine = load_backend("cupy-emulated")
-    message = r"quantised weights \(int4 in groups of 16\), which the cupy-emulated backend"
-    with pytest.raises(ConfigError, match=message):
-        machine.weight_bytes((4, 16), FORMS[0])
-    with pytest.raises(ConfigError, match=message):
-        machine.load_linear((4, 16), [], None, [(4, FORMS[0])])
-    with pytest.raises(ConfigError, match=message):
-        machine.load_embedding((4, 16), [], FORMS[0])

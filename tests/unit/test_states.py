@@ -8,7 +8,10 @@ import pytest
 from scripted_runner import scripted_engine
 
 from mie import EngineConfig, SamplingParams
+from mie.cli.trace_blocks import render_blocks
+from mie.engine.audit.scheduler import scheduler_snapshot
 from mie.engine.engine import Engine
+from mie.events.replay import State
 from mie.memory.prefix import Node
 from mie.memory.stateful import StatefulManager
 
@@ -215,6 +218,18 @@ def test_the_metrics_count_slots_and_snapshots() -> None:
     assert slots == {"running": 1, "snapshot": 3, "free": 0}
     taken = [m.value for m in engine.get_metrics("m") if m.name == "mie:snapshots_taken"]
     assert taken == [engine.scheduler.manager.stats.num_snapshots]
+
+
+def test_the_block_map_names_the_blocks_with_snapshots() -> None:
+    engine = engine_of(num_states=5, max_num_seqs=2)
+    answer(engine, words(1), words(2))
+    engine.add_request(words(3), PARAMS)
+    engine.step()
+    snapshot = scheduler_snapshot(engine.scheduler)
+    text = render_blocks(State.from_snapshot(snapshot)).splitlines()
+    assert text[-2] == "5 slots of states: 1 running, 4 snapshots, 0 free"
+    blocks = sorted(snapshot["states"]["saved"])
+    assert text[-1] == f"snapshots after blocks {' '.join(map(str, blocks))}"
 
 
 def test_a_preempted_sequence_goes_on_from_its_latest_snapshot() -> None:

@@ -18,7 +18,7 @@
 #include "arrivals.cuh"
 #include "few_rows.cuh"
 
-constexpr Sharing ALONE = {nullptr, nullptr, 1};
+constexpr Sharing ALONE = {nullptr, nullptr, 1, false};
 
 // A tile of sorted rows, and its expert's matrix [width, depth].
 template <typename W>
@@ -64,8 +64,8 @@ experts_gated(const T* __restrict__ x, const uint4* __restrict__ weight,
   using W = Way<T, C, SPAN, OFFSETS, TILES, false, VECTOR>;
   if (tiles[3 * blockIdx.x + 2] == 0) return;
   const ExpertTile<W> tile(tiles, x, {weight, scales, offsets, depth, shift}, 2 * dim);
-  multiply_rows<W>(
-      tile.rows, tile.matrix, ALONE, 1,
+  multiply_rows<W, false>(
+      tile.rows, tile.matrix, ALONE, 2 * ((dim + TILE - 1) / TILE), 1,
       [&](int i) -> Outputs {
         const int n = i / 2 * TILE;
         return {n + i % 2 * dim, min(TILE, dim - n)};
@@ -93,8 +93,8 @@ experts_linear(const T* __restrict__ x, const uint4* __restrict__ weight,
   using W = Way<T, C, SPAN, OFFSETS, TILES, false, VECTOR>;
   if (tiles[3 * blockIdx.x + 2] == 0) return;
   const ExpertTile<W> tile(tiles, x, {weight, scales, offsets, depth, shift}, width);
-  multiply_rows<W>(
-      tile.rows, tile.matrix, ALONE, 1,
+  multiply_rows<W, false>(
+      tile.rows, tile.matrix, ALONE, (width + TILE - 1) / TILE, 1,
       [&](int i) -> Outputs { return {i * TILE, min(TILE, width - i * TILE)}; },
       [&](auto get, int first, int count) {
         for (int i = threadIdx.x; i < count * TILE * tile.rows.count; i += blockDim.x) {

@@ -8,7 +8,8 @@
 //   bias             [N]      T      or null
 //   sums, arrived             float, int32: where blocks that share K meet (Sharing), or null
 //
-// grid (ceil(R / (8 * TILES)), sets of MT tiles, splits of K), block (32 to 256, by K alone).
+// grid (ceil(R / (8 * TILES)), blocks that share the sets of MT tiles, splits of K), block (32 to 256,
+// by K alone). is_kept: the block's share of x fits in shared memory.
 // Blocks of the same outputs are neighbours, so more rows find the weights in the L2 cache. Sums are
 // float32 and are rounded to T once, after bias, gate, residual or rotation. VECTOR: K is a multiple
 // of the elements of 16 bytes.
@@ -37,13 +38,14 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, TILES == 4 ? 1 : 2)
 few_rows_linear(const T* __restrict__ x, const T* __restrict__ norm,
                 const uint4* __restrict__ weight, const float* __restrict__ scales,
                 const float* __restrict__ offsets, const T* __restrict__ bias, T* __restrict__ out,
-                float* sums, int* arrived, int num_rows, int depth, int shift, int width,
-                int stride, int is_added, float eps) {
+                float* sums, int* arrived, int num_rows, int depth, int shift, int is_kept,
+                int width, int stride, int is_added, float eps) {
   using W = Way<T, C, SPAN, OFFSETS, TILES, NORM, VECTOR>;
   const Rows<T> rows = rows_of<W>(x, norm, num_rows, depth, eps);
   T* block_out = out + (size_t)blockIdx.x * W::ROWS * stride;
   multiply_rows<W>(
-      rows, {weight, scales, offsets, depth, shift}, {sums, arrived, (int)gridDim.z}, 1,
+      rows, {weight, scales, offsets, depth, shift}, {sums, arrived, (int)gridDim.z, is_kept != 0},
+      (width + TILE - 1) / TILE, 1,
       [&](int tile) -> Outputs { return {tile * TILE, min(TILE, width - tile * TILE)}; },
       [&](auto get, int first, int count) {
         for (int i = threadIdx.x; i < count * TILE * rows.count; i += blockDim.x) {
@@ -64,12 +66,14 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, TILES == 4 ? 1 : 2)
 few_rows_gated(const T* __restrict__ x, const T* __restrict__ norm,
                const uint4* __restrict__ weight, const float* __restrict__ scales,
                const float* __restrict__ offsets, const T* __restrict__ bias, T* __restrict__ out,
-               float* sums, int* arrived, int num_rows, int depth, int shift, int dim, float eps) {
+               float* sums, int* arrived, int num_rows, int depth, int shift, int is_kept,
+               int dim, float eps) {
   using W = Way<T, C, SPAN, OFFSETS, TILES, NORM, VECTOR>;
   const Rows<T> rows = rows_of<W>(x, norm, num_rows, depth, eps);
   T* block_out = out + (size_t)blockIdx.x * W::ROWS * dim;
   multiply_rows<W>(
-      rows, {weight, scales, offsets, depth, shift}, {sums, arrived, (int)gridDim.z}, 1,
+      rows, {weight, scales, offsets, depth, shift}, {sums, arrived, (int)gridDim.z, is_kept != 0},
+      2 * ((dim + TILE - 1) / TILE), 1,
       [&](int tile) -> Outputs {
         const int n = tile / 2 * TILE;
         return {n + tile % 2 * dim, min(TILE, dim - n)};
@@ -100,13 +104,14 @@ few_rows_qkv(const T* __restrict__ x, const T* __restrict__ norm, const uint4* _
              const T* __restrict__ k_norm, const float* __restrict__ table,
              const int* __restrict__ positions, const int* __restrict__ slots, T* __restrict__ q,
              T* __restrict__ kv, float* sums, int* arrived, int num_rows, int depth, int shift,
-             int num_heads, int num_kv_heads, int head_dim, int tiles, int block_size, float eps) {
+             int is_kept, int num_heads, int num_kv_heads, int head_dim, int tiles, int block_size, float eps) {
   using W = Way<T, C, SPAN, OFFSETS, TILES, NORM, VECTOR>;
   const Rows<T> rows = rows_of<W>(x, norm, num_rows, depth, eps);
   const int half = head_dim / 2, num_all = num_heads + 2 * num_kv_heads;
-  const int blocks = k_norm == nullptr ? 1 : tiles / W::MT;  // that meet for a whole head
+  const int meeting = k_norm == nullptr ? 1 : tiles / W::MT;  // sets of a whole head
   multiply_rows<W>(
-      rows, {weight, scales, offsets, depth, shift}, {sums, arrived, (int)gridDim.z}, blocks,
+      rows, {weight, scales, offsets, depth, shift}, {sums, arrived, (int)gridDim.z, is_kept != 0},
+      tiles * num_all, meeting,
       [&](int tile) -> Outputs {
         const int head = tile / tiles, i = tile % tiles / 2 * TILE;
         return {head * head_dim + i + tile % 2 * half, head < num_all ? min(TILE, half - i) : 0};

@@ -8,9 +8,12 @@
 //
 // The weights are on the product's long side, and eight rows cost as much as one. A block computes
 // MT tiles of 16 outputs for up to 8 * TILES rows. Its warps share K: slices of 64 inputs for each
-// warp come one after the other. A slice of x is copied to shared memory once, while the slice
-// before it is multiplied, and normalised there. The next unit of a tile's weights is loaded as soon
-// as the last one is multiplied. Where a matrix has few outputs, several blocks share K as well.
+// warp come one after the other. Where a matrix has few outputs, several blocks share K as well.
+//
+// If the block's share of x fits in shared memory, it is copied and normalised there once, and the
+// block multiplies it with one set of tiles after the other. Else the block has one set, and a slice
+// of x is copied while the slice before it is multiplied. The next unit of weights, also of the next
+// set, is loaded as soon as the last one is multiplied.
 //
 // The order of a sum depends on K and on the number of blocks that share it, and both on the matrix
 // alone. A warp adds its units in order, then the warps' sums are added in order, and then the
@@ -32,6 +35,8 @@ struct Way {
   // Tiles of outputs of a block, as many as the registers allow.
   static constexpr bool SMALL = IS_SAME<C, nibbles> && SPAN == 64 && !OFFSETS && !FLOAT;
   static constexpr int MT = SMALL && TILES == 1 ? 4 : 2;
+  // Whether the registers allow a block to take several sets.
+  static constexpr bool LOOPS = !FLOAT && SPAN > 16 && !(RAISED && MT == 4);
   // A row of a slice of x. Eight rows of 16 bytes (of 8, if the steps are apart) share no bank.
   static constexpr int ROW_BYTES = MAX_WARPS * UNIT * sizeof(T) + (SPAN == 16 ? 32 : 64);
   static constexpr int SLICE_BYTES = ROWS * ROW_BYTES;
@@ -68,7 +73,7 @@ __device__ __forceinline__ void measure(const Rows<typename W::T>& rows, float* 
   const int lane = threadIdx.x % 32;
   for (int row = threadIdx.x / 32; row < rows.count; row += blockDim.x / 32) {
     float squares = 0.0f, largest = 0.0f;
-#pragma unroll 4
+#pragma unroll 8
     for (int k = lane * COUNT; k < rows.depth; k += 32 * COUNT) {
       const uint4 raw =
           load16<T, W::VECTOR>(rows.x + (size_t)row * rows.depth, k, rows.depth);
@@ -95,17 +100,33 @@ __device__ __forceinline__ void measure(const Rows<typename W::T>& rows, float* 
   }
 }
 
-// Begins to copy inputs first ... first + count - 1 of all rows to a slice. Rows past the last and
-// inputs past K are zeros.
+// The part of a slice that a thread copies: `vector` of the rows `row`, row + STEP and so on.
+template <typename W>
+struct Copied {
+  static constexpr int COUNT = 16 / sizeof(typename W::T), STEP = 32 * COUNT / UNIT;
+  int row, vector;
+
+  __device__ __forceinline__ Copied() {
+    const int vectors = blockDim.x / STEP;
+    row = threadIdx.x / vectors, vector = threadIdx.x % vectors;
+  }
+  static __device__ __forceinline__ unsigned char* at(unsigned char* slice, int row, int vector) {
+    return slice + row * W::ROW_BYTES + vector * 16;
+  }
+};
+
+// Begins to copy a slice, from input `first` on, of all rows. Rows past the last and inputs past K
+// are zeros.
 template <typename W>
 __device__ __forceinline__ void copy_slice(const Rows<typename W::T>& rows, unsigned char* slice,
-                                           int first, int count) {
+                                           int first) {
   using T = typename W::T;
-  constexpr int COUNT = 16 / sizeof(T);
-  const int vectors = count / COUNT;
-  for (int i = threadIdx.x; i < W::ROWS * vectors; i += blockDim.x) {
-    const int row = i / vectors, k = first + i % vectors * COUNT;
-    unsigned char* to = slice + row * W::ROW_BYTES + i % vectors * 16;
+  const Copied<W> part;
+  const int k = first + part.vector * part.COUNT;
+#pragma unroll
+  for (int i = 0; i < W::ROWS; i += part.STEP) {
+    const int row = part.row + i;
+    unsigned char* to = part.at(slice, row, part.vector);
     const bool is_inside = row < rows.count && k < rows.depth;
     const T* from = rows.x + (size_t)(is_inside ? row : 0) * rows.depth;
     if constexpr (W::VECTOR)
@@ -119,18 +140,17 @@ __device__ __forceinline__ void copy_slice(const Rows<typename W::T>& rows, unsi
 // Normalises and raises what this thread has copied.
 template <typename W>
 __device__ __forceinline__ void finish_slice(const Rows<typename W::T>& rows, unsigned char* slice,
-                                             int first, int count, const float* scales,
-                                             const float* powers) {
+                                             int first, const float* scales, const float* powers) {
   using T = typename W::T;
-  constexpr int COUNT = 16 / sizeof(T);
   if constexpr (W::NORM || W::RAISED) {
-    const int vectors = count / COUNT;
-    for (int i = threadIdx.x; i < rows.count * vectors; i += blockDim.x) {
-      const int row = i / vectors, k = first + i % vectors * COUNT;
-      uint4* at = reinterpret_cast<uint4*>(slice + row * W::ROW_BYTES + i % vectors * 16);
+    const Copied<W> part;
+    uint4 norm = make_uint4(0, 0, 0, 0);
+    if constexpr (W::NORM)
+      norm = load16<T, W::VECTOR>(rows.norm, first + part.vector * part.COUNT, rows.depth);
+    for (int row = part.row; row < rows.count; row += part.STEP) {
+      uint4* at = reinterpret_cast<uint4*>(part.at(slice, row, part.vector));
       uint4 x = *at;
-      if constexpr (W::NORM)
-        x = normalised<T>(x, load16<T, W::VECTOR>(rows.norm, k, rows.depth), scales[row]);
+      if constexpr (W::NORM) x = normalised<T>(x, norm, scales[row]);
       if constexpr (W::RAISED) {
         const float power = powers[row];
         x = make_uint4(raise<T>(x.x, power), raise<T>(x.y, power), raise<T>(x.z, power),
@@ -302,20 +322,23 @@ struct Sums<W, true> {  // in float32, which tensor cores would round: a lane ha
   }
 };
 
-// Where blocks that share K, or the outputs of a head, leave their sums for the last of them.
+// How blocks divide a matrix, and where those that share K, or the outputs of a head, leave their
+// sums for the last of them.
 struct Sharing {
   float* sums;   // [splits, rows of the launch, outputs]
-  int* arrived;  // [groups of rows, sets of blocks], zeros
+  int* arrived;  // [groups of rows, sets of tiles], zeros
   int splits;    // blocks that share K: gridDim.z
+  bool is_kept;  // whether the block's share of x fits. Else it has one set: gridDim.y of them
 };
 
-// Multiplies the block's rows with the outputs of its tiles, blockIdx.y * MT and so on, which
-// outputs_of(tile) names. Then finish(get, first tile, number of tiles) is called once for each set
-// of `blocks` neighbouring blocks, where get(output, row) is a sum, and outputs count from the first
-// tile's. Every thread of the block calls, once a kernel.
-template <typename W, typename OutputsOf, typename Finish>
+// Multiplies the block's rows with the outputs of `num_tiles` tiles, which outputs_of(tile) names.
+// The block takes the sets of MT tiles blockIdx.y, blockIdx.y + gridDim.y and so on. Then
+// finish(get, first tile, number of tiles) is called once for each `meeting` neighbouring sets,
+// where get(output, row) is a sum, and outputs count from the first tile's. Every thread of the
+// block calls, once a kernel.
+template <typename W, bool LOOPS = W::LOOPS, typename OutputsOf, typename Finish>
 __device__ __forceinline__ void multiply_rows(const Rows<typename W::T>& rows, const Matrix& matrix,
-                                              const Sharing& sharing, int blocks,
+                                              const Sharing& sharing, int num_tiles, int meeting,
                                               OutputsOf outputs_of, Finish finish) {
   constexpr int MT = W::MT;
   __shared__ float scales[W::ROWS], powers[W::ROWS];
@@ -323,72 +346,105 @@ __device__ __forceinline__ void multiply_rows(const Rows<typename W::T>& rows, c
   const int num_slices = (matrix.depth + slice - 1) / slice;
   const int each = (num_slices + sharing.splits - 1) / sharing.splits;
   const int begin = min((int)blockIdx.z * each, num_slices), end = min(begin + each, num_slices);
+  const int num_sets = (num_tiles + MT - 1) / MT;
 
   Unit<typename W::T, typename W::C, W::VECTOR> units[MT];
   PerSpan<W::SPAN> spans[MT], offsets[MT];  // of a quantised matrix
-  int k = begin * slice + warp * UNIT;  // the same for all lanes
+  const int first = begin * slice + warp * UNIT;  // the same for all lanes
   const int last = min(end * slice, matrix.depth);
+  auto turn_to = [&](int set) {
 #pragma unroll
-  for (int m = 0; m < MT; ++m) {  // the weights are on their way while the rows are measured
-    const Outputs tile = outputs_of(blockIdx.y * MT + m);
-    const int g = threadIdx.x % 32 / 4;
-    units[m].begin(matrix, tile, g);
-    if constexpr (!W::DENSE) spans[m].begin(matrix, tile, g);
-    if constexpr (W::OFFSETS) offsets[m].begin(matrix, tile, g);
-    if (k >= last) continue;
-    units[m].load(matrix, k);
-    if constexpr (!W::DENSE) spans[m].load(matrix.scales, matrix, k);
-    if constexpr (W::OFFSETS) offsets[m].load(matrix.offsets, matrix, k);
+    for (int m = 0; m < MT; ++m) {
+      const Outputs tile = outputs_of(set * MT + m);
+      const int g = threadIdx.x % 32 / 4;
+      units[m].begin(matrix, tile, g);
+      if constexpr (!W::DENSE) spans[m].begin(matrix, tile, g);
+      if constexpr (W::OFFSETS) offsets[m].begin(matrix, tile, g);
+    }
+  };
+  turn_to(blockIdx.y);
+  if (first < last) {  // the weights are on their way while the rows are measured
+#pragma unroll
+    for (int m = 0; m < MT; ++m) {
+      units[m].load(matrix, first);
+      if constexpr (!W::DENSE) spans[m].load(matrix.scales, matrix, first);
+      if constexpr (W::OFFSETS) offsets[m].load(matrix.offsets, matrix, first);
+    }
   }
-  unsigned char* buffers[2] = {mie_smem, mie_smem + W::SLICE_BYTES};
-  if (begin < end) copy_slice<W>(rows, buffers[0], begin * slice, slice);
+  const bool is_kept = LOOPS && sharing.is_kept;
+  auto buffer = [&](int i) {
+    return mie_smem + (is_kept ? i - begin : (i - begin) % 2) * W::SLICE_BYTES;
+  };
+  const int copied = is_kept ? end : min(begin + 1, end);
+  for (int i = begin; i < copied; ++i) copy_slice<W>(rows, buffer(i), i * slice);
   if constexpr (W::NORM || W::RAISED) {
     if (W::RAISED && threadIdx.x < W::ROWS) powers[threadIdx.x] = 1.0f;  // of rows past the last
     __syncthreads();
     measure<W>(rows, scales, powers);
     __syncthreads();
   }
-  Sums<W> sums;
-  for (int i = begin; i < end; ++i) {
-    unsigned char* x = buffers[(i - begin) % 2];
-    cp_async_wait<0>();
-    finish_slice<W>(rows, x, i * slice, slice, scales, powers);
-    __syncthreads();  // the slice is there, and the other buffer is free
-    if (i + 1 < end) copy_slice<W>(rows, buffers[(i + 1 - begin) % 2], (i + 1) * slice, slice);
-    const unsigned char* mine = x + warp * UNIT * sizeof(typename W::T);
-    if (k < last) sums.add(units, spans, offsets, mine, matrix, i + 1 < end ? k + slice : matrix.depth);
-    k += slice;
-  }
+  cp_async_wait<0>();
+  for (int i = begin; i < copied; ++i) finish_slice<W>(rows, buffer(i), i * slice, scales, powers);
   __syncthreads();
-  float(*partial)[W::ROWS] = reinterpret_cast<float(*)[W::ROWS]>(mie_smem);
-  sums.store(partial + warp * MT * TILE, powers);
-  __syncthreads();
-  auto total = [&](int output, int row) {
-    float sum = 0.0f;
-#pragma unroll 8
-    for (int w = 0; w < num_warps; ++w) sum += partial[w * MT * TILE + output][row];
-    return sum;
-  };
-  if (sharing.splits * blocks == 1) return finish(total, blockIdx.y * MT, MT);
-  const int set = blockIdx.y / blocks, num_sets = gridDim.y / blocks;
-  const size_t width = (size_t)gridDim.y * MT * TILE;  // of all rows of the launch
-  const int num_rows = gridDim.x * W::ROWS, first_row = blockIdx.x * W::ROWS;
-  for (int i = threadIdx.x; i < MT * TILE * rows.count; i += blockDim.x) {
-    const int output = i % (MT * TILE), row = i / (MT * TILE);
-    const size_t place = (size_t)blockIdx.z * num_rows + first_row + row;
-    sharing.sums[place * width + blockIdx.y * MT * TILE + output] = total(output, row);
-  }
-  const int counter = blockIdx.x * num_sets + set;
-  if (!is_last_to_arrive(sharing.arrived + counter, sharing.splits * blocks)) return;
-  const int first_tile = set * blocks * MT;
-  finish(
-      [&](int output, int row) {
-        float sum = 0.0f;
-        for (int split = 0; split < sharing.splits; ++split) {
-          const size_t place = (size_t)split * num_rows + first_row + row;
-          sum += __ldcg(sharing.sums + place * width + first_tile * TILE + output);
+
+  float(*partial)[W::ROWS] = reinterpret_cast<float(*)[W::ROWS]>(
+      mie_smem + (is_kept ? each * W::SLICE_BYTES : 0));
+  int set = blockIdx.y;
+  do {
+    Sums<W> sums;
+    for (int i = begin, k = first; i < end; ++i, k += slice) {
+      if (!is_kept) {
+        if (i > begin) {
+          cp_async_wait<0>();
+          finish_slice<W>(rows, buffer(i), i * slice, scales, powers);
+          __syncthreads();  // the slice is there, and the other buffer is free
         }
-        return sum;
-      },
-      first_tile, blocks * MT);
+        if (i + 1 < end) copy_slice<W>(rows, buffer(i + 1), (i + 1) * slice);
+      }
+      if (k >= last) continue;
+      int next = k + slice;
+      if (next >= last) {
+        const int next_set = set + gridDim.y;
+        const bool has_next = LOOPS && next_set < num_sets;
+        next = has_next ? first : matrix.depth;
+        if (has_next) turn_to(next_set);
+      }
+      const unsigned char* mine = buffer(i) + warp * UNIT * sizeof(typename W::T);
+      sums.add(units, spans, offsets, mine, matrix, next);
+    }
+    __syncthreads();  // the last set's sums are read, or all slices
+    sums.store(partial + warp * MT * TILE, powers);
+    __syncthreads();
+    auto total = [&](int output, int row) {
+      float sum = 0.0f;
+#pragma unroll 8
+      for (int w = 0; w < num_warps; ++w) sum += partial[w * MT * TILE + output][row];
+      return sum;
+    };
+    if (sharing.splits * meeting == 1) {
+      finish(total, set * MT, MT);
+      continue;
+    }
+    const int group = set / meeting;
+    const size_t width = (size_t)num_sets * MT * TILE;  // of all rows of the launch
+    const int num_rows = gridDim.x * W::ROWS, first_row = blockIdx.x * W::ROWS;
+    for (int i = threadIdx.x; i < MT * TILE * rows.count; i += blockDim.x) {
+      const int output = i % (MT * TILE), row = i / (MT * TILE);
+      const size_t place = (size_t)blockIdx.z * num_rows + first_row + row;
+      sharing.sums[place * width + set * MT * TILE + output] = total(output, row);
+    }
+    const int counter = blockIdx.x * (num_sets / meeting) + group;
+    if (!is_last_to_arrive(sharing.arrived + counter, sharing.splits * meeting)) continue;
+    const int first_tile = group * meeting * MT;
+    finish(
+        [&](int output, int row) {
+          float sum = 0.0f;
+          for (int split = 0; split < sharing.splits; ++split) {
+            const size_t place = (size_t)split * num_rows + first_row + row;
+            sum += __ldcg(sharing.sums + place * width + first_tile * TILE + output);
+          }
+          return sum;
+        },
+        first_tile, meeting * MT);
+  } while (LOOPS && (set += gridDim.y) < num_sets);
 }
