@@ -129,3 +129,10 @@ sys.exit(main(["serve"]))
     assert result.returncode == 2
     assert "pip install 'mie[serve]'" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_demo_has_a_small_pool_where_none_is_given():
+    found = settings("--demo")
+    assert (found["num_blocks"], found["block_size"], found["max_num_seqs"]) == (48, 8, 6)
+    assert settings("--demo", "--num-blocks", "99")["num_blocks"] == 99
+    assert "num_blocks" not in settings()
