@@ -91,8 +91,10 @@ def load_engine(
     elif config.async_scheduling is None:
         config = replace(config, async_scheduling=machine.is_asynchronous)
     plan = fitting_plan(load, machine, backend, dtype, config, model, weights.forms)
-    if model.recurrent is not None:
-        config = replace(config, max_num_seqs=min(config.max_num_seqs, plan.num_states))
+    if 0 < plan.num_states < config.max_num_seqs:
+        text = "max_num_seqs is lowered to %d, the number of slots for states (raise state_memory)"
+        logger.warning(text, plan.num_states)
+        config = replace(config, max_num_seqs=plan.num_states)
     kept = HALVES.get(dtype) if backend in CPUS else None
     num_positions, num_host_blocks = plan.num_positions, plan.num_host_blocks
     log = EventLog(config.event_log_steps, trace, machine.numerics())

@@ -15,7 +15,7 @@ from typing import Any
 from gpu.run import SCRIPTS, Outcome, Run, how_it_ended
 from mie.system.resources import usable_cpus
 
-MOST_WORKERS = 12
+MOST_WORKERS = 14
 """Maximum number of processes of tests. NVRTC takes most of their time."""
 KERNEL_TESTS = (
     *("kernels", "few_rows", "quantised_products", "sampling", "cublas", "graphs"),

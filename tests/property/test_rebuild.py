@@ -110,13 +110,17 @@ class Run:
         self.log = EventLog(1 << 20)
         swaps = config.preemption_mode == "swap"
         hosts = num_host_blocks if swaps else 0
-        self.scheduler = new_scheduler(config, num_blocks, 30, self.log, hosts)
+        states = (config.max_num_seqs + seed % 3, 2) if seed % 2 else (0, 0)
+        if seed % 2:  # sequences have states
+            self.config = config = replace(config, async_scheduling=False)
+        self.scheduler = new_scheduler(config, num_blocks, 30, self.log, hosts, states)
         self.log.start(lambda: scheduler_snapshot(self.scheduler))
         self.manager, self.stats = self.scheduler.manager, self.scheduler.manager.stats
         self.runner = ScriptedRunner(
             num_blocks=num_blocks,
             block_size=config.block_size,
             num_host_blocks=hosts,
+            num_states=states,
             live_rows=lambda: [seq.table.row for seq in self.scheduler.running],
             vocab_size=VOCAB_SIZE,
         )

@@ -142,6 +142,7 @@ def test_states_are_a_part_of_the_memory_plan(caplog: pytest.LogCaptureFixture) 
     num_slots = engine.scheduler.manager.states.num_slots
     assert f"{num_slots} slots of states" in caplog.text
     assert engine.config.max_num_seqs == num_slots < 7
+    assert f"max_num_seqs is lowered to {num_slots}" in caplog.text
 
 
 def test_the_text_part_of_a_larger_qwen_is_loaded_alone(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tiny_hybrids
 import tiny_models
 from tiny_models import TinyModel
 
@@ -111,6 +112,58 @@ def test_the_suggested_setting_fits(setting: str, asked: int, fitting: int, more
     assert f"({setting}={fitting}" in text
     assert planned(left, **{setting: fitting}).fits
     refusal(lambda: planned(left, **{setting: more}))
+
+
+HYBRID = ModelConfig.from_hf(tiny_hybrids.QWEN35)
+STATE = 2 * 4 * (4 * 6 * 8 + 3 * (2 * 2 * 6 + 4 * 8))
+"""Bytes of a state: L, float32, H Dk Dv, and the columns of the convolution."""
+
+
+def planned_states(left: int, **settings: Any) -> MemoryPlan:
+    """Return a hybrid's plan if weights and a step leave a number of bytes of a GPU's memory."""
+    config = EngineConfig(**settings)
+    plan = plan_memory(config, HYBRID, Backend(1 << 40))
+    available = plan.weight_bytes + plan.step_bytes + left
+    plan = plan_memory(config, HYBRID, Backend(available, is_shared=False))
+    assert plan.state_bytes == STATE
+    assert plan.fits
+    return plan
+
+
+def test_blocks_and_states_share_one_budget() -> None:
+    ample = planned_states(1 << 30, max_num_seqs=5)
+    assert ample.num_states == 4 * 5
+    assert ample.num_blocks == 5 * CONTEXT // 16
+    assert planned_states(1 << 30, max_num_seqs=5, enable_prefix_caching=False).num_states == 5
+    scarce = planned_states(20 * STATE)
+    assert scarce.num_states == 10
+    assert scarce.num_blocks == 10 * STATE // scarce.block_bytes
+    asked = planned_states(20 * STATE, state_memory=3 * STATE + 1)
+    assert asked.num_states == 3
+    assert asked.num_blocks == 17 * STATE // asked.block_bytes
+
+
+def test_states_that_do_not_fit_are_refused_with_a_size_that_does() -> None:
+    asked = {"num_blocks": 1, "state_memory": 100 * STATE}
+    plan = plan_memory(EngineConfig(**asked), HYBRID, Backend(1 << 40))
+    backend = Backend(plan.weight_bytes + plan.step_bytes + plan.block_bytes + 9 * STATE)
+    plan = plan_memory(EngineConfig(**asked), HYBRID, backend)
+    assert not plan.fits
+    named = [*smaller_settings(EngineConfig(**asked), HYBRID, backend, plan)]
+    assert f"state_memory={9 * STATE}" in named
+    fitting = EngineConfig(num_blocks=1, state_memory=9 * STATE)
+    assert plan_memory(fitting, HYBRID, backend).fits
+
+
+def test_a_swap_pool_has_room_for_states() -> None:
+    pool = {"preemption_mode": "swap", "max_num_seqs": 4, "num_blocks": 9}
+    plan = planned_states(1 << 30, swap_space=40 * STATE, **pool)
+    assert plan.num_host_states == 4
+    assert plan.num_host_blocks == 36 * STATE // plan.block_bytes
+    plan = planned_states(1 << 30, swap_space=9 * STATE, **pool)
+    assert (plan.num_host_states, plan.host_bytes <= 9 * STATE) == (2, True)
+    with pytest.raises(ConfigError, match=f"swap_space is {STATE}; one block of 16 tokens and a"):
+        planned_states(1 << 30, swap_space=STATE, **pool)
 
 
 def test_the_table_shows_weights_that_do_not_fit():
