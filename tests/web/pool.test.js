@@ -82,6 +82,8 @@ test("ten chapters pin steps that show what their sentences say", () => {
   assert.equal(CHAPTERS.length, 10);
   const [block] = [run("small-pool").at(1)];
   assert.deepEqual([...block.fill.slice(0, 3)], [8, 3, 0]);
+  const { blocks: table } = run("small-pool").at(named("table").to).seqs.get("0.0");
+  assert.ok(table.some((entry, i) => i && entry !== table[i - 1] + 1), "its blocks are no neighbours");
   assert.equal(events("sharing", "fork").length, 2);
   const shared = run("shared-prompt").at(named("sharing").to);
   const tables = ["3.0", "3.1", "3.2"].map((name) => shared.seqs.get(name).blocks);
