@@ -111,10 +111,10 @@ test("a run opens at a step where much happens", () => {
 
 test("a link leads back to the moment that it names", () => {
   for (const selected of [null, { kind: "block", id: 7 }, { kind: "seq", id: "3.1" }, { kind: "seq", id: "3.0", all: true }, { kind: "request", id: "cmpl/a#b" }]) {
-    assert.deepEqual(parsed(link("run 1/ü.jsonl", 39, selected)), { name: "run 1/ü.jsonl", step: 39, selected });
+    assert.deepEqual(parsed(link("run 1/ü.jsonl", 39, selected)), { end: 0, name: "run 1/ü.jsonl", step: 39, selected });
   }
   assert.equal(parsed(""), null);
-  assert.deepEqual(parsed("#run/x/script:alert"), { name: "run", step: null, selected: null });
-  assert.deepEqual(parsed("#live//request:cmpl-1"), { name: "live", step: null, selected: { kind: "request", id: "cmpl-1" } });
+  assert.deepEqual(parsed("#run/x/script:alert"), { end: 0, name: "run", step: null, selected: null });
+  assert.deepEqual(parsed("#live//request:cmpl-1"), { end: 0, name: "live", step: null, selected: { kind: "request", id: "cmpl-1" } });
   assert.deepEqual(parsed("#%E0%A4%A/1"), null);
 });
