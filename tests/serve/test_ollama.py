@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from lazy_module import lazy_module
+from live_server import live
 from scripted_answers import answering
 
-from mie import LLM, SamplingParams
+from mie import LLM, AsyncLLM, SamplingParams
+from mie.serve.config import ServeConfig
 
 pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
 
@@ -243,6 +245,49 @@ def test_a_request_that_cannot_be_served_is_refused_by_name(
     answer = server.post("/api/chat", **{"messages": [USER], **change})
     assert answer.status_code == 400, answer.text
     assert words in answer.json()["error"]
+
+
+SWITCHED = """{% for m in messages %}{{ m.content }}{{ m.reasoning }}{% endfor %}
+{% if not enable_thinking %}no thoughts{% endif %}{{ reasoning_effort }}"""
+"""A chat template that turns reasoning on and off."""
+
+
+@pytest.fixture(scope="module")
+def thinker() -> Iterator[AsyncLLM]:
+    engine = AsyncLLM("bundled", reasoning_parser="qwen3", num_blocks=512)
+    yield engine
+    engine.shutdown()
+
+
+def test_reasoning_is_turned_on_and_off(thinker: AsyncLLM):
+    text = "<think>\nHm, so.\n</think>\n\nThe otter."
+    with live(thinker, ServeConfig(chat_template=SWITCHED)) as url, answering(thinker, text):
+        client = ollama.Client(host=url)
+        whole = client.chat("bundled", [USER], think=True)
+        lines = list(client.chat("bundled", [USER], think=True, stream=True))
+        texts = list(client.generate("bundled", "Who?", think=True, stream=True))
+        again = [USER, whole.message, USER]
+        answers = [client.chat("bundled", again, think=think) for think in (True, False, "high")]
+        capabilities = client.show("bundled").capabilities
+        client._client.close()
+    assert (whole.message.thinking, whole.message.content) == ("Hm, so.", "The otter.")
+    assert "".join(line.message.thinking or "" for line in lines) == "Hm, so."
+    assert "".join(line.message.content for line in lines) == "The otter."
+    assert "".join(line.thinking or "" for line in texts) == "Hm, so."
+    assert "".join(line.response for line in texts) == "The otter."
+    on, off, high = (answer.prompt_eval_count for answer in answers)
+    assert on > whole.prompt_eval_count, "the template got the reasoning of an earlier turn"
+    assert off > high > on
+    assert "thinking" in capabilities
+
+
+def test_reasoning_without_a_switch_cannot_be_turned(thinker: AsyncLLM):
+    with live(thinker) as url:
+        client = ollama.Client(host=url)
+        for think in (True, False):
+            with pytest.raises(ollama.ResponseError, match="this model's chat template has no"):
+                client.chat("bundled", [USER], think=think)
+        client._client.close()
 
 
 def test_an_unknown_option_is_named(server: Any):

@@ -67,6 +67,14 @@ def test_a_stop_string_ends_the_text_across_tokens(llm):
     assert included.text == stopped.text + stop
 
 
+def test_a_stop_token_is_not_part_of_the_text(llm):
+    whole = generate(llm, max_tokens=9, ignore_eos=True).outputs[0].token_ids
+    count = whole.index(whole[4])
+    stopped = generate(llm, max_tokens=9, stop_token_ids=[whole[4]]).outputs[0]
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", whole[4])
+    assert stopped.text == generate(llm, max_tokens=count, ignore_eos=True).outputs[0].text
+
+
 def test_min_tokens_holds_back_every_ending(llm):
     whole = generate(llm, max_tokens=60, ignore_eos=True).outputs[0]
     stopped = generate(llm, max_tokens=60, stop=[whole.text[:4]], min_tokens=5).outputs[0]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mie.ops import rope
+from mie.ops import activation, rope
 from mie.ops.backend import KVCacheShape, StepBatch
 from mie.ops_cpu import elementwise
 from mie.ops_cpu.elementwise import Rotation
@@ -63,3 +63,9 @@ def test_rotation_equals_rope_and_writes_to_the_slots(dtype, table_bytes, sharin
                 place = expected[layer, :, slot // 3, slot % 3]
                 place[...] = rotated[token, 6:], qkv[token, 8:]
     assert_same_bits(cache, expected)
+
+
+def test_silu_equals_the_plain_operator(sharing):
+    gate_up = rng.normal(0, 30, (50, 48)).astype("float32")
+    got = elementwise.silu_mul(gate_up, Workers(2))
+    assert_same_bits(got, activation.silu_mul(gate_up))

@@ -61,6 +61,8 @@ def test_the_edits_follow_their_definitions():
     )
     edited = edit_logits(np.array([-1.0, 1.0, 2.0, 4.0]), row)
     assert edited.tolist() == [-2.0, 1.5, 1.0 - 0.375, 2.0 - 0.625]
+    row = RowControls(allowed_ids=np.array([1, 3]), banned_ids=np.array([3]))
+    assert edit_logits(np.array([1.0, 2.0, 3.0, 4.0]), row).tolist() == [-INF, 2.0, -INF, -INF]
 
 
 def test_an_edit_may_leave_the_range_of_float32():
