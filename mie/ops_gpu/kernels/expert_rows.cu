@@ -56,7 +56,7 @@ struct ExpertTile {
 // out [P, F] = the gated activation of x . weight^T + bias, where N = 2 F: gate, then up. Tiles of
 // gates and of their ups take turns. If the matrices are quantised, F is a multiple of 16.
 template <typename T, typename C, int SPAN, bool OFFSETS, int TILES, bool VECTOR>
-__global__ void __launch_bounds__(32 * MAX_WARPS, TILES == 4 ? 1 : 2)
+__global__ void __launch_bounds__(32 * MAX_WARPS, TILES == 4 || sizeof(T) == 4 ? 1 : 2)
 experts_gated(const T* __restrict__ x, const uint4* __restrict__ weight,
               const float* __restrict__ scales, const float* __restrict__ offsets,
               const T* __restrict__ bias, const int* __restrict__ tiles, T* __restrict__ out,
@@ -85,7 +85,7 @@ experts_gated(const T* __restrict__ x, const uint4* __restrict__ weight,
 
 // out [P, N] = x . weight^T + bias
 template <typename T, typename C, int SPAN, bool OFFSETS, int TILES, bool VECTOR>
-__global__ void __launch_bounds__(32 * MAX_WARPS, TILES == 4 ? 1 : 2)
+__global__ void __launch_bounds__(32 * MAX_WARPS, TILES == 4 || sizeof(T) == 4 ? 1 : 2)
 experts_linear(const T* __restrict__ x, const uint4* __restrict__ weight,
                const float* __restrict__ scales, const float* __restrict__ offsets,
                const T* __restrict__ bias, const int* __restrict__ tiles, T* __restrict__ out,
