@@ -6,7 +6,7 @@ from typing import Any
 
 from mie.events import SUMMARY_FIELDS, EventLog, Record
 
-A, A1, B, C, D, E, F = (0, 0), (0, 1), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0)
+A, A1, B, C, D, E, F, G = (0, 0), (0, 1), *((number, 0) for number in range(1, 7))
 
 EMPTY: dict[str, Any] = {
     "block_size": 4,
@@ -125,8 +125,31 @@ STORY: list[list[Record]] = [
 ]
 """The records of consecutive steps, with blocks of four tokens.
 
-They include every kind of record except those of `BEAMS`, `STATES` and `REBUILD`.
+They include every kind of record except those of `WINDOWS`, `BEAMS`, `STATES` and `REBUILD`.
 """
+
+WINDOWS: list[Record] = [
+    ("add", "g", 6, 0, 5, 1, 1),
+    ("admit", G, 1, 5, 0),
+    ("alloc", G, 0, (6, 7)),
+    ("alloc_window", G, 0, (2,)),
+    ("prefill", G, 0, 4, ()),
+    ("seal", 6, None, None, (30, 31, 32, 33)),
+    ("seal_window", 6, (2,)),
+    ("pass", G, 1, (2,)),
+    ("close", G),
+    ("preempt", G, None, "recompute", "last arrived", 4),
+    ("resume", G, 1, 5, 4, "recompute"),
+    ("share", G, 0, (6,)),
+    ("alloc", G, 1, (7,)),
+    ("share_window", G, 0, (2,)),
+    ("alloc_window", G, 1, (3,)),
+    ("prefill", G, 4, 1, (0,)),
+    ("close", G),
+    ("finish", G, "length"),
+    ("evict_window", 6, (2,)),
+]
+"""A step after the story, of a model with a group of layers that have a window."""
 
 BEAMS: list[Record] = [
     ("add", "e", 4, 0, 2, 1, 1),

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from mie.checkpoint.config import ModelConfig
+
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -76,7 +78,12 @@ GEMMA3 = {
     key: value
     for key, value in (OLMO3 | GEMMA2).items()
     if key not in ("attn_logit_softcapping", "final_logit_softcapping")
-} | {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
+} | {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}
 PHI3 = LLAMA | {
     "architectures": ["Phi3ForCausalLM"],
     "model_type": "phi3",
@@ -257,5 +264,6 @@ class TinyModel:
     def __init__(self, directory: Path, config: dict) -> None:
         weights = random_weights(config)
         self.config = config
+        self.parsed = ModelConfig.from_hf(config)
         self.weights = {name: array.astype(np.float64) for name, array in weights.items()}
         self.directory = write_model(directory, config, weights)

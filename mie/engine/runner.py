@@ -53,8 +53,12 @@ class ModelRunner:
         constraints: Constraints | None = None,
         max_forced_run: int = 0,
         states: Array = None,
+        num_groups: int = 1,
     ) -> None:
-        """Set the parts. ``states`` are those of recurrent layers, if the model has some."""
+        """Set the parts. ``states`` are those of recurrent layers, if the model has some.
+
+        A row has ``num_groups`` block tables, as many as the decoder's layout.
+        """
         self.decoder = decoder
         self.backend = decoder.backend
         self.block_size = block_size
@@ -68,7 +72,9 @@ class ModelRunner:
         self._rows: dict[int, Row] = {}
         self._rows_with_history: set[int] = set()  # rows whose sampling depends on earlier tokens
         # Arrays by row, changed only by the deltas of plans.
-        self._block_tables: Ints = np.zeros((max_num_seqs, max_blocks_per_seq), np.int64)
+        num_tables = num_groups * max_num_seqs
+        self._block_tables: Ints = np.zeros((num_tables, max_blocks_per_seq), np.int64)
+        self._firsts: Ints = np.arange(0, num_tables, max_num_seqs)[:, None]  # of each group
         self._num_stored: Ints = np.zeros(max_num_seqs, np.int64)
         self._last_tokens: Ints = np.zeros(max_num_seqs, np.int64)
 
@@ -166,6 +172,8 @@ class ModelRunner:
                 self._block_tables[row, index] = block_ids[0]
             else:
                 self._block_tables[row, index : index + len(block_ids)] = block_ids
+        for row, index, entry in moves.windows:
+            self._block_tables[self._firsts[1:, 0] + row, index] = entry
         if moves.exports:
             block_ids, host_ids = zip(*moves.exports, strict=True)
             self.backend.export_blocks(self._kv_cache, self._host_cache, block_ids, host_ids)
@@ -241,10 +249,16 @@ class ModelRunner:
         return StepBatch(
             token_ids=token_ids,
             positions=positions,
-            slot_mapping=self._block_tables[token_rows, block_index] * self.block_size + offset,
+            slot_mapping=(
+                self._block_tables[token_rows + self._firsts, block_index] * self.block_size
+                + offset
+            ).ravel(),
             cu_seqlens_q=cu_seqlens_q,
             seq_lens=seq_lens,
-            block_tables=self._tables_of(rows, ceil_div(max(seq_lens.tolist()), self.block_size)),
+            block_tables=self._tables_of(
+                (rows + self._firsts).ravel(), ceil_div(max(seq_lens.tolist()), self.block_size)
+            ),
+            num_groups=len(self._firsts),
             logits_rows=logits_rows,
             num_decodes=num_decodes,
             slots=None if self._states is None else self._slots[rows],

@@ -180,14 +180,16 @@ _OF_SEQUENCE = (
     *("row", "blocks", "host", "n"),
 )
 _OF_NODE = ("block", "parent", "salt", "tokens")
+_OF_WINDOWS = ("entries", "num_passed", "entry")
+"""The fields that only sequences and nodes with blocks of layers with a window have."""
 
 
 def _read_snapshot(fields: Mapping[str, Any]) -> Snapshot:
     sizes = checked(fields, _SIZES)
     if sizes["num_blocks"] < 1 or sizes["num_host_blocks"] < 0:
         raise TraceError("num_blocks must be at least 1 and num_host_blocks at least 0")
-    sequences = [_with_lists(checked(entry, _OF_SEQUENCE)) for entry in _list(fields, "sequences")]
-    nodes = [_with_lists(checked(entry, _OF_NODE)) for entry in _list(fields, "tree")]
+    sequences = _objects(fields, "sequences", _OF_SEQUENCE)
+    nodes = _objects(fields, "tree", _OF_NODE)
     states = fields.get("states")
     return {
         **({} if states is None else {"states": _read_states(states)}),
@@ -210,6 +212,14 @@ def _read_states(fields: Any) -> dict[str, Any]:
         name: {entry[_STATES[name]]: entry["slot"] for entry in entries}
         for name, entries in slots.items()
     }
+
+
+def _objects(fields: Mapping[str, Any], name: str, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return the objects of a list, each with these fields and those of windows."""
+    return [
+        _with_lists(checked(each, [*names, *(name for name in _OF_WINDOWS if name in each)]))
+        for each in _list(fields, name)
+    ]
 
 
 def _list(fields: Mapping[str, Any], name: str) -> list[Any]:

@@ -59,6 +59,13 @@ FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "copy": ("source", "target", "seq", "cause"),
         "seal": ("block", "parent", "salt", "tokens"),
         "evict": ("block",),
+        # blocks of layers with a window
+        "alloc_window": ("seq", "index", "blocks"),
+        "share_window": ("seq", "index", "blocks"),
+        "pass": ("seq", "index", "blocks"),
+        "seal_window": ("block", "blocks"),
+        "evict_window": ("block", "blocks"),
+        # moves
         "pin": ("block",),
         "unpin": ("block",),
         "export": ("seq", "host"),
@@ -163,6 +170,10 @@ def _is_integers(value: Any) -> bool:
     return isinstance(value, tuple) and all(map(_is_integer, value))
 
 
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_integer, value))
+
+
 def _is_pair(value: Any) -> bool:
     return _is_integers(value) and len(value) == 2
 
@@ -182,7 +193,8 @@ _SHAPES: Mapping[str, Shape] = MappingProxyType(
         "block_size": _is_up_to(MAX_BLOCK_SIZE),
         "n": _is_up_to(MAX_CHOICES),
         **dict.fromkeys(("max_tokens", "source", "row"), _or_none(_is_integer)),
-        **dict.fromkeys(("choices", "rows", "blocks", "tokens"), _is_integers),
+        **dict.fromkeys(("choices", "rows", "blocks", "tokens", "entry"), _is_integers),
+        "entries": lambda value: isinstance(value, tuple) and all(map(_is_list, value)),
         "host": _or_none(_is_integers),
         "salt": _or_none(_is_text),
         "seq": _is_pair,

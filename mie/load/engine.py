@@ -29,6 +29,8 @@ from mie.load.quantisation import quantised
 from mie.load.sizing import MemoryPlan, cache_shape, step_size
 from mie.memory.manager import KVCacheManager
 from mie.memory.stateful import StatefulManager
+from mie.memory.window import Window
+from mie.memory.windowed import WindowedManager
 from mie.model.decoder import Decoder
 from mie.ops.backend import Array, Backend
 from mie.ops.kv_cache import HALVES
@@ -106,8 +108,9 @@ def load_engine(
             log,
             num_host_blocks,
             (plan.num_states, plan.num_host_states),
+            plan.window,
         )
-        decoder = _load_decoder(weights, model, machine, num_positions, use_tqdm, kept)
+        decoder = _load_decoder(weights, model, machine, plan, use_tqdm, kept)
         kv_cache, host_cache = _new_caches(plan, model, machine)
         states = _new_states(plan, model, machine)
         model_runner = ModelRunner(
@@ -120,12 +123,13 @@ def load_engine(
             constraints=constraints,
             max_forced_run=config.max_forced_run,
             states=states,
+            num_groups=plan.layout.num_groups,
         )
     about = {"desc": "compiling kernels", "unit": "kernel"}
     machine.prepare(
         lambda number: _progress_bar(use_tqdm, total=number, **about),
         partial(decoder.forward, kv_cache=kv_cache, states=states),
-        step_size(config, model, num_positions),
+        step_size(config, model, num_positions, plan.layout.num_groups),
     )
     runner: Runner = model_runner
     if config.async_scheduling:
@@ -181,14 +185,20 @@ def new_scheduler(
     log: EventLog,
     num_host_blocks: int = 0,
     num_states: tuple[int, int] = (0, 0),
+    window: Window | None = None,
 ) -> Scheduler:
     """Return a scheduler with its memory manager, both writing to ``log``.
 
     ``num_states`` has the slots of recurrent states on the device and on the host.
     """
-    num_slots, num_host_slots = num_states
-    with_states = {"num_states": num_slots, "num_host_states": num_host_slots}
-    manager = (StatefulManager if num_slots else KVCacheManager)(
+    kind: type[KVCacheManager] = KVCacheManager
+    own: dict[str, Any] = {}
+    if num_states[0]:
+        kind = StatefulManager
+        own = {"num_states": num_states[0], "num_host_states": num_states[1]}
+    elif window is not None:
+        kind, own = WindowedManager, {"window": window}
+    manager = kind(
         num_blocks,
         config.block_size,
         enable_prefix_caching=config.enable_prefix_caching,
@@ -196,7 +206,7 @@ def new_scheduler(
         max_cached_blocks=config.max_cached_blocks,
         num_host_blocks=num_host_blocks,
         emit=log.emit,
-        **(with_states if num_slots else {}),
+        **own,
     )
     return Scheduler(config, manager, max_model_len, log.emit)
 
@@ -205,7 +215,7 @@ def _load_decoder(
     weights: Checkpoint,
     model: ModelConfig,
     machine: Backend,
-    num_positions: int,
+    plan: MemoryPlan,
     use_tqdm: bool,
     kept: Any,  # a dtype of NumPy, or None
 ) -> Decoder:
@@ -214,12 +224,14 @@ def _load_decoder(
             check_tied_head(checkpoint)
         about = {"desc": "loading weights", "unit": "B", "unit_scale": True, "delay": 0.5}
         with _progress_bar(use_tqdm, total=checkpoint.nbytes, **about) as progress:
-            return Decoder(model, machine, checkpoint, num_positions, progress, kept)
+            return Decoder(
+                model, machine, checkpoint, plan.num_positions, progress, kept, plan.layout
+            )
 
 
 def _new_caches(plan: MemoryPlan, model: ModelConfig, machine: Backend) -> tuple[Array, Array]:
     """Allocate the KV cache, and the host's if the plan has one."""
-    shape = cache_shape(model, plan.num_blocks, plan.block_size)
+    shape = cache_shape(model, plan.num_blocks, plan.block_size, plan.layout)
     host_shape = replace(shape, num_blocks=plan.num_host_blocks)
     host_cache = machine.new_host_cache(host_shape) if plan.num_host_blocks else None
     return machine.new_kv_cache(shape), host_cache

@@ -15,6 +15,8 @@ from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.tensors import expected_tensors
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError, TooLittleMemoryError
+from mie.memory.window import Window
+from mie.model.layout import CacheLayout, grouped, whole
 from mie.ops.backend import Backend, KVCacheShape, Memory, StepSize
 from mie.ops.quantised import Form
 from mie.system.resources import available_bytes
@@ -54,12 +56,18 @@ class MemoryPlan:
     num_blocks: int
     num_host_blocks: int
     num_host_states: int
+    layout: CacheLayout
+    window: Window | None
     """Slots for the states of swapped-out sequences."""
 
     @property
     def num_positions(self) -> int:
         """The maximum number of tokens of a sequence."""
-        return min(self.max_model_len, self.num_blocks * self.block_size)
+        return min(self.max_model_len, self.capacity(self.num_blocks))
+
+    def capacity(self, num_blocks: int) -> int:
+        """Return how many tokens of one sequence fit in a number of blocks."""
+        return self.window.capacity(num_blocks) if self.window else num_blocks * self.block_size
 
     @property
     def host_bytes(self) -> int:
@@ -96,13 +104,18 @@ class MemoryPlan:
             f"({remedy or 'end other programs, or use a smaller model'})"
         )
 
+    @property
+    def _contents(self) -> str:
+        layers = f" in {self.layout.num_layers} layers" if self.window else ""
+        return f"{self.block_size} tokens{layers}"
+
     def table(self) -> str:
         """Return a table of the memory that each part needs."""
         cache_bytes = self.num_blocks * self.block_bytes
         rows = [
             ("weights", self.weight_bytes),
             (f"step of {self.num_batched_tokens} tokens (estimate)", self.step_bytes),
-            (f"KV cache, {self.num_blocks} blocks of {self.block_size} tokens", cache_bytes),
+            (f"KV cache, {self.num_blocks} blocks of {self._contents}", cache_bytes),
         ]
         if self.num_states:
             rows.append((f"{self.num_states} slots of states", self.num_states * self.state_bytes))
@@ -125,12 +138,13 @@ def plan_memory(
         ConfigError: a setting is beyond the model, or less than one block.
     """
     max_model_len, memory = _max_model_len(config, model), backend.memory()
-    block_bytes = backend.kv_cache_bytes(cache_shape(model, 1, config.block_size))
+    layout, window = _layout(config, model, max_model_len)
+    block_bytes = backend.kv_cache_bytes(cache_shape(model, 1, config.block_size, layout))
     weight_bytes = sum(
         backend.weight_bytes(shape, forms.get(name))
         for name, shape in expected_tensors(model).items()
     )
-    size = step_size(config, model, max_model_len)
+    size = step_size(config, model, max_model_len, layout.num_groups)
     step_bytes = backend.step_bytes(replace(size, is_quantised=bool(forms)))
     left = max(0, memory.available_bytes - weight_bytes - step_bytes)
     # One budget covers blocks and states.
@@ -138,7 +152,11 @@ def plan_memory(
     state_bytes = _state_bytes(model, backend)
     num_states = _num_states(config, state_bytes, budget)
     taken = num_states * state_bytes
-    num_blocks = _num_blocks(config, max_model_len, block_bytes, max(0, budget - taken))
+    of_a_sequence, of_a_token = ceil_div(max_model_len, config.block_size), 1
+    if window is not None:
+        of_a_sequence, of_a_token = map(window.blocks_needed, (max_model_len, 1))
+    affordable = max(0, budget - taken) // block_bytes
+    num_blocks = _num_blocks(config, of_a_sequence, of_a_token, block_bytes, affordable)
     taken += num_blocks * block_bytes
     host_left = left - taken if memory.is_shared else available_bytes()
     num_host_blocks, num_host_states = _on_host(config, block_bytes, state_bytes, host_left)
@@ -156,6 +174,8 @@ def plan_memory(
         num_blocks=num_blocks,
         num_host_blocks=num_host_blocks,
         num_host_states=num_host_states,
+        layout=layout,
+        window=window,
     )
 
 
@@ -178,13 +198,13 @@ def smaller_settings(
 ) -> Iterator[str]:
     """Yield the settings that ask for too much, each at a value with which the model fits."""
     num_blocks = plan.left_bytes // plan.block_bytes
-    if num_blocks > 0:
+    if num_blocks > 0 and plan.capacity(num_blocks):
         if config.num_blocks is not None:
             yield f"num_blocks={num_blocks}"
         elif config.kv_cache_memory_bytes is not None:
             yield f"kv_cache_memory_bytes={num_blocks * plan.block_bytes}"
         else:
-            yield f"max_model_len={num_blocks * plan.block_size}"
+            yield f"max_model_len={plan.capacity(num_blocks)}"
     if config.state_memory is not None:
         size = plan.left_bytes - plan.num_blocks * plan.block_bytes + config.state_memory
         if size >= plan.state_bytes:
@@ -198,10 +218,35 @@ def smaller_settings(
         yield f"max_num_batched_tokens={num_tokens}"
 
 
-def cache_shape(model: ModelConfig, num_blocks: int, block_size: int) -> KVCacheShape:
-    """Return the shape of a cache of the model's keys and values."""
+def _layout(
+    config: EngineConfig, model: ModelConfig, max_model_len: int
+) -> tuple[CacheLayout, Window | None]:
+    """Return the layout in which a sequence of ``max_model_len`` tokens takes the least memory."""
+    layout = grouped(model)
+    if layout.window is None:
+        return layout, None
+    budget, chunk = config.max_num_batched_tokens, None
+    if config.enable_chunked_prefill:
+        chunk = config.max_prefill_chunk
+    forced = min(budget, config.max_forced_run + 1)
+    window = Window(
+        size=layout.window,
+        num_groups=layout.num_groups - 1,
+        block_size=config.block_size,
+        max_chunk=max(2, forced, chunk or budget),
+    )
+    num_whole = ceil_div(max_model_len, config.block_size) * model.num_attention_layers
+    if window.blocks_needed(max_model_len) * layout.num_layers < num_whole:
+        return layout, window
+    return whole(model), None
+
+
+def cache_shape(
+    model: ModelConfig, num_blocks: int, block_size: int, layout: CacheLayout | None = None
+) -> KVCacheShape:
+    """Return the shape of a cache of the model's keys and values. By default a block has all."""
     return KVCacheShape(
-        num_layers=model.num_attention_layers,
+        num_layers=layout.num_layers if layout else model.num_attention_layers,
         num_blocks=num_blocks,
         block_size=block_size,
         num_kv_heads=model.num_kv_heads,
@@ -239,7 +284,9 @@ def _num_states(config: EngineConfig, state_bytes: int, budget: int) -> int:
     return max(1, min(wanted, budget // 2 // state_bytes))
 
 
-def step_size(config: EngineConfig, model: ModelConfig, max_model_len: int) -> StepSize:
+def step_size(
+    config: EngineConfig, model: ModelConfig, max_model_len: int, num_groups: int = 1
+) -> StepSize:
     """Return the size of the largest step."""
     layers = range(model.num_layers)
     return StepSize(
@@ -255,6 +302,7 @@ def step_size(config: EngineConfig, model: ModelConfig, max_model_len: int) -> S
         cache=cache_shape(model, 1, config.block_size),
         gates_attention=model.gates_attention,
         recurrent=model.recurrent.shape if model.recurrent else None,
+        num_groups=num_groups,
     )
 
 
@@ -269,15 +317,24 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len
 
 
-def _num_blocks(config: EngineConfig, max_model_len: int, block_bytes: int, affordable: int) -> int:
-    if config.num_blocks is not None:
-        return config.num_blocks
-    if config.kv_cache_memory_bytes is not None:
-        return _blocks_of("kv_cache_memory_bytes", config, block_bytes)
-    of_a_sequence = ceil_div(max_model_len, config.block_size)
+def _num_blocks(
+    config: EngineConfig, of_a_sequence: int, of_a_token: int, block_bytes: int, affordable: int
+) -> int:
+    """Return the number of blocks.
+
+    A sequence of the maximum length has ``of_a_sequence``, and the shortest has ``of_a_token``.
+    """
+    if config.num_blocks is not None or config.kv_cache_memory_bytes is not None:
+        given = config.num_blocks or _blocks_of("kv_cache_memory_bytes", config, block_bytes)
+        if given < of_a_token:
+            raise ConfigError(
+                f"the KV cache has {given} blocks; the model's layers are in {of_a_token} groups, "
+                f"and a token takes a block of each (raise num_blocks to at least {of_a_token})"
+            )
+        return given
     # Keep a length that was asked for. The model's own is only a maximum.
-    at_least = 1 if config.max_model_len is None else of_a_sequence
-    return min(config.max_num_seqs * of_a_sequence, max(at_least, affordable // block_bytes))
+    at_least = of_a_token if config.max_model_len is None else of_a_sequence
+    return min(config.max_num_seqs * of_a_sequence, max(at_least, affordable))
 
 
 def _on_host(

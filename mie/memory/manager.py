@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from mie.base.arithmetic import ceil_div
 from mie.base.stats.memory import MemoryStats
+from mie.memory.host import HostBlocks
 from mie.memory.pool import BlockPool
 from mie.memory.prefix import Node, PartialMatch, PrefixCache, Room, block_of
 from mie.memory.states import StateSlots
@@ -21,6 +22,8 @@ class KVCacheManager:
     """
 
     states: StateSlots | None = None  # those of `StatefulManager`
+    blocks_of_twin = 1  # that a fork may take before it asks for more
+    num_claimed = 0  # blocks that open tables will take without asking
 
     def __init__(
         self,
@@ -45,10 +48,11 @@ class KVCacheManager:
     def reset(self) -> None:
         """Drop all tables and cached blocks in any state. ``stats`` keeps counting."""
         self._pool = BlockPool(self.num_blocks)
-        self._host_pool = BlockPool(self._num_host_blocks)
+        self._host = HostBlocks(self._num_host_blocks, self.stats, self._emit)
         self._prefix = PrefixCache(self.block_size)  # without prefix caching, only empty roots
         self._moves = Moves()
         self._pinned: list[tuple[int, Node | None]] = []
+        self._num_steps = 0
         # Sums over all open tables. A last block that several tables share counts for each of them.
         # The third number is how many of its empty slots are counted too often.
         self._num_entries = self._num_stored = self._num_counted_twice = 0
@@ -66,7 +70,7 @@ class KVCacheManager:
     @property
     def num_used(self) -> int:
         """The number of blocks that are in a table or are being copied from."""
-        return self.num_blocks - self.num_available
+        return self.num_blocks - self._pool.num_free - self.num_cached
 
     @property
     def num_saved(self) -> int:
@@ -81,9 +85,18 @@ class KVCacheManager:
         reserved = self._num_entries * self.block_size
         return reserved - self._num_stored - self._num_counted_twice
 
+    @property
+    def capacity(self) -> int:
+        """The maximum number of tokens of one sequence."""
+        return self.num_blocks * self.block_size
+
     def blocks_for(self, num_tokens: int) -> int:
         """Return the number of blocks that ``num_tokens`` tokens need, rounded up."""
         return ceil_div(num_tokens, self.block_size)
+
+    def blocks_needed(self, num_tokens: int) -> int:
+        """Return the most blocks that a sequence of ``num_tokens`` tokens has at any time."""
+        return self.blocks_for(num_tokens)
 
     # Opening: find room first, then allocate.
 
@@ -130,7 +143,7 @@ class KVCacheManager:
 
     def num_taken(self, room: Room) -> int:
         """Return how many of the available blocks a table takes: new ones, and cached ones."""
-        return room.num_new + len(self._prefix.unheld_end(room.path))
+        return room.num_new + room.num_claimed + len(self._prefix.unheld_end(room.path))
 
     def open_table(self, room: Room, owner: Owner, row: int) -> BlockTable:
         """Open the table that `find_room` just found, with blocks for all its tokens."""
@@ -148,9 +161,10 @@ class KVCacheManager:
         index = len(table.block_ids)
         self._put("alloc", table, index, self._take_blocks(room.num_new, table))
         if room.partial:
-            self._copy(room.partial.block_id, index, table, "prefix")
+            self._copy(room.partial.block_id, table.block_ids[index], table, "prefix")
         if room.host:
-            self._import(room.host, table, index)
+            block_ids = self._swapped_in(room.host, table, index)
+            self._host.restore(room.host, table, *block_ids, self._moves)
         table.num_tokens = room.num_computed
         self._num_stored += room.num_computed
         return table
@@ -199,7 +213,7 @@ class KVCacheManager:
             shared = table.block_ids[index]
             self._num_counted_twice -= self._num_empty_in_last(table)
             self._put("alloc", table, index, self._take_blocks(1, table))
-            self._copy(shared, index, table, "fork")
+            self._copy(shared, table.block_ids[index], table, "fork")
             table.has_run = False
             self._release(table, shared)
         self._put("alloc", table, len(table.block_ids), self._take_blocks(num_new, table))
@@ -286,34 +300,22 @@ class KVCacheManager:
         Return None if the host pool is too full. The table stays open, so the caller must close it.
         """
         assert table.node is not None, "the table is closed"
-        num_blocks = self.blocks_for(table.num_tokens)
-        if num_blocks > self._host_pool.num_free:
-            return None
-        host_ids = tuple([self._host_pool.take() for _ in range(num_blocks)])
-        self._moves.exports.extend(zip(table.block_ids, host_ids, strict=False))
-        self.stats.num_exported += num_blocks
-        self._emit(("export", table.owner, host_ids))
-        return HostTable(table.owner, host_ids, table.num_tokens)
+        return self._host.export(table, self._stored(table), self._moves)
 
     def drop_host(self, host: HostTable) -> None:
         """Discard swapped-out blocks."""
-        self._host_pool.decref(*host.block_ids)
-        self._emit(("drop", host.owner))
+        self._host.drop(host)
 
-    def _import(self, host: HostTable, table: BlockTable, index: int) -> None:
-        """Swap in the blocks from ``index`` on.
+    def _stored(self, table: BlockTable) -> Sequence[int]:
+        """Return the blocks with the table's tokens, in the order of a host table."""
+        return table.block_ids[: self.blocks_for(table.num_tokens)]
 
-        The blocks may be those of a table that this step swaps out, because it exports first. Their
-        host blocks are free at once, but no later table of this step is swapped out to them.
-        """
+    def _swapped_in(
+        self, host: HostTable, table: BlockTable, index: int
+    ) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the host blocks from ``index`` on, and the blocks that they go to."""
         host_ids = host.block_ids[index:]
-        block_ids = tuple(table.block_ids[index : index + len(host_ids)])
-        being_read = {block_id for block_id, _ in self._moves.copies}
-        assert being_read.isdisjoint(block_ids), "imports come before copies"
-        self._moves.imports.extend(zip(host_ids, block_ids, strict=True))
-        self._host_pool.decref(*host.block_ids)
-        self.stats.num_imported += len(host_ids)
-        self._emit(("import", table.owner, host_ids, block_ids))
+        return host_ids, table.block_ids[index : index + len(host_ids)]
 
     # A step.
 
@@ -325,6 +327,7 @@ class KVCacheManager:
     def end_step(self) -> None:
         """Unpin the blocks that the moves read."""
         self._moves = Moves()
+        self._num_steps += 1
         for block_id, node in self._pinned:
             self._emit(("unpin", block_id))
             self._pool.decref(block_id)
@@ -351,8 +354,7 @@ class KVCacheManager:
 
     def _take_blocks(self, count: int, table: BlockTable) -> tuple[int, ...]:
         self._evict(count - self._pool.num_free)
-        last = table.block_ids[-1] if table.block_ids else None
-        return tuple([last := self._pool.take(last) for _ in range(count)])
+        return self._pool.take_run(count, table.block_ids[-1] if table.block_ids else None)
 
     def _evict(self, count: int) -> None:
         for _ in range(count):
@@ -374,7 +376,7 @@ class KVCacheManager:
     def _offer(self, node: Node | None) -> None:
         """Let a node and those above it be evicted, as far as only the prefix cache holds them."""
         while node and node.block_id is not None and self._pool.refcount(node.block_id) == 1:
-            self._prefix.unheld[node] = None
+            self._prefix.unheld[node] = self._num_steps
             node = node.parent
 
     def _pin(self, partial: PartialMatch) -> None:
@@ -384,8 +386,7 @@ class KVCacheManager:
         self._pinned.append((partial.block_id, partial.node))
         self._emit(("pin", partial.block_id))
 
-    def _copy(self, source: int, index: int, table: BlockTable, cause: str) -> None:
-        target = table.block_ids[index]
+    def _copy(self, source: int, target: int, table: BlockTable, cause: str) -> None:
         self._moves.copies.append((source, target))
         self._emit(("copy", source, target, table.owner, cause))
         self.stats.num_copies += 1

@@ -48,6 +48,10 @@ class BlockPool:
         self._free_regions.pop(block_id // REGION, None)
         return block_id
 
+    def take_run(self, count: int, after: int | None) -> tuple[int, ...]:
+        """Allocate blocks, each next to the one before it if possible."""
+        return tuple([after := self.take(after) for _ in range(count)])
+
     def _begin(self) -> int | None:
         """Return the first block of a wholly free region, or None."""
         return self._free_regions.popitem()[0] * REGION if self._free_regions else None

@@ -61,6 +61,8 @@ class Room(NamedTuple):
     """Number of blocks to allocate."""
     parent: BlockTable | None
     """An open table to fork instead, whose tokens it begins with."""
+    num_claimed: int = 0
+    """Number of blocks that layers with a window may need at once."""
 
 
 class PrefixCache:
@@ -74,8 +76,9 @@ class PrefixCache:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._roots: dict[str | None, Node] = {}
-        self.unheld: OrderedDict[Node, None] = OrderedDict()
-        """The nodes whose blocks only the cache holds, in the order of their release."""
+        self.unheld: OrderedDict[Node, int] = OrderedDict()
+        """The nodes whose blocks only the cache holds, in the order of their release, and its step.
+        """
 
     def match(self, token_ids: Sequence[int], limit: int, salt: str | None) -> list[Node]:
         """Return the longest path of full blocks that match at most ``limit`` tokens."""

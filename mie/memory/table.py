@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
 
 Owner = tuple[int, int]
 """Names the owner of blocks in the event log. This room never reads it."""
+
+Entry = tuple[int, ...]
+"""The blocks of the layers with a window for the tokens of one block, in the groups' order."""
 
 Emit = Callable[[tuple[Any, ...]], None]
 """Receives a record of the event log."""
@@ -46,6 +50,16 @@ class BlockTable:
     """The last of the committed blocks, or the root. None after the table is closed."""
     has_run: bool = False
     """Whether a step has computed for it since its last copy or import, which is then done."""
+    entries: list[Entry] = field(default_factory=list)
+    """Those of the blocks within reach of a window, of which ``num_passed`` is the first."""
+    num_passed: int = 0
+    claim: int = 0
+    """Number of entries that it may have at once."""
+
+    @property
+    def held_ids(self) -> list[int]:
+        """All blocks of the table."""
+        return [*self.block_ids, *chain(*self.entries)]
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +77,8 @@ class Moves:
 
     updates: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
     """(row, index, block ids): entries index, index + 1, … of a row's table."""
+    windows: list[tuple[int, int, Entry]] = field(default_factory=list)
+    """(row, index, entry): the blocks at an index of a row's tables for layers with a window."""
     exports: list[tuple[int, int]] = field(default_factory=list)
     """(device block, host block)."""
     imports: list[tuple[int, int]] = field(default_factory=list)

@@ -8,10 +8,12 @@ import numpy as np
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.rope import RopeConfig
 from mie.checkpoint.weights import Checkpoint
+from mie.model.layout import CacheLayout, whole
 from mie.model.mixers import Caches
 from mie.model.rope import rope_inv_freq
 from mie.model.weights import Layer, Loader
 from mie.ops.backend import Array, Backend, StepBatch
+from mie.ops.groups import by_group
 
 
 class Decoder:
@@ -29,11 +31,13 @@ class Decoder:
         num_positions: int,
         progress: Callable[[int], object] = lambda num_bytes: None,
         rounded_to: np.dtype[Any] | None = None,
+        layout: CacheLayout | None = None,
     ) -> None:
         """Load the weights, with rotations for positions 0 … num_positions - 1.
 
         ``progress`` is called with the number of checkpoint bytes just converted. Weights are
-        rounded to the dtype ``rounded_to`` if it is given.
+        rounded to the dtype ``rounded_to`` if it is given. ``layout`` is that of the KV cache. By
+        default its blocks have all layers.
 
         Raises:
             UnsupportedModelError: the backend lacks an option of an operator.
@@ -44,7 +48,8 @@ class Decoder:
         if lacking := [option for option in config.options if option in backend.lacks]:
             backend.refuse(*lacking)
         self._eps = config.rms_norm_eps / config.residual_scale**2
-        loader = Loader(config, backend, checkpoint, self._eps, progress, rounded_to)
+        layout = layout or whole(config)
+        loader = Loader(config, backend, checkpoint, self._eps, progress, rounded_to, layout)
         ropes = {rope: self._load_rope(rope, num_positions) for rope in config.layer_ropes}
         self._embedding = loader.embedding("model.embed_tokens.weight")
         self._layers = [
@@ -82,8 +87,9 @@ class Decoder:
         caches = Caches(kv=kv_cache, states=states)
         scale = config.embedding_scale / config.residual_scale
         x = backend.embed(batch.token_ids, self._embedding, scale)
+        batches = by_group(batch)
         for layer in self._layers:
-            h = layer.mixer.mix(backend, x, batch, caches)
+            h = layer.mixer.mix(backend, x, batches[layer.mixer.group], caches)
             x = self._add(x, h, layer.mixer.out, layer.mixer_post_norm)
             x = self._mlp(x, layer)
         x = backend.take_rows(x, batch.logits_rows)

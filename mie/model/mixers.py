@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mie.ops.backend import Array, Backend, HeadWeights, StepBatch
@@ -22,6 +22,8 @@ class Mixer(Protocol):
 
     out: Array
     """The matrix that the result is multiplied by."""
+    group: int
+    """The group whose block tables it reads."""
 
     def mix(self, backend: Backend, x: Array, batch: StepBatch, caches: Caches) -> Array:
         """Return the result [T, K] of the hidden states x [T, D], and change the caches."""
@@ -31,8 +33,9 @@ class Mixer(Protocol):
 class Attention(Mixer):
     """Attention, with gates of its result if the family has them."""
 
+    group: int
     index: int
-    """Its number among the layers with keys and values."""
+    """Its number among the layers of its group, with keys and values."""
     heads: HeadWeights
     gate: Array | None
     gated_norm: Array | None
@@ -65,6 +68,7 @@ class Recurrence(Mixer):
 
     index: int
     """Its number among the recurrent layers."""
+    group: int = field(default=0, init=False)
     norm: Array
     eps: float
     mixed: Array  # gives the inputs of the convolution

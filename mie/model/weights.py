@@ -15,6 +15,7 @@ from mie.checkpoint.recurrent import RecurrentConfig
 from mie.checkpoint.tensors import Shape, expected_tensors
 from mie.checkpoint.weights import Checkpoint
 from mie.errors import WeightsError
+from mie.model.layout import CacheLayout, Place
 from mie.model.mixers import Attention, Mixer, Recurrence
 from mie.model.rope import rope_channels
 from mie.ops.backend import Array, Backend, HeadWeights
@@ -53,6 +54,7 @@ class Loader:
     eps: float
     progress: Callable[[int], object]
     rounded_to: np.dtype[Any] | None
+    layout: CacheLayout
 
     @cached_property
     def shapes(self) -> Mapping[str, Shape]:
@@ -76,7 +78,9 @@ class Loader:
         recurrent = config.recurrent if config.layers_recurrent[index] else None
         number = config.layers_recurrent[:index].count(recurrent is not None)
         return Layer(
-            mixer=self._attention(prefix, number, rope, config.layer_windows[index])
+            mixer=self._attention(
+                prefix, self.layout.places[number], rope, config.layer_windows[index]
+            )
             if recurrent is None
             else self._recurrence(prefix, number, recurrent, names),
             mixer_post_norm=self.norm(prefix, names.attention_post_norm),
@@ -88,7 +92,7 @@ class Loader:
             mlp_post_norm=self.norm(prefix, names.mlp_post_norm),
         )
 
-    def _attention(self, prefix: str, number: int, rope: Array, window: int | None) -> Attention:
+    def _attention(self, prefix: str, place: Place, rope: Array, window: int | None) -> Attention:
         """Load attention. Gates are in the matrix of queries: [query, gate] for each head."""
         config, names = self.config, self.config.names
         q_norm, k_norm, rotated_norm = self._head_norms(prefix)
@@ -108,7 +112,8 @@ class Loader:
             eps=self.eps,
         )
         return Attention(
-            index=number,
+            group=place.group,
+            index=place.number,
             heads=heads,
             gate=gate,
             gated_norm=norm if config.gates_attention else None,

@@ -49,15 +49,16 @@ class StepBatch:
     """A step's tokens as one ragged batch of integers (docs/architecture.md has a drawing).
 
     Query i of a sequence with n queries and length s is at position s - n + i. Entries of
-    ``block_tables`` at or past a sequence's length are arbitrary.
+    ``block_tables`` at or past a sequence's length are arbitrary. Groups of layers may have slots
+    and tables of their own, in the rows of one group after the other.
     """
 
     token_ids: Ints  # [T]
     positions: Ints  # [T]
-    slot_mapping: Ints  # [T]       block_id * B + position % B
+    slot_mapping: Ints  # [G T]     block_id * B + position % B
     cu_seqlens_q: Ints  # [S + 1]   offset of each sequence's tokens in T
     seq_lens: Ints  # [S]           tokens in the cache after this step
-    block_tables: Ints  # [S, M]
+    block_tables: Ints  # [G S, M]
     logits_rows: Ints  # [R]       indices into T, which may repeat
     drawn: "Drawn | None" = None
     """The previous step's tokens, if they are this step's input and unknown to the host.
@@ -70,6 +71,8 @@ class StepBatch:
     """
     slots: Ints | None = None  # [S]   where each sequence's recurrent states are; all differ
     fresh: Bools | None = None  # [S]  whether its states begin as zeros, whatever the slot holds
+    num_groups: int = 1
+    group: int = 0  # of a part from `groups.by_group`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +119,7 @@ class StepSize:
     """The intermediate size of an expert."""
     gates_attention: bool = False
     recurrent: RecurrentShape | None = None
+    num_groups: int = 1  # of layers with tables of their own
 
     @property
     def num_results(self) -> int:

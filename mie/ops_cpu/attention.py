@@ -63,8 +63,8 @@ class Attention:
     def __init__(self, workers: Workers, *, is_batch_invariant: bool) -> None:
         self._workers = workers
         self._is_batch_invariant = is_batch_invariant
-        self._batch: StepBatch | None = None
-        self._plans: dict[tuple[int, int | None], list[Item]] = {}
+        self._batches: dict[int, StepBatch] = {}  # by group of layers
+        self._plans: dict[tuple[int, int, int | None], list[Item]] = {}
 
     def __call__(
         self,
@@ -80,9 +80,10 @@ class Attention:
 
         The scale is 1/sqrt(Dh). Return a new array [T, Hq, Dh].
         """
-        if self._batch is not batch:
-            self._batch, self._plans = batch, {}
-        key = q.shape[1], window
+        if self._batches.get(batch.group) is not batch:
+            self._batches[batch.group] = batch
+            self._plans = {key: plan for key, plan in self._plans.items() if key[0] != batch.group}
+        key = batch.group, q.shape[1], window
         if key not in self._plans:
             self._plans[key] = self._plan(q, cache, batch, window)
         items = self._plans[key]
@@ -100,7 +101,7 @@ class Attention:
 
     def forget(self) -> None:
         """Free the plan of the last step."""
-        self._batch, self._plans = None, {}
+        self._batches, self._plans = {}, {}
 
     def _plan(self, q: Floats, cache: Floats, batch: StepBatch, window: int | None) -> list[Item]:
         """Return the items of all layers with this window, the largest first."""
@@ -149,7 +150,7 @@ class _Planner:
             starts = np.cumsum(counts) - counts
             tiles = np.arange(len(query_of)) - (starts - firsts[own])[query_of]
             rows = np.array([self._starts[s] for s in chosen[own].tolist()])
-            hidden, empty = self._hidden(positions[own][query_of], tiles, width)
+            hidden = empty = self._hidden(positions[own][query_of], tiles, width)
             blocks = self._blocks(chosen[own][query_of], tiles, width)
             for heads in self._heads(len(query_of) * width * self._head_dim, most):
                 work = (heads.stop - heads.start) * hidden.size * self._group * self._head_dim
@@ -163,10 +164,9 @@ class _Planner:
         changes = np.flatnonzero(np.diff(firsts) + np.diff(lasts)) + 1
         for own in np.split(np.arange(len(positions)), changes):
             tiles = np.arange(firsts[own[0]], lasts[own[0]])
-            hidden, _ = self._hidden(
-                np.repeat(positions[own], len(tiles)), np.tile(tiles, len(own))
-            )
-            _, empty = self._hidden(np.full(len(tiles), self._lengths[s] - 1), tiles)
+            hidden = self._hidden(np.repeat(positions[own], len(tiles)), np.tile(tiles, len(own)))
+            of_queries = hidden.reshape(len(own), len(tiles), -1)
+            empty: Bools = np.logical_and.reduce(of_queries, axis=0)
             starts = np.arange(len(own)) * len(tiles)
             blocks = self._blocks(np.full(len(tiles), s), tiles)
             for head in range(self._num_heads):
@@ -204,18 +204,16 @@ class _Planner:
             start = np.maximum(0, positions - self._window + 1)
         return start // self._tile, positions // self._tile + 1
 
-    def _hidden(
-        self, positions: Ints, tiles: Ints, width: int | None = None
-    ) -> tuple[Bools, Bools]:
-        """Return which positions of some tiles are hidden from a query, and which come after it.
+    def _hidden(self, positions: Ints, tiles: Ints, width: int | None = None) -> Bools:
+        """Return which positions of some tiles are hidden from a query, as [queries, width].
 
-        Each query has a position and a tile. Both results are [queries, width].
+        Each query has a position and a tile.
         """
         keys = (tiles * self._tile)[:, None] + np.arange(width or self._tile)
-        later = keys > positions[:, None]
-        if self._window is None:
-            return later, later
-        return later | (keys <= (positions - self._window)[:, None]), later
+        hidden: Bools = keys > positions[:, None]
+        if self._window is not None:
+            hidden |= keys <= (positions - self._window)[:, None]
+        return hidden
 
     def _blocks(self, sequences: Ints, tiles: Ints, width: int | None = None) -> _Blocks:
         """Return the blocks of some sequences' tiles."""
@@ -282,7 +280,8 @@ class Tiles:
 
         ``query_of`` [pairs] is the query of each pair, where each has tiles of its own, or None
         where all queries see the same tiles. ``starts`` [queries] is each query's first pair.
-        ``hidden`` [pairs, positions] are not seen, and ``empty`` [tiles, positions] hold no token.
+        ``hidden`` [pairs, positions] are not seen, and ``empty`` [tiles, positions] are seen by no
+        query.
         """
         self._rows, self._query_of, self._starts = rows, query_of, starts
         self._blocks, self._heads = blocks, heads
@@ -323,7 +322,7 @@ class Tiles:
         v = self._blocks.read(values, self._heads, dtype).reshape(tiles)
         attended = np.matmul(weights, v)
         if not np.isfinite(attended).all():
-            # The weight of a slot without a token is 0, but it may hold NaN, and 0 * NaN is NaN.
+            # The weight of an unseen slot is 0, but it may hold NaN, and 0 * NaN is NaN.
             attended = np.matmul(weights, np.where(self._empty[..., None], dtype.type(0), v))
         attended = attended.reshape(*total.shape, head_dim)
         over_all = largest

@@ -52,7 +52,8 @@ class Rotation:
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
-        self._batch: StepBatch | None = None
+        self._positions: Ints | None = None
+        self._slots: dict[int, tuple[StepBatch, Ints]] = {}  # by group of layers
         self._tables: dict[int, tuple[Floats, Floats, Floats]] = {}
         self._cache: Floats | None = None
 
@@ -65,13 +66,16 @@ class Rotation:
         """
         if self._cache is not cache:
             self._open(cache)
-        if self._batch is not batch:
-            self._slots = batch.slot_mapping[:, None] + self._heads
-            self._batch, self._tables = batch, {}
+        if self._positions is not batch.positions:  # the groups of a step share them
+            self._positions, self._tables = batch.positions, {}
+        of, slots = self._slots.get(batch.group, (None, None))
+        if slots is None or of is not batch:
+            slots = batch.slot_mapping[:, None] + self._heads
+            self._slots[batch.group] = batch, slots
         if id(rope_table) not in self._tables:  # layers of one type share a table
             self._tables[id(rope_table)] = self._prepared(rope_table, batch, qkv.shape[1])
         _, cos, sin = self._tables[id(rope_table)]
-        arrays = qkv, cos, sin, self._slots
+        arrays = qkv, cos, sin, slots
         if qkv.size < ROPE_WORTH_SHARING:
             self._rotate(self._layers[layer], *arrays)
         else:
@@ -100,7 +104,7 @@ class Rotation:
         self._heads = np.arange(2 * num_heads) * (cache.shape[2] * cache.shape[3])
         self._num_kv_heads = num_heads
         self._turns = np.empty((0, 0, 2), np.int64)
-        self._cache, self._batch = cache, None
+        self._cache, self._positions, self._slots = cache, None, {}
 
     def _prepared(
         self, rope_table: Floats, batch: StepBatch, num_heads: int

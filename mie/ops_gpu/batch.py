@@ -16,7 +16,7 @@ ANY_LENGTH = (1 << 31) - 1
 """A maximum length that holds for all sequences, because lengths have 32 bits."""
 
 
-LATER = ("drawn", "drawn_rows", "num_decodes")
+LATER = ("drawn", "drawn_rows", "num_decodes", "num_groups", "group")
 """Fields of a `StepBatch` that are not copied as they are."""
 
 
@@ -51,10 +51,10 @@ class DeviceBatch(StepBatch):
 
         Rows of the buffer's tables may be longer. Only their first entries are copied.
         """
-        num_seqs, max_width = self.block_tables.shape
+        num_rows, max_width = self.block_tables.shape
         if table_width == max_width:
             return [self.integers]
-        start = self.integers.size - num_seqs * max_width
+        start = self.integers.size - num_rows * max_width
         return [self.integers[:start], self.block_tables[:, :table_width]]
 
 
@@ -65,6 +65,7 @@ class HostBatch(NamedTuple):
     max_prefill_queries: int
     max_prefill_len: int
     max_len: int
+    num_groups: int = 1
 
     @property
     def parts(self) -> list[NDArray[Any]]:
@@ -98,6 +99,7 @@ class HostBatch(NamedTuple):
             max_prefill_queries=self.max_prefill_queries,
             max_prefill_len=self.max_prefill_len,
             max_len=self.max_len,
+            num_groups=self.num_groups,
             **views,
         )
 
@@ -129,7 +131,7 @@ def host_batch(batch: StepBatch, max_len: int | None = None) -> HostBatch:
     queries, lengths = (
         int(each[~is_decode].max(initial=0)) for each in (counts, arrays["seq_lens"])
     )
-    return HostBatch(arrays, queries, lengths, max_len)
+    return HostBatch(arrays, queries, lengths, max_len, batch.num_groups)
 
 
 def to_device(xp: Any, batch: StepBatch) -> DeviceBatch:
@@ -145,7 +147,7 @@ def bucket_of(batch: StepBatch, *, follows_lengths: bool = True) -> Bucket | Non
 
     Without ``follows_lengths`` steps of all lengths share one.
     """
-    num_seqs = len(batch.block_tables)
+    num_seqs = len(batch.seq_lens)
     if batch.num_decodes not in (None, num_seqs):
         return None
     if not len(batch.token_ids) == num_seqs == len(batch.logits_rows):
@@ -175,10 +177,12 @@ def padded_seqs(num_seqs: int) -> int:
 
 def padded(batch: StepBatch, bucket: Bucket) -> StepBatch:
     """Append sequences of length 0 to the batch. They write to slot -1, which is nowhere."""
-    num_seqs, table_width = batch.block_tables.shape
-    num_more = bucket.num_seqs - num_seqs
-    tables = np.zeros((bucket.num_seqs, table_width), np.int64)
-    tables[:num_seqs] = batch.block_tables
+    num_seqs, table_width = len(batch.seq_lens), batch.block_tables.shape[1]
+    num_groups, num_more = batch.num_groups, bucket.num_seqs - num_seqs
+    tables = np.zeros((num_groups, bucket.num_seqs, table_width), np.int64)
+    tables[:, :num_seqs] = batch.block_tables.reshape(num_groups, num_seqs, table_width)
+    slots = np.full((num_groups, bucket.num_seqs), -1)
+    slots[:, :num_seqs] = batch.slot_mapping.reshape(num_groups, num_seqs)
 
     def more(array: Ints, value: int) -> Ints:
         return np.concatenate([array, np.full(num_more, value)])
@@ -188,10 +192,10 @@ def padded(batch: StepBatch, bucket: Bucket) -> StepBatch:
         batch,
         token_ids=more(batch.token_ids, 0),
         positions=more(batch.positions, 0),
-        slot_mapping=more(batch.slot_mapping, -1),
+        slot_mapping=slots.ravel(),
         cu_seqlens_q=each,
         seq_lens=more(batch.seq_lens, 0),
-        block_tables=tables,
+        block_tables=tables.reshape(-1, table_width),
         logits_rows=each[:-1],
         drawn_rows=None if batch.drawn_rows is None else more(batch.drawn_rows, 0),
         num_decodes=None,

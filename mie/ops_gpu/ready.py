@@ -55,17 +55,20 @@ def make_ready(
     """
     counts = sorted({padded_seqs(n) for n in range(1, min(MOST_SEQS, size.num_seqs) + 1)})
     prompts = [n for n in PROMPTS if n < size.num_tokens] + [size.num_tokens]
+    num_groups = size.num_groups
     with launcher.listing() as listed:
         for count in counts:
-            logits = steps.launch_empty(forward, Bucket(count, padded_length(size.max_len)))
+            bucket = Bucket(count, padded_length(size.max_len))
+            logits = steps.launch_empty(forward, bucket, num_groups)
         for num_tokens in prompts:
-            steps.launch_prompt(forward, prompt(num_tokens, max(num_tokens, size.max_len)))
+            length = max(num_tokens, size.max_len)
+            steps.launch_prompt(forward, prompt(num_tokens, length, num_groups))
         sampler.start(logits[:1], [EVERY_KERNEL])
     launcher.build([*listed, *others], progress)
     for num_tokens in prompts[:-1]:
-        steps.launch_prompt(forward, prompt(num_tokens, num_tokens))
+        steps.launch_prompt(forward, prompt(num_tokens, num_tokens, num_groups))
     for bucket in buckets(counts, size.max_len, steps.follows_lengths):
-        logits = steps.run_empty(forward, bucket)
+        logits = steps.run_empty(forward, bucket, num_groups)
         sampler.finish(sampler.start(logits, [GREEDY] * len(logits)))
     logits = logits[:MOST_DRAWN]
     sampler.finish(sampler.start(logits, [EVERY_KERNEL] * len(logits)))
@@ -85,16 +88,17 @@ def buckets(counts: Sequence[int], max_len: int, follows_lengths: bool) -> list[
     return sorted(Bucket(count, length) for count in counts for length in lengths)[:MOST_STEPS]
 
 
-def prompt(num_tokens: int, length: int) -> StepBatch:
+def prompt(num_tokens: int, length: int, num_groups: int = 1) -> StepBatch:
     """Return the last tokens of a sequence of that length, whose keys are not written."""
     zeros = np.zeros(num_tokens, np.int64)
     return StepBatch(
         token_ids=zeros,
         positions=zeros,
-        slot_mapping=zeros - 1,
+        slot_mapping=np.full(num_groups * num_tokens, -1),
         cu_seqlens_q=np.array([0, num_tokens]),
         seq_lens=np.array([length]),
-        block_tables=np.zeros((1, ceil_div(length, 16)), np.int64),
+        block_tables=np.zeros((num_groups, ceil_div(length, 16)), np.int64),
         logits_rows=np.array([num_tokens - 1]),
         num_decodes=0,
+        num_groups=num_groups,
     )

@@ -9,6 +9,7 @@ the columns that a step uses.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -98,7 +99,7 @@ class Steps:
         bucket = bucket_of(batch, follows_lengths=self.follows_lengths)
         if bucket is None:
             return self.launch_prompt(forward, batch)
-        num_rows, table_width = batch.block_tables.shape
+        num_rows, table_width = len(batch.seq_lens), batch.block_tables.shape[1]
         if table_width > self._table_width:
             self._table_width = next_power_of_two(table_width)
             self._captured.clear()
@@ -108,14 +109,16 @@ class Steps:
         """Return the logits of a step that is never captured."""
         return self._launch(forward, self._upload(batch, None, None))
 
-    def launch_empty(self, forward: Forward, bucket: Bucket) -> Array:
+    def launch_empty(self, forward: Forward, bucket: Bucket, num_groups: int = 1) -> Array:
         """Launch a step of empty sequences, and return its logits [S, V]."""
-        return self._launch(forward, self._upload(padded(NO_SEQUENCES, bucket), bucket, None))
+        batch = padded(replace(NO_SEQUENCES, num_groups=num_groups), bucket)
+        return self._launch(forward, self._upload(batch, bucket, None))
 
-    def run_empty(self, forward: Forward, bucket: Bucket) -> Array:
+    def run_empty(self, forward: Forward, bucket: Bucket, num_groups: int = 1) -> Array:
         """Run a step of empty sequences, which captures it, and return its logits [S, V]."""
+        batch = padded(replace(NO_SEQUENCES, num_groups=num_groups), bucket)
         for _ in range(2):  # the first run may still allocate
-            logits = self._run(forward, padded(NO_SEQUENCES, bucket), bucket)
+            logits = self._run(forward, batch, bucket)
         return logits
 
     def _run(self, forward: Forward, batch: StepBatch, bucket: Bucket) -> Array:

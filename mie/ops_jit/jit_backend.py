@@ -3,6 +3,7 @@
 import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -298,7 +299,7 @@ class JitBackend(JitRecurrent):
             f"rope_write[{cache.elements.dtype.name}]", NUM_TOKENS, ROW_TILE, 1,
             qkv, rope_table, out, *cache.planes(layer),
             num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, NUM_TOKENS,
-            shape.num_blocks,
+            shape.num_blocks, batch.group,
         )  # fmt: skip
         return out
 
@@ -323,7 +324,7 @@ class JitBackend(JitRecurrent):
             num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, window or 0,
             1 / math.sqrt(shape.head_dim),
             self._kernels[f"multiply[{stored}]"], self._kernels["multiply[float32]"],
-            float(soft_cap or 0), sinks,
+            float(soft_cap or 0), sinks, batch.group,
         )  # fmt: skip
         program.emit("merge", layout.NUM_MERGES, 1, 1, out, num_heads, shape.head_dim, sinks)
         return out
@@ -336,7 +337,13 @@ class JitBackend(JitRecurrent):
     def _run_now(
         self, append: Callable[..., Value | None], x: Any, *others: Any, **options: Any
     ) -> Floats | None:
-        """Run an operator outside a recording, as a program of its own."""
+        """Run an operator outside a recording, as a program of its own.
+
+        A batch is then that of a group, whose tables are the only ones.
+        """
+        others = tuple(
+            replace(each, group=0) if isinstance(each, StepBatch) else each for each in others
+        )
         program = Program(self._kernels.__getitem__, len(x), len(x))
         first = program.given(x) if x.dtype.kind == "f" else x
         result = self._recorded_by(program, append, self, first, *others, **options)

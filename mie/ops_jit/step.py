@@ -26,7 +26,8 @@ class StepHeader:
 
     def set_batch(self, batch: StepBatch, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         """Describe a step's batch."""
-        self.words[[layout.NUM_SEQS, layout.TABLE_WIDTH]] = batch.block_tables.shape
+        self.words[layout.NUM_SEQS] = len(batch.seq_lens)
+        self.words[layout.TABLE_WIDTH] = batch.block_tables.shape[1]
         for word, array in (
             (layout.TOKEN_IDS, batch.token_ids),
             (layout.POSITIONS, batch.positions),

@@ -40,11 +40,10 @@ def check_fits(
     """Raise `RequestError` if even an idle engine could not serve the request."""
     num_prompt, policy = request.num_prompt, config.scheduling_policy
     check_length(num_prompt, max_model_len)
-    if manager.blocks_for(num_prompt) > manager.num_blocks:
+    if num_prompt > manager.capacity:
         raise RequestError(
-            f"prompt has {num_prompt} tokens; the KV cache holds "
-            f"{manager.num_blocks * manager.block_size} "
-            f"(raise num_blocks to at least {manager.blocks_for(num_prompt + 1)})"
+            f"prompt has {num_prompt} tokens; the KV cache holds {manager.capacity} "
+            f"(raise num_blocks to at least {manager.blocks_needed(num_prompt + 1)})"
         )
     for name, value, needed in (
         ("priority", request.priority or None, "priority"),
@@ -78,6 +77,11 @@ class Admission:
         self.kept: dict[str | None, Sequence] = {}
         """The ended sequences that hold blocks, by request id, the oldest first."""
 
+    @property
+    def num_reserved(self) -> int:
+        """The number of blocks that must be left, those for promised choices included."""
+        return self.num_spare + self._seats.num_promised * self._manager.blocks_of_twin
+
     # Places.
 
     def next(self, waiting: list[Sequence], step: int) -> tuple[Sequence | None, list[Sequence]]:
@@ -109,16 +113,17 @@ class Admission:
         if not victims:
             return []
         room, num_kept = self.room_in_empty_pool(head), len(running)
-        num_holders = Counter(block_id for seq in running for block_id in seq.block_ids)
+        num_blocks = self._manager.num_blocks - self._manager.num_claimed
+        num_holders = Counter(block_id for seq in running for block_id in seq.held_ids)
         for count, victim in enumerate(victims, start=1):
             num_kept -= 1
-            for block_id in victim.block_ids:
+            for block_id in victim.held_ids:
                 num_holders[block_id] -= 1
                 if not num_holders[block_id]:
                     del num_holders[block_id]
             # Each of those that continue may need a block before ``head`` is admitted.
             num_spare = self.num_spare + num_kept if num_kept else 0
-            num_left = self._manager.num_blocks - len(num_holders) - num_spare
+            num_left = num_blocks - len(num_holders) - num_spare
             if self._manager.num_taken(room) <= num_left and self._fits(head, room, num_kept):
                 return victims[:count]
         return []

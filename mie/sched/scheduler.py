@@ -42,7 +42,7 @@ class Scheduler:
         self._emit = emit
         self._max_chunk = config.max_prefill_chunk or config.max_num_batched_tokens
         # The last token's keys and values are never stored.
-        self.longest = min(max_model_len, manager.num_blocks * manager.block_size + 1)
+        self.longest = min(max_model_len, manager.capacity + 1)
         """Maximum number of tokens of a sequence, the prompt's included."""
         policy = FairPolicy if config.scheduling_policy == "fair" else Policy
         self._policy = policy(config, emit, manager.num_blocks)
@@ -185,9 +185,8 @@ class Scheduler:
     def _num_forks_for(self, seq: Sequence) -> int:
         """Return the number of choices that can get a seat and a block without overtaking."""
         num_seats = self._policy.num_forks(seq, self.waiting, self._seats)
-        num_spare = self._admission.num_spare + self._seats.num_promised
-        num_blocks = self.manager.num_available - num_spare
-        return max(0, min(num_seats, num_blocks))
+        num_blocks = self.manager.num_available - self._admission.num_reserved
+        return max(0, min(num_seats, num_blocks // self.manager.blocks_of_twin))
 
     def _chunk_size(self, num_missing: int, budget: int) -> int:
         if not self._config.enable_chunked_prefill:
@@ -210,7 +209,7 @@ class Scheduler:
             if seq is None:
                 return
             # A sequence that runs alone may take every block, or it could wait forever.
-            num_spare = self._admission.num_spare + self._seats.num_promised if self.running else 0
+            num_spare = self._admission.num_reserved if self.running else 0
             room = self._admission.find_room(seq, num_spare)
             if room is None:
                 if not self.running and self._admission.drop_oldest():

@@ -187,6 +187,11 @@ class Sequence:
         return self.table.num_tokens if self.table is not None else 0
 
     @property
+    def held_ids(self) -> list[int]:
+        """All blocks of the table, those of layers with a window too; empty while it waits."""
+        return self.table.held_ids if self.table is not None else []
+
+    @property
     def block_ids(self) -> list[int]:
         """The blocks of its table, which are none while it waits."""
         return self.table.block_ids if self.table is not None else []

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from mie.base.arithmetic import ceil_div
 from mie.errors import TraceError
 from mie.events import Record, Segment, Seq, Summary
-from mie.events.replay import State, walk
-from mie.events.replay.state import SequenceState
+from mie.events.replay import SequenceState, State, walk
 from mie.sim.costs import SECOND, StepWork, causal_pairs
 from mie.sim.metrics import RequestRecord
 from mie.sim.workload import Part, Text, Tokens, Workload, WorkloadRequest

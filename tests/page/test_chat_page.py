@@ -11,6 +11,7 @@ from live_server import live
 from mie import AsyncLLM
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
+from mie.serve.page import feed
 
 HOSTILE = (
     "<script>window.bad = 1</script>",
@@ -120,6 +121,24 @@ def test_a_second_turn_hits_and_a_new_answer_is_another_branch(browser: Any, url
         shown.until("window.mie?.page.model")
         assert shown.js("mie.page.talk.messages.length") == 5, "the browser has kept them"
         assert shown.errors == []
+
+
+def test_a_link_waits_for_a_request_that_the_page_does_not_know_yet(
+    browser: Any, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(browser, f"{url}/") as view, opened(browser, f"{url}/chat") as shown:
+        view.until("window.mie?.store.run")
+        shown.until("window.mie?.page.model")
+        monkeypatch.setattr(feed, "TICK_SECONDS", 1.5)
+        settings(shown, max_tokens="4")
+        say(shown, "Hello")
+        request = last(shown)["request"]
+        view.js("request => { location.hash = `#live//request:${request}`; }", request)
+        view.until("mie.store.selected && !mie.store.follows")
+        lane = "mie.store.run.lanes.all.get(mie.store.selected.id).requestId"
+        assert view.js(lane) == request
+        view.js("location.hash = '#live//request:none'")
+        view.until("document.getElementById('notice').textContent.includes('No log has')")
 
 
 def test_keys_edit_and_stop(browser: Any, url: str) -> None:

@@ -50,9 +50,11 @@ def check_runs(shown: Shown, path):
         random=st.randoms(use_true_random=False),
     )
     @settings(max_examples=45)
-    def check(config, arrivals, spare, num_host_blocks, steps_per_record, random, **accidents):
+    def check(
+        config, arrivals, spare, num_host_blocks, window, steps_per_record, random, **accidents
+    ):
         with path.open("w") as file:
-            run = new_run(file, config, arrivals, spare + 1, num_host_blocks)
+            run = new_run(file, config, arrivals, spare + 1, num_host_blocks, window)
             for _ in run.drive(arrivals, **accidents):
                 pass
             run.log.close()

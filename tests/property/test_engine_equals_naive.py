@@ -20,6 +20,7 @@ from mie.config.engine import POLICIES
 from mie.engine.audit.memory import check_memory
 from mie.engine.audit.scheduler import check_scheduler
 from mie.load.engine import load_engine
+from mie.model.layout import grouped
 
 VOCAB, EOS = 40, 3
 NUM_SCENARIOS = 100
@@ -30,13 +31,13 @@ token_ids = st.integers(0, VOCAB - 1)
 
 OFTEN = (
     *("preempted by recompute", "prefix hits", "copies, prefix", "copies, fork", "fork"),
-    *("wait", "evict", "aborts", "launched ahead", "forced"),
+    *("wait", "evict", "aborts", "launched ahead", "forced", "pass"),
 )
 # The drawn examples depend on Python's version, and how often these happen depends on it most.
 LESS_OFTEN = (
     *("preempted by recompute: host pool full", "constrained", "preempted by swap"),
     *("resumed by swap", "constrained by two choices"),
-    *("constrained and preempted", "failed by the constraint"),
+    *("constrained and preempted", "failed by the constraint", "share_window", "evict_window"),
 )
 
 
@@ -209,6 +210,8 @@ def new_engine(model, config, num_host_blocks, backend):
         bytes_per_token = 2 * model.config["num_hidden_layers"] * numbers * 8
         swap_space = num_host_blocks * config["block_size"] * bytes_per_token
         config = {**config, "swap_space": swap_space}
+    # A token of a model with windows takes a block of each group of layers.
+    config = {**config, "num_blocks": config["num_blocks"] * grouped(model.parsed).num_groups}
     settings = EngineConfig(**config)
     dtype = "float64" if backend == "numpy" else "float32"
     engine = load_engine(
@@ -297,7 +300,7 @@ class Run:
                 seen[f"resumed by {fields[4]}"] += 1
             elif kind == "copy":
                 seen[f"copies, {fields[3]}"] += 1
-            elif kind in ("fork", "wait", "evict"):
+            elif kind in ("fork", "wait", "evict", "pass", "share_window", "evict_window"):
                 seen[kind] += 1
         seen["aborts"] += len(self.aborted)
         stats = self.engine.scheduler.manager.stats
@@ -315,7 +318,7 @@ def check_scenario(tiny, backend, scenario):
     model, config = tiny[scenario["model"]], scenario["config"]
     got = Run(new_engine(model, config, scenario["num_host_blocks"], backend), scenario)
     atol = 1e-9 if backend == "numpy" else 1e-4
-    limit = min(config["max_model_len"], config["num_blocks"] * config["block_size"] + 1)
+    limit = min(config["max_model_len"], got.engine.scheduler.manager.capacity + 1)
     seen["scenarios"] += 1
     for index, (prompt, params, _, _) in enumerate(scenario["requests"]):
         was_aborted = index in got.aborted or index in got.failed

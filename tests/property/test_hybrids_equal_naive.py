@@ -32,6 +32,7 @@ def hybrid_scenarios(draw):
     scenario["model"] = draw(st.sampled_from(sorted(HYBRIDS)))
     config = scenario["config"]
     config["async_scheduling"] = False
+    config["preemption_mode"] = draw(st.sampled_from(["swap", "swap", "recompute"]))
     if not config["enable_chunked_prefill"]:
         config |= {"enable_prefix_caching": False, "max_cached_blocks": None}
     num_spare = draw(st.sampled_from([12, 4, 2, 1, 0, -1]))
@@ -67,4 +68,4 @@ def test_hybrids_equal_naive(hybrids, backend):
     seen.clear()
     check_scenarios(hybrids, backend)
     for what in OFTEN:
-        assert seen[what] >= 3, (what, seen)
+        assert seen[what] >= 2, (what, seen)

@@ -57,8 +57,10 @@ class Sequence:
         self.table = self.host = None
         self.lends = False  # Whether its tokens can be copied already.
 
-    def history(self, position):
-        return (self.salt, *self.token_ids[: position + 1])
+    def history(self, position, group=None):
+        """Return what the layers with a window of a group, or the others, keep at a position."""
+        history = (self.salt, *self.token_ids[: position + 1])
+        return history if group is None else (group, *history)
 
 
 def num_common(a, b):
@@ -67,6 +69,9 @@ def num_common(a, b):
 
 
 class Memory(RuleBasedStateMachine):
+    window = None  # of a model that has layers with one, in groups
+    groups = range(0)
+
     @initialize(
         num_slots=st.integers(8, 72),
         block_size=st.integers(1, 4),
@@ -87,10 +92,12 @@ class Memory(RuleBasedStateMachine):
             num_host_blocks=num_host_blocks,
             emit=self.records.append,
         )
-        self.size, self.shares_partial = block_size, caching and partial
-        self.device = [[None] * block_size for _ in range(num_blocks)]
+        self.size, self.shares_partial = block_size, caching and partial and not self.window
+        self.device = [[None] * block_size for _ in range(self.manager.num_blocks)]
         self.host = [[None] * block_size for _ in range(num_host_blocks)]
-        self.rows = [[-1] * 99 for _ in range(MAX_TABLES)]  # The tables as a runner knows them.
+        # The tables as a runner knows them, and those of layers with a window.
+        self.rows = [[-1] * 99 for _ in range(MAX_TABLES)]
+        self.windows = [[None] * 99 for _ in range(MAX_TABLES)]
         self.numbers = count()
         self.running, self.waiting = [], []
         self.begin_step()
@@ -187,6 +194,9 @@ class Memory(RuleBasedStateMachine):
             if not self.manager.grow(table, end):
                 assert self.everything() == before
                 missing = self.manager.blocks_for(end) - len(table.block_ids)
+                if self.window:
+                    num_entries = self.window.num_entries(table.num_tokens, end)
+                    missing += max(0, num_entries - table.claim) * len(self.groups)
                 assert missing + was_shared > self.manager.num_available, (
                     "refused despite free blocks"
                 )
@@ -208,6 +218,8 @@ class Memory(RuleBasedStateMachine):
             assert self.everything() == before
             num_taken = sum(len(s.host.block_ids) for s in self.waiting if s.host)
             needed = self.manager.blocks_for(seq.table.num_tokens)
+            if self.window:
+                needed += (needed - self.window.reach(seq.table.num_tokens)) * len(self.groups)
             assert needed + num_taken > len(self.host), "refused despite free blocks"
             seen["host pool full"] += 1
             return
@@ -237,7 +249,7 @@ class Memory(RuleBasedStateMachine):
         )
         assert self.everything() == before, "looking changes nothing"
         if room is None:
-            needed = manager.blocks_for(len(seq.token_ids))
+            needed = manager.blocks_needed(len(seq.token_ids))
             assert needed + num_spare > manager.num_available, "refused despite free blocks"
             seen["opens refused"] += 1
             return
@@ -253,6 +265,7 @@ class Memory(RuleBasedStateMachine):
             seen["swaps in after a prefix hit"] += bool(room.path)
         elif room.path:
             seen["full hits"] += 1
+            seen["hits beyond a window"] += table.num_passed > 0
         if room.partial:
             self.lent.add(room.partial.block_id)
             seen["partial hits, cached" if room.partial.node else "partial hits, running"] += 1
@@ -274,11 +287,15 @@ class Memory(RuleBasedStateMachine):
         for seq, end in self.work.items():
             self.write(seq, end)
         self.manager.end_step()
-        # As in the scheduler, a sequence's first step since it was opened is no decode.
+        # As in the scheduler, a sequence's first step since it was opened is no decode, and with
+        # windows no step in a prompt is one.
         decodes = [
             seq
             for seq, end in self.work.items()
-            if seq.lends and end == seq.table.num_tokens + 1 and number % 3
+            if seq.lends
+            and end == seq.table.num_tokens + 1
+            and (end == len(seq.token_ids) or not self.window)
+            and number % 3
         ]
         self.manager.advance([seq.table for seq in decodes])
         for seq, end in self.work.items():
@@ -288,6 +305,7 @@ class Memory(RuleBasedStateMachine):
             if end == len(seq.token_ids):
                 seq.token_ids.append(samples >> seq.table.row & 1)
         self.begin_step()
+        self.take_notes()  # of blocks for the next chunk
         self.check_contents()
 
     def break_off(self, num_written, number):
@@ -320,6 +338,8 @@ class Memory(RuleBasedStateMachine):
         for _ in range(1 + number % 2 if complete else 0):
             if len(self.running) == MAX_TABLES:
                 return
+            if self.window and self.manager.num_available < self.manager.blocks_of_twin:
+                return  # as in the scheduler
             seq = complete[pick % len(complete)]
             twin = Sequence(next(self.numbers), list(seq.token_ids), seq.salt, seq.use_cache)
             row = min({*range(MAX_TABLES)} - {other.table.row for other in self.running})
@@ -343,6 +363,13 @@ class Memory(RuleBasedStateMachine):
         block_id = seq.table.block_ids[index]
         return sum(block_id in other.table.block_ids for other in self.running)
 
+    def blocks_of(self, seq, position):
+        """Yield the group of layers and the block of each place where the position is kept."""
+        yield None, seq.table.block_ids[position // self.size]
+        if self.window and position > seq.table.num_tokens - self.window.size:
+            entry = seq.table.entries[position // self.size - seq.table.num_passed]
+            yield from zip(self.groups, entry, strict=True)
+
     def leave(self, seq):
         # Imports come before exports and copies, so they must not take a block that these read. The
         # scheduler admits no sequence in a step that preempted.
@@ -363,13 +390,20 @@ class Memory(RuleBasedStateMachine):
             (manager.num_available, manager.num_cached, manager.num_saved),
             manager.num_slots_empty,
             {name: value for name, value in vars(manager.stats).items() if name != "_window"},
-            [(list(s.table.block_ids), s.table.num_writable, s.lends) for s in self.running],
+            [
+                (s.table.held_ids, s.table.claim, s.table.num_writable, s.lends)
+                for s in self.running
+            ],
             len(self.records),
         )
 
     def take_notes(self):
         """Record which blocks were allocated since the last call."""
-        self.fresh.update(b for record in self.records if record[0] == "alloc" for b in record[3])
+        for kind, *fields in self.records:
+            if kind in ("alloc", "alloc_window"):
+                self.fresh.update(fields[2])
+            seen["passes"] += kind == "pass"
+            seen["evicted entries"] += kind == "evict_window"
         self.records.clear()
 
     def check_match(self, seq, room, num_spare):
@@ -382,6 +416,12 @@ class Memory(RuleBasedStateMachine):
         num_full = 0
         while num_full + size <= limit and tokens[: num_full + size] in paths:
             num_full += size
+        while self.window and not all(
+            paths[tokens[: (index + 1) * size]]
+            for index in range(self.window.reach(num_full), num_full // size)
+        ):
+            num_full -= size
+            seen["hits cut"] += 1
         assert len(room.path) * size == num_full
         if seq.host:
             assert room.num_computed == max(num_full, seq.host.num_tokens)
@@ -406,7 +446,7 @@ class Memory(RuleBasedStateMachine):
         return num_common(lender.token_ids[: lender.table.num_tokens], seq.token_ids)
 
     def cached_paths(self, salt):
-        """Return the token sequences that the paths of the tree spell."""
+        """Return the token sequences that the paths of the tree spell, and their entries."""
         tree = memory_snapshot(self.manager)["tree"]
 
         def spelled(block_id):
@@ -414,7 +454,11 @@ class Memory(RuleBasedStateMachine):
                 return ()
             return (*spelled(tree[block_id]["parent"]), *tree[block_id]["tokens"])
 
-        return {spelled(block_id) for block_id, node in tree.items() if node["salt"] == salt}
+        return {
+            spelled(block_id): node.get("entry")
+            for block_id, node in tree.items()
+            if node["salt"] == salt
+        }
 
     def make(self, moves):
         """Update the tables and move the blocks, as a runner does."""
@@ -424,6 +468,12 @@ class Memory(RuleBasedStateMachine):
         for seq in self.running:
             known = self.rows[seq.table.row][: len(seq.table.block_ids)]
             assert known == seq.table.block_ids, "the runner was not told"
+        for row, index, entry in moves.windows:
+            self.windows[row][index] = entry
+        for seq in self.running:
+            table = seq.table
+            known = self.windows[table.row][table.num_passed :][: len(table.entries)]
+            assert known == table.entries, "the runner was not told of an entry"
         for host_id, block_id in moves.imports:
             self.device[block_id], self.host[host_id] = self.host[host_id], [None] * self.size
         for block_id, host_id in moves.exports:
@@ -437,19 +487,33 @@ class Memory(RuleBasedStateMachine):
     def write(self, seq, end):
         table = seq.table
         for position in range(table.num_tokens, end):
-            assert self.num_holders(seq, position) == 1, "written while shared"
-            block_id = table.block_ids[position // self.size]
-            self.device[block_id][position % self.size] = seq.history(position)
+            for group, block_id in self.blocks_of(seq, position):
+                holders = sum(block_id in other.table.held_ids for other in self.running)
+                assert holders == 1, "written while shared"
+                self.device[block_id][position % self.size] = seq.history(position, group)
 
     def check_contents(self):
         for seq in self.running:
             for position in range(seq.table.num_tokens):
-                block_id = seq.table.block_ids[position // self.size]
-                assert self.device[block_id][position % self.size] == seq.history(position)
+                for group, block_id in self.blocks_of(seq, position):
+                    found = self.device[block_id][position % self.size]
+                    assert found == seq.history(position, group)
         for seq in self.waiting if not self.is_in_step else ():
-            for position in range(seq.host.num_tokens if seq.host else 0):
-                host_id = seq.host.block_ids[position // self.size]
-                assert self.host[host_id][position % self.size] == seq.history(position)
+            self.check_host(seq)
+
+    def check_host(self, seq):
+        if not seq.host:
+            return
+        num_tokens, size = seq.host.num_tokens, self.size
+        num_full = self.manager.blocks_for(num_tokens)
+        full, others = seq.host.block_ids[:num_full], seq.host.block_ids[num_full:]
+        first = self.window.reach(num_tokens) if self.window else 0
+        places = [(None, full[i // size], i) for i in range(num_tokens)]
+        for i in range(max(0, num_tokens - self.window.size + 1) if self.window else 0, num_tokens):
+            at = (i // size - first) * len(self.groups)
+            places += [(group, others[at + group], i) for group in self.groups]
+        for group, host_id, i in places:
+            assert self.host[host_id][i % size] == seq.history(i, group)
 
     @invariant()
     def nothing_is_lost(self):
@@ -457,7 +521,7 @@ class Memory(RuleBasedStateMachine):
             return
         tables = [seq.table for seq in self.running]
         check_memory(self.manager, tables, [seq.host for seq in self.waiting if seq.host])
-        used = {block_id for table in tables for block_id in table.block_ids}
+        used = {block_id for table in tables for block_id in table.held_ids}
         assert self.manager.num_used == len(used)
 
     def teardown(self):

@@ -9,7 +9,7 @@ import marshal
 from collections import Counter
 
 import pytest
-from event_stories import BEAMS, REBUILD, STORY, write_story
+from event_stories import BEAMS, REBUILD, STORY, WINDOWS, write_story
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_cells import Page, cells_of
@@ -110,10 +110,10 @@ def check_follower(segment, text, splits):
 )
 @settings(max_examples=max(60, settings().max_examples))
 def check_run(
-    path, config, arrivals, spare, num_host_blocks, steps_per_record, splits, **accidents
+    path, config, arrivals, spare, num_host_blocks, window, steps_per_record, splits, **accidents
 ):
     with path.open("w") as file:
-        run = new_run(file, config, arrivals, spare, num_host_blocks)
+        run = new_run(file, config, arrivals, spare, num_host_blocks, window)
         for _ in run.drive(arrivals, **accidents):
             pass
         run.add([0], 1, 1, 0, None)  # a record after the last step
@@ -134,7 +134,7 @@ def test_a_page_that_assigns_cells_shows_the_state_of_the_replay(tmp_path, monke
 
 @pytest.mark.parametrize("steps_per_record", [1, 3, 100])
 def test_every_kind_of_record_becomes_cells(tmp_path, steps_per_record):
-    path = write_story(tmp_path / "story.jsonl", [*STORY, BEAMS, REBUILD])
+    path = write_story(tmp_path / "story.jsonl", [*STORY, WINDOWS, BEAMS, REBUILD])
     [segment] = read_log(path)
     check_recording(segment, steps_per_record)
     assert {kind for records in segment.steps for kind, *_ in records} == FIELDS.keys()

@@ -20,6 +20,7 @@ from mie.errors import RequestError
 from mie.events import FIELDS, SUMMARY_FIELDS, EventLog, read_log
 from mie.events.replay import State, at
 from mie.load.engine import new_scheduler
+from mie.memory.window import Window
 from mie.sched.sequence import Beam, Request
 
 MAX_MODEL_LEN, EOS = 24, 1
@@ -70,11 +71,11 @@ def requests(draw):
 class Run:
     """A scheduler and its log. `step` returns the records of one step and the state after it."""
 
-    def __init__(self, config, num_blocks, num_host_blocks, file):
+    def __init__(self, config, num_blocks, num_host_blocks, file, window=None):
         self.config = config
         self.log = EventLog(1 << 20, file)
         swaps = config.preemption_mode == "swap"
-        # Half of the runs have states.
+        # Half of the runs without windows have states.
         num_states = (config.max_num_seqs + num_blocks % 4, 1 if swaps else 0)
         self.scheduler = new_scheduler(
             config,
@@ -82,7 +83,8 @@ class Run:
             MAX_MODEL_LEN,
             self.log,
             num_host_blocks if swaps else 0,
-            num_states if num_blocks % 2 else (0, 0),
+            num_states if num_blocks % 2 and window is None else (0, 0),
+            window,
         )
         self.log.start(lambda: scheduler_snapshot(self.scheduler))
         self.requests = []
@@ -177,20 +179,31 @@ def runs(last_abort, most_aborts):
         "broken": st.sets(st.integers(3, 30), max_size=1),
         "beams": st.dictionaries(st.integers(0, 15), st.integers(1, 3), max_size=6),
         "releases": st.sets(st.integers(3, 30), max_size=4),
+        "window": st.none() | st.tuples(st.integers(1, 6), st.integers(1, 2)),
     }
 
 
-def new_run(file, config, arrivals, spare, num_host_blocks):
+def new_run(file, config, arrivals, spare, num_host_blocks, window):
     """Return a run whose pool is not much larger than its longest prompt."""
     longest = max(len(prompt) for _, prompt, *_ in arrivals)
-    return Run(config, -(-longest // config.block_size) + spare, num_host_blocks, file)
+    num_blocks = -(-longest // config.block_size)
+    if window:
+        size, num_groups = window
+        window = Window(
+            size=size,
+            num_groups=num_groups,
+            block_size=config.block_size,
+            max_chunk=max(3, config.max_num_batched_tokens),
+        )
+        num_blocks = window.blocks_needed(longest)
+    return Run(config, num_blocks + spare, num_host_blocks, file, window)
 
 
 @given(**runs(24, 8))
 @settings(max_examples=max(150, settings().max_examples))
-def check_run(path, config, arrivals, spare, num_host_blocks, **accidents):
+def check_run(path, config, arrivals, spare, num_host_blocks, window, **accidents):
     with path.open("w") as file:
-        run = new_run(file, config, arrivals, spare, num_host_blocks)
+        run = new_run(file, config, arrivals, spare, num_host_blocks, window)
         state, snapshots = State.from_snapshot(scheduler_snapshot(run.scheduler)), []
         for records in run.drive(arrivals, **accidents):
             seen.update(kind for kind, *_ in records)

@@ -91,6 +91,8 @@ def test_scoring_a_given_text(server, offline, max_tokens):
         PATH, prompt=PROMPT, echo=True, logprobs=1, max_tokens=max_tokens, temperature=0
     )
     expected = offline(PROMPT, max_tokens=1, temperature=0, prompt_logprobs=1, logprobs=1)
+    continuation = expected.outputs[0].text if max_tokens else ""
+    assert answer["choices"][0]["text"] == PROMPT + continuation
     logprobs = answer["choices"][0]["logprobs"]
     rows = [*expected.prompt_logprobs, *expected.outputs[0].logprobs]
     ids = [*expected.prompt_token_ids, *expected.outputs[0].token_ids]

@@ -6,7 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from event_stories import BEAMS, EMPTY, REBUILD, STATES, STORY, run_toy, summary, tell, write_story
+from event_stories import (
+    BEAMS,
+    EMPTY,
+    REBUILD,
+    STATES,
+    STORY,
+    WINDOWS,
+    run_toy,
+    summary,
+    tell,
+    write_story,
+)
 from tables import table
 
 from mie.errors import TraceError
@@ -21,7 +32,9 @@ def numbers_of(segment: Segment) -> list[int]:
 
 
 def test_the_story_has_every_kind_and_all_its_fields() -> None:
-    records = [record for records in [*STORY, BEAMS, STATES, REBUILD] for record in records]
+    records = [
+        record for records in [*STORY, WINDOWS, BEAMS, STATES, REBUILD] for record in records
+    ]
     assert {record[0] for record in records} | {"step"} == FIELDS.keys()
     assert all(len(record) == 1 + len(FIELDS[record[0]]) for record in records)
 

@@ -265,7 +265,7 @@ def test_a_swapped_sequence_comes_back_without_computing():
     assert victim.metrics.num_swaps == 1
     assert victim.metrics.num_recomputed_tokens == 0
     assert victim.sequences[0].num_generated == 9
-    assert driver.manager._host_pool.num_free == 4
+    assert driver.manager._host.pool.num_free == 4
 
 
 # Endings.

@@ -19,6 +19,7 @@ from mie.errors import ConfigError
 from mie.load import sizing
 from mie.load.engine import load_engine
 from mie.load.sizing import MemoryPlan, plan_memory, smaller_settings
+from mie.model.layout import grouped
 from mie.ops.backend import Memory
 from mie.ops.numpy_backend import NumpyBackend
 from mie.ops_gpu.chip import device_memory
@@ -246,3 +247,75 @@ def test_a_gpu_that_shares_memory_has_the_hosts_limit(monkeypatch: pytest.Monkey
     for share, available in ((1.0, 5000), (0.9, 4200), (0.1, 0)):
         found = device_memory(cupy(free=1, total=8000, integrated=1), share)
         assert found == Memory(available_bytes=available, is_shared=True)
+
+
+# Layers with windows.
+
+
+def gemma(number: int, size: int, window: int) -> ModelConfig:
+    """Return a tiny Gemma 3 with this many layers, of which every sixth sees all positions."""
+    config = {key: value for key, value in tiny_models.GEMMA3.items() if key != "layer_types"}
+    return ModelConfig.from_hf(
+        config
+        | {"num_hidden_layers": number, "sliding_window": window, "sliding_window_pattern": 6}
+        | {"max_position_embeddings": size}
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "window", "most", "decoding"),
+    [(18, 512, 8559, 6639), (26, 512, 12056, 8984), (34, 1024, 16030, 12190)],
+)
+def test_gemma_3_takes_a_quarter_of_the_whole_cache(
+    number: int, window: int, most: int, decoding: int
+):
+    model, backend = gemma(number, 32768, window), Backend(1 << 40)
+    plan = plan_memory(EngineConfig(max_model_len=32768, max_num_seqs=1), model, backend)
+    assert plan.window is not None
+    whole = backend.kv_cache_bytes(sizing.cache_shape(model, 32768 // 16, 16))
+    assert plan.num_blocks * plan.block_bytes * 4 <= whole
+    assert plan.num_blocks * plan.layout.num_layers == most
+    live = 32768 // 16 + plan.window.num_groups * plan.window.num_decoding
+    assert live * plan.layout.num_layers == decoding
+    assert plan.num_positions == 32768
+    assert f"blocks of 16 tokens in {plan.layout.num_layers} layers" in plan.table()
+
+
+def test_every_layer_has_a_place_of_its_own_in_a_group_of_its_kind():
+    for number in range(2, 40):
+        model = gemma(number, 4096, 64)
+        layout = grouped(model)
+        assert len(set(layout.places)) == model.num_attention_layers
+        assert all(place.number < layout.num_layers for place in layout.places)
+        for place, window in zip(layout.places, model.layer_windows, strict=True):
+            assert layout.window is None or (place.group == 0) == (window is None)
+        lacking = layout.num_layers * layout.num_groups - number
+        assert 0 <= lacking <= number / 6
+        assert {place.group for place in layout.places} == {*range(layout.num_groups)}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_model_len": 64},  # no longer than a window and a chunk
+        {"max_num_batched_tokens": 4096},  # a chunk is as long as the context
+    ],
+)
+def test_groups_are_used_only_where_they_save_memory(settings: dict[str, int]):
+    model = gemma(6, 4096, 64)
+    plan = plan_memory(EngineConfig(**settings), model, Backend(1 << 40))  # type: ignore[arg-type]
+    assert plan.window is None
+    assert plan.layout.num_layers == 6
+    assert plan_memory(EngineConfig(), model, Backend(1 << 40)).window is not None
+
+
+def test_a_model_whose_layers_all_have_a_window_keeps_whole_blocks():
+    model = ModelConfig.from_hf(tiny_models.MISTRAL_WINDOW)
+    config = EngineConfig(max_num_batched_tokens=8)
+    assert plan_memory(config, model, Backend(1 << 40)).layout.is_whole
+
+
+def test_a_pool_without_a_block_for_each_group_is_refused():
+    config = EngineConfig(num_blocks=5, max_num_batched_tokens=8)
+    with pytest.raises(ConfigError, match="raise num_blocks to at least 6"):
+        plan_memory(config, gemma(6, 4096, 64), Backend(1 << 40))

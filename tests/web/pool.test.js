@@ -82,6 +82,8 @@ test("ten chapters pin steps that show what their sentences say", () => {
   assert.equal(CHAPTERS.length, 10);
   const [block] = [run("small-pool").at(1)];
   assert.deepEqual([...block.fill.slice(0, 3)], [8, 3, 0]);
+  const { blocks: table } = run("small-pool").at(named("table").to).seqs.get("0.0");
+  assert.ok(table.some((entry, i) => i && entry !== table[i - 1] + 1), "its blocks are no neighbours");
   assert.equal(events("sharing", "fork").length, 2);
   const shared = run("shared-prompt").at(named("sharing").to);
   const tables = ["3.0", "3.1", "3.2"].map((name) => shared.seqs.get(name).blocks);
@@ -111,10 +113,10 @@ test("a run opens at a step where much happens", () => {
 
 test("a link leads back to the moment that it names", () => {
   for (const selected of [null, { kind: "block", id: 7 }, { kind: "seq", id: "3.1" }, { kind: "seq", id: "3.0", all: true }, { kind: "request", id: "cmpl/a#b" }]) {
-    assert.deepEqual(parsed(link("run 1/ü.jsonl", 39, selected)), { name: "run 1/ü.jsonl", step: 39, selected });
+    assert.deepEqual(parsed(link("run 1/ü.jsonl", 39, selected)), { end: 0, name: "run 1/ü.jsonl", step: 39, selected });
   }
   assert.equal(parsed(""), null);
-  assert.deepEqual(parsed("#run/x/script:alert"), { name: "run", step: null, selected: null });
-  assert.deepEqual(parsed("#live//request:cmpl-1"), { name: "live", step: null, selected: { kind: "request", id: "cmpl-1" } });
+  assert.deepEqual(parsed("#run/x/script:alert"), { end: 0, name: "run", step: null, selected: null });
+  assert.deepEqual(parsed("#live//request:cmpl-1"), { end: 0, name: "live", step: null, selected: { kind: "request", id: "cmpl-1" } });
   assert.deepEqual(parsed("#%E0%A4%A/1"), null);
 });

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from mie.engine.audit.states import check_states, states_snapshot
 from mie.memory.manager import KVCacheManager
 from mie.memory.pool import REGION, BlockPool
 from mie.memory.prefix import Node, PrefixCache, block_of
-from mie.memory.table import BlockTable, HostTable
+from mie.memory.table import BlockTable, Entry, HostTable
+from mie.memory.windowed import WindowedManager
 
 
 def memory_snapshot(manager: KVCacheManager) -> dict[str, Any]:
     """Return the held blocks and the prefix tree as plain data."""
-    pool, prefix = manager._pool, manager._prefix
+    pool, prefix, entries = manager._pool, manager._prefix, _entries_of(manager)
     refcounts = ((block_id, pool.refcount(block_id)) for block_id in range(pool.num_blocks))
     states = {} if manager.states is None else {"states": states_snapshot(manager.states)}
     return {
@@ -33,6 +35,7 @@ def memory_snapshot(manager: KVCacheManager) -> dict[str, Any]:
                 "parent": node.parent.block_id if node.parent else None,
                 "salt": node.salt,
                 "tokens": list(node.tokens),
+                **({"entry": list(entries[node])} if node in entries else {}),
             }
             for node in _blocks(prefix)
         },
@@ -50,11 +53,40 @@ def check_memory(
     tables, host_tables = list(tables), list(host_tables)
     if manager.states is not None:
         check_states(manager.states, _blocks(manager._prefix), tables, host_tables)
-    _check_holders(manager._pool, manager._prefix, tables)
-    _check_host_pool(manager._host_pool, host_tables)
+    _check_holders(manager, tables)
+    _check_host_pool(manager._host.pool, host_tables)
     assert manager.num_cached <= manager._max_cached, "the cache is over its budget"
     assert manager._num_entries == sum(len(table.block_ids) for table in tables)
     assert manager.num_slots_empty == _count_empty_slots(tables, manager.block_size)
+    if isinstance(manager, WindowedManager):
+        _check_windows(manager, tables)
+
+
+def _entries_of(manager: KVCacheManager) -> dict[Node, Entry]:
+    """Return the nodes' blocks of layers with a window."""
+    return manager._entries if isinstance(manager, WindowedManager) else {}
+
+
+def _check_windows(manager: WindowedManager, tables: Sequence[BlockTable]) -> None:
+    """Assert that each table has exactly the entries within reach, and a claim on all to come."""
+    window, nodes = manager.window, set(_blocks(manager._prefix))
+    held = {block_id for table in tables for entry in table.entries for block_id in entry}
+    for table in tables:
+        assert table.num_passed == window.reach(table.num_tokens), "a block was kept or let go"
+        end = table.num_passed + len(table.entries)
+        assert end >= manager.blocks_for(table.num_writable), "a writable slot has no entry"
+        assert end <= len(table.block_ids), "an entry has no tokens"
+        assert table.claim >= len(table.entries), "more entries than claimed"
+    claimed = sum(table.claim for table in tables) * window.num_groups
+    assert manager.num_claimed == claimed - len(held), "the claims are miscounted"
+    assert manager._num_in_tables == sum(len(table.entries) for table in tables) * window.num_groups
+    assert manager.num_available >= 0, "more blocks are claimed than there are"
+    assert manager._entries.keys() <= nodes, "an evicted node has an entry"
+    assert manager._nodes == {entry[0]: node for node, entry in manager._entries.items()}
+    for node, entry in manager._entries.items():
+        assert len(entry) == window.num_groups
+        assert (node in manager._unheld) == held.isdisjoint(entry), "a wrong holder of an entry"
+    assert manager._unheld.keys() <= manager._entries.keys()
 
 
 def walk(prefix: PrefixCache) -> Iterator[Node]:
@@ -83,12 +115,13 @@ def check_pool(pool: BlockPool) -> None:
     assert min(pool._refcounts, default=0) >= 0, "a count is negative"
 
 
-def _check_holders(pool: BlockPool, prefix: PrefixCache, tables: Sequence[BlockTable]) -> None:
+def _check_holders(manager: KVCacheManager, tables: Sequence[BlockTable]) -> None:
     """Assert that every reference count equals the entries in open tables and the prefix cache."""
+    pool, prefix = manager._pool, manager._prefix
     check_pool(pool)
-    held = Counter(block_id for table in tables for block_id in table.block_ids)
+    held = Counter(block_id for table in tables for block_id in table.held_ids)
     nodes = list(_blocks(prefix))
-    cached = Counter(block_of(node) for node in nodes)
+    cached = Counter(chain(map(block_of, nodes), *_entries_of(manager).values()))
     assert all(count == 1 for count in cached.values()), "a block has two places in the tree"
     for block_id in range(pool.num_blocks):
         expected = held[block_id] + cached[block_id]

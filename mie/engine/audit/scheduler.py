@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mie.engine.audit.memory import check_memory, memory_snapshot
+from mie.memory.table import BlockTable
 from mie.sched.scheduler import Scheduler
 from mie.sched.seats import Seats
 
@@ -28,10 +29,18 @@ def scheduler_snapshot(scheduler: Scheduler) -> dict[str, Any]:
                 "blocks": list(seq.table.block_ids) if seq.table else [],
                 "host": list(seq.host.block_ids) if seq.host else None,
                 "n": seq.request.params.n,
+                **_entries_of(seq.table),
             }
             for seq in [*waiting, *running, *scheduler._admission.kept.values()]
         },
     }
+
+
+def _entries_of(table: BlockTable | None) -> dict[str, Any]:
+    """Return the blocks of layers with a window, if there are any."""
+    if table is None or not table.entries:
+        return {}
+    return {"entries": [[*entry] for entry in table.entries], "num_passed": table.num_passed}
 
 
 def check_scheduler(scheduler: Scheduler) -> None:

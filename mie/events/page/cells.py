@@ -129,6 +129,7 @@ IN_CELLS = frozenset(
     {
         *("alloc", "share", "release", "close", "seal", "pin", "unpin", "rank", "step"),
         *("state", "save", "forget", "save_host"),
+        *("alloc_window", "share_window", "pass", "seal_window", "evict_window"),
     }
 )
 """The kinds of records that are left out, because cells and rows show their effect."""

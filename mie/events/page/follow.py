@@ -108,9 +108,9 @@ class Follower:
         known: dict[int, Sequence[int]] = {}
         places: dict[int, Place] = {}
         for block in blocks:
-            node, holder = state.blocks.tree.get(block), self._view.holder(block)
+            node, holder = state.blocks.node_of.get(block), self._view.holder(block)
             if node is not None:
-                known[block] = node.tokens
+                known[block] = state.blocks.tree[node].tokens
             elif holder is not None:
                 seq, index = holder
                 end = min((index + 1) * size, state.sequences[seq].num_computed)

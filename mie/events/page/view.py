@@ -17,7 +17,7 @@ from mie.events.page.cells import (
     seq_cell,
     seq_text,
 )
-from mie.events.replay import NodeState, State
+from mie.events.replay import NodeState, SequenceState, State
 
 
 class Heat:
@@ -127,6 +127,7 @@ class View:
         self.heat = Heat(state)
         self._seqs: dict[Seq, Cells] = {}
         self._tables: dict[Seq, list[int]] = {}
+        self._entries: dict[Seq, list[int]] = {}  # blocks of layers with a window
         self._hosts: dict[Seq, list[int]] = {}
         self._nodes: dict[int, NodeState] = {}
         self._blocks: dict[int, tuple[int, int, int]] = {}
@@ -242,6 +243,7 @@ class View:
         if values is None:
             if self._seqs.pop(seq, None) is not None:
                 found["gone"].append(name)
+            self._drop_entries(seq)
             self._compare_table(seq, [])
             self._hosts.pop(seq, None)
             return
@@ -249,20 +251,23 @@ class View:
         if new != old:
             found["seqs"][name] = {k: v for k, v in new.items() if k not in old or v != old[k]}
             self._seqs[seq] = new
+        self._drop_entries(seq)
         start = self._compare_table(seq, values.blocks)
         if start is not None:
             found["tables"][name] = [start, values.blocks[start:]]
+        if values.entries:
+            self._add_entries(seq, values)
         host = list(values.host or ())
         if host != self._hosts.get(seq, []):
             found["host"][name] = self._hosts[seq] = host
-        self._touch_fills(values.blocks, old.get("num_computed", 0), values.num_computed)
+        self._touch_fills(values, old.get("num_computed", 0))
 
     def _compare_tokens(self, seq: Seq, found: Cells) -> None:
         """Take in a sequence that computed tokens, and did nothing else."""
         values, old = self.state.sequences[seq], self._seqs[seq]
         new = {"num_tokens": values.num_tokens, "num_computed": values.num_computed}
         found["seqs"][seq_text(seq)] = new
-        self._touch_fills(values.blocks, old["num_computed"], values.num_computed)
+        self._touch_fills(values, old["num_computed"])
         old.update(new)
 
     def _compare_table(self, seq: Seq, new: list[int]) -> int | None:
@@ -284,12 +289,34 @@ class View:
         self._changed_blocks.update(old[start:], new[start:])
         return start
 
-    def _touch_fills(self, table: list[int], old: int, new: int) -> None:
-        """Touch the blocks whose slots were filled, or emptied, between two numbers of tokens."""
+    def _drop_entries(self, seq: Seq) -> None:
+        """Forget a sequence's blocks of layers with a window, which may have moved to its table."""
+        old = self._entries.pop(seq, ())
+        for block in old:
+            holders = self._holders[block]
+            del holders[seq]
+            if not holders:
+                del self._holders[block]
+        self._changed_blocks.update(old)
+
+    def _add_entries(self, seq: Seq, values: SequenceState) -> None:
+        new = self._entries[seq] = []
+        for index, entry in enumerate(values.entries, values.num_passed):
+            new += entry
+            for block in entry:
+                self._holders.setdefault(block, {})[seq] = index
+        self._changed_blocks.update(new)
+
+    def _touch_fills(self, values: SequenceState, old: int) -> None:
+        """Touch the blocks whose slots were filled, or emptied, since it had ``old`` tokens."""
+        new = values.num_computed
         if old != new:
             size = self.state.blocks.block_size
             first, last = min(old, new) // size, (max(old, new) - 1) // size
-            self._changed_blocks.update(table[first : last + 1])
+            self._changed_blocks.update(values.blocks[first : last + 1])
+            if values.entries:
+                first, last = max(0, first - values.num_passed), last - values.num_passed
+                self._changed_blocks.update(*values.entries[first : last + 1])
 
     def _compare_node(self, block: int, found: Cells) -> None:
         node = self.state.blocks.tree.get(block)
@@ -316,7 +343,7 @@ class View:
     def _fill(self, block: int) -> int:
         """Return the number of filled slots of one block, as `State.fills` does."""
         size, fill = self.state.blocks.block_size, 0
-        if block in self.state.blocks.tree:
+        if block in self.state.blocks.node_of:
             return size
         for seq, index in self._holders.get(block, {}).items():
             fill = max(fill, self.state.sequences[seq].num_computed - index * size)

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from mie.errors import TraceError
 from mie.events import Record, Segment, Summary, summary_of
 from mie.events.replay.blocks import NodeState
-from mie.events.replay.state import SequenceState, State
+from mie.events.replay.sequence import SequenceState
+from mie.events.replay.state import State
 
 __all__ = ["NodeState", "SequenceState", "State", "at", "walk"]
 

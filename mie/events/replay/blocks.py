@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from mie.errors import TraceError
@@ -16,6 +17,8 @@ class NodeState:
     parent: int | None
     salt: str | None
     tokens: tuple[int, ...]
+    entry: tuple[int, ...] = ()
+    """Its blocks of layers with a window."""
 
 
 class BlockState:
@@ -28,6 +31,8 @@ class BlockState:
         self.tree: dict[int, NodeState] = {}
         self.in_tables: Counter[int] = Counter()
         """Number of table entries of each block."""
+        self.node_of: dict[int, int] = {}
+        """The node of each block that the tree holds, by its own block."""
         self._pins: Counter[int] = Counter()
         self._num_children: Counter[int] = Counter()
         self._touched: set[int] = set()  # blocks that changed since the last check
@@ -38,23 +43,26 @@ class BlockState:
         for block in self.refs:
             require(0 <= block < self.num_blocks, f"there is no block {block}")
         for values in snapshot["sequences"].values():
-            self.in_tables.update(values["blocks"])
+            self.in_tables.update(chain(values["blocks"], *values.get("entries", ())))
         for block, node in snapshot["tree"].items():
-            self.tree[block] = NodeState(**{**node, "tokens": tuple(node["tokens"])})
+            lists = {"tokens": tuple(node["tokens"]), "entry": tuple(node.get("entry", ()))}
+            self.tree[block] = NodeState(**{**node, **lists})
+            self.node_of.update(dict.fromkeys((block, *lists["entry"]), block))
             if node["parent"] is not None:
                 self._num_children[node["parent"]] += 1
         for block, count in self.refs.items():
-            self._pins[block] = count - self.in_tables[block] - (block in self.tree)
-        self._touched.update(self.refs, self.in_tables, self.tree)
+            self._pins[block] = count - self.in_tables[block] - (block in self.node_of)
+        self._touched.update(self.refs, self.in_tables, self.node_of)
         self.check()
 
     def snapshot(self) -> dict[str, Any]:
         """Return the blocks' part of a snapshot."""
-        nodes = self.tree.items()
-        return {
-            "refs": dict(self.refs),
-            "tree": {block: {**vars(node), "tokens": list(node.tokens)} for block, node in nodes},
-        }
+        tree = {}
+        for block, node in self.tree.items():
+            tree[block] = {"parent": node.parent, "salt": node.salt, "tokens": list(node.tokens)}
+            if node.entry:
+                tree[block]["entry"] = list(node.entry)
+        return {"refs": dict(self.refs), "tree": tree}
 
     # Queries.
 
@@ -66,7 +74,7 @@ class BlockState:
     @property
     def num_cached(self) -> int:
         """The number of blocks that only the prefix tree holds."""
-        return len(self.tree.keys() - self.in_tables.keys())
+        return len(self.node_of.keys() - self.in_tables.keys())
 
     @property
     def num_saved(self) -> int:
@@ -103,6 +111,7 @@ class BlockState:
         require(parent is None or parent in self.tree, "its parent is not in the tree")
         require(len(node.tokens) == self.block_size, "only a full block enters the tree")
         self.tree[block] = node
+        self.node_of[block] = block
         if parent is not None:
             self._num_children[parent] += 1
         self._hold(block)
@@ -111,10 +120,32 @@ class BlockState:
         """Remove the block from the tree."""
         require(block in self.tree, "it is not in the tree")
         require(not self._num_children[block], "it is not a leaf")
+        require(not self.tree[block].entry, "it still has blocks of layers with a window")
         node = self.tree.pop(block)
+        del self.node_of[block]
         if node.parent is not None:
             self._num_children[node.parent] -= 1
         self.let_go(block)
+
+    def seal_window(self, block: int, blocks: Iterable[int]) -> None:
+        """Give a node of the tree its blocks of layers with a window."""
+        require(block in self.tree, "it is not in the tree")
+        require(not self.tree[block].entry, "it has such blocks")
+        self.tree[block] = replace(self.tree[block], entry=tuple(blocks))
+        for other in blocks:
+            require(other in self.in_tables, f"block {other} is in no table")
+            require(other not in self.node_of, f"block {other} is already in the tree")
+            self.node_of[other] = block
+            self._hold(other)
+
+    def evict_window(self, block: int, blocks: Iterable[int]) -> None:
+        """Take these blocks from a node of the tree."""
+        require(block in self.tree, "it is not in the tree")
+        require(self.tree[block].entry == tuple(blocks), "it has other blocks")
+        self.tree[block] = replace(self.tree[block], entry=())
+        for other in blocks:
+            del self.node_of[other]
+            self.let_go(other)
 
     def pin(self, block: int) -> None:
         """Hold the block without a table."""
@@ -131,7 +162,7 @@ class BlockState:
     def check(self) -> None:
         """Raise `TraceError` unless every changed block has the expected references."""
         for block in self._touched:
-            expected = self.in_tables[block] + (block in self.tree) + self._pins[block]
+            expected = self.in_tables[block] + (block in self.node_of) + self._pins[block]
             found = self.refs.get(block, 0)
             require(found == expected, f"block {block} has {found} references, not {expected}")
             require(self._pins[block] >= 0, f"block {block} has only {found} references")

@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Any
 
 from mie.errors import TraceError, shown_text
 from mie.events import FIELDS, MAX_FORCED_RUN, Record, Seq, Snapshot, Step, Summary
 from mie.events.replay.blocks import BlockState, require
+from mie.events.replay.sequence import SequenceState, copied
 from mie.events.replay.slots import SlotState
-
-
-@dataclass(kw_only=True, eq=False)
-class SequenceState:
-    """A sequence that is waiting or running."""
-
-    request_id: str
-    rank: int
-    num_prompt: int
-    max_tokens: int | None
-    n: int
-    num_tokens: int
-    num_computed: int = 0
-    row: int | None = None
-    """Its row, or None while it waits or if it has ended and is kept."""
-    blocks: list[int] = field(default_factory=list)
-    host: list[int] | None = None
-    """Host blocks that hold its swapped-out tokens."""
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether it has ended, and holds blocks for those that continue it."""
-        return self.row is None and bool(self.blocks)
 
 
 class State:
@@ -66,7 +43,7 @@ class State:
         self.blocks = BlockState(self.blocks.block_size, self.blocks.num_blocks)
         self.sequences, self.rows = {}, {}
         for seq, values in snapshot["sequences"].items():
-            self.sequences[seq] = SequenceState(**_copied(values))
+            self.sequences[seq] = SequenceState(**copied(values))
             if values["row"] is not None:
                 self.rows[values["row"]] = seq
         self.blocks.load(snapshot)
@@ -82,7 +59,7 @@ class State:
             "num_host_blocks": self.num_host_blocks,
             "waiting": self.waiting,
             "running": self.running,
-            "sequences": {seq: _copied(vars(values)) for seq, values in self.sequences.items()},
+            "sequences": {seq: values.snapshot() for seq, values in self.sequences.items()},
             **self.blocks.snapshot(),
             **({} if self.slots is None else {"states": self.slots.snapshot()}),
         }
@@ -106,9 +83,9 @@ class State:
     def fills(self) -> dict[int, int]:
         """Return the number of filled slots of each block in a table or in the tree."""
         size = self.blocks.block_size
-        fills = dict.fromkeys(self.blocks.tree, size)
+        fills = dict.fromkeys(self.blocks.node_of, size)
         for values in self.sequences.values():
-            for index, block in enumerate(values.blocks):
+            for block, index in values.places:
                 stored = min(max(0, values.num_computed - index * size), size)
                 fills[block] = max(stored, fills.get(block, 0))
         return fills
@@ -132,7 +109,7 @@ class State:
         kind, *values = record
         try:
             require(kind in FIELDS, "unknown event")
-            if kind in ("seal", "evict", "pin", "unpin"):
+            if kind in ("seal", "evict", "seal_window", "evict_window", "pin", "unpin"):
                 getattr(self.blocks, kind)(*values)
             elif kind in ("state", "save", "forget", "save_host"):
                 require(self.slots is not None, "there are no states")
@@ -228,6 +205,8 @@ class State:
                 raise TraceError(f"its table has {len(values.blocks) * size} slots")
             values.num_computed += 1
             values.num_tokens += 1
+            if values.entries:
+                values.check_entries(size)
 
     def _on_force(self, seq: Seq, count: int) -> None:
         require(0 < count <= MAX_FORCED_RUN, f"at most {MAX_FORCED_RUN} tokens are forced at once")
@@ -236,9 +215,10 @@ class State:
     def _on_fork(self, seq: Seq, parent: Seq, row: int) -> None:
         values = self._runner(parent)
         self._check_choice(seq, parent)
-        self.sequences[seq] = SequenceState(**{**vars(values), "row": None, "blocks": []})
+        emptied: dict[str, Any] = {"row": None, "blocks": [], "entries": []}
+        self.sequences[seq] = SequenceState(**{**vars(values), **emptied})
         self._seat(seq, row)
-        self._put(seq, 0, values.blocks)
+        self.sequences[seq].share(values, self.blocks)
 
     def _on_wait(self, seq: Seq, parent: Seq) -> None:
         values = self._sequence(parent)
@@ -267,7 +247,7 @@ class State:
         require(kept.num_computed < values.num_tokens, "there must be a token to compute")
         self._seat(seq, row)
         values.num_computed = kept.num_computed
-        self._put(seq, 0, kept.blocks)
+        values.share(kept, self.blocks)
 
     def _on_finish(self, seq: Seq, reason: str) -> None:
         values = self._sequence(seq)
@@ -278,14 +258,14 @@ class State:
         del self.sequences[seq]
 
     def _on_alloc(self, seq: Seq, index: int, blocks: Iterable[int]) -> None:
-        self._put(seq, index, blocks)
+        self._runner(seq).put(index, blocks, self.blocks)
         for block in blocks:
             require(self.blocks.refs[block] == 1, f"block {block} was in use")
 
     def _on_share(self, seq: Seq, index: int, blocks: Iterable[int]) -> None:
         for block in blocks:
             require(block in self.blocks.refs, f"block {block} has no holder")
-        self._put(seq, index, blocks)
+        self._runner(seq).put(index, blocks, self.blocks)
 
     def _on_release(self, seq: Seq, blocks: Iterable[int]) -> None:
         self._runner(seq)
@@ -295,22 +275,33 @@ class State:
     def _on_close(self, seq: Seq) -> None:
         values = self._sequence(seq)
         require(values.row is not None or values.is_kept, f"{seq} is not running")
-        for block in values.blocks:
-            self.blocks.leave_table(block)
-            self.blocks.let_go(block)
-        values.blocks = []
+        values.close(self.blocks)
         if self.slots is not None:
             self.slots.close(seq)
 
+    def _on_alloc_window(self, seq: Seq, index: int, blocks: Iterable[int]) -> None:
+        self._runner(seq).put_entry(index, blocks, self.blocks)
+        for block in blocks:
+            require(self.blocks.refs[block] == 1, f"block {block} was in use")
+
+    def _on_share_window(self, seq: Seq, index: int, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            require(block in self.blocks.refs, f"block {block} has no holder")
+        self._runner(seq).put_entry(index, blocks, self.blocks)
+
+    def _on_pass(self, seq: Seq, index: int, blocks: Iterable[int]) -> None:
+        passed = self._runner(seq).pass_entries(index, self.blocks)
+        require([*blocks] == passed, "its entries have other blocks")
+
     def _on_copy(self, source: int, target: int, seq: Seq, cause: str) -> None:
-        require(target in self._runner(seq).blocks, "the target is not in its table")
+        require(target in self._runner(seq).held, "the target is not in its table")
         require(source in self.blocks.refs, "the source has no holder")
 
     def _on_export(self, seq: Seq, host: Iterable[int]) -> None:
         values, host = self._runner(seq), list(host)
         taken = {block for other in self.sequences.values() for block in other.host or ()}
         require(values.host is None, "it already has host blocks")
-        require(len(host) <= len(values.blocks), "its table has too few blocks")
+        require(len(host) <= len(values.held), "its table has too few blocks")
         require(len({*host} - taken) == len(host), "a host block is in use")
         is_there = all(0 <= block < self.num_host_blocks for block in host)
         require(is_there, "unknown host block")
@@ -320,7 +311,7 @@ class State:
         values, host, blocks = self._runner(seq), list(host), list(blocks)
         require({*host} <= {*(values.host or ())}, "the host blocks belong to another sequence")
         require(len(host) == len(blocks), "the table cannot hold that many host blocks")
-        require({*blocks} <= {*values.blocks}, "the blocks are not in its table")
+        require({*blocks} <= {*values.held}, "the blocks are not in its table")
         self._leave_host(seq)
 
     def _on_drop(self, seq: Seq) -> None:
@@ -381,19 +372,5 @@ class State:
         require(count > 0, "no token was computed")
         require(values.num_computed <= values.num_tokens, "it has too few tokens")
         require(values.num_computed <= num_slots, f"its table has {num_slots} slots")
-
-    def _put(self, seq: Seq, index: int, blocks: Iterable[int]) -> None:
-        """Replace the entries index, index + 1, … of a table with the blocks."""
-        blocks, table = list(blocks), self._runner(seq).blocks
-        end = index + len(blocks)
-        require(0 <= index <= len(table), f"its table has {len(table)} blocks")
-        for block in table[index:end]:
-            self.blocks.leave_table(block)
-        table[index:end] = blocks
-        for block in blocks:
-            self.blocks.enter_table(block)
-
-
-def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a sequence with its lists copied."""
-    return {name: value[:] if isinstance(value, list) else value for name, value in values.items()}
+        if values.entries:
+            values.check_entries(self.blocks.block_size)

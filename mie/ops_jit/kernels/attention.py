@@ -222,8 +222,8 @@ def attend(fmt: Format) -> Callable[..., None]:
         """Attend from the queries of an item to one KV head.
 
         Arguments: q, keys, values, their scales, out, N, Hq, Hkv, Dh, B, the window or 0,
-        the scale, the kernels that multiply by the format and by float32, the soft cap or 0, and
-        the sinks or 0.
+        the scale, the kernels that multiply by the format and by float32, the soft cap or 0, the
+        sinks or 0, and the group whose tables are read.
         """
         q, _, _, _, _, out, _, heads, kv_heads, dim, _, window = words(args, 12)
         padded, group = (dim + 15) // 16 * 16, heads // kv_heads
@@ -233,7 +233,8 @@ def attend(fmt: Format) -> Callable[..., None]:
         sequence, query, count, part, slot = words(item, 5)
         begin, end = words(word(step, layout.STARTS) + sequence * 8, 2)
         position = word(word(step, layout.LENGTHS), sequence) - (end - begin) + query
-        table = word(step, layout.TABLES) + sequence * word(step, layout.TABLE_WIDTH) * 8
+        table_row = word(args, 17) * word(step, layout.NUM_SEQS) + sequence
+        table = word(step, layout.TABLES) + table_row * word(step, layout.TABLE_WIDTH) * 8
         rows = count * group
         queries, states = scratch, scratch + rows * dim * 4 + 64
         wholes = states + rows * state_bytes

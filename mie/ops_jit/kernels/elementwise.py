@@ -219,12 +219,13 @@ def rope_write(fmt: Format) -> Callable[..., None]:
         """Rotate heads, and write a cache.
 
         Arguments: qkv, the rotations, q, keys, values, their scales, Hq, Hkv, Dh, B, the word with
-        T, N.
+        T, N, the group whose slots are written.
         """
         qkv, table, q, keys, values, key_scales, value_scales = words(args, 7)
-        heads, kv_heads, dim, block_size, rows_word, num_blocks = words(args + 8 * 7, 6)
+        heads, kv_heads, dim, block_size, rows_word, num_blocks, group = words(args + 8 * 7, 7)
         padded = (dim + 15) // 16 * 16
-        positions, slots = word(step, POSITIONS), word(step, SLOTS)
+        positions = word(step, POSITIONS)
+        slots = word(step, SLOTS) + group * word(step, rows_word) * 8
         end = min(word(step, rows_word), (tile + 1) * ROW_TILE)
         for i in range(0, padded, 16):
             store(scratch + 4 * i, everywhere(np.float32(0)))

@@ -8,7 +8,7 @@ export const CHAPTERS = [
     pool: { task: "Step, and watch the slots fill. The last word of a request has been chosen but not computed yet, so it has no slot.", tools: ["step", "add"], numBlocks: 8 },
   },
   {
-    id: "table", title: "A table", run: "shared-prompt", from: 1, to: 5, selected: { kind: "seq", id: "0.0" },
+    id: "table", title: "A table", run: "small-pool", from: 16, to: 22, selected: { kind: "seq", id: "0.0" },
     text: "Each request has a block table, which says where its tokens are: entry 0 names the block of tokens 0 to 7, entry 1 the next one, and so on. The blocks need not be neighbours, so any free block will do, and no room is reserved for an answer that may stay short.",
     pool: { task: "Step until both requests have grown. Their blocks alternate, but each table is in order.", tools: ["step", "add"], start: ["add", "add"], numBlocks: 12 },
   },

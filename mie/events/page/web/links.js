@@ -9,7 +9,7 @@ export function parsed(hash) {
   const [, kind, id, all] = /^(\w+):(.+?)(\*?)$/.exec(selection) ?? [];
   const isNumber = kind === "block" || kind === "tile";
   const selected = !KINDS.has(kind) || (isNumber && !/^\d{1,9}$/.test(id)) ? null : { kind, id: isNumber ? Number(id) : id, ...(all ? { all: true } : {}) };
-  return { name, step: /^\d{1,15}$/.test(step) ? Number(step) : null, selected };
+  return { name, end: 0, step: /^\d{1,15}$/.test(step) ? Number(step) : null, selected };
 }
 
 export function link(name, step, selected) {

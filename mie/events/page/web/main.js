@@ -19,6 +19,7 @@ import { PrefixTree } from "./tree.js";
 
 const LIVE_STEPS = 160; // steps that the timeline of a live run shows at first
 
+const PATIENCE = 8000; // milliseconds that a link waits for its moment, which may be on its way
 const LINK_EVERY = 400; // milliseconds between two changes of the address
 
 const page = { config: null, runs: [], live: null, texts: null, truth: null, wanted: null };
@@ -48,6 +49,8 @@ const nameOfLive = (run) => `live-${run.head.server}`;
 async function follow() {
   page.wanted = parsed(location.hash);
   if (!page.wanted) return;
+  page.wanted.end = performance.now() + PATIENCE;
+  setTimeout(reach, PATIENCE);
   const { name } = page.wanted;
   const value = name.startsWith("live") && page.config ? "live" : name;
   if (![...$("source").options].some((option) => option.value === value)) return miss(`This page has no run ${name}.`);
@@ -68,11 +71,14 @@ function reach() {
   const { selected } = wanted;
   const lane = selected?.kind === "request" ? [...run.lanes.all.values()].find((each) => each.requestId === selected.id) : null;
   const step = lane ? Math.max(lane.born, run.first) : wanted.step;
-  const isThere = selected?.kind === "request" ? lane : step === null || step >= run.first;
-  if (!isThere && run.isLive && (page.live.numFilling || !run.isFilled)) return;
+  const isThere = step === null ? selected?.kind !== "request" : step >= run.first && step <= run.last;
+  if (!isThere && run.isLive && performance.now() < wanted.end) return;
   page.wanted = null;
   if (!isThere) return notice("No log has the moment of this link any more.");
-  if (step !== null) seek(step);
+  if (step !== null) {
+    seek(step);
+    store.follows = false; // also at the newest step: it is this one that was meant
+  }
   change({ selected: lane ? { kind: "seq", id: lane.name } : selected });
 }
 

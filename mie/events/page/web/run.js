@@ -31,7 +31,6 @@ export class Run {
     this.column = Object.fromEntries(head.columns.map((name, i) => [name, i]));
     this.fetchExact = null; // set by a live source
     this.onExact = () => {};
-    this.isFilled = false; // whether a live run has the past that its server could tell
     this.asked = new Map(); // step → the promise of its state
     this.reset([]);
   }

@@ -163,7 +163,6 @@ export class Live {
       run.onExact = () => this.on.change();
     }
     const { run } = this;
-    if (isNew && !record.step) run.isFilled = true;
     const isGap = record.record === "key" && record.step !== run.last;
     run.add(record);
     if (isNew) this.on.run(run);
@@ -176,7 +175,6 @@ export class Live {
     try {
       const answer = await askOf(run, "mie/history", { until: step });
       run.prepend(parse(await answer.text()));
-      run.isFilled = true;
       this.on.change();
     } catch (error) {
       if (error.status !== 404) this.on.trouble(`The past cannot be read: ${error.message}`);

@@ -1,0 +1,118 @@
+"""Check models with windows end to end: the tokens on every backend, and the blocks they take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import naive
+import numpy as np
+import pytest
+from compiled import needs_numba
+from emulated import needs_compiler
+from tiny_models import LLAMA, TinyModel
+
+from mie import EngineConfig, SamplingParams
+from mie.engine.audit.scheduler import check_scheduler
+from mie.load.engine import load_engine
+from mie.memory.windowed import WindowedManager
+
+WINDOW = 5
+MINISTRAL = LLAMA | {
+    "architectures": ["MinistralForCausalLM"],
+    "model_type": "ministral",
+    "num_hidden_layers": 5,
+    "sliding_window": WINDOW,
+    "layer_types": [*["sliding_attention"] * 3, "full_attention", "sliding_attention"],
+}
+SETTINGS = {"block_size": 4, "max_num_batched_tokens": 8, "max_model_len": 96, "max_num_seqs": 4}
+SHARED = [(7 * i) % 33 + 4 for i in range(25)]
+PROMPTS = [SHARED, [*SHARED[:17], 9, 8], [*SHARED, 5, 6, 7, 8, 9], [30, 31, 32], SHARED[3:]]
+
+
+@pytest.fixture(scope="module")
+def ministral(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    return TinyModel(tmp_path_factory.mktemp("ministral"), MINISTRAL)
+
+
+def fill_with_nan(cache: Any) -> None:
+    """Fill a backend's cache, so that a slot that was not written spoils every token."""
+    for plane in getattr(cache, "layers", [getattr(cache, "elements", cache)]):
+        plane[...] = np.nan
+
+
+def answers(model: TinyModel, backend: str, **settings: object) -> tuple[list[list[int]], object]:
+    """Return the greedy tokens of the prompts, each with two choices, and the engine."""
+    config = EngineConfig(**{**SETTINGS, "num_blocks": 36, **settings})  # type: ignore[arg-type]
+    engine = load_engine(model.directory, config, backend=backend, dtype="float32")
+    fill_with_nan(engine._runner._kv_cache)  # type: ignore[attr-defined]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, n=2)
+    tokens: dict[tuple[str, int], list[int]] = {}
+    for round_of in (PROMPTS[:2], PROMPTS[2:]):
+        for prompt in round_of:
+            engine.add_request(prompt, params, str(PROMPTS.index(prompt)))
+        while engine.has_work:
+            for new in engine.step().outputs:
+                tokens.setdefault((new.request_id, new.index), []).extend(new.token_ids)
+            check_scheduler(engine.scheduler)
+    return [tokens[str(i), choice] for i in range(len(PROMPTS)) for choice in (0, 1)], engine
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "numpy",
+        "numpy-plain",
+        pytest.param("jit", marks=needs_numba),
+        pytest.param("cupy-emulated", marks=needs_compiler),
+    ],
+)
+@pytest.mark.parametrize("preemption_mode", ["swap", "recompute"])
+def test_tokens_equal_the_oracles_in_a_small_pool(
+    ministral: TinyModel, backend: str, preemption_mode: str
+):
+    """There are prefix hits, forks, copies, preemptions and swaps, with four groups of layers."""
+    swap = {"swap_space": 1 << 18} if preemption_mode == "swap" else {}
+    tokens, engine = answers(ministral, backend, preemption_mode=preemption_mode, **swap)
+    for i, prompt in enumerate(PROMPTS):
+        expected, _, _ = naive.generate(
+            ministral.config, ministral.weights, prompt,
+            {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True, "n": 2},
+            choice=0, stream=0, eos=[3], limit=96,
+        )  # fmt: skip
+        assert tokens[2 * i] == tokens[2 * i + 1] == expected
+    manager = engine.scheduler.manager
+    assert isinstance(manager, WindowedManager)
+    stats = manager.stats
+    assert stats.num_hit_tokens > 0
+    assert stats.num_copies > 0
+    assert stats.num_evictions > 0
+    assert (stats.num_imported > 0) == (preemption_mode == "swap")
+    assert manager.num_used == 0
+
+
+@pytest.mark.parametrize("backend", ["numpy", pytest.param("jit", marks=needs_numba)])
+def test_a_long_answer_takes_no_more_blocks_than_its_windows_reach(
+    ministral: TinyModel, backend: str
+):
+    """Blocks behind the windows are freed while the answer grows, and its tokens are right."""
+    config = EngineConfig(**SETTINGS, num_blocks=40, enable_prefix_caching=False)  # type: ignore[arg-type]
+    engine = load_engine(ministral.directory, config, backend=backend, dtype="float32")
+    params = SamplingParams(temperature=0, max_tokens=70, ignore_eos=True)
+    engine.add_request(SHARED, params, "0")
+    most, manager = 0, engine.scheduler.manager
+    tokens: list[int] = []
+    while engine.has_work:
+        output = engine.step()
+        tokens += [token for new in output.outputs for token in new.token_ids]
+        most = max(most, manager.num_used)
+        [*running] = engine.scheduler.running
+        for seq in running:
+            assert len(seq.table.entries) <= 5  # ceil((4 + 8 + 3) / 4) + 1
+    assert len(tokens) == 70
+    assert most <= 24 + 4 * 5
+    expected, _, _ = naive.generate(
+        ministral.config, ministral.weights, SHARED,
+        {"max_tokens": 70, "temperature": 0.0, "ignore_eos": True, "n": 1},
+        choice=0, stream=0, eos=[3], limit=96,
+    )  # fmt: skip
+    assert tokens == expected

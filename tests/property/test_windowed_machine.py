@@ -1,0 +1,60 @@
+"""Check WindowedManager with the machine of the memory, whose model has blocks of each group."""
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+from test_memory_machine import Memory, seen
+
+from mie.memory.window import Window
+from mie.memory.windowed import WindowedManager
+
+
+class WindowedMemory(Memory):
+    def new_manager(self, num_blocks, block_size, **options):
+        self.window = Window(
+            size=1 + num_blocks % 6,
+            num_groups=1 + num_blocks // 6 % 3,
+            block_size=block_size,
+            max_chunk=2 + num_blocks // 2 % 4,
+        )
+        self.groups = range(self.window.num_groups)
+        return WindowedManager(2 * num_blocks, block_size, window=self.window, **options)
+
+    def limited(self, table, end):
+        return min(end, table.num_tokens + self.window.max_chunk)
+
+
+COMMON = (
+    *("grows refused", "opens refused", "full hits", "forks", "forks copied", "swaps out"),
+    *("swaps in", "swaps in after a prefix hit", "host pool full", "broken off", "resets"),
+    *("passes", "hits beyond a window", "hits cut", "evicted entries"),
+)
+
+
+@pytest.mark.timeout(0)
+def test_windowed_machine():
+    """Run 3,000 operations, and 50 times as many in `make test-all`."""
+    seen.clear()
+    chosen = settings(max_examples=max(60, settings().max_examples), stateful_step_count=60)
+    run_state_machine_as_test(WindowedMemory, settings=chosen)
+    for what in COMMON:
+        assert seen[what] >= 6, (what, seen)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+def test_a_window_counts_entries_and_capacity(size, block_size):
+    for num_groups, max_chunk in [(1, 2), (2, 3), (3, 5)]:
+        window = Window(
+            size=size, num_groups=num_groups, block_size=block_size, max_chunk=max_chunk
+        )
+        for start in range(40):
+            for end in range(start + 1, start + max_chunk + 1):
+                first = max(0, start - size + 1) // block_size
+                assert window.reach(start) == first
+                num_live = -(-end // block_size) - first
+                assert num_live <= window.longest
+                assert num_live <= window.num_decoding or end > start + 2
+        for num_blocks in range(60):
+            most = window.capacity(num_blocks)
+            assert window.blocks_needed(most) <= num_blocks < window.blocks_needed(most + 1)
