@@ -112,6 +112,7 @@ def load_engine(
         )
         decoder = _load_decoder(weights, model, machine, plan, use_tqdm, kept)
         kv_cache, host_cache = _new_caches(plan, model, machine)
+        states = _new_states(plan, model, machine)
         model_runner = ModelRunner(
             decoder,
             kv_cache,
@@ -121,13 +122,13 @@ def load_engine(
             max_blocks_per_seq=ceil_div(num_positions, config.block_size),
             constraints=constraints,
             max_forced_run=config.max_forced_run,
-            states=_new_states(plan, model, machine),
+            states=states,
             num_groups=plan.layout.num_groups,
         )
     about = {"desc": "compiling kernels", "unit": "kernel"}
     machine.prepare(
         lambda number: _progress_bar(use_tqdm, total=number, **about),
-        partial(decoder.forward, kv_cache=kv_cache),
+        partial(decoder.forward, kv_cache=kv_cache, states=states),
         step_size(config, model, num_positions, plan.layout.num_groups),
     )
     runner: Runner = model_runner

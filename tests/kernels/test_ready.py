@@ -98,3 +98,18 @@ def test_doctor_compiles_the_kernels_of_a_model(
 def load_small(model: str, backend: str) -> None:
     settings = EngineConfig(num_blocks=4, block_size=16, max_num_batched_tokens=4, max_num_seqs=1)
     load_engine(Path(model), settings, backend=backend, dtype="float16")
+
+
+def test_a_model_with_recurrent_layers_is_ready(fake_cupy: FakeCupy):
+    """The steps that run ahead have states, and change none."""
+    config = EngineConfig(num_blocks=40, block_size=16, max_num_batched_tokens=20, max_num_seqs=2)
+    wrap = reading_backend(fake_cupy)
+    model = Path(__file__).parents[1] / "golden" / "models" / "qwen35_delta"
+    settings = {"backend": "cupy", "dtype": "float16", "wrap": wrap, "use_tqdm": False}
+    engine = load_engine(model, config, load_format="dummy", **settings)
+    compiled = list(fake_cupy.nvrtc.compiled)
+    engine.add_request([5, 6, 7], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
+    with fake_cupy.steady():
+        tokens = all_tokens(engine)
+    assert [len(each) for each in tokens.values()] == [5]
+    assert fake_cupy.nvrtc.compiled == compiled

@@ -24,6 +24,12 @@ __device__ __forceinline__ void begin_unit(U& unit, Spans& scales, Spans& offset
   offsets.load(matrix.offsets, matrix, k);
 }
 
+// Four neighbours, which are stored at once.
+template <typename T>
+struct alignas(4 * sizeof(T)) Four {
+  T elements[4];
+};
+
 // Writes a lane's share of a unit, for one half of the outputs.
 template <typename T, typename C, int SPAN, bool OFFSETS>
 __device__ __forceinline__ void write_unit(const Unit<T, C, true>& unit, const PerSpan<SPAN>& scales,
@@ -35,11 +41,19 @@ __device__ __forceinline__ void write_unit(const Unit<T, C, true>& unit, const P
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
       const int first = k + c * CHUNK + place<SPAN>(s, t), span = (2 * c + s) * 16 / SPAN;
+      Four<T> four;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         float value = unit.template value<OFFSETS>(c, s, half, j) * scales.value[span][half];
         if constexpr (OFFSETS) value += offsets.value[span][half];
-        if (first + j < depth) row[first + j] = from_float<T>(value);
+        four.elements[j] = from_float<T>(value);
+      }
+      if (depth % 4 == 0) {
+        if (first < depth) *reinterpret_cast<Four<T>*>(row + first) = four;
+      } else {
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          if (first + j < depth) row[first + j] = four.elements[j];
       }
     }
 }
