@@ -32,7 +32,8 @@ def frozen(array: np.ndarray) -> np.ndarray:
 def test_keys_and_values_are_read_from_the_slots_to_which_they_were_written():
     caches = np.zeros((2, NUM_BLOCKS, 3, NUM_KV_HEADS, HEAD_DIM))
     vectors = normal(1, (2, 4, NUM_KV_HEADS, HEAD_DIM))
-    write_kv(*vectors, *caches, np.array([10, 11, 15, 16]))  # of blocks 3 and 5
+    slots = np.array([10, 11, 15, 16])  # of blocks 3 and 5
+    write_kv(vectors[0], vectors[1], caches[0], caches[1], slots)
     for cache, written in zip(caches, vectors, strict=True):
         np.testing.assert_array_equal(gather_kv(cache, np.array([3, 5]), 1, 5, "float64"), written)
 
