@@ -113,6 +113,22 @@ def attend_with(launcher: Any, shape: Shape) -> None:
         attend(launcher, shape, SEQUENCES, is_deterministic)
 
 
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_tiles_are_copied_while_others_are_multiplied(
+    launcher: EmulatedLauncher, is_deterministic: bool
+):
+    """Only the last tiles of a warp or a block have none behind them."""
+    shape = Shape("float16", 64, 3, 1, 32, None)
+    attend(launcher, shape, [(1, 1500), (60, 300)], is_deterministic)
+    waits = {
+        name.partition("<")[0]: counters["overlapped_waits"] / counters["waits"]
+        for name, counters in launcher.counters.items()
+        if counters["waits"]
+    }
+    assert len(waits) == 2  # a decode and a prefill
+    assert min(waits.values()) > 0.5, waits
+
+
 @pytest.mark.parametrize("shape", SOME_SHAPES)
 def test_tiles_have_no_bank_conflicts_and_fill_whole_sectors(
     launcher: EmulatedLauncher, shape: Shape

@@ -144,7 +144,8 @@ def products() -> None:
     """Run tests of the products in float16 and float32."""
     for mode in ("checked", "any"):  # the first build reports a bug that writes anywhere
         few_rows.test_sums_of_integers_are_exact(mode, "float16", 1100, 33, 35)
-        few_rows.test_sums_of_integers_are_exact(mode, "float16", 600, 200, 3)
+        few_rows.test_sums_of_integers_are_exact(mode, "float16", 1100, 200, 3)
+        few_rows.test_sums_of_integers_are_exact(mode, "float16", 1100, 200, 35)
         few_rows.test_sums_of_integers_are_exact(mode, "float16", 33, 40, 9)
         few_rows.test_normalised_rows_are_multiplied(mode, "float16", 96, 24, 3)
         few_rows.test_gates(mode, "float16", 520, 17, 13)
@@ -232,11 +233,17 @@ def recurrent() -> None:
             of.test_gated_norms("any", "float32", *sizes, gates_first)
 
 
+def overlap(is_deterministic: bool) -> None:
+    """Count the copies that are in flight while a tile is multiplied."""
+    launcher = EmulatedLauncher(check=True, count=True)
+    test_counters.test_tiles_are_copied_while_others_are_multiplied(launcher, is_deterministic)
+
+
 CHECKS: dict[str, Callable[..., None]] = {
     check.__name__: check
     for check in (
         *(streamed, split, many_tiles, prefill, split_prefill, growing_units, write, widen, heads),
-        *(large_element, large_value, hides_no_nan, bank_conflicts, log_probabilities),
+        *(large_element, large_value, hides_no_nan, bank_conflicts, overlap, log_probabilities),
         *(sampler, products, quantised_products, merges, sinks, routing, experts, recurrent),
     )
 }

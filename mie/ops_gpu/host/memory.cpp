@@ -34,11 +34,14 @@ void cp_async_wait(int groups_left) {
   Fiber& fiber = self();
   const int first_left = fiber.open_group - groups_left;
   size_t kept = 0;
+  bool has_arrived = false, is_overlapped = false;  // by copies that read memory
   for (const Copy& copy : fiber.copies) {
     if (copy.group >= first_left) {
+      is_overlapped |= copy.is_valid;
       fiber.copies[kept++] = copy;
       continue;
     }
+    has_arrived |= copy.is_valid;
     if (runtime.launch.is_checked) check_access(copy.shared, COPY_BYTES, Access::WRITE);
     if (copy.is_valid)
       memcpy(copy.shared, copy.global, COPY_BYTES);
@@ -46,6 +49,7 @@ void cp_async_wait(int groups_left) {
       memset(copy.shared, 0, COPY_BYTES);
   }
   fiber.copies.resize(kept);
+  if (runtime.launch.is_counted && has_arrived) count_wait(is_overlapped);
 }
 
 void atomic_access(void* p, unsigned size) {
