@@ -467,7 +467,7 @@ def batch_of(sequences: list[tuple[int, int]], seed: int = 0) -> StepBatch:
 
 
 def put_batch(machine: Machine, batch: StepBatch) -> StepBatch:
-    arrays = {name: array for name, array in vars(batch).items() if array is not None}
+    arrays = {name: array for name, array in vars(batch).items() if isinstance(array, np.ndarray)}
     return replace(batch, **{name: machine.put(array) for name, array in arrays.items()})
 
 
