@@ -129,6 +129,7 @@ They include every kind of record except those of `WINDOWS`, `BEAMS`, `STATES` a
 """
 
 WINDOWS: list[Record] = [
+    ("evict", 2),
     ("add", "g", 6, 0, 5, 1, 1),
     ("admit", G, 1, 5, 0),
     ("alloc", G, 0, (6, 7)),
@@ -148,6 +149,7 @@ WINDOWS: list[Record] = [
     ("close", G),
     ("finish", G, "length"),
     ("evict_window", 6, (2,)),
+    ("evict", 6),
 ]
 """A step after the story, of a model with a group of layers that have a window."""
 

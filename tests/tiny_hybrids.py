@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 from tiny_models import LLAMA, write_model
 
+from mie.checkpoint.config import ModelConfig
+
 LFM2 = LLAMA | {
     "architectures": ["Lfm2ForCausalLM"],
     "model_type": "lfm2",
@@ -140,6 +142,7 @@ class TinyHybrid:
     def __init__(self, directory: Path, config: dict) -> None:
         weights = random_weights(config)
         self.config = config
+        self.parsed = ModelConfig.from_hf(config)
         self.weights = {name: array.astype(np.float64) for name, array in weights.items()}
         renamed = {}
         for name, array in weights.items():

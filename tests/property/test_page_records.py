@@ -137,4 +137,5 @@ def test_every_kind_of_record_becomes_cells(tmp_path, steps_per_record):
     path = write_story(tmp_path / "story.jsonl", [*STORY, WINDOWS, BEAMS, REBUILD])
     [segment] = read_log(path)
     check_recording(segment, steps_per_record)
-    assert {kind for records in segment.steps for kind, *_ in records} == FIELDS.keys()
+    kinds = {kind for records in segment.steps for kind, *_ in records}
+    assert kinds == FIELDS.keys() - {"state", "save", "forget", "save_host"}  # not shown

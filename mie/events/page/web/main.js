@@ -223,7 +223,7 @@ async function showMe() {
 function drawWelcome({ run }) {
   const isFresh = run.isLive && !run.last;
   $("welcome").hidden = !isFresh;
-  if (isFresh && page.config.demo && !$("show-me").disabled) showMe();
+  if (isFresh && page.config?.demo && !$("show-me").disabled) showMe();
 }
 
 // Controls and keys.
