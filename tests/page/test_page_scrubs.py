@@ -47,7 +47,7 @@ def check_runs(shown: Shown, path):
     @given(
         **drawn, steps_per_record=st.sampled_from([3, 1]), random=st.randoms(use_true_random=False)
     )
-    @settings(max_examples=45)
+    @settings(max_examples=120)
     def check(
         config, arrivals, spare, num_host_blocks, window, steps_per_record, random, **accidents
     ):

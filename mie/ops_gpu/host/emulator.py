@@ -49,11 +49,12 @@ COUNTS = (
 )
 """The counts of a kernel's launches, besides "launches", as count.cpp defines them.
 
-Idle blocks wrote no global memory. A wait is that of a thread for copies by cp.async, and overlapped
-if later copies are in flight meanwhile. "cp_async" is its writes to shared memory, and "shared" are the
-other accesses there. A vector that g++ loads in parts counts as parts. Requests are those of warps.
-A pass is a wavefront of shared memory, or a sector of 32 bytes of global memory. "least" is the
-number of passes for the same bytes side by side, so the others are bank conflicts or waste.
+Idle blocks wrote no global memory. A wait is that of a thread for copies by cp.async, and is
+overlapped if later copies are in flight meanwhile. "cp_async" is its writes to shared memory, and
+"shared" are the other accesses there. A vector that g++ loads in parts counts as parts. Requests
+are those of warps. A pass is a wavefront of shared memory, or a sector of 32 bytes of global
+memory. "least" is the number of passes for the same bytes side by side, so the others are bank
+conflicts or waste.
 """
 
 
