@@ -103,13 +103,14 @@ def way_named(parameters: str) -> Way:
     is_small = (codes, span, has_offsets) == ("nibbles", "64", "false") and element != "float"
     tiles = 4 if is_small and rows == 8 else 2  # as many as the registers allow
     itemsize, gap = 4 if element == "float" else 2, 32 if span == "16" else 64
+    is_raised = element == "bf16" and codes != element
     return Way(
         parameters=parameters,
         rows=rows,
         tiles=tiles,
         slice_bytes=rows * (MAX_WARPS * UNIT * itemsize + gap),
         sums_bytes=rows * 4 * MAX_WARPS * TILE * tiles,
-        loops=element != "float" and span != "16" and not (element == "bf16" and tiles == 4),
+        loops=itemsize == 2 and span != "16" and tiles == 2 and not (is_raised and rows == 16),
     )
 
 

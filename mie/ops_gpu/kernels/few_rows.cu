@@ -34,7 +34,7 @@ __device__ __forceinline__ float bias_of(const T* bias, int n) {
 
 // out [R, stride] = x . weight^T + bias, plus what is in `out` if is_added, in its first N columns.
 template <typename T, typename C, int SPAN, bool OFFSETS, int TILES, bool NORM, bool VECTOR>
-__global__ void __launch_bounds__(32 * MAX_WARPS, TILES == 4 ? 1 : 2)
+__global__ void __launch_bounds__(32 * MAX_WARPS, TILES == 4 || sizeof(T) == 4 ? 1 : 2)
 few_rows_linear(const T* __restrict__ x, const T* __restrict__ norm,
                 const uint4* __restrict__ weight, const float* __restrict__ scales,
                 const float* __restrict__ offsets, const T* __restrict__ bias, T* __restrict__ out,
@@ -62,7 +62,7 @@ few_rows_linear(const T* __restrict__ x, const T* __restrict__ norm,
 // out [R, F] = silu(gate) * up, where the matrix [2 F, K] gives gate, then up (activation.cuh). Tiles
 // of gates and of their ups take turns. If the matrix is quantised, F is a multiple of 16.
 template <typename T, typename C, int SPAN, bool OFFSETS, int TILES, bool NORM, bool VECTOR>
-__global__ void __launch_bounds__(32 * MAX_WARPS, TILES == 4 ? 1 : 2)
+__global__ void __launch_bounds__(32 * MAX_WARPS, TILES == 4 || sizeof(T) == 4 ? 1 : 2)
 few_rows_gated(const T* __restrict__ x, const T* __restrict__ norm,
                const uint4* __restrict__ weight, const float* __restrict__ scales,
                const float* __restrict__ offsets, const T* __restrict__ bias, T* __restrict__ out,
@@ -97,7 +97,7 @@ few_rows_gated(const T* __restrict__ x, const T* __restrict__ norm,
 // elements i and i + Dh/2 take turns, and `tiles` of them are a head, of which the last may be
 // empty. If the matrix is quantised, Dh is a multiple of 32.
 template <typename T, typename C, int SPAN, bool OFFSETS, int TILES, bool NORM, bool VECTOR>
-__global__ void __launch_bounds__(32 * MAX_WARPS, TILES == 4 ? 1 : 2)
+__global__ void __launch_bounds__(32 * MAX_WARPS, TILES == 4 || sizeof(T) == 4 ? 1 : 2)
 few_rows_qkv(const T* __restrict__ x, const T* __restrict__ norm, const uint4* __restrict__ weight,
              const float* __restrict__ scales, const float* __restrict__ offsets,
              const T* __restrict__ bias, const T* __restrict__ q_norm,

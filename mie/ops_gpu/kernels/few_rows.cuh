@@ -36,7 +36,7 @@ struct Way {
   static constexpr bool SMALL = IS_SAME<C, nibbles> && SPAN == 64 && !OFFSETS && !FLOAT;
   static constexpr int MT = SMALL && TILES == 1 ? 4 : 2;
   // Whether the registers allow a block to take several sets.
-  static constexpr bool LOOPS = !FLOAT && SPAN > 16 && !(RAISED && MT == 4);
+  static constexpr bool LOOPS = !FLOAT && SPAN > 16 && MT == 2 && !(RAISED && TILES == 2);
   // A row of a slice of x. Eight rows of 16 bytes (of 8, if the steps are apart) share no bank.
   static constexpr int ROW_BYTES = MAX_WARPS * UNIT * sizeof(T) + (SPAN == 16 ? 32 : 64);
   static constexpr int SLICE_BYTES = ROWS * ROW_BYTES;
@@ -73,7 +73,7 @@ __device__ __forceinline__ void measure(const Rows<typename W::T>& rows, float* 
   const int lane = threadIdx.x % 32;
   for (int row = threadIdx.x / 32; row < rows.count; row += blockDim.x / 32) {
     float squares = 0.0f, largest = 0.0f;
-#pragma unroll 8
+#pragma unroll 4
     for (int k = lane * COUNT; k < rows.depth; k += 32 * COUNT) {
       const uint4 raw =
           load16<T, W::VECTOR>(rows.x + (size_t)row * rows.depth, k, rows.depth);
