@@ -277,7 +277,7 @@ class StateSlots:
     # Slots.
 
     def _content(self, slot: int) -> int:
-        """Return the slot that has now what ``slot`` will have after the moves."""
+        """Return the slot whose present state ``slot`` will hold after the moves."""
         return self._copies.get(slot, slot)
 
     def _use(self, node: Node) -> Snapshot:

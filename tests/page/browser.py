@@ -163,7 +163,7 @@ class Shown:
 
 
 def serious(shown: Shown, theme: str) -> list[Any]:
-    """Return what axe finds serious or critical on a page."""
+    """Return the serious and critical findings of axe on a page."""
     if importlib.util.find_spec("axe_playwright_python") is None:
         missing("axe-core is not installed (pip install 'mie[browser]')")
     import axe_playwright_python as package

@@ -293,7 +293,7 @@ class OtherFields(Body):
 
 
 class Queued(Body):
-    """The fields of every request for an answer that say how it waits and what it shares."""
+    """The fields of a request for its place in the queue and its share of the prefix cache."""
 
     cache_salt: Salt | None = None
     priority: Integer64 | None = None
