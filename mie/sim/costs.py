@@ -50,6 +50,26 @@ class StepWork(NamedTuple):
     """Sequences' states that are swapped out or in."""
 
 
+def decode_work(num_seqs: int, num_context: int, window: int | None) -> StepWork:
+    """Return the work of a step in which sequences with ``num_context`` tokens in all decode.
+
+    They are about equally long. Layers with a window see ``window`` positions.
+    """
+    seen = min(num_context, num_seqs * (window or 0))
+    return StepWork(
+        num_tokens=num_seqs,
+        num_sampled=num_seqs,
+        num_pairs=0,
+        num_context=num_context,
+        num_seqs=num_seqs,
+        num_chunks=0,
+        num_copied=0,
+        num_swapped=0,
+        num_window_context=seen,
+        num_states=2 * num_seqs,
+    )
+
+
 def causal_pairs(start: int, end: int) -> int:
     """Count the pairs of tokens start … end - 1 with themselves and all tokens before them."""
     return (end * (end + 1) - start * (start + 1)) // 2

@@ -1,13 +1,15 @@
 """Read the known devices from `catalog.json`, and compute the costs of a model on one.
 
 Bandwidths and FLOP rates are published ones (the CPU's were measured). The fraction of them that is
-reached and the overheads of a step are assumptions that plain engines of this size roughly meet.
+reached and the overheads of a step are calibrated with decode steps where docs/gpu/predictions.md
+has some of the device. Elsewhere they are assumptions that plain engines of this size roughly meet.
 `mie sim calibrate` replaces them with a measurement.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -60,7 +62,7 @@ class Device:
     itemsize: int
     source: str
     """The source of these numbers."""
-    # The following are assumed.
+    # The following are calibrated or assumed.
     bandwidth_percent: int
     gemm_percent: int
     attention_percent: int
@@ -84,17 +86,28 @@ def find_device(name: str) -> Device:
     return DEVICES[name]
 
 
-def costs_on(device: Device, model: ModelConfig, layout: CacheLayout | None = None) -> Costs:
+def costs_on(
+    device: Device,
+    model: ModelConfig,
+    layout: CacheLayout | None = None,
+    *,
+    layer_bits: float | None = None,
+    head_bits: float | None = None,
+) -> Costs:
     """Return the costs of the model's steps on the device.
 
-    A token costs two operations for each weight that it uses, and `_recurrence_flops` for each
-    number of a recurrent state. A pair of tokens costs four for each channel of each query head.
-    Keys and values are read once a step for each sequence, and states are read and written. A block
-    that is copied or swapped has the layers of ``layout``, by default all.
+    A weight of the layers takes ``layer_bits`` and one of the head ``head_bits``, scales included.
+    By default both have the device's itemsize.
+    A token costs two operations for each weight that it uses, and `_recurrence_flops`. A pair of
+    tokens costs four for each channel of each query head. Keys and values are read once a step for
+    each sequence, and states are read and written. A block that is copied or swapped has the layers
+    of ``layout``, by default all.
     """
     head = model.vocab_size * model.hidden_size
     embeddings = 0 if model.tie_word_embeddings else head  # looked up; a tied one is also the head
     layers = num_parameters(model) - embeddings - head
+    layer_bits, head_bits = layer_bits or 8 * device.itemsize, head_bits or 8 * device.itemsize
+    weight_bytes = ceil((layers * layer_bits + head * head_bits) / 8)
     num_windows = model.num_layers - model.layer_windows.count(None)
     num_whole = model.num_attention_layers - num_windows
     layer_bytes = model.kv_bytes_per_token(device.itemsize) // max(1, model.num_attention_layers)
@@ -105,7 +118,7 @@ def costs_on(device: Device, model: ModelConfig, layout: CacheLayout | None = No
     pair_flops = 4 * model.num_heads * model.head_dim
     return Costs(
         step_ps=1000 * (device.step_ns + model.num_layers * device.layer_ns),
-        weights_ps=_ps((layers + head) * device.itemsize, memory),
+        weights_ps=_ps(weight_bytes, memory),
         token_ps=_ps(2 * (layers - _num_unused(model)), gemm)
         + _ps(_recurrence_flops(model), attention),
         logits_ps=_ps(2 * head, gemm),
@@ -119,6 +132,11 @@ def costs_on(device: Device, model: ModelConfig, layout: CacheLayout | None = No
         state_ps=_ps(state_bytes(model), memory),
         state_swap_ps=_ps(state_bytes(model), device.host_bandwidth * 100),
     )
+
+
+def window_of(model: ModelConfig) -> int | None:
+    """Return the positions that layers with a window see, or None if no layer has one."""
+    return max((size for size in model.layer_windows if size is not None), default=None)
 
 
 def state_bytes(model: ModelConfig) -> int:

@@ -14,7 +14,7 @@ from mie.memory.window import Window
 from mie.sched.plan import Chunk, StepPlan
 from mie.sched.result import ChunkResult, StepResult
 from mie.sim.costs import Costs, SimClock, StepWork, causal_pairs, window_pairs
-from mie.sim.devices import Device, costs_on, memory_beside, state_bytes
+from mie.sim.devices import Device, costs_on, memory_beside, state_bytes, window_of
 from mie.sim.driver import Bench
 from mie.sim.workload import text_key, text_token
 
@@ -216,7 +216,7 @@ def simulated_on(
         num_host_blocks=num_host[0],
         num_states=(num_states, num_host[1]),
         window=window,
-        window_size=max((size for size in model.layer_windows if size is not None), default=None),
+        window_size=window_of(model),
         vocab_size=model.vocab_size,
         trace=trace,
     )
