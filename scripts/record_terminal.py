@@ -21,9 +21,7 @@ from subprocess import run
 
 import pyte
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT))
-sys.path.append(str(ROOT / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from check_build import build
 from gguf_files import convert
@@ -31,6 +29,7 @@ from hub_server import HubServer
 
 from mie.checkpoint.locate import BUNDLED_DIRECTORY
 
+ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs/pictures/terminal.svg"
 NAME = "stories/tiny-GGUF"
 COMMANDS = (
