@@ -1,13 +1,15 @@
 """Read the known devices from `catalog.json`, and compute the costs of a model on one.
 
 Bandwidths and FLOP rates are published ones (the CPU's were measured). The fraction of them that is
-reached and the overheads of a step are assumptions that plain engines of this size roughly meet.
+reached and the overheads of a step are calibrated with decode steps where docs/gpu/predictions.md
+has some of the device. Elsewhere they are assumptions that plain engines of this size roughly meet.
 `mie sim calibrate` replaces them with a measurement.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -59,7 +61,7 @@ class Device:
     itemsize: int
     source: str
     """The source of these numbers."""
-    # The following are assumed.
+    # The following are calibrated or assumed.
     bandwidth_percent: int
     gemm_percent: int
     attention_percent: int
@@ -83,16 +85,25 @@ def find_device(name: str) -> Device:
     return DEVICES[name]
 
 
-def costs_on(device: Device, model: ModelConfig) -> Costs:
+def costs_on(
+    device: Device,
+    model: ModelConfig,
+    *,
+    layer_bits: float | None = None,
+    head_bits: float | None = None,
+) -> Costs:
     """Return the costs of the model's steps on the device.
 
-    Attention windows count as full attention.
+    A weight of the layers takes ``layer_bits`` and one of the head ``head_bits``, scales included.
+    By default both have the device's itemsize. Attention windows count as full attention.
     A token costs two operations for each weight of the layers. A pair of tokens costs four for each
     channel of each query head. Keys and values are read once a step for each sequence.
     """
     head = model.vocab_size * model.hidden_size
     embeddings = 0 if model.tie_word_embeddings else head  # looked up; a tied one is also the head
     layers = num_parameters(model) - embeddings - head
+    layer_bits, head_bits = layer_bits or 8 * device.itemsize, head_bits or 8 * device.itemsize
+    weight_bytes = ceil((layers * layer_bits + head * head_bits) / 8)
     kv_bytes = model.kv_bytes_per_token(device.itemsize)
     memory = device.bandwidth * device.bandwidth_percent
     gemm = device.flops * device.gemm_percent
@@ -100,7 +111,7 @@ def costs_on(device: Device, model: ModelConfig) -> Costs:
     pair_flops = 4 * model.num_attention_layers * model.num_heads * model.head_dim
     return Costs(
         step_ps=1000 * (device.step_ns + model.num_layers * device.layer_ns),
-        weights_ps=_ps((layers + head) * device.itemsize, memory),
+        weights_ps=_ps(weight_bytes, memory),
         token_ps=_ps(2 * layers, gemm),
         logits_ps=_ps(2 * head, gemm),
         pair_ps=_ps(pair_flops, attention),

@@ -1,5 +1,10 @@
 """Test the cost model: its formula, the table of devices, and the runner that charges it."""
 
+import math
+import runpy
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from mie.checkpoint.tensors import num_parameters
@@ -14,6 +19,7 @@ from mie.sim.driver import Bench, run_load
 from mie.sim.recorded import recording_of
 from mie.sim.simulated import simulated, simulated_on
 
+SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "doc_tables.py"))
 IDLE = StepWork(0, 0, 0, 0, 0, 0, 0, 0)
 
 
@@ -65,17 +71,37 @@ def test_shapes_have_the_published_parameters(name: str, published: int):
 
 
 def test_costs_of_llama_on_an_h200_by_hand():
-    """The reference uses 16 bits, 80 % of 4.8 TB/s and half of 989 TFLOP/s, in floats."""
+    """The reference uses 16 bits, 87 % of 4.8 TB/s and half of 989 TFLOP/s, in floats."""
     costs = costs_on(DEVICES["h200"], find_shape("Llama-3.1-8B"))
     head = 128_256 * 4096
     layers = 8_030_261_248 - 2 * head
-    assert costs.weights_ps == pytest.approx((layers + head) * 2 / (0.8 * 4.8e12) * 1e12, rel=0.01)
+    assert costs.weights_ps == pytest.approx((layers + head) * 2 / (0.87 * 4.8e12) * 1e12, rel=0.01)
     assert costs.token_ps == pytest.approx(2 * layers / (0.5 * 989e12) * 1e12, rel=0.01)
     assert costs.logits_ps == pytest.approx(2 * head / (0.5 * 989e12) * 1e12, rel=0.01)
-    assert costs.pair_ps == pytest.approx(4 * 32 * 32 * 128 / (0.3 * 989e12) * 1e12, rel=0.01)
-    assert costs.context_ps == pytest.approx(131_072 / (0.8 * 4.8e12) * 1e12, rel=0.01)
+    assert costs.pair_ps == pytest.approx(4 * 32 * 32 * 128 / (0.25 * 989e12) * 1e12, rel=0.01)
+    assert costs.context_ps == pytest.approx(131_072 / (0.87 * 4.8e12) * 1e12, rel=0.01)
     assert costs.swap_ps == pytest.approx(131_072 / 50e9 * 1e12, rel=0.01)
-    assert costs.step_ps == 1000 * (500_000 + 32 * 20_000)
+    assert costs.step_ps == 1000 * (70_000 + 32 * 30_000)
+
+
+def test_quantised_weights_take_their_bits():
+    device, model = DEVICES["h200"], find_shape("Llama-3.1-8B")
+    costs = costs_on(device, model, layer_bits=4.25, head_bits=8.25)
+    head = 128_256 * 4096
+    num_bytes = ((8_030_261_248 - 2 * head) * 4.25 + head * 8.25) / 8
+    assert costs.weights_ps == pytest.approx(num_bytes / (0.87 * 4.8e12) * 1e12, rel=1e-6)
+    assert replace(costs, weights_ps=0) == replace(costs_on(device, model), weights_ps=0)
+
+
+@pytest.mark.parametrize(
+    ("device", "most"), [("h200", 0.03), ("a100", 0.1), ("jetson-orin-nano", 0.17)]
+)
+def test_a_calibrated_device_predicts_the_published_steps(device: str, most: float):
+    """No line of the fit is far off, and their errors cancel."""
+    lines = [each for each in SCRIPT["errors"]() if each[0]["device"] == device]
+    ratios = [ours / theirs for line, ours, theirs in lines if "is_fit" in line]
+    assert max(abs(ratio - 1) for ratio in ratios) < most
+    assert abs(math.log(math.prod(ratios)) / len(ratios)) < 0.03
 
 
 def test_the_cache_has_as_many_blocks_as_fit_beside_the_weights():
