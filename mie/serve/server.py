@@ -61,7 +61,6 @@ class Server:
     def __init__(self, engine: AsyncLLM, config: ServeConfig) -> None:
         check_sockets(config)
         self.app: Starlette = create_app(engine, config)
-        self._engine = engine
         self._config = config
         self._edge: Edge = self.app.state.edge
         self._is_ending: asyncio.Event | None = None
@@ -86,7 +85,7 @@ class Server:
 
     async def _run(self, listener: socket.socket, on_ready: Callable[[str], object]) -> int:
         assert self._is_ending is not None
-        for line in await summary(self._engine):
+        for line in await self._edge.summary():
             self._say(line)
         listen(listener)
         serving = asyncio.ensure_future(self._uvicorn.serve([listener]))
@@ -103,9 +102,9 @@ class Server:
         was_asked = ending.done()
         if was_asked:
             await self._edge.drain()
-        has_failed = not was_asked or self._engine.dead_error is not None
+        has_failed = not was_asked or self._edge.dead_error is not None
         if has_failed:
-            logger.critical("the server ends: %s", self._engine.dead_error or "it did not start")
+            logger.critical("the server ends: %s", self._edge.dead_error or "it did not start")
             await self._edge.flush()
         elif not await self._edge.end_engine():
             logger.critical("the engine hangs in a step: the server ends without it")
@@ -318,19 +317,3 @@ def url_of(listener: socket.socket, config: ServeConfig) -> str:
         return f"unix:{config.uds}"
     host, port = listener.getsockname()[:2]
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{config.root_path}"
-
-
-async def summary(engine: AsyncLLM) -> list[str]:
-    """Return the lines of a start: the model, its cache, and the sampling defaults."""
-    facts, generation = await engine.get_model_config(), engine.generation_config
-    defaults = "sampling defaults: neutral"
-    if generation.sampling:
-        values = ", ".join(f"{name}={value}" for name, value in generation.sampling.items())
-        note = "--generation-config vllm ignores the file"
-        defaults = f"sampling defaults of {generation.source}: {values} ({note})"
-    return [
-        f"{facts.model} · {facts.backend} · {facts.dtype} · context of "
-        f"{facts.max_model_len:,} tokens · {facts.num_blocks:,} blocks of {facts.block_size} "
-        f"tokens · at most {facts.max_num_seqs} sequences at once",
-        defaults,
-    ]
