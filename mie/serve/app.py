@@ -164,6 +164,8 @@ class EngineEdge(Edge):
     health: Health
     serving: Serving
     """The state of the routes, from `start` on."""
+    app: Starlette
+    """The routes, if this is one of several engines of a server."""
 
     def __init__(self, engine: AsyncLLM, config: ServeConfig) -> None:
         name = (config.served_model_name or [engine.model])[0]
@@ -241,6 +243,7 @@ def create_app(engine: AsyncLLM, config: ServeConfig | None = None) -> Starlette
         app.state.serving = await edge.start()
         yield
         await edge.page.close()
+        edge.shell.close()
 
     page = [*edge.shell.routes(), *edge.page.routes()] if edge.config.page else []
     all_routes = [*routes(), *page]

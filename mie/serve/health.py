@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mie.async_llm import AsyncLLM
 from mie.serve.asgi import OPEN_ROUTES, answer, route_of
-from mie.serve.errors import MAX_RETRY_AFTER, unavailable
+from mie.serve.errors import MAX_RETRY_AFTER, ApiError, unavailable
 
 Status = Literal["ok", "draining", "stalled", "dead"]
 
@@ -71,7 +71,7 @@ class Gate:
         if scope["type"] != "http" or scope["method"] != "POST" or route_of(scope) in OPEN_ROUTES:
             return await self._app(scope, receive, send)
         if self._health.is_draining:
-            return await answer(ENDING, scope, receive, send)
+            return await answer(ending(), scope, receive, send)
         self._health.num_requests += 1
         try:
             return await self._app(scope, receive, send)
@@ -79,4 +79,6 @@ class Gate:
             self._health.num_requests -= 1
 
 
-ENDING = unavailable("the server is shutting down", MAX_RETRY_AFTER)
+def ending() -> ApiError:
+    """The 503 of a server that is about to end."""
+    return unavailable("the server is shutting down", MAX_RETRY_AFTER)

@@ -23,6 +23,7 @@ from mie.serve.app import FLUSH_SECONDS, Edge, create_app
 from mie.serve.config import ServeConfig
 from mie.serve.http_protocol import LimitedProtocol
 from mie.serve.keys import Keys
+from mie.serve.router import ModelsEdge, create_router
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +36,10 @@ EXIT_AT_ONCE = 130
 """The exit code after a second signal."""
 
 
-def serve(load: Callable[[], AsyncLLM], config: ServeConfig) -> int:
+def serve(load: Callable[[], AsyncLLM | ModelsEdge], config: ServeConfig) -> int:
     """Load an engine, serve until a signal ends it, and return the exit code: 1 if it died.
+
+    ``load`` may return several models instead, which are loaded on demand.
 
     Call it in the main thread, which takes the signals. The address is taken before the engine is
     loaded, which may take minutes, and connections are accepted afterwards.
@@ -58,9 +61,11 @@ def serve(load: Callable[[], AsyncLLM], config: ServeConfig) -> int:
 class Server:
     """A server in an event loop, which may be that of a test."""
 
-    def __init__(self, engine: AsyncLLM, config: ServeConfig) -> None:
+    def __init__(self, engine: AsyncLLM | ModelsEdge, config: ServeConfig) -> None:
         check_sockets(config)
-        self.app: Starlette = create_app(engine, config)
+        self.app: Starlette = (
+            create_router(engine) if isinstance(engine, ModelsEdge) else create_app(engine, config)
+        )
         self._config = config
         self._edge: Edge = self.app.state.edge
         self._is_ending: asyncio.Event | None = None

@@ -19,12 +19,11 @@ from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, invalid
 from mie.serve.page.access import check_may_see, has_keys, may_read_text
 from mie.serve.page.feed import Feed
-from mie.serve.page.processes import Worker, converted
-from mie.serve.page.shell import DATA_HEADERS
+from mie.serve.page.processes import Worker
+from mie.serve.page.shell import DATA_HEADERS, NDJSON
 from mie.serve.serving import Serving
 from mie.structured.descriptions import library
 
-NDJSON = "application/x-ndjson"
 MAX_BLOCKS_ASKED = 512
 HISTORY_RECORDS = 200
 HISTORY_STEPS = 1000
@@ -39,7 +38,6 @@ class PageRoutes:
         self._engine = engine
         self._config = config
         self._name = name
-        self._uploader = Worker("mie-page-upload")
         self._worker = Worker("mie-page-replay")
 
     def routes(self) -> list[Route]:
@@ -51,13 +49,11 @@ class PageRoutes:
             Route("/mie/state", self._state),
             Route("/mie/text", self._text),
             Route("/mie/why", self._why),
-            Route("/mie/trace", self._trace, methods=["POST"]),
         ]
 
     async def close(self) -> None:
         """End the live streams and the threads."""
         await self.feed.close()
-        self._uploader.close()
         self._worker.close()
 
     async def _tell_config(self, request: Request) -> Response:
@@ -164,19 +160,6 @@ class PageRoutes:
             sentence = "It does not wait: it runs, or has ended."
             return _json({"seq": name, "because": None, "sentence": sentence})
         return _json({"seq": name, **vars(wait), "sentence": wait.sentence})
-
-    async def _trace(self, request: Request) -> Response:
-        check_may_see(request)
-        log = await request.body()
-        if self._uploader.is_busy:
-            raise ApiError(
-                429,
-                "another trace is being opened (try again in a moment)",
-                code="busy",
-                headers={"retry-after": "2"},
-            )
-        records = await self._uploader.call(lambda: converted(log))
-        return Response(records, headers=DATA_HEADERS, media_type=NDJSON)
 
     # Parts of the above.
 

@@ -1,4 +1,4 @@
-"""The routes of the page that need no key, because they show nothing: its files, and logging in."""
+"""The routes of the page that need no engine: its files, logging in, and opening a trace."""
 
 import json
 from functools import cached_property
@@ -15,6 +15,7 @@ from mie.serve.auth import WrongKeys
 from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, invalid
 from mie.serve.page.access import Sessions, check_may_see, cookie_for, has_keys, name_of
+from mie.serve.page.processes import Worker, converted
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
@@ -29,6 +30,7 @@ SHELL_HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-cache",
 }
+NDJSON = "application/x-ndjson"
 DATA_HEADERS = {
     "x-content-type-options": "nosniff",
     "cross-origin-resource-policy": "same-origin",
@@ -42,6 +44,7 @@ class PageShell:
     def __init__(self, config: ServeConfig) -> None:
         self.sessions = Sessions()
         self.wrong_keys = WrongKeys()
+        self._uploader = Worker("mie-page-upload")
         self._config = config
 
     def routes(self) -> list[Route]:
@@ -53,7 +56,12 @@ class PageShell:
             Route("/mie/page/{path:path}", self._asset),
             Route("/mie/login", self._login, methods=["POST"]),
             Route("/mie/logout", self._logout, methods=["POST"]),
+            Route("/mie/trace", self._trace, methods=["POST"]),
         ]
+
+    def close(self) -> None:
+        """End the thread."""
+        self._uploader.close()
 
     @cached_property
     def _assets(self) -> dict[str, Asset]:
@@ -95,6 +103,19 @@ class PageShell:
     def _with_cookie(self, request: Request, value: str) -> Response:
         cookie = cookie_for(value, request.scope, self._config.root_path)
         return Response(status_code=204, headers={**DATA_HEADERS, "set-cookie": cookie})
+
+    async def _trace(self, request: Request) -> Response:
+        check_may_see(request)
+        log = await request.body()
+        if self._uploader.is_busy:
+            raise ApiError(
+                429,
+                "another trace is being opened (try again in a moment)",
+                code="busy",
+                headers={"retry-after": "2"},
+            )
+        records = await self._uploader.call(lambda: converted(log))
+        return Response(records, headers=DATA_HEADERS, media_type=NDJSON)
 
 
 def _file(request: Request, asset: Asset) -> Response:
