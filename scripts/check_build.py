@@ -70,7 +70,7 @@ def problems_of(wheel: Path) -> list[str]:
         for name in names
         if not name.startswith("mie/") and ".dist-info/" not in name
     ]
-    if "pip install mie\n" not in "\n".join(description.splitlines()[:12]):
+    if not re.search(r"^ +pip install '?mie", "\n".join(description.splitlines()[:12]), re.M):
         found.append("the description does not begin with the install command")
     found += [
         f"the description has {match[0]!r}, which leads nowhere on the package index"

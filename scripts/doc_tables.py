@@ -4,6 +4,7 @@
 
 * A table of settings is between ``<!-- settings: SECTION -->`` and ``<!-- end of settings -->``.
   SECTION is one of `mie.config.settings.Setting`.
+* docs/gpu/predictions.md compares predicted with published times, of docs/gpu/published.json.
 * docs/vllm.md says which names of vLLM's offline API run in mie, and why the others do not. The
   names come from docs/vllm.json (vllm_names.py), and the answers from mie itself: its classes, and
   the tables of its refusals.
@@ -28,6 +29,8 @@ from mie.config.engine_args import EngineArgs
 from mie.config.settings import BACKENDS, Setting, settings_of
 from mie.config.vllm_names import NEUTRAL as _ENGINE_ARGS
 from mie.frontend.outputs import Logprob
+from mie.sim.costs import decode_work
+from mie.sim.devices import DEVICES, costs_on, find_shape, window_of
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -49,7 +52,8 @@ _ON_THE_COMMAND_LINE = {
 
 def rewritten(page: str) -> str:
     """Return the page with its tables as declared."""
-    return TABLE.sub(lambda match: f"{match[1]}{table(match[2])}{match[3]}", page)
+    page = TABLE.sub(lambda match: f"{match[1]}{table(match[2])}{match[3]}", page)
+    return PREDICTIONS.sub(lambda match: f"{match[1]}{predictions(match[2])}{match[3]}", page)
 
 
 def table(section: str) -> str:
@@ -81,6 +85,71 @@ def _meaning(name: str, declared: Setting) -> str:
         notes.append("backends: " + ", ".join(declared.backends))
     notes += _ON_THE_COMMAND_LINE.get(name, ())
     return "; ".join(notes).replace("|", "\\|")
+
+
+# Predicted times.
+
+
+PUBLISHED: Mapping[str, Any] = json.loads((DOCS / "gpu/published.json").read_text(encoding="utf-8"))
+PREDICTIONS = re.compile(
+    r"(<!-- predictions: (.+?) -->\n).*?(<!-- end of predictions -->)", re.DOTALL
+)
+SMALL_BITS = (4 + 32 / 128, 8 + 32 / 128)
+"""Bits of a weight of the layers and of the head, in groups of 128 with float32 scales."""
+
+
+def predicted_ms(line: Mapping[str, Any]) -> float:
+    """Return the milliseconds of a decode step. "bits" are those of the layers and of the head."""
+    layer_bits, head_bits = line.get("bits", (None, None))
+    count = line.get("requests", 1)
+    device, shape = DEVICES[line["device"]], find_shape(line["model"])
+    work = decode_work(count, count * line["context"], window_of(shape))
+    return costs_on(device, shape, layer_bits=layer_bits, head_bits=head_bits).step_ns(work) / 1e6
+
+
+def errors() -> Iterator[tuple[Mapping[str, Any], float, float]]:
+    """Yield each line about a step, its predicted and its published milliseconds."""
+    for line in PUBLISHED["steps"]:
+        yield line, predicted_ms(line), line.get("step_ms") or 1000 / line["tokens_per_second"]
+
+
+def predictions(section: str) -> str:
+    """Return a table of predictions.md as Markdown."""
+    rows = {"steps": _steps, "attention": _attention, "predicted": _predicted}[section]()
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _steps() -> Iterator[tuple[str, ...]]:
+    yield "device", "engine", "model", "predicted ms", "published ms", "error", "use", "source"
+    yield ("---",) * 8
+    for line, ours, theirs in errors():
+        times = f"{ours:.2f}", f"{theirs:.2f}", f"{100 * (ours / theirs - 1):+.1f} %"
+        names = line["device"], line["engine"], line["model"]
+        yield *names, *times, _use(line), line["source"]
+
+
+def _attention() -> Iterator[tuple[str, ...]]:
+    yield "kernel", "predicted", "published", "error", "use", "source"
+    yield ("---",) * 6
+    for line in PUBLISHED["attention"]:
+        device, theirs = DEVICES[line["device"]], line["tflops"]
+        ours = device.flops * device.attention_percent / 1e14
+        numbers = f"{ours:.0f}", f"{theirs:g}", f"{100 * (ours / theirs - 1):+.1f} %"
+        yield line["engine"], *numbers, _use(line), line["source"]
+
+
+def _predicted() -> Iterator[tuple[str, ...]]:
+    yield "model", "predicted ms", "predicted tokens/s", "band", "aim"
+    yield ("---",) * 5
+    for line in PUBLISHED["predicted"]:
+        ms = predicted_ms({"bits": SMALL_BITS, "context": 512, **line})
+        fits = [o / t for e, o, t in errors() if "is_fit" in e and e["device"] == line["device"]]
+        low, high = (f"{bound * 1000 / ms:.0f}" for bound in (min(fits), max(fits)))
+        yield line["model"], f"{ms:.2f}", f"{1000 / ms:.1f}", f"{low}–{high}", str(line["aim"])
+
+
+def _use(line: Mapping[str, Any]) -> str:
+    return "fit" if "is_fit" in line else "check"
 
 
 # Names of vLLM.

@@ -82,14 +82,11 @@ def load_engine(
     if wrap is not None:
         machine = wrap(machine)
     if model.recurrent is not None:
-        config = _with_states(config)
+        config = with_states(config)
     elif config.async_scheduling is None:
         config = replace(config, async_scheduling=machine.is_asynchronous)
     plan = fitting_plan(load, machine, backend, dtype, config, model, weights.forms)
-    if 0 < plan.num_states < config.max_num_seqs:
-        text = "max_num_seqs is lowered to %d, the number of slots for states (raise state_memory)"
-        logger.warning(text, plan.num_states)
-        config = replace(config, max_num_seqs=plan.num_states)
+    config = with_seats(config, plan.num_states)
     kept = HALVES.get(dtype) if backend in CPUS else None
     num_positions, num_host_blocks = plan.num_positions, plan.num_host_blocks
     log = EventLog(config.event_log_steps, trace, machine.numerics())
@@ -176,7 +173,7 @@ def widest(weights: Checkpoint) -> str:
     return dtypes.pop() if len(dtypes) == 1 else "float32"
 
 
-def _with_states(config: EngineConfig) -> EngineConfig:
+def with_states(config: EngineConfig) -> EngineConfig:
     """Return the settings of an engine for a model with recurrent layers.
 
     Raises:
@@ -192,6 +189,15 @@ def _with_states(config: EngineConfig) -> EngineConfig:
             "chunks end where a state is kept (set enable_prefix_caching=False, or chunk prompts)"
         )
     return replace(config, async_scheduling=False)
+
+
+def with_seats(config: EngineConfig, num_states: int) -> EngineConfig:
+    """Return the settings with at most as many sequences as there are slots for states, if any."""
+    if not 0 < num_states < config.max_num_seqs:
+        return config
+    text = "max_num_seqs is lowered to %d, the number of slots for states (raise state_memory)"
+    logging.getLogger(__name__).warning(text, num_states)
+    return replace(config, max_num_seqs=num_states)
 
 
 def new_scheduler(

@@ -4,12 +4,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.gpu.end_to_end import PROMPT_LENGTH
+from bench.gpu.end_to_end import PROMPT_LENGTH, WEIGHT_SIZES
 from bench.harness import table
 
 from gpu.run import Run
-from mie.sim.costs import StepWork
-from mie.sim.devices import DEVICES, costs_on, find_shape
+from mie.sim.costs import decode_work
+from mie.sim.devices import DEVICES, costs_on, find_shape, window_of
 
 SIMULATED = {
     "H200": "h200",
@@ -67,12 +67,16 @@ def beside_simulated(values: Mapping[str, Any]) -> list[str]:
         return [f"The simulator has no {name!r}; it has {', '.join(DEVICES)}."]
     rows = []
     for row in found[0].get("end_to_end", []) if found else []:
-        if row["engine"] == "mie":
+        if row["engine"] in ("mie", *WEIGHT_SIZES):
             count, tokens = row["num_requests"], row["num_tokens"]
             context = count * PROMPT_LENGTH + tokens // 2
-            work = StepWork(count, count, 0, context, count, 0, 0, 0)
-            simulated = costs_on(devices[0], find_shape(row["model"])).step_ns(work) / 1e6
-            what, ratio = f"{row['model']}, {count} requests", row["step_ms"] / simulated
+            layer, head = WEIGHT_SIZES.get(row["engine"], (2, 2))
+            shape = find_shape(row["model"])
+            work = decode_work(count, context, window_of(shape))
+            costs = costs_on(devices[0], shape, layer_bits=8 * layer, head_bits=8 * head)
+            simulated = costs.step_ns(work) / 1e6
+            what = f"{row['engine']}, {row['model']}, {count} requests"
+            ratio = row["step_ms"] / simulated
             rows.append((what, f"{row['step_ms']:.3f}", f"{simulated:.3f}", f"{ratio:.2f}"))
     return table(("step", "measured ms", "simulated ms", "measured / simulated"), rows)
 

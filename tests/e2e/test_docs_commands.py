@@ -23,7 +23,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *(page for page in sorted(ROOT.glob("docs/**/*.md")) if page.parent.name != "tutorial"),
 ]
-PROGRAMS = {"mie", "python", ".venv/bin/python", "pip", "make", "curl", "git", "npm", "podman"} | {
+PROGRAMS = {"mie", "python", ".venv/bin/python", "pip", "make", "curl", "git", "npm", "docker"} | {
     "export",
     ".",
     "sudo",
@@ -32,7 +32,7 @@ PROGRAMS = {"mie", "python", ".venv/bin/python", "pip", "make", "curl", "git", "
 }
 
 NOT_RUN = {
-    r"^pip install|^npm |^podman |^sudo ": "needs the network, or a privilege",
+    r"^pip install|^npm |^docker |^sudo ": "needs the network, or a privilege",
     r"Qwen/": "fetches a model",
     r"\./Qwen3|\.gguf|\./4bit|--model MODEL": "needs a model that is not here",
     r"--backend cupy\b(?!-)|--b cupy\b|gpu_check|benchmark\.py gpu": "needs a GPU",

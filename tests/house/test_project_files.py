@@ -6,6 +6,8 @@ from pathlib import Path
 
 import yaml
 
+import mie.cli
+from mie.serve.config import ServeConfig
 from mie.version import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -78,6 +80,28 @@ def test_workflows_run_targets_and_scripts_that_exist() -> None:
     commands = set(json.loads((ROOT / "package.json").read_text())["scripts"])
     assert {"check", "test"} <= commands
     assert {"npm run check", "npm test"} <= set(steps)
+
+
+def test_the_dockerfile_copies_what_the_build_needs_and_starts_the_server() -> None:
+    lines = re.findall(r"^([A-Z]+) (.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    kept = set((ROOT / ".dockerignore").read_text().split())
+    copied = [path for kind, rest in lines if kind == "COPY" for path in rest.split()[:-1]]
+    assert {f"!{path}" for path in copied} == {line for line in kept if line.startswith("!")}
+    project = (ROOT / "pyproject.toml").read_text()
+    assert {*re.findall(r'license-files = \["(\w+)', project), "README.md", "mie"} <= {*copied}
+    assert all((ROOT / path).exists() for path in copied)
+    extras = set(re.findall(r"^(\w+) = \[", project.partition("optional-dependencies]")[2], re.M))
+    pages = "".join(path.read_text() for path in (ROOT / "Dockerfile", ROOT / "docs/serving.md"))
+    named = set(re.findall(r"\bEXTRAS=([\w,]+)", pages))
+    assert {"all", "all,cuda12"} <= named
+    assert {extra for each in named for extra in each.split(",")} <= extras
+    [start] = [json.loads(rest) for kind, rest in lines if kind == "ENTRYPOINT"]
+    [default] = [json.loads(rest) for kind, rest in lines if kind == "CMD"]
+    arguments = mie.cli._parser(words := [*start, *default][1:]).parse_args(words)
+    assert (start[0], arguments.host, arguments.port) == ("mie", "0.0.0.0", None)
+    assert ("EXPOSE", f"{ServeConfig().port}") in lines
+    [user] = re.findall(r"^USER (\d+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert f"--uid {user} " in dict(lines)["RUN"]
 
 
 def test_the_changelog_begins_with_this_version_or_with_what_follows_it() -> None:

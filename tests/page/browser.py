@@ -36,9 +36,9 @@ own numbers are not enough: they also agree with each other before the first of 
 """
 
 
-def missing(reason: str) -> NoReturn:
-    """Skip a test, or let it fail where the browser must be there, as in CI."""
-    if os.environ.get("MIE_NEEDS_BROWSER"):
+def missing(reason: str, needs: str = "MIE_NEEDS_BROWSER") -> NoReturn:
+    """Skip a test, or let it fail where a variable says that the browser is there, as in CI."""
+    if os.environ.get(needs):
         pytest.fail(reason)
     pytest.skip(reason)
 
@@ -82,7 +82,10 @@ class Shown:
     def __init__(self, browser: Any, url: str, **options: Any) -> None:
         options.setdefault("viewport", {"width": 1280, "height": 900})
         options.setdefault("reduced_motion", "reduce")
-        self.page = browser.new_page(**options)
+        # A context, in which other pages are open, has its own options.
+        self.page = (
+            browser.new_page(**options) if hasattr(browser, "contexts") else browser.new_page()
+        )
         self.errors: list[str] = []
         self.page.on("console", self._hear)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))

@@ -80,7 +80,7 @@ def test_measured_steps_are_beside_the_simulators():
     values = {"is_dry_run": False, "state": {"device": "NVIDIA H200"}, "parts": parts}
     [*_, (line)] = beside_simulated(values)
     what, measured, simulated, ratio = line.strip("| ").split(" | ")
-    assert (what, measured) == ("TinyLlama-1.1B, 64 requests", "2.000")
+    assert (what, measured) == ("mie, TinyLlama-1.1B, 64 requests", "2.000")
     assert float(ratio) == pytest.approx(2.0 / float(simulated), abs=0.01)
     [unknown] = beside_simulated({**values, "state": {"device": "GT 710"}})
     assert "The simulator has no 'GT 710'; it has" in unknown

@@ -39,7 +39,7 @@ FAMILY_FORMATS: Mapping[str, FamilyFormats] = {
     "Glm4ForCausalLM": _GLM,
     "Exaone4ForCausalLM": _HERMES,
     "HunYuanDenseV1ForCausalLM": FamilyFormats(calls="hunyuan_a13b", reasoning="qwen3"),
-    "GptOssForCausalLM": FamilyFormats(unread="channels of harmony"),
+    "GptOssForCausalLM": FamilyFormats(calls="openai", reasoning="openai_gptoss"),
     "Lfm2ForCausalLM": FamilyFormats(unread="Python"),
     "Qwen3_5ForCausalLM": FamilyFormats(unread="XML", reasoning="qwen3"),
     "SeedOssForCausalLM": FamilyFormats(unread="XML", reasoning="seed_oss"),

@@ -30,8 +30,8 @@ ENGINES: dict[str, dict[str, Any]] = {
     "transformers": {},
 }
 """Engine names, and settings of mie. transformers runs the requests as one static batch."""
-WEIGHT_SIZES = {"mie int4": (4.5 / 8, 8.5 / 8)}
-"""Bytes of a quantised weight and its share of a 16-bit scale: of the layers, and of the head."""
+WEIGHT_SIZES = {"mie int4": (5 / 8, 9 / 8)}
+"""Bytes of a quantised weight and its share of a float32 scale: of the layers, and of the head."""
 WORKLOADS, DRY_WORKLOADS = ((1, 150), (64, 150)), ((2, 3),)
 """Requests that arrive at once, and the new tokens of each."""
 

@@ -26,6 +26,7 @@ export class Run {
     this.title = "";
     this.numBlocks = head.num_blocks;
     this.numHostBlocks = head.num_host_blocks;
+    this.numSlots = head.num_slots ?? 0; // of recurrent states
     this.blockSize = head.block_size;
     this.isLive = head.source === "live";
     this.column = Object.fromEntries(head.columns.map((name, i) => [name, i]));

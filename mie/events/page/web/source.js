@@ -1,6 +1,7 @@
 // Where records come from: a server, a recorded run, a file, or the page itself.
 
 import { Run } from "./run.js";
+import { KINDS, openStream } from "./stream.js";
 
 /** Fetch from this page's server. Every request says that the page sends it. */
 export async function ask(path, options = {}) {
@@ -73,7 +74,6 @@ export async function unpacked({ title, gzip }) {
   return recorded(parse(await new Response(stream).text()), title);
 }
 
-const KINDS = ["head", "key", "steps", "now", "truth", "alive", "end"];
 const SILENCE = 5000; // milliseconds without news, which come every two seconds at least
 const HIDDEN = 2000; // milliseconds after which a page that nobody sees gives up its connection
 const AGAIN = [1000, 10000]; // milliseconds until the first and the last further try
@@ -81,7 +81,7 @@ const AGAIN = [1000, 10000]; // milliseconds until the first and the last furthe
 /**
  * The live stream of the server. `on` hears of runs, records, truth and trouble.
  *
- * A browser opens six connections to a server, so only a page that can be seen has a stream.
+ * Only a page that can be seen has a stream, and all pages of a browser share one (`hub.js`).
  */
 export class Live {
   constructor(on) {
@@ -91,12 +91,14 @@ export class Live {
     this.connect();
     setInterval(() => this.watch(), SILENCE / 5);
     document.addEventListener("visibilitychange", () => this.look());
+    addEventListener("pagehide", () => this.events.close());
+    addEventListener("pageshow", () => this.look());
   }
 
   connect() {
     clearTimeout(this.timer);
     this.events?.close();
-    this.events = new EventSource("mie/events");
+    this.events = openStream("mie/events");
     this.heard = performance.now();
     for (const kind of KINDS) {
       this.events.addEventListener(kind, (event) => this.take(JSON.parse(event.data)));
