@@ -64,7 +64,7 @@ function json(what, text) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new Error(`${what} is not JSON: ${error.message}`);
+    throw new Error(`${what} is not JSON: ${error.message}`, { cause: error });
   }
 }
 
