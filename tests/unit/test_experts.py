@@ -108,6 +108,31 @@ def test_a_stack_of_another_number_of_experts_is_refused(tmp_path: Path, number:
         LLM(str(tmp_path), skip_tokenizer_init=True, backend="numpy")
 
 
+def test_stacks_of_joined_matrices_are_the_matrices_of_each_expert(tmp_path: Path) -> None:
+    source = GOLDEN / "qwen35_experts"
+    tensors, greedy = load_file(source / "model.safetensors"), []
+    for layer in range(2):
+        prefix = f"model.layers.{layer}.mlp.experts."
+        own = [
+            [tensors.pop(f"{prefix}{expert}.{part}_proj.weight") for part in ("gate", "up", "down")]
+            for expert in range(5)
+        ]
+        joined = [np.concatenate([gate, up]) for gate, up, _ in own]
+        tensors[prefix + "gate_up_proj"] = np.stack(joined)
+        tensors[prefix + "down_proj"] = np.stack([down for _, _, down in own])
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
+    for directory in (source, tmp_path):
+        llm = LLM(str(directory), skip_tokenizer_init=True, backend="numpy", num_blocks=8)
+        params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+        greedy.append(llm.generate([[1, 2, 3]], params, use_tqdm=False)[0].outputs[0].token_ids)
+    assert greedy[0] == greedy[1]
+    tensors[prefix + "gate_up_proj"] = tensors[prefix + "gate_up_proj"][:, :-2].copy()
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"experts\.0\.gate_proj\.weight"):
+        LLM(str(tmp_path), skip_tokenizer_init=True, backend="numpy")
+
+
 def test_routers_are_not_rounded() -> None:
     forms = rounded_forms(ModelConfig.from_hf(QWEN3_MOE), "int4")
     assert not [name for name in forms if name.endswith("mlp.gate.weight")]
