@@ -100,8 +100,8 @@ class ModelConfig:
         """
         path, overrides = Path(directory), overrides or {}
         if path.is_file():
-            config = cls.from_hf({**hf_config(read_gguf(path)), **overrides}, source=str(path))
-            return replace(config, names=split_names(config.names))
+            found = cls.from_hf({**hf_config(read_gguf(path)), **overrides}, source=str(path))
+            return replace(found, names=split_names(found.names))
         path = path / "config.json"
         if not path.parent.is_dir():
             raise ModelError(f"model directory {directory} does not exist, or is not a directory")
