@@ -106,6 +106,12 @@ def _loaded(asked: Asked[Any], writer: "type[LineWriter]") -> Response:
     return json_response(line, asked.headers)
 
 
+def unloaded(model: str, path: str) -> Response:
+    """Answer a request of ``/api/chat`` or ``/api/generate`` with which a model is unloaded."""
+    writer = ChatLines if path == "/api/chat" else GenerateLines
+    return json_response(_line(model, writer.said(), done=True, done_reason="unload"))
+
+
 # The request in the words of chats.
 
 

@@ -43,6 +43,7 @@ FAMILY_FORMATS: Mapping[str, FamilyFormats] = {
     "GptOssForCausalLM": FamilyFormats(calls="openai", reasoning="openai_gptoss"),
     "Lfm2ForCausalLM": FamilyFormats(unread="Python"),
     "Qwen3_5ForCausalLM": FamilyFormats(unread="XML", reasoning="qwen3"),
+    "Qwen3_5MoeForCausalLM": FamilyFormats(unread="XML", reasoning="qwen3"),
     "SeedOssForCausalLM": FamilyFormats(unread="XML", reasoning="seed_oss"),
 }
 """The formats by the name in ``architectures``.
