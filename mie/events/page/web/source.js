@@ -4,7 +4,7 @@ import { Run } from "./run.js";
 import { KINDS, openStream } from "./stream.js";
 
 /** The model that the page's address names, of several behind one server. */
-export const chosen = new URLSearchParams(location.search).get("model");
+export const chosen = new URLSearchParams(globalThis.location?.search).get("model");
 
 /** Return a path about a model. */
 export const about = (path, model = chosen) => model ? `${path}${path.includes("?") ? "&" : "?"}${new URLSearchParams({ model })}` : path;
