@@ -23,7 +23,7 @@ DIGESTS = {
     "pressure": "a2c9e01565dedd48",
     "chunking": "990daab1f8aaa990",
     "policies": "75fc253aacf3a660",
-    "snapshots": "0",
+    "snapshots": "493f48f4fdc77cb2",
 }
 """The simulated chapters at the small scale.
 
