@@ -29,8 +29,8 @@ from mie.config.engine_args import EngineArgs
 from mie.config.settings import BACKENDS, Setting, settings_of
 from mie.config.vllm_names import NEUTRAL as _ENGINE_ARGS
 from mie.frontend.outputs import Logprob
-from mie.sim.costs import StepWork
-from mie.sim.devices import DEVICES, costs_on, find_shape
+from mie.sim.costs import decode_work
+from mie.sim.devices import DEVICES, costs_on, find_shape, window_of
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -102,8 +102,8 @@ def predicted_ms(line: Mapping[str, Any]) -> float:
     """Return the milliseconds of a decode step. "bits" are those of the layers and of the head."""
     layer_bits, head_bits = line.get("bits", (None, None))
     count = line.get("requests", 1)
-    work = StepWork(count, count, 0, count * line["context"], count, 0, 0, 0)
     device, shape = DEVICES[line["device"]], find_shape(line["model"])
+    work = decode_work(count, count * line["context"], window_of(shape))
     return costs_on(device, shape, layer_bits=layer_bits, head_bits=head_bits).step_ns(work) / 1e6
 
 

@@ -222,20 +222,22 @@ def summary(step: int, **numbers: float) -> dict[str, Any]:
     return {**dict.fromkeys(SUMMARY_FIELDS, 0), **times, **numbers, "step": step}
 
 
-def tell(log: EventLog, story: list[list[Record]] = STORY) -> None:
-    """Emit a story to a log that has not been started."""
-    log.start(lambda: EMPTY)
+def tell(log: EventLog, story: list[list[Record]] = STORY, empty: dict[str, Any] = EMPTY) -> None:
+    """Emit a story to a log that has not been started. It begins after the snapshot ``empty``."""
+    log.start(lambda: empty)
     for step, records in enumerate(story, 1):
         for record in records:
             log.emit(record)
         log.end_step(summary(step, num_decode_tokens=step, num_blocks_used=4, num_blocks_saved=1))
 
 
-def write_story(path: Path, story: list[list[Record]] = STORY) -> Path:
+def write_story(
+    path: Path, story: list[list[Record]] = STORY, empty: dict[str, Any] = EMPTY
+) -> Path:
     """Return a story as a file."""
     with path.open("w") as file:
         log = EventLog(0, file)
-        tell(log, story)
+        tell(log, story, empty)
         log.close()
     return path
 

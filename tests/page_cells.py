@@ -21,6 +21,7 @@ class Page:
         self.host: dict[str, list[int]] = {}
         self.tree: dict[str, dict[str, Any]] = {}
         self.heat: dict[str, list[int | None]] = {}
+        self.slots: dict[str, str | int | None] = {}
 
     def take(self, record: dict[str, Any]) -> None:
         """Assign the cells of a record."""
@@ -49,6 +50,7 @@ class Page:
         self.host.update(cells.get("host", {}))
         self.tree.update(cells.get("tree", {}))
         self.heat.update(cells.get("heat", {}))
+        self.slots.update(cells.get("slots", {}))
 
     def cells(self) -> dict[str, Any]:
         """Return the state as `all_cells` does, but as a page finds it: without empty cells."""
@@ -58,6 +60,7 @@ class Page:
             "tables": {seq: blocks for seq, blocks in self.tables.items() if blocks},
             "host": {seq: blocks for seq, blocks in self.host.items() if blocks},
             "tree": self.tree,
+            "slots": {slot: owner for slot, owner in self.slots.items() if owner is not None},
         }
 
 

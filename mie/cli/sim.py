@@ -123,13 +123,24 @@ def _run_predict(args: argparse.Namespace) -> int:
 
     costs, _ = read_costs(Path(args.costs))
     recording = recording_of(read_log(args.trace), Path(args.trace).name)
+    if recording.has_windows:
+        raise ConfigError(
+            f"{args.trace} is a run of a model that frees blocks behind a window; its blocks cannot"
+            " be simulated without the model's shape (use mie bench with --device, --model-shape"
+            " and the workload of mie sim extract)"
+        )
     sizes: dict[str, Any] = {"block_size": recording.block_size}
     if args.kv_cache_memory_bytes is None:
         # A pool with room for all tokens is enough. The file may claim any larger number.
         sizes["num_blocks"] = min(recording.num_blocks, recording.num_blocks_of_all)
     config = simulated_config(args, **sizes)
     num_host_blocks = min(recording.num_host_blocks, recording.num_blocks_of_all)
-    bench = simulated(costs, config, num_host_blocks=num_host_blocks)
+    num_slots, num_host_slots = (
+        min(count, recording.num_blocks_of_all) for count in recording.num_states
+    )
+    bench = simulated(
+        costs, config, num_host_blocks=num_host_blocks, num_states=(num_slots, num_host_slots)
+    )
     result = run_load(bench, recording.workload)
     predicted = summarize(result.records, result.duration_ns)
     measured = summarize(recording.records, recording.duration_ns)

@@ -67,6 +67,8 @@ def render_blocks(state: State) -> str:
     lines = [f"After step {state.step}: {count(blocks, 'block')} of {count(size, 'slot')}", ""]
     lines += _grid(*_cells(state, labels), blocks)
     lines += ["", *_LEGEND, "", *_queues(state, labels), "", *_numbers(state)]
+    if state.slots is not None:
+        lines += ["", *_states(state, state.slots, labels)]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -107,7 +109,7 @@ def _owners(state: State, labels: dict[Seq, str]) -> dict[int, str]:
     }
 
 
-def _grid(held: dict[int, str], free: str, num_blocks: int) -> Iterator[str]:
+def _grid(held: dict[int, str], free: str, num_blocks: int, noun: str = "block") -> Iterator[str]:
     """Yield rows of cells, each after the number of its first block. Equal rows are merged."""
     margin = len(str(num_blocks)) + 2
     num_fitting = (WIDTH + 1 - margin) // (len(free) + 1)
@@ -119,7 +121,7 @@ def _grid(held: dict[int, str], free: str, num_blocks: int) -> Iterator[str]:
         yield f"{start:>{margin - 2}}  {' '.join(cells)}"
         num_more = sum(number for _, _, number in like) - len(cells)
         if num_more:
-            yield f"{'':>{margin}}… and {count(num_more, 'block')} like these"
+            yield f"{'':>{margin}}… and {count(num_more, noun)} like these"
 
 
 Row = tuple[int, list[str], int]
@@ -185,17 +187,27 @@ def _numbers(state: State) -> Iterator[str]:
     )
     waste = percent(num_empty, num_slots)
     yield f"{num_empty:,} of {count(num_slots, 'slot')} in used blocks empty ({waste})"
-    if state.slots is not None:
-        yield from _states(state.slots)
 
 
-def _states(slots: SlotState) -> Iterator[str]:
-    num_running, saved = len(slots.running), sorted(slots.saved)
-    num_free = slots.num_slots - num_running - len(saved)
+def _states(state: State, slots: SlotState, labels: dict[Seq, str]) -> Iterator[str]:
+    """Yield the map of the slots of states, and their numbers."""
+    parts = {
+        slot: (f"{CACHED}{owner}", state.blocks.num_tokens(owner))
+        if isinstance(owner, int)
+        else (labels[owner], state.sequences[owner].num_computed)
+        for slot, owner in sorted(slots.owners().items())
+    }
+    width = max([len(owner) for owner, _ in parts.values()] or [1])
+    digits = max([len(f"{num_tokens}") for _, num_tokens in parts.values()] or [1])
+    cells = {
+        slot: f"{owner:<{width}} {num_tokens:>{digits}}"
+        for slot, (owner, num_tokens) in parts.items()
+    }
+    yield from _grid(cells, FREE.ljust(width + 1 + digits), slots.num_slots, "slot")
+    num_running, num_saved = len(slots.running), len(slots.saved)
+    yield ""
     yield (
         f"{count(slots.num_slots, 'slot')} of states: {num_running:,} running,"
-        f" {count(len(saved), 'snapshot')}, {num_free:,} free"
+        f" {count(num_saved, 'snapshot')}, {slots.num_slots - len(parts):,} free"
     )
-    if saved:
-        head = "snapshots after blocks "
-        yield head + _in_width(saved, WIDTH - len(head))
+    yield f"A: a sequence's state; {CACHED}5: the snapshot at block 5; then, the tokens in it"

@@ -11,11 +11,15 @@ from typing import Any, TextIO
 from mie.cli.trace_blocks import new_sequences, title, title_of
 from mie.events import Record, Segment, Seq, Summary
 from mie.events.replay import State, walk
+from mie.events.replay.slots import SlotState
 
 Event = dict[str, Any]
 
-ENGINE, REQUESTS = 1, 2
-"""The processes of the trace: one for steps and counters, one with a track per sequence."""
+ENGINE, REQUESTS, SLOTS = 1, 2, 3
+"""The processes of the trace.
+
+They are for steps and counters, for a track per sequence, and for a track per slot of states.
+"""
 
 STEPS = 1
 """The track of the steps."""
@@ -59,6 +63,8 @@ class _Timeline:
     def __init__(self) -> None:
         self._spans: dict[Seq, _Span] = {}
         self._tracks: dict[Seq, int] = {}
+        self._slots: dict[int, _Span] = {}
+        self._named_slots: set[int] = set()
         self._summary: Summary | None = None
         self._step = 0  # Abandoned steps leave no gap.
         self._start = self._end = 0  # of the current step
@@ -77,8 +83,12 @@ class _Timeline:
             for seq, request_id, n in new_sequences(record, state):
                 yield from self._new_track(seq, request_id, n)
             yield from self._of(record, state)
+            if state.slots is not None:
+                yield from self._of_slots(record, state, state.slots)
         for seq in list(self._spans):
             yield from self._end_span(seq, self._end)
+        for slot in list(self._slots):
+            yield from self._end_slot(slot, self._end)
 
     def _begin_step(self, summary: Summary | None) -> None:
         self._summary, self._has_run = summary, False
@@ -95,6 +105,40 @@ class _Timeline:
             yield from self._new_track(seq, values.request_id, values.n)
             if values.row is None and not values.is_kept:
                 self._spans[seq] = _Span(name="waiting", start=self._start)
+        for slot, owner in state.slots.owners().items() if state.slots else ():
+            yield from self._begin_slot(slot, owner, state)
+
+    def _of_slots(self, record: Record, state: State, slots: SlotState) -> Iterator[Event]:
+        """Yield events for slots of states, given the state before the record."""
+        match record:
+            case ("state", owner, slot) | ("save", owner, slot):
+                yield from self._begin_slot(slot, owner, state)
+            case ("close", seq) if seq in slots.running:
+                yield from self._end_slot(slots.running[seq], self._now)
+            case ("forget", block):
+                yield from self._end_slot(slots.saved.get(block), self._now)
+            case ("rebuild", _):
+                for slot in list(self._slots):
+                    yield from self._end_slot(slot, self._start)
+
+    def _begin_slot(self, slot: int, owner: Seq | int, state: State) -> Iterator[Event]:
+        if slot not in self._named_slots:
+            if not self._named_slots:
+                yield _meta("process_name", SLOTS, name="slots of states")
+            self._named_slots.add(slot)
+            yield _meta("thread_name", SLOTS, slot + 1, name=f"slot {slot}")
+        if isinstance(owner, int):
+            num_tokens = state.blocks.num_tokens(owner)
+            span = _Span(name=f"snapshot, {num_tokens} tokens", start=self._now)
+            span.args = {"block": owner, "tokens": num_tokens}
+        else:
+            span = _Span(name=title_of(owner, state), start=self._now)
+        self._slots[slot] = span
+
+    def _end_slot(self, slot: int | None, now: int) -> Iterator[Event]:
+        span = None if slot is None else self._slots.pop(slot, None)
+        if slot is not None and span is not None and now > span.start:
+            yield _slice(span.name, span.start, now, SLOTS, slot + 1, span.args)
 
     def _of(self, record: Record, state: State) -> Iterator[Event]:
         match record:
@@ -199,7 +243,12 @@ class _Timeline:
         used, cached = summary["num_blocks_used"], summary["num_blocks_cached"]
         num_slots = used * state.blocks.block_size
         waste = 100 * summary["num_slots_empty"] / num_slots if num_slots else 0
+        slots = state.slots
+        num_states = {}
+        if slots is not None:
+            num_states["states"] = {"running": len(slots.running), "snapshots": len(slots.saved)}
         for name, values in (
+            *num_states.items(),
             ("KV blocks", {"used": used, "cached": cached}),
             ("running", {"sequences": summary["num_running"]}),
             ("waiting", {"sequences": summary["num_waiting"]}),

@@ -74,29 +74,19 @@ def load_engine(
     began = time.perf_counter()
     config = config or EngineConfig()
     model = model or ModelConfig.load(directory)
-    weights = (
-        RandomWeights(model, config.seed)
-        if load_format == "dummy"
-        else Checkpoint.open(directory, expected_tensors(model), model.quantisation)
-    )
-    weights = quantised(weights, model, quantization, head_dtype)
-    dtypes = weights.matrix_dtypes
-    widest = dtypes.pop() if len(dtypes) == 1 else "float32"
-    load = partial(load_backend, checkpoint_dtype=model.dtype, weights_dtype=widest)
+    weights = opened(directory, model, load_format, config.seed, quantization, head_dtype)
+    load = partial(load_backend, checkpoint_dtype=model.dtype, weights_dtype=widest(weights))
     logger = logging.getLogger(__name__)
     machine = load(backend, dtype, config, tell=logger.info)
     backend = machine.name
     if wrap is not None:
         machine = wrap(machine)
     if model.recurrent is not None:
-        config = _with_states(config)
+        config = with_states(config)
     elif config.async_scheduling is None:
         config = replace(config, async_scheduling=machine.is_asynchronous)
     plan = fitting_plan(load, machine, backend, dtype, config, model, weights.forms)
-    if 0 < plan.num_states < config.max_num_seqs:
-        text = "max_num_seqs is lowered to %d, the number of slots for states (raise state_memory)"
-        logger.warning(text, plan.num_states)
-        config = replace(config, max_num_seqs=plan.num_states)
+    config = with_seats(config, plan.num_states)
     kept = HALVES.get(dtype) if backend in CPUS else None
     num_positions, num_host_blocks = plan.num_positions, plan.num_host_blocks
     log = EventLog(config.event_log_steps, trace, machine.numerics())
@@ -160,7 +150,30 @@ def load_engine(
     return engine
 
 
-def _with_states(config: EngineConfig) -> EngineConfig:
+def opened(
+    directory: Path,
+    model: ModelConfig,
+    load_format: str,
+    seed: int,
+    quantization: str | None,
+    head_dtype: str,
+) -> Checkpoint:
+    """Return the weights of a model, in the forms that the settings ask for. None is read yet."""
+    weights = (
+        RandomWeights(model, seed)
+        if load_format == "dummy"
+        else Checkpoint.open(directory, expected_tensors(model), model.quantisation)
+    )
+    return quantised(weights, model, quantization, head_dtype)
+
+
+def widest(weights: Checkpoint) -> str:
+    """Return the widest dtype of the matrices."""
+    dtypes = weights.matrix_dtypes
+    return dtypes.pop() if len(dtypes) == 1 else "float32"
+
+
+def with_states(config: EngineConfig) -> EngineConfig:
     """Return the settings of an engine for a model with recurrent layers.
 
     Raises:
@@ -176,6 +189,15 @@ def _with_states(config: EngineConfig) -> EngineConfig:
             "chunks end where a state is kept (set enable_prefix_caching=False, or chunk prompts)"
         )
     return replace(config, async_scheduling=False)
+
+
+def with_seats(config: EngineConfig, num_states: int) -> EngineConfig:
+    """Return the settings with at most as many sequences as there are slots for states, if any."""
+    if not 0 < num_states < config.max_num_seqs:
+        return config
+    text = "max_num_seqs is lowered to %d, the number of slots for states (raise state_memory)"
+    logging.getLogger(__name__).warning(text, num_states)
+    return replace(config, max_num_seqs=num_states)
 
 
 def new_scheduler(

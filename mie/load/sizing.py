@@ -82,6 +82,12 @@ class MemoryPlan:
         return self.memory.available_bytes - needed - host_bytes
 
     @property
+    def total_bytes(self) -> int:
+        """The bytes that the model takes."""
+        left = self.left_bytes - self.num_blocks * self.block_bytes
+        return self.memory.available_bytes - left
+
+    @property
     def fits(self) -> bool:
         """Whether all of it fits at once."""
         return self.num_blocks * self.block_bytes <= self.left_bytes
@@ -128,17 +134,22 @@ class MemoryPlan:
 
 
 def plan_memory(
-    config: EngineConfig, model: ModelConfig, backend: Backend, forms: Forms = _FLOATS
+    config: EngineConfig,
+    model: ModelConfig,
+    backend: Backend,
+    forms: Forms = _FLOATS,
+    memory: Memory | None = None,
 ) -> MemoryPlan:
     """Choose the number of blocks: the requested one, or enough for every sequence if it fits.
 
-    The plan may need more memory than there is (`MemoryPlan.fits`).
+    The plan may need more memory than there is (`MemoryPlan.fits`). ``memory`` is what it divides,
+    and by default all that the backend has.
 
     Raises:
         ConfigError: a setting is beyond the model, or less than one block.
     """
-    max_model_len, memory = _max_model_len(config, model), backend.memory()
-    layout, window = _layout(config, model, max_model_len)
+    max_model_len, memory = _max_model_len(config, model), memory or backend.memory()
+    layout, window = layout_of(config, model, max_model_len)
     block_bytes = backend.kv_cache_bytes(cache_shape(model, 1, config.block_size, layout))
     weight_bytes = sum(
         backend.weight_bytes(shape, forms.get(name))
@@ -150,7 +161,7 @@ def plan_memory(
     # One budget covers blocks and states.
     budget = min(DEFAULT_KV_CACHE_BYTES, left // 4) if memory.is_shared else left
     state_bytes = _state_bytes(model, backend)
-    num_states = _num_states(config, state_bytes, budget)
+    num_states = num_states_of(config, state_bytes, budget)
     taken = num_states * state_bytes
     of_a_sequence, of_a_token = ceil_div(max_model_len, config.block_size), 1
     if window is not None:
@@ -159,7 +170,7 @@ def plan_memory(
     num_blocks = _num_blocks(config, of_a_sequence, of_a_token, block_bytes, affordable)
     taken += num_blocks * block_bytes
     host_left = left - taken if memory.is_shared else available_bytes()
-    num_host_blocks, num_host_states = _on_host(config, block_bytes, state_bytes, host_left)
+    num_host_blocks, num_host_states = sizes_on_host(config, block_bytes, state_bytes, host_left)
     return MemoryPlan(
         backend=backend.name,
         memory=memory,
@@ -218,7 +229,7 @@ def smaller_settings(
         yield f"max_num_batched_tokens={num_tokens}"
 
 
-def _layout(
+def layout_of(
     config: EngineConfig, model: ModelConfig, max_model_len: int
 ) -> tuple[CacheLayout, Window | None]:
     """Return the layout in which a sequence of ``max_model_len`` tokens takes the least memory."""
@@ -261,7 +272,7 @@ def _state_bytes(model: ModelConfig, backend: Backend) -> int:
     return backend.state_bytes(model.recurrent.shape) * model.layers_recurrent.count(True)
 
 
-def _num_states(config: EngineConfig, state_bytes: int, budget: int) -> int:
+def num_states_of(config: EngineConfig, state_bytes: int, budget: int) -> int:
     """Return the number of slots: for each sequence its own, and three snapshots.
 
     They take at most half of the budget, unless ``state_memory`` gives their bytes.
@@ -294,7 +305,7 @@ def step_size(
         num_seqs=min(config.max_num_batched_tokens, config.max_num_seqs),
         max_len=max_model_len,
         hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size if any(map(model.has_mlp, layers)) else 0,
+        intermediate_size=max(map(model.mlp_size, filter(model.has_mlp, layers)), default=0),
         vocab_size=model.vocab_size,
         num_heads=model.num_heads,
         num_chosen=model.experts.num_chosen if model.experts else 0,
@@ -338,7 +349,7 @@ def _num_blocks(
     return min(config.max_num_seqs * of_a_sequence, max(at_least, affordable))
 
 
-def _on_host(
+def sizes_on_host(
     config: EngineConfig, block_bytes: int, state_bytes: int, left: int
 ) -> tuple[int, int]:
     """Return the number of blocks and of states that fit the swap pool.

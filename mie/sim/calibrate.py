@@ -106,7 +106,8 @@ def _fit(steps: Sequence[RecordedStep], measured: Floats, balance: int) -> tuple
 
 def _features(steps: Sequence[RecordedStep], balance: int) -> Floats:
     work = np.array([step.work for step in steps], np.float64)
-    num_tokens, rest = work[:, 0], work[:, 2:]
+    # A recording does not tell windows and states apart. Its other costs cover them.
+    num_tokens, rest = work[:, 0], work[:, 2:8]
     features = np.column_stack(
         [np.ones(len(work)), num_tokens > 1, np.maximum(balance, num_tokens), rest]
     )

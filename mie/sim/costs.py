@@ -4,6 +4,8 @@
          + matrix_ps if there is more than one token
          + pairs * pair_ps + context * context_ps + seqs * seq_ps + chunks * chunk_ps
          + copied * copy_ps + swapped * swap_ps
+         + window_pairs * window_pair_ps + window_context * window_context_ps
+         + states * state_ps + swapped_states * state_swap_ps
 
 The maximum is the roofline of the matrix products. Few tokens wait for the weights to be read, and
 many wait for the arithmetic. So a decode's cost hardly grows with its batch. Everything is an
@@ -25,7 +27,10 @@ class StepWork(NamedTuple):
     num_sampled: int
     """Rows whose logits are computed."""
     num_pairs: int
-    """Pairs of a prompt token in the step and a token that it attends to, itself included."""
+    """Pairs of a prompt token in the step and a token that it attends to, itself included.
+
+    These and the context are those of layers that see all positions.
+    """
     num_context: int
     """Tokens whose keys and values are read, which are all tokens of each sequence in the step."""
     num_seqs: int
@@ -35,11 +40,45 @@ class StepWork(NamedTuple):
     """Slots of copied blocks."""
     num_swapped: int
     """Slots of blocks that are swapped out or in."""
+    num_window_pairs: int = 0
+    """The pairs in layers with a window."""
+    num_window_context: int = 0
+    """Tokens whose keys and values layers with a window read."""
+    num_states: int = 0
+    """Times that a sequence's recurrent states are read or written. A copy does both."""
+    num_swapped_states: int = 0
+    """Sequences' states that are swapped out or in."""
+
+
+def decode_work(num_seqs: int, num_context: int, window: int | None) -> StepWork:
+    """Return the work of a step in which sequences with ``num_context`` tokens in all decode.
+
+    They are about equally long. Layers with a window see ``window`` positions.
+    """
+    seen = min(num_context, num_seqs * (window or 0))
+    return StepWork(
+        num_tokens=num_seqs,
+        num_sampled=num_seqs,
+        num_pairs=0,
+        num_context=num_context,
+        num_seqs=num_seqs,
+        num_chunks=0,
+        num_copied=0,
+        num_swapped=0,
+        num_window_context=seen,
+        num_states=2 * num_seqs,
+    )
 
 
 def causal_pairs(start: int, end: int) -> int:
     """Count the pairs of tokens start … end - 1 with themselves and all tokens before them."""
     return (end * (end + 1) - start * (start + 1)) // 2
+
+
+def window_pairs(start: int, end: int, window: int) -> int:
+    """Count the pairs of tokens start … end - 1 with the last ``window`` tokens up to each."""
+    middle = min(max(start, window), end)  # from there on, each token sees a full window
+    return causal_pairs(start, middle) + (end - middle) * window
 
 
 @keyword_checked
@@ -58,6 +97,10 @@ class Costs:
     chunk_ps: int = 0
     copy_ps: int = 0
     swap_ps: int = 0
+    window_pair_ps: int = 0
+    window_context_ps: int = 0
+    state_ps: int = 0
+    state_swap_ps: int = 0
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -79,6 +122,10 @@ class Costs:
             + work.num_chunks * self.chunk_ps
             + work.num_copied * self.copy_ps
             + work.num_swapped * self.swap_ps
+            + work.num_window_pairs * self.window_pair_ps
+            + work.num_window_context * self.window_context_ps
+            + work.num_states * self.state_ps
+            + work.num_swapped_states * self.state_swap_ps
         )
         return max(1, total // 1000)
 

@@ -19,6 +19,7 @@ from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.locate import locate_model
 from mie.checkpoint.tensors import num_parameters
 from mie.errors import ConfigError
+from mie.model.layout import CacheLayout
 from mie.sim.costs import Costs
 
 
@@ -88,6 +89,7 @@ def find_device(name: str) -> Device:
 def costs_on(
     device: Device,
     model: ModelConfig,
+    layout: CacheLayout | None = None,
     *,
     layer_bits: float | None = None,
     head_bits: float | None = None,
@@ -95,31 +97,75 @@ def costs_on(
     """Return the costs of the model's steps on the device.
 
     A weight of the layers takes ``layer_bits`` and one of the head ``head_bits``, scales included.
-    By default both have the device's itemsize. Attention windows count as full attention.
-    A token costs two operations for each weight of the layers. A pair of tokens costs four for each
-    channel of each query head. Keys and values are read once a step for each sequence.
+    By default both have the device's itemsize.
+    A token costs two operations for each weight that it uses, and `_recurrence_flops`. A pair of
+    tokens costs four for each channel of each query head. Keys and values are read once a step for
+    each sequence, and states are read and written. A block that is copied or swapped has the layers
+    of ``layout``, by default all.
     """
     head = model.vocab_size * model.hidden_size
     embeddings = 0 if model.tie_word_embeddings else head  # looked up; a tied one is also the head
     layers = num_parameters(model) - embeddings - head
     layer_bits, head_bits = layer_bits or 8 * device.itemsize, head_bits or 8 * device.itemsize
     weight_bytes = ceil((layers * layer_bits + head * head_bits) / 8)
-    kv_bytes = model.kv_bytes_per_token(device.itemsize)
+    num_windows = model.num_layers - model.layer_windows.count(None)
+    num_whole = model.num_attention_layers - num_windows
+    layer_bytes = model.kv_bytes_per_token(device.itemsize) // max(1, model.num_attention_layers)
+    block_bytes = layer_bytes * (layout.num_layers if layout else model.num_attention_layers)
     memory = device.bandwidth * device.bandwidth_percent
     gemm = device.flops * device.gemm_percent
     attention = device.flops * device.attention_percent
-    pair_flops = 4 * model.num_attention_layers * model.num_heads * model.head_dim
+    pair_flops = 4 * model.num_heads * model.head_dim
     return Costs(
         step_ps=1000 * (device.step_ns + model.num_layers * device.layer_ns),
         weights_ps=_ps(weight_bytes, memory),
-        token_ps=_ps(2 * layers, gemm),
+        token_ps=_ps(2 * (layers - _num_unused(model)), gemm)
+        + _ps(_recurrence_flops(model), attention),
         logits_ps=_ps(2 * head, gemm),
-        pair_ps=_ps(pair_flops, attention),
-        context_ps=_ps(kv_bytes, memory),
+        pair_ps=_ps(num_whole * pair_flops, attention),
+        context_ps=_ps(num_whole * layer_bytes, memory),
         seq_ps=1000 * device.seq_ns,
-        copy_ps=_ps(2 * kv_bytes, memory),  # read and written
-        swap_ps=_ps(kv_bytes, device.host_bandwidth * 100),
+        copy_ps=_ps(2 * block_bytes, memory),  # read and written
+        swap_ps=_ps(block_bytes, device.host_bandwidth * 100),
+        window_pair_ps=_ps(num_windows * pair_flops, attention),
+        window_context_ps=_ps(num_windows * layer_bytes, memory),
+        state_ps=_ps(state_bytes(model), memory),
+        state_swap_ps=_ps(state_bytes(model), device.host_bandwidth * 100),
     )
+
+
+def window_of(model: ModelConfig) -> int | None:
+    """Return the positions that layers with a window see, or None if no layer has one."""
+    return max((size for size in model.layer_windows if size is not None), default=None)
+
+
+def state_bytes(model: ModelConfig) -> int:
+    """Return the bytes of a sequence's recurrent states, which are float32. 0 if it has none."""
+    if model.recurrent is None:
+        return 0
+    return 4 * model.recurrent.shape.num_elements * model.layers_recurrent.count(True)
+
+
+def _recurrence_flops(model: ModelConfig) -> int:
+    """Return the operations of a token in the recurrences, whose states are not weights.
+
+    The gated delta rule costs seven for each number of a state: one for its decay, and two each for
+    k'S, for adding k d', and for q'S. Mamba 2 has no k'S.
+    """
+    if model.recurrent is None:
+        return 0
+    shape = model.recurrent.shape
+    each = {"conv": 0, "delta": 7, "mamba": 5}[shape.kind]
+    return each * shape.key_dim * shape.width * model.layers_recurrent.count(True)
+
+
+def _num_unused(model: ModelConfig) -> int:
+    """Return the number of weights that a token does not use: of experts that are not chosen."""
+    if model.experts is None:
+        return 0
+    experts, hidden = model.experts, model.hidden_size
+    of_one = 3 * hidden * experts.size + experts.has_biases * (2 * experts.size + hidden)
+    return of_one * (experts.number - experts.num_chosen) * sum(experts.layers)
 
 
 def _ps(amount: int, percent_a_second: int) -> int:
@@ -127,15 +173,14 @@ def _ps(amount: int, percent_a_second: int) -> int:
     return ceil_div(amount * 100 * PICO, percent_a_second)
 
 
-def blocks_on(device: Device, model: ModelConfig, block_size: int) -> int:
-    """Return how many blocks fit beside the weights, or raise `ConfigError` if none does."""
+def memory_beside(device: Device, model: ModelConfig, block_bytes: int) -> int:
+    """Return the bytes for blocks and states, or raise `ConfigError` if no block fits."""
     weights = num_parameters(model) * device.itemsize
-    block = block_size * model.kv_bytes_per_token(device.itemsize)
-    num_blocks = (device.memory_bytes * 9 // 10 - weights) // block
-    if num_blocks < 1:
+    left = device.memory_bytes * 9 // 10 - weights
+    if left < block_bytes:
         raise ConfigError(
             f"the weights take {weights} bytes; nine tenths of {device.title}'s memory are "
             f"{device.memory_bytes * 9 // 10}, which leaves no block (use a smaller model, or a "
             "larger device)"
         )
-    return num_blocks
+    return left

@@ -39,6 +39,10 @@ class Recording:
     block_size: int
     num_blocks: int
     num_host_blocks: int
+    num_states: tuple[int, int]
+    """Slots of recurrent states on the device and on the host; (0, 0) if there are none."""
+    has_windows: bool
+    """Whether blocks behind a window are freed."""
 
     @property
     def num_blocks_of_all(self) -> int:
@@ -70,6 +74,8 @@ def recording_of(segments: Iterable[Segment], name: str = "recorded") -> Recordi
     for summary, record, state in walk(segments):
         reader.meet(summary, record, state)
         reader.sizes = (state.blocks.block_size, state.blocks.num_blocks, state.num_host_blocks)
+        if state.slots is not None:
+            reader.num_states = (state.slots.num_slots, state.slots.num_host_slots)
     if reader.sizes is None or not reader.steps:
         raise TraceError("the log has no step that computed anything")
     block_size, num_blocks, num_host_blocks = reader.sizes
@@ -81,6 +87,8 @@ def recording_of(segments: Iterable[Segment], name: str = "recorded") -> Recordi
         block_size=block_size,
         num_blocks=num_blocks,
         num_host_blocks=num_host_blocks,
+        num_states=reader.num_states,
+        has_windows=reader.has_windows,
     )
 
 
@@ -115,6 +123,8 @@ class _Reader:
         self.lives: dict[int, _Life] = {}
         self.steps: list[tuple[StepWork, Summary]] = []
         self.sizes: tuple[int, int, int] | None = None
+        self.num_states = (0, 0)
+        self.has_windows = False
         self._began: int | None = None
         self._num_prompt = 0
         self._work: Counter[str] = Counter()
@@ -142,6 +152,8 @@ class _Reader:
                 self._prefill(seq, first, first + count, choices, start)
             case ("close", (number, 0)) if number in self.lives:
                 self._read_prompt(self.lives[number], state.sequences[number, 0], state)
+            case ("alloc_window", *_):
+                self.has_windows = True
             case ("step", _):
                 self._end_step(summary, state)
 

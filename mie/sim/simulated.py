@@ -8,12 +8,13 @@ from mie.config.engine import EngineConfig
 from mie.engine.engine import Engine
 from mie.errors import ConfigError
 from mie.events import EventLog
-from mie.load.engine import new_scheduler
-from mie.load.sizing import DEFAULT_SWAP_BYTES
+from mie.load.engine import new_scheduler, with_seats, with_states
+from mie.load.sizing import DEFAULT_SWAP_BYTES, layout_of, num_states_of, sizes_on_host
+from mie.memory.window import Window
 from mie.sched.plan import Chunk, StepPlan
 from mie.sched.result import ChunkResult, StepResult
-from mie.sim.costs import Costs, SimClock, StepWork, causal_pairs
-from mie.sim.devices import Device, blocks_on, costs_on
+from mie.sim.costs import Costs, SimClock, StepWork, causal_pairs, window_pairs
+from mie.sim.devices import Device, costs_on, memory_beside, state_bytes, window_of
 from mie.sim.driver import Bench
 from mie.sim.workload import text_key, text_token
 
@@ -32,9 +33,18 @@ class SimRunner:
     is_ahead = False
 
     def __init__(
-        self, costs: Costs, clock: SimClock, *, block_size: int, max_num_seqs: int, vocab_size: int
+        self,
+        costs: Costs,
+        clock: SimClock,
+        *,
+        block_size: int,
+        max_num_seqs: int,
+        vocab_size: int,
+        window: int | None,
     ) -> None:
+        """``window`` is the number of positions that layers with a window see."""
         self._costs = costs
+        self._window = window
         self._clock = clock
         self._block_size = block_size
         self._vocab_size = vocab_size
@@ -78,6 +88,15 @@ class SimRunner:
 
     def _work(self, plan: StepPlan, num_context: int, results: list[ChunkResult]) -> StepWork:
         chunks, moves = plan.chunks, plan.moves
+        own: dict[str, int] = {}
+        if self._window is not None:
+            own |= self._window_work(plan, self._window)
+        if moves.states is not None:
+            # A sequence that begins reads no state.
+            num_read = len(plan.decodes) + sum(chunk.start > 0 for chunk in chunks)
+            num_written, num_copied = len(plan.decodes) + len(chunks), len(moves.states.copies)
+            own["num_states"] = num_read + num_written + 2 * num_copied
+            own["num_swapped_states"] = len(moves.states.imports) + len(moves.states.exports)
         return StepWork(
             num_tokens=plan.num_tokens,
             num_sampled=len(plan.decodes) + sum(len(result.token_ids) for result in results),
@@ -87,7 +106,17 @@ class SimRunner:
             num_chunks=len(chunks),
             num_copied=len(moves.copies) * self._block_size,
             num_swapped=(len(moves.imports) + len(moves.exports)) * self._block_size,
+            **own,
         )
+
+    def _window_work(self, plan: StepPlan, window: int) -> dict[str, int]:
+        decodes = (min(self._num_stored[row], window) for row in plan.decodes)
+        spans = [(chunk.start, chunk.end) for chunk in plan.chunks]
+        seen = (end - max(0, start - window + 1) for start, end in spans)
+        return {
+            "num_window_pairs": sum(window_pairs(start, end, window) for start, end in spans),
+            "num_window_context": sum(decodes) + sum(seen),
+        }
 
 
 def simulated(
@@ -96,16 +125,22 @@ def simulated(
     *,
     max_model_len: int | None = None,
     num_host_blocks: int = 0,
+    num_states: tuple[int, int] = (0, 0),
+    window: Window | None = None,
+    window_size: int | None = None,
     vocab_size: int = VOCAB_SIZE,
     trace: TextIO | None = None,
 ) -> Bench:
     """Return an engine whose steps take the time that ``costs`` give.
 
     ``config.num_blocks`` must be given, and ``num_host_blocks`` for swapping. A context is as long
-    as the pool unless ``config`` or ``max_model_len`` limits it.
+    as the pool unless ``config`` or ``max_model_len`` limits it. ``num_states`` has the slots of
+    recurrent states on the device and on the host. With a ``window``, blocks behind it are freed.
+    Layers with a window see ``window_size`` positions.
 
     Raises:
-        ConfigError: the size of the KV cache, or of the host's pool, is not given in blocks.
+        ConfigError: the size of the KV cache, or of the host's pool, is not given in blocks, or a
+            setting is not possible with recurrent layers.
     """
     num_blocks = config.num_blocks
     if num_blocks is None:
@@ -118,6 +153,13 @@ def simulated(
             "a simulated engine without a device and a model's shape cannot size the host's pool"
             " (give num_host_blocks, or preemption_mode='recompute')"
         )
+    if num_states[0]:
+        config = with_seats(with_states(config), num_states[0])
+    elif config.state_memory is not None:
+        raise ConfigError(
+            "state_memory has no effect on a simulated engine without a device and the shape of a"
+            " model with recurrent layers (leave it out)"
+        )
     clock = SimClock()
     log = EventLog(config.event_log_steps, trace)
     longest = max_model_len or config.max_model_len or num_blocks * config.block_size + 1
@@ -127,10 +169,11 @@ def simulated(
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
         vocab_size=vocab_size,
+        window=window_size,
     )
     engine = Engine(
         config,
-        new_scheduler(config, num_blocks, longest, log, num_host_blocks),
+        new_scheduler(config, num_blocks, longest, log, num_host_blocks, num_states, window),
         runner,
         log,
         vocab_size=vocab_size,
@@ -145,7 +188,8 @@ def simulated_on(
 ) -> Bench:
     """Return an engine that simulates ``model`` on ``device``.
 
-    It has as many blocks as fit the device's memory unless ``config`` sets them.
+    It has as many blocks as fit the device's memory, beside slots for states, unless ``config``
+    sets them.
 
     Raises:
         ConfigError: the model does not fit, or a setting does not fit the model.
@@ -156,16 +200,23 @@ def simulated_on(
             f"max_model_len is {max_model_len}; the model's context is {model.context_length}"
             " (lower max_model_len)"
         )
-    block_bytes = config.block_size * model.kv_bytes_per_token(device.itemsize)
-    num_blocks = config.num_blocks or blocks_on(device, model, config.block_size)
+    layout, window = layout_of(config, model, max_model_len)
+    token_bytes = 2 * layout.num_layers * model.num_kv_heads * model.head_dim * device.itemsize
+    block_bytes, of_states = config.block_size * token_bytes, state_bytes(model)
+    left = memory_beside(device, model, block_bytes)
+    num_states = num_states_of(config, of_states, left)
+    num_blocks = config.num_blocks or (left - num_states * of_states) // block_bytes
     if config.kv_cache_memory_bytes is not None:
         num_blocks = config.kv_cache_memory_bytes // block_bytes
-    swap_bytes = config.swap_space or DEFAULT_SWAP_BYTES
+    num_host = sizes_on_host(config, block_bytes, of_states, 4 * DEFAULT_SWAP_BYTES)
     return simulated(
-        costs_on(device, model),
+        costs_on(device, model, layout),
         replace(config, num_blocks=max(1, num_blocks), kv_cache_memory_bytes=None),
         max_model_len=max_model_len,
-        num_host_blocks=swap_bytes // block_bytes if config.preemption_mode == "swap" else 0,
+        num_host_blocks=num_host[0],
+        num_states=(num_states, num_host[1]),
+        window=window,
+        window_size=window_of(model),
         vocab_size=model.vocab_size,
         trace=trace,
     )

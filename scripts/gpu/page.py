@@ -8,8 +8,8 @@ from bench.gpu.end_to_end import PROMPT_LENGTH, WEIGHT_SIZES
 from bench.harness import table
 
 from gpu.run import Run
-from mie.sim.costs import StepWork
-from mie.sim.devices import DEVICES, costs_on, find_shape
+from mie.sim.costs import decode_work
+from mie.sim.devices import DEVICES, costs_on, find_shape, window_of
 
 SIMULATED = {
     "H200": "h200",
@@ -70,9 +70,9 @@ def beside_simulated(values: Mapping[str, Any]) -> list[str]:
         if row["engine"] in ("mie", *WEIGHT_SIZES):
             count, tokens = row["num_requests"], row["num_tokens"]
             context = count * PROMPT_LENGTH + tokens // 2
-            work = StepWork(count, count, 0, context, count, 0, 0, 0)
             layer, head = WEIGHT_SIZES.get(row["engine"], (2, 2))
             shape = find_shape(row["model"])
+            work = decode_work(count, context, window_of(shape))
             costs = costs_on(devices[0], shape, layer_bits=8 * layer, head_bits=8 * head)
             simulated = costs.step_ns(work) / 1e6
             what = f"{row['engine']}, {row['model']}, {count} requests"

@@ -82,7 +82,10 @@ class Shown:
     def __init__(self, browser: Any, url: str, **options: Any) -> None:
         options.setdefault("viewport", {"width": 1280, "height": 900})
         options.setdefault("reduced_motion", "reduce")
-        self.page = browser.new_page(**options)
+        # A context, in which other pages are open, has its own options.
+        self.page = (
+            browser.new_page(**options) if hasattr(browser, "contexts") else browser.new_page()
+        )
         self.errors: list[str] = []
         self.page.on("console", self._hear)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))

@@ -8,6 +8,7 @@ import random
 import re
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,28 @@ def test_a_page_that_nobody_sees_leaves_its_connection_to_others(shown: Shown, u
     shown.settle()
     assert shown.events("add")[-1]["num_prompt"] > 0
     assert shown.js("mie.store.run.lanes.all.values().every(lane => lane.end !== null)")
+
+
+def test_eight_tabs_share_one_stream_which_outlives_the_first(
+    browser: Any, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A browser opens six connections to a server. A tab that joins needs a second stream."""
+    monkeypatch.setattr(feed, "MAX_PAGES", 3)  # the other tests have one
+    context = browser.new_context(reduced_motion="reduce")
+    body = {"prompt": "Eight see this", "max_tokens": 20, "ignore_eos": True}
+    with ExitStack() as first, ExitStack() as rest:
+        shows = [first.enter_context(opened(context, f"{url}/"))]
+        shows += [rest.enter_context(opened(context, f"{url}/")) for _ in range(7)]
+        for shown in shows:
+            shown.until("window.mie?.store.run")
+        for num_closed in range(2):
+            httpx2.post(f"{url}/v1/completions", json=body).raise_for_status()
+            for shown in shows[num_closed:]:
+                shown.settle()
+                assert cells(shown.state()) == cells(httpx2.get(f"{url}/mie/state").json())
+                assert shown.errors == []
+            first.close()
+    context.close()
 
 
 def test_page_server_and_metrics_agree(shown: Shown) -> None:

@@ -9,7 +9,7 @@ import marshal
 from collections import Counter
 
 import pytest
-from event_stories import BEAMS, REBUILD, STORY, WINDOWS, write_story
+from event_stories import BEAMS, EMPTY_STATES, REBUILD, STATES, STORY, WINDOWS, write_story
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_cells import Page, cells_of
@@ -138,4 +138,8 @@ def test_every_kind_of_record_becomes_cells(tmp_path, steps_per_record):
     [segment] = read_log(path)
     check_recording(segment, steps_per_record)
     kinds = {kind for records in segment.steps for kind, *_ in records}
-    assert kinds == FIELDS.keys() - {"state", "save", "forget", "save_host"}  # not shown
+    states = [STATES[:7], STATES[7:]]  # after the first step there are a state and a snapshot
+    [segment] = read_log(write_story(tmp_path / "states.jsonl", states, EMPTY_STATES))
+    check_recording(segment, steps_per_record)
+    kinds |= {kind for records in segment.steps for kind, *_ in records}
+    assert kinds == FIELDS.keys()

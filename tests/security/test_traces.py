@@ -38,6 +38,7 @@ def changed(line: str, **changes: Any) -> str:
     return json.dumps({**json.loads(line), **changes})
 
 
+STATES = {"num_slots": 4, "num_host_slots": 0, "running": [], "saved": [], "hosts": []}
 SNAPSHOTS: dict[str, dict[str, Any]] = {
     "10**15 blocks": {"num_blocks": 10**15},
     "2**62 blocks on the host": {"num_host_blocks": 2**62},
@@ -47,6 +48,9 @@ SNAPSHOTS: dict[str, dict[str, Any]] = {
     "a nested list of references": {"refs": json.loads(nested(500))},
     "a queue of nobody": {"running": [[7, 0]]},
     "a tree of nothing": {"tree": [{"block": 1, "parent": 1, "salt": None, "tokens": [1]}]},
+    "a state of nobody": {"states": STATES | {"running": [{"seq": [7, 0], "slot": 0}]}},
+    "a snapshot of nothing": {"states": STATES | {"saved": [{"block": 7, "slot": 0}]}},
+    "2**62 slots": {"states": STATES | {"num_slots": 2**62}},
     "version 10**400": {"version": 10**400},
     "a float for blocks": {"num_blocks": 8.0},
 }

@@ -1,14 +1,17 @@
 """Check that calibration finds known costs, and that the least squares are minimal."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from mie.cli import main
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError, TraceError
 from mie.events import read_log
+from mie.memory.window import Window
 from mie.sim.calibrate import fit_costs, non_negative_least_squares
 from mie.sim.costs import Costs
 from mie.sim.draws import LogNormal, Uniform
@@ -118,6 +121,24 @@ def test_a_load_is_read_from_its_log(tmp_path: Path):
     assert [record.token_ns for record in again.records] == [
         record.token_ns for record in recording.records
     ]
+
+
+def test_a_run_with_states_or_windows_is_read(tmp_path: Path):
+    load, path = independent(num_requests=3), tmp_path / "run.jsonl"
+    window = Window(size=5, num_groups=1, block_size=16, max_chunk=2048)
+    for memory, expected in (
+        ({"num_states": (9, 0)}, ((9, 0), False)),
+        ({"window": window}, ((0, 0), True)),
+    ):
+        with path.open("w") as file:
+            bench = simulated(TRUE, EngineConfig(num_blocks=2000), trace=file, **memory)
+            run_load(bench, load)
+            bench.engine.log.close()
+        recording = recording_of(read_log(path))
+        assert (recording.num_states, recording.has_windows) == expected
+    costs = tmp_path / "costs.json"
+    costs.write_text(json.dumps({"format": 1, "costs": {}}))
+    assert main(("sim", "predict", str(path), "--costs", str(costs))) == 2
 
 
 def test_a_trace_with_too_few_steps_is_refused(tmp_path: Path):

@@ -6,18 +6,24 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tiny_hybrids
+import tiny_models
 
+from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.tensors import num_parameters
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
 from mie.events import read_log
+from mie.load.engine import load_engine
+from mie.memory.manager import KVCacheManager
 from mie.sim import loads
-from mie.sim.costs import Costs, StepWork
-from mie.sim.devices import DEVICES, SHAPES, blocks_on, costs_on, find_device, find_shape
+from mie.sim.costs import Costs, StepWork, WallClock, window_pairs
+from mie.sim.devices import DEVICES, SHAPES, Device, costs_on, find_device, find_shape, state_bytes
 from mie.sim.draws import Uniform
 from mie.sim.driver import Bench, run_load
 from mie.sim.recorded import recording_of
 from mie.sim.simulated import simulated, simulated_on
+from mie.sim.workload import Answer, Text, Workload, WorkloadRequest
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "doc_tables.py"))
 IDLE = StepWork(0, 0, 0, 0, 0, 0, 0, 0)
@@ -35,11 +41,15 @@ def test_a_step_costs_the_sum_of_its_work():
         "chunk",
         "copy",
         "swap",
+        "window_pair",
+        "window_context",
+        "state",
+        "state_swap",
     ]
     costs = Costs(**{f"{name}_ps": 1000 * 10**i for i, name in enumerate(names)}, matrix_ps=5000)
-    work = StepWork(*range(2, 10))
+    work = StepWork(*range(2, 14))
     products = 2 * 100 + 3 * 1000
-    rest = 4 * 10**4 + 5 * 10**5 + 6 * 10**6 + 7 * 10**7 + 8 * 10**8 + 9 * 10**9
+    rest = sum(i * 10**i for i in range(4, 14))
     assert costs.step_ns(work) == 1 + 5 + products + rest
 
 
@@ -107,11 +117,53 @@ def test_a_calibrated_device_predicts_the_published_steps(device: str, most: flo
 def test_the_cache_has_as_many_blocks_as_fit_beside_the_weights():
     model, device = find_shape("TinyLlama-1.1B"), DEVICES["a10g"]
     left = 0.9 * 24e9 - 2 * num_parameters(model)
-    assert blocks_on(device, model, 16) == int(left / (16 * 22_528))
+    manager = simulated_on(device, model, EngineConfig()).engine.scheduler.manager
+    assert manager.num_blocks == int(left / (16 * 22_528))
     with pytest.raises(ConfigError, match="leaves no block"):
-        blocks_on(DEVICES["jetson-orin-nano"], find_shape("Llama-3.1-8B"), 16)
+        simulated_on(DEVICES["jetson-orin-nano"], find_shape("Llama-3.1-8B"), EngineConfig())
     with pytest.raises(ConfigError, match="a10g"):
         find_device("a10")
+
+
+def rate(device: Device) -> float:
+    """Return the bytes a second that a device reads."""
+    return device.bandwidth * device.bandwidth_percent / 100
+
+
+def test_states_and_blocks_share_the_memory_beside_the_weights():
+    """A state of Qwen3.5-0.8B has 16 heads of 128 x 128 and 3 columns of 6,144, in 18 layers."""
+    model, device = find_shape("Qwen3.5-0.8B"), DEVICES["a10g"]
+    state = 18 * 4 * (16 * 128 * 128 + 3 * 6144)
+    assert state_bytes(model) == state
+    costs = costs_on(device, model)
+    assert costs.state_ps == pytest.approx(state / rate(device) * 1e12, rel=0.01)
+    assert costs.state_swap_ps == pytest.approx(state / 25e9 * 1e12, rel=0.01)
+    manager = simulated_on(device, model, EngineConfig(state_memory=50 * state)).engine.scheduler
+    manager = manager.manager
+    assert manager.states.num_slots == 50
+    left = 0.9 * 24e9 - 2 * num_parameters(model) - 50 * state
+    assert manager.num_blocks == int(left / (16 * 6 * 2 * 2 * 256 * 2))
+
+
+def test_windows_take_the_blocks_and_the_time_that_they_reach():
+    """Of gpt-oss-20b, half of the 24 layers see 128 positions, and 4 of 32 experts are used."""
+    model, device = find_shape("gpt-oss-20b"), DEVICES["a100"]
+    costs = costs_on(device, model)
+    assert costs.context_ps == costs.window_context_ps
+    assert costs.context_ps == pytest.approx(12 * 2048 / rate(device) * 1e12, rel=0.01)
+    assert costs.token_ps == pytest.approx(
+        2 * 2.9e9 / (device.gemm_percent * 312e10) * 1e12, rel=0.1
+    )
+    bench = simulated_on(device, model, EngineConfig(max_num_batched_tokens=512))
+    manager = bench.engine.scheduler.manager
+    assert manager.window.size == 128
+    assert manager.blocks_needed(8192) < 0.6 * 2 * 8192 / 16
+
+
+@pytest.mark.parametrize("window", [1, 5, 30])
+@pytest.mark.parametrize(("start", "end"), [(0, 3), (0, 9), (4, 12), (7, 8)])
+def test_pairs_in_a_window_are_counted(start: int, end: int, window: int):
+    assert window_pairs(start, end, window) == sum(min(p + 1, window) for p in range(start, end))
 
 
 def test_a_model_that_does_not_fit_is_refused():
@@ -121,6 +173,12 @@ def test_a_model_that_does_not_fit_is_refused():
         )
     with pytest.raises(ConfigError, match="give num_blocks"):
         simulated(Costs(), EngineConfig())
+    with pytest.raises(ConfigError, match="model with recurrent layers"):
+        simulated(Costs(), EngineConfig(num_blocks=9, state_memory=1))
+    with pytest.raises(ConfigError, match="no recurrent layers"):
+        simulated_on(
+            DEVICES["a10g"], find_shape("TinyLlama-1.1B"), EngineConfig(state_memory=1 << 20)
+        )
     with pytest.raises(ConfigError, match="give num_host_blocks"):
         simulated(Costs(), EngineConfig(num_blocks=9, preemption_mode="swap"))
 
@@ -154,15 +212,71 @@ def times_left_out(bench: Bench) -> list[dict]:
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_the_scheduler_does_the_same_as_with_a_model(tiny, mode: str):
     """All counts of every step equal those of the real runner and its arrays, with preemptions."""
-    from mie.load.engine import load_engine
-    from mie.sim.costs import WallClock
-
-    config = EngineConfig(**PRESSED, preemption_mode=mode, max_model_len=64)
+    swap_space = 1 << 20 if mode == "swap" else None
+    config = EngineConfig(**PRESSED, preemption_mode=mode, max_model_len=64, swap_space=swap_space)
     engine = load_engine(tiny["llama"].directory, config, dtype="float64")
     real = Bench(engine=engine, clock=WallClock(), vocab_size=40)
-    host = 1 << 20 if mode == "swap" else 0
+    host = 200 if mode == "swap" else 0
     pretended = simulated(Costs(), config, num_host_blocks=host, vocab_size=40)
     assert times_left_out(pretended) == times_left_out(real)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize(
+    ("config", "num_blocks"), [(tiny_hybrids.QWEN35, 24), (tiny_models.GEMMA3, 46)]
+)
+def test_states_and_windows_are_those_of_the_real_engine(
+    config: dict, num_blocks: int, mode: str, tmp_path: Path
+):
+    """The memory of the plan makes the same moves, and the same load has the same steps."""
+    model = ModelConfig.from_hf(config | {"vocab_size": 40})
+    given = EngineConfig(
+        **(PRESSED | {"num_blocks": num_blocks}),
+        preemption_mode=mode,
+        swap_space=1 << 20 if mode == "swap" else None,
+        max_model_len=64,
+        state_memory=9 * 2 * state_bytes(model) or None,
+    )
+    engine = load_engine(
+        tmp_path, given, model=model, backend="numpy", dtype="float64", load_format="dummy"
+    )
+    manager = engine.scheduler.manager
+    num_host = manager._host.pool.num_free
+    states = manager.states
+    pretended = simulated(
+        Costs(),
+        replace(given, state_memory=None),
+        num_host_blocks=num_host,
+        num_states=(states.num_slots, len(states._free_hosts)) if states else (0, 0),
+        window=getattr(manager, "window", None),
+        window_size=model.layer_windows[0],
+        vocab_size=40,
+    )
+    assert type(pretended.engine.scheduler.manager) is type(manager) is not KVCacheManager
+    real = Bench(engine=engine, clock=WallClock(), vocab_size=40)
+    assert times_left_out(pretended) == times_left_out(real)
+    assert vars(pretended.engine.scheduler.manager.stats) == vars(manager.stats)
+
+
+def test_a_state_costs_what_is_read_and_written():
+    """A prompt of 10 tokens leaves a snapshot after 8, and its answer of 4 after 12.
+
+    The next turn of 19 tokens begins with a copy of that, and leaves one after 16.
+    """
+    turn = Text(2, 5)
+    requests = (
+        WorkloadRequest(request_id="a", prompt=(Text(1, 10),), max_tokens=4),
+        WorkloadRequest(
+            request_id="b", prompt=(Text(1, 10), Answer("a"), turn), max_tokens=1, after="a"
+        ),
+    )
+    bench = simulated(
+        Costs(state_ps=1000), EngineConfig(block_size=4, num_blocks=99), num_states=(9, 0)
+    )
+    result = run_load(bench, Workload(name="states", requests=requests))
+    spent = [round(step.run_seconds * 1e9) for step in result.steps]
+    assert spent[:5] == [1, 2 + 2, 2, 2, 2 + 2]  # the chunks to 8 and 10, and three decodes
+    assert spent[5:] == [2 + 2, 2 + 2]  # the chunks to 16 and 19
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
@@ -174,7 +288,7 @@ def test_the_log_of_a_run_has_the_work_that_was_charged(tmp_path, mode: str):
     """
     config = EngineConfig(**PRESSED, preemption_mode=mode)
     path = tmp_path / "run.jsonl"
-    units = {field.removeprefix("num_"): 1000 for field in StepWork._fields}
+    units = [field.removeprefix("num_") for field in StepWork._fields[:8]]
     names = ("token", "logits", "pair", "context", "seq", "chunk", "copy", "swap")
     for name, field in zip(names, units, strict=True):
         with path.open("w") as file:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from event_stories import EMPTY_STATES, STATES, write_story
 from scripted_runner import scripted_engine
 
 from mie import EngineConfig, SamplingParams
 from mie.cli.trace_blocks import render_blocks
+from mie.cli.trace_perfetto import SLOTS, write_timeline
 from mie.engine.audit.scheduler import scheduler_snapshot
 from mie.engine.engine import Engine
+from mie.events import read_log
 from mie.events.replay import State
 from mie.memory.prefix import Node
 from mie.memory.stateful import StatefulManager
@@ -228,8 +234,27 @@ def test_the_block_map_names_the_blocks_with_snapshots() -> None:
     snapshot = scheduler_snapshot(engine.scheduler)
     text = render_blocks(State.from_snapshot(snapshot)).splitlines()
     assert text[-2] == "5 slots of states: 1 running, 4 snapshots, 0 free"
-    blocks = sorted(snapshot["states"]["saved"])
-    assert text[-1] == f"snapshots after blocks {' '.join(map(str, blocks))}"
+    cells = {slot: f"▒{block}" for block, slot in snapshot["states"]["saved"].items()}
+    [running] = snapshot["states"]["running"].values()
+    cells[running] = "A"
+    row = text[-4].split()
+    assert row[1::2] == [cells[slot] for slot in range(5)]
+    lengths = {len(prompt) // 4 * 4 for prompt in (words(1), words(2), words(3))}
+    assert {int(number) for number in row[2::2]} >= lengths
+
+
+def test_a_timeline_has_a_track_for_each_slot(tmp_path: Path) -> None:
+    path = write_story(tmp_path / "states.jsonl", [STATES[:7], STATES[7:]], EMPTY_STATES)
+    file = io.StringIO()
+    write_timeline(read_log(path), file)
+    events = [each for each in json.loads(file.getvalue())["traceEvents"] if each["pid"] == SLOTS]
+    names = {each["tid"]: each["args"]["name"] for each in events if each["name"] == "thread_name"}
+    assert names == {1: "slot 0", 2: "slot 1", 3: "slot 2"}
+    spans = {(names[each["tid"]], each["name"], each["dur"]) for each in events if "dur" in each}
+    assert spans == {
+        *(("slot 2", "a", 10_000), ("slot 0", "a", 5_000)),
+        ("slot 1", "snapshot, 4 tokens", 10_000),
+    }
 
 
 def test_a_preempted_sequence_goes_on_from_its_latest_snapshot() -> None:

@@ -5,6 +5,7 @@ import { readdirSync, readFileSync } from "node:fs";
 import { test } from "node:test";
 import { gunzipSync } from "node:zlib";
 
+import { describeSlot } from "../../mie/events/page/web/map.js";
 import { parse, recorded } from "../../mie/events/page/web/source.js";
 import { shape } from "../../mie/events/page/web/tree.js";
 
@@ -88,4 +89,20 @@ test("files that are no records of the page are refused with the reason", () => 
   assert.throws(() => recorded([{ a: 1 }], ""), /no page records/);
   assert.throws(() => recorded([{ record: "head", version: 2 }], ""), /version 2; this page reads version 1/);
   assert.throws(() => parse('{"a": 1}\n{"a":'), /line 2 is not JSON/);
+});
+
+test("slots of states have their owners, and tokens", () => {
+  const seqs = { "0.0": { n: 1, num_computed: 9 } };
+  const tree = { 4: { parent: null, salt: 0 }, 6: { parent: 4, salt: 0 } };
+  const head = { record: "head", version: 1, block_size: 4, num_blocks: 8, num_host_blocks: 0, num_slots: 3, columns: ["step"], fields: {}, first: 0 };
+  const key = { record: "key", step: 0, blocks: [], seqs, tables: {}, host: {}, tree, heat: {}, slots: { 0: "0.0", 2: 6 } };
+  const next = { record: "steps", steps: [{ row: [1], events: [] }], set: { slots: { 0: 4, 2: null } } };
+  const run = recorded([head, key, next], "states");
+  const before = run.at(0);
+  assert.deepEqual([...before.slotOf()], [["0.0", 0], [6, 2]]);
+  assert.equal(before.depth(6), 8);
+  const after = run.at(1);
+  assert.deepEqual([...after.slotOf()], [[4, 0]]);
+  assert.equal(describeSlot(after, 0), "snapshot of the state after 4 tokens, which end in block 4");
+  assert.equal(describeSlot(after, 2), "free");
 });

@@ -97,6 +97,7 @@ class World {
     this.roll = dice(seed);
     this.numFailing = 0; // answers that get lost
     globalThis.document = /** @type {any} */ ({ hidden: false, addEventListener() {} });
+    globalThis.addEventListener = () => {};
     globalThis.setInterval = /** @type {any} */ (() => 0);
     globalThis.setTimeout = /** @type {any} */ ((act) => { this.timers.push(act); return 0; });
     globalThis.fetch = /** @type {any} */ (async (url) => {

@@ -90,6 +90,15 @@ def _number_of(salt: str | None) -> int:
     return 1 + int.from_bytes(hashlib.sha256(salt.encode()).digest()[:3], "big")
 
 
+def slot_cells(state: State) -> dict[str, str | int]:
+    """Return the owner of each state slot in use: a sequence, or the block of a snapshot."""
+    owners = {} if state.slots is None else state.slots.owners()
+    return {
+        str(slot): owner if isinstance(owner, int) else seq_text(owner)
+        for slot, owner in sorted(owners.items())
+    }
+
+
 def all_cells(state: State, text: NodeText) -> Cells:
     """Return every cell of a state, computed from nothing but the state."""
     fills = state.fills()
@@ -110,6 +119,7 @@ def all_cells(state: State, text: NodeText) -> Cells:
             if values.host
         },
         "tree": {str(block): text.cell(node) for block, node in state.blocks.tree.items()},
+        "slots": slot_cells(state),
     }
 
 
@@ -120,7 +130,7 @@ def key_record(state: State, text: NodeText) -> Cells:
 
 PAGE_VERSION = 1
 MAX_BLOCKS = 1 << 22
-"""Blocks that a page can draw. The simulator's largest pools are smaller."""
+"""Blocks, or slots, that a page can draw. The simulator's largest pools are smaller."""
 
 Line = tuple[str, str]
 """A record: its kind, and its JSON without a line's end."""
@@ -161,10 +171,11 @@ def head_record(
     """Return the record that begins a stream.
 
     Raises:
-        TraceError: the pool is too large for a page.
+        TraceError: a pool is too large for a page.
     """
     sizes = {key: snapshot[key] for key in ("block_size", "num_blocks", "num_host_blocks")}
-    for key in ("num_blocks", "num_host_blocks"):
+    sizes["num_slots"] = snapshot["states"]["num_slots"] if "states" in snapshot else 0
+    for key in ("num_blocks", "num_host_blocks", "num_slots"):
         if sizes[key] > MAX_BLOCKS:
             raise TraceError(f"{key} is {sizes[key]}; a page shows at most {MAX_BLOCKS}")
     return {

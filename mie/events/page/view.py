@@ -16,6 +16,7 @@ from mie.events.page.cells import (
     row_of,
     seq_cell,
     seq_text,
+    slot_cells,
 )
 from mie.events.replay import NodeState, SequenceState, State
 
@@ -131,6 +132,7 @@ class View:
         self._hosts: dict[Seq, list[int]] = {}
         self._nodes: dict[int, NodeState] = {}
         self._blocks: dict[int, tuple[int, int, int]] = {}
+        self._slots: dict[str, str | int] = {}
         self._holders: dict[int, dict[Seq, int]] = {}  # block -> its index in each table
         self._forget_changes()
         self._touch_all()
@@ -199,6 +201,7 @@ class View:
             self._compare_node(block, found)
         found["blocks"] = [*self._compare_blocks()]
         found["heat"] = self.heat.changes()
+        found["slots"] = self._compare_slots()
         self._forget_changes()
         return {name: cells for name, cells in found.items() if cells}
 
@@ -339,6 +342,12 @@ class View:
             else:
                 self._blocks[block] = new
         return found
+
+    def _compare_slots(self) -> dict[str, str | int | None]:
+        old, new = self._slots, slot_cells(self.state)
+        self._slots = new
+        freed = dict.fromkeys(old.keys() - new.keys())
+        return {**freed, **{slot: each for slot, each in new.items() if each != old.get(slot)}}
 
     def _fill(self, block: int) -> int:
         """Return the number of filled slots of one block, as `State.fills` does."""

@@ -81,6 +81,13 @@ class BlockState:
         """The number of blocks that sharing saves: table entries minus used blocks."""
         return self.in_tables.total() - self.num_used
 
+    def num_tokens(self, block: int) -> int:
+        """Return the number of tokens on the path to a node of the tree."""
+        path, node = 0, self.tree.get(block)
+        while node is not None and path < len(self.tree):  # a file may have a circle
+            path, node = path + 1, None if node.parent is None else self.tree.get(node.parent)
+        return path * self.block_size
+
     # Changes.
 
     def enter_table(self, block: int) -> None:

@@ -42,6 +42,11 @@ class SlotState:
             "hosts": dict(self.hosts),
         }
 
+    def owners(self) -> dict[int, Seq | int]:
+        """Return the owner of each slot in use: a running sequence, or a snapshot's block."""
+        owners: dict[int, Seq | int] = {slot: seq for seq, slot in self.running.items()}
+        return owners | {slot: block for block, slot in self.saved.items()}
+
     def state(self, seq: Seq, slot: int) -> None:
         """Give a running sequence a slot."""
         require(seq not in self.running, "it already has a slot")
@@ -78,7 +83,12 @@ class SlotState:
 
     def check(self, running: Collection[Seq], tree: Collection[int]) -> None:
         """Raise `TraceError` unless the owners are all running sequences, and nodes of the tree."""
-        require(self.running.keys() == {*running}, "a running sequence has no slot")
+        require(self.running.keys() >= {*running}, "a running sequence has no slot")
+        self.check_owners(running, tree)
+
+    def check_owners(self, running: Collection[Seq], tree: Collection[int]) -> None:
+        """Raise `TraceError` unless the owners are running sequences, and nodes of the tree."""
+        require(self.running.keys() <= {*running}, "a slot is of a sequence that does not run")
         require(self.saved.keys() <= {*tree}, "a snapshot is of a block that is not in the tree")
 
     def _take(self, slot: int) -> None:

@@ -48,6 +48,8 @@ class State:
                 self.rows[values["row"]] = seq
         self.blocks.load(snapshot)
         self.slots = SlotState(snapshot["states"]) if "states" in snapshot else None
+        if self.slots is not None:
+            self.slots.check_owners(self.rows.values(), self.blocks.tree)
         is_in_order = [self.waiting, self.running] == [snapshot["waiting"], snapshot["running"]]
         require(is_in_order, "the snapshot's queues do not match its sequences")
 

@@ -26,6 +26,7 @@ const LEGEND = [
   ["✕", "preempted, with the cause when you point at it"],
   ["▲ ▼", "swapped out, or back again"],
   ["● ▏", "ended: by a stop, or at its length"],
+  ["bar at a block's end", "a snapshot of the state of recurrent layers after these tokens"],
   ["dotted line", "a token that a grammar determined"],
 ];
 

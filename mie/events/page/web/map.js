@@ -2,13 +2,14 @@
 
 import { around, listen } from "./canvas.js";
 import { $, count, percent, say, some, visible } from "./dom.js";
-import { box, colour, disc, fill, hatch, ink, numberOf, path, prefersStill, rect, requests, stroke, Surface, wrap, write } from "./paint.js";
+import { box, colour, disc, fill, flag, hatch, ink, numberOf, path, prefersStill, rect, requests, stroke, Surface, wrap, write } from "./paint.js";
 import { isSelected, nameOf, redraw, select, shown, store } from "./store.js";
 
 const FADE = 1400; // milliseconds that an arrow or an eviction stays visible
 const MAX_LINES = 400; // lines from a table that are still told apart
 const DETAIL = 6000; // blocks that get a cell each at most
 const SMALL = 256; // blocks that are always drawn
+const MAX_SLOT_ROOM = 0.34; // of the map's height
 const CELLS = [72, 64, 56, 50, 45, 40, 36, 32, 28, 25, 22, 20, 17, 14, 12, 10, 8, 7]; // heights that are tried
 
 /** Return the grid for a number of blocks: tiles stand for `per` blocks each. */
@@ -40,7 +41,7 @@ function overview({ numBlocks, numTouched }) {
 }
 
 export class MemoryMap {
-  numShown; lay; hosts; gutter; top; hostTop; placed;
+  numShown; lay; hosts; states; gutter; top; stateTop; hostTop; placed;
   isWhole = false; // whether blocks that were never used are drawn, too
 
   constructor(canvas) {
@@ -63,16 +64,20 @@ export class MemoryMap {
     const hosts = run.numHostBlocks ? grid(run.numHostBlocks, width - gutter, room / 3, rem) : null;
     const top = tables.length ? tables.length * 1.75 * rem + 2.2 * rem : 0;
     const bottom = top + lay.rows * (lay.h + lay.gap);
-    const hostTop = bottom + 1.9 * rem;
-    const height = hosts ? hostTop + hosts.rows * (hosts.h + hosts.gap) : bottom;
-    Object.assign(this, { numShown, lay, hosts, gutter, top, hostTop, placed: [] });
+    const states = run.numSlots ? grid(run.numSlots, width - gutter, MAX_SLOT_ROOM * room, rem) : null;
+    const stateTop = bottom + 1.9 * rem;
+    const stateBottom = states ? stateTop + states.rows * (states.h + states.gap) : bottom;
+    const hostTop = stateBottom + 1.9 * rem;
+    const height = hosts ? hostTop + hosts.rows * (hosts.h + hosts.gap) : stateBottom;
+    Object.assign(this, { numShown, lay, hosts, states, gutter, top, stateTop, hostTop, placed: [] });
     const pen = this.surface.begin(Math.ceil(height) + 2);
     this.collect(run);
     if (!state.isKnown) this.unknown(pen);
     else if (lay.per === 1) this.cells(pen, state, tables);
     else this.tiles(pen, state, tables);
     this.labels(pen, lay, top);
-    if (hosts) this.host(pen, state, hosts, hostTop, bottom);
+    if (states) this.strip(pen, "States of recurrent layers, after so many tokens", states, stateTop, run.numSlots, (slot) => slotOwner(state, slot));
+    if (hosts) this.strip(pen, "Host memory", hosts, hostTop, run.numHostBlocks, (block) => owned(state.hostOwner().get(block)));
     this.lines(pen, tables);
     this.marks(pen);
     this.outline(pen);
@@ -88,12 +93,13 @@ export class MemoryMap {
   cells(pen, state, tables) {
     const { lay } = this;
     const lit = new Set(tables.flatMap((seq) => seq.blocks));
-    const holders = state.holders();
+    const [holders, slots] = [state.holders(), state.slotOf()];
     for (let block = 0; block < this.numShown; block += 1) {
       const [x, y] = this.place(block);
       pen.globalAlpha = lit.size && !lit.has(block) ? 0.28 : 1;
       const names = holders.get(block) ?? [];
       this[lay.h >= 1.5 * ink.rem ? "card" : "chip"](pen, state, block, names, x, y, lay.w, lay.h);
+      if (slots.has(block)) flag(pen, x, y, lay.w, lay.h);
     }
     pen.globalAlpha = 1;
   }
@@ -220,20 +226,22 @@ export class MemoryMap {
     }
   }
 
-  host(pen, state, lay, top, bottom) {
+  /** Draw a pool beside that of the blocks. `ownerOf` returns the text of a cell, and its colour unless it is hatched. */
+  strip(pen, title, lay, top, size, ownerOf) {
     const { rem } = ink;
-    const owner = state.hostOwner();
-    write(pen, "Host memory", this.gutter, bottom + 1.05 * rem, { size: 0.72, weight: 600 });
-    for (let from = 0; from < store.run.numHostBlocks; from += lay.per) {
+    write(pen, title, this.gutter, top - 0.85 * rem, { size: 0.72, weight: 600 });
+    for (let from = 0; from < size; from += lay.per) {
       const [x, y] = this.place(from, lay, top);
-      const name = owner.get(from);
-      const own = name && colour(numberOf(name));
+      const owner = ownerOf(from);
+      const own = owner?.colour;
       box(pen, x + 0.5, y + 0.5, lay.w - 1, lay.h - 1, 0.25 * rem);
-      fill(pen, name ? `${own}60` : ink.free);
-      if (lay.h > 10) stroke(pen, own ?? ink.line, 1, [3, 2]);
+      fill(pen, !owner ? ink.free : own ? `${own}60` : hatch(pen));
+      if (owner && !own) fill(pen, `${ink.panel}80`);
+      if (lay.h > 10) stroke(pen, own ?? (owner ? ink.hatch : ink.line), 1, [3, 2]);
       if (lay.h >= rem && lay.per === 1) {
-        write(pen, name ? nameOf(name) : String(from), x + 0.3 * rem, y + lay.h / 2, { weight: name ? 700 : 400, tone: name ? ink.text : ink.soft, width: lay.w - 0.5 * rem });
+        write(pen, owner?.text ?? String(from), x + 0.3 * rem, y + lay.h / 2, { weight: own ? 700 : 400, tone: owner ? ink.text : ink.soft, width: lay.w - 0.5 * rem });
       }
+      if (owner && !own && lay.h > 10) flag(pen, x, y, lay.w, lay.h);
     }
   }
 
@@ -327,18 +335,20 @@ export class MemoryMap {
   }
 
   at(x, y) {
-    const { lay, gutter, top, hosts, hostTop } = this;
+    const { lay, gutter, top, hosts, states, stateTop, hostTop } = this;
     const entry = this.placed.find(around(x, y));
     if (entry) return { kind: "block", id: entry.block };
-    const within = (grid, start, total) => {
-      const [col, row] = [Math.floor((x - gutter) / (grid.w + grid.gap)), Math.floor((y - start) / (grid.h + grid.gap))];
-      const first = (row * grid.cols + col) * grid.per;
-      return col >= 0 && col < grid.cols && row >= 0 && row < grid.rows && first < total ? first : null;
+    const within = ({ w, h, gap, cols, rows, per }, start, total) => {
+      const [col, row] = [Math.floor((x - gutter) / (w + gap)), Math.floor((y - start) / (h + gap))];
+      const first = (row * cols + col) * per;
+      return col >= 0 && col < cols && row >= 0 && row < rows && first < total ? first : null;
     };
     const block = y >= top ? within(lay, top, this.numShown) : null;
     if (block !== null) return { kind: lay.per === 1 ? "block" : "tile", id: block };
     const host = hosts && y >= hostTop ? within(hosts, hostTop, store.run.numHostBlocks) : null;
-    return host !== null ? { kind: "host", id: host } : null;
+    if (host !== null) return { kind: "host", id: host };
+    const slot = states && y >= stateTop ? within(states, stateTop, store.run.numSlots) : null;
+    return slot !== null ? { kind: "slot", id: slot } : null;
   }
 
   describe(thing) {
@@ -348,6 +358,7 @@ export class MemoryMap {
       const name = state.hostOwner().get(thing.id);
       return [`Host block ${thing.id}`, name ? `has blocks of ${nameOf(name)}, which was swapped out` : "free"];
     }
+    if (thing.kind === "slot") return [`Slot ${thing.id}`, describeSlot(state, thing.id)];
     if (thing.kind === "tile") {
       const { size, used, cached } = this.tile(state, thing.id);
       return [`Blocks ${count(thing.id)} … ${count(thing.id + size - 1)}`, `${used} in use, ${cached} only cached, ${size - used - cached} free`];
@@ -356,8 +367,9 @@ export class MemoryMap {
   }
 
   click(thing) {
-    const name = thing?.kind === "host" && shown().hostOwner().get(thing.id);
-    select(thing?.kind !== "host" ? thing : name ? { kind: "seq", id: name } : null);
+    if (thing?.kind !== "host" && thing?.kind !== "slot") return select(thing);
+    const owner = (thing.kind === "host" ? shown().hostOwner() : shown().slots).get(thing.id);
+    select(owner === undefined ? null : { kind: typeof owner === "number" ? "block" : "seq", id: owner });
   }
 
   key(event) {
@@ -374,7 +386,7 @@ export class MemoryMap {
     const { run, step } = store;
     if (!state.isKnown) return say("map-note", run.whyUnknown(step));
     const total = state.totals();
-    const text = `${some(run.numBlocks, "block")} of ${run.blockSize} tokens: ${count(total.used)} in use, ${count(total.cached)} only cached, ${count(total.free)} free${total.saved ? `; sharing saves ${count(total.saved)}` : ""}${this.lay.per > 1 ? `; a tile stands for ${this.lay.per}` : ""}${this.numShown < run.numBlocks ? `; the first ${count(this.numShown)} are drawn, and no other was ever used` : ""}`;
+    const text = `${some(run.numBlocks, "block")} of ${run.blockSize} tokens: ${count(total.used)} in use, ${count(total.cached)} only cached, ${count(total.free)} free${total.saved ? `; sharing saves ${count(total.saved)}` : ""}${run.numSlots ? `; ${count(state.slots.size)} of ${some(run.numSlots, "slot")} of states in use` : ""}${this.lay.per > 1 ? `; a tile stands for ${this.lay.per}` : ""}${this.numShown < run.numBlocks ? `; the first ${count(this.numShown)} are drawn, and no other was ever used` : ""}`;
     say("map-note", text);
     const whole = $("map-whole");
     if (whole) {
@@ -383,6 +395,24 @@ export class MemoryMap {
     }
     this.surface.canvas.setAttribute("aria-label", `Memory map after step ${store.step}. ${percent(total.used, run.numBlocks)} of the blocks are in use. Arrow keys select a block.`);
   }
+}
+
+const owned = (name) => name && { text: nameOf(name), colour: colour(numberOf(name)) };
+
+/** The owner of a slot of states, in the form of a strip. A snapshot has no colour. */
+function slotOwner(state, slot) {
+  const owner = state.slots.get(slot);
+  if (owner === undefined) return null;
+  if (typeof owner === "number") return { text: count(state.depth(owner)) };
+  const { text, colour: own } = owned(owner);
+  return { text: `${text} ${count(state.seqs.get(owner).num_computed)}`, colour: own };
+}
+
+export function describeSlot(state, slot) {
+  const owner = state.slots.get(slot);
+  if (owner === undefined) return "free";
+  if (typeof owner === "number") return `snapshot of the state after ${some(state.depth(owner), "token")}, which end in block ${owner}`;
+  return `state of ${nameOf(owner)} after ${some(state.seqs.get(owner).num_computed, "token")}`;
 }
 
 export function describeBlock(state, block) {
@@ -398,7 +428,8 @@ export function describeBlock(state, block) {
     pins > 0 ? some(pins, "copy", "copies") : "",
   ].filter(Boolean);
   const text = run.textOfBlock(state, block, names);
-  return [`Block ${block}`, `${some(refs, "reference")}: ${who.join(", ")}`, `${state.fill[block]} of ${run.blockSize} slots filled`, ...(text ? [`“${visible(text)}”`] : [])];
+  const slot = state.slotOf().get(block);
+  return [`Block ${block}`, ...(slot === undefined ? [] : [`slot ${slot}: ${describeSlot(state, slot)}`]), `${some(refs, "reference")}: ${who.join(", ")}`, `${state.fill[block]} of ${run.blockSize} slots filled`, ...(text ? [`“${visible(text)}”`] : [])];
 }
 
 function arrow(pen, ax, ay, bx, by, alpha) {

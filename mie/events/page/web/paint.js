@@ -55,6 +55,12 @@ export function hatch(pen) {
   return ink.hatching;
 }
 
+/** Mark the end of a block whose tokens a snapshot of the state stands for. */
+export function flag(pen, x, y, width, height) {
+  const size = Math.max(2, Math.min(0.22 * ink.rem, width / 4));
+  rect(pen, ink.text, x + width - size, y, size, height);
+}
+
 /** A canvas that is as wide as its place and as high as its view asks for. */
 export class Surface {
   constructor(canvas, onResize) {
@@ -89,8 +95,8 @@ export class Surface {
   }
 
   point(event) {
-    const box = this.canvas.getBoundingClientRect();
-    return [event.clientX - box.left, event.clientY - box.top];
+    const { left, top } = this.canvas.getBoundingClientRect();
+    return [event.clientX - left, event.clientY - top];
   }
 }
 

@@ -1,10 +1,17 @@
 // Where records come from: a server, a recorded run, a file, or the page itself.
 
 import { Run } from "./run.js";
+import { KINDS, openStream } from "./stream.js";
+
+/** The model that the page's address names, of several behind one server. */
+export const chosen = new URLSearchParams(globalThis.location?.search).get("model");
+
+/** Return a path about a model. */
+export const about = (path, model = chosen) => model ? `${path}${path.includes("?") ? "&" : "?"}${new URLSearchParams({ model })}` : path;
 
 /** Fetch from this page's server. Every request says that the page sends it. */
 export async function ask(path, options = {}) {
-  const answer = await fetch(path, { ...options, headers: { "x-mie-page": "1", ...options.headers } });
+  const answer = await fetch(about(path), { ...options, headers: { "x-mie-page": "1", ...options.headers } });
   if (answer.ok) return answer;
   const { error } = await answer.json().catch(() => ({ error: null }));
   const message = error?.message ?? `${path}: ${answer.status} ${answer.statusText}`;
@@ -73,7 +80,6 @@ export async function unpacked({ title, gzip }) {
   return recorded(parse(await new Response(stream).text()), title);
 }
 
-const KINDS = ["head", "key", "steps", "now", "truth", "alive", "end"];
 const SILENCE = 5000; // milliseconds without news, which come every two seconds at least
 const HIDDEN = 2000; // milliseconds after which a page that nobody sees gives up its connection
 const AGAIN = [1000, 10000]; // milliseconds until the first and the last further try
@@ -81,7 +87,7 @@ const AGAIN = [1000, 10000]; // milliseconds until the first and the last furthe
 /**
  * The live stream of the server. `on` hears of runs, records, truth and trouble.
  *
- * A browser opens six connections to a server, so only a page that can be seen has a stream.
+ * Only a page that can be seen has a stream, and all pages of a browser share one (`hub.js`).
  */
 export class Live {
   constructor(on) {
@@ -91,12 +97,14 @@ export class Live {
     this.connect();
     setInterval(() => this.watch(), SILENCE / 5);
     document.addEventListener("visibilitychange", () => this.look());
+    addEventListener("pagehide", () => this.events.close());
+    addEventListener("pageshow", () => this.look());
   }
 
   connect() {
     clearTimeout(this.timer);
     this.events?.close();
-    this.events = new EventSource("mie/events");
+    this.events = openStream("mie/events");
     this.heard = performance.now();
     for (const kind of KINDS) {
       this.events.addEventListener(kind, (event) => this.take(JSON.parse(event.data)));

@@ -21,6 +21,7 @@ export class State {
     this.seqs = new Map();
     this.tree = new Map();
     this.heat = new Map();
+    this.slots = new Map(); // of states: the name of a sequence, or the block of a snapshot
     this.version += 1;
     this.treeVersion += 1;
   }
@@ -57,6 +58,10 @@ export class State {
     for (const [name, blocks] of Object.entries(set.host ?? {})) if (this.seqs.has(name)) this.seqs.get(name).host = blocks;
     for (const [block, node] of Object.entries(set.tree ?? {})) this.tree.set(Number(block), node);
     for (const [block, [uses, idle]] of Object.entries(set.heat ?? {})) this.heat.set(Number(block), { uses, idle });
+    for (const [slot, owner] of Object.entries(set.slots ?? {})) {
+      if (owner === null) this.slots.delete(Number(slot));
+      else this.slots.set(Number(slot), owner);
+    }
   }
 
   // Queries. What costs more than a look is kept until the state changes.
@@ -106,6 +111,18 @@ export class State {
     });
   }
 
+  /** The slot of the state of each sequence and of each block with a snapshot. */
+  slotOf() {
+    return this.kept("slotOf", () => new Map([...this.slots].map(([slot, owner]) => [owner, slot])));
+  }
+
+  /** The number of tokens on the path to a node of the tree. */
+  depth(block) {
+    let depth = 0;
+    for (let at = block; at !== null && this.tree.has(at) && depth < this.tree.size; at = this.tree.get(at).parent) depth += 1;
+    return depth * this.blockSize;
+  }
+
   /** Numbers under the names that the server gives them. */
   totals() {
     return this.kept("totals", () => {
@@ -139,7 +156,7 @@ export class State {
       if (swapped.length) host[name] = [...swapped];
     }
     const tree = Object.fromEntries([...this.tree].map(([block, { parent, salt }]) => [block, { parent, salt }]));
-    return { step: this.step, blocks, seqs, tables, host, tree };
+    return { step: this.step, blocks, seqs, tables, host, tree, slots: Object.fromEntries(this.slots) };
   }
 }
 

@@ -1,6 +1,7 @@
 // The same data as tables, for screen readers and in numbers. Only open ones are drawn.
 
 import { $, chip, count, el, some, visible } from "./dom.js";
+import { describeSlot } from "./map.js";
 import { KINDS } from "./state.js";
 import { nameOf, redraw, select, shown, store } from "./store.js";
 import { shape } from "./tree.js";
@@ -49,6 +50,13 @@ const TABLES = [
         pick: { kind: "block", id: block },
         cells: () => [block, node.parent ?? "", state.heat.get(block)?.uses ?? "", ranks.get(block) ?? "", visible(store.run.textOfBlock(state, block))],
       }));
+    },
+  },
+  {
+    title: "States",
+    head: ["slot", "contents"],
+    rows(state) {
+      return [...state.slots.keys()].sort((a, b) => a - b).map((slot) => ({ cells: () => [slot, describeSlot(state, slot)] }));
     },
   },
   {

@@ -3,7 +3,7 @@
 import { around, listen } from "./canvas.js";
 import { count, say, some, visible } from "./dom.js";
 import { describeBlock } from "./map.js";
-import { box, colour, fill, font, hatch, ink, rect, requests, stroke, Surface, wrap, write } from "./paint.js";
+import { box, colour, fill, flag, font, hatch, ink, rect, requests, stroke, Surface, wrap, write } from "./paint.js";
 import { isBlock, redraw, select, shown, store } from "./store.js";
 
 const MAX_LEAVES = 150;
@@ -91,6 +91,7 @@ export class PrefixTree {
     const w = chain.length * unit - gap;
     rect(pen, ink.free, x, y, w, h);
     const every = Math.ceil(Math.max(1, NARROWEST / unit));
+    const slots = state.slotOf();
     const owners = every > 1 ? state.owner() : null;
     for (let i = 0; i < chain.length; i += every) {
       const block = chain[i];
@@ -109,6 +110,7 @@ export class PrefixTree {
         rect(pen, colour(owner), left + (width * k) / all.length, y + h - bar, width / all.length, bar);
       });
       if (i && unit > 8) rect(pen, ink.panel, left - 0.5, y, 1, h);
+      if (chain.slice(i, i + every).some((each) => slots.has(each))) flag(pen, left, y, width, h);
       this.boxes.push({ x: left, y, w: every * unit, h: rows * pitch, block });
     }
     const rank = ranks.get(chain.at(-1));
