@@ -305,7 +305,7 @@ def step_size(
         num_seqs=min(config.max_num_batched_tokens, config.max_num_seqs),
         max_len=max_model_len,
         hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size if any(map(model.has_mlp, layers)) else 0,
+        intermediate_size=max(map(model.mlp_size, filter(model.has_mlp, layers)), default=0),
         vocab_size=model.vocab_size,
         num_heads=model.num_heads,
         num_chosen=model.experts.num_chosen if model.experts else 0,
