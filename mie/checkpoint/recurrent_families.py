@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from mie.checkpoint.family import MULTIPLIERS, Family, Names, Recurrent
-from mie.checkpoint.sparse_families import GRANITE_EXPERTS
+from mie.checkpoint.sparse_families import GRANITE_EXPERTS, SHARED_EXPERT
 
 _DELTA = Recurrent(
     kind="delta",
@@ -38,11 +38,6 @@ _QWEN_EXPERTS = {
 _QWEN_SPARSE = (
     *("attention_bias", "partial_rotary_factor", "mrope_section"),
     *("moe_intermediate_size", "num_experts", "num_local_experts"),
-)
-_QWEN_SHARED = Names(
-    gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
-    down="mlp.shared_expert.down_proj",
-    shared_gate="mlp.shared_expert_gate",
 )
 
 RECURRENT_FAMILIES: Mapping[str, Family] = {
@@ -108,7 +103,7 @@ RECURRENT_FAMILIES: Mapping[str, Family] = {
         expert_size="moe_intermediate_size",
         keys={"shared_expert_intermediate_size": "shared_intermediate_size"},
         recurrent=_DELTA,
-        names=_QWEN_SHARED,
+        names=SHARED_EXPERT,
     ),
     "Qwen3NextForCausalLM": Family(
         title="Qwen3-Next",
@@ -138,7 +133,7 @@ RECURRENT_FAMILIES: Mapping[str, Family] = {
             norm="linear_attn.norm",
             out="linear_attn.out_proj",
         ),
-        names=_QWEN_SHARED,
+        names=SHARED_EXPERT,
     ),
     "OlmoHybridForCausalLM": Family(
         title="OLMo hybrid",

@@ -12,6 +12,7 @@ from tiny_models import GPT_OSS, QWEN3_MOE, random_weights, write_model
 
 from mie import LLM, SamplingParams
 from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.tensors import expected_tensors
 from mie.errors import ModelError, UnsupportedModelError, WeightsError
 from mie.load.quantisation import rounded_forms
 from mie.ops.experts import by_expert, experts, route
@@ -234,3 +235,14 @@ def test_small_weights_of_experts_agree_on_the_backends(tmp_path: Path, quantiza
     wanted = logprobs("numpy-plain")
     np.testing.assert_allclose(logprobs("numpy"), wanted, atol=2e-5)
     np.testing.assert_allclose(logprobs("jit"), wanted, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["qwen2_moe_shared", "qwen3_next_experts"])
+def test_dense_layers_beside_a_shared_expert_have_an_mlp_of_another_size(name: str) -> None:
+    values = json.loads((GOLDEN / name / "config.json").read_text())
+    values |= {"mlp_only_layers": [0], "intermediate_size": 56}
+    shapes = expected_tensors(ModelConfig.from_hf(values))
+    own, shared = "model.layers.{}.mlp.up_proj.weight", "model.layers.{}.mlp.shared_expert.up_proj"
+    assert shapes[own.format(0)] == (56, 32)
+    assert shapes[f"{shared.format(1)}.weight"] == (24, 32)
+    assert not {own.format(1), f"{shared.format(0)}.weight"} & shapes.keys()

@@ -26,6 +26,7 @@ FAMILY_FORMATS: Mapping[str, FamilyFormats] = {
     "MinistralForCausalLM": _MISTRAL,
     "Ministral3ForCausalLM": _MISTRAL,
     "Qwen2ForCausalLM": FamilyFormats(calls="hermes"),
+    "Qwen2MoeForCausalLM": FamilyFormats(calls="hermes"),
     "Qwen3ForCausalLM": _HERMES,
     "Qwen3MoeForCausalLM": _HERMES,
     "SmolLM3ForCausalLM": _HERMES,
