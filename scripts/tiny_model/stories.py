@@ -376,26 +376,26 @@ class Writer:
         pairs: list[tuple[str, str]] = []
         for _ in range(count):
             kind = self.rng.random()
-            if kind < 0.22:
+            if kind < 0.18 and len(told.text) > 300:
                 answer = self.short_story(told.cast, told.plot)
                 pairs.append(self._follow("shorter_requests", told, answer))
-            elif kind < 0.42:
+            elif kind < 0.34:
                 other = self.rng.choice([plot for plot in G.plots if plot != told.plot])
                 told = self._tell(told.cast, other)
                 pairs.append(self._follow("same_again", told, told.text))
-            elif kind < 0.64:
+            elif kind < 0.50:
                 new = told.renamed(self._name(told.cast.girl))
                 self.slot_words.add(new.cast.name)
                 template = self.rng.choice(G.lines["rename_requests"])
                 request = self._ask(template.replace("<new>", new.cast.name), told.cast)
                 told = new
                 pairs.append((self._casually(request), told.text))
-            elif kind < 0.82:
+            elif kind < 0.70:
                 beats = [G.lines[f"next_{part}"] for part in ("first", "second", "third")]
                 chosen = beats if self.rng.random() < 0.6 else beats[:2]
                 answer = " ".join(self.fill(self.rng.choice(b), told.cast) for b in chosen)
                 pairs.append(self._follow("next_requests", told, answer))
-            elif kind < 0.94:
+            elif kind < 0.82:
                 pairs += self.story_questions(told.cast, 1)
             else:
                 pairs.append(self.small_talk())
@@ -495,10 +495,19 @@ class Writer:
 
     def very_short(self) -> list[Segment]:
         """Return a request for a very short story, and the story."""
-        cast = self.cast(friend=self.rng.random() < 0.2)
+        cast = self.cast()
         request = self._ask(self.rng.choice(G.lines["very_short_requests"]), cast)
         pair = self._casually(request), self.short_story(cast, self.plot(cast))
         return self.raw(*pair) if self.rng.random() < 0.3 else self.chat([pair])
+
+    def asked(self) -> list[Segment]:
+        """Return a chat of a story or a very short one and requests about it."""
+        request, told = self.story_pair()
+        if not told.cast.friend and self.rng.random() < 0.5:
+            request = self._ask(self.rng.choice(G.lines["very_short_requests"]), told.cast)
+            told = replace(told, text=self.short_story(told.cast, told.plot))
+        more = self.follow_ups(told, self.rng.choice((1, 1, 2)))
+        return self.chat([(request, told.text), *more])
 
     def repetition(self) -> list[Segment]:
         """Return a request to repeat some made-up words, and the words.
@@ -513,13 +522,15 @@ class Writer:
         return self.chat([(request, f"{text}.")], system=False)
 
     def document(self, progress: float = 1.0) -> list[Segment]:
-        """Return one training document. Most of the first ones are short."""
+        """Return one training document. The first ones are mostly short, and the last ones have more requests."""
         self.slot_words.clear()
         self.odd = 2 * self.mean_odd * self.rng.random()
         if self.rng.random() < (0.4 if progress < 0.3 else 0.03):
             return self.repetition()
         if progress < 0.2 and self.rng.random() < 0.5:
             return self.very_short() if self.rng.random() < 0.4 else self.chat(self.fact_pairs())
+        if progress > 0.5 and self.rng.random() < 0.4:
+            return self.asked()
         kind = self.rng.random()
         if kind < 0.18:
             request, told = self.story_pair()
@@ -532,9 +543,7 @@ class Writer:
             questions = self.story_questions(told.cast, self.rng.choice((1, 2, 3)))
             return self.chat([(request, told.text), *questions])
         if kind < 0.65:
-            request, told = self.story_pair()
-            more = self.follow_ups(told, self.rng.choice((1, 1, 2)))
-            return self.chat([(request, told.text), *more])
+            return self.asked()
         if kind < 0.76:
             return self.chat(self.fact_pairs())
         if kind < 0.79:
@@ -582,12 +591,13 @@ def _more(kind: str) -> list[str]:
 
 
 def slot_lists() -> dict[str, list[str]]:
-    """Return the words that a prompt can have."""
+    """Return the single words that a prompt can have. The checker does not know pairs."""
     names = ("girls", "boys", "more_girls", "more_boys")
-    return {
-        "names": sorted(word for name in names for word in G.words[name]),
-        **{k: sorted([*G.fitting[k], *_more(k)]) for k in ("animals", "places", "objects")},
+    lists = {
+        "names": [word for name in names for word in G.words[name]],
+        **{k: [*G.fitting[k], *_more(k)] for k in ("animals", "places", "objects")},
     }
+    return {kind: sorted(w for w in words if " " not in w) for kind, words in lists.items()}
 
 
 def usual_words() -> list[str]:

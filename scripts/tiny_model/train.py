@@ -216,7 +216,8 @@ class Trainer:
         """The part of the run that is done, from 0 to 1."""
         by_time = self.seconds / (60 * self.args.minutes)
         by_steps = self.step / self.args.steps if self.args.steps else 0.0
-        return min(1.0, max(by_time, by_steps))
+        done = max(by_time, by_steps)
+        return min(1.0, self.args.skip + (1 - self.args.skip) * done)
 
     def autocast(self) -> torch.autocast:
         """Use bf16 for the matrix products, if the options say so."""
@@ -419,6 +420,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0, help="end after so many updates")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=4e-3, help="peak learning rate")
+    parser.add_argument(
+        "--skip", type=float, default=0.0, help="begin at this part of the schedule, from 0 to 1"
+    )
     parser.add_argument(
         "--step-seconds", type=float, default=0.0, help="gather batches for this long"
     )
