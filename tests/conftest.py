@@ -44,6 +44,28 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) + 1
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let `make test` build few kernels, and `make test-all` one for every case.
+
+    It keeps the cases that together have each value of each parameter, and marks the others slow.
+    """
+    tests: dict[object, dict[pytest.Item, set[tuple[str, str]]]] = {}
+    for item in items:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        builds = "mode" in params or item.path.parent.name == "jit"
+        if builds and isinstance(item, pytest.Function) and not item.get_closest_marker("slow"):
+            values = {(name, repr(value)) for name, value in params.items()}
+            tests.setdefault(item.function, {})[item] = values
+    for cases in tests.values():
+        missing = set[tuple[str, str]]().union(*cases.values())
+        while missing:
+            kept = max(cases, key=lambda case: len(cases[case] & missing))
+            missing -= cases.pop(kept)
+        for item in cases:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """Keep the collected tests out of later garbage collections, which take 0.3 s with them."""
@@ -84,19 +106,20 @@ def _own_cache(
     own = tmp_path_factory.getbasetemp()
     cache = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
     cache.mkdir(mode=0o700, exist_ok=True)
-    _keep_kernels(pytestconfig, cache)
+    _keep_builds(pytestconfig, cache)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))
         yield
 
 
-def _keep_kernels(config: pytest.Config, cache: Path) -> None:
-    """Let the kernels that backend jit compiles stay for the next run of the tests."""
-    kept = config.rootpath / ".pytest_cache" / "d" / "mie-jit"
-    with suppress(OSError):  # another worker was faster, or the folder cannot be written
-        kept.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (cache / "mie").mkdir(mode=0o700, exist_ok=True)
-        (cache / "mie" / "jit").symlink_to(kept)
+def _keep_builds(config: pytest.Config, cache: Path) -> None:
+    """Let the compiled kernels of `jit` and of the emulator stay for the next run of the tests."""
+    for name in ("jit", "emulator"):
+        kept = config.rootpath / ".pytest_cache" / "d" / f"mie-{name}"
+        with suppress(OSError):  # another worker was faster, or the folder cannot be written
+            kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (cache / "mie").mkdir(mode=0o700, exist_ok=True)
+            (cache / "mie" / name).symlink_to(kept)
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ class Experts:
     is_normalised: bool  # whether the weights of a token's experts sum to 1
     layers: tuple[bool, ...]  # which layers are sparse
     are_beside_mlp: bool  # whether sparse layers have an MLP for all tokens, too
+    dense_size: int  # the intermediate size of the MLP of other layers, if there are any
 
 
 def read_experts(reader: JsonReader, family: Family, num_layers: int) -> Experts | None:
@@ -41,11 +42,6 @@ def read_experts(reader: JsonReader, family: Family, num_layers: int) -> Experts
         is_normalised = reader.flag("norm_topk_prob", default=False)
     _check_activation(reader, family)
     layers = _layers(reader, num_layers)
-    if family.names.shared_gate is not None and not all(layers):
-        raise UnsupportedModelError(
-            f"{reader.source}: layers without experts (mlp_only_layers, decoder_sparse_step) are "
-            f"not supported in {family.title}"
-        )
     if number * sum(layers) > MAX_EXPERTS_OF_MODEL:
         expected = f"must be at most {MAX_EXPERTS_OF_MODEL} in all layers"
         raise reader.error(keys[0], expected, number * sum(layers))
@@ -59,6 +55,7 @@ def read_experts(reader: JsonReader, family: Family, num_layers: int) -> Experts
         layers=layers,
         are_beside_mlp="shared_intermediate_size" in family.defaults
         and bool(reader.values["shared_intermediate_size"]),
+        dense_size=0 if all(layers) else reader.integer("intermediate_size", maximum=MAX_WIDTH),
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from mie.checkpoint.family import MULTIPLIERS, Family, Names, Recurrent
-from mie.checkpoint.sparse_families import GRANITE_EXPERTS
+from mie.checkpoint.sparse_families import GRANITE_EXPERTS, SHARED_EXPERT
 
 _DELTA = Recurrent(
     kind="delta",
@@ -28,6 +28,17 @@ _QWEN_SIZES = {
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
 }
+
+_QWEN_EXPERTS = {
+    "num_key_value_heads": 2,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "shared_intermediate_size": 512,
+}
+_QWEN_SPARSE = (
+    *("attention_bias", "partial_rotary_factor", "mrope_section"),
+    *("moe_intermediate_size", "num_experts", "num_local_experts"),
+)
 
 RECURRENT_FAMILIES: Mapping[str, Family] = {
     "Lfm2ForCausalLM": Family(
@@ -81,23 +92,30 @@ RECURRENT_FAMILIES: Mapping[str, Family] = {
         gates_attention=True,
         recurrent=_DELTA,
     ),
+    "Qwen3_5MoeForCausalLM": Family(
+        title="Qwen3.5, text, sparse",
+        model_type="qwen3_5_moe_text",
+        defaults={**_QWEN_SIZES, **_QWEN_EXPERTS, "num_experts": 256, "num_experts_per_tok": 8},
+        implements=_QWEN_SPARSE,
+        qk_norm="head",
+        norm_offset=1,
+        gates_attention=True,
+        expert_size="moe_intermediate_size",
+        keys={"shared_expert_intermediate_size": "shared_intermediate_size"},
+        recurrent=_DELTA,
+        names=SHARED_EXPERT,
+    ),
     "Qwen3NextForCausalLM": Family(
         title="Qwen3-Next",
         model_type="qwen3_next",
         defaults={
             **_QWEN_SIZES,
-            "num_key_value_heads": 2,
-            "moe_intermediate_size": 512,
-            "shared_expert_intermediate_size": 512,
-            "shared_intermediate_size": 512,
+            **_QWEN_EXPERTS,
             "num_experts": 512,
             "num_experts_per_tok": 10,
             "norm_topk_prob": True,
         },
-        implements=(
-            *("attention_bias", "partial_rotary_factor", "mrope_section"),
-            *("moe_intermediate_size", "num_experts", "num_local_experts"),
-        ),
+        implements=_QWEN_SPARSE,
         qk_norm="head",
         norm_offset=1,
         gates_attention=True,
@@ -115,11 +133,7 @@ RECURRENT_FAMILIES: Mapping[str, Family] = {
             norm="linear_attn.norm",
             out="linear_attn.out_proj",
         ),
-        names=Names(
-            gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
-            down="mlp.shared_expert.down_proj",
-            shared_gate="mlp.shared_expert_gate",
-        ),
+        names=SHARED_EXPERT,
     ),
     "OlmoHybridForCausalLM": Family(
         title="OLMo hybrid",

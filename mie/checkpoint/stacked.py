@@ -8,6 +8,8 @@ from mie.checkpoint.tensors import Shape
 
 ENDS = {".weight": "weight", "_bias": "bias", "_blocks": "blocks", "_scales": "scales"}
 """The ends of names of stacks, and those of the tensors of each expert."""
+JOINED = {"experts.gate_up_proj": ("gate_proj", "up_proj"), "experts.down_proj": ("down_proj",)}
+"""Stacks [E, N, K] without an end, and the matrices of an expert whose rows they hold."""
 
 
 def unstacked(
@@ -16,7 +18,8 @@ def unstacked(
     """Return the tensors with the matrix of each expert in place of a stack.
 
     A stack "x.weight" is [E, N, K], and "x" without an end is [E, K, N]. The matrix of expert 3 is
-    called "x.3.weight". Biases, and the blocks and scales of MXFP4, are named alike.
+    called "x.3.weight". Biases, and the blocks and scales of MXFP4, are named alike. Where a family
+    names each expert's matrices (Qwen), its stacks are those of `JOINED`.
     """
     entries: dict[str, TensorEntry] = {}
     for name, entry in found.items():
@@ -25,9 +28,24 @@ def unstacked(
         if f"{module}.0.weight" in expected and entry.shape:
             for expert, own in enumerate(_parts(entry, is_turned=not end)):
                 entries[f"{module}.{expert}.{ENDS.get(end, 'weight')}"] = own
+        elif (joined := _joined(name, expected)) and len(entry.shape) == 3:
+            for expert, own in enumerate(_parts(entry, is_turned=False)):
+                halves = replace(
+                    own, shape=(len(joined), own.shape[0] // len(joined), own.shape[1])
+                )
+                for part, half in zip(joined, _parts(halves, is_turned=False), strict=False):
+                    entries[f"{name.rpartition('.')[0]}.{expert}.{part}.weight"] = half
         else:
             entries[name] = entry
     return entries
+
+
+def _joined(name: str, expected: Mapping[str, Shape]) -> tuple[str, ...]:
+    """Return the matrices that a stack holds for each expert, or none if it is no such stack."""
+    prefix, _, part = name.rpartition(".experts.")
+    joined = JOINED.get(f"experts.{part}", ())
+    is_one = bool(joined) and f"{prefix}.experts.0.{joined[0]}.weight" in expected
+    return joined if is_one else ()
 
 
 def _parts(entry: TensorEntry, is_turned: bool) -> Iterator[TensorEntry]:

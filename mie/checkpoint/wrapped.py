@@ -7,6 +7,7 @@ WRAPPERS = (
     "Gemma3ForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
 )
 """Models with a text part of a supported family, which is in ``text_config``."""
 

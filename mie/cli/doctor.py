@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from mie.cli.diagnosis.cpu import CPU_CHECKS
 from mie.cli.diagnosis.gpu import GPU_CHECKS, JETSON_CHECKS
-from mie.cli.diagnosis.machine import Check, Machine, Survey
+from mie.cli.diagnosis.machine import ASK_SECONDS, Check, Facts, Machine, Survey, Topic
 from mie.cli.parser import Commands, declared
 from mie.errors import ConfigError
 from mie.system.cache_dir import CacheError, open_cache
@@ -32,21 +32,30 @@ numpy-plain is left out, because it runs on the same machines as numpy.
 """
 
 
+TRIAL_SECONDS = 3.0
+"""Timeout in seconds of a trial that nobody asked for. A first compilation takes longer."""
+
+
 def examine(
-    machine: Machine, backends: Sequence[str], progress: Progress
-) -> tuple[list[Check], dict[str, str | None]]:
+    machine: Machine,
+    backends: Sequence[str],
+    progress: Progress,
+    trial_seconds: float = TRIAL_SECONDS,
+) -> tuple[list[Check], dict[str, Facts]]:
     """Return the results in the order of the tables of checks, and of each backend's trial.
 
-    A trial's result is the reason why the backend does not work, or None.
+    A trial's result is empty if the backend works. Otherwise "error" is the reason, or, with
+    "is_late", the trial had not ended after ``trial_seconds``.
     """
     trials = {name: ("backend", name) for name in backends}
-    topics = [*Survey.topics, *trials.values()]
+    topics: dict[Topic, float] = dict.fromkeys(Survey.topics, ASK_SECONDS)
+    topics |= dict.fromkeys(trials.values(), trial_seconds)
     with progress(len(topics)) as count:
         facts = machine.ask_all(topics, count)
     survey = Survey(machine, facts)
     checks = {**CPU_CHECKS, **GPU_CHECKS, **(JETSON_CHECKS if survey.is_jetson else {})}
     results = [Check(name, *found) for name, check in checks.items() for found in check(survey)]
-    return results, {name: facts[topic].get("error") for name, topic in trials.items()}
+    return results, {name: facts[topic] for name, topic in trials.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,17 +157,24 @@ def run(args: argparse.Namespace, machine: Machine | None = None) -> int:
         raise ConfigError("--model needs --compile")
     if args.compile:
         return _compile(args)
-    machine = machine or Machine()
-    checks, reasons = examine(
-        machine, [args.backend] if args.backend else BACKENDS, partial(_bar, "examining", "check")
-    )
+    progress = partial(_bar, "examining", "check")
+    names = [args.backend] if args.backend else BACKENDS
+    patience = ASK_SECONDS if args.backend else TRIAL_SECONDS
+    checks, trials = examine(machine or Machine(), names, progress, patience)
     if args.json:
-        trials = [{"name": x, "works": why is None, "reason": why} for x, why in reasons.items()]
-        report = {"mie": __version__, "checks": list(map(asdict, checks)), "backends": trials}
+        backends = [
+            {
+                "name": name,
+                "works": None if "is_late" in trial else "error" not in trial,
+                "reason": trial.get("error"),
+            }
+            for name, trial in trials.items()
+        ]
+        report = {"mie": __version__, "checks": list(map(asdict, checks)), "backends": backends}
         print(json.dumps(report, indent=2))
     else:
-        print(render(checks, reasons))
-    return 1 if args.backend and reasons[args.backend] else 0
+        print(render(checks, trials))
+    return 1 if args.backend and trials[args.backend] else 0
 
 
 def _compile(args: argparse.Namespace) -> int:
@@ -200,10 +216,10 @@ def _bar(what: str, unit: str, number: int) -> Iterator[Callable[[int], object]]
         yield bar.update
 
 
-def render(checks: Sequence[Check], reasons: Mapping[str, str | None]) -> str:
+def render(checks: Sequence[Check], trials: Mapping[str, Facts]) -> str:
     """Return the report as text, one fact per line, with remedies below problems.
 
-    ``reasons`` says of each backend why it does not work, or None if it does.
+    ``trials`` are those of `examine`.
     """
     lines = []
     for check in checks:
@@ -211,7 +227,10 @@ def render(checks: Sequence[Check], reasons: Mapping[str, str | None]) -> str:
         if check.remedy is not None:
             lines.append(_LINE.format("", "", f"remedy: {check.remedy}"))
     lines.append("")
-    for name, reason in reasons.items():
-        verdict = "works" if reason is None else f"does not work: {reason}"
+    for name, trial in trials.items():
+        verdict = f"does not work: {trial['error']}" if trial else "works"
+        if "is_late" in trial:
+            why = f"no answer within {TRIAL_SECONDS:g} s (it compiles, or the machine is busy)"
+            verdict = f"unknown: {why}; mie doctor --backend {name} waits for one"
         lines.append(_LINE.format("backend", name, verdict))
     return "\n".join(lines)

@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mie.cli.options import DEFAULT_MODEL, trace_file
@@ -16,6 +17,8 @@ from mie.config.settings import ON_CPU_THREADS
 from mie.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
+    from mie.async_llm import AsyncLLM
+    from mie.load.directory import ModelsDirectory, PlannedModel
     from mie.serve.config import ServeConfig
     from mie.serve.keys import Keys
 
@@ -77,13 +80,51 @@ def run(args: argparse.Namespace) -> int:
     )
     settings = with_quotas(engine_settings(args), config.keys)
     EngineArgs(**settings)  # refuses bad values before anything is opened
-    if is_on_ray(args):
+    if is_on_ray(args) and config.models_dir is None:
         return serve_on_ray(args, config, settings)
     serve = import_serve()
     from mie.async_llm import AsyncLLM
 
+    if config.models_dir is not None:
+        from mie.serve.router import ModelsEdge
+
+        directory = models_directory(args, config, settings)
+        load = partial(_load_planned, AsyncLLM)
+        return serve(lambda: ModelsEdge(directory, load, config), config)
     with trace_file(args.trace) as file:
         return serve(lambda: AsyncLLM(**settings, trace=file), config)
+
+
+_OF_ONE_MODEL = (
+    *("served_model", "model", "served_model_name", "tokenizer", "tokenizer_revision", "revision"),
+    *("hf_overrides", "chat_template", "trace", "replicas", "ray_address", "autoscaling"),
+)
+"""Options that are for one model, and make no sense with ``--models-dir``."""
+
+
+def models_directory(
+    args: argparse.Namespace, config: ServeConfig, settings: Mapping[str, Any]
+) -> ModelsDirectory:
+    """Return the folder of ``--models-dir``.
+
+    Raises:
+        ConfigError: it cannot be read, or an option does not fit several models.
+    """
+    from mie.load.directory import ModelsDirectory
+
+    for name in _OF_ONE_MODEL:
+        if getattr(args, name, None) is not None:
+            option = "MODEL" if name == "served_model" else f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"{option} is for one model, and --models-dir for several; leave one of them out"
+            )
+    assert config.models_dir is not None
+    folder = Path(config.models_dir).expanduser()
+    return ModelsDirectory(folder, settings, config.models_memory)
+
+
+def _load_planned(llm: type[AsyncLLM], planned: PlannedModel) -> AsyncLLM:
+    return llm(**planned.settings)
 
 
 def engine_settings(args: argparse.Namespace) -> dict[str, Any]:

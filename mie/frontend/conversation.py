@@ -4,10 +4,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mie.structured.tools.channels import unfinished_header
 from mie.structured.tools.definitions import ToolCall, tool_choice_of
 from mie.structured.tools.families import FAMILY_FORMATS, NO_FORMATS
 from mie.structured.tools.forced import grammar_of, new_parser
-from mie.structured.tools.formats import AnswerFormat, call_format, reasoning_tags
+from mie.structured.tools.formats import (
+    FINAL,
+    REPLY,
+    AnswerFormat,
+    call_format,
+    reasoning_tags,
+    writes_channels,
+)
 from mie.text.messages import Message
 from mie.text.pretrained import PretrainedTokenizer
 
@@ -62,15 +70,20 @@ def prompt_of(
         )
         return {**prompt, "answer": form}
     tags = reasoning_tags(reasoning_parser, template, declared, family)
-    if calls is None and tags is None:
+    has_channels = writes_channels(template)
+    if calls is None and tags is None and not has_channels:
         return prompt
     form = AnswerFormat(
         reasoning=tags,
-        begins_in_reasoning=tags is not None and text.rstrip().endswith(tags.open),
         calls=calls,
         names=frozenset() if choice is None else choice.names,
         may_repeat=choice is None or choice.may_repeat,
+        before_structure=FINAL if has_channels and text.endswith(REPLY) else "",
     )
+    if form.has_channels:
+        form = replace(form, begins_with=unfinished_header(text))
+    elif tags is not None and text.rstrip().endswith(tags.open):
+        form = replace(form, begins_with=tags.open)
     return {**prompt, "answer": form}
 
 

@@ -74,6 +74,10 @@ class Preparer:
         cache_salt = given.get("cache_salt")
         check_labels(request_id, priority, cache_salt, client, self.limits)
         text, token_ids = self._tokenize(given, params)
+        form: AnswerFormat | None = given.get("answer")
+        if form is not None and form.before_structure and params.structured_outputs is not None:
+            text = None if text is None else text + form.before_structure
+            token_ids += self.encode(form.before_structure, add_special_tokens=False)
         self.engine.check(token_ids, params)
         return PreparedRequest(
             prompt=text,

@@ -74,15 +74,8 @@ def load_engine(
     began = time.perf_counter()
     config = config or EngineConfig()
     model = model or ModelConfig.load(directory)
-    weights = (
-        RandomWeights(model, config.seed)
-        if load_format == "dummy"
-        else Checkpoint.open(directory, expected_tensors(model), model.quantisation)
-    )
-    weights = quantised(weights, model, quantization, head_dtype)
-    dtypes = weights.matrix_dtypes
-    widest = dtypes.pop() if len(dtypes) == 1 else "float32"
-    load = partial(load_backend, checkpoint_dtype=model.dtype, weights_dtype=widest)
+    weights = opened(directory, model, load_format, config.seed, quantization, head_dtype)
+    load = partial(load_backend, checkpoint_dtype=model.dtype, weights_dtype=widest(weights))
     logger = logging.getLogger(__name__)
     machine = load(backend, dtype, config, tell=logger.info)
     backend = machine.name
@@ -155,6 +148,29 @@ def load_engine(
         logger.info(text, dtype, cache)
     logger.info("memory plan:\n%s", plan.table())
     return engine
+
+
+def opened(
+    directory: Path,
+    model: ModelConfig,
+    load_format: str,
+    seed: int,
+    quantization: str | None,
+    head_dtype: str,
+) -> Checkpoint:
+    """Return the weights of a model, in the forms that the settings ask for. None is read yet."""
+    weights = (
+        RandomWeights(model, seed)
+        if load_format == "dummy"
+        else Checkpoint.open(directory, expected_tensors(model), model.quantisation)
+    )
+    return quantised(weights, model, quantization, head_dtype)
+
+
+def widest(weights: Checkpoint) -> str:
+    """Return the widest dtype of the matrices."""
+    dtypes = weights.matrix_dtypes
+    return dtypes.pop() if len(dtypes) == 1 else "float32"
 
 
 def with_states(config: EngineConfig) -> EngineConfig:

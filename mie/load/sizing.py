@@ -82,6 +82,12 @@ class MemoryPlan:
         return self.memory.available_bytes - needed - host_bytes
 
     @property
+    def total_bytes(self) -> int:
+        """The bytes that the model takes."""
+        left = self.left_bytes - self.num_blocks * self.block_bytes
+        return self.memory.available_bytes - left
+
+    @property
     def fits(self) -> bool:
         """Whether all of it fits at once."""
         return self.num_blocks * self.block_bytes <= self.left_bytes
@@ -128,16 +134,21 @@ class MemoryPlan:
 
 
 def plan_memory(
-    config: EngineConfig, model: ModelConfig, backend: Backend, forms: Forms = _FLOATS
+    config: EngineConfig,
+    model: ModelConfig,
+    backend: Backend,
+    forms: Forms = _FLOATS,
+    memory: Memory | None = None,
 ) -> MemoryPlan:
     """Choose the number of blocks: the requested one, or enough for every sequence if it fits.
 
-    The plan may need more memory than there is (`MemoryPlan.fits`).
+    The plan may need more memory than there is (`MemoryPlan.fits`). ``memory`` is what it divides,
+    and by default all that the backend has.
 
     Raises:
         ConfigError: a setting is beyond the model, or less than one block.
     """
-    max_model_len, memory = _max_model_len(config, model), backend.memory()
+    max_model_len, memory = _max_model_len(config, model), memory or backend.memory()
     layout, window = layout_of(config, model, max_model_len)
     block_bytes = backend.kv_cache_bytes(cache_shape(model, 1, config.block_size, layout))
     weight_bytes = sum(
@@ -294,7 +305,7 @@ def step_size(
         num_seqs=min(config.max_num_batched_tokens, config.max_num_seqs),
         max_len=max_model_len,
         hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size if any(map(model.has_mlp, layers)) else 0,
+        intermediate_size=max(map(model.mlp_size, filter(model.has_mlp, layers)), default=0),
         vocab_size=model.vocab_size,
         num_heads=model.num_heads,
         num_chosen=model.experts.num_chosen if model.experts else 0,

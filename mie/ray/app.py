@@ -22,9 +22,9 @@ from mie.errors import ConfigError, EngineDeadError
 from mie.ray.config import ROUTERS, ReplicaConfig
 from mie.ray.front import Batches, Call, ReplicaAnswer, front_app, piped
 from mie.serve.access_log import logging_as
-from mie.serve.app import create_app
+from mie.serve.app import create_app, summary
 from mie.serve.config import ServeConfig
-from mie.serve.server import bound, check_sockets, serve_app, summary
+from mie.serve.server import bound, check_sockets, serve_app
 
 MAX_ONGOING = 10_000
 """Requests that Ray hands to a replica at once. The server's own limits are lower."""

@@ -1,12 +1,12 @@
-"""`create_app`: the routes of the server in their middlewares, its health, and how it ends."""
+"""`create_app`: the routes of the server in their middlewares, and how it ends."""
 
 import asyncio
 import logging
 import threading
-import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Literal
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,20 +15,21 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mie.async_llm import AsyncLLM
 from mie.config.params.sampling import SamplingParams
-from mie.errors import MieError, ThreadLimitError, shown_text
+from mie.errors import EngineDeadError, MieError, ThreadLimitError, shown_text
 from mie.serve.access_log import AccessLog, Tracing, new_provider
-from mie.serve.asgi import OPEN_ROUTES, Failures, RootPath, WholeBody, answer, route_of
+from mie.serve.asgi import Failures, RootPath, WholeBody, route_of
 from mie.serve.auth import Authentication
 from mie.serve.config import ServeConfig
 from mie.serve.cross_site import CrossSite
-from mie.serve.errors import MAX_RETRY_AFTER, ApiError, api_error, unavailable
+from mie.serve.errors import ApiError, api_error
+from mie.serve.health import Gate, Health, ServerHealth
 from mie.serve.limits import QueueLimit
 from mie.serve.metrics import ServerMetrics
 from mie.serve.page.routes import PageRoutes
+from mie.serve.page.shell import PageShell
 from mie.serve.routes import routes
 from mie.serve.serving import Serving
 from mie.system.threads import call_in_thread, start_thread
@@ -43,31 +44,20 @@ FLUSH_SECONDS = 5.0
 """Time that responses get to reach their clients after the engine has ended."""
 
 
-class Edge:
-    """One app's middlewares, the routes that belong to them, and their state."""
+class Edge(ABC):
+    """One server's middlewares, the routes that belong to them, and their state."""
 
-    def __init__(self, engine: AsyncLLM, config: ServeConfig) -> None:
-        model_name = (config.served_model_name or [engine.model])[0]
+    def __init__(
+        self, config: ServeConfig, health: ServerHealth, metrics: ServerMetrics, model_name: str
+    ) -> None:
+        """``model_name`` is that of the only model, or empty."""
         self._model_name = model_name
         endpoint = config.otlp_traces_endpoint
         self._spans = None if endpoint is None else new_provider(endpoint)
-        settings = engine.engine_config
         self.config = config
-        self.health = Health(engine, config.watchdog_timeout)
-        self.metrics = ServerMetrics(engine, model_name)
-        max_reqs = config.max_num_queued_reqs
-        self.queue_limit = QueueLimit(
-            engine,
-            max_reqs=4 * settings.max_num_seqs if max_reqs is None else max_reqs,
-            max_tokens=config.max_num_queued_tokens,
-            on_rejection=self.metrics.reject,
-        )
-        self.page = PageRoutes(engine, config, model_name)
-        self._engine = engine
-
-    def page_routes(self) -> list[Route]:
-        """Return the routes of the web page."""
-        return self.page.routes() if self.config.page else []
+        self.health = health
+        self.metrics = metrics
+        self.shell = PageShell(config)
 
     def middleware(self, paths: Sequence[str]) -> list[Middleware]:
         """Return the middlewares from the outermost to the innermost.
@@ -100,8 +90,8 @@ class Edge:
                 Middleware(
                     Authentication,
                     keys=config.keys,
-                    sessions=self.page.sessions,
-                    wrong_keys=self.page.wrong_keys,
+                    sessions=self.shell.sessions,
+                    wrong_keys=self.shell.wrong_keys,
                     admin_keys=config.admin_keys,
                     share_prefix_cache=config.share_prefix_cache,
                 )
@@ -111,16 +101,26 @@ class Edge:
         layers.append(Middleware(WholeBody, max_bytes=config.max_request_bytes))
         return layers
 
+    @property
+    @abstractmethod
+    def dead_error(self) -> EngineDeadError | None:
+        """Why the server cannot go on, or None if it can."""
+
+    @abstractmethod
+    async def summary(self) -> list[str]:
+        """Return the lines of a start."""
+
+    @abstractmethod
+    def without_paths(self, message: str) -> str:
+        """Return a message without directories, which are no client's business."""
+
+    @abstractmethod
     async def watch(self) -> None:
         """Look at the engine until it is dead, and log when it stops or starts to step."""
-        was_stalled = False
-        while self._engine.dead_error is None:
-            is_stalled = self.health.status == "stalled"
-            if is_stalled != was_stalled:
-                what = "has work and computes no step" if is_stalled else "computes steps again"
-                logger.critical("the engine %s", what)
-                was_stalled = is_stalled
-            await asyncio.sleep(SAMPLE_SECONDS)
+
+    @abstractmethod
+    def shut_down(self) -> None:
+        """End the engine after its step. It waits, and is called in a thread."""
 
     async def drain(self) -> None:
         """Refuse new requests, and wait until those that run have ended or ran out of time."""
@@ -132,7 +132,7 @@ class Edge:
 
         Return whether it ended: it may hang in a step.
         """
-        ending = threading.Thread(target=self._engine.shutdown, name="mie-end", daemon=True)
+        ending = threading.Thread(target=self.shut_down, name="mie-end", daemon=True)
         try:
             start_thread(ending)
         except ThreadLimitError as error:
@@ -158,63 +158,72 @@ class Edge:
             await asyncio.sleep(0.02)
 
 
-Status = Literal["ok", "draining", "stalled", "dead"]
+class EngineEdge(Edge):
+    """The edge of one engine."""
 
+    health: Health
+    serving: Serving
+    """The state of the routes, from `start` on."""
+    app: Starlette
+    """The routes, if this is one of several engines of a server."""
 
-class Health:
-    """Tells whether requests are served, and counts those that are."""
+    def __init__(self, engine: AsyncLLM, config: ServeConfig) -> None:
+        name = (config.served_model_name or [engine.model])[0]
+        metrics = ServerMetrics(engine, name)
+        super().__init__(config, Health(engine, config.watchdog_timeout), metrics, name)
+        settings, max_reqs = engine.engine_config, config.max_num_queued_reqs
+        self.queue_limit = QueueLimit(
+            engine,
+            max_reqs=4 * settings.max_num_seqs if max_reqs is None else max_reqs,
+            max_tokens=config.max_num_queued_tokens,
+            on_rejection=metrics.reject,
+        )
+        self.page = PageRoutes(engine, config, name)
+        self.engine = engine
 
-    def __init__(
-        self, engine: AsyncLLM, watchdog_timeout: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """``watchdog_timeout`` is in seconds of ``clock``; 0 turns the watchdog off."""
-        self.is_draining = False
-        """Whether new requests are refused, because the server is about to end."""
-        self.num_requests = 0
-        """Requests that are being served."""
-        self._engine = engine
-        self._timeout = watchdog_timeout
-        self._clock = clock
-        self._num_turns = -1
-        self._last_turn = clock()
-
-    def sample(self) -> None:
-        """Notice whether the engine moves. Call it more often than the watchdog's timeout."""
-        pulse = self._engine.pulse
-        if not pulse.has_work or pulse.num_turns != self._num_turns:
-            self._num_turns, self._last_turn = pulse.num_turns, self._clock()
+    async def start(self) -> Serving:
+        """Read what the routes need from the engine."""
+        self.serving = await Serving.of(self.engine, self.config, self.queue_limit)
+        return self.serving
 
     @property
-    def status(self) -> Status:
-        """The state of the server."""
-        self.sample()
-        if self._engine.dead_error is not None:
-            return "draining" if self.is_draining else "dead"
-        if self._timeout and self._clock() - self._last_turn > self._timeout:
-            return "stalled"
-        return "draining" if self.is_draining else "ok"
+    def dead_error(self) -> EngineDeadError | None:
+        return self.engine.dead_error
+
+    async def summary(self) -> list[str]:
+        return await summary(self.engine)
+
+    def without_paths(self, message: str) -> str:
+        return self.serving.without_paths(message)
+
+    async def watch(self) -> None:
+        was_stalled = False
+        while self.engine.dead_error is None:
+            is_stalled = self.health.status == "stalled"
+            if is_stalled != was_stalled:
+                what = "has work and computes no step" if is_stalled else "computes steps again"
+                logger.critical("the engine %s", what)
+                was_stalled = is_stalled
+            await asyncio.sleep(SAMPLE_SECONDS)
+
+    def shut_down(self) -> None:
+        self.engine.shutdown()
 
 
-class Gate:
-    """Middleware that counts requests, and refuses new ones while the server drains."""
-
-    def __init__(self, app: ASGIApp, health: Health) -> None:
-        self._app = app
-        self._health = health
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or route_of(scope) in OPEN_ROUTES:
-            return await self._app(scope, receive, send)
-        if self._health.is_draining:
-            return await answer(_ENDING, scope, receive, send)
-        self._health.num_requests += 1
-        try:
-            return await self._app(scope, receive, send)
-        finally:
-            self._health.num_requests -= 1
-
-
-_ENDING = unavailable("the server is shutting down", MAX_RETRY_AFTER)
+async def summary(engine: AsyncLLM) -> list[str]:
+    """Return the lines of a start: the model, its cache, and the sampling defaults."""
+    facts, generation = await engine.get_model_config(), engine.generation_config
+    defaults = "sampling defaults: neutral"
+    if generation.sampling:
+        values = ", ".join(f"{name}={value}" for name, value in generation.sampling.items())
+        note = "--generation-config vllm ignores the file"
+        defaults = f"sampling defaults of {generation.source}: {values} ({note})"
+    return [
+        f"{facts.model} · {facts.backend} · {facts.dtype} · context of "
+        f"{facts.max_model_len:,} tokens · {facts.num_blocks:,} blocks of {facts.block_size} "
+        f"tokens · at most {facts.max_num_seqs} sequences at once",
+        defaults,
+    ]
 
 
 _NAMES = {
@@ -227,21 +236,30 @@ _NAMES = {
 
 def create_app(engine: AsyncLLM, config: ServeConfig | None = None) -> Starlette:
     """Return the server's application. The caller shuts the engine down afterwards."""
-    config = config or ServeConfig()
+    edge = EngineEdge(engine, config or ServeConfig())
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        app.state.serving = await Serving.of(engine, config, edge.queue_limit)
+        app.state.serving = await edge.start()
         yield
         await edge.page.close()
+        edge.shell.close()
 
-    edge = Edge(engine, config)
-    all_routes = [*routes(), *edge.page_routes()]
+    page = [*edge.shell.routes(), *edge.page.routes()] if edge.config.page else []
+    all_routes = [*routes(), *page]
+    layers = edge.middleware([route.path for route in all_routes])
+    return new_app(edge, all_routes, layers, lifespan=lifespan)
+
+
+def new_app(
+    edge: Edge, routes: Sequence[Route], middleware: Sequence[Middleware], **more: Any
+) -> Starlette:
+    """Return an application whose errors are those of the server."""
     app = Starlette(
-        routes=all_routes,
-        middleware=edge.middleware([route.path for route in all_routes]),
+        routes=routes,
+        middleware=middleware,
         exception_handlers={ApiError: _refuse, MieError: _refuse, HTTPException: _refuse_http},
-        lifespan=lifespan,
+        **more,
     )
     app.router.redirect_slashes = False  # it would send clients to the host that they name
     app.state.edge = edge
@@ -251,7 +269,7 @@ def create_app(engine: AsyncLLM, config: ServeConfig | None = None) -> Starlette
 async def _refuse(request: Request, error: Exception) -> Response:
     refused = api_error(error, _NAMES)
     if refused is not error:
-        refused.message = request.app.state.serving.without_paths(refused.message)
+        refused.message = request.app.state.edge.without_paths(refused.message)
     return refused.response(route_of(request.scope))
 
 

@@ -232,13 +232,8 @@ def refused(message: str) -> PydanticCustomError:
     return PydanticCustomError("refused", "{message}", {"message": message})
 
 
-def parse(data: bytes, cls: type[B], serving: Serving | None = None) -> B:
-    """Return the body of a request, checked. Without a server there are no limits of its own.
-
-    Raises:
-        ApiError: it is not a JSON object, there is no such model, or a field is missing, wrong or
-            not supported.
-    """
+def json_object(data: bytes) -> dict[str, Any]:
+    """Return a body's object, or raise the 400 of one that is none."""
     try:
         values = from_json(data, allow_inf_nan=False)
     except ValueError as error:
@@ -246,6 +241,17 @@ def parse(data: bytes, cls: type[B], serving: Serving | None = None) -> B:
     if not isinstance(values, dict):
         kind = type(values).__name__
         raise invalid(f"the body must be a JSON object; got {kind}", code="invalid_json")
+    return values
+
+
+def parse(data: bytes, cls: type[B], serving: Serving | None = None) -> B:
+    """Return the body of a request, checked. Without a server there are no limits of its own.
+
+    Raises:
+        ApiError: it is not a JSON object, there is no such model, or a field is missing, wrong or
+            not supported.
+    """
+    values = json_object(data)
     if serving is not None and isinstance(values.get("model"), str):
         serving.check_model(values["model"])  # the dialects of other models may differ
     try:

@@ -40,6 +40,9 @@ class ServeConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     served_model_name: Sequence[str] | None = None
+    models_dir: str | None = None
+    models_memory: int | None = None
+    models_max: int | None = None
     root_path: str = ""
     page: bool = True
     demo: bool = False
@@ -54,6 +57,9 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        for name in ("models_memory", "models_max"):
+            if getattr(self, name) is not None and self.models_dir is None:
+                raise ConfigError(f"{name} needs models_dir, the folder of several models")
         names: object = self.served_model_name
         if isinstance(names, str) or (names is not None and not all(names)):  # type: ignore[arg-type]
             raise ConfigError(f"served_model_name must be a list of names; got {names!r}")

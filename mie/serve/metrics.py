@@ -1,7 +1,8 @@
 """`/metrics` in Prometheus' text format: the engine's metrics under vLLM's names, and HTTP's."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -46,9 +47,16 @@ HELP = {
 class ServerMetrics:
     """The counts of one app. Its registry is its own, so that apps in one process do not mix."""
 
-    def __init__(self, engine: AsyncLLM, model_name: str) -> None:
+    def __init__(
+        self,
+        engine: AsyncLLM | None,
+        model_name: str,
+        others: Callable[[], Iterable["ServerMetrics"]] = tuple,
+    ) -> None:
+        """A scrape also tells ``others``, such as those of each model that is loaded."""
         self._engine = engine
         self._model_name = model_name
+        self._others = others
         self._rejections = dict.fromkeys(LIMITS, 0)
         self._requests: dict[tuple[str, str, str], int] = {}
         self._times: dict[str, Tally] = {}
@@ -79,20 +87,13 @@ class ServerMetrics:
         self._num_unparsed_calls += num_unparsed
 
     async def scrape(self) -> Response:
-        """Answer a scrape. The engine's thread takes a snapshot, and does not wait for the rest."""
-        try:
-            asked = self._engine.metrics_snapshot()
-            self._snapshot = await asyncio.wait_for(asked, SNAPSHOT_SECONDS)
-        except EngineDeadError:
-            self._snapshot = None
-        except asyncio.TimeoutError:
-            pass  # the step is long, or hangs, and the last snapshot still holds
-        snapshot, own = self._snapshot, self._own()
+        """Answer a scrape. Each engine's thread takes a snapshot, and waits for nothing else."""
+        told = [self, *self._others()]
+        await asyncio.gather(*(each.refresh() for each in told))
 
         def write() -> bytes:
-            metrics = [] if snapshot is None else snapshot.read(self._model_name)
             registry = CollectorRegistry(auto_describe=False)
-            registry.register(_Fixed(families([*metrics, *own])))
+            registry.register(_Fixed(families(chain.from_iterable(each.read() for each in told))))
             return generate_latest(registry)
 
         # OpenMetrics, which a client may prefer, would spell "vllm:" as "vllm_".
@@ -100,6 +101,24 @@ class ServerMetrics:
         return Response(
             content, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"}
         )
+
+    async def refresh(self) -> None:
+        """Ask the engine for its numbers."""
+        if self._engine is None:
+            return
+        try:
+            asked = self._engine.metrics_snapshot()
+            self._snapshot = await asyncio.wait_for(asked, SNAPSHOT_SECONDS)
+        except EngineDeadError:
+            self._snapshot = None
+        except asyncio.TimeoutError:
+            pass  # the step is long, or hangs, and the last snapshot still holds
+
+    def read(self) -> list[Metric]:
+        """Return the numbers of the engine, and of HTTP."""
+        snapshot = self._snapshot
+        metrics = [] if snapshot is None else snapshot.read(self._model_name)
+        return [*metrics, *self._own()]
 
     def _own(self) -> list[Metric]:
         labels = {"model_name": self._model_name}

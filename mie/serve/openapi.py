@@ -73,11 +73,12 @@ _IGNORED = {
 }
 
 
-def document(serving: Serving, operations: Sequence[Operation]) -> dict[str, Any]:
-    """Return the OpenAPI 3.1 document of a server."""
-    config = serving.config
+def document(
+    config: ServeConfig, operations: Sequence[Operation], serving: Serving | None
+) -> dict[str, Any]:
+    """Return the OpenAPI 3.1 document of a server, which has one model or ``serving`` is None."""
     schemas = _schemas(operations)
-    narrower = _of_server(serving)
+    narrower = {} if serving is None else _of_server(serving)
     for body in {each.body.__name__ for each in operations if each.body is not None}:
         properties = dict(schemas[body]["properties"])
         for name, schema in narrower.items():

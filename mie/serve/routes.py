@@ -46,17 +46,18 @@ _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 async def _list_models(request: Request) -> Response:
     """List the model once for each name that clients may use."""
     serving: Serving = request.app.state.serving
-    models = [_model(name, serving) for name in serving.names]
+    models = [model_of(name, serving) for name in serving.names]
     return json_response({"object": "list", "data": models})
 
 
 async def _retrieve_model(request: Request) -> Response:
     """Describe a model."""
     serving: Serving = request.app.state.serving
-    return json_response(_model(serving.check_model(request.path_params["id"]), serving))
+    return json_response(model_of(serving.check_model(request.path_params["id"]), serving))
 
 
-def _model(name: str, serving: Serving) -> dict[str, Any]:
+def model_of(name: str, serving: Serving) -> dict[str, Any]:
+    """Return the description of a loaded model."""
     defaults = {name: getattr(serving.default_params, name) for name in _DEFAULTS}
     return {
         "id": name,
@@ -72,18 +73,27 @@ def _model(name: str, serving: Serving) -> dict[str, Any]:
 
 async def _cancel(request: Request) -> Response:
     """End a request that runs; its own answer ends with finish_reason "abort"."""
-    serving: Serving = request.app.state.serving
+    return await cancel(request, [request.app.state.serving])
+
+
+async def cancel(request: Request, servings: Sequence[Serving]) -> Response:
+    """End a request that runs in one of these.
+
+    Raises:
+        ApiError: there is no such request of the client's.
+    """
     response_id = request.path_params["id"]
-    generation = serving.running.get(response_id)
-    if generation is None or generation.client != request.scope.get("mie.client"):
-        raise ApiError(
-            404,
-            f"no request with the id {shown(response_id)} runs",
-            code="request_not_found",
-            param="id",
-        )
-    await serving.engine.abort([str(each.request_id) for each in generation.prepared])
-    return json_response({"id": response_id, "cancelled": True})
+    for serving in servings:
+        generation = serving.running.get(response_id)
+        if generation is not None and generation.client == request.scope.get("mie.client"):
+            await serving.engine.abort([str(each.request_id) for each in generation.prepared])
+            return json_response({"id": response_id, "cancelled": True})
+    raise ApiError(
+        404,
+        f"no request with the id {shown(response_id)} runs",
+        code="request_not_found",
+        param="id",
+    )
 
 
 async def _reset_prefix_cache(request: Request) -> Response:
@@ -125,7 +135,7 @@ async def _openapi(request: Request) -> Response:
     """Describe the server in OpenAPI 3.1. The description is written once."""
     state = request.app.state
     if not hasattr(state, "openapi"):
-        state.openapi = document(state.serving, OPERATIONS)
+        state.openapi = document(state.edge.config, OPERATIONS, state.serving)
     return json_response(state.openapi)
 
 
@@ -171,15 +181,21 @@ NOT_SUPPORTED: Mapping[str, Sequence[str]] = MappingProxyType(
 """Why routes that clients of such servers know are not here."""
 
 
-def routes() -> list[Route]:
-    """Return the routes of the server, and those that say why they are not here."""
+def routes(
+    operations: Sequence[Operation] = OPERATIONS, others: Mapping[str, Any] = MappingProxyType({})
+) -> list[Route]:
+    """Return the routes of the server, and those that say why they are not here.
+
+    ``others`` are endpoints in place of the operations' own handlers, by paths.
+    """
     found = []
-    for path, operations in groupby(OPERATIONS, lambda operation: operation.path):
-        group = list(operations)
+    for path, of_path in groupby(operations, lambda operation: operation.path):
+        group = list(of_path)
         methods = [operation.method.upper() for operation in group]
         path = "/v1/models/{id:path}" if path == "/v1/models/{id}" else path
         names = {path, path.removeprefix("/v1")} if path in UNPREFIXED else {path}
-        found += [Route(each, group[0].handler, methods=methods) for each in sorted(names)]
+        endpoint = others.get(group[0].path, group[0].handler)
+        found += [Route(each, endpoint, methods=methods) for each in sorted(names)]
     methods = ["GET", "POST", "DELETE"]
     for why, paths in NOT_SUPPORTED.items():
         found += [Route(path, _refusal(why), methods=methods) for path in paths]

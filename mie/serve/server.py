@@ -23,6 +23,7 @@ from mie.serve.app import FLUSH_SECONDS, Edge, create_app
 from mie.serve.config import ServeConfig
 from mie.serve.http_protocol import LimitedProtocol
 from mie.serve.keys import Keys
+from mie.serve.router import ModelsEdge, create_router
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +36,10 @@ EXIT_AT_ONCE = 130
 """The exit code after a second signal."""
 
 
-def serve(load: Callable[[], AsyncLLM], config: ServeConfig) -> int:
+def serve(load: Callable[[], AsyncLLM | ModelsEdge], config: ServeConfig) -> int:
     """Load an engine, serve until a signal ends it, and return the exit code: 1 if it died.
+
+    ``load`` may return several models instead, which are loaded on demand.
 
     Call it in the main thread, which takes the signals. The address is taken before the engine is
     loaded, which may take minutes, and connections are accepted afterwards.
@@ -58,10 +61,11 @@ def serve(load: Callable[[], AsyncLLM], config: ServeConfig) -> int:
 class Server:
     """A server in an event loop, which may be that of a test."""
 
-    def __init__(self, engine: AsyncLLM, config: ServeConfig) -> None:
+    def __init__(self, engine: AsyncLLM | ModelsEdge, config: ServeConfig) -> None:
         check_sockets(config)
-        self.app: Starlette = create_app(engine, config)
-        self._engine = engine
+        self.app: Starlette = (
+            create_router(engine) if isinstance(engine, ModelsEdge) else create_app(engine, config)
+        )
         self._config = config
         self._edge: Edge = self.app.state.edge
         self._is_ending: asyncio.Event | None = None
@@ -86,7 +90,7 @@ class Server:
 
     async def _run(self, listener: socket.socket, on_ready: Callable[[str], object]) -> int:
         assert self._is_ending is not None
-        for line in await summary(self._engine):
+        for line in await self._edge.summary():
             self._say(line)
         listen(listener)
         serving = asyncio.ensure_future(self._uvicorn.serve([listener]))
@@ -103,9 +107,9 @@ class Server:
         was_asked = ending.done()
         if was_asked:
             await self._edge.drain()
-        has_failed = not was_asked or self._engine.dead_error is not None
+        has_failed = not was_asked or self._edge.dead_error is not None
         if has_failed:
-            logger.critical("the server ends: %s", self._engine.dead_error or "it did not start")
+            logger.critical("the server ends: %s", self._edge.dead_error or "it did not start")
             await self._edge.flush()
         elif not await self._edge.end_engine():
             logger.critical("the engine hangs in a step: the server ends without it")
@@ -318,19 +322,3 @@ def url_of(listener: socket.socket, config: ServeConfig) -> str:
         return f"unix:{config.uds}"
     host, port = listener.getsockname()[:2]
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{config.root_path}"
-
-
-async def summary(engine: AsyncLLM) -> list[str]:
-    """Return the lines of a start: the model, its cache, and the sampling defaults."""
-    facts, generation = await engine.get_model_config(), engine.generation_config
-    defaults = "sampling defaults: neutral"
-    if generation.sampling:
-        values = ", ".join(f"{name}={value}" for name, value in generation.sampling.items())
-        note = "--generation-config vllm ignores the file"
-        defaults = f"sampling defaults of {generation.source}: {values} ({note})"
-    return [
-        f"{facts.model} · {facts.backend} · {facts.dtype} · context of "
-        f"{facts.max_model_len:,} tokens · {facts.num_blocks:,} blocks of {facts.block_size} "
-        f"tokens · at most {facts.max_num_seqs} sequences at once",
-        defaults,
-    ]

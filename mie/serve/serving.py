@@ -9,7 +9,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -241,10 +241,7 @@ class Serving:
 
     def without_paths(self, message: str) -> str:
         """Return a message without the directories of the model, which are no client's business."""
-        for directory in self.facts.directories:
-            message = message.replace(f"{directory}{os.sep}", "")
-            message = message.replace(str(directory), "the model's directory")
-        return message
+        return without_paths(message, self.facts.directories)
 
     def required_tokenizer(self) -> PretrainedTokenizer:
         """Return the tokenizer, or raise the 400 of a server that has none."""
@@ -359,6 +356,14 @@ def check_logprobs(asked: Asked[Any], limit: int) -> None:
         if count is not None and not 0 <= count <= limit:
             wanted = "all" if count == -1 else count
             raise invalid(f"{name} asks for {wanted}; the limit is {limit} (--max-logprobs)", name)
+
+
+def without_paths(message: str, directories: Iterable[Path]) -> str:
+    """Return a message without the directories of a model."""
+    for directory in directories:
+        message = message.replace(f"{directory}{os.sep}", "")
+        message = message.replace(str(directory), "the model's directory")
+    return message
 
 
 def salt_of(scope: Scope, cache_salt: str | None) -> str | None:

@@ -1,6 +1,6 @@
 """From the engine's outputs to an answer: the common part of all dialects.
 
-A dialect is a `Writer`. It renders outputs as the events of a stream, or as one whole answer. The
+A dialect is a `Writer`. It renders each choice as events of a stream, or as one whole answer. The
 dialects whose answers have parts, one after another, render the same stream of part events.
 """
 
@@ -12,12 +12,36 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from starlette.responses import Response
 
 from mie.config.params.sampling import RequestOutputKind
-from mie.frontend.outputs import CompletionOutput, RequestOutput
+from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
 from mie.serve.asgi import SSE, EventStream
 from mie.serve.errors import ApiError, refuse_failed, refuse_unfinished
-from mie.serve.openai.logprobs import LogprobWriter
+from mie.serve.openai.logprobs import LogprobWriter, TextOffsets
 from mie.serve.serving import Asked, Generation
 from mie.structured.tools.definitions import ToolCall
+
+
+class Choice:
+    """One choice of an answer, and the tokens that wait for its next event."""
+
+    request: RequestOutput
+    """The newest output of its prompt."""
+    new: CompletionOutput
+    """Its part of that output."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        """Its place among the choices of all prompts."""
+        self.parts = Parts()
+        self.offsets: TextOffsets | None = None
+        self.num_tokens = 0
+        self.token_ids: list[int] = []
+        self.rows: list[LogprobRow] = []
+
+    def take(self) -> tuple[list[int], list[LogprobRow]]:
+        """Return the waiting tokens and their log-probabilities, and forget them."""
+        taken = self.token_ids, self.rows
+        self.token_ids, self.rows = [], []
+        return taken
 
 
 class Writer(ABC):
@@ -26,28 +50,85 @@ class Writer(ABC):
     media_type: ClassVar[str] = SSE
     """The content type of a stream."""
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: Generation, **spelling: bool) -> None:
+        """``spelling`` says how log-probabilities are written, as options of `LogprobWriter`."""
         self.generation = generation
+        self.asked = generation.asked
+        self.choices: dict[int, Choice] = {}
+        self._spelling = spelling
+        self.logprobs = None if self.asked.params.logprobs is None else self.new_logprobs()
+        self.keeps_tokens = self.logprobs is not None
+        """Whether tokens wait for an event that reports them."""
+        self._has_begun = False
+
+    def new_logprobs(self) -> LogprobWriter:
+        """Return a writer of this request's log-probabilities."""
+        tokenizer, num_top = self.asked.serving.tokenizer, self.asked.params.logprobs or 0
+        known = None if tokenizer is None else tokenizer.tokenizer
+        return LogprobWriter(known, num_top=num_top, **self._spelling)
+
+    # The dialect
+
+    def begin(self, output: RequestOutput | None) -> str:
+        """Return the first events. Without an output yet, they may be left for later."""
+        return ""
+
+    def open(self, choice: Choice) -> Iterator[str]:
+        """Yield the events before the first text of a choice."""
+        return iter(())
 
     @abstractmethod
-    def answer(self, outputs: list[RequestOutput]) -> Any:
-        """Return the body of an answer that is not streamed."""
+    def grow(self, choice: Choice) -> Iterator[str]:
+        """Yield the events of a choice's new output, and at its end the last ones."""
 
     @abstractmethod
-    def render(self, outputs: list[RequestOutput]) -> Iterator[str]:
-        """Yield the events of outputs, which may be empty."""
+    def whole(self, choices: list[Choice]) -> Any:
+        """Return the body of an answer that is not streamed, from all of its choices."""
 
     def end(self) -> str:
         """Return the events after those of the last output."""
         return ""
 
-    @abstractmethod
     def keepalive(self) -> str:
         """Return a sign of life for a client that waits for the engine."""
+        computed, total = self.generation.progress()
+        return f": keepalive {computed}/{total}\n\n"
 
     @abstractmethod
     def failure(self, error: ApiError) -> str:
         """Return the events that end a stream which has failed."""
+
+    # The answer
+
+    def answer(self, outputs: list[RequestOutput]) -> Any:
+        """Return the body of an answer that is not streamed."""
+        return self.whole([self._noted(x, new) for x in outputs for new in x.outputs])
+
+    def render(self, outputs: list[RequestOutput]) -> Iterator[str]:
+        """Yield the events of outputs, which may be empty."""
+        if not self._has_begun and (begun := self.begin(outputs[0] if outputs else None)):
+            self._has_begun = True
+            yield begun
+        for output in outputs:
+            for new in output.outputs:
+                num_open = len(self.choices)
+                choice = self._noted(output, new)
+                if len(self.choices) > num_open:
+                    yield from self.open(choice)
+                yield from self.grow(choice)
+
+    def _noted(self, output: RequestOutput, new: CompletionOutput) -> Choice:
+        """Return the choice of an output, with its new tokens."""
+        index = self.generation.place(output) * self.asked.params.n + new.index
+        choice = self.choices.get(index)
+        if choice is None:
+            choice = self.choices[index] = Choice(index)
+        choice.request, choice.new = output, new
+        choice.num_tokens += len(new.token_ids)
+        if self.keeps_tokens:
+            choice.token_ids += new.token_ids
+            choice.rows += new.logprobs or ()
+        return choice
 
     async def events(self, outputs: list[RequestOutput]) -> AsyncGenerator[bytes, None]:
         """Yield the events of the stream; ``outputs`` came already."""
@@ -193,62 +274,38 @@ class Parts:
 class PartsWriter(Writer):
     """Writes an answer of one choice as its parts."""
 
-    def __init__(self, generation: Generation) -> None:
-        super().__init__(generation)
-        self.parts = Parts()
-        self.num_tokens = 0
-        self._has_begun = False
-        self._logprobs = None
-        asked = generation.asked
-        if asked.params.logprobs is not None:
-            tokenizer = asked.serving.required_tokenizer().tokenizer
-            self._logprobs = LogprobWriter(tokenizer, num_top=asked.params.logprobs)
-
-    def begin(self, output: RequestOutput | None) -> str:
-        """Return the first events. Without an output yet, they may be left for later."""
-        return ""
-
     def write(self, event: PartEvent, status: str) -> Iterator[str]:
         """Yield the events of a part; ``status`` says how far the part is when it ends."""
         raise NotImplementedError
 
-    def finish(self, output: RequestOutput, choice: CompletionOutput) -> Iterator[str]:
+    def finish(self, choice: Choice) -> Iterator[str]:
         """Yield the last events."""
         raise NotImplementedError
 
-    def whole(self, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
+    def body(self, choice: Choice) -> dict[str, Any]:
         """Return the whole answer, when all parts have ended."""
         raise NotImplementedError
 
-    def answer(self, outputs: list[RequestOutput]) -> Mapping[str, Any]:
-        [output] = outputs
-        [choice] = output.outputs
-        refuse_unfinished(choice)
-        for _ in (*self._add(choice), *self.parts.end()):
+    def whole(self, choices: list[Choice]) -> Any:
+        [choice] = choices
+        refuse_unfinished(choice.new)
+        for _ in (*self._add(choice), *choice.parts.end()):
             pass  # nothing is sent before the end
-        return self.whole(output, choice)
+        return self.body(choice)
 
-    def render(self, outputs: list[RequestOutput]) -> Iterator[str]:
-        if not self._has_begun and (begun := self.begin(outputs[0] if outputs else None)):
-            self._has_begun = True
-            yield begun
-        for output in outputs:
-            for choice in output.outputs:
-                for event in self._add(choice):
-                    yield from self.write(event, "completed")
-                if choice.finish_reason is None:
-                    continue
-                refuse_unfinished(choice)
-                for event in self.parts.end():
-                    yield from self.write(event, status_of(choice))
-                yield from self.finish(output, choice)
+    def grow(self, choice: Choice) -> Iterator[str]:
+        for event in self._add(choice):
+            yield from self.write(event, "completed")
+        if choice.new.finish_reason is not None:
+            refuse_unfinished(choice.new)
+            for event in choice.parts.end():
+                yield from self.write(event, status_of(choice.new))
+            yield from self.finish(choice)
 
-    def _add(self, choice: CompletionOutput) -> Iterator[PartEvent]:
-        self.num_tokens += len(choice.token_ids)
-        logprobs = None
-        if self._logprobs is not None:
-            logprobs = self._logprobs.chat(choice.logprobs or ())["content"]
-        return self.parts.add(choice, logprobs)
+    def _add(self, choice: Choice) -> Iterator[PartEvent]:
+        _, rows = choice.take()
+        logprobs = None if self.logprobs is None else self.logprobs.chat(rows)["content"]
+        return choice.parts.add(choice.new, logprobs)
 
 
 def status_of(choice: CompletionOutput) -> str:

@@ -16,6 +16,10 @@ class CommandError(Exception):
         """The standard error of the command."""
 
 
+class NoAnswerError(CommandError):
+    """A command took longer than it was given."""
+
+
 def run_command(
     command: Sequence[str],
     *,
@@ -28,7 +32,8 @@ def run_command(
     replaces the variables of this process.
 
     Raises:
-        CommandError: it is missing, failed, or took longer than ``timeout`` seconds.
+        CommandError: it is missing or failed.
+        NoAnswerError: it took longer than ``timeout`` seconds.
     """
     try:
         process = subprocess.Popen(
@@ -48,7 +53,7 @@ def run_command(
     try:
         output, errors = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        raise CommandError(f"gave no answer within {timeout:g} s") from None
+        raise NoAnswerError(f"gave no answer within {timeout:g} s") from None
     finally:
         if process.poll() is None:
             with suppress(OSError):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mie.errors import ChatTemplateError, ConfigError, RequestError, TokenizerError, printable
-from mie.text.messages import Message, checked_messages, conversation
+from mie.text.messages import Message, checked_messages, conversation, for_channels
 from mie.text.tokenizer import CONFIG_NAME, TokenizerConfig, read_text
 
 if TYPE_CHECKING:
@@ -207,8 +207,11 @@ class ChatTemplates:
         content_format = chat_template_content_format
         if content_format == "auto":
             content_format = template.content_format
+        given = conversation(messages, content_format)
+        if "<|channel|>" in template.source:
+            given = for_channels(given)
         return template.render(
-            conversation(messages, content_format),
+            given,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools or None,

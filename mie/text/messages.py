@@ -13,6 +13,7 @@ MOST_MESSAGES = 2**16
 """Maximum number of messages. Each is at least a few tokens."""
 
 _OF_PEOPLE = ("system", "developer", "user", "assistant")  # other roles are tools, with any content
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
@@ -22,8 +23,8 @@ def conversation(messages: Sequence[Message], content_format: str = "string") ->
     With ``content_format`` "string" a content is text, and text parts are joined by newlines. With
     "openai" it is a list of ``{"type": "text", "text": …}``. A content of None becomes an empty
     text, except in an assistant's message with tool calls. A tool may return any JSON value.
-    Arguments of tool calls that are JSON text become objects. The ``reasoning`` of an assistant's
-    message is also its ``reasoning_content``, as templates call it.
+    Arguments of tool calls that are JSON text become objects. The reasoning of an assistant's
+    message has all names under which templates look for it.
 
     Raises:
         RequestError: there are no messages, one lacks its role, its content is not text, or the
@@ -74,8 +75,9 @@ def _converted(message: dict[str, Any], where: str, content_format: str) -> dict
         ]
         if not calls:  # some templates only check whether the key exists
             del message["tool_calls"]
-    if message["role"] == "assistant" and message.get("reasoning") is not None:
-        message.setdefault("reasoning_content", message["reasoning"])
+    if message["role"] == "assistant":
+        reasoning = [message[key] for key in _REASONING if message.get(key) is not None]
+        message |= {key: reasoning[0] for key in _REASONING if reasoning and not message.get(key)}
     if message.get("content") is None and message.get("tool_calls"):
         return message
     if "content" not in message:
@@ -131,6 +133,21 @@ def _call(call: Any, where: str) -> Any:
         except (ValueError, RecursionError) as error:
             raise RequestError(f"{where}: arguments is not valid JSON: {error}") from error
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def for_channels(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages as harmony's template takes them.
+
+    It refuses null, and calls with both reasoning and text. The reasoning is kept, because the
+    model goes on from there after a call.
+    """
+    given = [
+        {key: value for key, value in message.items() if value is not None} for message in messages
+    ]
+    for message in given:
+        if message.get("tool_calls") and message.get("thinking"):
+            message.pop("content", None)
+    return given
 
 
 def _is_list(value: object) -> bool:

@@ -188,7 +188,7 @@ def model_of(tmp_path: Path, name: str) -> Path:
 
 
 MODELS = ["lfm2_short_convs", "olmo_hybrid", "granite4_mamba", "qwen35_delta"]
-PROMPTS = [{"prompt_token_ids": [*range(3, 3 + size)]} for size in (1, 7, 90, 12, 5)]
+PROMPTS = [{"prompt_token_ids": [*range(3, 3 + size)]} for size in (1, 7, 50, 12, 5)]
 PARAMS = [
     SamplingParams(temperature=0, n=1, max_tokens=size, ignore_eos=True, logprobs=1)
     for size in (9, 12, 6, 14, 11)

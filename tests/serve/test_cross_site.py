@@ -191,7 +191,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("mie.serve.page.routes.WrongKeys", clock.limit)
+    monkeypatch.setattr("mie.serve.page.shell.WrongKeys", clock.limit)
     return clock
 
 
@@ -226,7 +226,7 @@ async def test_wrong_keys_at_once_wait_one_after_another_or_are_refused(engine, 
     """They neither pile up nor keep the right key out."""
     may_go = asyncio.Event()
     monkeypatch.setattr(
-        "mie.serve.page.routes.WrongKeys", lambda: WrongKeys(lambda: 0.0, lambda _: may_go.wait())
+        "mie.serve.page.shell.WrongKeys", lambda: WrongKeys(lambda: 0.0, lambda _: may_go.wait())
     )
     async with client_of(engine, ServeConfig(keys=KEYS)) as client:
         wrong = {"authorization": "Bearer sk-two"}

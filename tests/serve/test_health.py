@@ -9,7 +9,7 @@ from edge_helpers import asks, client_of, held, load, server_of
 
 from mie.async_llm import Pulse
 from mie.errors import EngineDeadError
-from mie.serve.app import Health
+from mie.serve.health import Health
 
 
 class Clock:

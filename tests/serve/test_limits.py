@@ -71,14 +71,14 @@ async def test_a_refused_body_is_never_read(engine, options, length, status):
 @asynccontextmanager
 async def filled(running, count):
     """Occupy the only seat, and let ``count`` requests wait until the context ends."""
-    with without_steps(running.server._engine):
+    with without_steps(running.edge.engine):
         events = await running.stream(max_tokens=400)
         await anext(events)
         waiting = [
             asyncio.ensure_future(running.client.post("/v1/completions", json=completion("Wait")))
             for _ in range(count)
         ]
-        while running.server._engine.pulse.num_waiting < count:
+        while running.edge.engine.pulse.num_waiting < count:
             await asyncio.sleep(0.01)
         yield waiting
         await events.aclose()
@@ -123,7 +123,7 @@ async def test_a_burst_does_not_slip_through_between_counting_and_adding():
                 await asyncio.sleep(0.01)
                 done = [each.result().status_code for each in answers if each.done()]
                 num_refused = done.count(429)
-                assert running.server._engine.pulse.num_waiting <= 5
+                assert running.edge.engine.pulse.num_waiting <= 5
         statuses = [(await each).status_code for each in answers]
         assert statuses.count(200) == 5
         assert statuses.count(429) == 35

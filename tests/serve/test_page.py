@@ -23,7 +23,7 @@ from mie.serve.keys import Keys
 from mie.serve.page import access as sessions_module
 from mie.serve.page import processes
 from mie.serve.page.access import MAX_SESSIONS, Sessions
-from mie.serve.page.routes import CSP
+from mie.serve.page.shell import CSP
 from mie.serve.serving import Serving
 
 KEY, OTHER = "sk-one", "sk-two"
@@ -250,7 +250,7 @@ async def test_the_stream_shows_the_states_of_the_replay():
 
 async def test_an_abort_frees_its_cells_without_another_step():
     async with watched() as (running, stream):
-        with without_steps(running.server._engine):
+        with without_steps(running.edge.engine):
             events = await running.stream(max_tokens=400)
             await anext(events)
             await events.aclose()
@@ -419,7 +419,7 @@ def test_without_keys_only_this_machine_reads_text(engine):
 
 async def test_a_sequence_that_waits_is_told_what_it_waits_for():
     async with server_of(load(**SMALL)) as running:
-        client, engine = running.client, running.server._engine
+        client, engine = running.client, running.edge.engine
         body = {"prompt": "Once", "max_tokens": 30, "ignore_eos": True}
         with without_steps(engine):
             both = await running.stream(**body, n=2)  # takes both seats

@@ -90,7 +90,7 @@ async def test_clients_cannot_make_labels(engine):
 
 async def test_a_scrape_in_the_middle_counts_what_runs_and_delays_nothing():
     async with server_of(load()) as running:
-        with without_steps(running.server._engine):
+        with without_steps(running.edge.engine):
             events = await running.stream(max_tokens=300)
             await anext(events)
             found = await scraped(running.client)
@@ -100,7 +100,7 @@ async def test_a_scrape_in_the_middle_counts_what_runs_and_delays_nothing():
             assert blocks["used"] > 0
             assert blocks["used"] + blocks["cached"] + blocks["free"] == 256
             await events.aclose()
-        while running.server._engine.pulse.has_work:
+        while running.edge.engine.pulse.has_work:
             await asyncio.sleep(0.01)
         found = await scraped(running.client)
         left = found["mie:http_clients_disconnected_total"][0][1]

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from mie.cli.diagnosis.machine import Check, Machine, find_facts
 from mie.cli.doctor import BACKENDS, add_parser, examine, render, run
 from mie.load import backends
-from mie.system.commands import CommandError
+from mie.system.commands import CommandError, NoAnswerError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -75,12 +75,12 @@ class FakeMachine(Machine):
 
     def run(self, command: Sequence[str], timeout: float = 10.0) -> str:
         if command[0] == sys.executable:
-            return json.dumps(self.facts_about(" ".join(command[6:])))
+            return json.dumps(self.facts_about(" ".join(command[6:]), timeout))
         if " ".join(command) not in self.commands:
             raise CommandError("is not installed")
         return self.commands[" ".join(command)]
 
-    def facts_about(self, topic: str) -> dict[str, Any]:
+    def facts_about(self, topic: str, timeout: float) -> dict[str, Any]:
         usual: dict[str, dict[str, Any]] = {
             "numpy": NUMPY,
             "products": PRODUCTS,
@@ -93,6 +93,8 @@ class FakeMachine(Machine):
             "backend cupy": {"error": "needs CuPy"},
         }
         facts = self.facts.get(topic, usual[topic])
+        if isinstance(facts, NoAnswerError) and timeout > 10:
+            return {}
         if isinstance(facts, CommandError):
             raise facts
         return facts
@@ -281,9 +283,26 @@ def test_a_machine_without_libraries_still_has_a_report(tmp_path: Path) -> None:
     nothing = CommandError("is not installed")
     topics = ("numpy", "products", "driver", "cupy", *(f"backend {name}" for name in BACKENDS))
     machine = FakeMachine(root=tmp_path, commands={}, facts=dict.fromkeys(topics, nothing))
-    checks, reasons = examine(machine, BACKENDS, no_bar)
-    assert all(reasons.values())
-    assert render(checks, reasons)
+    checks, trials = examine(machine, BACKENDS, no_bar)
+    assert all("error" in trial for trial in trials.values())
+    assert render(checks, trials)
+
+
+def test_a_trial_that_compiles_is_waited_for_only_if_it_was_asked_for(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fake jit answers after ten seconds."""
+    machine = FakeMachine(root=root, facts={"backend jit": NoAnswerError("gave no answer")})
+    assert run(command(), machine) == 0
+    line = capsys.readouterr().out.splitlines()[-3]
+    assert line == (
+        "backend  jit            unknown: no answer within 3 s (it compiles, or the machine is "
+        "busy); mie doctor --backend jit waits for one"
+    )
+    run(command("--json"), machine)
+    assert json.loads(capsys.readouterr().out)["backends"][1]["works"] is None
+    assert run(command("--backend", "jit"), machine) == 0
+    assert capsys.readouterr().out.endswith("jit            works\n")
 
 
 # Questions to the libraries.

@@ -155,6 +155,24 @@ def node_version() -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("tsc", "--project", "tests/web/tsconfig.json"),
+        ("eslint", "mie/events/page/web", "tests/web"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_the_modules_pass_types_and_lint(command: tuple[str, ...]) -> None:
+    program = ROOT / "node_modules" / ".bin" / command[0]
+    if not program.exists():
+        pytest.skip(f"{command[0]} is not installed (npm install --no-package-lock)")
+    done = subprocess.run(
+        [program, *command[1:]], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.skipif((node_version() or (0, 0)) < (20, 0), reason="needs node 20 or later")
 def test_the_modules_pass_their_own_tests() -> None:
     files = sorted(str(path) for path in (ROOT / "tests/web").glob("*.test.js"))

@@ -12,6 +12,7 @@ from tiny_models import GPT_OSS, QWEN3_MOE, random_weights, write_model
 
 from mie import LLM, SamplingParams
 from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.tensors import expected_tensors
 from mie.errors import ModelError, UnsupportedModelError, WeightsError
 from mie.load.quantisation import rounded_forms
 from mie.ops.experts import by_expert, experts, route
@@ -105,6 +106,31 @@ def test_a_stack_of_another_number_of_experts_is_refused(tmp_path: Path, number:
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
     with pytest.raises(WeightsError, match=r"output_linear\.\d\.weight"):
+        LLM(str(tmp_path), skip_tokenizer_init=True, backend="numpy")
+
+
+def test_stacks_of_joined_matrices_are_the_matrices_of_each_expert(tmp_path: Path) -> None:
+    source = GOLDEN / "qwen35_experts"
+    tensors, greedy = load_file(source / "model.safetensors"), []
+    for layer in range(2):
+        prefix = f"model.layers.{layer}.mlp.experts."
+        own = [
+            [tensors.pop(f"{prefix}{expert}.{part}_proj.weight") for part in ("gate", "up", "down")]
+            for expert in range(5)
+        ]
+        joined = [np.concatenate([gate, up]) for gate, up, _ in own]
+        tensors[prefix + "gate_up_proj"] = np.stack(joined)
+        tensors[prefix + "down_proj"] = np.stack([down for _, _, down in own])
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
+    for directory in (source, tmp_path):
+        llm = LLM(str(directory), skip_tokenizer_init=True, backend="numpy", num_blocks=8)
+        params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+        greedy.append(llm.generate([[1, 2, 3]], params, use_tqdm=False)[0].outputs[0].token_ids)
+    assert greedy[0] == greedy[1]
+    tensors[prefix + "gate_up_proj"] = tensors[prefix + "gate_up_proj"][:, :-2].copy()
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"experts\.0\.gate_proj\.weight"):
         LLM(str(tmp_path), skip_tokenizer_init=True, backend="numpy")
 
 
@@ -209,3 +235,14 @@ def test_small_weights_of_experts_agree_on_the_backends(tmp_path: Path, quantiza
     wanted = logprobs("numpy-plain")
     np.testing.assert_allclose(logprobs("numpy"), wanted, atol=2e-5)
     np.testing.assert_allclose(logprobs("jit"), wanted, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["qwen2_moe_shared", "qwen3_next_experts"])
+def test_dense_layers_beside_a_shared_expert_have_an_mlp_of_another_size(name: str) -> None:
+    values = json.loads((GOLDEN / name / "config.json").read_text())
+    values |= {"mlp_only_layers": [0], "intermediate_size": 56}
+    shapes = expected_tensors(ModelConfig.from_hf(values))
+    own, shared = "model.layers.{}.mlp.up_proj.weight", "model.layers.{}.mlp.shared_expert.up_proj"
+    assert shapes[own.format(0)] == (56, 32)
+    assert shapes[f"{shared.format(1)}.weight"] == (24, 32)
+    assert not {own.format(1), f"{shared.format(0)}.weight"} & shapes.keys()

@@ -87,7 +87,7 @@ ANSWERS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=12
 def test_how_an_answer_is_cut_changes_nothing(
     name: str, text: str, cuts: list[int], begins: bool, more: bool
 ):
-    form = form_of(FORMATS[name], begins_in_reasoning=begins, may_repeat=more)
+    form = form_of(FORMATS[name], begins_with="<think>" * begins, may_repeat=more)
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [text[a:b] for a, b in pairwise(places)]
     whole = read(form, [text])
@@ -167,7 +167,7 @@ def test_reasoning_is_at_the_beginning_or_nowhere():
     assert read(form_of(formats.HERMES), [late])[:2] == ("", late)
     cut = read(form_of(formats.HERMES), ["<think>Hm", " ... "])
     assert cut[:2] == ("Hm ...", "")
-    begun = form_of(formats.HERMES, begins_in_reasoning=True)
+    begun = form_of(formats.HERMES, begins_with="<think>")
     assert read(begun, ["Hm.</thi", "nk>\n\nSo."])[:2] == ("Hm.", "So.")
 
 
@@ -257,6 +257,7 @@ TEMPLATE = GOLDEN["templates"]["hermes"]
         ("auto", "{{ tools }} respond with <|tool_call|> and a list", None, formats.GRANITE),
         ("auto", "{{ tools }} as functools[…]", None, formats.PHI4_MINI),
         ("auto", "{{ tools }} <tool_calls>[…]</tool_calls>", None, formats.HUNYUAN),
+        ("auto", "{{ tools }} <|channel|>", None, formats.HARMONY),
     ],
 )
 def test_the_format_of_calls(parser: str, template: str, declared: Any, expected: CallFormat):
@@ -320,6 +321,8 @@ def test_the_table_of_families_has_names_that_exist():
         ("auto", "{{ messages }}", None, None),
         ("auto", "'Here is my response:'", None, formats.REASONING["granite"]),
         ("auto", "</seed:think>", None, formats.REASONING["seed_oss"]),
+        ("auto", "<|channel|>", None, formats.ANALYSIS),
+        ("auto", "<|end|>", None, None),
         ("auto", "", TEMPLATE, formats.THINK),
         ("hf", "", TEMPLATE, formats.THINK),
         ("auto", "</think>", {"fields": {"thinking": {"open_pattern": "x"}}}, formats.THINK),

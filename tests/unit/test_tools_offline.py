@@ -66,6 +66,7 @@ TEMPLATES = {
     "granite": "<|tool_call|>",
     "phi4_mini_json": "functools[",
     "hunyuan_a13b": "<tool_calls>",
+    "openai": "<|channel|>",
 }
 
 
@@ -118,6 +119,22 @@ def test_reasoning_is_read_where_the_setting_says_so():
     assert 0 < output.metrics.num_reasoning_tokens < len(completion.token_ids)
     [raw] = thinking.generate("x", writing(thinking, text), use_tqdm=False)
     assert (raw.outputs[0].text, raw.outputs[0].reasoning) == (text, None)
+
+
+def test_a_structured_answer_in_channels_is_the_final_message():
+    llm = bundled()
+    template = "{{ messages[0].content }}<|start|>assistant{# <|channel|> #}"
+    output = chat(
+        llm, SamplingParams(structured_outputs={"choice": ["mill"]}), chat_template=template
+    )
+    assert output.outputs[0].text == "mill"
+    assert output.prompt == "Who lives at the mill?<|start|>assistant<|channel|>final<|message|>"
+    assert llm.tokenizer.decode(output.prompt_token_ids) == output.prompt
+    text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>So"
+    assert chat(llm, writing(llm, text), chat_template=template).outputs[0].text == text
+    thinking = bundled(reasoning_parser="auto")
+    completion = chat(thinking, writing(thinking, text), chat_template=template).outputs[0]
+    assert (completion.reasoning, completion.text) == ("Hm.", "So")
 
 
 def test_tags_that_are_special_tokens_are_kept_and_others_are_not(tmp_path: Path):

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from mie.errors import MieError
 from mie.ops_cpu.environment import numpy_facts, products_facts
 from mie.ops_gpu.environment import cupy_facts, driver_facts, one_line
-from mie.system.commands import CommandError, run_command
+from mie.system.commands import CommandError, NoAnswerError, run_command
 from mie.system.resources import cpu_quota, read_text, usable_cpus, whole_cpus
 
 ASK_SECONDS = 180.0
@@ -62,27 +62,38 @@ class Machine:
         environment = {**self.environment, "LC_ALL": "C"}
         return run_command(command, timeout=timeout, environment=environment)
 
-    def ask(self, *topic: str) -> Facts:
+    def ask(self, *topic: str, timeout: float = ASK_SECONDS) -> Facts:
         """Return the facts of ``topic``, which `find_facts` finds in a separate process.
 
-        If it crashes, hangs or prints something else, the only fact is an "error" that says so.
+        If it crashes, hangs or prints something else, there is an "error" that says so, and
+        "is_late" if it has given no answer within ``timeout`` seconds.
         """
         # Warnings are not facts, even if the user has turned them into errors.
         command = (sys.executable, "-W", "ignore", "-c", _ASK, "\n".join(sys.path), *topic)
         try:
-            printed = self.run(command, timeout=ASK_SECONDS)
+            printed = self.run(command, timeout=timeout)
             return dict(json.loads(printed.strip().rpartition("\n")[2]))
+        except NoAnswerError as why:
+            return {"error": f"the process that tried it {why}", "is_late": True}
         except CommandError as why:
             return {"error": f"the process that tried it {why}"}
         except (TypeError, ValueError):
             return {"error": "the process that tried it gave an answer that is not a JSON object"}
 
     def ask_all(
-        self, topics: Sequence[Topic], progress: Callable[[int], object] = lambda num_new: None
+        self,
+        topics: Mapping[Topic, float],
+        progress: Callable[[int], object] = lambda num_new: None,
     ) -> dict[Topic, Facts]:
-        """Return the facts of each topic, asked at once, and tell ``progress`` of each answer."""
-        with ThreadPoolExecutor(max(2, self.num_usable_cpus)) as pool:
-            asked = {pool.submit(self.ask, *topic): topic for topic in topics}
+        """Return the facts of each topic, asked at once, and tell ``progress`` of each answer.
+
+        ``topics`` has the timeout in seconds of each.
+        """
+        with ThreadPoolExecutor(len(topics)) as pool:
+            asked = {
+                pool.submit(self.ask, *topic, timeout=timeout): topic
+                for topic, timeout in topics.items()
+            }
             found = {}
             for answer in as_completed(asked):
                 found[asked[answer]] = answer.result()

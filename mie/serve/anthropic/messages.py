@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mie.config.params.structured import StructuredOutputsParams
-from mie.frontend.outputs import CompletionOutput, RequestOutput
+from mie.frontend.outputs import RequestOutput
 from mie.serve.anthropic.protocol import (
     ClientTool,
     CountTokensRequest,
@@ -24,7 +24,7 @@ from mie.serve.asgi import json_string
 from mie.serve.body import read
 from mie.serve.errors import ApiError, anthropic_body, exclusive
 from mie.serve.serving import Generation, Serving, new_id
-from mie.serve.writer import Part, PartEvent, PartsWriter, json_response, respond
+from mie.serve.writer import Choice, Part, PartEvent, PartsWriter, json_response, respond
 
 
 async def messages(request: Request) -> Response:
@@ -171,21 +171,20 @@ class MessageWriter(PartsWriter):
 
     def __init__(self, generation: Generation) -> None:
         super().__init__(generation)
-        asked = generation.asked
         self._fields = {
-            "id": asked.response_id,
+            "id": self.asked.response_id,
             "type": "message",
             "role": "assistant",
-            "model": asked.model,
+            "model": self.asked.model,
         }
 
-    def whole(self, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
-        content = [block for part in self.parts.all if (block := _block(part)) is not None]
+    def body(self, choice: Choice) -> dict[str, Any]:
+        content = [block for part in choice.parts.all if (block := _block(part)) is not None]
         return {
             **self._fields,
             "content": content or [_begun(Part("text", 0, None))],
-            **self._stop_of(choice),
-            "usage": _usage_of(output, self.num_tokens),
+            **_stop_of(choice),
+            "usage": _usage_of(choice.request, choice.num_tokens),
         }
 
     def begin(self, output: RequestOutput | None) -> str:
@@ -214,9 +213,9 @@ class MessageWriter(PartsWriter):
                 f"{json_string(event.text)}}}}}\n\n"
             )
 
-    def finish(self, output: RequestOutput, choice: CompletionOutput) -> Iterator[str]:
-        usage = _usage_of(output, self.num_tokens)
-        yield _event("message_delta", delta=self._stop_of(choice), usage=usage)
+    def finish(self, choice: Choice) -> Iterator[str]:
+        usage = _usage_of(choice.request, choice.num_tokens)
+        yield _event("message_delta", delta=_stop_of(choice), usage=usage)
         yield _event("message_stop")
 
     def keepalive(self) -> str:
@@ -225,14 +224,16 @@ class MessageWriter(PartsWriter):
     def failure(self, error: ApiError) -> str:
         return f"event: error\ndata: {json.dumps(anthropic_body(error))}\n\n"
 
-    def _stop_of(self, choice: CompletionOutput) -> dict[str, Any]:
-        """Return why the message ended."""
-        if isinstance(choice.stop_reason, str):
-            return {"stop_reason": "stop_sequence", "stop_sequence": choice.stop_reason}
-        whole = "end_turn" if self.parts.last_call is None else "tool_use"
-        reasons = {"stop": whole, "length": "max_tokens"}
-        reason = reasons.get(choice.finish_reason or "", choice.finish_reason)
-        return {"stop_reason": reason, "stop_sequence": None}
+
+def _stop_of(choice: Choice) -> dict[str, Any]:
+    """Return why a message ended."""
+    last = choice.new
+    if isinstance(last.stop_reason, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": last.stop_reason}
+    whole = "end_turn" if choice.parts.last_call is None else "tool_use"
+    reasons = {"stop": whole, "length": "max_tokens"}
+    reason = reasons.get(last.finish_reason or "", last.finish_reason)
+    return {"stop_reason": reason, "stop_sequence": None}
 
 
 def _begun(part: Part) -> dict[str, Any]:

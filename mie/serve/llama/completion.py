@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import reduce
 from typing import Annotated, Any
 
@@ -12,15 +12,14 @@ from starlette.responses import Response
 
 from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import shown
-from mie.frontend.outputs import LogprobRow, RequestOutput
+from mie.frontend.outputs import RequestOutput
 from mie.serve.body import AtMost, Items, read, refused, with_fields_of
 from mie.serve.errors import ApiError, body_of, invalid, refuse_unfinished, too_long
 from mie.serve.llama.options import LlamaOptions, NumPredict, num_new, sampling
 from mie.serve.openai.formats import Schema
-from mie.serve.openai.logprobs import LogprobWriter
 from mie.serve.openai.protocol import MAX_BIASES, Biases, Natural, Prompt, Queued
-from mie.serve.serving import Asked, Generation, Serving, new_id
-from mie.serve.writer import Writer, json_response, respond
+from mie.serve.serving import Generation, Serving, new_id
+from mie.serve.writer import Choice, Writer, json_response, respond
 from mie.system.threads import call_in_thread
 from mie.version import __version__
 
@@ -126,94 +125,66 @@ async def props(request: Request) -> Response:
     )
 
 
-@dataclass
-class _Progress:
-    """The answer of one prompt so far, and the tokens that wait for its next event."""
-
-    num_tokens: int = 0
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    rows: list[LogprobRow] = field(default_factory=list)
-
-
 class CompletionWriter(Writer):
     """Writes the answers of ``/completion``, one for each prompt."""
 
     def __init__(self, generation: Generation) -> None:
-        super().__init__(generation)
-        asked: Asked[CompletionBody] = generation.asked
-        self._asked, self._body = asked, asked.body
-        self._progress = [_Progress() for _ in asked.prompts]
-        self._logprobs = None
-        if asked.params.logprobs is not None:
-            tokenizer = asked.serving.required_tokenizer().tokenizer
-            self._logprobs = LogprobWriter(tokenizer, num_top=asked.params.logprobs, has_ids=True)
+        super().__init__(generation, has_ids=True)
+        self.keeps_tokens = True
+        self._body: CompletionBody = self.asked.body
 
-    def answer(self, outputs: list[RequestOutput]) -> Any:
+    def whole(self, choices: list[Choice]) -> Any:
         answers = []
-        for output in outputs:
-            self._add(output)
-            answers.append(self._chosen(self._whole(output)))
+        for choice in choices:
+            self._add(choice)
+            answers.append(self._chosen(self._last(choice)))
         return answers[0] if len(answers) == 1 else answers
 
-    def render(self, outputs: list[RequestOutput]) -> Iterator[str]:
-        for output in outputs:
-            progress, text = self._add(output)
-            if text:
-                yield _event({**self._part(output, text), "stop": False})
-                progress.token_ids, progress.rows = [], []
-            if output.finished:
-                yield _event({**self._whole(output), "content": ""})
-
-    def keepalive(self) -> str:
-        computed, total = self.generation.progress()
-        return f": keepalive {computed}/{total}\n\n"
+    def grow(self, choice: Choice) -> Iterator[str]:
+        self._add(choice)
+        if choice.new.text:
+            yield _event({**self._part(choice, choice.new.text), "stop": False})
+            choice.take()
+        if choice.request.finished:
+            yield _event({**self._last(choice), "content": ""})
 
     def failure(self, error: ApiError) -> str:
         return f"data: {body_of(error, '/completion')}\n\n"
 
-    def _add(self, output: RequestOutput) -> tuple[_Progress, str]:
-        """Note an output's news, and return its prompt's progress and the new text."""
-        progress = self._progress[self.generation.place(output)]
-        for choice in output.outputs:
-            refuse_unfinished(choice)
-            progress.num_tokens += len(choice.token_ids)
-            progress.token_ids += choice.token_ids
-            progress.rows += choice.logprobs or ()
-            progress.text += choice.text
-        return progress, "".join(choice.text for choice in output.outputs)
+    def _add(self, choice: Choice) -> None:
+        refuse_unfinished(choice.new)
+        for _ in choice.parts.add(choice.new):
+            pass  # the route has one part, the text
 
-    def _part(self, output: RequestOutput, text: str) -> dict[str, Any]:
-        place = self.generation.place(output)
-        progress = self._progress[place]
+    def _part(self, choice: Choice, text: str) -> dict[str, Any]:
         part: dict[str, Any] = {
-            "index": place,
+            "index": choice.index,
             "content": text,
-            "tokens": progress.token_ids,
-            "tokens_predicted": progress.num_tokens,
-            "tokens_evaluated": len(output.prompt_token_ids),
+            "tokens": choice.token_ids,
+            "tokens_predicted": choice.num_tokens,
+            "tokens_evaluated": len(choice.request.prompt_token_ids),
         }
-        if self._logprobs is not None:
-            part["completion_probabilities"] = self._logprobs.chat(progress.rows)["content"]
+        if self.logprobs is not None:
+            part["completion_probabilities"] = self.logprobs.chat(choice.rows)["content"]
         return part
 
-    def _whole(self, output: RequestOutput) -> dict[str, Any]:
-        progress = self._progress[self.generation.place(output)]
-        [choice] = output.outputs
+    def _last(self, choice: Choice) -> dict[str, Any]:
+        output, last = choice.request, choice.new
+        text, num_tokens = "".join(part.text for part in choice.parts.all), choice.num_tokens
         num_prompt, num_cached = len(output.prompt_token_ids), output.num_cached_tokens or 0
-        params, serving = self._asked.params, self._asked.serving
+        params, serving = self.asked.params, self.asked.serving
         settings = {name: getattr(params, name) for name in _SETTINGS}
-        is_word = isinstance(choice.stop_reason, str)
-        ends = "limit" if choice.finish_reason == "length" else "word" if is_word else "eos"
+        is_word = isinstance(last.stop_reason, str)
+        ends = "limit" if last.finish_reason == "length" else "word" if is_word else "eos"
         prompt = output.prompt
         if prompt is None:
             prompt = serving.required_tokenizer().decode(output.prompt_token_ids)
         has_ids = self._body.return_tokens or self._body.stream
         return {
-            **self._part(output, progress.text),
-            "tokens": progress.token_ids if has_ids else [],
+            **self._part(choice, text),
+            "tokens": choice.token_ids if has_ids else [],
             "stop": True,
-            "model": self._asked.model,
+            "model": self.asked.model,
             "generation_settings": {
                 **settings,
                 "n_predict": self._body.n_predict or params.max_tokens,
@@ -225,12 +196,12 @@ class CompletionWriter(Writer):
                 "stream": bool(self._body.stream),
             },
             "prompt": prompt,
-            "has_new_line": "\n" in progress.text,
-            "truncated": num_prompt + progress.num_tokens >= serving.facts.max_model_len,
+            "has_new_line": "\n" in text,
+            "truncated": num_prompt + num_tokens >= serving.facts.max_model_len,
             "stop_type": ends,
-            "stopping_word": choice.stop_reason if is_word else "",
+            "stopping_word": last.stop_reason if is_word else "",
             "tokens_cached": num_cached,
-            "timings": _timings(output, num_prompt - num_cached, num_cached, progress.num_tokens),
+            "timings": _timings(output, num_prompt - num_cached, num_cached, num_tokens),
         }
 
     def _chosen(self, answer: dict[str, Any]) -> dict[str, Any]:

@@ -11,14 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mie.config.params.structured import StructuredOutputsParams
-from mie.frontend.outputs import CompletionOutput, RequestOutput
 from mie.serve.asgi import NDJSON
 from mie.serve.body import read
 from mie.serve.errors import ApiError, exclusive, invalid, ollama_body, unsupported
 from mie.serve.llama.options import num_new, sampling
 from mie.serve.ollama.protocol import Answered, ChatRequest, GenerateRequest, Options, Turn
 from mie.serve.serving import Asked, new_id
-from mie.serve.writer import Part, PartEvent, PartsWriter, json_response, respond
+from mie.serve.writer import Choice, Part, PartEvent, PartsWriter, json_response, respond
 from mie.system.threads import call_in_thread
 
 _SWITCHES = ("enable_thinking", "thinking")
@@ -106,6 +105,12 @@ def _loaded(asked: Asked[Any], writer: "type[LineWriter]") -> Response:
     return json_response(line, asked.headers)
 
 
+def unloaded(model: str, path: str) -> Response:
+    """Answer a request of ``/api/chat`` or ``/api/generate`` with which a model is unloaded."""
+    writer = ChatLines if path == "/api/chat" else GenerateLines
+    return json_response(_line(model, writer.said(), done=True, done_reason="unload"))
+
+
 # The request in the words of chats.
 
 
@@ -178,17 +183,17 @@ class LineWriter(PartsWriter):
         """Return the keys of a line that hold new parts of the answer."""
         raise NotImplementedError
 
-    def whole(self, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
+    def body(self, choice: Choice) -> dict[str, Any]:
         texts = {"text": "", "reasoning": ""}
         logprobs = []
-        for part in self.parts.all:
+        for part in choice.parts.all:
             if part.kind != "call":
                 texts[part.kind] += part.text
                 logprobs += part.logprobs
-        calls = [call for part in self.parts.all for call in _calls(part)]
+        calls = [call for part in choice.parts.all for call in _calls(part)]
         said = self.said(texts["text"], texts["reasoning"], calls)
         more = {"logprobs": logprobs} if logprobs else {}
-        return self._last(said, output, choice) | more
+        return self._last(said, choice) | more
 
     def write(self, event: PartEvent, status: str) -> Iterator[str]:
         part = event.part
@@ -201,8 +206,8 @@ class LineWriter(PartsWriter):
             more = {"logprobs": list(event.logprobs)} if event.logprobs else {}
             yield self._written(said | more)
 
-    def finish(self, output: RequestOutput, choice: CompletionOutput) -> Iterator[str]:
-        yield json.dumps(self._last(self.said(), output, choice), ensure_ascii=False) + "\n"
+    def finish(self, choice: Choice) -> Iterator[str]:
+        yield json.dumps(self._last(self.said(), choice), ensure_ascii=False) + "\n"
 
     def keepalive(self) -> str:
         return self._written(self.said())
@@ -211,24 +216,22 @@ class LineWriter(PartsWriter):
         return json.dumps(ollama_body(error)) + "\n"
 
     def _written(self, said: dict[str, Any]) -> str:
-        line = _line(self.generation.asked.model, said, done=False)
+        line = _line(self.asked.model, said, done=False)
         return json.dumps(line, ensure_ascii=False) + "\n"
 
-    def _last(
-        self, said: dict[str, Any], output: RequestOutput, choice: CompletionOutput
-    ) -> dict[str, Any]:
-        times = output.metrics
+    def _last(self, said: dict[str, Any], choice: Choice) -> dict[str, Any]:
+        times = choice.request.metrics
         assert times is not None, "the engine has measured the request"
         return _line(
-            self.generation.asked.model,
+            self.asked.model,
             said,
             done=True,
-            done_reason=choice.finish_reason,
+            done_reason=choice.new.finish_reason,
             total_duration=_nanoseconds(times.total_time),
             load_duration=0,
-            prompt_eval_count=len(output.prompt_token_ids),
+            prompt_eval_count=len(choice.request.prompt_token_ids),
             prompt_eval_duration=_nanoseconds(times.prefill_time),
-            eval_count=self.num_tokens,
+            eval_count=choice.num_tokens,
             eval_duration=_nanoseconds(times.decode_time),
         )
 

@@ -1,13 +1,16 @@
 """``/api/tags``, ``/api/show``, ``/api/ps`` and ``/api/version``."""
 
 import re
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mie.async_llm import ModelFacts
 from mie.errors import MieError
+from mie.load.directory import ModelFiles
 from mie.serve.body import read
 from mie.serve.errors import ApiError
 from mie.serve.ollama.answers import reasons, time_text
@@ -32,46 +35,26 @@ _PARAMETERS = {
 async def tags(request: Request) -> Response:
     """List the models as Ollama does."""
     serving: Serving = request.app.state.serving
-    size = serving.facts.weights_bytes
-    return json_response({"models": [_entry(n, serving) | {"size": size} for n in serving.names]})
+    entries = [entry(name, *_facts(serving)) for name in serving.names]
+    return json_response({"models": entries})
 
 
 async def running(request: Request) -> Response:
     """List the models that are loaded."""
     serving: Serving = request.app.state.serving
-    facts = serving.facts
-    size = facts.weights_bytes + facts.kv_bytes
-    state = {
-        "size": size,
-        "size_vram": size if facts.backend.startswith("cupy") else 0,
-        "expires_at": _NEVER,
-        "context_length": facts.max_model_len,
-    }
-    return json_response({"models": [_entry(name, serving) | state for name in serving.names]})
+    state = state_of(serving.facts, _NEVER)
+    entries = [entry(name, *_facts(serving)) | state for name in serving.names]
+    return json_response({"models": entries})
 
 
 async def show(request: Request) -> Response:
     """Describe a model as Ollama does."""
     asked = await read(request, ShowRequest)
     serving = asked.serving
-    facts, family = serving.facts, _family(serving)
-    defaults = serving.defaults
-    given = [f"{own} {defaults[name]}" for name, own in _PARAMETERS.items() if name in defaults]
+    capabilities = await _capabilities(serving)
     return json_response(
-        {
-            "parameters": "\n".join(given),
-            "template": serving.template_text,
-            "details": _details(serving),
-            "model_info": {
-                "general.architecture": family,
-                "general.basename": asked.model.removesuffix(LATEST),
-                "general.parameter_count": facts.num_parameters,
-                f"{family}.context_length": facts.max_model_len,
-                f"{family}.vocab_size": facts.vocab_size,
-            },
-            "capabilities": await _capabilities(serving),
-            "modified_at": _modified(serving),
-        },
+        description(asked.model, serving.facts, serving.created, serving.template_text)
+        | {"parameters": _parameters(serving.defaults), "capabilities": capabilities},
         asked.headers,
     )
 
@@ -81,19 +64,62 @@ async def version(request: Request) -> Response:
     return json_response({"version": __version__})
 
 
-def _entry(name: str, serving: Serving) -> dict[str, Any]:
+def _facts(serving: Serving) -> tuple[ModelFacts, str, int]:
+    return serving.facts, serving.digest, serving.created
+
+
+def entry(name: str, facts: ModelFacts | ModelFiles, digest: str, created: int) -> dict[str, Any]:
+    """Return a model as the lists have it. ``created`` is in seconds of the Unix epoch."""
     tagged = name if ":" in name else name + LATEST
     return {
         "name": tagged,
         "model": tagged,
-        "modified_at": _modified(serving),
-        "digest": serving.digest,
-        "details": _details(serving),
+        "modified_at": _moment(created),
+        "size": facts.weights_bytes,
+        "digest": digest,
+        "details": _details(facts),
     }
 
 
-def _details(serving: Serving) -> dict[str, Any]:
-    facts, family = serving.facts, _family(serving)
+def state_of(facts: ModelFacts, expires_at: str | None) -> dict[str, Any]:
+    """Return what the list of loaded models has besides."""
+    size = facts.weights_bytes + facts.kv_bytes
+    return {
+        "size": size,
+        "size_vram": size if facts.backend.startswith("cupy") else 0,
+        "expires_at": expires_at or _NEVER,
+        "context_length": facts.max_model_len,
+    }
+
+
+def description(
+    name: str, facts: ModelFacts | ModelFiles, created: int, template: str
+) -> dict[str, Any]:
+    """Return what a model's files tell of it."""
+    family = _family(facts)
+    return {
+        "parameters": "",
+        "template": template,
+        "details": _details(facts),
+        "model_info": {
+            "general.architecture": family,
+            "general.basename": name.removesuffix(LATEST),
+            "general.parameter_count": facts.num_parameters,
+            f"{family}.context_length": facts.max_model_len,
+            f"{family}.vocab_size": facts.vocab_size,
+        },
+        "capabilities": capabilities_in(template),
+        "modified_at": _moment(created),
+    }
+
+
+def _parameters(defaults: Mapping[str, Any]) -> str:
+    given = [f"{own} {defaults[name]}" for name, own in _PARAMETERS.items() if name in defaults]
+    return "\n".join(given)
+
+
+def _details(facts: ModelFacts | ModelFiles) -> dict[str, Any]:
+    family = _family(facts)
     return {
         "parent_model": "",
         "format": "gguf" if facts.directories[0].suffix == ".gguf" else "safetensors",
@@ -104,9 +130,9 @@ def _details(serving: Serving) -> dict[str, Any]:
     }
 
 
-def _family(serving: Serving) -> str:
+def _family(facts: ModelFacts | ModelFiles) -> str:
     """Return the name of the model's family, such as "llama"."""
-    return serving.facts.architecture.removesuffix("ForCausalLM").lower()
+    return facts.architecture.removesuffix("ForCausalLM").lower()
 
 
 def _short(number: int) -> str:
@@ -115,16 +141,20 @@ def _short(number: int) -> str:
     return f"{number / unit:.1f}{name}"
 
 
-def _modified(serving: Serving) -> str:
-    moment = datetime.fromtimestamp(serving.created, timezone.utc)
-    return time_text(moment)
+def _moment(seconds: float) -> str:
+    return time_text(datetime.fromtimestamp(seconds, timezone.utc))
+
+
+def capabilities_in(template: str) -> list[str]:
+    """Return the abilities of a model that its chat template names."""
+    tools = ["tools"] if re.search(r"\btools\b", template) else []
+    thinks = re.search(r"</think>|\b(enable_thinking|reasoning_effort)\b", template)
+    return ["completion", *tools, *(["thinking"] if thinks else [])]
 
 
 async def _capabilities(serving: Serving) -> list[str]:
-    """Return the abilities of a model, found in its chat template."""
-    found = ["completion"]
-    if re.search(r"\btools\b", serving.template_text):
-        found.append("tools")
+    """Return the abilities of a model that is loaded: an answer may be tried."""
+    found = [each for each in capabilities_in(serving.template_text) if each != "thinking"]
     try:
         prompt = await serving.chat_prompt([{"role": "user", "content": "Hello"}])
     except (ApiError, MieError):  # a model without a template, or with another idea of roles

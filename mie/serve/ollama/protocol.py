@@ -1,13 +1,47 @@
 """The bodies of Ollama's requests."""
 
+import math
+import re
 from typing import Annotated, Any, Literal
 
+from mie.errors import shown
 from mie.serve.body import AtMost, Body, Items, Unsupported, WithoutEffect, with_fields_of
+from mie.serve.errors import invalid
 from mie.serve.llama.options import LlamaOptions, NumPredict
 from mie.serve.openai.formats import Schema
 from mie.serve.openai.protocol import Count, Natural, Queued, Tool
 from mie.structured.tools.definitions import MOST_TOOLS
 from mie.text.messages import MOST_MESSAGES
+
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ns|us|µs|ms|s|m|h)", re.ASCII)
+
+
+def seconds_of(keep_alive: object) -> float | None:
+    """Return how long a model stays loaded after a request; None is for the server to decide.
+
+    It is a number of seconds, or a text such as "1h30m". A negative one is infinite.
+
+    Raises:
+        ApiError: it is neither.
+    """
+    if keep_alive is None:
+        return None
+    if isinstance(keep_alive, (int, float)) and not isinstance(keep_alive, bool):
+        seconds = float(keep_alive)
+    else:
+        text = keep_alive if isinstance(keep_alive, str) else ""
+        sign, digits = ("-", text[1:]) if text[:1] == "-" else ("", text)
+        parts = _PART.findall(f"{digits}s" if digits.isdecimal() else digits)
+        if not parts or "".join(map("".join, parts)) not in (digits, f"{digits}s"):
+            raise invalid(
+                f"keep_alive must be seconds, or a text such as '5m'; got {shown(keep_alive)}",
+                "keep_alive",
+            )
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+        seconds = -seconds if sign else seconds
+    return math.inf if seconds < 0 else seconds
+
 
 _TEXT_ONLY = "the model reads and writes text only"
 

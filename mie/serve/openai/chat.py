@@ -1,21 +1,21 @@
 """``POST /v1/chat/completions``."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
+from mie.frontend.outputs import CompletionOutput, LogprobRow
 from mie.serve.asgi import json_string
 from mie.serve.body import Body, read
 from mie.serve.errors import invalid, unsupported
-from mie.serve.openai.chunks import Choice, ChunkWriter, generation_params
+from mie.serve.openai.chunks import ChunkWriter, generation_params
 from mie.serve.openai.protocol import ChatCompletionRequest, TemplateFields
 from mie.serve.serving import Generation, Serving, new_id
-from mie.serve.writer import respond
+from mie.serve.writer import Choice, respond
 from mie.structured.tools.parser import JsonEnd
 
 
@@ -92,12 +92,12 @@ class ChatWriter(ChunkWriter):
         super().__init__(generation, "chat.completion.chunk" if is_stream else "chat.completion")
         self._sends_reasoning = self.body.include_reasoning is not False
 
-    def begin(self, choice: Choice, output: RequestOutput) -> Iterator[tuple[str, str]]:
-        yield '"delta": {"role": "assistant", "content": ""}', ""
+    def first(self, choice: Choice) -> tuple[str, str]:
+        return '"delta": {"role": "assistant", "content": ""}', ""
 
-    def deltas(self, choice: Choice, output: CompletionOutput) -> list[str]:
+    def deltas(self, choice: Choice) -> list[str]:
         deltas = []
-        for what, part, text, _ in choice.parts.add(output):
+        for what, part, text, _ in choice.parts.add(choice.new):
             if what == "begin" and part.kind == "call":
                 call = {"index": part.call.index, **replace(part.call, arguments="").as_message()}
                 deltas.append(f'"delta": {{"tool_calls": [{json.dumps(call)}]}}')
@@ -110,19 +110,19 @@ class ChatWriter(ChunkWriter):
                 deltas.append(f'"delta": {{"{key}": {json_string(text)}}}')
         return deltas
 
-    def reason_of(self, choice: Choice, output: CompletionOutput) -> str | None:
+    def reason_of(self, choice: Choice) -> str | None:
         call = choice.parts.last_call
-        return finish_reason(output, "" if call is None else call.text)
+        return finish_reason(choice.new, "" if call is None else call.text)
 
     def logprobs_of(
-        self, choice: Choice, token_ids: list[int], rows: list[LogprobRow | None]
+        self, choice: Choice, token_ids: list[int], rows: Sequence[LogprobRow | None]
     ) -> Any:
         assert self.logprobs is not None
         return self.logprobs.chat([row for row in rows if row is not None])
 
-    def answer(self, outputs: list[RequestOutput]) -> dict[str, Any]:
-        [output] = outputs
-        answer = {**super().answer(outputs)}
+    def whole(self, choices: list[Choice]) -> dict[str, Any]:
+        answer = super().whole(choices)
+        output = choices[0].request
         if self.sends_prompt_logprobs:
             writer = self.logprobs or self.new_logprobs()
             answer["prompt_logprobs"] = writer.prompt(output.prompt_logprobs or ())
@@ -130,7 +130,8 @@ class ChatWriter(ChunkWriter):
             answer["prompt_token_ids"] = output.prompt_token_ids
         return answer
 
-    def choice_of(self, index: int, request: RequestOutput, output: CompletionOutput) -> Any:
+    def choice_of(self, choice: Choice) -> Any:
+        output = choice.new
         calls = output.tool_calls
         message: dict[str, Any] = {
             "role": "assistant",
@@ -141,16 +142,16 @@ class ChatWriter(ChunkWriter):
             message["reasoning"] = output.reasoning or None
         if calls:
             message["tool_calls"] = [call.as_message() for call in calls]
-        choice: dict[str, Any] = {
-            "index": index,
+        written: dict[str, Any] = {
+            "index": choice.index,
             "message": message,
             "logprobs": self.logprobs and self.logprobs.chat(output.logprobs or ()),
             "finish_reason": finish_reason(output, calls[-1].arguments if calls else ""),
             "stop_reason": output.stop_reason,
         }
         if self.has_token_ids:
-            choice["token_ids"] = output.token_ids
-        return choice
+            written["token_ids"] = output.token_ids
+        return written
 
 
 def finish_reason(output: CompletionOutput, arguments: str) -> str | None:

@@ -6,32 +6,19 @@ Chunks are written by hand, since they are most of the server's work for each to
 import json
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from mie.config.params.sampling import SamplingParams
 from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import ConfigError
-from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
+from mie.frontend.outputs import LogprobRow, RequestOutput
 from mie.serve.asgi import DONE, json_string
 from mie.serve.errors import ApiError, body_of, exclusive, invalid
 from mie.serve.openai.formats import JsonObjectFormat, JsonSchemaFormat, NamedSchema
-from mie.serve.openai.logprobs import LogprobWriter, TextOffsets
 from mie.serve.openai.protocol import GenerationBody
 from mie.serve.serving import Asked, Generation
-from mie.serve.writer import Parts, Writer
-
-
-class Choice:
-    """One choice of a stream, and the tokens that wait for its next chunk."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.parts = Parts()
-        self.offsets: TextOffsets | None = None
-        self.num_tokens = 0
-        self.token_ids: list[int] = []
-        self.rows: list[LogprobRow | None] = []
+from mie.serve.writer import Choice, Writer
 
 
 class ChunkWriter(Writer):
@@ -45,119 +32,82 @@ class ChunkWriter(Writer):
     """Whether generated tokens are part of the answer."""
 
     def __init__(self, generation: Generation, object: str) -> None:
-        super().__init__(generation)
-        asked = generation.asked
-        body, params = asked.body, asked.params
-        self.body = body
-        self.n = params.n
-        self.skips_special = params.skip_special_tokens
+        self.body = body = generation.asked.body
+        self.skips_special = generation.asked.params.skip_special_tokens
+        as_ids = bool(body.return_tokens_as_token_ids)
+        super().__init__(generation, as_ids=as_ids, skips_special=self.skips_special)
         self.has_token_ids = bool(body.return_token_ids)
+        self.keeps_tokens |= self.has_token_ids
         self.sends_prompt_logprobs = body.prompt_logprobs is not None
-        self.tokenizer = asked.serving.tokenizer
-        self._as_ids = bool(body.return_tokens_as_token_ids)
         options = body.stream_options
         self._usage_at_end = bool(options and options.include_usage)
         self._usage_always = self._usage_at_end and bool(options and options.continuous_usage_stats)
-        self.logprobs = None if params.logprobs is None else self.new_logprobs()
-        self._has_extras = self.logprobs is not None or self.has_token_ids
         self._fields = {
-            "id": asked.response_id,
+            "id": self.asked.response_id,
             "object": object,
             "created": int(time.time()),
-            "model": asked.model,
-            "system_fingerprint": asked.serving.system_fingerprint,
+            "model": self.asked.model,
+            "system_fingerprint": self.asked.serving.system_fingerprint,
         }
         self._head = "data: " + json.dumps(self._fields)[:-1] + ', "choices": ['
         self._tail = '], "usage": null}\n\n' if self._usage_at_end else "]}\n\n"
-        self._choices: dict[int, Choice] = {}
         self._cached: dict[int, int] = {}
-
-    def new_logprobs(self) -> LogprobWriter:
-        """Return a writer of this request's log-probabilities."""
-        return LogprobWriter(
-            None if self.tokenizer is None else self.tokenizer.tokenizer,
-            num_top=self.generation.asked.params.logprobs or 0,
-            as_ids=self._as_ids,
-            skips_special=self.skips_special,
-        )
 
     # The dialect
 
-    @abstractmethod
-    def begin(self, choice: Choice, output: RequestOutput) -> Iterator[tuple[str, str]]:
-        """Yield the chunks before the first text of a choice: their keys and extras."""
+    def first(self, choice: Choice) -> tuple[str, str] | None:
+        """Return the keys and the extras of a chunk before the first text of a choice, if any."""
 
     @abstractmethod
-    def deltas(self, choice: Choice, output: CompletionOutput) -> list[str]:
+    def deltas(self, choice: Choice) -> list[str]:
         """Return a choice's new output as keys of chunks."""
 
     @abstractmethod
     def logprobs_of(
-        self, choice: Choice, token_ids: list[int], rows: list[LogprobRow | None]
+        self, choice: Choice, token_ids: list[int], rows: Sequence[LogprobRow | None]
     ) -> Any:
         """Return the ``logprobs`` of tokens."""
 
     @abstractmethod
-    def choice_of(self, index: int, request: RequestOutput, output: CompletionOutput) -> Any:
+    def choice_of(self, choice: Choice) -> Any:
         """Return a choice of a whole answer."""
 
-    def reason_of(self, choice: Choice, output: CompletionOutput) -> str | None:
+    def reason_of(self, choice: Choice) -> str | None:
         """Return why a choice ended."""
-        return output.finish_reason
+        return choice.new.finish_reason
 
     # A whole answer
 
-    def answer(self, outputs: list[RequestOutput]) -> Mapping[str, Any]:
-        all_choices = [(output, each) for output in outputs for each in output.outputs]
-        num_tokens = [len(each.token_ids) for _, each in all_choices if self.has_new_tokens]
+    def whole(self, choices: list[Choice]) -> dict[str, Any]:
+        outputs = self.generation.finished
         num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
         num_cached = sum(output.num_cached_tokens or 0 for output in outputs)
         return {
             **self._fields,
-            "choices": [
-                self.choice_of(self.generation.place(output) * self.n + each.index, output, each)
-                for output, each in all_choices
-            ],
-            "usage": usage_of(num_prompt, sum(num_tokens), num_cached),
-            "metrics": metrics_of(outputs, num_tokens),
+            "choices": [*map(self.choice_of, choices)],
+            "usage": usage_of(num_prompt, sum(self._num_tokens), num_cached),
+            "metrics": metrics_of(outputs, self._num_tokens),
         }
 
     # A stream
 
-    def render(self, outputs: list[RequestOutput]) -> Iterator[str]:
-        for output in outputs:
-            place = self.generation.place(output)
-            for each in output.outputs:
-                index = place * self.n + each.index
-                choice = self._choices.get(index)
-                if choice is None:
-                    choice = self._choices[index] = Choice(index)
-                    self._cached[place] = output.num_cached_tokens or 0
-                    begun = self.begin(choice, output)
-                else:
-                    begun = iter(())
-                self._note(choice, each)
-                for keys, extras in begun:
-                    yield self._chunk(choice, keys, extras)
-                yield from self._new_chunks(choice, each)
+    def open(self, choice: Choice) -> Iterator[str]:
+        place = self.generation.place(choice.request)
+        self._cached[place] = choice.request.num_cached_tokens or 0
+        if (first := self.first(choice)) is not None:
+            yield self._chunk(choice, *first)
 
-    def _note(self, choice: Choice, output: CompletionOutput) -> None:
-        if self.has_new_tokens:
-            choice.num_tokens += len(output.token_ids)
-        if self._has_extras:
-            choice.token_ids += output.token_ids
-            choice.rows += output.logprobs or ()
-
-    def _new_chunks(self, choice: Choice, output: CompletionOutput) -> Iterator[str]:
-        is_over = output.finish_reason is not None
-        is_new = output.text or output.reasoning or output.tool_calls
+    def grow(self, choice: Choice) -> Iterator[str]:
+        new = choice.new
+        is_over = new.finish_reason is not None
+        is_new = new.text or new.reasoning or new.tool_calls
         if not is_new and not is_over and not (self.has_token_ids and choice.token_ids):
             return  # half a character, or the beginning of a stop string or of a tag
         has_tokens = bool(choice.token_ids)
-        extras = self._extras(choice) if self._has_extras else ""
+        extras = self._extras(choice) if self.keeps_tokens else ""
         if is_over and self.last_delta is not None and not has_tokens:
             extras = ""
-        deltas = self.deltas(choice, output)
+        deltas = self.deltas(choice)
         if extras and not deltas:
             deltas.append(self.empty_delta)
         if is_over and self.last_delta is not None:
@@ -165,8 +115,8 @@ class ChunkWriter(Writer):
         ending = "null"
         for place, keys in enumerate(deltas, start=1):
             if is_over and place == len(deltas):
-                reason = json_string(self.reason_of(choice, output) or "")
-                ending = f'{reason}, "stop_reason": {json.dumps(output.stop_reason)}'
+                reason = json_string(self.reason_of(choice) or "")
+                ending = f'{reason}, "stop_reason": {json.dumps(new.stop_reason)}'
             yield self._chunk(choice, keys, extras if place == 1 else "", ending)
 
     def _chunk(self, choice: Choice, keys: str, extras: str, reason: str = "null") -> str:
@@ -179,8 +129,7 @@ class ChunkWriter(Writer):
 
     def _extras(self, choice: Choice) -> str:
         """Return further keys of a choice, and forget the tokens that they report."""
-        token_ids, choice.token_ids = choice.token_ids, []
-        rows, choice.rows = choice.rows, []
+        token_ids, rows = choice.take()
         if not self.has_new_tokens:
             return ""
         extras = ""
@@ -191,22 +140,21 @@ class ChunkWriter(Writer):
             extras += f', "token_ids": {token_ids}'
         return extras
 
+    @property
+    def _num_tokens(self) -> list[int]:
+        """The number of tokens of each choice that the answer has."""
+        return [each.num_tokens if self.has_new_tokens else 0 for each in self.choices.values()]
+
     def _usage(self) -> dict[str, Any]:
         num_prompt = sum(len(each.token_ids) for each in self.generation.prepared)
-        num_new = sum(choice.num_tokens for choice in self._choices.values())
-        return usage_of(num_prompt, num_new, sum(self._cached.values()))
+        return usage_of(num_prompt, sum(self._num_tokens), sum(self._cached.values()))
 
     def end(self) -> str:
         if not self._usage_at_end:
             return DONE
-        num_tokens = [choice.num_tokens for choice in self._choices.values()]
-        metrics = json.dumps(metrics_of(self.generation.finished, num_tokens))
+        metrics = json.dumps(metrics_of(self.generation.finished, self._num_tokens))
         usage = json.dumps(self._usage())
         return f'{self._head}], "usage": {usage}, "metrics": {metrics}}}\n\n{DONE}'
-
-    def keepalive(self) -> str:
-        computed, total = self.generation.progress()
-        return f": keepalive {computed}/{total}\n\n"
 
     def failure(self, error: ApiError) -> str:
         return f"data: {body_of(error, '')}\n\n{DONE}"

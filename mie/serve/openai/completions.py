@@ -1,20 +1,20 @@
 """``POST /v1/completions``."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
+from mie.frontend.outputs import LogprobRow, RequestOutput
 from mie.serve.asgi import json_string
 from mie.serve.body import read
-from mie.serve.openai.chunks import Choice, ChunkWriter, generation_params
+from mie.serve.openai.chunks import ChunkWriter, generation_params
 from mie.serve.openai.protocol import CompletionRequest
 from mie.serve.serving import Generation, new_id
-from mie.serve.writer import respond
+from mie.serve.writer import Choice, respond
 
 
 async def completions(request: Request) -> Response:
@@ -50,31 +50,32 @@ class CompletionWriter(ChunkWriter):
         self._echoes = bool(self.body.echo)
         self.has_new_tokens = self.body.max_tokens != 0
 
-    def begin(self, choice: Choice, output: RequestOutput) -> Iterator[tuple[str, str]]:
+    def first(self, choice: Choice) -> tuple[str, str] | None:
         if not self._echoes:
-            return
+            return None
         extras = ""
         if self.logprobs is not None:
-            rows = list(output.prompt_logprobs or ())
-            value = self.logprobs_of(choice, output.prompt_token_ids, rows)
+            output = choice.request
+            value = self.logprobs_of(choice, output.prompt_token_ids, output.prompt_logprobs or ())
             extras = f', "logprobs": {json.dumps(value)}'
         if self.has_token_ids:
             extras += ', "token_ids": []'
-        yield f'"text": {json_string(self._prompt_text(output))}', extras
+        return f'"text": {json_string(self._prompt_text(choice.request))}', extras
 
-    def deltas(self, choice: Choice, output: CompletionOutput) -> list[str]:
-        return [f'"text": {json_string(output.text if self.has_new_tokens else "")}']
+    def deltas(self, choice: Choice) -> list[str]:
+        return [f'"text": {json_string(choice.new.text if self.has_new_tokens else "")}']
 
     def logprobs_of(
-        self, choice: Choice, token_ids: list[int], rows: list[LogprobRow | None]
+        self, choice: Choice, token_ids: list[int], rows: Sequence[LogprobRow | None]
     ) -> Any:
         assert self.logprobs is not None
         if choice.offsets is None:
-            prompt = self.generation.prepared[choice.index // self.n].token_ids
+            prompt = self.generation.prepared[choice.index // self.asked.params.n].token_ids
             choice.offsets = self.logprobs.offsets(() if self._echoes else prompt)
         return self.logprobs.completion(token_ids, rows, choice.offsets)
 
-    def choice_of(self, index: int, request: RequestOutput, output: CompletionOutput) -> Any:
+    def choice_of(self, choice: Choice) -> Any:
+        request, output = choice.request, choice.new
         text, ids = output.text, output.token_ids
         rows: list[LogprobRow | None] = [*(output.logprobs or ())]
         if not self.has_new_tokens:
@@ -85,22 +86,23 @@ class CompletionWriter(ChunkWriter):
             if self.logprobs is not None:
                 ids = [*request.prompt_token_ids, *ids]
                 rows = [*(request.prompt_logprobs or ()), *rows]
-        choice: dict[str, Any] = {
-            "index": index,
+        written: dict[str, Any] = {
+            "index": choice.index,
             "text": text,
-            "logprobs": self.logprobs and self.logprobs_of(Choice(index), ids, rows),
+            "logprobs": self.logprobs and self.logprobs_of(choice, ids, rows),
             "finish_reason": output.finish_reason,
             "stop_reason": output.stop_reason,
         }
         if self.sends_prompt_logprobs:
             writer = self.logprobs or self.new_logprobs()
-            choice["prompt_logprobs"] = writer.prompt(request.prompt_logprobs or ())
+            written["prompt_logprobs"] = writer.prompt(request.prompt_logprobs or ())
         if self.has_token_ids:
-            choice["token_ids"] = new_ids
-            choice["prompt_token_ids"] = request.prompt_token_ids
-        return choice
+            written["token_ids"] = new_ids
+            written["prompt_token_ids"] = request.prompt_token_ids
+        return written
 
     def _prompt_text(self, output: RequestOutput) -> str:
-        if output.prompt is not None or self.tokenizer is None:
+        tokenizer = self.asked.serving.tokenizer
+        if output.prompt is not None or tokenizer is None:
             return output.prompt or ""
-        return self.tokenizer.decode(output.prompt_token_ids, self.skips_special)
+        return tokenizer.decode(output.prompt_token_ids, self.skips_special)

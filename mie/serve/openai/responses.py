@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mie.config.params.structured import StructuredOutputsParams
-from mie.frontend.outputs import CompletionOutput, RequestOutput
+from mie.frontend.outputs import RequestOutput
 from mie.serve.body import read
 from mie.serve.errors import ApiError, exclusive, invalid
 from mie.serve.openai.chunks import schema_of
@@ -26,7 +26,7 @@ from mie.serve.openai.responses_protocol import (
     ResponsesRequest,
 )
 from mie.serve.serving import Generation, new_id
-from mie.serve.writer import Part, PartEvent, PartsWriter, respond, status_of
+from mie.serve.writer import Choice, Part, PartEvent, PartsWriter, respond, status_of
 
 
 async def responses(request: Request) -> Response:
@@ -140,7 +140,7 @@ class ResponseWriter(PartsWriter):
 
     def __init__(self, generation: Generation) -> None:
         super().__init__(generation)
-        asked = generation.asked
+        asked = self.asked
         body, params = asked.body, asked.params
         self._number = 0
         self._fields = {
@@ -167,10 +167,11 @@ class ResponseWriter(PartsWriter):
             "truncation": "disabled",
         }
 
-    def whole(self, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
-        status, is_whole = status_of(choice), choice.finish_reason == "stop"
-        num_prompt = len(output.prompt_token_ids)
-        last = self.parts.all[-1]
+    def body(self, choice: Choice) -> dict[str, Any]:
+        output, status = choice.request, status_of(choice.new)
+        is_whole = choice.new.finish_reason == "stop"
+        num_prompt, num_tokens = len(output.prompt_token_ids), choice.num_tokens
+        parts = choice.parts.all
         return {
             **self._fields,
             "status": status,
@@ -178,7 +179,7 @@ class ResponseWriter(PartsWriter):
             "error": None,
             "incomplete_details": None if is_whole else {"reason": "max_output_tokens"},
             "output": [
-                self._item(part, status if part is last else "completed") for part in self.parts.all
+                self._item(part, status if part is parts[-1] else "completed") for part in parts
             ],
             "usage": {
                 "input_tokens": num_prompt,
@@ -186,11 +187,11 @@ class ResponseWriter(PartsWriter):
                     "cached_tokens": output.num_cached_tokens or 0,
                     "cache_write_tokens": 0,
                 },
-                "output_tokens": self.num_tokens,
+                "output_tokens": num_tokens,
                 "output_tokens_details": {
                     "reasoning_tokens": output.metrics.num_reasoning_tokens if output.metrics else 0
                 },
-                "total_tokens": num_prompt + self.num_tokens,
+                "total_tokens": num_prompt + num_tokens,
             },
         }
 
@@ -225,11 +226,8 @@ class ResponseWriter(PartsWriter):
             item = self._item(part, status)
             yield self._event("response.output_item.done", output_index=part.index, item=item)
 
-    def finish(self, output: RequestOutput, choice: CompletionOutput) -> Iterator[str]:
-        yield self._event(f"response.{status_of(choice)}", response=self.whole(output, choice))
-
-    def keepalive(self) -> str:
-        return ": keepalive\n\n"
+    def finish(self, choice: Choice) -> Iterator[str]:
+        yield self._event(f"response.{status_of(choice.new)}", response=self.body(choice))
 
     def failure(self, error: ApiError) -> str:
         failed = {"code": "server_error", "message": error.message}
@@ -237,7 +235,7 @@ class ResponseWriter(PartsWriter):
 
     def _id(self, part: Part) -> str:
         place = f"_{part.index}" if part.index else ""
-        response_id = self.generation.asked.response_id.removeprefix("resp_")
+        response_id = self.asked.response_id.removeprefix("resp_")
         return f"{_ITEMS[part.kind][1]}_{response_id}{place}"
 
     def _item(self, part: Part, status: str) -> dict[str, Any]:

@@ -1,8 +1,6 @@
-"""The routes of the page: its files, its data, and logging in."""
+"""The routes of the page's data: the live stream, the past, and the text of blocks."""
 
-import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 from starlette.requests import Request
@@ -12,46 +10,20 @@ from starlette.routing import Route
 from mie.async_llm import AsyncLLM
 from mie.errors import RequestError, TraceError, shown
 from mie.events import Segment
-from mie.events.page.assets import RECORDED_RUNS, Asset, assets
+from mie.events.page.assets import RECORDED_RUNS
 from mie.events.page.cells import NodeText, encode, key_record, seq_from
 from mie.events.page.recording import Recording
 from mie.events.replay import State, at
-from mie.serve.asgi import EventStream, route_of
-from mie.serve.auth import WrongKeys
+from mie.serve.asgi import EventStream
 from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, invalid
-from mie.serve.page.access import (
-    Sessions,
-    check_may_see,
-    cookie_for,
-    has_keys,
-    may_read_text,
-    name_of,
-)
+from mie.serve.page.access import check_may_see, has_keys, may_read_text
 from mie.serve.page.feed import Feed
-from mie.serve.page.processes import Worker, converted
+from mie.serve.page.processes import Worker
+from mie.serve.page.shell import DATA_HEADERS, NDJSON
 from mie.serve.serving import Serving
 from mie.structured.descriptions import library
 
-CSP = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
-    "connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; "
-    "frame-ancestors 'none'"
-)
-SHELL_HEADERS = {
-    "content-security-policy": CSP,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-cache",
-}
-DATA_HEADERS = {
-    "x-content-type-options": "nosniff",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-store",
-}
-NDJSON = "application/x-ndjson"
 MAX_BLOCKS_ASKED = 512
 HISTORY_RECORDS = 200
 HISTORY_STEPS = 1000
@@ -59,86 +31,30 @@ HISTORY_STEPS = 1000
 
 
 class PageRoutes:
-    """The routes of one app's page, and their common state."""
+    """The routes of one engine's data, and their common state."""
 
     def __init__(self, engine: AsyncLLM, config: ServeConfig, name: str) -> None:
-        self.sessions = Sessions()
-        self.wrong_keys = WrongKeys()
         self.feed = Feed(engine, name)
         self._engine = engine
         self._config = config
         self._name = name
-        self._uploader = Worker("mie-page-upload")
         self._worker = Worker("mie-page-replay")
 
     def routes(self) -> list[Route]:
         """Return the routes."""
         return [
-            Route("/", self._index),
-            Route("/chat", self._chat),
-            Route("/story.html", self._story),
-            Route("/mie/page/{path:path}", self._asset),
-            Route("/mie/login", self._login, methods=["POST"]),
-            Route("/mie/logout", self._logout, methods=["POST"]),
             Route("/mie/config", self._tell_config),
             Route("/mie/events", self._events),
             Route("/mie/history", self._history),
             Route("/mie/state", self._state),
             Route("/mie/text", self._text),
             Route("/mie/why", self._why),
-            Route("/mie/trace", self._trace, methods=["POST"]),
         ]
-
-    @cached_property
-    def _assets(self) -> dict[str, Asset]:
-        return assets()
 
     async def close(self) -> None:
         """End the live streams and the threads."""
         await self.feed.close()
-        self._uploader.close()
         self._worker.close()
-
-    # Routes that need no key, because they show nothing.
-
-    async def _index(self, request: Request) -> Response:
-        return _file(request, self._assets["index.html"])
-
-    async def _chat(self, request: Request) -> Response:
-        return _file(request, self._assets["chat.html"])
-
-    async def _story(self, request: Request) -> Response:
-        return _file(request, self._assets["story.html"])
-
-    async def _asset(self, request: Request) -> Response:
-        found = self._assets.get(request.path_params["path"])
-        if found is None:
-            path = shown(route_of(request.scope))
-            raise ApiError(404, f"there is no file {path}")
-        return _file(request, found)
-
-    async def _login(self, request: Request) -> Response:
-        if not has_keys(self._config):
-            raise invalid("this server has no keys, so the page needs no login", "key")
-        body = await _json_object(request)
-        key = body.get("key")
-        name = name_of(self._config, key) if isinstance(key, str) else None
-        if name is None:
-            unknown = ApiError(401, "the key is not one of this server's", code="invalid_api_key")
-            raise await self.wrong_keys.answer_to(request.scope, unknown)
-        request.scope["mie.client"] = name
-        check_may_see(request)
-        return self._with_cookie(request, self.sessions.open(name))
-
-    async def _logout(self, request: Request) -> Response:
-        self.sessions.close(request.scope)
-        return self._with_cookie(request, "")
-
-    def _with_cookie(self, request: Request, value: str) -> Response:
-        cookie = cookie_for(value, request.scope, self._config.root_path)
-        return Response(status_code=204, headers={**DATA_HEADERS, "set-cookie": cookie})
-
-    # Routes that need one.
 
     async def _tell_config(self, request: Request) -> Response:
         check_may_see(request)
@@ -245,19 +161,6 @@ class PageRoutes:
             return _json({"seq": name, "because": None, "sentence": sentence})
         return _json({"seq": name, **vars(wait), "sentence": wait.sentence})
 
-    async def _trace(self, request: Request) -> Response:
-        check_may_see(request)
-        log = await request.body()
-        if self._uploader.is_busy:
-            raise ApiError(
-                429,
-                "another trace is being opened (try again in a moment)",
-                code="busy",
-                headers={"retry-after": "2"},
-            )
-        records = await self._uploader.call(lambda: converted(log))
-        return Response(records, headers=DATA_HEADERS, media_type=NDJSON)
-
     # Parts of the above.
 
     def _check_may_ask(self, request: Request) -> None:
@@ -305,29 +208,9 @@ def _has_structured() -> bool:
     return True
 
 
-def _file(request: Request, asset: Asset) -> Response:
-    headers = {**SHELL_HEADERS, "etag": asset.etag, "vary": "accept-encoding"}
-    if request.headers.get("if-none-match") == asset.etag:
-        return Response(status_code=304, headers=headers)
-    if "gzip" not in request.headers.get("accept-encoding", ""):
-        return Response(asset.content, headers=headers, media_type=asset.media_type)
-    headers["content-encoding"] = "gzip"
-    return Response(asset.compressed, headers=headers, media_type=asset.media_type)
-
-
 def _json(value: str | bytes | Mapping[str, Any]) -> Response:
     content = value if isinstance(value, (str, bytes)) else encode(value)
     return Response(content, headers=DATA_HEADERS, media_type="application/json")
-
-
-async def _json_object(request: Request) -> dict[str, Any]:
-    try:
-        body = json.loads(await request.body())
-    except (ValueError, RecursionError):
-        body = None
-    if not isinstance(body, dict):
-        raise invalid("the body must be a JSON object")
-    return body
 
 
 def _number(request: Request, name: str) -> int:

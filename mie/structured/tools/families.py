@@ -26,6 +26,7 @@ FAMILY_FORMATS: Mapping[str, FamilyFormats] = {
     "MinistralForCausalLM": _MISTRAL,
     "Ministral3ForCausalLM": _MISTRAL,
     "Qwen2ForCausalLM": FamilyFormats(calls="hermes"),
+    "Qwen2MoeForCausalLM": FamilyFormats(calls="hermes"),
     "Qwen3ForCausalLM": _HERMES,
     "Qwen3MoeForCausalLM": _HERMES,
     "SmolLM3ForCausalLM": _HERMES,
@@ -39,9 +40,10 @@ FAMILY_FORMATS: Mapping[str, FamilyFormats] = {
     "Glm4ForCausalLM": _GLM,
     "Exaone4ForCausalLM": _HERMES,
     "HunYuanDenseV1ForCausalLM": FamilyFormats(calls="hunyuan_a13b", reasoning="qwen3"),
-    "GptOssForCausalLM": FamilyFormats(unread="channels of harmony"),
+    "GptOssForCausalLM": FamilyFormats(calls="openai", reasoning="openai_gptoss"),
     "Lfm2ForCausalLM": FamilyFormats(unread="Python"),
     "Qwen3_5ForCausalLM": FamilyFormats(unread="XML", reasoning="qwen3"),
+    "Qwen3_5MoeForCausalLM": FamilyFormats(unread="XML", reasoning="qwen3"),
     "SeedOssForCausalLM": FamilyFormats(unread="XML", reasoning="seed_oss"),
 }
 """The formats by the name in ``architectures``.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from mie.config.params.structured import StructuredOutputsParams
 from mie.structured.descriptions import COMPACT, close
+from mie.structured.tools.channels import ChannelParser
 from mie.structured.tools.definitions import Tool, ToolCall, ToolChoice
 from mie.structured.tools.formats import AnswerFormat, CallFormat
 from mie.structured.tools.parser import AnswerParser, JsonEnd, new_call
@@ -94,18 +95,19 @@ def _schema(tool: Tool) -> str:
 
 
 def _terms(text: str, form: CallFormat, special_id: Callable[[str], int | None]) -> Iterator[str]:
-    tags = [tag for tag in (form.open, form.close, form.name_close) if tag]
-    for part in re.split("(" + "|".join(map(re.escape, tags)) + ")", text):
-        token_id = special_id(part) if part in tags else None
+    for part in re.split("(" + "|".join(map(re.escape, form.tags)) + ")", text):
+        token_id = special_id(part) if part in form.tags else None
         if token_id is not None:
             yield f"<[{token_id}]>"
         elif part:
             yield json.dumps(part, ensure_ascii=False)
 
 
-def new_parser(form: AnswerFormat, key: str) -> AnswerParser | ForcedParser:
+def new_parser(form: AnswerFormat, key: str) -> AnswerParser | ChannelParser | ForcedParser:
     """Return a parser for one answer. The ids of its calls derive from ``key``."""
-    return (AnswerParser if form.structured_outputs is None else ForcedParser)(form, key)
+    if form.structured_outputs is not None:
+        return ForcedParser(form, key)
+    return (ChannelParser if form.has_channels else AnswerParser)(form, key)
 
 
 class ForcedParser:

@@ -51,14 +51,20 @@ class CallFormat:
     id_length: int = 0
     """Characters that the id of a call must have; 0 sets no length."""
 
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags that may be special tokens."""
+        own = (self.open, self.close, self.name_close)
+        return HARMONY_TAGS if self == HARMONY else tuple(tag for tag in own if tag)
+
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerFormat:
     """The reasoning, the calls and the grammar that an answer may have."""
 
     reasoning: Tags | None = None
-    begins_in_reasoning: bool = False
-    """Whether the prompt ends with the tag that opens the reasoning."""
+    begins_with: str = ""
+    """Tags at the end of the prompt: the answer continues the part that they open."""
     calls: CallFormat | None = None
     names: frozenset[str] = frozenset()
     """The names of the tools that may be called."""
@@ -66,14 +72,21 @@ class AnswerFormat:
     """Whether there may be several calls."""
     structured_outputs: StructuredOutputsParams | None = None
     """The grammar of an answer that must be calls, and nothing else."""
+    before_structure: str = ""
+    """The tags that the prompt must end with if a grammar of the request writes the answer."""
+
+    @property
+    def has_channels(self) -> bool:
+        """Whether the answer is harmony's messages."""
+        return self.calls == HARMONY or self.reasoning == ANALYSIS
 
     @property
     def tags(self) -> tuple[str, ...]:
         """The tags that the text must keep, even where they are special tokens."""
-        calls, reasoning = self.calls, self.reasoning
-        tags = [] if calls is None else [calls.open, calls.close, calls.name_close]
-        tags += [] if reasoning is None else [reasoning.open, reasoning.close]
-        return tuple(tag for tag in tags if tag)
+        if self.has_channels:
+            return HARMONY_TAGS
+        reasoning = () if self.reasoning is None else (self.reasoning.open, self.reasoning.close)
+        return (*(() if self.calls is None else self.calls.tags), *reasoning)
 
 
 HERMES = CallFormat(open="<tool_call>", close="</tool_call>", padding="\n", separator="\n")
@@ -86,6 +99,19 @@ GRANITE = CallFormat(open="<|tool_call|>", is_list=True, separator=", ")
 PHI4_MINI = CallFormat(open="functools", is_list=True, separator=", ")
 HUNYUAN = CallFormat(open="<tool_calls>", close="</tool_calls>", is_list=True, separator=", ")
 
+MESSAGE, END = "<|message|>", "<|end|>"
+ENDS = (END, "<|call|>", "<|return|>")
+HARMONY_TAGS = ("<|start|>", "<|channel|>", "<|constrain|>", MESSAGE, *ENDS)
+REPLY = "<|start|>assistant"
+FINAL = f"<|channel|>final{MESSAGE}"
+ANALYSIS = Tags(open=f"<|channel|>analysis{MESSAGE}", close=END)
+HARMONY = CallFormat(
+    open="<|channel|>commentary to=functions.",
+    name_close=f" <|constrain|>json{MESSAGE}",
+    separator=END + REPLY,
+)
+"""The calls that a grammar writes; `mie.structured.tools.channels` reads all of harmony."""
+
 CALLS: Mapping[str, CallFormat] = {
     "hermes": HERMES,  # Hermes, Qwen2.5, Qwen3, SmolLM3
     "llama3_json": LLAMA3,  # Llama 3.1, 3.2, 3.3
@@ -93,6 +119,7 @@ CALLS: Mapping[str, CallFormat] = {
     "granite": GRANITE,  # Granite 3
     "phi4_mini_json": PHI4_MINI,  # Phi-4-mini
     "hunyuan_a13b": HUNYUAN,  # Hunyuan
+    "openai": HARMONY,  # gpt-oss
 }
 """The formats of calls by vLLM's names of their parsers."""
 
@@ -104,6 +131,7 @@ REASONING: Mapping[str, Tags] = {
     "mistral": Tags(open="[THINK]", close="[/THINK]"),
     "granite": Tags(open="Here is my thought process:", close="Here is my response:"),
     "seed_oss": Tags(open="<seed:think>", close="</seed:think>"),
+    "openai_gptoss": ANALYSIS,
 }
 """The tags of reasoning by vLLM's names of their parsers."""
 
@@ -172,16 +200,27 @@ def reasoning_tags(
     if response_template is not None:
         with suppress(RequestError):
             return reasoning_in(response_template)
-    found = [tags for tags in REASONING.values() if tags.close in chat_template]
+    if writes_channels(chat_template):
+        return ANALYSIS
+    found = [
+        tags for tags in REASONING.values() if tags.close in chat_template and tags != ANALYSIS
+    ]
     if found:
         return found[0]
     return None if family.reasoning is None else REASONING[family.reasoning]
+
+
+def writes_channels(chat_template: str) -> bool:
+    """Return whether a chat template writes harmony's messages."""
+    return "<|channel|>" in chat_template
 
 
 def _named_in(chat_template: str, family: FamilyFormats) -> str:
     """Return the name of the format that a chat template shows to the model, or its family's."""
     if "<function=" in chat_template:
         raise _unknown("are XML, which is not read")
+    if writes_channels(chat_template):
+        return "openai"
     for name, calls in CALLS.items():
         if calls.open in chat_template:
             return name

@@ -36,8 +36,7 @@ class AnswerParser:
         self._held: HeldCall | None = None
         self._is_first = True  # no text has come yet
         self._state: Callable[[bool], bool] = self._begin
-        if form.begins_in_reasoning:
-            self._enter_reasoning()
+        self.add(form.begins_with)
 
     @property
     def content(self) -> str:
@@ -137,7 +136,7 @@ class AnswerParser:
             self._content.border()
             for name, arguments in found:
                 self.calls.append(new_call(self._form, self._key, len(self.calls), name))
-                self.calls[-1].arguments = _json(arguments)
+                self.calls[-1].arguments = json_text(arguments)
         else:
             self._content.add(text)
             self._is_first = False
@@ -234,10 +233,7 @@ class HeldCall:
 
     def _calls(self, text: str) -> list[tuple[str, Mapping[str, Any]]]:
         """Return the calls in JSON, or none if it is not all calls."""
-        try:
-            value = json.loads(text, parse_constant=_refuse_constant)
-        except (ValueError, RecursionError):
-            return []
+        value = json_value(text)
         if self._name is not None:
             calls = [(self._name, value)]
         else:
@@ -324,7 +320,15 @@ class BorderedText:
         self._space = ""
 
 
-def _json(arguments: Mapping[str, Any]) -> str:
+def json_value(text: str) -> Any:
+    """Return the value of a JSON text, or None if it is none."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None
+
+
+def json_text(arguments: Mapping[str, Any]) -> str:
     """Return arguments as JSON. An escape of half a character stays an escape."""
     text = json.dumps(arguments, ensure_ascii=False)
     return text if text.isprintable() or _is_unicode(text) else json.dumps(arguments)

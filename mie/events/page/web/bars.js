@@ -56,10 +56,10 @@ export function drawLegend() {
   const { activeElement: active } = document;
   const focused = active instanceof HTMLElement ? active.dataset.seq : null;
   place.replaceChildren(...all.slice(0, MAX_CHIPS).map((seq) => {
-    const runs = seq.state === "running";
-    return chip([el("i"), nameOf(seq.name) + (runs ? "" : ` ${seq.state}`)], () => select({ kind: "seq", id: seq.name }), {
-      "data-seq": seq.name, "data-is": runs ? "running" : "waiting", "aria-pressed": String(selected?.kind === "seq" && selected.id === seq.name),
-      title: runs ? "Show its table" : "Why does it wait?", vars: { "--of": colour(seq.number) },
+    const isRunning = seq.state === "running";
+    return chip([el("i"), nameOf(seq.name) + (isRunning ? "" : ` ${seq.state}`)], () => select({ kind: "seq", id: seq.name }), {
+      "data-seq": seq.name, "data-is": isRunning ? "running" : "waiting", "aria-pressed": String(selected?.kind === "seq" && selected.id === seq.name),
+      title: isRunning ? "Show its table" : "Why does it wait?", vars: { "--of": colour(seq.number) },
     });
   }));
   if (all.length > MAX_CHIPS) place.append(el("span", { className: "note" }, `and ${all.length - MAX_CHIPS} more`));

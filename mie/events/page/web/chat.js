@@ -3,14 +3,14 @@
 import { chunks } from "./answers.js";
 import { $, announce, count, duration, el, say } from "./dom.js";
 import { markdown } from "./markdown.js";
-import { ask } from "./source.js";
+import { about, ask, chosen } from "./source.js";
 import { keep, kept, take, Talk } from "./talk.js";
 import { startTheme, stored } from "./theme.js";
 
 const MOST_BYTES = 200000; // of a file that is added to a message
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
 
-const page = { talks: stored((storage) => kept(storage)) ?? [], talk: null, stop: null, editing: null, key: sessionStorage.getItem("mie-key") ?? "" };
+const page = { talks: stored((storage) => kept(storage)) ?? [], talk: null, stop: null, editing: null, hasSeveral: false, key: sessionStorage.getItem("mie-key") ?? "" };
 
 /** Ask the server, with the key of this tab if it has one. */
 const asked = (path, options = {}) => ask(path, { ...options, headers: { ...(page.key ? { authorization: `Bearer ${page.key}` } : {}), ...options.headers } });
@@ -64,7 +64,7 @@ function json(what, text) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new Error(`${what} is not JSON: ${error.message}`);
+    throw new Error(`${what} is not JSON: ${error.message}`, { cause: error });
   }
 }
 
@@ -197,7 +197,7 @@ function facts({ usage, ttft, request, reason }) {
     usage && `${count(cached)} of ${count(usage.prompt_tokens)} prompt tokens cached, ${count(usage.prompt_tokens - cached)} computed`,
     usage && `${count(usage.completion_tokens)} generated`, ttft && `first after ${duration(ttft / 1000)}`, reason && reason !== "stop" ? reason : null,
   ].filter(Boolean);
-  return el("span", { className: "facts-of" }, words.join(" · "), " ", request ? el("a", { href: `./#live//request:${encodeURIComponent(request)}`, target: "mie-engine" }, "see it in the engine") : null);
+  return el("span", { className: "facts-of" }, words.join(" · "), " ", request ? el("a", { href: `./${page.hasSeveral ? about("", page.model) : ""}#live//request:${encodeURIComponent(request)}`, target: "mie-engine" }, "see it in the engine") : null);
 }
 
 function toolCall(message, call) {
@@ -226,12 +226,21 @@ function logIn() {
   $("key").focus();
 }
 
+/** Offer the models of a server that has several. */
+function offer(models) {
+  const options = models.map(({ id }) => el("option", { value: id, selected: id === page.model }, id));
+  const onchange = (event) => { page.model = event.target.value; };
+  $("model").replaceChildren(el("select", { "aria-label": "Model", onchange }, options));
+}
+
 async function start() {
   try {
     const { data } = await (await asked("v1/models")).json();
-    page.model = data[0].id;
+    page.model = chosen ?? (data.find(({ status }) => status?.value === "loaded") ?? data[0]).id;
     $("login").hidden = true;
-    say("model", page.model);
+    page.hasSeveral = data.some(({ status }) => status);
+    if (page.hasSeveral) offer(data);
+    else say("model", page.model);
     say("status", "");
     if (page.talk) draw();
   } catch (error) {

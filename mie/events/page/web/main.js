@@ -9,7 +9,7 @@ import { MemoryMap } from "./map.js";
 import { link, parsed } from "./links.js";
 import { Playground } from "./play.js";
 import { Player } from "./player.js";
-import { askJson, embedded, fetched, Live, opened, parse, post, recorded, unpacked } from "./source.js";
+import { about, askJson, embedded, fetched, Live, opened, parse, post, recorded, unpacked } from "./source.js";
 import { change, frames, redraw, seek, select, shown, store, view } from "./store.js";
 import { Tables } from "./tables.js";
 import { Texts } from "./texts.js";
@@ -173,7 +173,7 @@ async function start() {
     $("logout").hidden = !page.config.has_keys;
     $("story").hidden = false;
     $("chat").hidden = !page.config.has_chat;
-    for (const each of /** @type {NodeListOf<HTMLAnchorElement>} */ (document.querySelectorAll("[data-page]"))) each.href = each.dataset.page;
+    for (const each of /** @type {NodeListOf<HTMLAnchorElement>} */ (document.querySelectorAll("[data-page]"))) each.href = about(each.dataset.page);
   }
   $("source").append(...page.runs.map((run) => el("option", { value: run.name }, run.title)));
   const isLive = page.config?.mode === "live";

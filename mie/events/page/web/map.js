@@ -338,10 +338,10 @@ export class MemoryMap {
     const { lay, gutter, top, hosts, states, stateTop, hostTop } = this;
     const entry = this.placed.find(around(x, y));
     if (entry) return { kind: "block", id: entry.block };
-    const within = (grid, start, total) => {
-      const [col, row] = [Math.floor((x - gutter) / (grid.w + grid.gap)), Math.floor((y - start) / (grid.h + grid.gap))];
-      const first = (row * grid.cols + col) * grid.per;
-      return col >= 0 && col < grid.cols && row >= 0 && row < grid.rows && first < total ? first : null;
+    const within = ({ w, h, gap, cols, rows, per }, start, total) => {
+      const [col, row] = [Math.floor((x - gutter) / (w + gap)), Math.floor((y - start) / (h + gap))];
+      const first = (row * cols + col) * per;
+      return col >= 0 && col < cols && row >= 0 && row < rows && first < total ? first : null;
     };
     const block = y >= top ? within(lay, top, this.numShown) : null;
     if (block !== null) return { kind: lay.per === 1 ? "block" : "tile", id: block };

@@ -73,8 +73,8 @@ export class Run {
   addStep(step) {
     step.events = this.named(step.events);
     step.step = this.value(step, "step");
-    const before = this.sums(this.steps.length - 1);
-    step.sums = COUNTERS.map(([, column], i) => before[i] + this.value(step, column));
+    const sums = this.sums(this.steps.length - 1);
+    step.sums = COUNTERS.map(([, column], i) => sums[i] + this.value(step, column));
     this.steps.push(step);
     this.lanes.add(step.step, step.events);
     for (const { kind, block } of step.events) {
@@ -102,9 +102,9 @@ export class Run {
     const first = past.find((record) => record.record === "key");
     if (!first) return;
     const end = Math.max(...past.map((record) => record.steps ? this.value(record.steps.at(-1), "step") : (record.step ?? 0)));
-    const before = this.records.filter((record) => record.last < first.step);
-    const after = this.records.filter((record) => record.last > end || (record.last === end && record.record !== "steps"));
-    this.reset([...before, ...past.filter((record) => record.record !== "head"), ...after]);
+    const earlier = this.records.filter((record) => record.last < first.step);
+    const later = this.records.filter((record) => record.last > end || (record.last === end && record.record !== "steps"));
+    this.reset([...earlier, ...past.filter((record) => record.record !== "head"), ...later]);
   }
 
   /** Forget the oldest steps. A key must come first. */

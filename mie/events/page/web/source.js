@@ -3,9 +3,15 @@
 import { Run } from "./run.js";
 import { KINDS, openStream } from "./stream.js";
 
+/** The model that the page's address names, of several behind one server. */
+export const chosen = new URLSearchParams(globalThis.location?.search).get("model");
+
+/** Return a path about a model. */
+export const about = (path, model = chosen) => model ? `${path}${path.includes("?") ? "&" : "?"}${new URLSearchParams({ model })}` : path;
+
 /** Fetch from this page's server. Every request says that the page sends it. */
 export async function ask(path, options = {}) {
-  const answer = await fetch(path, { ...options, headers: { "x-mie-page": "1", ...options.headers } });
+  const answer = await fetch(about(path), { ...options, headers: { "x-mie-page": "1", ...options.headers } });
   if (answer.ok) return answer;
   const { error } = await answer.json().catch(() => ({ error: null }));
   const message = error?.message ?? `${path}: ${answer.status} ${answer.statusText}`;

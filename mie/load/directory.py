@@ -1,0 +1,184 @@
+"""Find the models of a folder, describe them, and measure them before they are loaded."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.safetensors_header import weights_digest
+from mie.checkpoint.tensors import num_parameters
+from mie.config.engine_args import EngineArgs
+from mie.errors import ChatTemplateError, ConfigError
+from mie.load.backends import load_backend
+from mie.load.engine import opened, widest
+from mie.load.sizing import plan_memory
+from mie.text.chat import TemplateFiles
+
+SHARE = 0.8
+"""The share of the available memory that models may take by default."""
+_SHARD = re.compile(r"-(\d{5})-of-\d{5}$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFiles:
+    """Facts about a model that its files tell."""
+
+    directories: tuple[Path, ...]
+    """Where they are: a folder, or a GGUF file."""
+    architecture: str
+    num_parameters: int
+    max_model_len: int
+    vocab_size: int
+    dtype: str
+    quantization: str | None
+    weights_bytes: int
+    """Bytes of the files."""
+    digest: str
+    """Differs for other weights."""
+    template_text: str
+    """The chat template, or nothing."""
+    created: int
+    """When the files changed last, in seconds of the Unix epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedModel:
+    """The memory that a model takes, and the settings with which it takes that much."""
+
+    num_bytes: int
+    settings: Mapping[str, Any]
+    """Arguments of `EngineArgs`."""
+
+
+class ModelsDirectory:
+    """A folder of models: GGUF files, and folders in Hugging Face format.
+
+    A GGUF model in several files lies in a folder of its own, which it is named after.
+    """
+
+    def __init__(
+        self, folder: Path, settings: Mapping[str, Any], memory_bytes: int | None = None
+    ) -> None:
+        """``settings`` are arguments of `EngineArgs` for every model.
+
+        ``memory_bytes`` is for all models together, and by default `SHARE` of the memory that is
+        available now.
+
+        Raises:
+            ConfigError: the folder cannot be read, or a setting does not fit several models.
+        """
+        args = EngineArgs(**settings)
+        config = args.engine_config()
+        self.folder = folder
+        self.max_num_seqs = config.max_num_seqs
+        """The sequences of each model that run at once."""
+        self._settings = dict(settings)
+        try:
+            self.find()
+        except OSError as error:
+            raise ConfigError(
+                f"models_dir: cannot read {folder}: {error.strerror or error} (name a folder of "
+                "GGUF files and of folders in Hugging Face format)"
+            ) from error
+        if args.backend == "cupy" and config.num_blocks == config.kv_cache_memory_bytes is None:
+            raise ConfigError(
+                "models_dir with backend cupy needs kv_cache_memory_bytes or num_blocks: by "
+                "default, the cache of one model fills the GPU"
+            )
+        if memory_bytes is None:
+            memory = load_backend(args.backend, args.dtype_name, config).memory()
+            memory_bytes = int(SHARE * memory.available_bytes)
+        self.memory_bytes = memory_bytes
+        """The bytes that all loaded models may take together."""
+
+    def find(self) -> dict[str, Path]:
+        """Return the models of the folder by name.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        found: dict[str, Path] = {}
+        for path in sorted(self.folder.iterdir()):
+            if path.name.startswith("."):
+                continue
+            if (path / "config.json").is_file():
+                found[path.name] = path
+            elif path.is_dir():
+                files = _gguf_files(path)
+                names = [path.name] if len(files) == 1 else [f"{path.name}/{x}" for x in files]
+                found.update(zip(names, files.values(), strict=True))
+        for name, path in _gguf_files(self.folder).items():
+            found[path.name if name in found else name] = path
+        return found
+
+    def describe(self, path: Path) -> ModelFiles:
+        """Return what the files of a model tell.
+
+        Raises:
+            ModelError: it cannot be used.
+        """
+        model = ModelConfig.load(path, EngineArgs(**self._settings).hf_overrides)
+        try:
+            template, _ = TemplateFiles(path).read()
+        except ChatTemplateError:
+            template = ""
+        is_folder = path.is_dir()
+        files = [*path.glob("*.safetensors")] if is_folder else _shards(path)
+        newest = max(file.stat().st_mtime for file in (*files, path))
+        return ModelFiles(
+            directories=(path,),
+            architecture=model.architecture,
+            num_parameters=num_parameters(model),
+            max_model_len=model.context_length,
+            vocab_size=model.vocab_size,
+            dtype=model.dtype,
+            quantization=model.quantisation.method if model.quantisation else None,
+            weights_bytes=sum(file.stat().st_size for file in files),
+            digest=weights_digest(path),
+            template_text=template,
+            created=int(newest),
+        )
+
+    def plan(self, path: Path) -> PlannedModel:
+        """Return the memory that a model takes, which no other model of the folder changes.
+
+        Raises:
+            ConfigError: a setting does not fit the model or the machine.
+            ModelError: it cannot be used.
+        """
+        args = EngineArgs(**{**self._settings, "model": str(path)})
+        config, model = args.engine_config(), ModelConfig.load(path, args.hf_overrides)
+        forms = (args.quantization, args.head_dtype)
+        weights = opened(path, model, args.load_format, config.seed, *forms)
+        load = partial(load_backend, checkpoint_dtype=model.dtype, weights_dtype=widest(weights))
+        machine = load(args.backend, args.dtype_name, config)
+        memory = replace(machine.memory(), available_bytes=self.memory_bytes)
+        plan = plan_memory(config, model, machine, weights.forms, memory)
+        own: dict[str, Any] = {"model": str(path)}
+        if config.num_blocks is None:
+            own["kv_cache_memory_bytes"] = plan.num_blocks * plan.block_bytes
+        if plan.num_states:
+            own["state_memory"] = plan.num_states * plan.state_bytes
+        if plan.host_bytes:
+            own["swap_space"] = plan.host_bytes
+        return PlannedModel(num_bytes=plan.total_bytes, settings={**self._settings, **own})
+
+
+def _gguf_files(folder: Path) -> dict[str, Path]:
+    """Return the GGUF models in a folder by name; the first file stands for several."""
+    found = {}
+    for path in sorted(folder.glob("*.gguf")):
+        shard = _SHARD.search(path.stem)
+        is_part = path.name.lower().startswith("mmproj") or (shard and int(shard[1]) != 1)
+        if path.is_file() and not is_part:
+            found[_SHARD.sub("", path.stem)] = path
+    return found
+
+
+def _shards(path: Path) -> list[Path]:
+    """Return the files of a GGUF model."""
+    first = _SHARD.search(path.stem)
+    return [path] if first is None else [*path.parent.glob(f"{path.stem[: first.start()]}-*.gguf")]

@@ -1,0 +1,158 @@
+"""The models of a folder, loaded or not."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from mie.errors import MieError, shown
+from mie.load.directory import ModelFiles, PlannedModel
+from mie.serve.app import EngineEdge
+from mie.serve.errors import ApiError, invalid
+from mie.serve.serving import LATEST
+from mie.system.threads import call_in_thread
+
+logger = logging.getLogger(__name__)
+
+
+class Directory(Protocol):
+    """Finds, describes and measures models: see `mie.load.directory.ModelsDirectory`."""
+
+    folder: Path
+    memory_bytes: int
+    max_num_seqs: int
+
+    def find(self) -> Mapping[str, Path]:
+        """Return the models by name."""
+
+    def describe(self, path: Path) -> ModelFiles:
+        """Return what the files of a model tell."""
+
+    def plan(self, path: Path) -> PlannedModel:
+        """Return the memory that a model takes."""
+
+
+class Model:
+    """A model of the server, loaded or not."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name = name
+        self.path = path
+        self.edge: EngineEdge | None = None
+        """Its engine with the engine's routes, while it is loaded."""
+        self.num_bytes = 0
+        """The memory that it takes, while it is loaded."""
+        self.num_users = 0
+        """Requests that are being served by it."""
+        self.waiters: list[asyncio.Future[EngineEdge]] = []
+        """Requests that wait until it is loaded."""
+        self.last_used = 0
+        """The number of the last beginning or end of a request among those of all models."""
+        self.is_coming = False
+        """Whether it will be loaded."""
+        self.is_leaving = False
+        """Whether it will be unloaded as soon as no request uses it."""
+        self.has_failed = False
+        """Whether the last try to load it failed."""
+        self.keep_alive = math.inf
+        """Seconds without a request after which it is unloaded."""
+        self.expires_at: float | None = None
+        """When that is, in the time of the event loop."""
+        self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request may use it."""
+        return self.edge is not None and not self.is_leaving and self.edge.dead_error is None
+
+    @property
+    def status(self) -> str:
+        """Its state in llama.cpp's words."""
+        if self.is_coming:
+            return "loading"
+        return "unloaded" if self.edge is None or self.edge.dead_error else "loaded"
+
+
+class Catalogue:
+    """The models of a folder by name. One that is loaded stays, whatever becomes of its files."""
+
+    def __init__(self, directory: Directory) -> None:
+        self.directory = directory
+        self._models: dict[str, Model] = {}
+        self._files: dict[Path, tuple[float, ModelFiles]] = {}
+
+    def keep(self, model: Model) -> None:
+        """List a model that is about to be loaded, although its files may be gone."""
+        self._models.setdefault(model.name, model)
+
+    @property
+    def loaded(self) -> list[Model]:
+        """The models that are loaded."""
+        return [model for model in self._models.values() if model.edge is not None]
+
+    @property
+    def waited_for(self) -> list[Model]:
+        """The models for which requests wait."""
+        return [model for model in self._models.values() if model.waiters]
+
+    async def all(self) -> list[Model]:
+        """Return the models that the folder has now, by name.
+
+        Raises:
+            ApiError: the folder cannot be read.
+        """
+        try:
+            found = await call_in_thread(self.directory.find)
+        except OSError as error:
+            logger.error("the models cannot be listed: %s", error)
+            raise ApiError(500, f"the models cannot be listed: {error.strerror}") from error
+        kept = {m.name: m for m in self._models.values() if m.edge or m.is_coming or m.waiters}
+        for name, path in found.items():
+            known = self._models.get(name)
+            if name not in kept:
+                kept[name] = known if known and known.path == path else Model(name, path)
+        self._models = {name: kept[name] for name in sorted(kept)}
+        return list(self._models.values())
+
+    async def find(self, name: str) -> Model:
+        """Return a model by its name, or raise the 404 of one that is not here."""
+        for each in (name, name.removesuffix(LATEST)):
+            known = self._models.get(each)
+            if known is not None and known.is_ready:
+                return known
+        await self.all()
+        for each in (name, name.removesuffix(LATEST)):
+            if each in self._models:
+                return self._models[each]
+        names = ", ".join(self._models) or "none"
+        raise ApiError(
+            404,
+            f"the model {shown(name)} does not exist; this server has {names}",
+            code="model_not_found",
+            param="model",
+        )
+
+    async def only(self) -> Model:
+        """Return the only model, or else the only one that is loaded, or raise a 400."""
+        models = await self.all()
+        for each in (models, self.loaded):
+            if len(each) == 1:
+                return each[0]
+        raise invalid(f"model is missing; this server has {', '.join(self._models)}", "model")
+
+    async def describe(self, model: Model) -> ModelFiles | None:
+        """Return what the files of a model tell, or None if it cannot be used."""
+
+        def read() -> ModelFiles | None:
+            try:
+                changed = model.path.stat().st_mtime
+                known = self._files.get(model.path)
+                if known is None or known[0] != changed:
+                    known = self._files[model.path] = (changed, self.directory.describe(model.path))
+                return known[1]
+            except (MieError, OSError):
+                return None
+
+        return await call_in_thread(read)
