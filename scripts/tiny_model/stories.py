@@ -522,7 +522,10 @@ class Writer:
         return self.chat([(request, f"{text}.")], system=False)
 
     def document(self, progress: float = 1.0) -> list[Segment]:
-        """Return one training document. The first ones are mostly short, and the last ones have more requests."""
+        """Return one training document.
+
+        The first ones are mostly short, and the last ones have more requests.
+        """
         self.slot_words.clear()
         self.odd = 2 * self.mean_odd * self.rng.random()
         if self.rng.random() < (0.4 if progress < 0.3 else 0.03):
