@@ -269,6 +269,8 @@ def sizes_of(directory: Path) -> dict[str, Any]:
             own["expert_used_count"] = config["num_experts_per_tok"]
     if "moe_intermediate_size" in config:
         own["expert_feed_forward_length"] = config["moe_intermediate_size"]
+    if name == "gpt-oss":
+        own["expert_feed_forward_length"] = config["intermediate_size"]
     for key in ("shared_intermediate_size", "shared_expert_intermediate_size"):
         if name in ("granitemoe", "qwen2moe") and config.get(key):
             own["expert_shared_feed_forward_length"] = config[key]

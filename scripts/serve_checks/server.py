@@ -46,7 +46,7 @@ class RunningServer:
         Raises:
             KeyError: there is no such metric.
         """
-        headers = {"Authorization": f"Bearer {self.key}"}
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         text = httpx2.get(f"{self.url}/metrics", headers=headers).raise_for_status().text
         values = [
             float(line.rpartition(" ")[2])

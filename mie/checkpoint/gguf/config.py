@@ -101,6 +101,8 @@ def _of_family(
     family = FAMILIES[architecture]
     found: dict[str, Any] = {"architectures": [architecture]}
     found |= {key: value for key, value in row.defaults.items() if config.get(key) is None}
+    if family.expert_size == "intermediate_size":  # which gpt-oss states under both keys
+        found["moe_intermediate_size"] = None
     if family.rope_by_type and values.get(f"{name}.rope.freq_base_swa") is not None:
         found["rope_local_base_freq"] = values[f"{name}.rope.freq_base_swa"]
     window = found["sliding_window"] = config["sliding_window"] or found.get("sliding_window")
