@@ -126,7 +126,7 @@ def test_what_is_kept_depends_on_tokens_only(settings: dict[str, Any]) -> None:
     """Not on chunks, on batches, or on preemptions."""
     results = []
     for own in ({}, settings):
-        engine = engine_of(num_states=40, **own)
+        engine = engine_of(num_states=60, state_snapshot_distance=1, **own)
         params = SamplingParams(max_tokens=15, ignore_eos=True, n=2)
         answer(engine, *STORIES, params=params)
         results.append(kept(engine))
