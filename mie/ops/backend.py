@@ -36,7 +36,7 @@ Array = Any
 OPTIONS = (
     *("GELU", "norms after the blocks", "norms of whole projections", "norms after RoPE"),
     *("scaled embeddings", "soft caps", "experts", "gated attention", "recurrent layers"),
-    "attention sinks",
+    *("attention sinks", "routers with sigmoids"),
 )
 """The options of operators that only some families need, by name."""
 
