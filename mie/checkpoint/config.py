@@ -187,6 +187,7 @@ class ModelConfig:
             "gated attention": self.gates_attention,
             "experts": self.experts is not None,
             "attention sinks": self.names.sinks is not None,
+            "routers with sigmoids": self.names.router_bias is not None,
             "recurrent layers": any(self.layers_recurrent),
         }
         return tuple(name for name, is_given in given.items() if is_given)

@@ -76,6 +76,8 @@ def _experts(config: ModelConfig) -> dict[str, Shape]:
     names, hidden, inner = config.names, config.hidden_size, config.experts.size
     has_bias = config.experts.has_biases
     tensors = linear_tensors(names.router, config.experts.number, hidden, has_bias)
+    if config.experts.has_router_bias:
+        tensors[str(names.router_bias)] = (config.experts.number,)
     if names.shared_gate is not None:
         tensors |= linear_tensors(names.shared_gate, 1, hidden, False)
     for expert in range(config.experts.number):

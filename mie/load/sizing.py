@@ -314,6 +314,7 @@ def step_size(
         gates_attention=model.gates_attention,
         recurrent=model.recurrent.shape if model.recurrent else None,
         num_groups=num_groups,
+        num_layers=model.num_layers,
     )
 
 

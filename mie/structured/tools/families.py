@@ -42,6 +42,7 @@ FAMILY_FORMATS: Mapping[str, FamilyFormats] = {
     "HunYuanDenseV1ForCausalLM": FamilyFormats(calls="hunyuan_a13b", reasoning="qwen3"),
     "GptOssForCausalLM": FamilyFormats(calls="openai", reasoning="openai_gptoss"),
     "Lfm2ForCausalLM": FamilyFormats(unread="Python"),
+    "Lfm2MoeForCausalLM": FamilyFormats(unread="Python"),
     "Qwen3_5ForCausalLM": FamilyFormats(unread="XML", reasoning="qwen3"),
     "Qwen3_5MoeForCausalLM": FamilyFormats(unread="XML", reasoning="qwen3"),
     "SeedOssForCausalLM": FamilyFormats(unread="XML", reasoning="seed_oss"),
