@@ -182,6 +182,7 @@ def config_of(model_type: str, rng: random.Random) -> dict[str, Any]:
             "norm_topk_prob": rng.random() < 0.5,
             "moe_intermediate_size": rng.choice([16, 24]),
             "shared_expert_intermediate_size": rng.choice([16, 40]),
+            "mlp_only_layers": rng.choice([[], [0], [layers - 1]]),
             "rope_parameters": {**plain, "partial_rotary_factor": 0.25},
         },
         "olmo_hybrid": {

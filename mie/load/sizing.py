@@ -278,11 +278,7 @@ def num_states_of(config: EngineConfig, state_bytes: int, budget: int) -> int:
     They take at most half of the budget, unless ``state_memory`` gives their bytes.
     """
     if not state_bytes:
-        if config.state_memory is not None:
-            raise ConfigError(
-                f"state_memory is {config.state_memory}; the model has no recurrent layers "
-                "(leave it out)"
-            )
+        refuse_states(config)
         return 0
     if config.state_memory is not None:
         if config.state_memory < state_bytes:
@@ -293,6 +289,16 @@ def num_states_of(config: EngineConfig, state_bytes: int, budget: int) -> int:
         return config.state_memory // state_bytes
     wanted = config.max_num_seqs * (4 if config.enable_prefix_caching else 1)
     return max(1, min(wanted, budget // 2 // state_bytes))
+
+
+def refuse_states(config: EngineConfig) -> None:
+    """Raise `ConfigError` if a setting is given that only recurrent layers have."""
+    for name in ("state_memory", "state_snapshot_distance"):
+        value = getattr(config, name)
+        if value != getattr(EngineConfig, name):
+            raise ConfigError(
+                f"{name} is {value}; the model has no recurrent layers (leave it out)"
+            )
 
 
 def step_size(

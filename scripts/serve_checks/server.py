@@ -47,7 +47,8 @@ class RunningServer:
             KeyError: there is no such metric.
         """
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        text = httpx2.get(f"{self.url}/metrics", headers=headers).raise_for_status().text
+        answer = httpx2.get(f"{self.url}/metrics", headers=headers, timeout=60)
+        text = answer.raise_for_status().text
         values = [
             float(line.rpartition(" ")[2])
             for line in text.splitlines()
