@@ -231,11 +231,11 @@ class AsyncLLM:
     async def index_vocabulary(self) -> None:
         """Prepare for structured outputs, so that the first one does not delay other requests.
 
-        For a large vocabulary this takes seconds, in which the event loop stands still.
+        For a large vocabulary this takes seconds, in a worker thread.
         """
         constraints = self._llm.llm_engine.preparer.constraints
         if constraints is not None:
-            constraints.index()
+            await call_in_thread(constraints.index)
 
     async def get_tokenizer(self) -> PretrainedTokenizer:
         """Return the model's tokenizer with the interface of transformers."""

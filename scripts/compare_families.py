@@ -101,6 +101,15 @@ def config_of(model_type: str, rng: random.Random) -> dict[str, Any]:
     own: dict[str, dict[str, Any]] = {
         "mistral": {"sliding_window": window},
         "mixtral": {**experts, "sliding_window": rng.choice([None, window])},
+        "qwen2_moe": {
+            **no_head_dim,
+            **experts,
+            "norm_topk_prob": rng.random() < 0.5,
+            "moe_intermediate_size": rng.choice([16, 24]),
+            "shared_expert_intermediate_size": rng.choice([20, 32]),
+            "mlp_only_layers": rng.choice([[], [0]]),
+            "decoder_sparse_step": rng.choice([1, 2]),
+        },
         "qwen3_moe": {
             **experts,
             "attention_bias": bias,
@@ -173,6 +182,7 @@ def config_of(model_type: str, rng: random.Random) -> dict[str, Any]:
             "norm_topk_prob": rng.random() < 0.5,
             "moe_intermediate_size": rng.choice([16, 24]),
             "shared_expert_intermediate_size": rng.choice([16, 40]),
+            "mlp_only_layers": rng.choice([[], [0], [layers - 1]]),
             "rope_parameters": {**plain, "partial_rotary_factor": 0.25},
         },
         "olmo_hybrid": {

@@ -87,11 +87,12 @@ LENGTH, CONTEXT = 60, 256
 NOT_IN_LLAMA_CPP = {
     **dict.fromkeys(("qwen2_windows", "qwen3_layer_types", "ministral_windows"), "windows"),
     **dict.fromkeys(("qwen2_yarn_mscale", "qwen3_yarn_attention_factor"), "factors of YaRN"),
-    "qwen3_moe_dense_layer": "a layer without experts",
+    **dict.fromkeys(("qwen2_moe_shared", "qwen3_moe_dense_layer"), "a layer without experts"),
+    "gpt_oss_sinks": "the ends of YaRN's ramp, which llama.cpp rounds",
     "olmoe_experts": "grouped queries",
-    **dict.fromkeys(("granitemoe_shared", "granitemoe_stacked"), "stacked experts"),
     "ernie45_interleaved": "biases",
-    **dict.fromkeys(("granite4_mamba", "lfm2_short_convs", "olmo_hybrid", "qwen35_delta"), "state"),
+    **dict.fromkeys(("granite4_mamba", "lfm2_short_convs", "olmo_hybrid"), "state"),
+    **dict.fromkeys(("qwen35_delta", "qwen35_experts", "qwen3_next_experts"), "state"),
     "glm_interleaved": "heads that are wider than the hidden size divided by their number",
 }
 """The golden models that llama.cpp runs otherwise or not at all, and the reason."""

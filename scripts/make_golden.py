@@ -171,6 +171,10 @@ def randomize(model: torch.nn.Module) -> None:
         else:
             parameter.copy_(noise * gain(name) / parameter.shape[-1] ** 0.5)
 
+    for name, buffer in model.named_buffers():
+        if name.endswith("expert_bias"):
+            buffer.copy_(0.2 * torch.randn_like(buffer))
+
 
 def gain(name: str) -> float:
     """Return the standard deviation of a matrix's outputs for inputs of standard deviation one."""
@@ -216,7 +220,7 @@ def record(case: Case, seed: int, directory: Path) -> tuple[dict[str, np.ndarray
         raise Unsuitable(f"logits have standard deviations {spreads}")
     noise = float32_noise(model, arrays)
     effects = [effect_of(change, case, directory, arrays) for change in case.without]
-    rotary = load(directory).model.rotary_emb
+    rotary = rotary_of(load(directory))
     if rotary is not None:  # Granite 4 may have no positions
         kind = "" if hasattr(rotary, "inv_freq") else "full_attention_"
         arrays["rope.inv_freq"] = getattr(rotary, kind + "inv_freq").numpy()
@@ -274,6 +278,11 @@ def chosen_rows(prompt_length: int) -> list[int]:
     return sorted(rows)
 
 
+def rotary_of(model: Any) -> Any:
+    """Return the module with the rotations, or None. LFM2 with experts has another name for it."""
+    return model.model.pos_emb if hasattr(model.model, "pos_emb") else model.model.rotary_emb
+
+
 def difference(model: Any, arrays: Mapping[str, np.ndarray]) -> float:
     """Return the largest difference of the model's logits from the recorded ones.
 
@@ -290,7 +299,7 @@ def float32_noise(model: Any, arrays: Mapping[str, np.ndarray]) -> float:
 
     Rotary frequencies stay float32 in transformers, so they are moved by one in the last place.
     """
-    rotary = model.double().model.rotary_emb
+    rotary = rotary_of(model.double())
     for name, frequencies in [] if rotary is None else rotary.named_buffers():
         if name.endswith("inv_freq"):
             frequencies.mul_(1 + 2**-23)

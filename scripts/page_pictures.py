@@ -1,9 +1,11 @@
 """Take the pictures of the web page for the documentation, and the recording for the README.
 
     python scripts/page_pictures.py [DIRECTORY]
+    python scripts/page_pictures.py --story DIRECTORY
 
 A server runs the bundled model, and a headless Chromium shows its page. The pictures are WebP:
-docs/pictures/page/*.webp, or in DIRECTORY. The recording is an animated WebP of 20 seconds. Needs
+docs/pictures/page/*.webp, or in DIRECTORY. The recording is an animated WebP of 20 seconds. With
+``--story``, they are PNGs of each chapter in both themes and three widths, to be looked at. Needs
 playwright and chromium.
 """
 
@@ -220,11 +222,38 @@ def record(browser: Any, url: str, folder: Path) -> None:
     camera.close()
 
 
+STORY_SIZES = ((360, 780), (1280, 860), (3840, 2100))
+IS_AT_END = """async number => {
+    while (!window.mie?.store?.run || !document.querySelector('[aria-current]')
+        || mie.store.step !== mie.chapters[number].to) await new Promise(requestAnimationFrame);
+}"""
+
+
+def tell(browser: Any, url: str, folder: Path) -> None:
+    """Take each chapter of the story at its end."""
+    for width, height in STORY_SIZES:
+        for theme in ("light", "dark"):
+            size = {"width": width, "height": height}
+            page = browser.new_page(viewport=size, color_scheme=theme, reduced_motion="reduce")
+            page.goto(f"{url}/story.html")
+            for number in range(10):
+                page.evaluate(IS_AT_END, number)
+                page.wait_for_timeout(300)  # until it is drawn
+                name = f"story-{width}-{theme}-{number + 1:02d}.png"
+                page.screenshot(path=folder / name, full_page=True)
+                page.keyboard.press("PageDown")
+            page.close()
+
+
 def main(arguments: Sequence[str]) -> None:
     """Take all pictures."""
     from playwright.sync_api import sync_playwright
 
-    folder = Path(arguments[0]) if arguments else PICTURES
+    is_story = "--story" in arguments
+    names = [each for each in arguments if each != "--story"]
+    if is_story and not names:
+        raise SystemExit("--story needs a directory for its 60 pictures")
+    folder = Path(names[0]) if names else PICTURES
     folder.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.NamedTemporaryFile() as log,
@@ -232,10 +261,13 @@ def main(arguments: Sequence[str]) -> None:
         sync_playwright() as playwright,
     ):
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=[*FLAGS])
-        record(browser, server.url, folder)
-        take_pictures(browser, server.url, folder)
+        if is_story:
+            tell(browser, server.url, folder)
+        else:
+            record(browser, server.url, folder)
+            take_pictures(browser, server.url, folder)
         browser.close()
-    sizes = {path.name: path.stat().st_size for path in sorted(folder.glob("*.webp"))}
+    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     print("\n".join(f"{name}: {size / 1000:,.0f} kB" for name, size in sizes.items()))
     print(f"{len(sizes)} files, {sum(sizes.values()) / 1000:,.0f} kB")
 

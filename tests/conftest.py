@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -27,8 +27,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # By default the examples are the same in every run, so that a failure means that the code has
 # changed. `make test-all` tries more examples, at random.
-settings.register_profile("default", derandomize=True, deadline=None)
-settings.register_profile("far", max_examples=3000, deadline=None)
+# How long an example takes to draw says only how busy the machine is.
+UNHURRIED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("default", derandomize=True, **UNHURRIED)
+settings.register_profile("far", max_examples=3000, **UNHURRIED)
 settings.load_profile(os.environ.get("MIE_HYPOTHESIS", "default"))
 if hasattr(providers, "_get_local_constants"):
     # Hypothesis also draws constants that it finds in the modules imported so far. Which these are

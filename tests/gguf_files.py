@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import load_file
 
-NUMBERS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "BF16": 30}
+NUMBERS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "BF16": 30, "MXFP4": 39}
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 
 Tensor = tuple[int, tuple[int, ...], bytes]
@@ -92,7 +92,10 @@ def interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
 ARCHITECTURES = {
     "mistral": "llama",
     "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
+    "gpt_oss": "gpt-oss",
+    "granitemoeshared": "granitemoe",
     "ministral3": "mistral3",
     "olmo3": "olmo2",
     "gemma3_text": "gemma3",
@@ -100,7 +103,7 @@ ARCHITECTURES = {
     "granitemoehybrid": "granite",
     "hunyuan_v1_dense": "hunyuan-dense",
 }
-PERMUTED = ("llama", "mistral3", "smollm3", "granite")
+PERMUTED = ("llama", "mistral3", "smollm3", "granite", "granitemoe")
 TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 OF_LAYER = {
     "input_layernorm": "attn_norm",
@@ -122,12 +125,17 @@ OF_LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
-    "shared_mlp.output_linear": "ffn_down",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.router.layer": "ffn_gate_inp",
 }
 OF_EXPERTS = {"gate_proj": "gate", "up_proj": "up", "w1": "gate", "w3": "up"}
-AFTER_ATTENTION = ("olmo2", "gemma2", "gemma3", "exaone4", "seed_oss")
+AFTER_ATTENTION = ("olmo2", "gemma2", "gemma3", "exaone4", "seed_oss", "gpt-oss")
 """Architectures whose ``post_attention_layernorm`` keeps its name."""
 
 
@@ -156,10 +164,8 @@ def arrays_of(directory: Path) -> dict[str, np.ndarray]:
                 numbers = interleaved(numbers, heads[module[-6:]])
             if name.startswith("gemma") and module.endswith("norm"):
                 numbers = numbers + np.float32(1)
-            if module.endswith("shared_mlp.input_linear"):
-                layer = module.split(".")[2]
-                for own, half in zip(("ffn_gate", "ffn_up"), np.split(numbers, 2), strict=True):
-                    arrays[f"blk.{layer}.{own}.{suffix}"] = half
+            if cut := parts_of(tensor, numbers, name):
+                arrays |= cut
                 continue
             if ".experts." in module:
                 _, _, layer, _, _, expert, own = module.split(".")
@@ -176,6 +182,32 @@ def arrays_of(directory: Path) -> dict[str, np.ndarray]:
         if rope["rope_type"] == "longrope":
             arrays[f"rope_factors_{kind}.weight"] = np.array(rope[f"{kind}_factor"], np.float32)
     return arrays
+
+
+def parts_of(tensor: str, numbers: np.ndarray, architecture: str) -> dict[str, np.ndarray]:
+    """Return the parts of a tensor that holds gate and up, or all experts, by their new names."""
+    _, _, layer, own = [*tensor.split(".", 3), "", "", ""][:4]
+    end, kind = "exps", "bias" if own.endswith("_bias") else "weight"
+    gate_up: tuple[np.ndarray, ...] = ()
+    if own.startswith("mlp.experts.gate_up_proj"):  # rows of gate and up alternate
+        gate_up = (numbers[..., ::2], numbers[..., 1::2])
+        gate_up = gate_up if kind == "bias" else tuple(each.swapaxes(1, 2) for each in gate_up)
+    elif own.startswith("mlp.experts.down_proj"):
+        numbers = numbers if kind == "bias" else numbers.swapaxes(1, 2)
+    elif own == "block_sparse_moe.input_linear.weight":
+        gate_up = tuple(np.split(numbers, 2, axis=1))
+    elif own.startswith("shared_mlp."):
+        end = "shexp" if architecture == "granitemoe" else ""
+        gate_up = tuple(np.split(numbers, 2)) if "input_linear" in own else ()
+    elif own == "self_attn.sinks":
+        return {f"blk.{layer}.attn_sinks.weight": numbers}
+    elif own != "block_sparse_moe.output_linear.weight":
+        return {}
+    names = ("gate", "up") if gate_up else ("down",)
+    return {
+        f"blk.{layer}.ffn_{name}{'_' * bool(end)}{end}.{kind}": each
+        for name, each in zip(names, gate_up or (numbers,), strict=True)
+    }
 
 
 def tensors_of(directory: Path, kind: str) -> dict[str, Tensor]:
@@ -237,6 +269,11 @@ def sizes_of(directory: Path) -> dict[str, Any]:
             own["expert_used_count"] = config["num_experts_per_tok"]
     if "moe_intermediate_size" in config:
         own["expert_feed_forward_length"] = config["moe_intermediate_size"]
+    if name == "gpt-oss":
+        own["expert_feed_forward_length"] = config["intermediate_size"]
+    for key in ("shared_intermediate_size", "shared_expert_intermediate_size"):
+        if name in ("granitemoe", "qwen2moe") and config.get(key):
+            own["expert_shared_feed_forward_length"] = config[key]
     if name == "mistral3":
         own["rope.scaling.yarn_log_multiplier"] = float(rope["mscale_all_dim"])
         own["attention.temperature_scale"] = float(rope["llama_4_scaling_beta"])

@@ -18,6 +18,7 @@ from mie.base.arithmetic import ceil_div
 from mie.checkpoint.experts import Experts, read_experts
 from mie.checkpoint.families import FAMILIES
 from mie.checkpoint.family import Family, Names, QkNorm
+from mie.checkpoint.gguf.architectures import split_names
 from mie.checkpoint.gguf.config import hf_config
 from mie.checkpoint.gguf.header import read_gguf
 from mie.checkpoint.json_reader import JsonReader
@@ -99,7 +100,8 @@ class ModelConfig:
         """
         path, overrides = Path(directory), overrides or {}
         if path.is_file():
-            return cls.from_hf({**hf_config(read_gguf(path)), **overrides}, source=str(path))
+            found = cls.from_hf({**hf_config(read_gguf(path)), **overrides}, source=str(path))
+            return replace(found, names=split_names(found.names))
         path = path / "config.json"
         if not path.parent.is_dir():
             raise ModelError(f"model directory {directory} does not exist, or is not a directory")
@@ -185,6 +187,7 @@ class ModelConfig:
             "gated attention": self.gates_attention,
             "experts": self.experts is not None,
             "attention sinks": self.names.sinks is not None,
+            "routers with sigmoids": self.names.router_bias is not None,
             "recurrent layers": any(self.layers_recurrent),
         }
         return tuple(name for name, is_given in given.items() if is_given)
@@ -197,7 +200,11 @@ class ModelConfig:
     def names_of(self, layer: int) -> Names:
         """Return the names of a layer's tensors."""
         of_recurrent = self.recurrent.family.names if self.recurrent else None
-        return of_recurrent or self.names if self.layers_recurrent[layer] else self.names
+        names = of_recurrent or self.names if self.layers_recurrent[layer] else self.names
+        if names.shared_gate is None or self.has_experts(layer):
+            return names
+        usual = Names()
+        return replace(names, gate_up=usual.gate_up, down=usual.down, shared_gate=None)
 
     def has_experts(self, layer: int) -> bool:
         """Return whether a layer is sparse."""
@@ -206,6 +213,11 @@ class ModelConfig:
     def has_mlp(self, layer: int) -> bool:
         """Return whether a layer has an MLP that computes every token."""
         return self.experts is None or self.experts.are_beside_mlp or not self.experts.layers[layer]
+
+    def mlp_size(self, layer: int) -> int:
+        """Return the intermediate size of a layer's MLP, which differs beside experts."""
+        is_dense = self.experts is not None and not self.experts.layers[layer]
+        return self.experts.dense_size if self.experts and is_dense else self.intermediate_size
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Return the bytes of keys and values of one token in all layers.
@@ -246,7 +258,9 @@ def _read_config(reader: JsonReader, architecture: str) -> ModelConfig:
     if "shared_intermediate_size" in family.defaults:
         inner, least = "shared_intermediate_size", int(family.expert_size is None)
     kinds = layer_kinds(reader, architecture, num_layers)
-    window = reader.optional_integer("sliding_window", maximum=MAX_CONTEXT)
+    window = None  # transformers writes 0 where it is switched off
+    if "switched" not in family.windows or reader.flag("use_sliding_window", default=False):
+        window = reader.optional_integer("sliding_window", maximum=MAX_CONTEXT)
     embedding_scale = _multiplier(reader, "embedding_multiplier")
     if family.scales_embeddings:
         embedding_scale = hidden_size**0.5

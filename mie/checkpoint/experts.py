@@ -19,8 +19,10 @@ class Experts:
     activation: Literal["silu", "clamped_silu"]
     has_biases: bool  # in the router, too
     is_normalised: bool  # whether the weights of a token's experts sum to 1
+    has_router_bias: bool  # whether the file has that of a router with sigmoids
     layers: tuple[bool, ...]  # which layers are sparse
     are_beside_mlp: bool  # whether sparse layers have an MLP for all tokens, too
+    dense_size: int  # the intermediate size of the MLP of other layers, if there are any
 
 
 def read_experts(reader: JsonReader, family: Family, num_layers: int) -> Experts | None:
@@ -40,12 +42,8 @@ def read_experts(reader: JsonReader, family: Family, num_layers: int) -> Experts
     if "norm_topk_prob" in family.defaults:
         is_normalised = reader.flag("norm_topk_prob", default=False)
     _check_activation(reader, family)
+    _check_sigmoids(reader, family, is_normalised)
     layers = _layers(reader, num_layers)
-    if family.names.shared_gate is not None and not all(layers):
-        raise UnsupportedModelError(
-            f"{reader.source}: layers without experts (mlp_only_layers, decoder_sparse_step) are "
-            f"not supported in {family.title}"
-        )
     if number * sum(layers) > MAX_EXPERTS_OF_MODEL:
         expected = f"must be at most {MAX_EXPERTS_OF_MODEL} in all layers"
         raise reader.error(keys[0], expected, number * sum(layers))
@@ -56,20 +54,41 @@ def read_experts(reader: JsonReader, family: Family, num_layers: int) -> Experts
         activation=family.expert_activation,
         has_biases=family.experts_have_biases,
         is_normalised=is_normalised,
+        has_router_bias=family.names.router_bias is not None
+        and reader.flag("use_expert_bias", default=True),
         layers=layers,
         are_beside_mlp="shared_intermediate_size" in family.defaults
         and bool(reader.values["shared_intermediate_size"]),
+        dense_size=0 if all(layers) else reader.integer("intermediate_size", maximum=MAX_WIDTH),
     )
 
 
 def _layers(reader: JsonReader, num_layers: int) -> tuple[bool, ...]:
-    """Return which layers are sparse: all, or by two keys of Qwen."""
+    """Return which layers are sparse: all, or by two keys of Qwen or one of LFM2."""
     step = reader.integer("decoder_sparse_step", default=1, maximum=MAX_LAYERS)
     dense = reader.token_ids("mlp_only_layers")
     if not all(0 <= layer < num_layers for layer in dense):
         expected = f"must be numbers of layers, 0 … {num_layers - 1}"
         raise reader.error("mlp_only_layers", expected, reader.values["mlp_only_layers"])
-    return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers))
+    first = reader.integer("num_dense_layers", default=0, minimum=0, maximum=num_layers)
+    return tuple(
+        layer >= first and layer not in dense and (layer + 1) % step == 0
+        for layer in range(num_layers)
+    )
+
+
+def _check_sigmoids(reader: JsonReader, family: Family, is_normalised: bool) -> None:
+    """Raise unless a router with sigmoids is that of `ops.experts.route_by_sigmoid`."""
+    if family.names.router_bias is None:
+        return
+    if not is_normalised:
+        raise UnsupportedModelError(
+            f"{reader.source}: norm_topk_prob false is not supported in {family.title}"
+        )
+    if (scale := reader.values["routed_scaling_factor"]) != 1:
+        raise UnsupportedModelError(
+            f"{reader.source}: routed_scaling_factor {shown(scale)} is not supported; supported: 1"
+        )
 
 
 def _check_activation(reader: JsonReader, family: Family) -> None:

@@ -26,6 +26,8 @@ class Names:
     """Two matrices, or one that holds their rows in this order."""
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
+    router_bias: str | None = None
+    """Added to the sigmoids of logits to choose experts. None: experts are chosen by logits."""
     expert_gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
     """Like `gate_up`, with the number of the expert. A file may stack the matrices of all."""
     experts_take_turns: bool = False

@@ -1,9 +1,10 @@
 """List the families some of whose layers keep a state."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from mie.checkpoint.family import MULTIPLIERS, Family, Names, Recurrent
-from mie.checkpoint.sparse_families import GRANITE_EXPERTS
+from mie.checkpoint.sparse_families import GRANITE_EXPERTS, SHARED_EXPERT
 
 _DELTA = Recurrent(
     kind="delta",
@@ -39,10 +40,33 @@ _QWEN_SPARSE = (
     *("attention_bias", "partial_rotary_factor", "mrope_section"),
     *("moe_intermediate_size", "num_experts", "num_local_experts"),
 )
-_QWEN_SHARED = Names(
-    gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
-    down="mlp.shared_expert.down_proj",
-    shared_gate="mlp.shared_expert_gate",
+
+_LFM2 = {
+    "max_position_embeddings": 128_000,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": True,
+    "norm_eps": 1e-5,
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_SHORT_CONV = Recurrent(
+    kind="conv",
+    layer_types=("conv",),
+    mixed=("conv.in_proj",),
+    conv=("conv.conv",),
+    out="conv.out_proj",
+)
+_LFM2_NAMES = Names(
+    attention_norm="operator_norm",
+    mlp_norm="ffn_norm",
+    q_norm="self_attn.q_layernorm",
+    k_norm="self_attn.k_layernorm",
+    gate_up=("feed_forward.w1", "feed_forward.w3"),
+    down="feed_forward.w2",
+    attention_out="self_attn.out_proj",
+    final_norm="embedding_norm",
 )
 
 RECURRENT_FAMILIES: Mapping[str, Family] = {
@@ -50,17 +74,10 @@ RECURRENT_FAMILIES: Mapping[str, Family] = {
         title="LFM2, dense",
         model_type="lfm2",
         defaults={
-            "max_position_embeddings": 128_000,
-            "rope_theta": 1e6,
-            "tie_word_embeddings": True,
-            "norm_eps": 1e-5,
-            "conv_L_cache": 3,
-            "conv_bias": False,
+            **_LFM2,
             "block_auto_adjust_ff_dim": True,
             "block_ffn_dim_multiplier": 1.0,
             "block_multiple_of": 256,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
         },
         o_bias_key=None,
         qk_norm="head",
@@ -69,22 +86,35 @@ RECURRENT_FAMILIES: Mapping[str, Family] = {
             "tie_embedding": "tie_word_embeddings",
             "block_ff_dim": "intermediate_size",
         },
-        recurrent=Recurrent(
-            kind="conv",
-            layer_types=("conv",),
-            mixed=("conv.in_proj",),
-            conv=("conv.conv",),
-            out="conv.out_proj",
-        ),
-        names=Names(
-            attention_norm="operator_norm",
-            mlp_norm="ffn_norm",
-            q_norm="self_attn.q_layernorm",
-            k_norm="self_attn.k_layernorm",
-            gate_up=("feed_forward.w1", "feed_forward.w3"),
-            down="feed_forward.w2",
-            attention_out="self_attn.out_proj",
-            final_norm="embedding_norm",
+        recurrent=_SHORT_CONV,
+        names=_LFM2_NAMES,
+    ),
+    "Lfm2MoeForCausalLM": Family(
+        title="LFM2, sparse",
+        model_type="lfm2_moe",
+        defaults={
+            **_LFM2,
+            "intermediate_size": 7168,
+            "moe_intermediate_size": 1792,
+            "num_experts": 32,
+            "num_experts_per_tok": 4,
+            "num_dense_layers": 2,
+            "norm_topk_prob": True,
+            "use_expert_bias": True,
+            "routed_scaling_factor": 1.0,
+        },
+        implements=("moe_intermediate_size", "num_experts", "num_local_experts"),
+        o_bias_key=None,
+        qk_norm="head",
+        expert_size="moe_intermediate_size",
+        keys={"norm_eps": "rms_norm_eps", "tie_embedding": "tie_word_embeddings"},
+        recurrent=_SHORT_CONV,
+        names=replace(
+            _LFM2_NAMES,
+            router="feed_forward.gate",
+            router_bias="feed_forward.expert_bias",
+            expert_gate_up=("feed_forward.experts.{}.w1", "feed_forward.experts.{}.w3"),
+            expert_down="feed_forward.experts.{}.w2",
         ),
     ),
     "Qwen3_5ForCausalLM": Family(
@@ -108,7 +138,7 @@ RECURRENT_FAMILIES: Mapping[str, Family] = {
         expert_size="moe_intermediate_size",
         keys={"shared_expert_intermediate_size": "shared_intermediate_size"},
         recurrent=_DELTA,
-        names=_QWEN_SHARED,
+        names=SHARED_EXPERT,
     ),
     "Qwen3NextForCausalLM": Family(
         title="Qwen3-Next",
@@ -138,7 +168,7 @@ RECURRENT_FAMILIES: Mapping[str, Family] = {
             norm="linear_attn.norm",
             out="linear_attn.out_proj",
         ),
-        names=_QWEN_SHARED,
+        names=SHARED_EXPERT,
     ),
     "OlmoHybridForCausalLM": Family(
         title="OLMo hybrid",

@@ -60,6 +60,10 @@ _BIASES: Mapping[str, str] = {
     "mlp_bias": "MLP biases of this family",
     "use_bias": "biases of this family",
 }
+_REASONS: Mapping[str, str] = {
+    "FalconH1ForCausalLM": "its layers attend and keep a state side by side, with factors in each"
+}
+"""The reasons for architectures that are refused."""
 _LLAMA_KEYS = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("vocab_size", "rms_norm_eps"),
@@ -127,7 +131,8 @@ def _problems(
         text = config.get("text_config")  # the part that is a language model
         config = {**(text if isinstance(text, Mapping) else {}), **config}
         nearest = difflib.get_close_matches(architecture[:100], families, n=1, cutoff=0.0)
-        yield f"architecture {shown(architecture)} (nearest: {nearest[0]!r})"
+        reason = _REASONS.get(architecture, f"nearest: {nearest[0]!r}")
+        yield f"architecture {shown(architecture)} ({reason})"
     for feature, keys in _FEATURES.items():
         given = [key for key in keys if config.get(key) not in (None, 0, 1, [], {})]
         used = [key for key in given if key not in own]

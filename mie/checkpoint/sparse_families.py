@@ -20,6 +20,12 @@ GRANITE_EXPERTS = Names(
     expert_gate_up=("block_sparse_moe.input_linear.{}",),
     expert_down="block_sparse_moe.output_linear.{}",
 )
+SHARED_EXPERT = Names(
+    gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+    down="mlp.shared_expert.down_proj",
+    shared_gate="mlp.shared_expert_gate",
+)
+"""The MLP beside experts in Qwen's models."""
 
 _GPT_OSS_ROPE: Mapping[str, Any] = {
     "rope_type": "yarn",
@@ -53,6 +59,30 @@ SPARSE_FAMILIES: Mapping[str, Family] = {
             expert_gate_up=("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
             expert_down="block_sparse_moe.experts.{}.w2",
         ),
+    ),
+    "Qwen2MoeForCausalLM": Family(
+        title="Qwen1.5-MoE, Qwen2, sparse",
+        model_type="qwen2_moe",
+        defaults={
+            "num_key_value_heads": 16,
+            "max_position_embeddings": 32768,
+            "sliding_window": 4096,
+            "max_window_layers": 28,
+            "intermediate_size": 5632,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+            "shared_intermediate_size": 5632,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "norm_topk_prob": False,
+        },
+        windows="switched",
+        implements=("attention_bias", "moe_intermediate_size", *_EXPERT_KEYS),
+        always_qkv_bias=True,
+        o_bias_key=None,
+        expert_size="moe_intermediate_size",
+        keys={"shared_expert_intermediate_size": "shared_intermediate_size"},
+        names=SHARED_EXPERT,
     ),
     "Qwen3MoeForCausalLM": Family(
         title="Qwen3, sparse",

@@ -42,7 +42,7 @@ def _layer_tensors(config: ModelConfig, layer: int) -> dict[str, Shape]:
     return {
         **mixer,
         **{f"{name}.weight": (hidden,) for name in norms if name is not None},
-        **(_mlp(config, names) if config.has_mlp(layer) else {}),
+        **(_mlp(config, names, config.mlp_size(layer)) if config.has_mlp(layer) else {}),
         **(_experts(config) if config.has_experts(layer) else {}),
     }
 
@@ -63,8 +63,8 @@ def _attention_tensors(config: ModelConfig) -> dict[str, Shape]:
     return tensors
 
 
-def _mlp(config: ModelConfig, names: Names) -> dict[str, Shape]:
-    hidden, inner = config.hidden_size, config.intermediate_size
+def _mlp(config: ModelConfig, names: Names, inner: int) -> dict[str, Shape]:
+    hidden = config.hidden_size
     return {
         **_parts(names.gate_up, (inner, inner), hidden, config.mlp_bias),
         **linear_tensors(names.down, hidden, inner, config.mlp_bias),
@@ -76,6 +76,8 @@ def _experts(config: ModelConfig) -> dict[str, Shape]:
     names, hidden, inner = config.names, config.hidden_size, config.experts.size
     has_bias = config.experts.has_biases
     tensors = linear_tensors(names.router, config.experts.number, hidden, has_bias)
+    if config.experts.has_router_bias:
+        tensors[str(names.router_bias)] = (config.experts.number,)
     if names.shared_gate is not None:
         tensors |= linear_tensors(names.shared_gate, 1, hidden, False)
     for expert in range(config.experts.number):

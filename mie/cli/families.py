@@ -97,6 +97,8 @@ def _features(family: Family) -> Iterator[str]:
             yield text
     if family.expert_size is not None:
         yield "experts"
+    if names.router_bias is not None:
+        yield "a router with sigmoids"
     if family.expert_activation == "clamped_silu":
         yield "a clamped activation"
     if family.names.sinks is not None:

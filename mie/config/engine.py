@@ -145,6 +145,7 @@ class EngineSettings:
     partial_block_sharing: bool = True
     max_cached_blocks: int | None = None
     state_memory: int | None = None
+    state_snapshot_distance: int = 16
     scheduling_policy: str = "fcfs"
     sjf_ageing: int | None = None
     fair_turn: int | None = None

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -102,14 +103,9 @@ class ModelsDirectory:
         """
         found: dict[str, Path] = {}
         for path in sorted(self.folder.iterdir()):
-            if path.name.startswith("."):
-                continue
-            if (path / "config.json").is_file():
-                found[path.name] = path
-            elif path.is_dir():
-                files = _gguf_files(path)
-                names = [path.name] if len(files) == 1 else [f"{path.name}/{x}" for x in files]
-                found.update(zip(names, files.values(), strict=True))
+            with suppress(OSError):  # one that this user may not read
+                if not path.name.startswith("."):
+                    found.update(_models_at(path))
         for name, path in _gguf_files(self.folder).items():
             found[path.name if name in found else name] = path
         return found
@@ -165,6 +161,15 @@ class ModelsDirectory:
         if plan.host_bytes:
             own["swap_space"] = plan.host_bytes
         return PlannedModel(num_bytes=plan.total_bytes, settings={**self._settings, **own})
+
+
+def _models_at(path: Path) -> dict[str, Path]:
+    """Return the models of a folder in a folder of models: one, or several GGUF files."""
+    if (path / "config.json").is_file():
+        return {path.name: path}
+    files = _gguf_files(path)
+    names = [path.name] if len(files) == 1 else [f"{path.name}/{name}" for name in files]
+    return dict(zip(names, files.values(), strict=True))
 
 
 def _gguf_files(folder: Path) -> dict[str, Path]:

@@ -217,7 +217,11 @@ def new_scheduler(
     own: dict[str, Any] = {}
     if num_states[0]:
         kind = StatefulManager
-        own = {"num_states": num_states[0], "num_host_states": num_states[1]}
+        own = {
+            "num_states": num_states[0],
+            "num_host_states": num_states[1],
+            "snapshot_distance": config.state_snapshot_distance,
+        }
     elif window is not None:
         kind, own = WindowedManager, {"window": window}
     manager = kind(

@@ -278,11 +278,7 @@ def num_states_of(config: EngineConfig, state_bytes: int, budget: int) -> int:
     They take at most half of the budget, unless ``state_memory`` gives their bytes.
     """
     if not state_bytes:
-        if config.state_memory is not None:
-            raise ConfigError(
-                f"state_memory is {config.state_memory}; the model has no recurrent layers "
-                "(leave it out)"
-            )
+        refuse_states(config)
         return 0
     if config.state_memory is not None:
         if config.state_memory < state_bytes:
@@ -295,6 +291,16 @@ def num_states_of(config: EngineConfig, state_bytes: int, budget: int) -> int:
     return max(1, min(wanted, budget // 2 // state_bytes))
 
 
+def refuse_states(config: EngineConfig) -> None:
+    """Raise `ConfigError` if a setting is given that only recurrent layers have."""
+    for name in ("state_memory", "state_snapshot_distance"):
+        value = getattr(config, name)
+        if value != getattr(EngineConfig, name):
+            raise ConfigError(
+                f"{name} is {value}; the model has no recurrent layers (leave it out)"
+            )
+
+
 def step_size(
     config: EngineConfig, model: ModelConfig, max_model_len: int, num_groups: int = 1
 ) -> StepSize:
@@ -305,7 +311,7 @@ def step_size(
         num_seqs=min(config.max_num_batched_tokens, config.max_num_seqs),
         max_len=max_model_len,
         hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size if any(map(model.has_mlp, layers)) else 0,
+        intermediate_size=max(map(model.mlp_size, filter(model.has_mlp, layers)), default=0),
         vocab_size=model.vocab_size,
         num_heads=model.num_heads,
         num_chosen=model.experts.num_chosen if model.experts else 0,
@@ -314,6 +320,7 @@ def step_size(
         gates_attention=model.gates_attention,
         recurrent=model.recurrent.shape if model.recurrent else None,
         num_groups=num_groups,
+        num_layers=model.num_layers,
     )
 
 

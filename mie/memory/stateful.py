@@ -27,9 +27,11 @@ class StatefulManager(KVCacheManager):
         *,
         num_states: int,
         num_host_states: int = 0,
+        snapshot_distance: int | None = None,
         **options: Any,
     ) -> None:
         self._num_states, self._num_host_states = num_states, num_host_states
+        self._snapshot_distance = snapshot_distance
         # A state is at the end of a full block, never inside one.
         super().__init__(num_blocks, block_size, **{**options, "partial_block_sharing": False})
 
@@ -43,6 +45,7 @@ class StatefulManager(KVCacheManager):
             self._emit,
             takes_snapshots=self.shares_full,
             num_host_slots=self._num_host_states,
+            distance=self._snapshot_distance,
         )
 
     def _usable(self, path: list[Node], host: HostTable | None) -> list[Node]:

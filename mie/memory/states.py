@@ -35,7 +35,7 @@ class Snapshot:
     slot: int
     tail_of: Owner | None
     """The sequence that drops it at its next snapshot. None if it stays."""
-    base: int
+    base: float
     """The value of the last evicted snapshot when this one was last used."""
 
 
@@ -61,7 +61,8 @@ class StateSlots:
 
     A snapshot is worth the tokens that it saves: those after the nearest snapshot above it. The
     one that is worth least, counted from the worth of the last evicted one, is evicted first
-    (GreedyDual: Cao and Irani, 1997). All states have the same size.
+    (GreedyDual: Cao and Irani, 1997). One with a single continuation counts half, because the next
+    request probably begins with the continuation, too. All states have the same size.
     """
 
     def __init__(
@@ -74,7 +75,9 @@ class StateSlots:
         *,
         takes_snapshots: bool,
         num_host_slots: int,
+        distance: int | None,
     ) -> None:
+        """With a ``distance``, prompts leave snapshots that many blocks before their ends, too."""
         self.num_slots = num_slots
         self.snapshots: dict[Node, Snapshot] = {}
         """The snapshots, the least recently used first."""
@@ -83,11 +86,12 @@ class StateSlots:
         self._stats = stats
         self._emit = emit
         self._takes_snapshots = takes_snapshots
+        self._distance = distance
         self._tables: dict[BlockTable, Running] = {}
         self._hosts: dict[HostTable, int] = {}
         self._free = [*reversed(range(num_slots))]
         self._free_hosts = [*reversed(range(num_host_slots))]
-        self._clock = 0
+        self._clock = 0.0
         # The content that a slot will have after the moves, as the slot that has it before them.
         self._copies: dict[int, int] = {}
         self._unsure: set[Node] = set()  # snapshots whose copies have not surely been made
@@ -128,9 +132,8 @@ class StateSlots:
         size, num_computed = self._block_size, room.num_computed
         stops: set[int] = set()
         if self._takes_snapshots:
-            end = (len(room.token_ids) - 1) // size * size
-            kept += sorted({self._num_known(room), end}) if is_new else ()
-            stops = {*kept, end}
+            kept += sorted(self._places(room)) if is_new else ()
+            stops = {*kept, (len(room.token_ids) - 1) // size * size}
         source = None
         if path and not (host and host.num_tokens == num_computed):
             source = self._content(self._use(path[-1]).slot)
@@ -147,6 +150,15 @@ class StateSlots:
             if source is None:
                 self._imports.append((host_slot, slot))
         self._begin(table, running)
+
+    def _places(self, room: Room) -> set[int]:
+        """Return the positions after which a new request's snapshots stay."""
+        known, end = self._num_known(room), (len(room.token_ids) - 1) // self._block_size
+        places, back = {known, end * self._block_size}, self._distance
+        while back is not None and (end - back) * self._block_size > known:
+            places.add((end - back) * self._block_size)
+            back *= 4
+        return places
 
     def _num_known(self, room: Room) -> int:
         """Return how many tokens are in full blocks of the cache or of an open table's prompt."""
@@ -295,11 +307,12 @@ class StateSlots:
             self.forget(node)
         return self._free.pop()
 
-    def _value(self, node: Node) -> int:
+    def _value(self, node: Node) -> float:
         above, num_blocks = node.parent, 1
         while above is not None and above.parent is not None and above not in self.snapshots:
             above, num_blocks = above.parent, num_blocks + 1
-        return self.snapshots[node].base + num_blocks * self._block_size
+        value = self.snapshots[node].base + num_blocks * self._block_size
+        return value / 2 if len(node.children) == 1 else value
 
     def _release(self, slot: int) -> None:
         self._copies.pop(slot, None)

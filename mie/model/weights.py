@@ -202,7 +202,11 @@ class Loader:
         # A matrix may have the rows of gate and up in turns.
         rows = np.arange(2 * config.experts.size)
         order = rows.reshape(-1, 2).T.ravel() if names.experts_take_turns else None
-        gate_up, down = [], []
+        gate_up, down, bias = [], [], None
+        if names.router_bias is not None:
+            bias = np.zeros(config.experts.number)
+            if config.experts.has_router_bias:
+                bias = self._read(prefix + names.router_bias)
         for expert in range(config.experts.number):
             own = [(name.format(expert), order) for name in names.expert_gate_up]
             gate_up.append(self.selected(prefix, own))
@@ -215,6 +219,7 @@ class Loader:
             num_chosen=config.experts.num_chosen,
             is_normalised=config.experts.is_normalised,
             activation=config.experts.activation,
+            bias=None if bias is None else self.backend.load_vector(bias),
         )
 
     def norm(self, prefix: str, name: str | None, scale: float = 1.0) -> Array | None:

@@ -36,7 +36,7 @@ Array = Any
 OPTIONS = (
     *("GELU", "norms after the blocks", "norms of whole projections", "norms after RoPE"),
     *("scaled embeddings", "soft caps", "experts", "gated attention", "recurrent layers"),
-    "attention sinks",
+    *("attention sinks", "routers with sigmoids"),
 )
 """The options of operators that only some families need, by name."""
 
@@ -120,6 +120,7 @@ class StepSize:
     gates_attention: bool = False
     recurrent: RecurrentShape | None = None
     num_groups: int = 1  # of layers with tables of their own
+    num_layers: int = 0
 
     @property
     def num_results(self) -> int:
@@ -128,8 +129,7 @@ class StepSize:
         experts = self.num_chosen * (2 * self.hidden_size + self.expert_size)
         experts += 3 * self.expert_size * (self.num_chosen > 0)
         recurrence = self.recurrent.num_results if self.recurrent else 0
-        if self.gates_attention:
-            attention += self.num_heads * self.cache.head_dim
+        attention += self.gates_attention * self.num_heads * self.cache.head_dim
         mlp = 3 * self.intermediate_size
         widest = 2 * self.hidden_size + max(attention, mlp, experts, recurrence)
         return self.num_tokens * widest + self.num_seqs * self.vocab_size

@@ -25,6 +25,7 @@ class ExpertWeights:
     num_chosen: int
     is_normalised: bool  # whether the weights of a token's experts sum to 1
     activation: Activation
+    bias: Array | None = None  # [E], for `ops.experts.route_by_sigmoid`
 
 
 class ExpertOperators(Protocol):
@@ -35,7 +36,10 @@ class ExpertOperators(Protocol):
         return self.refuse("experts")
 
     def route(self: "Backend", x: Array, weights: ExpertWeights) -> Array:
-        """Multiply x [T, D] by the router, and choose: `ops.experts.route`. Returns [T, 2, k]."""
+        """Multiply x [T, D] by the router, and choose: `ops.experts.route`.
+
+        With ``weights.bias`` it is `ops.experts.route_by_sigmoid`. Returns [T, 2, k].
+        """
         return self.refuse("experts")
 
     def clamped_silu_mul(self: "Backend", gate_up: Array) -> Array:

@@ -231,6 +231,8 @@ class NumpyBackend(NumpyRecurrent):
 
     def route(self, x: Floats, weights: ExpertWeights) -> Floats:
         logits = self.linear(x, weights.router)
+        if weights.bias is not None:
+            return experts.route_by_sigmoid(logits, weights.bias, weights.num_chosen)
         return experts.route(logits, weights.num_chosen, weights.is_normalised)
 
     def experts(

@@ -149,15 +149,7 @@ class PagedAttention:
         stored: str,
     ) -> int:
         """Return the bytes of the partial results of the largest padded step, in an arena."""
-        group = num_heads // shape.num_kv_heads
-        kernel = decode_kernel(
-            element,
-            shape.head_dim,
-            group,
-            shape.block_size,
-            stored=stored,
-            may_stream=not self._is_deterministic,
-        )
+        kernel = self.decode_kernel(num_heads, shape, element, stored)
         if kernel.kind == "stream":
             heads, splits, rows = 8 * kernel.head_tiles, 1, 2 * self._stream_blocks(kernel)
         else:
@@ -169,6 +161,19 @@ class PagedAttention:
         sums = max(rows * heads * splits, prefill_rows)  # both kinds use the same buffers
         sizes = (next_power_of_two(size) for size in (sums * shape.head_dim, sums) if size)
         return 4 * sum(sizes)
+
+    def decode_kernel(
+        self, num_heads: int, shape: KVCacheShape, element: str, stored: str
+    ) -> DecodeKernel:
+        """Return the kernel of decodes with a cache of this shape."""
+        return decode_kernel(
+            element,
+            shape.head_dim,
+            num_heads // shape.num_kv_heads,
+            shape.block_size,
+            stored=stored,
+            may_stream=not self._is_deterministic,
+        )
 
     def _stream_blocks(self, kernel: DecodeKernel) -> int:
         """Return the number of blocks that the chip holds at once."""

@@ -41,7 +41,7 @@ from mie.ops_gpu.kv_cache import HostCache, KVCache
 from mie.ops_gpu.launcher import CupyLauncher, Launcher
 from mie.ops_gpu.products import WIDENED_BYTES, Products
 from mie.ops_gpu.queue import Queue, in_queue
-from mie.ops_gpu.ready import kernels_beside_steps, make_ready
+from mie.ops_gpu.ready import graph_bytes, kernels_beside_steps, make_ready
 from mie.ops_gpu.recurrent import CupyRecurrent
 from mie.ops_gpu.sampling import Drawn, Sampler
 from mie.ops_gpu.steps import Steps
@@ -130,7 +130,7 @@ class CupyBackend(CupyRecurrent):
     def step_bytes(self, size: StepSize) -> int:
         """Count attention's last buffers twice, because captured steps may keep earlier ones.
 
-        `PagedAttention` doubles their sizes.
+        `PagedAttention` doubles their sizes. Graphs count too, where they are CUDA's.
         """
         element, stored = element_type(self.dtype), element_type(self.kv_dtype)
         partial_bytes = self._attention.partial_bytes(
@@ -139,7 +139,12 @@ class CupyBackend(CupyRecurrent):
         width = (size.num_heads + 2 * size.cache.num_kv_heads) * size.cache.head_dim
         kept_bytes = partial_bytes + most_sums_bytes(size.num_tokens, width, self._chip)
         widened_bytes = WIDENED_BYTES if size.is_quantised else 0
-        return size.num_results * self.dtype.itemsize + 2 * kept_bytes + widened_bytes
+        captured_bytes = 0
+        if isinstance(self.launcher, CupyLauncher) and not self._steps.enforces_eager:
+            kernel = self._attention.decode_kernel(size.num_heads, size.cache, element, stored)
+            captured_bytes = graph_bytes(size, kernel.kind != "stream")
+        result_bytes = size.num_results * self.dtype.itemsize
+        return result_bytes + 2 * kept_bytes + widened_bytes + captured_bytes
 
     # Weights.
 

@@ -20,7 +20,7 @@ from mie.ops_gpu.cubins import KernelName
 from mie.ops_gpu.dispatch import MAX_SPLITS, SPLIT_TOKENS
 from mie.ops_gpu.launcher import CupyLauncher
 from mie.ops_gpu.sampling import Sampler
-from mie.ops_gpu.steps import Forward, Steps
+from mie.ops_gpu.steps import MAX_GRAPHS, Forward, Steps
 
 MOST_SEQS = 64
 """Sequences of the largest step that is captured ahead."""
@@ -30,6 +30,13 @@ MOST_STEPS = 32
 
 PROMPTS = (2, 16, 32, 64)
 """Tokens of prompts that run ahead. The numbers are those at which products change their kernel."""
+
+LAUNCH_BYTES = 64 << 10
+"""Device memory of a launch in a graph.
+
+Graphs of 500, 1,000 and 2,000 empty kernels took 362, 395 and 458 MB
+(forums.developer.nvidia.com/t/244901, CUDA 11.2). Not measured with mie.
+"""
 
 MOST_DRAWN = 8
 """Rows for which the scratch memory of random draws is allocated ahead: 1.2 MB each at most."""
@@ -53,7 +60,7 @@ def make_ready(
 
     No step is larger than ``size``.
     """
-    counts = sorted({padded_seqs(n) for n in range(1, min(MOST_SEQS, size.num_seqs) + 1)})
+    counts = padded_counts(min(MOST_SEQS, size.num_seqs))
     prompts = [n for n in PROMPTS if n < size.num_tokens] + [size.num_tokens]
     num_groups = size.num_groups
     with launcher.listing() as listed:
@@ -67,7 +74,7 @@ def make_ready(
     launcher.build([*listed, *others], progress)
     for num_tokens in prompts[:-1]:
         steps.launch_prompt(forward, prompt(num_tokens, num_tokens, num_groups))
-    for bucket in buckets(counts, size.max_len, steps.follows_lengths):
+    for bucket in buckets(counts, size.max_len, steps.follows_lengths)[:MOST_STEPS]:
         logits = steps.run_empty(forward, bucket, num_groups)
         sampler.finish(sampler.start(logits, [GREEDY] * len(logits)))
     logits = logits[:MOST_DRAWN]
@@ -81,11 +88,27 @@ def kernels_beside_steps(dtype: np.dtype[Any], kv_dtype: np.dtype[Any]) -> list[
 
 
 def buckets(counts: Sequence[int], max_len: int, follows_lengths: bool) -> list[Bucket]:
-    """Return the steps to capture, the smallest first."""
+    """Return the steps that may be captured, the smallest first."""
     lengths = [padded_length(max_len) if follows_lengths else ANY_LENGTH]
     while follows_lengths and lengths[0] > SPLIT_TOKENS:
         lengths.insert(0, padded_length(min(lengths[0], MAX_SPLITS * SPLIT_TOKENS) // 2))
-    return sorted(Bucket(count, length) for count in counts for length in lengths)[:MOST_STEPS]
+    return sorted(Bucket(count, length) for count in counts for length in lengths)
+
+
+def padded_counts(most: int) -> list[int]:
+    """Return the padded numbers of sequences of steps of up to ``most``."""
+    return sorted({padded_seqs(n) for n in range(1, most + 1)})
+
+
+def graph_bytes(size: StepSize, follows_lengths: bool) -> int:
+    """Estimate the device memory of the graphs of all steps of decodes that may be captured.
+
+    A layer takes six launches, or ten with experts or a recurrence, and a step six more.
+    """
+    counts = padded_counts(size.num_seqs)
+    num_graphs = min(MAX_GRAPHS, len(buckets(counts, size.max_len, follows_lengths)))
+    of_a_layer = 10 if size.num_chosen or size.recurrent else 6
+    return num_graphs * (of_a_layer * size.num_layers + 6) * LAUNCH_BYTES
 
 
 def prompt(num_tokens: int, length: int, num_groups: int = 1) -> StepBatch:

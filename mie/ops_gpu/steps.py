@@ -82,7 +82,8 @@ class Steps:
         self.arena = Arena(launcher.xp)
         self._launcher = launcher
         self._queue = queue
-        self._enforce_eager = enforce_eager
+        self.enforces_eager = enforce_eager
+        """Whether nothing is captured."""
         self._follows = follows_lengths
         self._table_width = TABLE_WIDTH
         self._staging = Staging(queue)
@@ -127,7 +128,7 @@ class Steps:
         if captured is not None:
             self._captured[bucket] = captured  # the last one: the most recently used
         device_batch = self._upload(batch, bucket, captured)
-        if captured is None and bucket in self._warm and not self._enforce_eager:
+        if captured is None and bucket in self._warm and not self.enforces_eager:
             captured = self._capture(forward, device_batch)
             if len(self._captured) == MAX_GRAPHS:
                 del self._captured[next(iter(self._captured))]

@@ -72,10 +72,15 @@ class ExpertOperators(NumpyBackend):
 
     @operator
     def route(self, x: Value, weights: ExpertWeights) -> Value:
-        """Record `ops.experts.route`."""
+        """Record `ops.experts.route`, or `route_by_sigmoid`."""
         program, k = self._program, weights.num_chosen
         logits: Any = self.linear(x, weights.router)  # type: ignore[arg-type]  # records a Value
         out = program.value(NUM_TOKENS, 2, k)
+        if weights.bias is not None:
+            program.need_scratch(8 * weights.number)
+            by_sigmoid = logits, weights.bias, out, weights.number, k, NUM_TOKENS
+            program.emit("route_by_sigmoid", NUM_TOKENS, ROW_TILE, 1, *by_sigmoid)
+            return out
         arguments = logits, out, weights.number, k, int(weights.is_normalised), NUM_TOKENS
         program.emit("route", NUM_TOKENS, ROW_TILE, 1, *arguments)
         return out

@@ -276,7 +276,7 @@ class Tracing:
         )
         facts = facts_of(scope)
         attributes = {
-            "gen_ai.response.model": self._model_name,
+            "gen_ai.response.model": facts.get("model", self._model_name),
             "gen_ai.request.id": scope.get("mie.request_id"),
             "http.request.method": "POST",
             "http.route": path if path in self._paths else None,

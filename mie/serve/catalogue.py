@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from mie.errors import MieError, shown
+from mie.errors import shown
 from mie.load.directory import ModelFiles, PlannedModel
 from mie.serve.app import EngineEdge
 from mie.serve.errors import ApiError, invalid
@@ -81,7 +81,7 @@ class Catalogue:
     def __init__(self, directory: Directory) -> None:
         self.directory = directory
         self._models: dict[str, Model] = {}
-        self._files: dict[Path, tuple[float, ModelFiles]] = {}
+        self._files: dict[Path, tuple[tuple[float, ...], ModelFiles | None]] = {}
 
     def keep(self, model: Model) -> None:
         """List a model that is about to be loaded, although its files may be gone."""
@@ -146,13 +146,23 @@ class Catalogue:
         """Return what the files of a model tell, or None if it cannot be used."""
 
         def read() -> ModelFiles | None:
-            try:
-                changed = model.path.stat().st_mtime
-                known = self._files.get(model.path)
-                if known is None or known[0] != changed:
-                    known = self._files[model.path] = (changed, self.directory.describe(model.path))
-                return known[1]
-            except (MieError, OSError):
-                return None
+            changed = tuple(map(_changed, (model.path, model.path / "config.json")))
+            known = self._files.get(model.path)
+            if known is None or known[0] != changed:
+                files = None
+                try:
+                    files = self.directory.describe(model.path)
+                except Exception as error:  # one model that is broken must not hide the others
+                    logger.warning("%s cannot be described: %s", model.name, error)
+                known = self._files[model.path] = (changed, files)
+            return known[1]
 
         return await call_in_thread(read)
+
+
+def _changed(path: Path) -> float:
+    """Return when a file changed last, or 0 if it is not there."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

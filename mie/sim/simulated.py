@@ -9,7 +9,13 @@ from mie.engine.engine import Engine
 from mie.errors import ConfigError
 from mie.events import EventLog
 from mie.load.engine import new_scheduler, with_seats, with_states
-from mie.load.sizing import DEFAULT_SWAP_BYTES, layout_of, num_states_of, sizes_on_host
+from mie.load.sizing import (
+    DEFAULT_SWAP_BYTES,
+    layout_of,
+    num_states_of,
+    refuse_states,
+    sizes_on_host,
+)
 from mie.memory.window import Window
 from mie.sched.plan import Chunk, StepPlan
 from mie.sched.result import ChunkResult, StepResult
@@ -155,11 +161,8 @@ def simulated(
         )
     if num_states[0]:
         config = with_seats(with_states(config), num_states[0])
-    elif config.state_memory is not None:
-        raise ConfigError(
-            "state_memory has no effect on a simulated engine without a device and the shape of a"
-            " model with recurrent layers (leave it out)"
-        )
+    else:
+        refuse_states(config)
     clock = SimClock()
     log = EventLog(config.event_log_steps, trace)
     longest = max_model_len or config.max_model_len or num_blocks * config.block_size + 1

@@ -46,8 +46,9 @@ class RunningServer:
         Raises:
             KeyError: there is no such metric.
         """
-        headers = {"Authorization": f"Bearer {self.key}"}
-        text = httpx2.get(f"{self.url}/metrics", headers=headers).raise_for_status().text
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        answer = httpx2.get(f"{self.url}/metrics", headers=headers, timeout=60)
+        text = answer.raise_for_status().text
         values = [
             float(line.rpartition(" ")[2])
             for line in text.splitlines()

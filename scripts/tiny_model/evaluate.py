@@ -1,6 +1,9 @@
 """Evaluate the bundled model on held-out prompts: perplexity, and the share of correct stories.
 
     python scripts/tiny_model/evaluate.py [--temperature 0.7] [--json report.json]
+    python scripts/tiny_model/evaluate.py --unseen
+
+The second form checks words that no training document has, and requests about a story.
 
 It reads prompts and word lists from `tests/data` and judges the text by its own rules. It shares no
 code with the writer of the training text.
@@ -313,29 +316,41 @@ def judge(
     return [(story, faults(story)) for story in stories]
 
 
+def measure(
+    llm: Any, prompts: list[dict[str, Any]], lists: Lists, temperature: float
+) -> dict[str, Any]:
+    """Return the numbers of the held-out prompts, and print the stories with faults."""
+    results = judge(prompts, generate(llm, prompts, temperature), lists)
+    for story, wrong in results:
+        if wrong:
+            print(f"{story.facts['prompt']}\n  {wrong}\n  {story.text}\n")
+    tokenizer = llm.tokenizer
+    return {
+        "perplexity": perplexity(llm, prompts),
+        **report(results, lambda text: len(tokenizer.encode(text, add_special_tokens=False))),
+    }
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="bundled")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--unseen", action="store_true", help="unseen words and requests instead")
     parser.add_argument("--json", type=Path, help="also write the report to this file")
     args = parser.parse_args()
 
     from mie import LLM
 
     llm = LLM(model=args.model)
-    prompts = read_prompts(args.data)
-    results = judge(prompts, generate(llm, prompts, args.temperature), read_lists(args.data))
-    for story, wrong in results:
-        if wrong:
-            print(f"{story.facts['prompt']}\n  {wrong}\n  {story.text}\n")
-    tokenizer = llm.tokenizer
-    assert tokenizer is not None
-    numbers = {
-        "perplexity": perplexity(llm, prompts),
-        **report(results, lambda text: len(tokenizer.encode(text, add_special_tokens=False))),
-    }
+    prompts, lists = read_prompts(args.data), read_lists(args.data)
+    if args.unseen:
+        import unseen
+
+        numbers = unseen.measure(llm, prompts, lists)
+    else:
+        numbers = measure(llm, prompts, lists, args.temperature)
     print(json.dumps(numbers, indent=2))
     if args.json:
         args.json.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")

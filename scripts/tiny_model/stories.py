@@ -16,6 +16,8 @@ from pathlib import Path
 from random import Random
 from typing import TypeVar
 
+from words import MadeUp
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -62,11 +64,19 @@ class Grammar:
             for name, text in tables["fitting"].items()
         }
         self.lines = {name: lines(text) for name, text in tables["lines"].items()}
+        self.common_words = sorted(
+            {
+                word
+                for group in self.lines.values()
+                for line in group
+                for word in re.findall(r"\b[a-z]{4,8}\b", line)
+            }
+        )
         self.pairs = {
             name: [(line.split(" => ")[0], line.split(" => ")[1]) for line in lines(text)]
             for name, text in tables["pairs"].items()
         }
-        self.plots = [beats(text) for text in tables["plots"].values()]
+        self.plots = {name: beats(text) for name, text in tables["plots"].items()}
         self.interludes = [beats(text) for text in tables["interludes"].values()]
 
     def check(self) -> None:
@@ -84,7 +94,12 @@ class Grammar:
                 for lines in table.values()
                 for line in lines
             ),
-            *(line for plot in self.plots + self.interludes for beat in plot for line in beat),
+            *(
+                line
+                for plot in [*self.plots.values(), *self.interludes]
+                for beat in plot
+                for line in beat
+            ),
         ]
         for template in templates:
             if " " in template:  # else it is a preposition or the name of a list
@@ -95,7 +110,6 @@ class Grammar:
 
 G = Grammar(Path(__file__).with_name("stories.toml"))
 
-
 ASKS = [name for name in G.pairs if name.startswith("ask_")]
 
 
@@ -105,8 +119,9 @@ def with_article(noun: str) -> str:
 
 
 def preposition(place: str) -> str:
-    """Return the preposition of a place."""
-    return (G.fitting["places"] | G.fitting["more_places"])[place][0]
+    """Return the preposition of a place. A made-up place has one by chance, but always the same."""
+    listed = (G.fitting["places"] | G.fitting["more_places"]).get(place)
+    return listed[0] if listed else ("at", "at", "in", "in", "by")[zlib.crc32(place.encode()) % 5]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +157,21 @@ class Cast:
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """A story with its cast and its plot."""
+
+    text: str
+    cast: Cast
+    plot: str
+
+    def renamed(self, name: str) -> "Told":
+        """Return the same story with another name for the hero."""
+        whole_word = rf"(?<!\w){re.escape(self.cast.name)}(?!\w)"
+        text = re.sub(whole_word, lambda _: name, self.text)
+        return replace(self, text=text, cast=replace(self.cast, name=name))
+
+
 def held_out(first: str, second: str) -> bool:
     """Return whether training must never see these two words in one cast."""
     return zlib.crc32(f"{first}|{second}".encode()) % 8 == 0
@@ -153,11 +183,14 @@ class Writer:
     def __init__(self, seed: int | str, *, unseen: bool = False, odd: float = 0.0) -> None:
         """Create a writer.
 
-        With `unseen`, casts have only held-out pairs. `odd` is the share of words off the lists.
+        With `unseen`, casts have only held-out pairs. `odd` is the mean share of words that are
+        not on the usual lists. Each document has its own share, from zero to twice the mean.
         """
         self.rng = Random(seed)
         self.unseen = unseen
-        self.odd = odd
+        self.mean_odd = self.odd = odd
+        self.made_up = MadeUp(self.rng, G.words, G.common_words)
+        self.slot_words: set[str] = set()
 
     # -- words ------------------------------------------------------------------------------
 
@@ -184,11 +217,17 @@ class Writer:
             place_look=self._look("place_looks"),
             object_look=self._look("object_looks"),
         )
+        self.slot_words |= {cast.name, cast.animal, cast.place, cast.object}
         return self._befriend(cast) if friend else cast
 
     def _befriend(self, cast: Cast) -> Cast:
-        other = self.rng.choice([n for n in G.words["girls"] + G.words["boys"] if n != cast.name])
-        animal = self.rng.choice([a for a in G.fitting["animals"] if a != cast.animal])
+        if self.odd and self.rng.random() < self.odd:
+            other, animal = self.made_up.word(name=True), self.made_up.word()
+        else:
+            names = G.words["girls"] + G.words["boys"]
+            other = self.rng.choice([n for n in names if n != cast.name])
+            animal = self.rng.choice([a for a in G.fitting["animals"] if a != cast.animal])
+        self.slot_words |= {other, animal}
         return replace(
             cast,
             helper=f"{other} the {animal}",
@@ -200,11 +239,15 @@ class Writer:
     def _word(self, kind: str) -> str:
         if self.rng.random() >= self.odd:
             return self.rng.choice(list(G.fitting[kind]))
-        return self.rng.choice(_more(kind))
+        return self.rng.choice(_more(kind)) if self.rng.random() < 0.4 else self.made_up.word()
 
     def _look(self, looks: str) -> str:
         """Return an adjective and a space, or mostly nothing."""
-        return self.rng.choice(G.words[looks]) + " " if self.rng.random() < 1.5 * self.odd else ""
+        return (
+            self.rng.choice(G.words[looks]) + " "
+            if self.rng.random() < min(0.15, 1.5 * self.odd)
+            else ""
+        )
 
     def again(self, hero: Cast) -> Cast:
         """Return a cast with the same hero and another place and object."""
@@ -212,6 +255,7 @@ class Writer:
             cast = self.cast()
             pairs = held_out(hero.name, cast.object), held_out(hero.animal, cast.place)
             if not any(pairs):
+                self.slot_words |= {hero.name, hero.animal}
                 return replace(cast, name=hero.name, girl=hero.girl, animal=hero.animal)
 
     def _favourite(self, options: Sequence[Option], word: str) -> Option:
@@ -225,10 +269,8 @@ class Writer:
 
     def _name(self, girl: bool) -> str:
         odd = self.rng.random() < self.odd
-        if odd and self.rng.random() < 0.5:
-            return "".join(
-                self.rng.choices(G.words["syllables"], k=self.rng.choice((2, 2, 3)))
-            ).capitalize()
+        if odd and self.rng.random() < 0.6:
+            return self.made_up.word(name=True)
         if odd:
             return self.rng.choice(G.words["more_girls" if girl else "more_boys"])
         return self.rng.choice(G.words["girls" if girl else "boys"])
@@ -269,13 +311,17 @@ class Writer:
         }[beat[0]]
         return [templates] if templates else []
 
-    def story(self, cast: Cast) -> str:
-        """Return one story about the cast."""
-        plot = self._favourite(G.plots, cast.object)
+    def plot(self, cast: Cast) -> str:
+        """Return the name of a plot for the cast."""
+        return self._favourite(list(G.plots), cast.object)
+
+    def story(self, cast: Cast, plot: str = "") -> str:
+        """Return one story about the cast, perhaps with a given plot."""
+        beats = G.plots[plot or self.plot(cast)]
         sentences = [self.fill(self._favourite(G.lines["openings"], cast.name), cast)]
         # One sentence of a kind that never comes later, so that no sentence can come twice.
         early = self.rng.choice(("?early place", "?early animal", "?early weather"))
-        for beat in ((early,), *plot):
+        for beat in ((early,), *beats):
             for templates in self._beat(beat, cast):
                 sentences.append(self.fill(self.rng.choice(templates), cast))
         sentences.append(self.fill(self._favourite(G.lines["endings"], cast.place), cast))
@@ -290,16 +336,80 @@ class Writer:
 
     # -- documents --------------------------------------------------------------------------
 
-    def story_pair(self) -> tuple[str, str, Cast]:
-        """Return a request, its story and the cast."""
+    def story_pair(self) -> tuple[str, "Told"]:
+        """Return a request and its story."""
         kind = self.rng.random()
         cast = self.cast(friend=kind < 0.2)
         request = self.request(cast)
         if kind > 0.92:
-            request = self._ask(self.rng.choice(G.lines["partial_requests"]), cast)
+            template = self.rng.choice(G.lines["partial_requests"])
+            cast = self._usual_but(template, cast)
+            request = self._ask(template, cast)
         if self.rng.random() < 0.05:
             request = request.rstrip(".!?")
-        return request, self.story(cast), cast
+        return request, self._tell(cast, self.plot(cast))
+
+    def _usual_but(self, template: str, cast: Cast) -> Cast:
+        """Return a usual cast that shares only the words of the template with `cast`.
+
+        A story must invent the words that the request leaves out, and shall not invent odd ones.
+        """
+        named = [kind for kind in ("name", "animal", "place", "object") if f"{kind}>" in template]
+        kept = {kind: getattr(cast, kind) for kind in named}
+        odd, self.odd = self.odd, 0.0
+        while True:
+            usual = self.cast()
+            mixed = replace(usual, **kept, girl=cast.girl if "name" in kept else usual.girl)
+            if not held_out(mixed.name, mixed.object) and not held_out(mixed.animal, mixed.place):
+                self.odd = odd
+                return mixed
+
+    def _tell(self, cast: Cast, plot: str) -> "Told":
+        return Told(text=self.story(cast, plot), cast=cast, plot=plot)
+
+    def short_story(self, cast: Cast, plot: str) -> str:
+        """Return the plot in two or three sentences."""
+        return self.fill(self.rng.choice(G.lines[f"short_{plot}"]), cast)
+
+    def follow_ups(self, told: "Told", count: int) -> list[tuple[str, str]]:
+        """Return requests about the story just told, and the answers."""
+        pairs: list[tuple[str, str]] = []
+        for _ in range(count):
+            kind = self.rng.random()
+            if kind < 0.18 and len(told.text) > 300:
+                answer = self.short_story(told.cast, told.plot)
+                pairs.append(self._follow("shorter_requests", told, answer))
+            elif kind < 0.34:
+                other = self.rng.choice([plot for plot in G.plots if plot != told.plot])
+                told = self._tell(told.cast, other)
+                pairs.append(self._follow("same_again", told, told.text))
+            elif kind < 0.50:
+                new = told.renamed(self._name(told.cast.girl))
+                self.slot_words.add(new.cast.name)
+                template = self.rng.choice(G.lines["rename_requests"])
+                request = self._ask(template.replace("<new>", new.cast.name), told.cast)
+                told = new
+                pairs.append((self._casually(request), told.text))
+            elif kind < 0.70:
+                beats = [G.lines[f"next_{part}"] for part in ("first", "second", "third")]
+                chosen = beats if self.rng.random() < 0.6 else beats[:2]
+                answer = " ".join(self.fill(self.rng.choice(b), told.cast) for b in chosen)
+                pairs.append(self._follow("next_requests", told, answer))
+            elif kind < 0.82:
+                pairs += self.story_questions(told.cast, 1)
+            else:
+                pairs.append(self.small_talk())
+        return pairs
+
+    def _follow(self, requests: str, told: "Told", answer: str) -> tuple[str, str]:
+        request = self._ask(self.rng.choice(G.lines[requests]), told.cast)
+        return self._casually(request), answer
+
+    def _casually(self, request: str) -> str:
+        """Return a request that sometimes begins small or has no full stop."""
+        if self.rng.random() < 0.15:
+            request = request[:1].lower() + request[1:]
+        return request.rstrip(".!?") if self.rng.random() < 0.15 else request
 
     def fact_pairs(self) -> list[tuple[str, str]]:
         """Return a message with one to three facts and a question, and the answer.
@@ -374,37 +484,79 @@ class Writer:
             elif kind < 0.35:
                 pairs += self.fact_pairs()
             else:
-                request, story, cast = self.story_pair()
-                pairs.append((request, story))
-                pairs += self.story_questions(cast, self.rng.choice((0, 1, 2, 3)))
+                request, told = self.story_pair()
+                pairs.append((request, told.text))
+                pairs += self.story_questions(told.cast, self.rng.choice((0, 1, 2, 3)))
                 if self.rng.random() < 0.15:
-                    another = self.again(cast)
+                    another = self.again(told.cast)
                     request = self._ask(self.rng.choice(G.lines["another"]), another)
                     pairs.append((request, self.story(another)))
         return self.chat(pairs)
 
+    def very_short(self) -> list[Segment]:
+        """Return a request for a very short story, and the story."""
+        cast = self.cast()
+        request = self._ask(self.rng.choice(G.lines["very_short_requests"]), cast)
+        pair = self._casually(request), self.short_story(cast, self.plot(cast))
+        return self.raw(*pair) if self.rng.random() < 0.3 else self.chat([pair])
+
+    def asked(self) -> list[Segment]:
+        """Return a chat of a story or a very short one and requests about it."""
+        request, told = self.story_pair()
+        if not told.cast.friend and self.rng.random() < 0.5:
+            request = self._ask(self.rng.choice(G.lines["very_short_requests"]), told.cast)
+            told = replace(told, text=self.short_story(told.cast, told.plot))
+        more = self.follow_ups(told, self.rng.choice((1, 1, 2)))
+        return self.chat([(request, told.text), *more])
+
+    def repetition(self) -> list[Segment]:
+        """Return a request to repeat some made-up words, and the words.
+
+        Nothing teaches faster to copy a word of several tokens.
+        """
+        count = self.rng.randint(2, 9)
+        words = [self.made_up.word(name=self.rng.random() < 0.4) for _ in range(count)]
+        self.slot_words |= set(words)
+        text = self.rng.choice((", ", ", ", " ", " and ")).join(words)
+        request = self.fill(self.rng.choice(G.lines["repeat_requests"])).replace("<text>", text)
+        return self.chat([(request, f"{text}.")], system=False)
+
     def document(self, progress: float = 1.0) -> list[Segment]:
-        """Return one training document. With `progress` below 0.15, more are questions."""
+        """Return one training document.
+
+        The first ones are mostly short, and the last ones have more requests.
+        """
+        self.slot_words.clear()
+        self.odd = 2 * self.mean_odd * self.rng.random()
+        if self.rng.random() < (0.4 if progress < 0.3 else 0.03):
+            return self.repetition()
+        if progress < 0.2 and self.rng.random() < 0.5:
+            return self.very_short() if self.rng.random() < 0.4 else self.chat(self.fact_pairs())
+        if progress > 0.5 and self.rng.random() < 0.4:
+            return self.asked()
         kind = self.rng.random()
-        if progress < 0.15 and self.rng.random() < 0.5:
+        if kind < 0.18:
+            request, told = self.story_pair()
+            return self.raw(request, told.text)
+        if kind < 0.38:
+            request, told = self.story_pair()
+            return self.chat([(request, told.text)])
+        if kind < 0.47:
+            request, told = self.story_pair()
+            questions = self.story_questions(told.cast, self.rng.choice((1, 2, 3)))
+            return self.chat([(request, told.text), *questions])
+        if kind < 0.65:
+            return self.asked()
+        if kind < 0.76:
             return self.chat(self.fact_pairs())
-        if kind < 0.26:
-            request, story, _ = self.story_pair()
-            return self.raw(request, story)
-        if kind < 0.58:
-            request, story, _ = self.story_pair()
-            return self.chat([(request, story)])
-        if kind < 0.68:
-            request, story, cast = self.story_pair()
-            questions = self.story_questions(cast, self.rng.choice((1, 2, 3)))
-            return self.chat([(request, story), *questions])
-        if kind < 0.82:
-            return self.chat(self.fact_pairs())
-        if kind < 0.85:
+        if kind < 0.79:
             return self.raw(*self.fact_pairs()[0])
-        if kind < 0.90:
+        if kind < 0.87:
+            return self.very_short()
+        if kind < 0.95:
             return self.chat([self.small_talk()])
-        if kind < 0.93:
+        if kind < 0.97:
+            self.odd = 0.0
             return [(BOS, False), (self.story(self.cast()) + EOS, True)]
         return self.long_chat(self.rng.choice((3, 5, 8) if progress > 0.15 else (2, 3)))
 
@@ -436,16 +588,19 @@ def heldout_prompts(count: int, seed: int) -> Iterator[dict[str, object]]:
 
 def _more(kind: str) -> list[str]:
     """Return the words of a kind that have no sentences of their own."""
-    return list(G.fitting["more_places"]) if kind == "places" else G.words[f"more_{kind}"]
+    if kind == "places":
+        return list(G.fitting["more_places"])
+    return [*G.words[f"more_{kind}"], *(w.replace("-", " ") for w in G.words[f"pair_{kind}"])]
 
 
 def slot_lists() -> dict[str, list[str]]:
-    """Return the words that a prompt can have."""
+    """Return the single words that a prompt can have. The checker does not know pairs."""
     names = ("girls", "boys", "more_girls", "more_boys")
-    return {
-        "names": sorted(word for name in names for word in G.words[name]),
-        **{k: sorted([*G.fitting[k], *_more(k)]) for k in ("animals", "places", "objects")},
+    lists = {
+        "names": [word for name in names for word in G.words[name]],
+        **{k: [*G.fitting[k], *_more(k)] for k in ("animals", "places", "objects")},
     }
+    return {kind: sorted(w for w in words if " " not in w) for kind, words in lists.items()}
 
 
 def usual_words() -> list[str]:

@@ -14,14 +14,18 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from model import Config, Llama, make_optimizers, rank, sum_over_workers, workers
+from safetensors.torch import load_file, save_file
 from stories import (
     BOS,
     EOS,
@@ -36,141 +40,11 @@ from stories import (
 )
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
+from unseen import with_word
+from words import UNSEEN
 
 ROOT = Path(__file__).resolve().parents[2]
-TEMPLATE = Path(__file__).with_name("chat_template.jinja")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """The model's shape, with the names of the Hugging Face configuration."""
-
-    vocab_size: int = 2048
-    hidden_size: int = 256
-    intermediate_size: int = 688
-    num_hidden_layers: int = 4
-    num_attention_heads: int = 4
-    num_key_value_heads: int = 2
-    head_dim: int = 64
-    max_position_embeddings: int = 1024
-    rope_theta: float = 10000.0
-    rms_norm_eps: float = 1e-5
-
-
-# -- the model ------------------------------------------------------------------------------------
-
-
-class RMSNorm(nn.Module):
-    """Scales rows to unit mean square, in float32 (Zhang and Sennrich, 2019)."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.float()
-        return self.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps))
-
-
-def rope_table(config: Config) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines [positions, head_dim] for `rotate` (Su et al., 2021)."""
-    half = torch.arange(0, config.head_dim, 2) / config.head_dim
-    positions = torch.arange(config.max_position_embeddings)
-    angles = torch.outer(positions, config.rope_theta**-half).repeat(1, 2)
-    return angles.cos(), angles.sin()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return the rotary embedding of x [B, heads, T, head_dim], with the halves as the pairs."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
-
-
-class Attention(nn.Module):
-    """Causal attention. Each key and value head serves a group of query heads."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.head_dim = config.head_dim
-        self.groups = config.num_attention_heads // config.num_key_value_heads
-        queries = config.num_attention_heads * config.head_dim
-        keys = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, queries, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, keys, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, keys, bias=False)
-        self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        q, k, v = (self._heads(proj(x)) for proj in (self.q_proj, self.k_proj, self.v_proj))
-        q, k = rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype)
-        k, v = (t.repeat_interleave(self.groups, dim=1) for t in (k, v))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.o_proj(out.transpose(1, 2).flatten(2))
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-
-
-class MLP(nn.Module):
-    """The SwiGLU feed-forward layer (Shazeer, 2020)."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class Block(nn.Module):
-    """One decoder layer."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        return x + self.mlp(self.post_attention_layernorm(x))
-
-
-class Llama(nn.Module):
-    """A Llama decoder whose output weights are its embeddings."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        cos, sin = rope_table(config)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
-        self._init_weights(config)
-
-    def _init_weights(self, config: Config) -> None:
-        for name, weight in self.named_parameters():
-            if weight.ndim == 2:
-                into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-                scale = math.sqrt(2 * config.num_hidden_layers) if into_residual else 1.0
-                nn.init.normal_(weight, std=0.02 / scale)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the last hidden states [B, T, hidden] of tokens [B, T]."""
-        length = tokens.shape[1]
-        x = self.embed_tokens(tokens)
-        for layer in self.layers:
-            x = layer(x, self.cos[:length], self.sin[:length])
-        return self.norm(x)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits [..., vocab] of hidden states [..., hidden]."""
-        return F.linear(hidden, self.embed_tokens.weight)
+TINY = ROOT / "mie" / "assets" / "tiny"
 
 
 # -- tokenizer and batches ------------------------------------------------------------------------
@@ -204,35 +78,44 @@ def train_tokenizer(vocab_size: int, seed: int, documents: int = 20_000) -> Toke
     return tokenizer
 
 
-def slot_ids(tokenizer: Tokenizer) -> set[int]:
-    """Return the token ids of the slot words.
-
-    Raises:
-        ValueError: a word is not a single token after a space.
-    """
-    ids = set()
+def check_usual_words(tokenizer: Tokenizer) -> None:
+    """Raise `ValueError` if a usual word is not a single token after a space."""
     for word in usual_words():
         tokens = tokenizer.encode(" " + word, add_special_tokens=False).ids
         if len(tokens) != 1:
             raise ValueError(f"the slot word {word!r} takes {len(tokens)} tokens")
-        ids.update(tokens)
-        alone = tokenizer.token_to_id(word)
-        ids.update([] if alone is None else [alone])
-    return ids
 
 
-Encoded = tuple[list[int], list[bool]]
+@dataclass(frozen=True)
+class Row:
+    """The tokens of a document.
+
+    Each is to be learned or only read, and is a part of one of the story's words or not.
+    """
+
+    tokens: list[int]
+    learn: list[bool]
+    slot: list[bool]
 
 
-def encode(tokenizer: Tokenizer, document: list[Segment]) -> Encoded:
-    """Return the tokens of a document and whether each is to be learned."""
-    tokens: list[int] = []
-    learn: list[bool] = []
+def encode(tokenizer: Tokenizer, document: list[Segment], slot_words: Iterable[str]) -> Row:
+    """Return the tokens of a document whose story uses `slot_words`."""
+    row = Row([], [], [])
+    # The longest word comes first, since one may begin another.
+    words = "|".join(map(re.escape, sorted(slot_words, key=len, reverse=True)))
     for text, wanted in document:
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
-        tokens += ids
-        learn += [wanted] * len(ids)
-    return tokens, learn
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        inside = bytearray(len(text) + 1)
+        if words:
+            for match in re.finditer(rf"(?<!\w)(?:{words})(?!\w)", text):
+                inside[match.start() : match.end()] = b"\1" * len(match.group())
+        row.tokens.extend(encoding.ids)
+        row.learn.extend([wanted] * len(encoding.ids))
+        row.slot.extend(bool(inside[end - 1]) for _, end in encoding.offsets)
+    return row
+
+
+Batch = tuple[Tensor, Tensor, Tensor]
 
 
 class Batches:
@@ -246,22 +129,25 @@ class Batches:
         self.size, self.limit = size, limit
         self.progress = 0.0
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield tokens and learn masks, both [B, T]. Padding is masked."""
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield tokens, learn masks and slot masks, all [B, T]. Padding is masked."""
         while True:
-            rows = sorted(self._rows(512), key=lambda row: len(row[0]))
+            rows = sorted(self._rows(512), key=lambda row: len(row.tokens))
             groups = list(self._grouped(rows))
             self.writer.rng.shuffle(groups)
             yield from map(_pad, groups)
 
-    def _rows(self, count: int) -> list[Encoded]:
-        rows = (encode(self.tokenizer, self.writer.document(self.progress)) for _ in range(count))
-        return [row for row in rows if len(row[0]) <= self.limit]
+    def _rows(self, count: int) -> list[Row]:
+        rows = []
+        for _ in range(count):
+            document = self.writer.document(self.progress)
+            rows.append(encode(self.tokenizer, document, self.writer.slot_words))
+        return [row for row in rows if len(row.tokens) <= self.limit]
 
-    def _grouped(self, rows: list[Encoded]) -> Iterator[list[Encoded]]:
-        group: list[Encoded] = []
+    def _grouped(self, rows: list[Row]) -> Iterator[list[Row]]:
+        group: list[Row] = []
         for row in rows:
-            if group and (len(group) + 1) * len(row[0]) > self.size:
+            if group and (len(group) + 1) * len(row.tokens) > self.size:
                 yield group
                 group = []
             group.append(row)
@@ -269,46 +155,38 @@ class Batches:
             yield group
 
 
-def _pad(rows: list[Encoded]) -> tuple[Tensor, Tensor]:
-    length = max(len(tokens) for tokens, _ in rows)
+def _pad(rows: list[Row]) -> Batch:
+    length = max(len(row.tokens) for row in rows)
     tokens = torch.zeros(len(rows), length, dtype=torch.long)
     learn = torch.zeros(len(rows), length, dtype=torch.bool)
-    for index, (ids, wanted) in enumerate(rows):
-        tokens[index, : len(ids)] = torch.tensor(ids)
-        learn[index, : len(ids)] = torch.tensor(wanted)
-    return tokens, learn
+    slot = torch.zeros(len(rows), length, dtype=torch.bool)
+    for index, row in enumerate(rows):
+        tokens[index, : len(row.tokens)] = torch.tensor(row.tokens)
+        learn[index, : len(row.tokens)] = torch.tensor(row.learn)
+        slot[index, : len(row.tokens)] = torch.tensor(row.slot)
+    return tokens, learn, slot
 
 
 # -- training -------------------------------------------------------------------------------------
 
 
-def token_losses(model: Llama, tokens: Tensor, learn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return loss, target and hit, each [N], of the N tokens to be learned."""
+def token_losses(model: Llama, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss, the slot mask and whether the best guess is right.
+
+    Each is [N], for the N tokens to be learned.
+    """
+    tokens, learn, slot = batch
     wanted = learn[:, 1:]
     targets = tokens[:, 1:][wanted]
     hidden = model(tokens[:, :-1])
     logits = model.logits(hidden[wanted]).float()
-    return F.cross_entropy(logits, targets, reduction="none"), targets, logits.argmax(-1) == targets
+    losses = F.cross_entropy(logits, targets, reduction="none")
+    return losses, slot[:, 1:][wanted].float(), (logits.argmax(-1) == targets).float()
 
 
-def learning_rate(progress: float, step: int, *, warmup: int = 60, decay: float = 0.4) -> float:
+def learning_rate(progress: float, step: int, *, warmup: int, decay: float = 0.4) -> float:
     """Return the factor on the peak rate: a linear warm-up, a plateau, a linear fall to zero."""
     return min(1.0, (step + 1) / warmup, (1.0 - progress) / decay)
-
-
-def make_optimizers(model: Llama, rate: float) -> list[torch.optim.Optimizer]:
-    """Return Muon for the matrices of the layers, and AdamW for the embeddings and norms."""
-    matrices = [p for p in model.layers.parameters() if p.ndim == 2]
-    norms = [p for p in model.parameters() if p.ndim == 1]
-    embeddings = [model.embed_tokens.weight]
-    muon = torch.optim.Muon(
-        matrices, lr=rate, weight_decay=0.05, momentum=0.95, adjust_lr_fn="match_rms_adamw"
-    )
-    adam = torch.optim.AdamW(embeddings + norms, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
-    for optimizer in (muon, adam):
-        for group in optimizer.param_groups:
-            group["peak"] = rate
-    return [muon, adam]
 
 
 class Trainer:
@@ -319,14 +197,18 @@ class Trainer:
         self.args = args
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.config = Config()
-        self.tokenizer = train_tokenizer(self.config.vocab_size, args.seed)
-        self.is_slot = torch.zeros(self.config.vocab_size, device=self.device)
-        self.is_slot[list(slot_ids(self.tokenizer))] = 1.0
         self.model = Llama(self.config).to(self.device)
+        if args.start:
+            self.tokenizer = Tokenizer.from_file(str(args.start / "tokenizer.json"))
+            weights = load_file(args.start / "model.safetensors")
+            self.model.load_state_dict({k.removeprefix("model."): w for k, w in weights.items()})
+        else:
+            self.tokenizer = train_tokenizer(self.config.vocab_size, args.seed)
+        check_usual_words(self.tokenizer)
         if args.compile:
             self.model.compile(dynamic=True)
         self.optimizers = make_optimizers(self.model, args.rate)
-        self.step, self.tokens_seen, self.seconds = 0, 0, 0.0
+        self.step, self.tokens_seen, self.seconds, self.saved = 0, 0, 0.0, 0.0
         self.heldout = list(heldout_prompts(200, args.seed))
 
     @property
@@ -334,76 +216,121 @@ class Trainer:
         """The part of the run that is done, from 0 to 1."""
         by_time = self.seconds / (60 * self.args.minutes)
         by_steps = self.step / self.args.steps if self.args.steps else 0.0
-        return min(1.0, max(by_time, by_steps))
+        done = max(by_time, by_steps)
+        return min(1.0, self.args.skip + (1 - self.args.skip) * done)
 
     def autocast(self) -> torch.autocast:
-        """Use bf16 for the matrix products."""
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        """Use bf16 for the matrix products, if the options say so."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.args.bf16)
 
-    def train_step(self, tokens: Tensor, learn: Tensor) -> float:
-        """Run one update and return the mean loss of the learned tokens."""
-        factor = learning_rate(self.progress, self.step)
-        with self.autocast():
-            losses, targets, _ = token_losses(
-                self.model, tokens.to(self.device), learn.to(self.device)
-            )
-        # Slot words count four times at first, so that copying them is learned early.
-        weights = 1 + 3 * max(0.0, 1 - 2 * self.progress) * self.is_slot[targets]
-        ((losses * weights).sum() / weights.sum()).backward()
+    def train_step(self, batches: Iterator[Batch]) -> float:
+        """Run one update and return the mean loss of the learned tokens.
+
+        It takes one batch, or as many as fit into `--step-seconds`, so that no worker waits long
+        for another one.
+        """
+        begin = time.monotonic()
+        # Slot words count more at first, so that copying them is learned early.
+        extra = 0.5 + 2.5 * max(0.0, 1 - self.progress / 0.6)
+        total = torch.zeros(4)  # weights, tokens, losses, learned tokens
+        while True:
+            batch = self._on_device(next(batches))
+            with self.autocast():
+                losses, slot, _ = token_losses(self.model, batch)
+            weights = 1 + extra * slot
+            (losses * weights).sum().backward()
+            done = weights.sum(), batch[0].numel(), losses.detach().sum(), losses.numel()
+            total += torch.tensor(done)
+            if time.monotonic() - begin >= self.args.step_seconds:
+                break
+        clock = torch.tensor([self.seconds if rank() == 0 else 0.0])
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        sum_over_workers([*gradients, total, clock])
+        torch._foreach_div_(gradients, total[0].item())
+        self.seconds = clock.item()  # so that all workers agree on the progress
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        factor = learning_rate(self.progress, self.step, warmup=self.args.warmup)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * factor
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        self.tokens_seen += tokens.numel()
-        return losses.detach().mean().item()
+        self.tokens_seen += int(total[1])
+        return (total[2] / total[3]).item()
+
+    def _on_device(self, batch: Batch) -> Batch:
+        tokens, learn, slot = (part.to(self.device) for part in batch)
+        return tokens, learn, slot
 
     @torch.no_grad()
-    def evaluate(self, count: int) -> tuple[float, float]:
-        """Return the perplexity of held-out stories, and the share of slot words guessed right."""
-        rows = [encode(self.tokenizer, heldout_document(p)) for p in self.heldout[:count]]
+    def evaluate(self, count: int, *, unseen: bool = False) -> tuple[float, float]:
+        """Return the perplexity of held-out stories, and the share of slot tokens guessed right.
+
+        With `unseen`, each story has a word that occurs in no training document.
+        """
+        prompts = list(unseen_prompts(self.heldout)) if unseen else self.heldout
+        rows = [
+            encode(self.tokenizer, heldout_document(p), heldout_words(p)) for p in prompts[:count]
+        ]
         total, tokens, hits, slots = 0.0, 0, 0.0, 0.0
-        for start in range(0, count, 20):
-            batch = [t.to(self.device) for t in _pad(rows[start : start + 20])]
+        for start in range(0, len(rows), 20):
+            batch = self._on_device(_pad(rows[start : start + 20]))
             with self.autocast():
-                losses, targets, hit = token_losses(self.model, *batch)
-            slot = self.is_slot[targets]
+                losses, slot, hit = token_losses(self.model, batch)
             total, tokens = total + losses.sum().item(), tokens + len(losses)
             hits, slots = hits + (slot * hit).sum().item(), slots + slot.sum().item()
         return math.exp(total / tokens), hits / slots
 
     def run(self) -> None:
         """Train until the budget is spent, and report every minute."""
-        writer = Writer(f"train-{self.args.seed}-0", odd=0.1)
+        writer = Writer(f"train-{self.args.seed}-{rank()}", odd=self.args.odd)
         batches = Batches(
             self.tokenizer,
             writer,
-            size=self.args.batch_tokens,
+            size=self.args.batch_tokens // workers(),
             limit=self.config.max_position_embeddings,
         )
         begin = time.monotonic()
         reported, losses = 0.0, []
-        for tokens, learn in batches:
-            if self.progress >= 1.0:
-                break
-            losses.append(self.train_step(tokens, learn))
-            self.seconds = time.monotonic() - begin
+        stream = iter(batches)
+        while self.progress < 1.0:
+            losses.append(self.train_step(stream))
             batches.progress = self.progress
-            if self.seconds - reported >= 60:
+            if rank() > 0:
+                continue
+            self.seconds = time.monotonic() - begin
+            if self.seconds - reported >= 60 * self.args.report_every:
                 self.report(sum(losses) / len(losses))
                 reported, losses = self.seconds, []
+            if self.seconds - self.saved >= 60 * self.args.save_every:
+                export(self, self.args.out)
+                self.saved = self.seconds
 
     def report(self, loss: float) -> None:
         """Print the progress and the mean loss since the last report."""
         perplexity, copied = self.evaluate(40)
+        _, unseen = self.evaluate(40, unseen=True)
         print(
             f"{self.seconds / 60:5.1f} min  step {self.step}  "
             f"{self.tokens_seen / 1e6:.2f} M tokens  loss {loss:.4f}  "
-            f"held-out ppl {perplexity:.3f}  slot words right {copied:.2%}",
+            f"held-out ppl {perplexity:.3f}  slot tokens right {copied:.2%}, "
+            f"with an unseen word {unseen:.2%}",
             flush=True,
         )
+
+
+def heldout_words(prompt: dict[str, object]) -> set[str]:
+    """Return the words that the prompt's story uses."""
+    keys = ("name", "animal", "place", "object", "friend", "friend_animal")
+    return {str(prompt[key]) for key in keys if prompt[key]}
+
+
+def unseen_prompts(prompts: list[dict[str, object]]) -> Iterator[dict[str, object]]:
+    """Return the prompts with one word each exchanged for one that training never sees."""
+    for index, prompt in enumerate(prompts):
+        kind = list(UNSEEN)[index % 4]
+        yield with_word(prompt, kind, UNSEEN[kind][index // 4 % 30])
 
 
 def heldout_document(prompt: dict[str, object]) -> list[Segment]:
@@ -473,7 +400,8 @@ def export(trainer: Trainer, folder: Path) -> None:
             "model_max_length": trainer.config.max_position_embeddings,
         },
     )
-    (folder / "chat_template.jinja").write_text(TEMPLATE.read_text(encoding="utf-8"))
+    template = (TINY / "chat_template.jinja").read_text(encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
 def export_heldout(trainer: Trainer, folder: Path) -> None:
@@ -492,26 +420,44 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0, help="end after so many updates")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=4e-3, help="peak learning rate")
+    parser.add_argument(
+        "--skip", type=float, default=0.0, help="begin at this part of the schedule, from 0 to 1"
+    )
+    parser.add_argument(
+        "--step-seconds", type=float, default=0.0, help="gather batches for this long"
+    )
+    parser.add_argument("--warmup", type=int, default=60, help="updates until the peak rate")
     parser.add_argument("--batch-tokens", type=int, default=4096)
+    parser.add_argument(
+        "--from", dest="start", type=Path, metavar="FOLDER", help="go on with this model"
+    )
+    parser.add_argument("--odd", type=float, default=0.35, help="share of words off the lists")
+    parser.add_argument("--bf16", action="store_true", help="matrix products in bfloat16")
+    parser.add_argument("--report-every", type=float, default=1.0, help="minutes")
+    parser.add_argument("--save-every", type=float, default=5.0, help="minutes between exports")
     parser.add_argument("--compile", action="store_true", help="a faster step; needs a C compiler")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves it to torch")
-    parser.add_argument("--out", type=Path, default=ROOT / "mie" / "assets" / "tiny")
+    parser.add_argument("--out", type=Path, default=TINY)
     parser.add_argument("--heldout", type=Path, default=ROOT / "tests" / "data")
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
     G.check()
+    if "WORLD_SIZE" in os.environ:
+        dist.init_process_group("gloo")
     trainer = Trainer(args)
     parameters = sum(p.numel() for p in trainer.model.parameters())
     print(f"{parameters:,} parameters on {trainer.device}, {torch.get_num_threads()} threads")
     trainer.run()
+    if rank() > 0:
+        return
     export(trainer, args.out)
     export_heldout(trainer, args.heldout)
     perplexity, copied = trainer.evaluate(len(trainer.heldout))
     print(
         f"done: {trainer.step} steps, {trainer.tokens_seen:,} tokens, "
         f"{trainer.seconds / 60:.1f} minutes, held-out perplexity {perplexity:.3f}, "
-        f"slot words right {copied:.2%}"
+        f"slot tokens right {copied:.2%}"
     )
 
 

@@ -1,18 +1,23 @@
-"""Run 500 random calls that are chosen to break attention, and compare each with float64.
+"""Run 500 random calls of attention and 500 of products, chosen to break them, against float64.
 
-They are of prompts, chunks and decodes together, with numbers that make every maximum and every
-unit of a quantised cache move late or often. Blocks share the keys of some prompts.
+Attention gets prompts, chunks and decodes together, with numbers that make every maximum and every
+unit of a quantised cache move late or often. Blocks share the keys of some prompts. Products get
+quantised matrices whose sizes are around the ends of tiles, groups and slices, and rows that differ
+by many powers of two or are not finite.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 from emulated import needs_compiler
+from test_few_rows import Attention, garbage, norm_of, normed
 from test_kernels import (
     ERRORS,
     Shape,
+    launcher_of,
     make_backend,
     make_batch,
     make_cache,
@@ -22,9 +27,13 @@ from test_kernels import (
 )
 from test_prefill import with_stale_entries
 from test_prefill_splits import splits
+from test_quantised_products import FORMS, matrix_of, rows_of, weights
 
+from mie.ops import activation
+from mie.ops.quantised import dequantise
 from mie.ops_gpu.attention import SPLIT_TOKENS
 from mie.ops_gpu.chip import Chip
+from mie.ops_gpu.few_rows import FewRows
 from mie.ops_gpu.kv_cache import KVCache
 
 pytestmark = needs_compiler
@@ -134,7 +143,96 @@ def attend(rng: np.random.Generator, mode: str) -> str:
     return called
 
 
-def run_calls(seed: int, count: int, modes: tuple[str, ...] = MODES) -> list[str]:
+PRODUCTS = (
+    # dtype, form, whether rows are whole vectors
+    ("float16", 0, True),
+    ("float16", 1, False),
+    ("float16", 6, True),
+    ("bfloat16", 0, True),
+    ("bfloat16", 4, False),
+    ("float16", 7, True),
+    ("bfloat16", 3, True),
+    ("float32", 5, False),
+)
+"""Kinds of quantised matrices. Each is several builds."""
+
+
+def gated_sizes(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Return the magnitudes in a gated product, to which an error is relative."""
+    gate, up = np.split(x @ weight.T, 2, axis=1)
+    largest_gate, largest_up = np.split(np.abs(x) @ np.abs(weight).T, 2, axis=1)
+    return 1.1 * largest_gate * np.abs(up) + np.abs(activation.silu(gate)) * largest_up
+
+
+def multiply(rng: np.random.Generator, mode: str) -> str:
+    """Compare each row of a product with a quantised matrix with float64. Return a description."""
+    dtype, number, is_vector = choose(rng, *PRODUCTS)
+    form, kind = FORMS[number], choose(rng, "linear", "linear", "linear", "gated", "heads")
+    depth = int(choose(rng, 16, 64, 128, 512, 1024, rng.integers(1, 1300))) + int(
+        rng.integers(-1, 2)
+    )
+    depth = max(8, depth // 8 * 8) if is_vector else max(1, depth | 1)
+    width = int(choose(rng, 16, 32, 64, 160, rng.integers(1, 300))) + int(rng.integers(-1, 2))
+    num_rows = int(choose(rng, 1, 1, 2, 8, 9, 16, 17, rng.integers(1, 70)))
+    head_dim = int(choose(rng, 32, 64, 96))
+    if kind == "gated":  # its halves begin with a tile
+        width = max(16, width // 16 * 16)
+    if kind == "heads":  # there are 40 slots
+        num_rows = min(num_rows, 40)
+    seed, hostile = int(rng.integers(1 << 30)), int(rng.integers(5))
+    chip = Chip(
+        num_multiprocessors=int(choose(rng, 1, 2, 8, 132)),
+        shared_bytes=int(choose(rng, 0, 99 << 10, 227 << 10)),
+    )
+    called = f"{kind} {dtype} {form} {(depth, width, num_rows, head_dim)} {chip} {hostile} {seed}"
+    widths = {"linear": width, "gated": 2 * width, "heads": 7 * head_dim}
+    rows = rows_of(form, widths[kind], depth, seed)
+    if hostile == 1:  # groups without a weight
+        rows.scales[rng.random(rows.scales.shape) < 0.5] = 0
+    if hostile == 2:  # only the ends of the range
+        ends = rows.codes.astype(np.float32).min(), rows.codes.astype(np.float32).max()
+        rows.codes[...] = np.where(rng.random(rows.shape) < 0.5, *ends).astype(rows.codes.dtype)
+    matrix, x = matrix_of(rows), normal(dtype, num_rows, depth, seed=seed % 1000)
+    if hostile == 3:  # rows of all magnitudes
+        powers = rng.integers(-12, 5, (num_rows, 1)) * (5 if dtype == "bfloat16" else 1)
+        x = (wide(x) * 2.0**powers).astype(x.dtype)
+    spoilt = num_rows if hostile != 4 else int(rng.integers(num_rows))
+    x[spoilt : spoilt + 1] = choose(rng, np.nan, np.inf)
+    some, by = FewRows(launcher_of(mode), chip), norm_of(dtype, depth)
+    is_added, has_norm = bool(rng.random() < 0.3), bool(rng.random() < 0.5)
+    with np.errstate(all="ignore"):
+        if kind == "heads":
+            attention = Attention(dtype, head_dim, num_rows, depth)
+            attention.x, attention.weight, attention.matrix = x, dequantise(rows), matrix
+            gots = attention.compute(mode)[:1]  # the cache's slots have no order of rows
+            wanteds = attention.wanted()[:1]
+            sizes = [np.abs(normed(x, by)) @ np.abs(weights(rows)).T + np.abs(wide(attention.bias))]
+        elif kind == "gated":
+            out = garbage(mode, dtype, num_rows, width)
+            some.gated(x, matrix, out, norm=by)
+            gots, wanteds = [out], [activation.silu_mul(normed(x, by) @ weights(rows).T)]
+            sizes = [gated_sizes(normed(x, by), weights(rows))]
+        else:
+            before = normal(dtype, num_rows, width, seed=3)
+            out = before.copy() if is_added else garbage(mode, dtype, num_rows, width)
+            some.linear(x, matrix, out, norm=by if has_norm else None, is_added=is_added)
+            inputs = normed(x, by) if has_norm else wide(x)
+            base = wide(before) if is_added else np.zeros_like(wide(before))
+            gots, wanteds = [out], [inputs @ weights(rows).T + base]
+            sizes = [np.abs(inputs) @ np.abs(weights(rows)).T + np.abs(base)]
+    others = np.arange(num_rows) != spoilt
+    for got, wanted, size in zip(gots, wanteds, sizes, strict=True):
+        got, wanted = (wide(each).reshape(num_rows, -1) for each in (got, wanted))
+        error = np.linalg.norm((got - wanted)[others], axis=-1)
+        assert (error <= 2 * ERRORS[dtype] * np.linalg.norm(size[others], axis=-1)).all(), called
+        if spoilt < num_rows and kind == "linear":
+            assert not np.isfinite(got[spoilt]).all(), called
+    return called
+
+
+def run_calls(
+    seed: int, count: int, modes: tuple[str, ...] = MODES, call: Callable[..., str] = attend
+) -> list[str]:
     """Make ``count`` calls of one seed and describe them."""
     rng, called = np.random.default_rng([seed, 77]), []
     for number in range(count):
@@ -142,7 +240,7 @@ def run_calls(seed: int, count: int, modes: tuple[str, ...] = MODES) -> list[str
         how = splits(int(rng.integers(2, 7)), int(rng.integers(1, 3))) if shared else nullcontext()
         try:
             with how:
-                called.append(attend(rng, mode))
+                called.append(call(rng, mode))
         except Exception as error:
             raise AssertionError(f"seed {seed}, call {number}, {mode}") from error
     return called
@@ -152,5 +250,6 @@ def run_calls(seed: int, count: int, modes: tuple[str, ...] = MODES) -> list[str
     ("seed", "count"),
     [(0, 2), *(pytest.param(seed, CALLS, marks=pytest.mark.slow) for seed in range(SEEDS))],
 )
-def test_random_calls_agree_with_float64(seed: int, count: int):
-    assert len(run_calls(seed, count)) == count
+@pytest.mark.parametrize("call", [attend, multiply])
+def test_random_calls_agree_with_float64(seed: int, count: int, call: Callable[..., str]):
+    assert len(run_calls(seed, count, call=call)) == count

@@ -233,18 +233,29 @@ def recurrent() -> None:
             of.test_gated_norms("any", "float32", *sizes, gates_first)
 
 
-def overlap(is_deterministic: bool) -> None:
-    """Count the copies that are in flight while a tile is multiplied."""
-    launcher = EmulatedLauncher(check=True, count=True)
-    test_counters.test_tiles_are_copied_while_others_are_multiplied(launcher, is_deterministic)
+def work(load: str) -> None:
+    """Compare a load's counts of products, copies and barriers with the ledger."""
+    test_counters.test_launches_do_the_work_of_the_ledger(
+        EmulatedLauncher(check=True, count=True), load
+    )
 
 
 CHECKS: dict[str, Callable[..., None]] = {
     check.__name__: check
     for check in (
         *(streamed, split, many_tiles, prefill, split_prefill, growing_units, write, widen, heads),
-        *(large_element, large_value, hides_no_nan, bank_conflicts, overlap, log_probabilities),
-        *(sampler, products, quantised_products, merges, sinks, routing, experts, recurrent),
+        *(large_element, large_value, hides_no_nan, bank_conflicts, work),
+        *(
+            log_probabilities,
+            sampler,
+            products,
+            quantised_products,
+            merges,
+            sinks,
+            routing,
+            experts,
+            recurrent,
+        ),
     )
 }
 

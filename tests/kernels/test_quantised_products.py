@@ -246,36 +246,63 @@ def test_each_product_uses_the_kernels_it_may():
     assert not some.takes_heads(few, both, 32)
 
 
-@pytest.mark.parametrize("batch_invariant", [False, True])
-@pytest.mark.parametrize(
-    ("config", "quantization"),
-    [
-        (tiny_models.QWEN3_TIED, "int8"),
-        pytest.param(tiny_models.LLAMA, "int4", marks=pytest.mark.slow),
-        pytest.param(tiny_models.QWEN2 | WIDE, "int4", marks=pytest.mark.slow),
-        pytest.param(tiny_models.QWEN3_TIED | WIDE, "int4", marks=pytest.mark.slow),
-    ],
+MODELS = (
+    tiny_models.QWEN3_TIED,
+    tiny_models.LLAMA,
+    tiny_models.QWEN2 | WIDE,
+    tiny_models.QWEN3_TIED | WIDE,
 )
-def test_a_quantised_model_gives_the_tokens_of_numpy(
-    tmp_path: Path, config: Any, quantization: str, batch_invariant: bool
-):
-    """The head is int8. Prompts come in chunks of few rows and of many."""
-    sizes = {"max_position_embeddings": 256}
-    model = tiny_models.write_model(tmp_path, config | sizes, tiny_models.random_weights(config))
+
+
+def compare_run(folder: Path, seed: int) -> str:
+    """Run drawn requests on a drawn model as NumPy does, and return a description.
+
+    Prompts come in chunks of few rows and of many. The pool is too small for some runs, which
+    preempt sequences.
+    """
+    rng = np.random.default_rng([seed, 40])
+    config = MODELS[seed % len(MODELS)] | {"max_position_embeddings": 256}
+    model = tiny_models.write_model(folder, config, tiny_models.random_weights(config))
+    budget = int(rng.choice([8, 17, 24, 90]))
+    settings: dict[str, Any] = {
+        "quantization": str(rng.choice(["int8", "int4"])),
+        "head_dtype": str(rng.choice(["auto", "file", "int4"])),
+        "block_size": int(rng.choice([4, 16])),
+        "max_num_batched_tokens": budget,
+        "max_num_seqs": int(rng.choice([1, 3, 8])),
+        "enable_prefix_caching": bool(rng.random() < 0.5),
+        "preemption_mode": str(rng.choice(["recompute", "swap"])),
+    }
+    settings["max_num_seqs"] = min(settings["max_num_seqs"], budget)
+    settings["num_blocks"] = 160 // settings["block_size"] + int(rng.integers(0, 12))
+    batch_invariant = bool(rng.random() < 0.5)
+    lengths = [int(rng.integers(1, 100)) for _ in range(int(rng.integers(1, 6)))]
+    prompts = [{"prompt_token_ids": [5 + i * (seed + 1) % 30 for i in range(n)]} for n in lengths]
+    greedy = SamplingParams(
+        max_tokens=int(rng.integers(2, 14)),
+        temperature=0,
+        ignore_eos=True,
+        n=int(rng.integers(1, 3)),
+    )
     tokens = []
     for backend in ("cupy-emulated", "numpy"):
         llm = LLM(
             str(model),
             backend=backend,
             dtype="float32",
-            quantization=quantization,
             batch_invariant=batch_invariant and backend == "cupy-emulated",
             skip_tokenizer_init=True,
-            max_num_batched_tokens=90,
-            num_blocks=40,
+            **settings,
         )
-        greedy = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
-        prompts = [{"prompt_token_ids": [5 + i % 30 for i in range(n)]} for n in (100, 3, 20)]
         outputs = llm.generate(prompts, greedy, use_tqdm=False)
-        tokens.append([output.outputs[0].token_ids for output in outputs])
-    assert tokens[0] == tokens[1]
+        tokens.append([[each.token_ids for each in output.outputs] for output in outputs])
+    described = f"{config['model_type']} {settings} {batch_invariant} {lengths}"
+    assert tokens[0] == tokens[1], described
+    return described
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 30))]
+)
+def test_a_quantised_model_gives_the_tokens_of_numpy(tmp_path: Path, seed: int):
+    assert compare_run(tmp_path, seed)

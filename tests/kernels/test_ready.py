@@ -15,9 +15,12 @@ from mie.cli.doctor import compile_for_gpu
 from mie.config.engine import EngineConfig
 from mie.config.params.sampling import SamplingParams
 from mie.load.engine import load_engine
+from mie.load.sizing import step_size
 from mie.ops_gpu import cubins
 from mie.ops_gpu.batch import ANY_LENGTH, Bucket
-from mie.ops_gpu.ready import MOST_STEPS, buckets
+from mie.ops_gpu.load import load_cupy_backend
+from mie.ops_gpu.ready import LAUNCH_BYTES, MOST_STEPS, buckets
+from mie.sim.devices import find_shape
 
 __all__ = ["fake_cupy"]
 pytestmark = needs_compiler
@@ -78,8 +81,26 @@ def test_the_smallest_steps_are_captured_first():
     split = buckets([1, 2], 1000, follows_lengths=True)
     assert split == [Bucket(n, length) for n in (1, 2) for length in (256, 512, 1024)]
     many = buckets([1, 2, 4, 8, 16, 24, 32, 48, 64], 1 << 20, follows_lengths=True)
-    assert len(many) == MOST_STEPS
+    assert len(many) == 54 > MOST_STEPS
     assert many[:6] == [Bucket(1, n) for n in (256, 512, 1024, 2048, 4096, ANY_LENGTH)]
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "batch_invariant", "num_graphs"),
+    [(4, False, 3), (256, False, 21), (4, True, 18), (256, True, 64)],
+)
+def test_the_plan_counts_the_graphs(
+    fake_cupy: FakeCupy, max_num_seqs: int, batch_invariant: bool, num_graphs: int
+):
+    """Graphs of streamed decodes serve all lengths. At most 64 are kept."""
+    config = EngineConfig(max_num_seqs=max_num_seqs, max_model_len=1 << 17)
+    size = step_size(config, find_shape("Llama-3.2-1B"), 1 << 17)
+    captured, eager = (
+        load_cupy_backend("float16", batch_invariant=batch_invariant, enforce_eager=is_eager)
+        for is_eager in (False, True)
+    )
+    more = captured.step_bytes(size) - eager.step_bytes(size)
+    assert more == num_graphs * (16 * 6 + 6) * LAUNCH_BYTES
 
 
 def test_doctor_compiles_the_kernels_of_a_model(

@@ -238,7 +238,7 @@ OFFENCES = {
 @pytest.mark.parametrize("offence", OFFENCES)
 @pytest.mark.parametrize("is_eager", [False, True], ids=["while capturing", "in a steady step"])
 def test_a_violation_is_noticed(fake_cupy: FakeCupy, machine: Model, offence: str, is_eager: bool):
-    machine.backend._steps._enforce_eager = is_eager
+    machine.backend._steps.enforces_eager = is_eager
     machine.step()  # the first one may do anything
     fake_cupy.finish_streams()
     machine.also = lambda x: OFFENCES[offence](fake_cupy, x)

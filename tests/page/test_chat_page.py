@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +10,12 @@ from browser import Shown, chromium, opened
 from live_server import live
 
 from mie import AsyncLLM
+from mie.checkpoint.locate import BUNDLED_DIRECTORY
+from mie.load.directory import ModelsDirectory
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
 from mie.serve.page import feed
+from mie.serve.router import ModelsEdge
 
 HOSTILE = (
     "<script>window.bad = 1</script>",
@@ -239,3 +243,25 @@ def test_a_key_of_any_client_opens_the_chat(browser: Any, engine: AsyncLLM) -> N
         say(shown, "Hello")
         assert last(shown)["usage"]["completion_tokens"] > 0
         assert shown.js("JSON.stringify(localStorage).includes('sk-two')") is False
+
+
+@pytest.mark.slow
+def test_the_chat_offers_the_models_of_a_folder(browser: Any, tmp_path: Path):
+    for name in ("first", "second"):
+        (tmp_path / name).symlink_to(BUNDLED_DIRECTORY)
+    directory = ModelsDirectory(tmp_path, {"num_blocks": 64, "block_size": 8})
+    config = ServeConfig(models_dir=str(tmp_path))
+    edge = ModelsEdge(directory, lambda planned: AsyncLLM(**planned.settings), config)
+    try:
+        with live(edge) as url:
+            with opened(browser, f"{url}/chat") as shown:
+                shown.until("document.querySelectorAll('#model option').length === 2")
+                shown.page.get_by_label("Model").select_option("second")
+                say(shown, "Tell me a story.")
+                link = shown.js("document.querySelector('.facts-of a').getAttribute('href')")
+                assert link.startswith("./?model=second#live//request:")
+            assert [model.name for model in edge.models.catalogue.loaded] == ["second"]
+            with opened(browser, f"{url}/?model=second") as shown:
+                shown.until("mie.store.run?.title === 'second'")
+    finally:
+        edge.shut_down()

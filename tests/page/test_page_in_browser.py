@@ -72,6 +72,11 @@ def _no_errors(request: pytest.FixtureRequest) -> Iterator[None]:
         assert request.getfixturevalue("shown").errors == []
 
 
+@pytest.fixture
+def num_tabs() -> int:
+    return 8
+
+
 def metric(url: str, name: str) -> float:
     text = httpx2.get(f"{url}/metrics").text
     return sum(float(value) for value in re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.M))
@@ -199,16 +204,16 @@ def test_a_page_that_nobody_sees_leaves_its_connection_to_others(shown: Shown, u
     assert shown.js("mie.store.run.lanes.all.values().every(lane => lane.end !== null)")
 
 
-def test_eight_tabs_share_one_stream_which_outlives_the_first(
-    browser: Any, url: str, monkeypatch: pytest.MonkeyPatch
+def test_tabs_share_one_stream_which_outlives_the_first(
+    browser: Any, url: str, num_tabs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A browser opens six connections to a server. A tab that joins needs a second stream."""
     monkeypatch.setattr(feed, "MAX_PAGES", 3)  # the other tests have one
     context = browser.new_context(reduced_motion="reduce")
-    body = {"prompt": "Eight see this", "max_tokens": 20, "ignore_eos": True}
+    body = {"prompt": "All see this", "max_tokens": 20, "ignore_eos": True}
     with ExitStack() as first, ExitStack() as rest:
         shows = [first.enter_context(opened(context, f"{url}/"))]
-        shows += [rest.enter_context(opened(context, f"{url}/")) for _ in range(7)]
+        shows += [rest.enter_context(opened(context, f"{url}/")) for _ in range(num_tabs - 1)]
         for shown in shows:
             shown.until("window.mie?.store.run")
         for num_closed in range(2):

@@ -384,6 +384,33 @@ def test_experts(machine: Machine, is_normalised: bool, width: int, num_tokens: 
             np.testing.assert_allclose(y[token], residual[token] + sum(parts)[0], atol=2e-4)
 
 
+@pytest.mark.parametrize(("number", "num_chosen"), [(5, 2), (33, 4)])
+def test_a_router_with_sigmoids(machine: Machine, number: int, num_chosen: int):
+    backend, x = machine.backend, normal(70, 32)
+    router, bias = normal(number, 32, seed=3), normal(number, seed=4)
+    router[1], bias[1] = router[3], bias[3]  # two experts tie for every token
+    x[5] *= 100  # the sigmoids are 0 and 1
+    with computed_or_refused(machine, "routers with sigmoids"):
+        if "routers with sigmoids" in backend.lacks:
+            backend.refuse("routers with sigmoids")
+        weights = ExpertWeights(
+            router=backend.load_linear(router.shape, [router.astype(np.float32)]),
+            gate_up=None,
+            down=None,
+            number=number,
+            num_chosen=num_chosen,
+            is_normalised=True,
+            activation="silu",
+            bias=backend.load_vector(bias),
+        )
+        own = machine.put(x)
+        routed = machine.get(backend.route(own, weights))
+        wanted = experts.route_by_sigmoid(
+            machine.get(own) @ router.astype(np.float32).T.astype(np.float64), bias, num_chosen
+        )
+        np.testing.assert_allclose(routed, wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_an_expert_does_not_depend_on_the_other_tokens(machine: Machine):
     backend, x = machine.backend, normal(130, 32)
     if "experts" in backend.lacks or backend.numerics().get("batch_invariant") != 1:

@@ -31,6 +31,7 @@ class Scenario:
         self.rng = rng = random.Random(seed)
         swaps, num_seqs = rng.random() < 0.5, rng.randint(1, 5)
         block_size = rng.choice([1, 2, 3, 4, 8])
+        is_cached = rng.random() < 0.9
         self.config = EngineConfig(
             block_size=block_size,
             max_num_seqs=num_seqs,
@@ -39,7 +40,8 @@ class Scenario:
             scheduling_policy=rng.choice(["fcfs", "fcfs", "priority", "sjf", "fair"]),
             batching=rng.choice(["continuous"] * 4 + ["static"]),
             preemption_mode="swap" if swaps else "recompute",
-            enable_prefix_caching=rng.random() < 0.9,
+            enable_prefix_caching=is_cached,
+            state_snapshot_distance=rng.choice([1, 2, 5]) if is_cached else 16,
             watermark=rng.choice([0.0, 0.01, 0.3]),
             max_forced_run=rng.choice([0, 2, 32]),
             async_scheduling=False,

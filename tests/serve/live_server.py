@@ -12,17 +12,22 @@ from mie import AsyncLLM
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
 from mie.serve.http_protocol import LimitedProtocol
+from mie.serve.router import ModelsEdge, create_router
 
 INVARIANT: dict[str, Any] = {"batch_invariant": True, "linear_plan": "tiled"}
 """The settings under which two engines give the same bits in every batch."""
 
 
 @contextmanager
-def live(engine: AsyncLLM, config: ServeConfig | None = None) -> Iterator[str]:
-    """Serve an engine, and return the address. Connections wait until the server accepts them."""
+def live(engine: AsyncLLM | ModelsEdge, config: ServeConfig | None = None) -> Iterator[str]:
+    """Serve an engine, or a folder of models, and return the address.
+
+    Connections wait until the server accepts them.
+    """
     listening = socket.create_server(("127.0.0.1", 0))
+    is_folder = isinstance(engine, ModelsEdge)
     options = uvicorn.Config(
-        create_app(engine, config),
+        create_router(engine) if is_folder else create_app(engine, config),
         http=LimitedProtocol,
         log_config=None,
         timeout_keep_alive=60,

@@ -225,7 +225,7 @@ def broken(*args, **options):
     [
         ("mie.serve.openai.completions.read", True),
         ("mie.serve.asgi._read_body", True),
-        ("mie.serve.app.route_of", True),
+        ("mie.serve.health.route_of", True),
         ("mie.serve.access_log.facts_of", False),
     ],
     ids=["a route", "the body", "a middleware", "the access log"],

@@ -154,6 +154,22 @@ async def test_a_broken_model_fails_alone(folder, expected, caplog):
         assert await served.tokens(NAMES[0]) == expected[NAMES[0]]
 
 
+async def test_a_model_whose_files_defeat_the_reader_hides_no_other(folder):
+    async with serving(folder) as served:
+        directory = served.edge.models.catalogue.directory
+        describe = directory.describe
+
+        def describe_or_fail(path: Path) -> Any:
+            if path.name == NAMES[0]:
+                raise RecursionError("a bug")
+            return describe(path)
+
+        directory.describe = describe_or_fail  # type: ignore[method-assign]
+        assert set(await served.states()) == {*NAMES, "broken"}
+        tags = (await served.client.get("/api/tags")).json()["models"]
+        assert [each["name"] for each in tags] == [f"{name}:latest" for name in NAMES[1:]]
+
+
 async def test_a_model_that_cannot_fit_is_refused_before_it_is_loaded(folder):
     async with serving(folder, budget=1 << 10) as served:
         answer = await served.ask(NAMES[0])

@@ -2,15 +2,17 @@
 
 import hashlib
 import os
+import random
 import subprocess
 import sys
+from itertools import accumulate, product
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-from bench.book import report
+from bench.book import foresight, report
 
 ROOT = Path(__file__).parents[2]
 BOOK = ROOT / "docs" / "book"
@@ -21,6 +23,7 @@ DIGESTS = {
     "pressure": "a2c9e01565dedd48",
     "chunking": "990daab1f8aaa990",
     "policies": "75fc253aacf3a660",
+    "snapshots": "493f48f4fdc77cb2",
 }
 """The simulated chapters at the small scale.
 
@@ -59,13 +62,51 @@ def test_results_equal_those_of_other_machines(small: Path):
         *("capacity", "chunking", "policies"),
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("batching", "prefix", "pressure")
+            for name in ("batching", "prefix", "pressure", "snapshots")
         ),
     ],
 )
 def test_a_chapter_equals_the_book(tmp_path: Path, name: str):
     report.write_json(report.run_chapter(name, "full"), tmp_path)
     assert (tmp_path / f"{name}.json").read_bytes() == (BOOK / f"{name}.json").read_bytes()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_foresight_is_the_best_of_all_choices(seed: int):
+    """The flow is compared with every choice of which request uses which state."""
+    rng, num_requests = random.Random(seed), 7
+    intervals = [
+        (start, end, rng.randint(1, 9))
+        for end in range(1, num_requests)
+        for start in range(end)
+        if rng.random() < 0.4
+    ]
+    choices = [
+        [None, *(each for each in intervals if each[1] == end)] for end in range(num_requests)
+    ]
+    best = [0] * num_requests
+    for choice in product(*choices):
+        chosen = [each for each in choice if each is not None]
+        load = max(sum(s <= t < e for s, e, _ in chosen) for t in range(num_requests))
+        best[load] = max(best[load], sum(gain for *_, gain in chosen))
+    saved = foresight.most_saved(intervals, num_requests)
+    assert saved == list(accumulate(best, max))[: len(saved)]
+    assert saved[-1] == max(best)
+
+
+def test_a_state_is_used_by_the_next_request_that_has_its_tokens():
+    """Request 1 has 4 tokens in common with request 0, and 6 with a prompt that ends after 6."""
+    first, other = [1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 8, 8]
+    histories = [first, other, first, [9, 9, 9]]
+    assert foresight.reuses(histories, [7, 6, 6, 3], 2) == [(0, 1, 4), (1, 2, 4)]
+    assert foresight.reuses(histories, [7, 6, 7, 3], 2) == [(0, 1, 4), (1, 2, 4), (0, 2, 6)]
+
+
+def test_no_rule_beats_foresight():
+    for values in report.read_results(BOOK)["snapshots"]["loads"].values():
+        for runs in values["rules"].values():
+            rates = [run["hit_rate"] for run in runs]
+            assert all(rate <= best for rate, best in zip(rates, values["best"], strict=True))
 
 
 # Pages.

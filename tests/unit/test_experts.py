@@ -12,9 +12,10 @@ from tiny_models import GPT_OSS, QWEN3_MOE, random_weights, write_model
 
 from mie import LLM, SamplingParams
 from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.tensors import expected_tensors
 from mie.errors import ModelError, UnsupportedModelError, WeightsError
 from mie.load.quantisation import rounded_forms
-from mie.ops.experts import by_expert, experts, route
+from mie.ops.experts import by_expert, experts, route, route_by_sigmoid
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "models"
 
@@ -106,6 +107,29 @@ def test_a_stack_of_another_number_of_experts_is_refused(tmp_path: Path, number:
     (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
     with pytest.raises(WeightsError, match=r"output_linear\.\d\.weight"):
         LLM(str(tmp_path), skip_tokenizer_init=True, backend="numpy")
+
+
+def test_sigmoids_choose_with_the_bias_and_weigh_without() -> None:
+    logits = np.array([[0.0, 2.0, -2.0, -1000.0], [0.0, 0.0, 0.0, 0.0]])
+    routed = route_by_sigmoid(logits, np.array([0.0, -1.0, 0.5, 0.0]), 2)
+    assert routed[:, 0].tolist() == [[2, 0], [2, 0]]
+    scores = 1 / (1 + np.exp([2.0, 0.0]))
+    np.testing.assert_allclose(routed[0, 1], scores / (scores.sum() + 1e-6))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"norm_topk_prob": False}, "norm_topk_prob false is not supported in LFM2, sparse"),
+        ({"routed_scaling_factor": 2.0}, "routed_scaling_factor 2.0 is not supported"),
+        ({"num_dense_layers": 4}, "num_dense_layers must be at most 3"),
+        ({"use_expert_bias": 1}, "use_expert_bias must be true or false"),
+    ],
+)
+def test_routers_of_other_forms_are_refused(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ModelError, match=named):
+        changed("lfm2_experts", **changes)
+    assert not changed("lfm2_experts", use_expert_bias=False).experts.has_router_bias  # type: ignore[union-attr]
 
 
 def test_stacks_of_joined_matrices_are_the_matrices_of_each_expert(tmp_path: Path) -> None:
@@ -234,3 +258,14 @@ def test_small_weights_of_experts_agree_on_the_backends(tmp_path: Path, quantiza
     wanted = logprobs("numpy-plain")
     np.testing.assert_allclose(logprobs("numpy"), wanted, atol=2e-5)
     np.testing.assert_allclose(logprobs("jit"), wanted, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["qwen2_moe_shared", "qwen3_next_experts"])
+def test_dense_layers_beside_a_shared_expert_have_an_mlp_of_another_size(name: str) -> None:
+    values = json.loads((GOLDEN / name / "config.json").read_text())
+    values |= {"mlp_only_layers": [0], "intermediate_size": 56}
+    shapes = expected_tensors(ModelConfig.from_hf(values))
+    own, shared = "model.layers.{}.mlp.up_proj.weight", "model.layers.{}.mlp.shared_expert.up_proj"
+    assert shapes[own.format(0)] == (56, 32)
+    assert shapes[f"{shared.format(1)}.weight"] == (24, 32)
+    assert not {own.format(1), f"{shared.format(0)}.weight"} & shapes.keys()

@@ -1,6 +1,7 @@
 """Check how the weights and the configuration of GGUF files are read."""
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,12 @@ import gguf_files
 import numpy as np
 import pytest
 import tiny_models
+from safetensors.numpy import save_file
 
 from mie import LLM, SamplingParams
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.generation import GenerationConfig
-from mie.checkpoint.gguf.architectures import ARCHITECTURES
+from mie.checkpoint.gguf.architectures import ARCHITECTURES, split_names
 from mie.checkpoint.gguf.blocks import FORMS, decode
 from mie.checkpoint.gguf.header import BLOCKS, read_gguf
 from mie.checkpoint.locate import BUNDLED_DIRECTORY, locate_model
@@ -33,7 +35,7 @@ NOT_IN_GGUF = (
     *("qwen2_yarn_mscale", "qwen3_yarn_attention_factor"),
     "ernie45_interleaved",  # biases
     "granite4_mamba",
-    "qwen3_moe_dense_layer",  # a layer without experts
+    *("qwen2_moe_shared", "qwen3_moe_dense_layer"),  # layers without experts
 )
 LOST_IN_GGUF: dict[str, dict[str, Any]] = {
     "gemma2_soft_caps": {"query_pre_attn_scalar": 16},  # the head size, as in llama.cpp
@@ -52,7 +54,8 @@ NAMES = [
 
 
 def opened(path: Path) -> Checkpoint:
-    return Checkpoint.open(path, expected_tensors(ModelConfig.load(path)))
+    config = ModelConfig.load(path)
+    return Checkpoint.open(path, expected_tensors(config), config.quantisation)
 
 
 # Numbers
@@ -137,6 +140,7 @@ def test_a_converted_model_equals_the_original(name: str, tmp_path: Path) -> Non
         assert wanted.rope is not None
         assert rope.theta == pytest.approx(wanted.rope.theta, rel=1e-7)
         wanted = dataclasses.replace(wanted, layer_ropes=own.layer_ropes)
+    wanted = dataclasses.replace(wanted, names=split_names(wanted.names))
     assert dataclasses.replace(own, dtype=wanted.dtype) == wanted
     with opened(path) as found:
         assert not found.forms
@@ -149,14 +153,72 @@ def test_a_converted_model_equals_the_original(name: str, tmp_path: Path) -> Non
         )
 
 
-def test_a_sparse_qwen3_equals_the_original(tmp_path: Path) -> None:
-    config = tiny_models.QWEN3_MOE | {"norm_topk_prob": True}  # as in llama.cpp, whatever it was
-    source = tiny_models.write_model(tmp_path / "m", config, tiny_models.random_weights(config))
+SPARSE_QWEN: dict[str, dict[str, Any]] = {
+    "qwen2": tiny_models.QWEN3_MOE
+    | {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe"}
+    | {"norm_topk_prob": False, "shared_expert_intermediate_size": 24},
+    "qwen3": tiny_models.QWEN3_MOE | {"norm_topk_prob": True},  # as in llama.cpp, whatever it was
+}
+
+
+def write_random(directory: Path, config: dict[str, Any]) -> Path:
+    generator = np.random.default_rng(0)
+    shapes = expected_tensors(ModelConfig.from_hf(config))
+    weights = {
+        name: generator.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()
+    }
+    return tiny_models.write_model(directory, config, weights)
+
+
+@pytest.mark.parametrize("config", SPARSE_QWEN.values(), ids=SPARSE_QWEN)
+def test_a_sparse_qwen_equals_the_original(config: dict[str, Any], tmp_path: Path) -> None:
+    source = write_random(tmp_path / "m", config)
     path = gguf_files.convert(source, tmp_path / "model.gguf")
     own, wanted = ModelConfig.load(path), ModelConfig.load(source)
     assert dataclasses.replace(own, dtype=wanted.dtype) == wanted
     with opened(path) as found, opened(source) as original:
         assert np.array_equal(logits_of(own, found), logits_of(wanted, original))
+
+
+def test_mxfp4_experts_of_gpt_oss_equal_those_of_the_original(tmp_path: Path) -> None:
+    """The two formats order the 32 numbers of a block differently."""
+    config = json.loads((MODELS / "gpt_oss_sinks/config.json").read_text())
+    config |= {"intermediate_size": 32, "quantization_config": {"quant_method": "mxfp4"}}
+    generator, heads = np.random.default_rng(0), config["num_attention_heads"]
+    shapes = expected_tensors(ModelConfig.from_hf(config))
+    weights: dict[str, Any] = {
+        name: generator.normal(0, 0.3, shape).astype(np.float32)
+        for name, shape in shapes.items()
+        if ".experts." not in name
+    }
+    tensors = {}
+    for layer, (own, rows) in itertools.product(
+        range(config["num_hidden_layers"]), {"gate_up_proj": 64, "down_proj": 32}.items()
+    ):
+        stack, number = f"model.layers.{layer}.mlp.experts.{own}", config["num_local_experts"]
+        codes = generator.integers(0, 16, (number, rows, 1, 32), np.uint8)
+        scales = generator.integers(120, 126, (number, rows, 1), np.uint8)
+        weights[f"{stack}_blocks"] = codes[..., ::2] | codes[..., 1::2] << 4
+        weights[f"{stack}_scales"] = scales
+        weights[f"{stack}_bias"] = generator.normal(0, 1, (number, rows)).astype(np.float32)
+        blocks = np.concatenate((scales[..., None], codes[..., :16] | codes[..., 16:] << 4), 3)
+        cut = {"gate": blocks[:, ::2], "up": blocks[:, 1::2]} if rows == 64 else {"down": blocks}
+        for name, each in cut.items():
+            shape = (32, each.shape[1], number)
+            data = gguf_files.NUMBERS["MXFP4"], shape, each.tobytes()
+            tensors[f"blk.{layer}.ffn_{name}_exps.weight"] = data
+    assert weights["model.layers.0.self_attn.sinks"].shape == (heads,)
+    source = tiny_models.write_model(tmp_path / "m", config, weights)
+    (tmp_path / "floats").mkdir()
+    (tmp_path / "floats/config.json").write_text(json.dumps(config))
+    floats = {name: each for name, each in weights.items() if each.dtype != np.uint8}
+    save_file(floats, tmp_path / "floats/model.safetensors")
+    tensors |= gguf_files.tensors_of(tmp_path / "floats", "F32")
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf_files.gguf_bytes(gguf_files.values_of(source, None), tensors))
+    own_config, wanted = ModelConfig.load(path), ModelConfig.load(source)
+    with opened(path) as found, opened(source) as original:
+        assert np.array_equal(logits_of(own_config, found), logits_of(wanted, original))
 
 
 def logits_of(config: ModelConfig, checkpoint: Checkpoint) -> np.ndarray:
@@ -451,14 +513,18 @@ def test_recommended_sampling_is_read(tmp_path: Path) -> None:
 
 
 def test_ends_of_texts_are_found_by_their_names(tmp_path: Path) -> None:
-    tokens = ["a", "</s>", "<|im_end|>", "<|eot_id|>", *(f"t{index}" for index in range(36))]
-    path = with_values(
-        tmp_path / "model.gguf",
-        tokenizer__ggml__tokens=tokens,
-        tokenizer__ggml__eos_token_id=1,
-        tokenizer__ggml__eom_token_id=9,
-    )
-    assert ModelConfig.load(path).eos_token_ids == (1, 9, 2, 3)
+    for first, expected in (
+        (["a", "</s>", "<|im_end|>", "<|eot_id|>"], (1, 9, 2, 3)),
+        (["<|end|>", "</s>", "<|call|>", "x"], (1, 9, 0, 2)),
+        (["<|end|>", "</s>", "<|call|>", "<|return|>"], (1, 9, 2, 3)),  # a message's, in harmony
+    ):
+        path = with_values(
+            tmp_path / "model.gguf",
+            tokenizer__ggml__tokens=[*first, *(f"t{index}" for index in range(36))],
+            tokenizer__ggml__eos_token_id=1,
+            tokenizer__ggml__eom_token_id=9,
+        )
+        assert ModelConfig.load(path).eos_token_ids == expected
 
 
 # Names of models

@@ -62,7 +62,7 @@ def test_rounding_is_that_of_the_definition():
     assert rows.codes[0, :5].tolist() == [-8, 4, 0, -1, 7]
     assert rows.codes[0, 32:34].tolist() == [-8, 7]
     rows = quantise(weights, INT8)
-    assert rows.scales[0].tolist() == [np.float32(4) / np.float32(127), np.float32(1) / 127]
+    assert rows.scales[0].tolist() == [np.float32(each) / np.float32(127) for each in (4, 1)]
     assert rows.codes[0, :5].tolist() == [127, -64, 8, 8, -124]
     assert not quantise(np.zeros((2, 32), np.float32), INT4).codes.any()
     small = quantise(np.array([[2.0**-95], [2.0**-96]], np.float32), INT4)

@@ -173,7 +173,7 @@ def test_a_model_that_does_not_fit_is_refused():
         )
     with pytest.raises(ConfigError, match="give num_blocks"):
         simulated(Costs(), EngineConfig())
-    with pytest.raises(ConfigError, match="model with recurrent layers"):
+    with pytest.raises(ConfigError, match="no recurrent layers"):
         simulated(Costs(), EngineConfig(num_blocks=9, state_memory=1))
     with pytest.raises(ConfigError, match="no recurrent layers"):
         simulated_on(

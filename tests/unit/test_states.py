@@ -126,7 +126,7 @@ def test_what_is_kept_depends_on_tokens_only(settings: dict[str, Any]) -> None:
     """Not on chunks, on batches, or on preemptions."""
     results = []
     for own in ({}, settings):
-        engine = engine_of(num_states=40, **own)
+        engine = engine_of(num_states=60, state_snapshot_distance=1, **own)
         params = SamplingParams(max_tokens=15, ignore_eos=True, n=2)
         answer(engine, *STORIES, params=params)
         results.append(kept(engine))
@@ -150,6 +150,30 @@ def test_a_snapshot_is_evicted_by_the_tokens_that_it_saves_and_by_its_age():
     for number in range(10, 40, 2):
         answer(engine, words(number, 47), params=one)
     assert {len(tokens) for _, tokens in kept(engine)} == {12}, "the long one is too old"
+
+
+@pytest.mark.parametrize(("num_ways", "evicted"), [(1, 12), (2, 8)])
+def test_a_snapshot_that_went_on_in_one_way_is_worth_half(num_ways: int, evicted: int):
+    """It saves 12 tokens, and the older one 8. So does each of the last ones."""
+    engine, one = engine_of(num_states=3 + num_ways, max_num_seqs=1), SamplingParams(max_tokens=1)
+    first = words(3, 4)[:12]
+    ways = [[*first, *words(5 + number)[:7], 4, 4] for number in range(num_ways)]
+    for prompt in (words(1, 2)[:9], [*first, 4], *ways, words(8, 9, 10)[:17]):
+        answer(engine, prompt, params=one)
+    assert {len(tokens) for _, tokens in kept(engine)} == {8, 12, 16, 20} - {evicted}
+
+
+def test_a_long_new_prompt_leaves_snapshots_at_growing_distances():
+    engine, prompt = engine_of(state_snapshot_distance=2), words(*range(20))[:139]
+    answer(engine, prompt, params=SamplingParams(max_tokens=1))
+    ends = {34 * B, 32 * B, 26 * B, 2 * B}
+    assert {len(tokens) for _, tokens in kept(engine)} == ends
+    # Another prompt has 120 tokens in common with it, and begins with the snapshot after 104. In
+    # its new part, of 14 tokens, it leaves one after 124.
+    num_computed = computed_by(engine, [*prompt[:120], *words(30, 31)])
+    assert num_computed == 120 - 104 + 14 + PARAMS.max_tokens - 1
+    lengths = {len(tokens) for _, tokens in kept(engine)}
+    assert lengths == {*ends, 120, 124, 132, 140}
 
 
 def test_without_a_spare_slot_no_snapshot_is_taken():

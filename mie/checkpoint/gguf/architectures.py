@@ -1,10 +1,11 @@
 """List llama.cpp's architectures, and how its converter writes their families."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mie.checkpoint.families import FAMILIES
+from mie.checkpoint.family import Names
 from mie.checkpoint.size_limits import MAX_EXPERTS
 
 
@@ -32,6 +33,7 @@ class GgufArchitecture:
 
 
 _WINDOW = "attention.sliding_window"
+_SHARED = "expert_shared_feed_forward_length"
 
 ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "llama": GgufArchitecture(
@@ -46,12 +48,21 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     ),
     "qwen2": GgufArchitecture(family="Qwen2ForCausalLM"),
     "qwen3": GgufArchitecture(family="Qwen3ForCausalLM"),
+    "qwen2moe": GgufArchitecture(family="Qwen2MoeForCausalLM"),
     "qwen3moe": GgufArchitecture(family="Qwen3MoeForCausalLM", defaults={"norm_topk_prob": True}),
     "olmoe": GgufArchitecture(family="OlmoeForCausalLM"),
     "smollm3": GgufArchitecture(
         family="SmolLM3ForCausalLM", is_permuted=True, defaults={"no_rope_layer_interval": 4}
     ),
     "granite": GgufArchitecture(family="GraniteForCausalLM", is_permuted=True),
+    "granitemoe": GgufArchitecture(
+        family="GraniteMoeForCausalLM",
+        variants={_SHARED: "GraniteMoeSharedForCausalLM"},
+        is_permuted=True,
+    ),
+    "gpt-oss": GgufArchitecture(
+        family="GptOssForCausalLM", names={"post_attention_norm": "post_attention_layernorm"}
+    ),
     "olmo2": GgufArchitecture(family="Olmo2ForCausalLM", variants={_WINDOW: "Olmo3ForCausalLM"}),
     "gemma": GgufArchitecture(family="GemmaForCausalLM", norms_hold_one=True),
     "gemma2": GgufArchitecture(
@@ -86,6 +97,21 @@ def family_of(values: Mapping[str, Any]) -> str | None:
     return next(variants, row.family)
 
 
+def split_names(names: Names) -> Names:
+    """Return the names of tensors where gate and up of experts are matrices of their own."""
+    if len(names.expert_gate_up) > 1:
+        return names
+    usual = Names()
+    return replace(
+        names,
+        gate_up=usual.gate_up,
+        down=usual.down,
+        expert_gate_up=usual.expert_gate_up,
+        expert_down=usual.expert_down,
+        experts_take_turns=False,
+    )
+
+
 def layer_names(values: Mapping[str, Any]) -> Mapping[str, Sequence[str]]:
     """Return the Hugging Face modules that each tensor of a layer holds, one after another.
 
@@ -93,7 +119,7 @@ def layer_names(values: Mapping[str, Any]) -> Mapping[str, Sequence[str]]:
     """
     name, family = values["general.architecture"], family_of(values)
     assert family is not None
-    names, num_experts = FAMILIES[family].names, values.get(f"{name}.expert_count")
+    names, num_experts = split_names(FAMILIES[family].names), values.get(f"{name}.expert_count")
     if not isinstance(num_experts, int) or num_experts > MAX_EXPERTS:
         num_experts = 0
     own: dict[str, str | None] = {
@@ -106,6 +132,8 @@ def layer_names(values: Mapping[str, Any]) -> Mapping[str, Sequence[str]]:
         "attn_output": names.attention_out,
         "ffn_down": names.down,
         "ffn_gate_inp": names.router,
+        "ffn_gate_inp_shexp": names.shared_gate,
+        "attn_sinks": names.sinks,
         **ARCHITECTURES[name].names,
     }
     if len(names.qkv) > 1:
@@ -117,8 +145,10 @@ def layer_names(values: Mapping[str, Any]) -> Mapping[str, Sequence[str]]:
         (*names.expert_gate_up, names.expert_down),
         strict=False,
     )
+    of_shared = zip(("gate", "up", "down"), (*names.gate_up, names.down), strict=False)
     return {
         **{key: (name,) for key, name in own.items() if name is not None},
         **{key: [name.format(each) for each in range(num_experts)] for key, name in of_experts},
+        **{f"ffn_{key}_shexp": (name,) for key, name in of_shared if num_experts},
         "attn_qkv": names.qkv,
     }

@@ -27,6 +27,8 @@ _KEYS: Mapping[str, str] = {
     "num_local_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_intermediate_size": "expert_shared_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "norm_topk_prob": "expert_weights_norm",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
@@ -47,7 +49,7 @@ _SAMPLING: Mapping[str, str] = {
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _END_TOKENS = {
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>",
-    "<end_of_turn>", "<EOT>",
+    "<end_of_turn>", "<EOT>", "<|return|>", "<|call|>",
 }  # fmt: skip
 """Tokens that end a text in every model that has them, as in llama.cpp."""
 
@@ -99,6 +101,8 @@ def _of_family(
     family = FAMILIES[architecture]
     found: dict[str, Any] = {"architectures": [architecture]}
     found |= {key: value for key, value in row.defaults.items() if config.get(key) is None}
+    if family.expert_size == "intermediate_size":  # which gpt-oss states under both keys
+        found["moe_intermediate_size"] = None
     if family.rope_by_type and values.get(f"{name}.rope.freq_base_swa") is not None:
         found["rope_local_base_freq"] = values[f"{name}.rope.freq_base_swa"]
     window = found["sliding_window"] = config["sliding_window"] or found.get("sliding_window")
@@ -148,9 +152,12 @@ def _end_ids(header: GgufHeader) -> list[Any]:
     tokens = header.values.get("tokenizer.ggml.tokens")
     if isinstance(tokens, GgufArray) and tokens.kind == STRING:
         try:
-            found += [index for index, text in enumerate(tokens) if text in _END_TOKENS]
+            ends = {text: index for index, text in enumerate(tokens) if text in _END_TOKENS}
         except UnicodeDecodeError as error:
             raise TokenizerError(f"{header.path} has a token that is not UTF-8") from error
+        found += ends.values()
+        if {"<|return|>", "<|call|>"} <= ends.keys():  # harmony, where it ends only a message
+            found = [index for index in found if index != ends.get("<|end|>")]
     return list(dict.fromkeys(found))
 
 
@@ -192,6 +199,7 @@ def _rope_scaling(
         "factor": factor,
         "beta_fast": values.get(prefix + "yarn_beta_fast"),
         "beta_slow": values.get(prefix + "yarn_beta_slow"),
+        "truncate": name != "gpt-oss",
         "llama_4_scaling_beta": values.get(f"{name}.attention.temperature_scale"),
     }
     if values.get(prefix + "yarn_log_multiplier"):

@@ -116,18 +116,18 @@ def open_gguf(path: Path, expected: Mapping[str, Shape]) -> GgufCheckpoint:
 def _split(name: str, entry: TensorEntry, shapes: Sequence[Shape]) -> list[TensorEntry]:
     """Return the parts of a tensor that holds the rows of these shapes, one after another.
 
-    A tensor of three dimensions is a stack of matrices.
+    A tensor with one more dimension is a stack of them. A matrix of one row may be a vector.
     """
     whole: Shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
     num_rows = whole[0]
-    if len(entry.shape) == 3:
+    if len(entry.shape) > len(whole):
         whole = (len(shapes), *shapes[0])
-    if entry.shape != whole:
+    if (1, *entry.shape) != whole != entry.shape:
         raise WeightsError(
             f"{entry.path}: tensor {name!r} has shape {shown(list(entry.shape))}, the metadata "
             f"asks for {list(whole)}"
         )
-    if entry.dtype in FORMS and len(entry.shape) == 1:
+    if entry.dtype in FORMS and len(shapes[0]) == 1:
         raise WeightsError(f"{entry.path}: the vector {name!r} is in {entry.dtype}")
     row_bytes, start, parts = entry.nbytes // num_rows, entry.start, []
     for shape in shapes:
@@ -159,7 +159,8 @@ def hf_names(name: str, parts: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the Hugging Face names of the tensors that a tensor holds, or none."""
     found = _OF_LAYER.fullmatch(name)
     if found:
-        return [f"model.layers.{found[1]}.{own}.{found[3]}" for own in parts.get(found[2], ())]
+        prefix, end = f"model.layers.{found[1]}.", f".{found[3]}" * (found[2] != "attn_sinks")
+        return [f"{prefix}{own}{end}" for own in parts.get(found[2], ())]
     stem, _, kind = name.rpartition(".")
     return [f"{_TOP[stem]}.{kind}"] if stem in _TOP else []
 

@@ -37,7 +37,7 @@ struct Log {  // of an instruction and a warp
 };
 
 struct Counter {
-  uint64_t blocks, idle_blocks, waits, overlapped_waits;
+  uint64_t blocks, idle_blocks, in_flight, unhinted_copies, mma, barriers;
   std::array<Count, KINDS> counts;
   bool has_written;
   std::map<std::tuple<const void*, uint32_t, Kind>, Log> logs;
@@ -118,10 +118,13 @@ void count_lane(Kind kind, uintptr_t address, size_t size) {
   request.size[fiber.lane] = static_cast<uint32_t>(size);
 }
 
-void count_wait(bool is_overlapped) {
-  ++counter.waits;
-  counter.overlapped_waits += is_overlapped;
-}
+void count_wait(uint64_t in_flight) { counter.in_flight += in_flight; }
+
+void count_unhinted_copy() { ++counter.unhinted_copies; }
+
+void count_mma() { ++counter.mma; }
+
+void count_barrier() { ++counter.barriers; }
 
 void count_access(const void* p, size_t size, Access access) {
   if (!runtime.in_kernel || !size) return;
@@ -148,14 +151,15 @@ void count_matrices(const unsigned char* lanes, int matrices) {
 
 }  // namespace mie_emu
 
-// The blocks, those of them that wrote no global memory, the waits of threads for copies that
-// arrive, those of them that leave later copies in flight, and three counts for each kind.
+// The blocks, those of them that wrote no global memory, the copies that stay in flight while a
+// thread waits for others, summed over all waits, the copies without cache hints, the warps'
+// products, the blocks' barriers, and three counts for each kind.
 extern "C" __attribute__((visibility("default"))) void mie_emu_counts(uint64_t* out) {
-  *out++ = mie_emu::counter.blocks;
-  *out++ = mie_emu::counter.idle_blocks;
-  *out++ = mie_emu::counter.waits;
-  *out++ = mie_emu::counter.overlapped_waits;
-  for (const mie_emu::Count& count : mie_emu::counter.counts) {
+  const mie_emu::Counter& all = mie_emu::counter;
+  for (const uint64_t count : {all.blocks, all.idle_blocks, all.in_flight, all.unhinted_copies,
+                               all.mma, all.barriers})
+    *out++ = count;
+  for (const mie_emu::Count& count : all.counts) {
     *out++ = count.requests;
     *out++ = count.passes;
     *out++ = count.least;

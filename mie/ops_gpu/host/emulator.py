@@ -44,17 +44,18 @@ class _Launch(ctypes.Structure):
 
 _TRAFFIC = ("ldmatrix", "cp_async", "shared", "cp_async_source", "global_memory")
 COUNTS = (
-    *("blocks", "idle_blocks", "waits", "overlapped_waits"),
+    *("blocks", "idle_blocks", "in_flight", "unhinted_copies", "mma", "barriers"),
     *(f"{kind}.{name}" for kind in _TRAFFIC for name in ("requests", "passes", "least")),
 )
 """The counts of a kernel's launches, besides "launches", as count.cpp defines them.
 
-Idle blocks wrote no global memory. A wait is that of a thread for copies by cp.async, and is
-overlapped if later copies are in flight meanwhile. "cp_async" is its writes to shared memory, and
-"shared" are the other accesses there. A vector that g++ loads in parts counts as parts. Requests
-are those of warps. A pass is a wavefront of shared memory, or a sector of 32 bytes of global
-memory. "least" is the number of passes for the same bytes side by side, so the others are bank
-conflicts or waste.
+Idle blocks wrote no global memory. "in_flight" are the copies by cp.async that are in flight while
+a thread waits for earlier ones, over all waits: a pipeline without overlap has none.
+Unhinted copies lack the hint to pass L1 or to fetch 128 bytes to L2. "mma" are products of warps,
+and "barriers" those of blocks. "cp_async" is its writes to shared memory, and "shared" are the
+other accesses there. A vector that g++ loads in parts counts as parts. Requests are those of warps.
+A pass is a wavefront of shared memory, or a sector of 32 bytes of global memory. "least" is the
+number of passes for the same bytes side by side, so the others are bank conflicts or waste.
 """
 
 

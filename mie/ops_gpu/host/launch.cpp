@@ -144,6 +144,7 @@ int block_barrier(Vote vote, int predicate, Site site) {
   runtime.votes = 0;
   runtime.at_barrier = 0;
   ++runtime.epoch;
+  if (runtime.launch.is_counted) count_barrier();
   shuffle_order();
   return result;
 }

@@ -9,7 +9,7 @@ static constexpr unsigned COPY_BYTES = 16;
 
 // The bytes arrive at the wait. Until then the destination is poison, so that a kernel that reads
 // too early finds NaN, not the data of an earlier copy.
-void cp_async16(void* shared, const void* global, bool is_valid, Site) {
+void cp_async16(void* shared, const void* global, bool is_valid, const char* instruction, Site) {
   MIE_ENTER();
   if (reinterpret_cast<uintptr_t>(shared) % COPY_BYTES)
     fail("misaligned: the shared address %p of cp.async is not a multiple of 16", shared);
@@ -22,6 +22,8 @@ void cp_async16(void* shared, const void* global, bool is_valid, Site) {
   if (runtime.launch.is_counted) {
     count_lane(Kind::COPY, locate(shared).address, COPY_BYTES);
     if (is_valid) count_lane(Kind::COPY_SOURCE, device_address(locate(global).address), COPY_BYTES);
+    // Past the L1 cache, and into the L2 cache in whole lines.
+    if (strcmp(instruction, "cp.async.cg.shared.global.L2::128B")) count_unhinted_copy();
   }
   memset(shared, 0xff, COPY_BYTES);
   self().copies.push_back({shared, global, is_valid, self().open_group});
@@ -34,10 +36,11 @@ void cp_async_wait(int groups_left) {
   Fiber& fiber = self();
   const int first_left = fiber.open_group - groups_left;
   size_t kept = 0;
-  bool has_arrived = false, is_overlapped = false;  // by copies that read memory
+  uint64_t in_flight = 0;  // copies that read memory
+  bool has_arrived = false;
   for (const Copy& copy : fiber.copies) {
     if (copy.group >= first_left) {
-      is_overlapped |= copy.is_valid;
+      in_flight += copy.is_valid;
       fiber.copies[kept++] = copy;
       continue;
     }
@@ -49,7 +52,7 @@ void cp_async_wait(int groups_left) {
       memset(copy.shared, 0, COPY_BYTES);
   }
   fiber.copies.resize(kept);
-  if (runtime.launch.is_counted && has_arrived) count_wait(is_overlapped);
+  if (runtime.launch.is_counted && has_arrived) count_wait(in_flight);
 }
 
 void atomic_access(void* p, unsigned size) {

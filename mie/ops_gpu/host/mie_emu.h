@@ -26,15 +26,8 @@ extern thread_local __attribute__((aligned(128), visibility("default"))) unsigne
 #define gridDim (mie_emu::current->grid_size)
 #define warpSize 32
 
-// ---- loads and stores with cache hints
-#define __ldg(p) (*(p))
-#define __ldca(p) (*(p))
+// ---- loads with cache hints
 #define __ldcg(p) (*(p))
-#define __ldcs(p) (*(p))
-#define __ldlu(p) (*(p))
-#define __stcg(p, value) (*(p) = (value))
-#define __stcs(p, value) (*(p) = (value))
-#define __stwt(p, value) (*(p) = (value))
 
 // ---- barriers and fences
 #define __syncthreads() ((void)mie_emu::block_barrier(mie_emu::Vote::NONE, 0, MIE_SITE))
@@ -111,13 +104,10 @@ struct Same {
     return mie_emu::atomic(p, [value](T old) -> T { return expression; }); \
   }
 MIE_ATOMIC(atomicAdd, old + value)
-MIE_ATOMIC(atomicSub, old - value)
 MIE_ATOMIC(atomicMin, value < old ? value : old)
 MIE_ATOMIC(atomicMax, old < value ? value : old)
 MIE_ATOMIC(atomicExch, value)
 MIE_ATOMIC(atomicOr, old | value)
-MIE_ATOMIC(atomicAnd, old& value)
-MIE_ATOMIC(atomicXor, old ^ value)
 #undef MIE_ATOMIC
 static MIE_INLINE unsigned atomicInc(unsigned* p, unsigned limit) {
   return mie_emu::atomic(p, [limit](unsigned old) { return old >= limit ? 0u : old + 1u; });

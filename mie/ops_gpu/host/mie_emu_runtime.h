@@ -52,7 +52,8 @@ const unsigned char* exchange(uint32_t mask, const void* bytes, unsigned size, c
 
 unsigned ballot(uint32_t mask, bool predicate, Site site);
 
-void cp_async16(void* shared, const void* global, bool is_valid, Site site);
+void cp_async16(void* shared, const void* global, bool is_valid, const char* instruction,
+                Site site);
 void cp_async_commit();
 void cp_async_wait(int groups_left);
 void ldmatrix(unsigned* r, const void* row, int matrices, bool transposed, Site site);

@@ -121,7 +121,10 @@ void start_counted_launch();
 void start_counted_block();
 void end_counted_block();
 void count_lane(Kind kind, uintptr_t address, size_t size);
-void count_wait(bool is_overlapped);
+void count_wait(uint64_t in_flight);
+void count_unhinted_copy();
+void count_mma();
+void count_barrier();
 void count_access(const void* p, size_t size, Access access);
 void count_matrices(const unsigned char* lanes, int matrices);  // the row addresses that lanes give
 

@@ -168,6 +168,7 @@ void mma_m16n8k16(float* d, const unsigned* a, const unsigned* b, float (*widen)
   static_assert(sizeof fragment <= LANE_BYTES, "a lane's fragments fit its slot");
   const unsigned lane = self().lane, group = lane / 4, in_group = lane % 4;
   const unsigned char* lanes = exchange_with(~0u, fragment, sizeof fragment, "mma", site);
+  if (runtime.launch.is_counted && lane == 0) count_mma();
   for (unsigned i = 0; i < 4; ++i) {
     const unsigned row = group + 8 * (i / 2), column = 2 * in_group + i % 2;
     float sum = d[i];

@@ -12,14 +12,15 @@ __device__ __forceinline__ unsigned shared_address(const void* p) {
 }
 #endif
 
-// ---- asynchronous copies of 16 bytes, global to shared; both addresses 16-byte aligned
+// ---- asynchronous copies of 16 bytes, global to shared; both addresses 16-byte aligned. They pass
+// the L1 cache, and bring 128 bytes to the L2 cache.
 
+#define MIE_CP_ASYNC "cp.async.cg.shared.global.L2::128B"
 __device__ __forceinline__ void cp_async16(void* shared, const void* global) {
 #ifdef MIE_EMULATE
-  mie_emu::cp_async16(shared, global, true, MIE_SITE);
+  mie_emu::cp_async16(shared, global, true, MIE_CP_ASYNC, MIE_SITE);
 #else
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_address(shared)),
-               "l"(global)
+  asm volatile(MIE_CP_ASYNC " [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global)
                : "memory");
 #endif
 }
@@ -27,12 +28,11 @@ __device__ __forceinline__ void cp_async16(void* shared, const void* global) {
 // Zeros instead of the global bytes if not `valid`. `global` is then not read.
 __device__ __forceinline__ void cp_async16_or_zero(void* shared, const void* global, bool valid) {
 #ifdef MIE_EMULATE
-  mie_emu::cp_async16(shared, global, valid, MIE_SITE);
+  mie_emu::cp_async16(shared, global, valid, MIE_CP_ASYNC, MIE_SITE);
 #else
-  asm volatile(
-      "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
-      "l"(global), "r"(valid ? 16 : 0)
-      : "memory");
+  asm volatile(MIE_CP_ASYNC " [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
+               "r"(valid ? 16 : 0)
+               : "memory");
 #endif
 }
 

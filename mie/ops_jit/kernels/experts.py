@@ -73,6 +73,35 @@ def route(args, step, tile, scratch):
 
 
 @kernel_function
+def route_by_sigmoid(args, step, tile, scratch):
+    """Write the experts of tokens and their weights [T, 2, k], by sigmoids and a bias.
+
+    Arguments: logits [T, E], bias [E], out, E, k, the word with T.
+    """
+    logits, bias, out, experts, chosen, rows_word = words(args, 6)
+    scores, keys = scratch, scratch + 4 * experts
+    one = everywhere(np.float32(1))
+    end = min(word(step, rows_word), (tile + 1) * ROW_TILE)
+    for row in range(tile * ROW_TILE, end):
+        own, to = logits + row * experts * 4, out + row * chosen * 8
+        for i in range(0, experts, 16):
+            count = experts - i
+            v = one / (one + exp(everywhere(np.float32(0)) - load_first(own + 4 * i, count)))
+            store_first(scores + 4 * i, v, count)
+            store_first(keys + 4 * i, v + load_first(bias + 4 * i, count), count)
+        above, last = np.float32(np.inf), -1
+        total = np.float32(0)
+        for choice in range(chosen):
+            last = best(keys, experts, above, last)
+            above, score = number(keys, last), number(scores, last)
+            set_number(to, choice, np.float32(last))
+            set_number(to, chosen + choice, score)
+            total += score
+        for choice in range(chosen, 2 * chosen):
+            set_number(to, choice, number(to, choice) / (total + np.float32(1e-6)))
+
+
+@kernel_function
 def sort_pairs(args, step, tile, scratch):
     """Sort the pairs by expert, and cut the rows of each expert into items.
 

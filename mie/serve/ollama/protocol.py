@@ -93,6 +93,7 @@ class Call(Body):
 
     id: str | None = None
     type: Literal["function"] = "function"
+    index: WithoutEffect = None
     function: CalledFunction
 
 

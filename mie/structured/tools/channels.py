@@ -10,12 +10,17 @@ prompt ends with ``<|start|>assistant``, the beginning of the first header.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from mie.structured.tools.definitions import ToolCall
-from mie.structured.tools.formats import ENDS, MESSAGE, REPLY, AnswerFormat
-from mie.structured.tools.parser import LONGEST_HEAD, BorderedText, json_text, json_value, new_call
+from mie.structured.tools.formats import ENDS, MESSAGE, REPLY
+from mie.structured.tools.parser import (
+    LONGEST_HEAD,
+    BorderedText,
+    Divider,
+    json_text,
+    json_value,
+    new_call,
+)
 
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")  # after the role or after the channel
@@ -30,7 +35,7 @@ def unfinished_header(prompt: str) -> str:
     return "" if not message or _END.search(content) else header + message
 
 
-class ChannelParser:
+class ChannelParser(Divider):
     """Divides harmony's messages into reasoning, text and calls.
 
     The channel "analysis" is reasoning, and other channels are text. A message to one of the tools
@@ -40,50 +45,14 @@ class ChannelParser:
     reasoning. The header of a message that was cut there is left out.
     """
 
-    def __init__(self, form: AnswerFormat, key: str) -> None:
-        """The ids of calls derive from ``key``."""
-        self.calls: list[ToolCall] = []
-        self.num_unparsed = 0
-        """Messages to a recipient that were no calls."""
-        self._form = form
-        self._key = key
-        self._content = BorderedText()
-        self._reasoning = BorderedText()
-        self._buffer = ""
-        self._message = _Message(part=self._content)
-        self._state: Callable[[bool], bool] = self._between
-        self.add(form.begins_with)
-
-    @property
-    def content(self) -> str:
-        """The text so far, without reasoning and calls."""
-        return self._content.text
-
-    @property
-    def reasoning(self) -> str:
-        """The reasoning so far."""
-        return self._reasoning.text
+    _message: _Message
+    """The message that is read, once its header has been."""
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether the next piece belongs to the reasoning."""
         return self._state == self._body and self._message.part is self._reasoning
 
-    def add(self, text: str) -> None:
-        """Read the next piece of the answer."""
-        self._buffer += text
-        while self._state(False):
-            pass
-
-    def finish(self) -> None:
-        """Read the held-back text, because the answer has ended."""
-        while self._state(True):
-            pass
-        self._content.end()
-
-    # Each state reads from the buffer, and returns whether the next state may read on.
-
-    def _between(self, is_last: bool) -> bool:
+    def _begin(self, is_last: bool) -> bool:
         """Look for a header. A message without one is text."""
         found = self._buffer.lstrip()
         if found.startswith(_BEGINNINGS):
@@ -144,7 +113,7 @@ class ChannelParser:
             return False
         self._buffer = self._buffer.removeprefix(tag := end.group() if end else "")
         self._close(tag)
-        self._state = self._between
+        self._state = self._begin
         return True
 
     def _released(self, is_last: bool) -> int:

@@ -12,7 +12,7 @@ from mie.structured.descriptions import COMPACT, close
 from mie.structured.tools.channels import ChannelParser
 from mie.structured.tools.definitions import Tool, ToolCall, ToolChoice
 from mie.structured.tools.formats import AnswerFormat, CallFormat
-from mie.structured.tools.parser import AnswerParser, JsonEnd, new_call
+from mie.structured.tools.parser import AnswerParser, Divider, JsonEnd, new_call
 
 MOST_CALLS = 32
 """Calls that an answer may have. A small model may not know when to end."""
@@ -103,7 +103,7 @@ def _terms(text: str, form: CallFormat, special_id: Callable[[str], int | None])
             yield json.dumps(part, ensure_ascii=False)
 
 
-def new_parser(form: AnswerFormat, key: str) -> AnswerParser | ChannelParser | ForcedParser:
+def new_parser(form: AnswerFormat, key: str) -> Divider | ForcedParser:
     """Return a parser for one answer. The ids of its calls derive from ``key``."""
     if form.structured_outputs is not None:
         return ForcedParser(form, key)

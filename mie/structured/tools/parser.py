@@ -1,8 +1,11 @@
 """Read an answer that arrives in pieces. How it was cut into pieces changes nothing."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -16,25 +19,19 @@ _MARK = re.compile(r'["\\{}\[\]]')
 _IN_STRING = re.compile(r'["\\]')
 
 
-class AnswerParser:
-    """Divides an answer into reasoning, text and calls.
-
-    Text that may be the beginning of a tag is held back, and so is a call until it is whole. An
-    opening tag without a call stays text, and is counted.
-    """
+class Divider(ABC):
+    """Divides an answer into reasoning, text and calls, from state to state."""
 
     def __init__(self, form: AnswerFormat, key: str) -> None:
         """The ids of calls derive from ``key``."""
         self.calls: list[ToolCall] = []
         self.num_unparsed = 0
-        """Opening tags that no call followed."""
+        """Opening tags, or messages to a recipient, that were no calls."""
         self._form = form
         self._key = key
         self._content = BorderedText()
         self._reasoning = BorderedText()
         self._buffer = ""
-        self._held: HeldCall | None = None
-        self._is_first = True  # no text has come yet
         self._state: Callable[[bool], bool] = self._begin
         self.add(form.begins_with)
 
@@ -49,9 +46,9 @@ class AnswerParser:
         return self._reasoning.text
 
     @property
+    @abstractmethod
     def is_reasoning(self) -> bool:
         """Whether the next piece belongs to the reasoning."""
-        return self._state == self._think
 
     def add(self, text: str) -> None:
         """Read the next piece of the answer."""
@@ -65,7 +62,24 @@ class AnswerParser:
             pass
         self._content.end()
 
-    # Each state reads from the buffer, and returns whether the next state may read on.
+    @abstractmethod
+    def _begin(self, is_last: bool) -> bool:
+        """Read from the buffer, as each state does. Return whether the next may read on."""
+
+
+class AnswerParser(Divider):
+    """Divides an answer by its tags.
+
+    Text that may be the beginning of a tag is held back, and so is a call until it is whole. An
+    opening tag without a call stays text, and is counted.
+    """
+
+    _held: HeldCall | None = None
+    _is_first = True  # no text has come yet
+
+    @property
+    def is_reasoning(self) -> bool:
+        return self._state == self._think
 
     def _begin(self, is_last: bool) -> bool:
         """Look for reasoning, which is at the beginning of an answer or nowhere."""

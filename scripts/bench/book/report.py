@@ -19,7 +19,7 @@ from pathlib import Path
 from textwrap import fill
 from types import MappingProxyType
 
-from bench.book import batching, capacity, chunking, policies, prefix, pressure
+from bench.book import batching, capacity, chunking, policies, prefix, pressure, snapshots
 from bench.book.chapter import Chapter, Result, Scale
 
 CHAPTERS: Mapping[str, Chapter] = MappingProxyType(
@@ -27,6 +27,7 @@ CHAPTERS: Mapping[str, Chapter] = MappingProxyType(
         "capacity": capacity,
         "batching": batching,
         "prefix": prefix,
+        "snapshots": snapshots,
         "pressure": pressure,
         "chunking": chunking,
         "policies": policies,

@@ -2,7 +2,8 @@
 
 class Lane {
   number; index; name; requestId; n; numPrompt; born;
-  end = null; parts = []; marks = []; made = new Map(); forced = new Set(); computed = 0;
+  end = null; parts = []; marks = []; forced = new Set(); computed = 0;
+  start = 0; made = []; // the step that sampled each token, from the position `start` on
 
   constructor(name, born, { requestId = "", n = 1, numPrompt = null } = {}) {
     [this.number, this.index] = name.split(".").map(Number);
@@ -37,7 +38,12 @@ class Lane {
 
   /** Note the step that sampled the token at a position. */
   make(position, step) {
-    if (!this.made.has(position)) this.made.set(position, step);
+    if (!this.made.length) this.start = position;
+    this.made[position - this.start] ??= step;
+  }
+
+  madeAt(position) {
+    return this.made[position - this.start];
   }
 
   mark(kind, step, event) {

@@ -277,7 +277,7 @@ export class MemoryMap {
       isMoving ||= alpha < 1 || store.follows;
       if (effect.kind === "copy") {
         const [[ax, ay], [bx, by]] = [this.place(effect.source), this.place(effect.target)];
-        arrow(pen, ax + w / 2, ay + h / 2, bx + w / 2, by + h / 2, alpha);
+        arrow(pen, ax + w / 2, ay + 0.8 * h, bx + w / 2, by + 0.8 * h, alpha);
         continue;
       }
       const [x, y] = this.place(effect.block);

@@ -207,14 +207,14 @@ class ChoiceView {
     if (!lane) return {};
     const position = lane.numPrompt + index;
     const table = shown().seqs.get(lane.name)?.blocks ?? [];
-    return { step: lane.made.get(position), block: table[Math.floor(position / store.run.blockSize)], lane, position };
+    return { step: lane.madeAt(position), block: table[Math.floor(position / store.run.blockSize)], lane, position };
   }
 
   async pick(index) {
     const { step, lane, position } = index < 0 ? {} : this.place(index);
     if (!step) return;
     const slot = Math.floor(position / store.run.blockSize);
-    const written = lane.made.get(position + 1) ?? step;
+    const written = lane.madeAt(position + 1) ?? step;
     const at = lane.end !== null && lane.end <= written ? Math.max(step, written - 1) : written;
     change({ step: at, follows: false });
     const state = await store.run.exactly(at);
