@@ -126,7 +126,8 @@ def draw(frames: list[Frame]) -> str:
     spans: dict[tuple[float, float | None], list[str]] = {}
     for y in range(ROWS):
         begun, shown = 0.0, frames[0][1][y]
-        for now, rows in [*frames[1:], (total, [()] * ROWS)]:
+        blank: Frame = (total, [()] * ROWS)
+        for now, rows in [*frames[1:], blank]:
             if rows[y] != shown:
                 end = None if now == total else now
                 spans.setdefault((begun, end), []).extend(texts_of(y, shown))
