@@ -208,7 +208,8 @@ class Trainer:
         if args.compile:
             self.model.compile(dynamic=True)
         self.optimizers = make_optimizers(self.model, args.rate)
-        self.step, self.tokens_seen, self.seconds, self.saved = 0, 0, 0.0, 0.0
+        self.step, self.tokens_seen, self.saved = 0, 0, 0.0
+        self.begin, self.seconds = time.monotonic(), 0.0
         self.heldout = list(heldout_prompts(200, args.seed))
 
     @property
@@ -243,7 +244,7 @@ class Trainer:
             total += torch.tensor(done)
             if time.monotonic() - begin >= self.args.step_seconds:
                 break
-        clock = torch.tensor([self.seconds if rank() == 0 else 0.0])
+        clock = torch.tensor([time.monotonic() - self.begin if rank() == 0 else 0.0])
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         sum_over_workers([*gradients, total, clock])
         torch._foreach_div_(gradients, total[0].item())
@@ -291,7 +292,7 @@ class Trainer:
             size=self.args.batch_tokens // workers(),
             limit=self.config.max_position_embeddings,
         )
-        begin = time.monotonic()
+        self.begin = time.monotonic()
         reported, losses = 0.0, []
         stream = iter(batches)
         while self.progress < 1.0:
@@ -299,7 +300,6 @@ class Trainer:
             batches.progress = self.progress
             if rank() > 0:
                 continue
-            self.seconds = time.monotonic() - begin
             if self.seconds - reported >= 60 * self.args.report_every:
                 self.report(sum(losses) / len(losses))
                 reported, losses = self.seconds, []
