@@ -71,11 +71,12 @@ class Builder:
     def runtime(self) -> Path:
         """Return the shared library of the emulator itself."""
         sources = sorted(HERE.glob("*.cpp"))
-        path = self._path("runtime", [*sources, *sorted(HERE.glob("*.h"))], _RUNTIME)
+        path = self._path("runtime", [*sources, *sorted(HERE.glob("*.h"))], [*_RUNTIME, "soname"])
         if not is_private_file(path):
             # In one unit, to read the headers once.
             unit = "".join(f'#include "{source}"\n' for source in sources)
-            self._compile(path, unit, _RUNTIME, ["-lrt", "-ldl"])
+            # A kernel's library names it without the folder, which may be another one later.
+            self._compile(path, unit, _RUNTIME, ["-lrt", "-ldl", f"-Wl,-soname,{path.name}"])
         return path
 
     def kernels(
