@@ -29,7 +29,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # changed. `make test-all` tries more examples, at random.
 # How long an example takes to draw says only how busy the machine is.
 UNHURRIED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("default", derandomize=True, **UNHURRIED)
+settings.register_profile("default", derandomize=True, max_examples=60, **UNHURRIED)
 settings.register_profile("far", max_examples=3000, **UNHURRIED)
 settings.load_profile(os.environ.get("MIE_HYPOTHESIS", "default"))
 if hasattr(providers, "_get_local_constants"):

@@ -34,7 +34,7 @@ PROGRAMS = {"mie", "python", ".venv/bin/python", "pip", "make", "curl", "git", "
 NOT_RUN = {
     r"^pip install|^npm |^docker |^sudo ": "needs the network, or a privilege",
     r"Qwen/": "fetches a model",
-    r"\./Qwen3|\.gguf|\./4bit|--model MODEL": "needs a model that is not here",
+    r"[/\"]Qwen3-|\.gguf|\./4bit|--model MODEL|--models-dir": "needs a model that is not here",
     r"--backend cupy\b(?!-)|--b cupy\b|gpu_check|benchmark\.py gpu": "needs a GPU",
     r"^mie .*--replicas \d+( --r|$)|^vllm-router|^import mie\.ray": "needs Ray",
     r"--base-url|measured\.json": "needs a server of a model with a long context",

@@ -171,7 +171,7 @@ def test_splits_have_more_tiles_than_there_are_splits():
 
 
 @needs_compiler
-@pytest.mark.parametrize("window", [None, 700])
+@pytest.mark.parametrize("window", [pytest.param(None, marks=pytest.mark.slow), 700])
 def test_every_launched_block_of_a_chunk_writes(window: int | None):
     launcher = EmulatedLauncher(check=True, count=True)
     backend = make_backend(launcher, "float16", chip=replace(H200, num_multiprocessors=8))

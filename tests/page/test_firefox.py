@@ -20,6 +20,8 @@ from test_page_in_browser import (  # noqa: F401  # tests and fixtures, for the 
     url,
 )
 
+pytestmark = pytest.mark.slow  # Chromium runs these tests in `make test`
+
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:

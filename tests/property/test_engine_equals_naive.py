@@ -23,7 +23,7 @@ from mie.load.engine import load_engine
 from mie.model.layout import grouped
 
 VOCAB, EOS = 40, 3
-NUM_SCENARIOS = 100
+NUM_SCENARIOS = 60
 
 seen: Counter[str] = Counter()
 

@@ -88,18 +88,23 @@ async def test_a_busy_model_stays_until_its_requests_end_and_new_ones_wait(folde
         assert served.loader.names == [a, b, a]
 
 
+def engine_threads():
+    """Return the threads of all engines, of which earlier tests may have some too."""
+    return {each for each in threading.enumerate() if each.name == "mie-engine"}
+
+
 async def test_an_unloaded_model_leaves_no_thread_and_no_object(folder):
+    before = engine_threads()
     async with serving(folder) as served:
-        before = threading.active_count()
         await served.ask(NAMES[0])
         [engine] = served.loader.engines
         parts = [weakref.ref(each) for each in (engine()._llm.engine, engine()._loop)]
-        assert threading.active_count() > before
+        assert engine_threads() > before
         answer = await served.client.post("/models/unload", json={"model": NAMES[0]})
         assert answer.json() == {"success": True}
         await served.until(lambda: engine() is None)
         assert [each() for each in parts] == [None, None]
-        assert not [each for each in threading.enumerate() if each.name == "mie-engine"]
+        assert engine_threads() == before
         assert (await served.states())[NAMES[0]] == "unloaded"
 
 
@@ -288,6 +293,7 @@ async def test_keys_and_the_admins_routes(folder):
 
 
 async def test_a_drain_lets_requests_of_all_models_end_and_ends_all_engines(folder, expected):
+    before = engine_threads()
     a, b, c = NAMES[:3]
     async with serving(folder) as served:
         await asyncio.gather(served.ask(a), served.ask(b))
@@ -304,7 +310,7 @@ async def test_a_drain_lets_requests_of_all_models_end_and_ends_all_engines(fold
             stream.release()
             assert [each async for each in stream.events][-1] == "[DONE]"
         assert await served.running.task == 0
-    assert not [each for each in threading.enumerate() if each.name == "mie-engine"]
+    assert engine_threads() == before
 
 
 async def test_the_end_refuses_what_still_waits_for_a_model(folder):
