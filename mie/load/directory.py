@@ -111,7 +111,7 @@ class ModelsDirectory:
         return found
 
     def describe(self, path: Path) -> ModelFiles:
-        """Return what the files of a model tell.
+        """Return the facts in the files of a model.
 
         Raises:
             ModelError: it cannot be used.

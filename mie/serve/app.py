@@ -182,7 +182,7 @@ class EngineEdge(Edge):
         self.engine = engine
 
     async def start(self) -> Serving:
-        """Read what the routes need from the engine."""
+        """Read the facts that the routes need from the engine."""
         self.serving = await Serving.of(self.engine, self.config, self.queue_limit)
         return self.serving
 

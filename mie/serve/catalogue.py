@@ -28,7 +28,7 @@ class Directory(Protocol):
         """Return the models by name."""
 
     def describe(self, path: Path) -> ModelFiles:
-        """Return what the files of a model tell."""
+        """Return the facts in the files of a model."""
 
     def plan(self, path: Path) -> PlannedModel:
         """Return the memory that a model takes."""
@@ -143,7 +143,7 @@ class Catalogue:
         raise invalid(f"model is missing; this server has {', '.join(self._models)}", "model")
 
     async def describe(self, model: Model) -> ModelFiles | None:
-        """Return what the files of a model tell, or None if it cannot be used."""
+        """Return the facts in the files of a model, or None if it cannot be used."""
 
         def read() -> ModelFiles | None:
             changed = tuple(map(_changed, (model.path, model.path / "config.json")))

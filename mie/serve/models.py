@@ -1,7 +1,7 @@
 """Several models behind one server: loaded on demand within a budget, and unloaded in turn.
 
-Everything runs in the event loop but what reads files or waits for an engine. Models are loaded and
-unloaded by one task, one after the other, in the order in which requests asked for them.
+Everything runs in the event loop, except work that reads files or waits for an engine. One task
+loads and unloads models, one after the other, in the order in which requests asked for them.
 """
 
 import asyncio

@@ -82,7 +82,7 @@ def entry(name: str, facts: ModelFacts | ModelFiles, digest: str, created: int) 
 
 
 def state_of(facts: ModelFacts, expires_at: str | None) -> dict[str, Any]:
-    """Return what the list of loaded models has besides."""
+    """Return the fields that only the list of loaded models has."""
     size = facts.weights_bytes + facts.kv_bytes
     return {
         "size": size,
@@ -95,7 +95,7 @@ def state_of(facts: ModelFacts, expires_at: str | None) -> dict[str, Any]:
 def description(
     name: str, facts: ModelFacts | ModelFiles, created: int, template: str
 ) -> dict[str, Any]:
-    """Return what a model's files tell of it."""
+    """Return the details in the files of a model."""
     family = _family(facts)
     return {
         "parameters": "",
