@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -153,6 +154,7 @@ class AsyncLLM:
         *,
         priority: int = 0,
         client: str | None = None,
+        cache_salt: str | None = None,
         caller: str | None = None,
     ) -> PreparedRequest:
         """Check and tokenize a request in a worker thread, for `add`.
@@ -168,7 +170,14 @@ class AsyncLLM:
         self._loop.check_alive()
         preparer = self._llm.llm_engine.preparer
         prepared = await call_in_thread(
-            preparer.prepare, prompt, sampling_params, None, request_id, priority, client
+            preparer.prepare,
+            prompt,
+            sampling_params,
+            None,
+            request_id,
+            priority,
+            client,
+            cache_salt,
         )
         with naming_tools(prepared.answer):
             compiling = preparer.submit(prepared, caller)
@@ -180,7 +189,7 @@ class AsyncLLM:
     async def add(
         self,
         prepared: Sequence[PreparedRequest],
-        check: Callable[[QueueState], object] = lambda queue: None,
+        check: Callable[[QueueState], object] | None = None,
     ) -> OutputStream:
         """Queue one client's requests, all or none, and return the stream of their outputs.
 
@@ -192,14 +201,10 @@ class AsyncLLM:
             EngineDeadError: the engine cannot go on.
         """
         stream = OutputStream(self._loop, prepared)
-        loop = self._loop
-
-        def add_if_allowed() -> None:
-            check(loop.engine.queue(prepared[0].client))
-            loop.processor.add_all(prepared, stream)
-
         try:
-            await loop.call_async(add_if_allowed)
+            await self._loop.call_async(
+                partial(self._loop.processor.add_all, prepared, stream, check)
+            )
         except BaseException:
             stream.close()
             raise
@@ -208,6 +213,16 @@ class AsyncLLM:
     def queue(self, client: str | None = None) -> QueueState:
         """Return a client's queue; under other policies than fair, that of all clients."""
         return self._loop.engine.queue(client)
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text, which a worker thread encodes.
+
+        Raises:
+            RequestError: there is no tokenizer.
+            PromptTooLongError: the text is longer than a prompt may be.
+        """
+        encode = self._llm.llm_engine.preparer.encode
+        return await call_in_thread(encode, text, add_special_tokens=add_special_tokens)
 
     async def chat_prompt(self, messages: Sequence[Message], **options: Any) -> dict[str, Any]:
         """Render a conversation as a prompt in a worker thread; see `LLM.chat_prompt`."""

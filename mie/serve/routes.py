@@ -84,9 +84,9 @@ async def cancel(request: Request, servings: Sequence[Serving]) -> Response:
     """
     response_id = request.path_params["id"]
     for serving in servings:
-        generation = serving.running.get(response_id)
-        if generation is not None and generation.client == request.scope.get("mie.client"):
-            await serving.engine.abort([str(each.request_id) for each in generation.prepared])
+        client, request_ids = serving.running.get(response_id, (None, []))
+        if request_ids and client == request.scope.get("mie.client"):
+            await serving.engine.abort(request_ids)
             return json_response({"id": response_id, "cancelled": True})
     raise ApiError(
         404,
