@@ -194,7 +194,7 @@ def routes(
         methods = [operation.method.upper() for operation in group]
         path = "/v1/models/{id:path}" if path == "/v1/models/{id}" else path
         names = {path, path.removeprefix("/v1")} if path in UNPREFIXED else {path}
-        endpoint = others.get(group[0].path, group[0].handler)
+        endpoint = others.get(group[0].path, group[0].endpoint)
         found += [Route(each, endpoint, methods=methods) for each in sorted(names)]
     methods = ["GET", "POST", "DELETE"]
     for why, paths in NOT_SUPPORTED.items():

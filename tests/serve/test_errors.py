@@ -220,7 +220,7 @@ def broken(*args, **options):
 @pytest.mark.parametrize(
     ("where", "has_id"),
     [
-        ("mie.serve.openai.completions.read", True),
+        ("mie.serve.openai.completions.set_params", True),
         ("mie.serve.asgi._read_body", True),
         ("mie.serve.health.route_of", True),
         ("mie.serve.access_log.facts_of", False),

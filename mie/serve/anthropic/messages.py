@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator
 from types import MappingProxyType
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from mie.config.params.structured import StructuredOutputsParams
@@ -20,15 +19,13 @@ from mie.serve.anthropic.protocol import (
     ToolUseBlock,
 )
 from mie.serve.asgi import json_string
-from mie.serve.body import read
 from mie.serve.errors import ApiError, anthropic_body, exclusive
 from mie.serve.serving import Asked, Serving
 from mie.serve.writer import Choice, Part, PartEvent, PartsWriter, json_response
 
 
-async def messages(request: Request) -> Response:
+async def messages(asked: Asked[MessagesRequest]) -> Response:
     """Answer a conversation in Anthropic's shape."""
-    asked = await read(request, MessagesRequest)
     body = asked.body
     form = None if body.output_config is None else body.output_config.format
     structure = None if form is None else StructuredOutputsParams(json=form.schema_)
@@ -50,9 +47,8 @@ async def messages(request: Request) -> Response:
     return await MessageWriter(asked).respond([prompt])
 
 
-async def count_tokens(request: Request) -> Response:
+async def count_tokens(asked: Asked[CountTokensRequest]) -> Response:
     """Count the tokens that a conversation has as a prompt."""
-    asked = await read(request, CountTokensRequest)
     prompt = await _prompt(asked.body, asked.serving)
     return json_response({"input_tokens": len(prompt["prompt_token_ids"])}, asked.headers)
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import shown
 from mie.frontend.outputs import RequestOutput
-from mie.serve.body import AtMost, Items, read, refused, with_fields_of
+from mie.serve.body import AtMost, Items, refused, with_fields_of
 from mie.serve.errors import ApiError, body_of, invalid, refuse_unfinished
 from mie.serve.llama.options import LlamaOptions, NumPredict, num_new, sampling
 from mie.serve.openai.formats import Schema
@@ -58,9 +58,8 @@ class CompletionBody(LlamaOptions, Queued):
     """The keys that the answer has, if any are given; "a/b" is a key of an object."""
 
 
-async def completion(request: Request) -> Response:
+async def completion(asked: Asked[CompletionBody]) -> Response:
     """Complete a prompt, or several, in llama.cpp's shape."""
-    asked = await read(request, CompletionBody)
     body, serving = asked.body, asked.serving
     most = serving.facts.max_model_len
     if body.response_fields and body.stream:

@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from mie.config.params.structured import StructuredOutputsParams
 from mie.serve.asgi import NDJSON
-from mie.serve.body import read
 from mie.serve.errors import ApiError, exclusive, invalid, ollama_body, unsupported
 from mie.serve.llama.options import num_new, sampling
 from mie.serve.ollama.protocol import Answered, ChatRequest, GenerateRequest, Options, Turn
@@ -22,9 +20,8 @@ _SWITCHES = ("enable_thinking", "thinking")
 """The variables with which chat templates turn reasoning on and off."""
 
 
-async def chat(request: Request) -> Response:
+async def chat(asked: Asked[ChatRequest]) -> Response:
     """Answer a conversation in Ollama's shape."""
-    asked = await read(request, ChatRequest)
     body = asked.body
     if not body.messages:
         return _loaded(asked, ChatLines)
@@ -38,9 +35,8 @@ async def chat(request: Request) -> Response:
     return await _answer(asked, prompt, ChatLines)
 
 
-async def generate(request: Request) -> Response:
+async def generate(asked: Asked[GenerateRequest]) -> Response:
     """Complete a prompt in Ollama's shape."""
-    asked = await read(request, GenerateRequest)
     body = asked.body
     if not body.prompt:
         return _loaded(asked, GenerateLines)

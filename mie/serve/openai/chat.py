@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from mie.frontend.outputs import CompletionOutput, LogprobRow
 from mie.serve.asgi import json_string
-from mie.serve.body import Body, read
+from mie.serve.body import Body
 from mie.serve.errors import invalid, unsupported
 from mie.serve.openai.chunks import ChunkWriter, set_params
 from mie.serve.openai.protocol import ChatCompletionRequest, TemplateFields
@@ -19,9 +18,8 @@ from mie.serve.writer import Choice
 from mie.structured.tools.parser import JsonEnd
 
 
-async def chat_completions(request: Request) -> Response:
+async def chat_completions(asked: Asked[ChatCompletionRequest]) -> Response:
     """Answer a conversation."""
-    asked = await read(request, ChatCompletionRequest)
     body = asked.body
     max_tokens = body.max_completion_tokens
     if max_tokens is None:

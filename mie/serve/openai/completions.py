@@ -4,21 +4,18 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from mie.frontend.outputs import LogprobRow, RequestOutput
 from mie.serve.asgi import json_string
-from mie.serve.body import read
 from mie.serve.openai.chunks import ChunkWriter, set_params
 from mie.serve.openai.protocol import CompletionRequest
 from mie.serve.serving import Asked, Serving
 from mie.serve.writer import Choice
 
 
-async def completions(request: Request) -> Response:
+async def completions(asked: Asked[CompletionRequest]) -> Response:
     """Complete one prompt or several."""
-    asked = await read(request, CompletionRequest)
     body = asked.body
     wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
     counts = [each for each in wanted if each is not None]

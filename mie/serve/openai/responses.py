@@ -6,12 +6,10 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from mie.config.params.structured import StructuredOutputsParams
 from mie.frontend.outputs import RequestOutput
-from mie.serve.body import read
 from mie.serve.errors import ApiError, exclusive, invalid
 from mie.serve.openai.chunks import schema_of
 from mie.serve.openai.formats import JsonObjectFormat
@@ -28,9 +26,8 @@ from mie.serve.serving import Asked
 from mie.serve.writer import Choice, Part, PartEvent, PartsWriter, status_of
 
 
-async def responses(request: Request) -> Response:
+async def responses(asked: Asked[ResponsesRequest]) -> Response:
     """Answer a conversation in the shape of OpenAI's Responses API."""
-    asked = await read(request, ResponsesRequest)
     body, serving = asked.body, asked.serving
     structure = _structure_of(body)
     if structure is not None and body.tools and body.tool_choice != "none":

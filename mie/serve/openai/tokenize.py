@@ -9,11 +9,11 @@ from typing import Annotated, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mie.serve.body import ABSENT, OFF, SOME, TEXT, AtMost, Items, Unsupported, all_of, any_of, read
+from mie.serve.body import ABSENT, OFF, SOME, TEXT, AtMost, Items, Unsupported, all_of, any_of
 from mie.serve.errors import invalid, unsupported
 from mie.serve.openai.chat import chat_prompt
 from mie.serve.openai.protocol import Messages, OtherFields, TemplateFields, TokenId
-from mie.serve.serving import Serving
+from mie.serve.serving import Asked, Serving
 from mie.serve.writer import json_response
 from mie.system.threads import call_in_thread
 from mie.text.token_bytes import TokenBytes
@@ -61,9 +61,8 @@ class DetokenizeRequest(OtherFields):
     tokens: Annotated[Items[TokenId], AtMost("prompt")]
 
 
-async def tokenize(request: Request) -> Response:
+async def tokenize(asked: Asked[TokenizeRequest]) -> Response:
     """Return the tokens of a text or of a conversation."""
-    asked = await read(request, TokenizeRequest)
     body, serving = asked.body, asked.serving
     tokenizer = serving.required_tokenizer()
     tokens = await _tokens(body, serving)
@@ -79,9 +78,8 @@ async def tokenize(request: Request) -> Response:
     return json_response(answer, asked.headers)
 
 
-async def detokenize(request: Request) -> Response:
+async def detokenize(asked: Asked[DetokenizeRequest]) -> Response:
     """Return the text of tokens, special ones included."""
-    asked = await read(request, DetokenizeRequest)
     body, serving = asked.body, asked.serving
     tokenizer, vocab_size = serving.required_tokenizer(), serving.facts.vocab_size
     highest = max(body.tokens, default=0)
@@ -111,9 +109,8 @@ async def tokenizer_info(request: Request) -> Response:
     )
 
 
-async def apply_template(request: Request) -> Response:
+async def apply_template(asked: Asked[TemplateRequest]) -> Response:
     """Return a conversation as the prompt that the model gets."""
-    asked = await read(request, TemplateRequest)
     prompt = await chat_prompt(asked.body, asked.serving)
     return json_response({"prompt": prompt["prompt"]}, asked.headers)
 
