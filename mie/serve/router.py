@@ -322,7 +322,7 @@ def create_router(edge: ModelsEdge) -> Starlette:
         edge.shell.close()
 
     dispatch, own = Dispatch(edge), {*_OWN, *_SAME}
-    others = {each.path: dispatch for each in OPERATIONS if each.path not in own} | _OWN
+    others = {**dict.fromkeys({each.path for each in OPERATIONS} - own, dispatch), **_OWN}
     page = []
     if edge.config.page:
         data = ("config", "events", "history", "state", "text", "why")

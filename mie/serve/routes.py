@@ -84,9 +84,9 @@ async def cancel(request: Request, servings: Sequence[Serving]) -> Response:
     """
     response_id = request.path_params["id"]
     for serving in servings:
-        client, request_ids = serving.running.get(response_id, (None, []))
-        if request_ids and client == request.scope.get("mie.client"):
-            await serving.engine.abort(request_ids)
+        writer = serving.running.get(response_id)
+        if writer and writer.asked.scope.get("mie.client") == request.scope.get("mie.client"):
+            await serving.engine.abort([str(each.request_id) for each in writer.prepared])
             return json_response({"id": response_id, "cancelled": True})
     raise ApiError(
         404,

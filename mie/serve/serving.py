@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from starlette.types import Scope
 
@@ -24,6 +24,9 @@ from mie.serve.limits import QueueLimit
 from mie.text.messages import Message
 from mie.text.pretrained import PretrainedTokenizer
 from mie.version import __version__
+
+if TYPE_CHECKING:
+    from mie.serve.writer import Writer
 
 logger = logging.getLogger(__name__)
 
@@ -104,8 +107,8 @@ class Serving:
         """Sampling parameters that the model's files, or the command line, recommend."""
         self._reports: set[str] = set()
         self.pace = Pace(config.max_chunks_per_second)
-        self.running: dict[str, tuple[str | None, list[str]]] = {}
-        """The client and the request ids of each answer that is generated, by the answer's id."""
+        self.running: dict[str, Writer] = {}
+        """The answers that are being generated, by their ids."""
 
     @property
     def has_chat_template(self) -> bool:
@@ -186,9 +189,9 @@ class Serving:
 
     def priority_of(self, priority: int | None) -> int:
         """Return a client's priority. The engine refuses one that its policy does not read."""
-        if priority is None or self.engine.engine_config.scheduling_policy != "priority":
+        if self.engine.engine_config.scheduling_policy != "priority":
             return priority or 0
-        return max(priority, self.config.highest_priority)
+        return max(priority or 0, self.config.highest_priority)
 
 
 def without_paths(message: str, directories: Iterable[Path]) -> str:

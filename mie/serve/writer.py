@@ -228,8 +228,7 @@ class Writer(ABC):
                 for place, prompt in enumerate(prompts)
             ]
             self._stream = await engine.add(self.prepared, partial(limit.check, self.prepared))
-        ids = [str(each.request_id) for each in self.prepared]
-        serving.running[self.response_id] = scope.get("mie.client"), ids
+        serving.running[self.response_id] = self
         if serving.config.log_prompts:
             texts = [each.prompt or each.token_ids for each in self.prepared]
             facts_of(scope)["prompts"] = json.dumps(texts, ensure_ascii=True)
