@@ -152,14 +152,13 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
-        priority: int = 0,
-        client: str | None = None,
-        cache_salt: str | None = None,
         caller: str | None = None,
+        **labels: Any,
     ) -> PreparedRequest:
         """Check and tokenize a request in a worker thread, for `add`.
 
-        Constraints are compiled for one ``caller`` after the other. Cancelling the task ends it.
+        ``labels`` are the ``priority``, ``client`` and ``cache_salt``. Constraints are compiled for
+        one ``caller`` after the other. Cancelling the task ends it.
 
         Raises:
             ConfigError: a parameter is not allowed.
@@ -170,14 +169,7 @@ class AsyncLLM:
         self._loop.check_alive()
         preparer = self._llm.llm_engine.preparer
         prepared = await call_in_thread(
-            preparer.prepare,
-            prompt,
-            sampling_params,
-            None,
-            request_id,
-            priority,
-            client,
-            cache_salt,
+            preparer.prepare, prompt, sampling_params, request_id=request_id, **labels
         )
         with naming_tools(prepared.answer):
             compiling = preparer.submit(prepared, caller)
@@ -201,10 +193,9 @@ class AsyncLLM:
             EngineDeadError: the engine cannot go on.
         """
         stream = OutputStream(self._loop, prepared)
+        add = partial(self._loop.processor.add_all, prepared, stream, check)
         try:
-            await self._loop.call_async(
-                partial(self._loop.processor.add_all, prepared, stream, check)
-            )
+            await self._loop.call_async(add)
         except BaseException:
             stream.close()
             raise
@@ -215,12 +206,7 @@ class AsyncLLM:
         return self._loop.engine.queue(client)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text, which a worker thread encodes.
-
-        Raises:
-            RequestError: there is no tokenizer.
-            PromptTooLongError: the text is longer than a prompt may be.
-        """
+        """Return a text's token ids, or raise `RequestError`: no tokenizer, or too long a text."""
         encode = self._llm.llm_engine.preparer.encode
         return await call_in_thread(encode, text, add_special_tokens=add_special_tokens)
 

@@ -20,8 +20,9 @@ from mie.serve.anthropic.protocol import (
 )
 from mie.serve.asgi import json_string
 from mie.serve.errors import ApiError, anthropic_body, exclusive
+from mie.serve.parts import Part, PartEvent
 from mie.serve.serving import Asked, Serving
-from mie.serve.writer import Choice, Part, PartEvent, PartsWriter, json_response
+from mie.serve.writer import Choice, PartsWriter, json_response
 
 
 async def messages(asked: Asked[MessagesRequest]) -> Response:

@@ -13,8 +13,9 @@ from mie.serve.asgi import NDJSON
 from mie.serve.errors import ApiError, exclusive, invalid, ollama_body, unsupported
 from mie.serve.llama.options import num_new, sampling
 from mie.serve.ollama.protocol import Answered, ChatRequest, GenerateRequest, Options, Turn
+from mie.serve.parts import Part, PartEvent
 from mie.serve.serving import Asked
-from mie.serve.writer import Choice, Part, PartEvent, PartsWriter, json_response
+from mie.serve.writer import Choice, PartsWriter, json_response
 
 _SWITCHES = ("enable_thinking", "thinking")
 """The variables with which chat templates turn reasoning on and off."""

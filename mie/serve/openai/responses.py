@@ -22,8 +22,9 @@ from mie.serve.openai.responses_protocol import (
     ReasoningItem,
     ResponsesRequest,
 )
+from mie.serve.parts import Part, PartEvent
 from mie.serve.serving import Asked
-from mie.serve.writer import Choice, Part, PartEvent, PartsWriter, status_of
+from mie.serve.writer import Choice, PartsWriter, status_of
 
 
 async def responses(asked: Asked[ResponsesRequest]) -> Response:
