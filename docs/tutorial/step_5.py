@@ -75,7 +75,7 @@ if __name__ == "__main__":
     seqs = [
         Sequence("A", encode("Once there was a fox named Ruby"), 9),
         Sequence("B", encode("One day a small owl"), 9),
-        Sequence("C", encode("Every night the old clock"), 9),
+        Sequence("C", encode("High above the clouds the"), 9),
     ]
     for seq in seqs:
         engine.add(seq)
