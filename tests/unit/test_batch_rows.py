@@ -22,8 +22,8 @@ SETTINGS: dict[str, Any] = {
 }
 PARAMS = {"max_tokens": 4}
 ROWS = [
-    {"id": "a", "prompt": "Once", "sampling_params": PARAMS},
-    {"id": "b", "prompt": "Once", "sampling_params": json.dumps(PARAMS)},
+    {"id": "a", "prompt": "The", "sampling_params": PARAMS},
+    {"id": "b", "prompt": "The", "sampling_params": json.dumps(PARAMS)},
     {"id": "c", "messages": [{"role": "user", "content": "Hi", "name": None}], "prompt": None},
     {"id": "d", "prompt_token_ids": [5, 6], "sampling_params": {**PARAMS, "n": 2, "seed": None}},
 ]
