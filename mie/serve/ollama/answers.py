@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from mie.config.params.structured import StructuredOutputsParams
 from mie.serve.asgi import NDJSON
-from mie.serve.errors import ApiError, exclusive, invalid, ollama_body, unsupported
+from mie.serve.errors import ApiError, invalid, ollama_body, unsupported
 from mie.serve.llama.options import num_new, sampling
 from mie.serve.ollama.protocol import Answered, ChatRequest, GenerateRequest, Options, Turn
 from mie.serve.parts import Part, PartEvent
@@ -31,8 +31,6 @@ async def chat(asked: Asked[ChatRequest]) -> Response:
         [_message(turn) for turn in body.messages],
         tools=[tool.given for tool in body.tools or ()] or None,
     )
-    if body.tools and body.format:
-        raise exclusive("format")
     return await _answer(asked, prompt, ChatLines)
 
 
