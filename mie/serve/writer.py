@@ -251,7 +251,7 @@ class Writer(ABC):
             )
         num_prompt, num_new = len(prepared.token_ids), prepared.params.max_tokens or 0
         most = serving.facts.max_model_len
-        if asked.is_max_tokens_given and num_prompt + num_new > most:
+        if asked.must_fit and num_prompt + num_new > most:
             raise too_long(num_prompt, num_new, most)
         return prepared
 
