@@ -244,18 +244,18 @@ def json_object(data: bytes) -> dict[str, Any]:
     return values
 
 
-def parse(data: bytes, cls: type[B]) -> B:
-    """Return the body of a request, checked. It has no limits of a server's.
+def parse(data: bytes, cls: type[B], serving: Serving | None = None) -> B:
+    """Return the body of a request, checked. Without a server there are no limits of its own.
 
     Raises:
-        ApiError: it is not a JSON object, or a field is missing, wrong or not supported.
+        ApiError: it is not a JSON object, there is no such model, or a field is missing, wrong or
+            not supported.
     """
-    return _validated(json_object(data), cls, None)
-
-
-def _validated(values: dict[str, Any], cls: type[B], limits: dict[str, Any] | None) -> B:
+    values = json_object(data)
+    if serving is not None and isinstance(values.get("model"), str):
+        serving.check_model(values["model"])  # the dialects of other models may differ
     try:
-        return cls.model_validate(values, context=limits)
+        return cls.model_validate(values, context=serving and limits_of(serving))
     except ValidationError as error:
         raise _validation_error(error, values) from error
 
@@ -264,13 +264,11 @@ async def read(request: Request, cls: type[B]) -> Asked[B]:
     """Return a request with its body, checked.
 
     Raises:
-        ApiError: there is no such model, or the body is wrong; see `parse`.
+        ApiError: the body is wrong; see `parse`.
     """
     serving: Serving = request.app.state.serving
-    values = json_object(await request.body())
-    name = values.get("model")  # checked first, because the dialects of other models may differ
-    model = serving.check_model(name if isinstance(name, str) else None)
-    body = _validated(values, cls, limits_of(serving))
+    body = parse(await request.body(), cls, serving)
+    model = serving.check_model(getattr(body, "model", None))
     headers = _report(body, serving, route_of(request.scope))
     scope = request.scope
     return Asked(body=body, model=model, headers=headers, serving=serving, scope=scope)
