@@ -47,7 +47,7 @@ _TYPES = (
     *("Q4_K", "Q5_K", "Q6_K", "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S"),
     *("IQ2_S", "IQ4_XS", "I8", "I16", "I32", "I64", "F64", "IQ1_M", "BF16", "Q4_0_4_4", "Q4_0_4_8"),
     *("Q4_0_8_8", "TQ1_0", "TQ2_0", "IQ4_NL_4_4", "IQ4_NL_4_8", "IQ4_NL_8_8", "MXFP4", "NVFP4"),
-    *("Q1_0"),
+    "Q1_0",
 )
 """All types of tensors by their numbers."""
 _SCALARS = {**dict(enumerate("BbHhIif?")), **dict(enumerate("Qqd", 10))}
