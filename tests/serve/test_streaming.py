@@ -121,7 +121,7 @@ async def test_a_slow_reader_gets_merged_chunks(stepped):
         answer = json.loads(b"".join(await whole.rest()))
     text_chunks = [e for e in events_of([first, *rest]) if e.startswith(b"data: {")]
     assert len(text_chunks) <= 4  # the answer has 40 tokens
-    assert events_of(rest)[-1] == b"data: [DONE]"
+    assert events_of([first, *rest])[-1] == b"data: [DONE]"
     assert text_of([first, *rest]) == answer["choices"][0]["text"]
 
 
