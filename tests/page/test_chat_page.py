@@ -1,6 +1,7 @@
 """The chat in a browser: conversations, the engine's numbers beside them, and hostile markdown."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,10 @@ def test_a_link_waits_for_a_request_that_the_page_does_not_know_yet(
         view.until("document.getElementById('notice').textContent.includes('No log has')")
 
 
-def test_keys_edit_and_stop(browser: Any, url: str) -> None:
+def test_keys_edit_and_stop(browser: Any, url: str, engine: AsyncLLM) -> None:
+    def slow_down(_: object) -> None:
+        time.sleep(0.02)  # so that the answer cannot end before the key stops it
+
     with opened(browser, f"{url}/chat", viewport={"width": 360, "height": 700}) as shown:
         shown.until("window.mie?.page.model")
         settings(shown, max_tokens="6")
@@ -156,11 +160,13 @@ def test_keys_edit_and_stop(browser: Any, url: str) -> None:
         assert shown.js("mie.page.talk.branch().map(({content}) => content)[0]") == "two"
         assert shown.js("mie.page.talk.messages.length") == 4
         settings(shown, max_tokens="300")
-        shown.page.get_by_label("Message", exact=True).fill("Tell me a very long story.")
+        engine._loop.engine.observers.append(slow_down)
+        shown.page.get_by_label("Message", exact=True).fill("Tell me a story.")
         shown.page.keyboard.press("Enter")
         shown.until("mie.page.stop && mie.page.talk.branch().at(-1).content")
         shown.page.keyboard.press("Escape")
         shown.until("!mie.page.stop")
+        engine._loop.engine.observers.remove(slow_down)
         assert last(shown)["reason"] == "stopped"
         assert last(shown)["content"]
         assert shown.js("document.documentElement.scrollWidth") <= 360

@@ -18,7 +18,7 @@ import httpx2
 import pytest
 from browser import Shown, cells, chromium, opened
 from firefox import firefox
-from test_page_server import serving
+from test_page_server import pool, serving
 
 from mie.events import read_log
 from mie.events.page.cells import NodeText, key_record
@@ -65,9 +65,9 @@ def busy(url: str, seed: int) -> Iterator[None]:
             with suppress(httpx2.HTTPError):  # the server is killed in the midst of answers
                 httpx2.post(f"{url}v1/completions", json=body, timeout=60)
 
-    with ThreadPoolExecutor(8) as pool:
+    with ThreadPoolExecutor(8) as threads:
         for number in range(8):
-            pool.submit(ask, number)
+            threads.submit(ask, number)
         try:
             yield
         finally:
@@ -95,9 +95,9 @@ def test_no_cell_is_false_over_a_long_run_with_restarts(browser: Any, tmp_path: 
         pages: list[Shown] = []
         port = 0
         for number, num_blocks in enumerate(POOLS):
-            options = ("--num-blocks", str(num_blocks), "--block-size", "8", "--max-num-seqs", "6")
-            logged = ("--event-log-steps", "500", "--trace", str(tmp_path / f"{number}.jsonl"))
-            with serving(port, *options, *logged) as (server, port):
+            trace = str(tmp_path / f"{number}.jsonl")
+            options = ("--backend", "numpy", "--max-num-seqs", "6", "--event-log-steps", "500")
+            with serving(port, *pool(num_blocks), *options, "--trace", trace) as (server, port):
                 url = f"http://127.0.0.1:{port}/"
                 with busy(url, number):
                     # One tab more opens at each server, in the middle of its run.

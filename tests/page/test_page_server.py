@@ -4,6 +4,7 @@ import contextlib
 import re
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,10 +21,12 @@ def serving(port: int, *options: str) -> Iterator[tuple[subprocess.Popen[bytes],
     try:
         lines = (line.decode() for line in server.stderr)
         found = next(filter(None, (re.search(r"listening on http://\S+:(\d+)", x) for x in lines)))
+        # A server waits for ever when nobody reads its log and the pipe is full.
+        threading.Thread(target=server.stderr.read).start()
         yield server, int(found[1])
     finally:
         server.kill()
-        server.communicate()
+        server.wait()
 
 
 def pool(num_blocks: int) -> tuple[str, ...]:
