@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +30,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # changed. `make test-all` tries more examples, at random.
 # How long an example takes to draw says only how busy the machine is.
 UNHURRIED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("default", derandomize=True, max_examples=60, **UNHURRIED)
+settings.register_profile("default", derandomize=True, max_examples=40, **UNHURRIED)
 settings.register_profile("far", max_examples=3000, **UNHURRIED)
 settings.load_profile(os.environ.get("MIE_HYPOTHESIS", "default"))
 if hasattr(providers, "_get_local_constants"):
@@ -48,22 +49,24 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let `make test` build few kernels, and `make test-all` one for every case.
+    """Let `make test` build few kernels and run few cases of tests marked so.
 
     It keeps the cases that together have each value of each parameter, and marks the others slow.
     """
     tests: dict[object, dict[pytest.Item, set[tuple[str, str]]]] = {}
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
-        builds = "mode" in params or item.path.parent.name == "jit"
-        if builds and isinstance(item, pytest.Function) and not item.get_closest_marker("slow"):
+        folder = item.path.parent.name
+        builds = "mode" in params or folder == "jit" or (folder == "kernels" and "dtype" in params)
+        is_reduced = builds or item.get_closest_marker("few")
+        if is_reduced and isinstance(item, pytest.Function) and not item.get_closest_marker("slow"):
             values = {(name, repr(value)) for name, value in params.items()}
             tests.setdefault(item.function, {})[item] = values
     for cases in tests.values():
-        missing = set[tuple[str, str]]().union(*cases.values())
-        while missing:
-            kept = max(cases, key=lambda case: len(cases[case] & missing))
-            missing -= cases.pop(kept)
+        uses = Counter({value: 0 for values in cases.values() for value in values})
+        while not all(uses.values()):
+            kept = min(cases, key=lambda case: sorted(map(uses.__getitem__, cases[case])))
+            uses.update(cases.pop(kept))
         for item in cases:
             item.add_marker(pytest.mark.slow)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Shown, chromium, opened
+from browser import Shown, opened
 from live_server import live
 
 from mie import AsyncLLM
@@ -35,12 +35,6 @@ HOSTILE = (
     "[" * 3000 + "](" * 3000,
     "a" + "*" * 20000,
 )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

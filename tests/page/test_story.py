@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import chromium, opened
+from browser import opened
 
 ROOT = Path(__file__).resolve().parents[2]
-WIDTHS = (360, 1280, 2560)
+WIDTHS = (360, *(pytest.param(width, marks=pytest.mark.slow) for width in (1280, 2560)))
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -36,12 +36,6 @@ def site(tmp_path_factory) -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as browser:
-        yield browser
 
 
 IS_OPEN = (

@@ -20,7 +20,7 @@ SECONDS = 1500
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(["--phases", "fuzzing", "--max-examples", "2"], id="some"),
+        pytest.param(["--phases", "fuzzing", "--max-examples", "1"], id="some"),
         pytest.param([], id="by-default", marks=pytest.mark.slow),
     ],
 )
