@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from mie.ops_gpu.chip import Chip
 from mie.ops_gpu.host.emulator import EmulatedKernel, EmulatedLauncher, Order
+from mie.sim.devices import find_device
 
 COMPILER = shlex.split(os.environ.get("CXX") or "g++")[0]
 HAS_COMPILER = shutil.which(COMPILER) is not None
@@ -45,3 +47,10 @@ def plain_kernels(path: Path) -> list[str]:
 def launcher(check: bool = False, order: Order = "forward") -> EmulatedLauncher:
     """Return a cached launcher for each mode, so that a process opens every kernel once."""
     return QuickLauncher(check=check, order=order, seed=1)
+
+
+def chip_of(device: str) -> Chip:
+    """Return the chip of a device in the simulator's table."""
+    gpu = find_device(device).gpu
+    assert gpu is not None
+    return Chip(num_multiprocessors=gpu.num_multiprocessors, shared_bytes=gpu.shared_bytes)

@@ -20,7 +20,7 @@ from mie.config.params.checks import check_labels, check_length
 from mie.config.params.sampling import RequestOutputKind, SamplingParams, truncated
 from mie.engine.constraint import Constraints, check_constraint, structure_of
 from mie.engine.engine import Engine
-from mie.errors import ConfigError, RequestError, shown
+from mie.errors import ConfigError, PromptTooLongError, RequestError, shown
 from mie.frontend.outputs import Prompt
 from mie.frontend.request_state import PreparedRequest
 from mie.text.tokenizer import Tokenizer, encode_bad_words
@@ -54,10 +54,12 @@ class Preparer:
         request_id: str | None = None,
         priority: int = 0,
         client: str | None = None,
+        cache_salt: str | None = None,
     ) -> PreparedRequest:
         """Return the prepared request, for `constrained`.
 
-        If ``output_kind`` is None, that of ``params`` is used.
+        If ``output_kind`` is None, that of ``params`` is used. A salt in the prompt wins over
+        ``cache_salt``.
 
         Raises:
             ConfigError: a parameter is not allowed.
@@ -71,7 +73,7 @@ class Preparer:
         params, answer = _answering(params, given.get("answer"))
         with naming_tools(answer):
             params = without_text(params, self.tokenizer, self.limits)
-        cache_salt = given.get("cache_salt")
+        cache_salt = given.get("cache_salt", cache_salt)
         check_labels(request_id, priority, cache_salt, client, self.limits)
         text, token_ids = self._tokenize(given, params)
         form: AnswerFormat | None = given.get("answer")
@@ -122,9 +124,11 @@ class Preparer:
         tokenizer = self.required_tokenizer()
         limit = self.limits.prompt_chars(self.engine.max_model_len)
         if isinstance(text, str) and len(text) > limit:
-            raise RequestError(
+            raise PromptTooLongError(
                 f"prompt has {len(text)} characters; the limit is {limit} (shorten it, or raise "
-                "max_prompt_chars in request_limits)"
+                "max_prompt_chars in request_limits)",
+                None,
+                self.engine.max_model_len,
             )
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
@@ -146,9 +150,8 @@ class Preparer:
             token_ids = self.encode(str(text))
         elif not is_token_list(token_ids):
             raise RequestError(f"prompt_token_ids must be a list; got {shown(token_ids)}")
-        elif params.truncate_prompt_tokens is None:
-            check_length(len(token_ids), self.engine.max_model_len)
         kept = truncated(token_ids, params, self.engine.max_model_len)
+        check_length(len(kept), self.engine.max_model_len)
         return text, kept.tolist() if hasattr(kept, "tolist") else list(kept)
 
 

@@ -17,6 +17,7 @@ from mie.errors import (
     ConfigError,
     EngineDeadError,
     MieError,
+    PromptTooLongError,
     RequestError,
     RequestFailedError,
     ThreadLimitError,
@@ -199,6 +200,8 @@ def api_error(error: Exception, known_params: Set[str] = frozenset()) -> ApiErro
         return unavailable(str(error), 1)
     if isinstance(error, RequestFailedError):
         return ApiError(500, str(error), code="request_failed")
+    if isinstance(error, PromptTooLongError):
+        return too_long(error.num_tokens, None, error.max_model_len)
     if isinstance(error, ChatTemplateError):
         return invalid(str(error), "messages")
     if isinstance(error, (RequestError, ConfigError)):

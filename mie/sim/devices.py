@@ -1,5 +1,7 @@
 """Read the known devices from `catalog.json`, and compute the costs of a model on one.
 
+The ledger of machine code and the pages about GPUs read the same table.
+
 Bandwidths and FLOP rates are published ones (the CPU's were measured). The fraction of them that is
 reached and the overheads of a step are calibrated with decode steps where docs/gpu/predictions.md
 has some of the device. Elsewhere they are assumptions that plain engines of this size roughly meet.
@@ -47,6 +49,23 @@ PICO = 10**12
 
 
 @dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU in CUDA's terms, with the limits that the CUDA C++ Programming Guide states."""
+
+    name: str
+    """A part of the name that CUDA gives."""
+    arch: int
+    """The architecture: 90 is sm_90."""
+    num_multiprocessors: int
+    warps: int
+    """Most warps on a multiprocessor."""
+    blocks: int
+    """Most blocks on a multiprocessor."""
+    shared_bytes: int
+    """Shared memory of a multiprocessor."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Device:
     """The capabilities of a machine."""
 
@@ -72,10 +91,17 @@ class Device:
     """Time to launch a layer's kernels."""
     seq_ns: int
     """Host time for each sequence."""
+    gpu: Gpu | None = None
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Device":
+        """Return a device of `catalog.json`."""
+        gpu = values.get("gpu")
+        return cls(**{**values, "gpu": Gpu(**gpu) if gpu else None})
 
 
 DEVICES: Mapping[str, Device] = MappingProxyType(
-    {name: Device(**values) for name, values in read_catalog()["devices"].items()}
+    {name: Device.from_json(values) for name, values in read_catalog()["devices"].items()}
 )
 
 

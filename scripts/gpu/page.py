@@ -11,15 +11,6 @@ from gpu.run import Run
 from mie.sim.costs import decode_work
 from mie.sim.devices import DEVICES, costs_on, find_shape, window_of
 
-SIMULATED = {
-    "H200": "h200",
-    "A100": "a100",
-    "A10G": "a10g",
-    "Orin": "jetson-orin-nano",
-    "5090": "rtx-5090",
-}
-"""The simulator's name of a device, by a part of the name that CUDA gives."""
-
 
 def write_results(run: Run, state: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> None:
     """Write both files with the results so far."""
@@ -60,11 +51,17 @@ def beside_simulated(values: Mapping[str, Any]) -> list[str]:
     """
     if values["is_dry_run"]:
         return ["A dry run measures nothing."]
-    name = values["state"].get("device", "No device")
-    devices = [DEVICES[device] for part, device in SIMULATED.items() if part in name]
+    state = values["state"]
+    name, count = state.get("device", "No device"), state.get("num_multiprocessors")
+    devices = [
+        device
+        for device in DEVICES.values()  # every Jetson is an "Orin"
+        if (gpu := device.gpu) and gpu.name in name and gpu.num_multiprocessors == count
+    ]
     found = [part["details"] for part in values["parts"] if part["name"] == "benchmark"]
     if not devices:
-        return [f"The simulator has no {name!r}; it has {', '.join(DEVICES)}."]
+        sought = f"{name!r} of {count} multiprocessors"
+        return [f"The simulator has no {sought}; it has {', '.join(DEVICES)}."]
     rows = []
     for row in found[0].get("end_to_end", []) if found else []:
         if row["engine"] in ("mie", *WEIGHT_SIZES):

@@ -18,24 +18,13 @@ from typing import NamedTuple
 
 from gpu.nvrtc_kernels import ROOT
 from gpu.sass import Part
+from mie.sim.devices import DEVICES
 
 LEDGER = ROOT / "tests" / "kernels" / "sass.json"
 
 
-class Multiprocessor(NamedTuple):
-    """The limits on the blocks of a multiprocessor, from the CUDA C++ Programming Guide."""
-
-    warps: int
-    blocks: int
-    shared_bytes: int
-
-
-MULTIPROCESSORS = {
-    80: Multiprocessor(64, 32, 164 << 10),
-    87: Multiprocessor(48, 16, 164 << 10),
-    90: Multiprocessor(64, 32, 228 << 10),
-    120: Multiprocessor(48, 24, 100 << 10),
-}
+GPUS = {gpu.arch: gpu for device in DEVICES.values() if (gpu := device.gpu)}
+"""A GPU of each architecture. The limits on the blocks of a multiprocessor are the same on all."""
 
 
 class Profile(NamedTuple):
@@ -58,11 +47,11 @@ def resident_warps(arch: int, *, threads: int, registers: int, shared_bytes: int
     Registers are given to a warp by 256, out of a quarter of the 65,536. CUDA reserves 1 KB of
     shared memory for each block and rounds the rest up to 128 bytes.
     """
-    chip, warps = MULTIPROCESSORS[arch], -(-threads // 32)
+    gpu, warps = GPUS[arch], -(-threads // 32)
     of_a_warp = -(-registers * 32 // 256) * 256
     by_registers = 16384 // of_a_warp * 4 // warps
-    by_shared = chip.shared_bytes // (1024 + -(-shared_bytes // 128) * 128)
-    return warps * min(chip.blocks, chip.warps // warps, by_registers, by_shared)
+    by_shared = gpu.shared_bytes // (1024 + -(-shared_bytes // 128) * 128)
+    return warps * min(gpu.blocks, gpu.warps // warps, by_registers, by_shared)
 
 
 def growth(profiles: Mapping[str, Profile], ledger: Mapping[str, Profile]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulated import needs_compiler
+from emulated import chip_of, needs_compiler
 from test_graphs import decodes
 from test_kernels import Shape, attend, cache_shape
 
@@ -15,10 +15,9 @@ from mie.ops_gpu import attention as launches
 from mie.ops_gpu.arena import Arena
 from mie.ops_gpu.attention import MAX_SPLITS, SPLIT_TOKENS, PagedAttention
 from mie.ops_gpu.batch import DeviceBatch, bucket_of, host_batch, padded
-from mie.ops_gpu.chip import Chip
 from mie.ops_gpu.host.emulator import EmulatedLauncher
 
-H200 = Chip(num_multiprocessors=132, shared_bytes=228 << 10)
+H200 = chip_of("h200")
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 32, 8, 128, 16
 LONG_AND_SHORT = [500] * 255 + [70_000]
 LONG = [32_768] * 64

@@ -4,13 +4,11 @@ import itertools
 from typing import Any
 
 import pytest
+from emulated import chip_of
 
-from mie.ops_gpu.chip import Chip
 from mie.ops_gpu.dispatch import decode_kernel, prefill_kernel
 
-H200 = Chip(num_multiprocessors=132, shared_bytes=228 << 10)
-ORIN_NANO = Chip(num_multiprocessors=8, shared_bytes=164 << 10)
-
+H200, ORIN_NANO = chip_of("h200"), chip_of("jetson-orin-nano")
 
 STORED = [None, "int8", "e4m3"]
 """Element types of a cache. None is the type of the queries."""

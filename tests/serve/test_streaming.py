@@ -159,10 +159,10 @@ async def test_a_stream_gets_comments_while_a_call_is_held_back(stepped):
             stream = Exchange(app, "/v1/chat/completions", asked)
             await asyncio.to_thread(step_to, 3)
         first = await stream.read()
-        [generation] = app.state.serving.running.values()
+        [writer] = app.state.serving.running.values()
         for count in (6, 9, 12):  # the ticks of a timer, which the test gives by hand
             await asyncio.to_thread(step_to, count)
-            generation._tick(1000)
+            writer._tick()
         comment = await stream.read()
         stepped.free()
         first, comment, rest = first, comment, await stream.rest()

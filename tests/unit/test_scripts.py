@@ -77,13 +77,15 @@ def test_a_dry_run_goes_through_every_part(tmp_path: Path, monkeypatch: pytest.M
 def test_measured_steps_are_beside_the_simulators():
     row = {"engine": "mie", "model": "TinyLlama-1.1B", "num_requests": 64, "num_tokens": 9600}
     parts = [{"name": "benchmark", "details": {"end_to_end": [{**row, "step_ms": 2.0}]}}]
-    values = {"is_dry_run": False, "state": {"device": "NVIDIA H200"}, "parts": parts}
+    state = {"device": "NVIDIA H200", "num_multiprocessors": 132}
+    values = {"is_dry_run": False, "state": state, "parts": parts}
     [*_, (line)] = beside_simulated(values)
     what, measured, simulated, ratio = line.strip("| ").split(" | ")
     assert (what, measured) == ("mie, TinyLlama-1.1B, 64 requests", "2.000")
     assert float(ratio) == pytest.approx(2.0 / float(simulated), abs=0.01)
-    [unknown] = beside_simulated({**values, "state": {"device": "GT 710"}})
-    assert "The simulator has no 'GT 710'; it has" in unknown
+    agx = {"device": "Orin", "num_multiprocessors": 16}  # which an Orin Nano has eight of
+    [unknown] = beside_simulated({**values, "state": agx})
+    assert "The simulator has no 'Orin' of 16 multiprocessors; it has" in unknown
 
 
 def test_a_missing_device_gives_one_line(tmp_path: Path):
