@@ -194,6 +194,7 @@ def test_a_page_that_nobody_sees_leaves_its_connection_to_others(shown: Shown, u
     assert shown.js("mie.store.run.lanes.all.values().every(lane => lane.end !== null)")
 
 
+@pytest.mark.slow  # tests/web/hub.test.js shares it among tabs that are objects
 def test_tabs_share_one_stream_which_outlives_the_first(
     browser: Any, url: str, num_tabs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

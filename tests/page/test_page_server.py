@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx2
+import pytest
 from browser import Shown, opened
 from command_line import start
 
@@ -61,6 +62,7 @@ def test_a_page_outlives_its_server_and_never_mixes_two(browser: Any) -> None:
                 assert shown.state()["blocks"] == []
 
 
+@pytest.mark.slow
 def test_a_demo_shows_sharing_copies_and_preemption_by_itself(browser: Any) -> None:
     with serving(0, "--demo") as (_, port), opened(browser, f"http://127.0.0.1:{port}/") as shown:
         shown.until("window.mie?.store.run?.numBlocks === 48")

@@ -60,6 +60,7 @@ def test_the_story_goes_on_by_keys_from_chapter_to_chapter(browser: Any, site: s
         assert shown.errors == []
 
 
+@pytest.mark.slow
 def test_a_chapter_moves_by_itself_and_stops_at_its_step(browser: Any, site: str) -> None:
     with opened(browser, f"{site}/story.html#growing", reduced_motion="no-preference") as shown:
         shown.until("window.mie?.store.run")
@@ -77,6 +78,7 @@ def test_a_chapter_moves_by_itself_and_stops_at_its_step(browser: Any, site: str
         assert shown.js("mie.store.step") == 16
 
 
+@pytest.mark.slow  # tests/web/pool.test.js breaks it without a page
 def test_the_reader_breaks_the_pool(browser: Any, site: str) -> None:
     with opened(browser, f"{site}/story.html#preemption") as shown:
         shown.until("window.mie?.store.run")
