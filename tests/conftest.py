@@ -5,7 +5,6 @@ import gc
 import os
 import signal
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -63,10 +62,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             values = {(name, repr(value)) for name, value in params.items()}
             tests.setdefault(item.function, {})[item] = values
     for cases in tests.values():
-        uses = Counter({value: 0 for values in cases.values() for value in values})
-        while not all(uses.values()):
-            kept = min(cases, key=lambda case: sorted(map(uses.__getitem__, cases[case])))
-            uses.update(cases.pop(kept))
+        missing = set[tuple[str, str]]().union(*cases.values())
+        while missing:
+            kept = max(cases, key=lambda case: len(cases[case] & missing))
+            missing -= cases.pop(kept)
         for item in cases:
             item.add_marker(pytest.mark.slow)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mie.ops_gpu.chip import Chip
-from mie.ops_gpu.host.emulator import EmulatedKernel, EmulatedLauncher, Order
+from mie.ops_gpu.host.emulator import EmulatedLauncher, Order
 from mie.sim.devices import find_device
 
 COMPILER = shlex.split(os.environ.get("CXX") or "g++")[0]
@@ -22,14 +22,8 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
-class QuickLauncher(EmulatedLauncher):
-    """Builds in a fraction of the time: unoptimised, and all kernels of a file without templates.
-
-    A test of one kernel runs for milliseconds.
-    """
-
-    def kernel(self, file: str, name: str, options: tuple[str, ...] = ()) -> EmulatedKernel:
-        return super().kernel(file, name, (*options, "-O0"))
+class OneLibrary(EmulatedLauncher):
+    """Builds a file's kernels that are no templates at once, in a fraction of the time."""
 
     def built_together(self, path: Path, name: str) -> Sequence[str]:
         plain = plain_kernels(path)
@@ -46,7 +40,7 @@ def plain_kernels(path: Path) -> list[str]:
 @functools.cache
 def launcher(check: bool = False, order: Order = "forward") -> EmulatedLauncher:
     """Return a cached launcher for each mode, so that a process opens every kernel once."""
-    return QuickLauncher(check=check, order=order, seed=1)
+    return OneLibrary(check=check, order=order, seed=1)
 
 
 def chip_of(device: str) -> Chip:

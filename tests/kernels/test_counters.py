@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulated import QuickLauncher, needs_compiler
+from emulated import needs_compiler
 from test_few_rows import norm_of
 from test_kernels import LONG_SHAPES, SHAPES, Shape, attend, normal
 from test_quantised_products import FORMS, matrix_of, rows_of
@@ -51,7 +51,7 @@ def excess(counters: Counter[str], kind: str) -> int:
 
 @pytest.fixture
 def launcher() -> EmulatedLauncher:
-    return QuickLauncher(check=True, count=True)
+    return EmulatedLauncher(check=True, count=True)
 
 
 def path_of(folder: Path, text: str) -> str:

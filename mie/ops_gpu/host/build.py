@@ -84,8 +84,8 @@ class Builder:
     ) -> Path:
         """Return the shared library of the kernels ``names`` in the file ``source``."""
         runtime = self.runtime()
-        common = [*_KERNEL, *(_CHECKED if is_checked else ()), *options]
-        flags = [*common, f"-I{source.parent}"]
+        common = [*_KERNEL, *(_CHECKED if is_checked else ())]
+        flags = [*common, f"-I{source.parent}", *options]
         stub = _stub(source, names)
         headers = [*HERE.glob("*.h"), *KERNELS.glob("*.cuh"), *source.parent.glob("*.cuh")]
         path = self._path(source.stem, [source, *sorted(headers)], [*flags, stub, runtime.name])
