@@ -2,20 +2,10 @@
 
 from collections.abc import Iterator
 
-from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.families import FAMILIES, Family
 from mie.checkpoint.gguf.architectures import ARCHITECTURES
 from mie.structured.tools.families import FAMILY_FORMATS, NO_FORMATS
 
-_SAMPLE = {
-    "vocab_size": 1 << 18,
-    "hidden_size": 256,
-    "intermediate_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 4096,
-}
 _WINDOWS = {
     "all": "a window in all layers",
     "all switched": "a window in all layers if switched on",
@@ -49,36 +39,20 @@ _KEYS = {
 
 def families_table() -> str:
     """Return the table of families in Markdown."""
-    from mie.ops_gpu.cupy_backend import CupyBackend  # NumPy, which other commands do not need
-
-    heads = ("models", "architecture", "`model_type`", "beyond a plain Llama", "CUDA", "GGUF")
-    rows: list[tuple[str, ...]] = [(*heads, "calls of tools", "reasoning"), ("---",) * 8]
+    heads = ("models", "architecture", "`model_type`", "beyond a plain Llama", "GGUF")
+    rows: list[tuple[str, ...]] = [(*heads, "calls of tools", "reasoning"), ("---",) * 7]
     for name, family in FAMILIES.items():
-        options = _sample(name, family).options
-        cuda = "no" if set(options).intersection(CupyBackend.lacks) else "yes"
         features = ", ".join(_features(family)) or "-"
         formats = FAMILY_FORMATS.get(name, NO_FORMATS)
         ggufs = [own for own, row in ARCHITECTURES.items() if name in row.families]
         calls = f"{formats.unread}: not read" if formats.unread else _code(formats.calls)
         more = (", ".join(map(_code, ggufs)) or "-", calls, _code(formats.reasoning))
-        rows.append((family.title, f"`{name}`", f"`{family.model_type}`", features, cuda, *more))
+        rows.append((family.title, f"`{name}`", f"`{family.model_type}`", features, *more))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _code(name: str | None) -> str:
     return "-" if name is None else f"`{name}`"
-
-
-def _sample(name: str, family: Family) -> ModelConfig:
-    """Return a configuration of the family that has all of its options."""
-    config = {**_SAMPLE, "architectures": [name]}
-    if "embedding_multiplier" in family.implements:
-        config["embedding_multiplier"] = 2.0
-    if family.recurrent is not None:
-        config["layer_types"] = [*family.recurrent.layer_types[:1] * 3, "full_attention"]
-    if "num_local_experts" in family.defaults and family.expert_size is None:
-        config["num_local_experts"] = 0
-    return ModelConfig.from_hf(config)
 
 
 def _features(family: Family) -> Iterator[str]:

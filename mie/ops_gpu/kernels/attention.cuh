@@ -59,8 +59,8 @@ struct PagedKV {
   }
 };
 
-// A score in base 2. CAPPED: Gemma 2's soft cap, cap * tanh(score / cap), where the caller has divided
-// the scale by the cap instead of folding in log2(e), and `cap` is the cap times log2(e).
+// A score in base 2. CAPPED: Gemma 2's soft cap, cap * tanh(score / cap), where the caller has
+// divided the scale by the cap instead of folding in log2(e), and `cap` is the cap times log2(e).
 template <bool CAPPED>
 __device__ __forceinline__ float bounded(float score, float cap) {
   if constexpr (CAPPED)
@@ -154,10 +154,10 @@ __device__ __forceinline__ void merge_warps(const float* merged, const float* ma
 }
 
 // Merges the parts of `rows` heads: sum of partial * 2^lse / (sum of 2^lse + 2^sink). The order is
-// that of the parts, whichever block calls. out(r) is the place of row r's result, sink(r) the score
-// of its sink, and place(r, i) the row of its part i in partial and partial_lse. A part without a key
-// is zero with an lse of -inf, and every row has a part with one. Dynamic shared memory takes rows *
-// count floats. Every thread of the block calls.
+// that of the parts, whichever block calls. out(r) is the place of row r's result, sink(r) the
+// score of its sink, and place(r, i) the row of its part i in partial and partial_lse. A part
+// without a key is zero with an lse of -inf, and every row has a part with one. Dynamic shared
+// memory takes rows * count floats. Every thread of the block calls.
 template <typename T, int DH, typename Out, typename Sink, typename Place>
 __device__ __forceinline__ void merge_parts(const float* partial, const float* partial_lse,
                                             int rows, int count, Out out, Sink sink,

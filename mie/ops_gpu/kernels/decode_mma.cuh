@@ -13,9 +13,9 @@
 // in shared memory, which cp.async fills while older tiles are multiplied. Rows of a tile are
 // chunks of 16 bytes, swizzled so that ldmatrix reads eight of them without bank conflicts.
 //
-// A quantised cache is kept unchanged in the ring, at half the size, and is widened in registers, to
-// f16 for bf16 models too.
-// ldmatrix is made for 16-bit elements, so a lane gets four 8-bit elements instead of two:
+// A quantised cache is kept unchanged in the ring, at half the size, and is widened in registers,
+// to f16 for bf16 models too. ldmatrix is made for 16-bit elements, so a lane gets four 8-bit
+// elements instead of two:
 //
 //   keys      elements 4t ... 4t + 3 of 16 of one token. The product sums over them in any order,
 //             so they take the places 2t, 2t + 1, 2t + 8, 2t + 9, in the queries too.
@@ -230,8 +230,8 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
                                  s[e] * (score_scale[h][e % 2] * key_scale[e / 2]), step.cap)
                            : -MIE_INF;
       // The lanes exchange their maxima only if a score exceeds its head's. This loop runs at most
-      // once. Every tile has a token that is seen, so finite scores have finite maxima from the first
-      // tile on. A score of NaN exceeds nothing, and makes the sum NaN.
+      // once. Every tile has a token that is seen, so finite scores have finite maxima from the
+      // first tile on. A score of NaN exceeds nothing, and makes the sum NaN.
       while (__any_sync(MIE_FULL_WARP,
                         fmaxf(s[0], s[2]) > top[h][0] || fmaxf(s[1], s[3]) > top[h][1])) {
 #pragma unroll

@@ -12,9 +12,9 @@
 //   arrived      [grid.y, Hkv]             int32   zeros: blocks that have written a partial result
 //
 // grid (Hkv, sequences, splits), block (32 * WARPS). A block serves all query heads of a KV head,
-// so each key and value is read once. Block z attends to split z (`split_of_decode`), and returns at
-// once if its sequence has fewer. A sequence with a single split is written directly. The splits of
-// the others are merged by the block that ends last. The three pointers are null without splits.
+// so each key and value is read once. Block z attends to split z (`split_of_decode`), and returns
+// at once if its sequence has fewer. A sequence with a single split is written directly. The splits
+// of the others are merged by the block that ends last. The three pointers are null without splits.
 // CAPPED: scores have a soft cap (`bounded`). All attention kernels have this switch.
 #include "mie_cuda.cuh"
 #include "attention.cuh"

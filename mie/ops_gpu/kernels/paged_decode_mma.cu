@@ -11,7 +11,8 @@
 #include "splits.cuh"
 #include "decode_mma.cuh"
 
-template <typename T, int DH, int HEAD_TILES, int WARPS, int STAGES, typename C = T, bool CAPPED = false>
+template <typename T, int DH, int HEAD_TILES, int WARPS, int STAGES, typename C = T,
+          bool CAPPED = false>
 __global__ void __launch_bounds__(32 * WARPS, 1)
 paged_decode_mma(const T* __restrict__ q, const C* __restrict__ kv,
                  const float* __restrict__ scales, const int* __restrict__ tables,

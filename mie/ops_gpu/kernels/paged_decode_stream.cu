@@ -58,7 +58,8 @@ __global__ void count_tiles(const int* __restrict__ seq_lens, const int* __restr
 }
 
 // grid (at least 1), block (32 * WARPS)
-template <typename T, int DH, int HEAD_TILES, int WARPS, int STAGES, typename C = T, bool CAPPED = false>
+template <typename T, int DH, int HEAD_TILES, int WARPS, int STAGES, typename C = T,
+          bool CAPPED = false>
 __global__ void __launch_bounds__(32 * WARPS, 1)
 paged_decode_stream(const T* __restrict__ q, const C* __restrict__ kv,
                     const float* __restrict__ scales, const int* __restrict__ tables,

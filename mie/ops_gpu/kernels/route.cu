@@ -1,4 +1,5 @@
-// Chooses the experts of each token, and sorts the rows of all tokens by expert (mie/ops/experts.py).
+// Chooses the experts of each token, and sorts the rows of all tokens by expert
+// (mie/ops/experts.py).
 //
 //   logits   [T, E]     T
 //   routed   [T, 2, k]  float  the chosen experts, by falling logit, and their weights
@@ -18,9 +19,10 @@ __device__ __forceinline__ unsigned order_of(float x) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// grid (ceil(T / warps)), block (32 * warps): a warp chooses for a token. Of equal logits the lowest
-// expert comes first. The sums have a fixed order. SIGMOID: experts are chosen by the sigmoids of their
-// logits plus bias [E], and weighed by the sigmoids (`ops.experts.route_by_sigmoid`).
+// grid (ceil(T / warps)), block (32 * warps): a warp chooses for a token. Of equal logits the
+// lowest expert comes first. The sums have a fixed order. SIGMOID: experts are chosen by the
+// sigmoids of their logits plus bias [E], and weighed by the sigmoids
+// (`ops.experts.route_by_sigmoid`).
 template <typename T, bool SIGMOID = false>
 __global__ void route_tokens(const T* __restrict__ logits, const T* __restrict__ bias,
                              float* __restrict__ routed, int num_tokens, int num_experts,
@@ -93,8 +95,8 @@ __device__ __forceinline__ Scan block_scan(int value, int* partial) {
   return scan;
 }
 
-// grid (E), block (a multiple of 32), dynamic shared memory 4 E bytes. A block sorts the rows of one
-// expert. Each counts those of all experts for itself, so that no block waits for another.
+// grid (E), block (a multiple of 32), dynamic shared memory 4 E bytes. A block sorts the rows of
+// one expert. Each counts those of all experts for itself, so that no block waits for another.
 __global__ void sort_rows(const float* __restrict__ routed, int* __restrict__ tokens,
                           int* __restrict__ places, int* __restrict__ tiles, int num_tokens,
                           int num_chosen, int rows, int most) {
