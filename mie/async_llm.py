@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -151,12 +152,12 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
-        priority: int = 0,
-        client: str | None = None,
         caller: str | None = None,
+        **labels: Any,
     ) -> PreparedRequest:
         """Check and tokenize a request in a worker thread, for `add`.
 
+        ``labels`` are ``priority``, ``client``, ``cache_salt`` and ``add_special_tokens``.
         Constraints are compiled for one ``caller`` after the other. Cancelling the task ends it.
 
         Raises:
@@ -168,7 +169,7 @@ class AsyncLLM:
         self._loop.check_alive()
         preparer = self._llm.llm_engine.preparer
         prepared = await call_in_thread(
-            preparer.prepare, prompt, sampling_params, None, request_id, priority, client
+            preparer.prepare, prompt, sampling_params, request_id=request_id, **labels
         )
         with naming_tools(prepared.answer):
             compiling = preparer.submit(prepared, caller)
@@ -180,7 +181,7 @@ class AsyncLLM:
     async def add(
         self,
         prepared: Sequence[PreparedRequest],
-        check: Callable[[QueueState], object] = lambda queue: None,
+        check: Callable[[QueueState], object] | None = None,
     ) -> OutputStream:
         """Queue one client's requests, all or none, and return the stream of their outputs.
 
@@ -192,14 +193,9 @@ class AsyncLLM:
             EngineDeadError: the engine cannot go on.
         """
         stream = OutputStream(self._loop, prepared)
-        loop = self._loop
-
-        def add_if_allowed() -> None:
-            check(loop.engine.queue(prepared[0].client))
-            loop.processor.add_all(prepared, stream)
-
+        add = partial(self._loop.processor.add_all, prepared, stream, check)
         try:
-            await loop.call_async(add_if_allowed)
+            await self._loop.call_async(add)
         except BaseException:
             stream.close()
             raise
@@ -208,6 +204,11 @@ class AsyncLLM:
     def queue(self, client: str | None = None) -> QueueState:
         """Return a client's queue; under other policies than fair, that of all clients."""
         return self._loop.engine.queue(client)
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return a text's token ids, or raise `RequestError`: no tokenizer, or too long a text."""
+        encode = self._llm.llm_engine.preparer.encode
+        return await call_in_thread(encode, text, add_special_tokens=add_special_tokens)
 
     async def chat_prompt(self, messages: Sequence[Message], **options: Any) -> dict[str, Any]:
         """Render a conversation as a prompt in a worker thread; see `LLM.chat_prompt`."""

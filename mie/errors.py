@@ -9,6 +9,7 @@
     │   └── TokenizerError          the tokenizer is broken or does not fit the configuration
     ├── RequestError                one request cannot be served; the engine continues
     │   ├── RequestFailedError      the request failed while it ran
+    │   ├── PromptTooLongError      the prompt leaves no room for an answer
     │   └── ChatTemplateError       the chat template is missing, raised, or did not end
     ├── EngineDeadError             the engine has failed, and its requests are lost
     ├── ThreadLimitError            the system refuses another thread
@@ -67,6 +68,15 @@ class RequestFailedError(RequestError):
     def __init__(self, message: str, outputs: list[Any]) -> None:
         super().__init__(message)
         self.outputs = outputs
+
+
+class PromptTooLongError(RequestError):
+    """The prompt leaves no room for an answer. ``num_tokens`` is None before it is tokenized."""
+
+    def __init__(self, message: str, num_tokens: int | None, max_model_len: int) -> None:
+        super().__init__(message)
+        self.num_tokens = num_tokens
+        self.max_model_len = max_model_len
 
 
 class ChatTemplateError(RequestError):

@@ -89,52 +89,11 @@ def interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
-ARCHITECTURES = {
-    "mistral": "llama",
-    "mixtral": "llama",
-    "qwen2_moe": "qwen2moe",
-    "qwen3_moe": "qwen3moe",
-    "gpt_oss": "gpt-oss",
-    "granitemoeshared": "granitemoe",
-    "ministral3": "mistral3",
-    "olmo3": "olmo2",
-    "gemma3_text": "gemma3",
-    "glm": "chatglm",
-    "granitemoehybrid": "granite",
-    "hunyuan_v1_dense": "hunyuan-dense",
-}
+ARCHITECTURES, TOP, OF_LAYER, OF_EXPERTS = json.loads(
+    (Path(__file__).parent / "data/gguf_names.json").read_text(encoding="utf-8")
+).values()
+"""llama.cpp's architectures by ``model_type``, and its names of tensors by those of the modules."""
 PERMUTED = ("llama", "mistral3", "smollm3", "granite", "granitemoe")
-TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-OF_LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.qkv_proj": "attn_qkv",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.query_layernorm": "attn_q_norm",
-    "self_attn.key_layernorm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_self_attn_layernorm": "post_attention_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-    "post_mlp_layernorm": "post_ffw_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.gate_up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_expert.up_proj": "ffn_up_shexp",
-    "mlp.shared_expert.down_proj": "ffn_down_shexp",
-    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-    "mlp.gate": "ffn_gate_inp",
-    "mlp.router": "ffn_gate_inp",
-    "block_sparse_moe.gate": "ffn_gate_inp",
-    "block_sparse_moe.router.layer": "ffn_gate_inp",
-}
-OF_EXPERTS = {"gate_proj": "gate", "up_proj": "up", "w1": "gate", "w3": "up"}
 AFTER_ATTENTION = ("olmo2", "gemma2", "gemma3", "exaone4", "seed_oss", "gpt-oss")
 """Architectures whose ``post_attention_layernorm`` keeps its name."""
 

@@ -3,50 +3,12 @@
 from pathlib import Path
 
 import numpy as np
-from tiny_models import LLAMA, write_model
+from tiny_models import CONFIGS, write_model
 
 from mie.checkpoint.config import ModelConfig
 
-LFM2 = LLAMA | {
-    "architectures": ["Lfm2ForCausalLM"],
-    "model_type": "lfm2",
-    "layer_types": ["conv", "full_attention", "conv"],
-    "num_hidden_layers": 3,
-    "conv_L_cache": 3,
-    "block_auto_adjust_ff_dim": False,
-    "tie_word_embeddings": True,
-}
-QWEN35 = LLAMA | {
-    "architectures": ["Qwen3_5ForCausalLM"],
-    "model_type": "qwen3_5_text",
-    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
-    "num_hidden_layers": 3,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 6,
-    "linear_value_head_dim": 8,
-    "linear_conv_kernel_dim": 4,
-    "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
-}
-GRANITE4 = LLAMA | {
-    "architectures": ["GraniteMoeHybridForCausalLM"],
-    "model_type": "granitemoehybrid",
-    "layer_types": ["mamba", "attention", "mamba"],
-    "num_hidden_layers": 3,
-    "num_local_experts": 0,
-    "shared_intermediate_size": 32,
-    "mamba_n_heads": 4,
-    "mamba_n_groups": 2,
-    "mamba_d_state": 6,
-    "mamba_expand": 1,
-    "mamba_d_conv": 4,
-    "position_embedding_type": "nope",
-    "attention_multiplier": 0.2,
-    "embedding_multiplier": 3.0,
-    "residual_multiplier": 0.7,
-    "logits_scaling": 0.8,
-}
-HYBRIDS = {"lfm2": LFM2, "qwen35": QWEN35, "granite4": GRANITE4}
+HYBRIDS = {name: CONFIGS[name] for name in ("lfm2", "qwen35", "granite4")}
+LFM2, QWEN35, GRANITE4 = HYBRIDS.values()
 
 FILE_NAMES = {  # by the names that the oracle knows
     "lfm2": {

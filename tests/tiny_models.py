@@ -8,143 +8,14 @@ from safetensors.numpy import save_file
 
 from mie.checkpoint.config import ModelConfig
 
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 40,
-    "hidden_size": 24,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-    "bos_token_id": 1,
-    "eos_token_id": 3,
-}
-MISTRAL_WINDOW = LLAMA | {
-    "architectures": ["MistralForCausalLM"],
-    "model_type": "mistral",
-    "num_key_value_heads": 1,
-    "sliding_window": 5,
-}
-QWEN3_TIED = LLAMA | {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "num_key_value_heads": 4,
-    "tie_word_embeddings": True,
-}
-QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+ROWS = json.loads((Path(__file__).parent / "data/tiny_models.json").read_text(encoding="utf-8"))
+CONFIGS = {name: ROWS["llama"] | row for name, row in ROWS.items()}
+"""The configurations by name. A row of the file has what differs from a Llama."""
 
-SMOLLM3 = LLAMA | {
-    "architectures": ["SmolLM3ForCausalLM"],
-    "model_type": "smollm3",
-    "no_rope_layers": [1, 0],
-}
-GRANITE = LLAMA | {
-    "architectures": ["GraniteForCausalLM"],
-    "model_type": "granite",
-    "tie_word_embeddings": True,
-    "attention_multiplier": 0.2,
-    "embedding_multiplier": 3.0,
-    "residual_multiplier": 0.7,
-    "logits_scaling": 0.8,
-}
-OLMO3 = LLAMA | {
-    "architectures": ["Olmo3ForCausalLM"],
-    "model_type": "olmo3",
-    "sliding_window": 5,
-    "layer_types": ["sliding_attention", "full_attention"],
-    "rope_parameters": {
-        "sliding_attention": {"rope_theta": 100.0, "rope_type": "default"},
-        "full_attention": {"rope_theta": 5000.0, "rope_type": "default"},
-    },
-}
-GEMMA2 = LLAMA | {
-    "architectures": ["Gemma2ForCausalLM"],
-    "model_type": "gemma2",
-    "hidden_activation": "gelu_pytorch_tanh",
-    "query_pre_attn_scalar": 12,
-    "attn_logit_softcapping": 3.0,
-    "final_logit_softcapping": 9.0,
-    "sliding_window": 5,
-    "layer_types": ["sliding_attention", "full_attention"],
-    "tie_word_embeddings": True,
-}
-GEMMA3 = {
-    key: value
-    for key, value in (OLMO3 | GEMMA2).items()
-    if key not in ("attn_logit_softcapping", "final_logit_softcapping")
-} | {
-    "architectures": ["Gemma3ForCausalLM"],
-    "model_type": "gemma3_text",
-    "num_hidden_layers": 3,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-}
-PHI3 = LLAMA | {
-    "architectures": ["Phi3ForCausalLM"],
-    "model_type": "phi3",
-    "original_max_position_embeddings": 256,
-    "rope_parameters": {
-        "rope_theta": 10000.0,
-        "rope_type": "longrope",
-        "partial_rotary_factor": 0.5,
-        "attention_factor": 1.2,
-        "short_factor": [1.1, 1.3],
-        "long_factor": [2.0, 3.0],
-    },
-}
-GLM4 = LLAMA | {
-    "architectures": ["Glm4ForCausalLM"],
-    "model_type": "glm4",
-    "attention_bias": True,
-    "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
-}
-GLM = GLM4 | {"architectures": ["GlmForCausalLM"], "model_type": "glm"}
-EXAONE4 = LLAMA | {
-    "architectures": ["Exaone4ForCausalLM"],
-    "model_type": "exaone4",
-    "sliding_window": 5,
-    "layer_types": ["sliding_attention", "full_attention"],
-}
-ERNIE = LLAMA | {"architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5"}
-HUNYUAN = LLAMA | {
-    "architectures": ["HunYuanDenseV1ForCausalLM"],
-    "model_type": "hunyuan_v1_dense",
-    "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 20.0},
-}
-
-QWEN3_MOE = LLAMA | {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "model_type": "qwen3_moe",
-    "num_experts": 5,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "norm_topk_prob": True,
-}
-OLMOE = LLAMA | {
-    "architectures": ["OlmoeForCausalLM"],
-    "model_type": "olmoe",
-    "intermediate_size": 12,
-    "num_experts": 3,
-    "num_experts_per_tok": 2,
-    "norm_topk_prob": False,
-    "tie_word_embeddings": True,
-}
-
-GPT_OSS = LLAMA | {
-    "architectures": ["GptOssForCausalLM"],
-    "model_type": "gpt_oss",
-    "attention_bias": True,
-    "sliding_window": 5,
-    "layer_types": ["sliding_attention", "full_attention"],
-    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-}
+LLAMA, GLM = CONFIGS["llama"], CONFIGS["glm"]
+MISTRAL_WINDOW, QWEN2, QWEN3_TIED = (CONFIGS[x] for x in ("mistral_window", "qwen2", "qwen3_tied"))
+GEMMA3, ERNIE, GPT_OSS = (CONFIGS[name] for name in ("gemma3", "ernie", "gpt_oss"))
+QWEN3_MOE, OLMOE = CONFIGS["qwen3_moe"], CONFIGS["olmoe"]
 
 
 def random_weights(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
@@ -237,25 +108,9 @@ def write_model(directory: Path, config: dict, weights: dict[str, np.ndarray]) -
     return directory
 
 
-TINY = {
-    "llama": LLAMA,
-    "mistral_window": MISTRAL_WINDOW,
-    "qwen2": QWEN2,
-    "qwen3_tied": QWEN3_TIED,
-    "smollm3": SMOLLM3,
-    "granite": GRANITE,
-    "olmo3": OLMO3,
-    "gemma2": GEMMA2,
-    "gemma3": GEMMA3,
-    "phi3": PHI3,
-    "glm4": GLM4,
-    "exaone4": EXAONE4,
-    "ernie": ERNIE,
-    "hunyuan": HUNYUAN,
-    "qwen3_moe": QWEN3_MOE,
-    "olmoe": OLMOE,
-    "gpt_oss": GPT_OSS,
-}
+OTHERS = ("glm", "lfm2", "qwen35", "granite4")
+TINY = {name: config for name, config in CONFIGS.items() if name not in OTHERS}
+"""The models that have no recurrent layers, a family each."""
 
 
 class TinyModel:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,6 @@ CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
 
 _LABELS = ("user", "metadata", "store")  # for OpenAI's records; they do not change the answer
-_KINDS: Mapping[str, type[Any]] = {"prompt": str, "messages": list, "prompt_token_ids": list}
 
 
 @dataclass(kw_only=True)
@@ -56,37 +55,61 @@ class Line:
             return " ".join(self.request["prompt"].split())
         return str(self.request["prompt_token_ids"])
 
-    def records(self, output: RequestOutput, model: str) -> list[dict[str, Any]]:
-        """Return a record for each choice, or a single one in OpenAI's batch form."""
+    def records(self, output: RequestOutput | None, model: str) -> list[dict[str, Any]]:
+        """Return a record for each choice, or a single one in OpenAI's batch form or of an error.
+
+        A line with an ``error`` has no output.
+        """
+        number = {} if self.number is None else {"line": self.number}
+        if output is None and self.is_batch:
+            error = {"code": "invalid_request", "message": self.error}
+            return [{**self.ids, "response": None, "error": error}]
+        if output is None:
+            return [{**self.ids, "line": self.number, "error": self.error}]
         if self.is_batch:
             return [{**_batch_record(output, model, self.url == CHAT_URL), **self.ids}]
-        number = {} if self.number is None else {"line": self.number}
         return [{**self.ids, **number, **_record(output, choice)} for choice in output.outputs]
 
-    def refusal(self, message: str) -> dict[str, Any]:
-        """Return the record of a request that was not answered."""
-        if self.is_batch:
-            error = {"code": "invalid_request", "message": message}
-            return {**self.ids, "response": None, "error": error}
-        return {**self.ids, "line": self.number, "error": message}
+
+def outcomes(
+    lines: Mapping[str, Line],
+    answers: Callable[[Mapping[str, Mapping[str, Any]]], Iterable[tuple[str, RequestOutput]]],
+) -> Iterator[tuple[Line, RequestOutput | None]]:
+    """Yield each line as it ends, with its output; without one, the line has an ``error``.
+
+    ``answers`` yields (key, output) of requests by their keys. It is not called without requests.
+    """
+    requests = {}
+    for key, line in lines.items():
+        if line.error is None:
+            requests[key] = line.request
+        else:
+            yield line, None
+    for key, output in answers(requests) if requests else ():
+        line = lines[key]
+        if output.error is not None:
+            line.error = f"{line.source}: {output.error}"
+        yield line, None if line.error else output
 
 
 # Reading.
 
 
-def read_lines(path: str, model: str) -> Iterator[Line]:
+def read_lines(path: str, model: str, *, is_batch: bool = False) -> Iterator[Line]:
     """Yield the lines of a file, in either form, where "-" is standard input.
 
-    A line in OpenAI's batch form may name no other model than ``model``.
+    With ``is_batch`` every line must have OpenAI's batch form. A line in that form may name no
+    other model than ``model``.
     """
+    names = ("custom_id",) if is_batch else ("id", "custom_id")
     for number, source, raw in raw_lines(path):
-        line = Line(source=source, number=number)
+        line = Line(source=source, number=number, is_batch=is_batch)
         try:
-            values = json_object(raw, source)
-            line.ids = {name: values.pop(name) for name in ("id", "custom_id") if name in values}
-            line.is_batch = "url" in values or "body" in values
-            request = _of_batch(line, values, model) if line.is_batch else values
-            line.request = _checked(request, source)
+            line.request = values = json_object(raw, source)
+            line.ids = {name: values.pop(name) for name in names if name in values}
+            line.is_batch = is_batch or "url" in values or "body" in values
+            if line.is_batch:
+                line.request = _of_batch(line, values, model)
         except RequestError as error:
             line.error = str(error)
         yield line
@@ -99,18 +122,15 @@ def read_batch(path: str, model: str) -> dict[str, Line]:
         RequestError: a line is not JSON, or its custom_id is missing or used before.
     """
     lines: dict[str, Line] = {}
-    for number, source, raw in raw_lines(path):
-        values = json_object(raw, source)
-        key = values.pop("custom_id", None)
+    for line in read_lines(path, model, is_batch=True):
+        key = line.ids.get("custom_id")
+        if not line.request and not line.ids:
+            raise RequestError(str(line.error))
         if not isinstance(key, str) or not key:
-            raise RequestError(f"{source} needs a custom_id, which is text; got {key!r}")
+            raise RequestError(f"{line.source} needs a custom_id, which is text; got {key!r}")
         if key in lines:
-            raise RequestError(f"{source}: custom_id {key!r} is also that of {lines[key].source}")
-        line = Line(source=source, number=number, ids={"custom_id": key}, is_batch=True)
-        try:
-            line.request = _of_batch(line, values, model)
-        except RequestError as error:
-            line.error = str(error)
+            first = lines[key].source
+            raise RequestError(f"{line.source}: custom_id {key!r} is also that of {first}")
         lines[key] = line
     return lines
 
@@ -152,22 +172,6 @@ def json_object(raw: bytes, source: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise RequestError(f"{source} must be a JSON object, got a {type(values).__name__}")
     return values
-
-
-def _checked(request: Mapping[str, Any], source: str) -> Mapping[str, Any]:
-    """Return a request with exactly one prompt, which is not empty."""
-    given = [name for name in _KINDS if name in request]
-    if len(given) != 1:
-        got = " and ".join(given) or "none of them"
-        raise RequestError(f"{source} needs one of {', '.join(_KINDS)}; got {got}")
-    [name] = given
-    value = request[name]
-    if not isinstance(value, _KINDS[name]):
-        kind = "a string" if _KINDS[name] is str else "a list"
-        raise RequestError(f"{source}: {name} must be {kind}, got {value!r}")
-    if not value:
-        raise RequestError(f"{source}: {name} is empty")
-    return request
 
 
 # OpenAI's batch form.

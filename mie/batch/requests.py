@@ -93,12 +93,15 @@ def prompt_of(llm: LLM, request: Request) -> dict[str, Any]:
     """Return the prompt of a request as `LLM.add_request` takes it.
 
     Raises:
-        RequestError: the request has none, or several.
+        RequestError: the request has none, an empty one, or several.
     """
     given = {name: request[name] for name in PROMPTS if name in request}
     if len(given) != 1:
         got = " and ".join(given) or "none of them"
         raise RequestError(f"a request needs one of {', '.join(PROMPTS)}; got {got}")
+    for name, value in given.items():
+        if isinstance(value, (str, list)) and not value:
+            raise RequestError(f"{name} is empty")
     prompt = llm.chat_prompt(given["messages"]) if "messages" in given else given
     return {**prompt, "cache_salt": request.get("cache_salt")}
 

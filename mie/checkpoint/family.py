@@ -130,13 +130,3 @@ class Family:
     keys: Mapping[str, str] = field(default_factory=dict)
     """Keys of the file that take precedence over those of a Llama: its own name to Llama's."""
     names: Names = field(default_factory=Names)
-
-
-BOS_AND_EOS: Mapping[str, Any] = {"bos_token_id": 1, "eos_token_id": 2}
-MULTIPLIERS = {
-    "attention_multiplier": 1.0,
-    "embedding_multiplier": 1.0,
-    "residual_multiplier": 1.0,
-    "logits_scaling": 1.0,
-}
-"""Granite's factors, which change nothing by default."""

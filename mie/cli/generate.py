@@ -7,14 +7,20 @@ import json
 import shutil
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from mie.base.reprs import count
-from mie.batch.lines import Line, decoded, raw_lines, read_lines
-from mie.cli.options import llm_with_trace, report_sampling_defaults, sampling_params, trace_failed
+from mie.batch.lines import Line, decoded, outcomes, raw_lines, read_lines
+from mie.cli.options import (
+    llm_with_trace,
+    print_error,
+    report_sampling_defaults,
+    sampling_params,
+    trace_failed,
+)
 from mie.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
@@ -102,7 +108,7 @@ class _Printer:
         from mie.batch.requests import prompt_of
 
         (line,) = self._lines
-        params, prompt = self._params(line, line.request), prompt_of(self._llm, line.request)
+        params, prompt = self._params(line.source, line.request), prompt_of(self._llm, line.request)
         with closing(self._llm.stream(prompt, params)) as outputs:
             for output in outputs:
                 self._note_first_token(output)
@@ -117,65 +123,49 @@ class _Printer:
         from mie.batch.requests import run
 
         waiting = deque(self._lines)
-        total = sum(line.error is None for line in waiting)
-        ended: dict[str, RequestOutput] = {}
-        is_strict = not self._args.input
+        ended: dict[str, RequestOutput | None] = {}
         shown = bool(self._args.input) and sys.stderr.isatty()
-        with (
-            closing(run(self._llm, self._requests(), self._params, is_strict=is_strict)) as outputs,
-            tqdm(total=total, unit="request", desc="generating", disable=not shown) as bar,
-        ):
-            for line, output in outputs:
-                if output.error is not None:  # refused, or its step failed
-                    self._report(line, f"{line.source}: {output.error}")
+        lines = {line.source: line for line in waiting}
+
+        def answers(requests: Mapping[str, Request]) -> Iterator[tuple[str, RequestOutput]]:
+            return run(self._llm, requests.items(), self._params, is_strict=not self._args.input)
+
+        with tqdm(total=len(waiting), unit="request", desc="generating", disable=not shown) as bar:
+            for line, output in outcomes(lines, answers):
+                if line.error is not None:
+                    print_error(line.error)
+                    self.num_failed += 1
                 self._note_first_token(output)
                 ended[line.source] = output
                 bar.update()
-                while waiting and (waiting[0].error or waiting[0].source in ended):
+                while waiting and waiting[0].source in ended:
                     due = waiting.popleft()
-                    self._print(due, ended.pop(due.source, None))
-        for line in waiting:
-            self._print(line, None)
+                    self._print(due, ended.pop(due.source))
 
-    def _requests(self) -> Iterator[tuple[Line, Request]]:
-        """Yield the lines that have requests, and report the others in their place."""
-        for line in self._lines:
-            if line.error is None:
-                yield line, line.request
-            else:
-                self._report(line, line.error)
-
-    def _params(self, line: Line, request: Request) -> SamplingParams:
+    def _params(self, source: str, request: Request) -> SamplingParams:
         from mie.batch.requests import sampling_of
 
         defaults = self._llm.generation_config.sampling
         return sampling_params(self._args, sampling_of(request), defaults)
 
-    def _report(self, line: Line, error: str) -> None:
-        """Print a line on standard error for a failed request."""
-        line.error = error
-        print(f"mie: error: {' '.join(error.split())}", file=sys.stderr)
-        self.num_failed += 1
-
-    def _note_first_token(self, output: RequestOutput) -> None:
+    def _note_first_token(self, output: RequestOutput | None) -> None:
         """Record the time of the earliest first token of all requests."""
-        moment = output.metrics.first_token_time if output.metrics else None
+        moment = output.metrics.first_token_time if output and output.metrics else None
         if moment is not None:
             seconds = moment - self._began
             self._first_token = min(seconds, self._first_token or seconds)
 
     def _print(self, line: Line, output: RequestOutput | None) -> None:
-        if line.error is not None or output is None:
-            error = line.error or ""
-            records, title, texts = [line.refusal(error)], line.source, [f"[error: {error}]"]
+        if output is None:
+            title, texts = line.source, [f"[error: {line.error}]"]
         else:
             self._num_done += 1
-            records, title = line.records(output, self._args.model), line.title
+            title = line.title
             texts = [choice.text for choice in output.outputs]
             if len(texts) > 1:
                 texts = [f"[{index}] {text}" for index, text in enumerate(texts)]
         if self._args.json:
-            texts = list(map(json.dumps, records))
+            texts = list(map(json.dumps, line.records(output, self._args.model)))
         elif len(self._lines) > 1:
             texts = [_title(title), *texts, ""]
         print("\n".join(texts), flush=True)

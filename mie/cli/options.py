@@ -130,9 +130,14 @@ def trace_failed(args: argparse.Namespace, llm: LLM) -> bool:
     """Return whether the trace ended early, and print it on standard error."""
     error = llm.engine.log_error
     if error is not None:
-        message = f"--trace {args.trace} is incomplete: {getattr(error, 'strerror', None) or error}"
-        print(f"mie: error: {message}", file=sys.stderr)
+        reason = getattr(error, "strerror", None) or error
+        print_error(f"--trace {args.trace} is incomplete: {reason}")
     return error is not None
+
+
+def print_error(message: str) -> None:
+    """Print an error in one line on standard error."""
+    print(f"mie: error: {' '.join(message.split())}", file=sys.stderr)
 
 
 def sampling_params(

@@ -20,7 +20,7 @@ from mie.config.params.checks import check_labels, check_length
 from mie.config.params.sampling import RequestOutputKind, SamplingParams, truncated
 from mie.engine.constraint import Constraints, check_constraint, structure_of
 from mie.engine.engine import Engine
-from mie.errors import ConfigError, RequestError, shown
+from mie.errors import ConfigError, PromptTooLongError, RequestError, shown
 from mie.frontend.outputs import Prompt
 from mie.frontend.request_state import PreparedRequest
 from mie.text.tokenizer import Tokenizer, encode_bad_words
@@ -54,10 +54,15 @@ class Preparer:
         request_id: str | None = None,
         priority: int = 0,
         client: str | None = None,
+        cache_salt: str | None = None,
+        *,
+        add_special_tokens: bool = True,
     ) -> PreparedRequest:
         """Return the prepared request, for `constrained`.
 
-        If ``output_kind`` is None, that of ``params`` is used.
+        If ``output_kind`` is None, that of ``params`` is used. A salt in the prompt wins over
+        ``cache_salt``. A text is encoded with the special tokens that the model expects, unless
+        ``add_special_tokens`` is False.
 
         Raises:
             ConfigError: a parameter is not allowed.
@@ -71,9 +76,9 @@ class Preparer:
         params, answer = _answering(params, given.get("answer"))
         with naming_tools(answer):
             params = without_text(params, self.tokenizer, self.limits)
-        cache_salt = given.get("cache_salt")
+        cache_salt = given.get("cache_salt", cache_salt)
         check_labels(request_id, priority, cache_salt, client, self.limits)
-        text, token_ids = self._tokenize(given, params)
+        text, token_ids = self._tokenize(given, params, add_special_tokens)
         form: AnswerFormat | None = given.get("answer")
         if form is not None and form.before_structure and params.structured_outputs is not None:
             text = None if text is None else text + form.before_structure
@@ -122,9 +127,11 @@ class Preparer:
         tokenizer = self.required_tokenizer()
         limit = self.limits.prompt_chars(self.engine.max_model_len)
         if isinstance(text, str) and len(text) > limit:
-            raise RequestError(
+            raise PromptTooLongError(
                 f"prompt has {len(text)} characters; the limit is {limit} (shorten it, or raise "
-                "max_prompt_chars in request_limits)"
+                "max_prompt_chars in request_limits)",
+                None,
+                self.engine.max_model_len,
             )
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
@@ -137,18 +144,17 @@ class Preparer:
         return self.tokenizer
 
     def _tokenize(
-        self, given: Mapping[str, Any], params: SamplingParams
+        self, given: Mapping[str, Any], params: SamplingParams, add_special_tokens: bool
     ) -> tuple[str | None, list[int]]:
         text, token_ids = given.get("prompt"), given.get("prompt_token_ids")
         if text is not None and not isinstance(text, str):
             raise RequestError(f"a prompt's text must be a string; got {shown(text)}")
         if token_ids is None:
-            token_ids = self.encode(str(text))
+            token_ids = self.encode(str(text), add_special_tokens=add_special_tokens)
         elif not is_token_list(token_ids):
             raise RequestError(f"prompt_token_ids must be a list; got {shown(token_ids)}")
-        elif params.truncate_prompt_tokens is None:
-            check_length(len(token_ids), self.engine.max_model_len)
         kept = truncated(token_ids, params, self.engine.max_model_len)
+        check_length(len(kept), self.engine.max_model_len)
         return text, kept.tolist() if hasattr(kept, "tolist") else list(kept)
 
 
@@ -171,7 +177,9 @@ def _answering(
     if not params.detokenize:
         raise RequestError("tools need text; got detokenize=False")
     if params.structured_outputs is not None:
-        raise RequestError("tools and structured_outputs exclude each other (leave one out)")
+        raise RequestError(
+            "structured_outputs and tools exclude each other, unless tool_choice is 'none'"
+        )
     params = copy.copy(params)
     params.structured_outputs = answer.structured_outputs
     return params, answer

@@ -1,8 +1,9 @@
 """File the results of the engine's steps under the callers of their requests."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from mie.base.stats.step import QueueState
 from mie.engine.engine import Engine
 from mie.engine.step import StepOutput
 from mie.errors import RequestError
@@ -23,15 +24,23 @@ class OutputProcessor:
         self.changed: set[CollectorRef] = set()
         """Collectors with news. The code that notifies their callers clears it."""
 
-    def add_all(self, prepared: Sequence[PreparedRequest], collector: Collector) -> list[str]:
+    def add_all(
+        self,
+        prepared: Sequence[PreparedRequest],
+        collector: Collector,
+        check: Callable[[QueueState], object] | None = None,
+    ) -> list[str]:
         """Queue requests in the engine, all or none, and return their ids.
 
-        It may be called again after an interrupt at any line.
+        ``check`` gets their client's queue, and may refuse them. This method may be called again
+        after an interrupt at any line.
 
         Raises:
             RequestError: one of them could never be served; nothing was added.
         """
         self.retract(prepared)
+        if check is not None:
+            check(self._engine.queue(prepared[0].client))
         ids = []
         try:
             for each in prepared:

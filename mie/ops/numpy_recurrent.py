@@ -20,7 +20,6 @@ class NumpyRecurrent(Backend):
     """The part of `NumpyBackend` that recurrent layers need."""
 
     dtype: np.dtype[Any]
-    _causal_conv: Callable[..., Floats] = staticmethod(recurrent.causal_conv)
 
     def state_bytes(self, shape: RecurrentShape) -> int:
         return shape.num_elements * self.dtype.itemsize
@@ -97,7 +96,7 @@ class NumpyRecurrent(Backend):
     ) -> Floats:
         kernel = weights.conv.reshape(weights.shape.kernel_size, -1)
         of = batch.cu_seqlens_q, *slots_of(batch)
-        return self._causal_conv(x, kernel, weights.conv_bias, states.columns[layer], of)
+        return recurrent.causal_conv(x, kernel, weights.conv_bias, states.columns[layer], of)
 
     def _recur(
         self,

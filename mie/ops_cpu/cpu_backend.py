@@ -14,7 +14,6 @@ from mie.ops.backend import KVCacheShape, StepBatch
 from mie.ops.kv_cache import HALVES, LARGEST, Cache, QuantizedCache
 from mie.ops.linear import check_kept
 from mie.ops.numpy_backend import NumpyBackend
-from mie.ops.numpy_recurrent import Recurrence
 from mie.ops.packed import PackedMatrix
 from mie.ops.quantised import Form, Part, QuantisedRows, Rows, only_floats
 from mie.ops.sampling import RowControls
@@ -24,7 +23,6 @@ from mie.ops_cpu.blas import Blas
 from mie.ops_cpu.embedding import Embedding
 from mie.ops_cpu.linear import Matrix, PackedTiles, PlainMatrix, TiledMatrix
 from mie.ops_cpu.products import Groups
-from mie.ops_cpu.recurrent import conv_with_decodes, recur_with_threads
 from mie.ops_cpu.weights import widened
 from mie.ops_cpu.workers import Workers
 from mie.system.resources import available_cpus
@@ -56,7 +54,6 @@ class CpuBackend(NumpyBackend):
     """
 
     name = "numpy"
-    _causal_conv = staticmethod(conv_with_decodes)
 
     def __init__(
         self,
@@ -193,16 +190,6 @@ class CpuBackend(NumpyBackend):
             return super().paged_attention(q, cache, layer, batch, window, soft_cap, sinks)
         memory = cache.elements if isinstance(cache, QuantizedCache) else cache
         return self._attention(q, memory, layer, batch, window, soft_cap, sinks)
-
-    def _recur(
-        self,
-        recurrence: Recurrence,
-        of_tokens: Sequence[Floats],
-        others: Sequence[Floats],
-        states: Floats,
-        batch: StepBatch,
-    ) -> Floats:
-        return recur_with_threads(recurrence, of_tokens, others, states, batch, self.workers)
 
     def silu_mul(self, gate_up: Floats) -> Floats:
         return elementwise.silu_mul(gate_up, self.workers)

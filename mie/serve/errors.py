@@ -17,6 +17,7 @@ from mie.errors import (
     ConfigError,
     EngineDeadError,
     MieError,
+    PromptTooLongError,
     RequestError,
     RequestFailedError,
     ThreadLimitError,
@@ -114,12 +115,6 @@ def unsupported(name: str, why: str) -> ApiError:
     return ApiError(400, message, code="unsupported_parameter", param=name)
 
 
-def exclusive(structure_name: str) -> ApiError:
-    """The 400 for tools beside a structure of the answer."""
-    message = f"{structure_name} and tools exclude each other, unless tool_choice is 'none'"
-    return invalid(message, structure_name)
-
-
 def not_json(error: ValueError) -> ApiError:
     """The 400 for a body that cannot be read as JSON."""
     what = f"the body is not valid JSON: {error}"
@@ -199,6 +194,8 @@ def api_error(error: Exception, known_params: Set[str] = frozenset()) -> ApiErro
         return unavailable(str(error), 1)
     if isinstance(error, RequestFailedError):
         return ApiError(500, str(error), code="request_failed")
+    if isinstance(error, PromptTooLongError):
+        return too_long(error.num_tokens, None, error.max_model_len)
     if isinstance(error, ChatTemplateError):
         return invalid(str(error), "messages")
     if isinstance(error, (RequestError, ConfigError)):

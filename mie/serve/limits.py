@@ -88,17 +88,13 @@ class QueueLimit:
         finally:
             self._num_entering[client] -= num_reqs
 
-    def check(self, prepared: Sequence[PreparedRequest]) -> Callable[[QueueState], None]:
-        """Return a check for the engine's thread. It raises `QueueFull` without room for these."""
-        num_tokens = sum(len(each.token_ids) for each in prepared)
-
-        def check(queue: QueueState) -> None:
-            self._check_reqs(queue, len(prepared) - queue.num_free_seats + queue.num_requests)
-            most, got = self._max_tokens, queue.num_tokens + num_tokens
-            if most is not None and queue.num_requests and got > most:
-                raise _full("max_num_queued_tokens", f"{got} prompt tokens", most, queue)
-
-        return check
+    def check(self, prepared: Sequence[PreparedRequest], queue: QueueState) -> None:
+        """Raise `QueueFull` if there is no room for these. The engine's thread calls this."""
+        self._check_reqs(queue, len(prepared) - queue.num_free_seats + queue.num_requests)
+        most = self._max_tokens
+        got = queue.num_tokens + sum(len(each.token_ids) for each in prepared)
+        if most is not None and queue.num_requests and got > most:
+            raise _full("max_num_queued_tokens", f"{got} prompt tokens", most, queue)
 
     def _check_reqs(self, queue: QueueState, num_queued: int) -> None:
         if self._max_reqs is not None and num_queued > self._max_reqs:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from mie.serve.asgi import NDJSON, OPEN_ROUTES, SSE
 from mie.serve.auth import is_of_clients
-from mie.serve.body import Body
+from mie.serve.body import Body, read
 from mie.serve.config import ServeConfig
 from mie.serve.errors import dialect_of
 from mie.serve.serving import Serving
@@ -42,7 +42,8 @@ class Operation:
 
     method: str
     path: str
-    handler: Callable[[Request], Awaitable[Response]]
+    handler: Callable[[Any], Awaitable[Response]]
+    """It gets the request as an `Asked` if there is a body."""
     answer: str
     """The name of its shape in ``answers.yaml``; "" is plain text."""
     body: type[Body] | None = None
@@ -53,6 +54,18 @@ class Operation:
         """The first sentence about the handler."""
         first = (self.handler.__doc__ or "").partition("\n")[0]
         return first.partition(". ")[0].removesuffix(".")
+
+    @property
+    def endpoint(self) -> Callable[[Request], Awaitable[Response]]:
+        """The handler, which gets the body that was read, if there is one."""
+        handler, body = self.handler, self.body
+        if body is None:
+            return handler
+
+        async def endpoint(request: Request) -> Response:
+            return await handler(await read(request, body))
+
+        return endpoint
 
     @property
     def streams(self) -> bool:

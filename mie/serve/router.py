@@ -297,8 +297,10 @@ _OWN: Mapping[str, Any] = {
     "/api/show": _show,
     "/v1/requests/{id}/cancel": _cancel,
     "/openapi.json": _openapi,
+    "/models/load": _load,
+    "/models/unload": _unload,
 }
-"""Handlers of routes that no model answers."""
+"""Endpoints of routes that no model answers."""
 _SAME = frozenset({"/api/version", "/health", "/ready", "/ping", "/load", "/version", "/metrics"})
 """Routes whose handlers are those of a server with one engine, and know no engine."""
 OWN_OPERATIONS = (
@@ -320,7 +322,7 @@ def create_router(edge: ModelsEdge) -> Starlette:
         edge.shell.close()
 
     dispatch, own = Dispatch(edge), {*_OWN, *_SAME}
-    others = {each.path: dispatch for each in OPERATIONS if each.path not in own}
+    others = {**dict.fromkeys({each.path for each in OPERATIONS} - own, dispatch), **_OWN}
     page = []
     if edge.config.page:
         data = ("config", "events", "history", "state", "text", "why")

@@ -84,9 +84,9 @@ async def cancel(request: Request, servings: Sequence[Serving]) -> Response:
     """
     response_id = request.path_params["id"]
     for serving in servings:
-        generation = serving.running.get(response_id)
-        if generation is not None and generation.client == request.scope.get("mie.client"):
-            await serving.engine.abort([str(each.request_id) for each in generation.prepared])
+        writer = serving.running.get(response_id)
+        if writer and writer.asked.scope.get("mie.client") == request.scope.get("mie.client"):
+            await serving.engine.abort([str(each.request_id) for each in writer.prepared])
             return json_response({"id": response_id, "cancelled": True})
     raise ApiError(
         404,
@@ -194,7 +194,7 @@ def routes(
         methods = [operation.method.upper() for operation in group]
         path = "/v1/models/{id:path}" if path == "/v1/models/{id}" else path
         names = {path, path.removeprefix("/v1")} if path in UNPREFIXED else {path}
-        endpoint = others.get(group[0].path, group[0].handler)
+        endpoint = others.get(group[0].path, group[0].endpoint)
         found += [Route(each, endpoint, methods=methods) for each in sorted(names)]
     methods = ["GET", "POST", "DELETE"]
     for why, paths in NOT_SUPPORTED.items():

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import json
 import logging
 import os
 import time
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from starlette.types import Scope
 
 from mie.async_llm import AsyncLLM, ModelFacts
 from mie.config.engine import EngineConfig
 from mie.config.params.sampling import RequestOutputKind, SamplingParams
-from mie.errors import MieError, shown
-from mie.frontend.outputs import RequestOutput
-from mie.frontend.request_state import PreparedRequest
-from mie.frontend.stream import OutputStream
-from mie.serve.access_log import work_of
-from mie.serve.asgi import Pace, facts_of
+from mie.errors import shown
+from mie.serve.asgi import Pace
 from mie.serve.config import ServeConfig
-from mie.serve.errors import ApiError, api_error, invalid, naming_structure, too_long
+from mie.serve.errors import ApiError, invalid, naming_structure
 from mie.serve.limits import QueueLimit
-from mie.system.threads import call_in_thread
 from mie.text.messages import Message
 from mie.text.pretrained import PretrainedTokenizer
 from mie.version import __version__
+
+if TYPE_CHECKING:
+    from mie.serve.writer import Writer
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +37,11 @@ MAX_REPORTS = 1000
 
 
 A = TypeVar("A", covariant=True)
-_NO_PARAMS = SamplingParams()
 
 
 @dataclass(kw_only=True)
 class Asked(Generic[A]):
-    """An HTTP request whose body was read, and the engine's part of it, which a dialect adds."""
+    """An HTTP request whose body was read, and the parameters that its dialect takes from it."""
 
     body: A
     model: str
@@ -56,116 +50,39 @@ class Asked(Generic[A]):
     """Headers for the answer."""
     serving: Serving
     scope: Scope
-    response_id: str = ""
-    prompts: Sequence[Any] = ()
-    """Texts, lists of token ids, or prompts of `AsyncLLM.chat_prompt`."""
-    params: SamplingParams = field(default_factory=lambda: _NO_PARAMS)
-    is_max_tokens_given: bool = False
-    """Whether ``params.max_tokens`` is the client's own, which must fit the context."""
-    adds_special_tokens: bool = True
-    """Whether texts are encoded with the special tokens that the tokenizer adds."""
-    structure_name: str = "structured_outputs"
+    params: SamplingParams = field(init=False)
+    must_fit: bool = field(init=False)
+    """Whether ``params.max_tokens`` is the client's own, for which the context must have room."""
+    structure_name: str = field(init=False)
     """The client's field that describes the structure of the answer."""
-    logprobs_name: str = "logprobs"
-    """The client's parameter that says how many log-probabilities each token gets."""
 
-
-class Generation:
-    """The prompts of one HTTP request while they run. Close it, however the request ends."""
-
-    def __init__(
-        self, asked: Asked[Any], prepared: Sequence[PreparedRequest], stream: OutputStream
+    def set_params(
+        self,
+        structure_name: str,
+        stream: bool | None,
+        *,
+        fills_context: bool = True,
+        must_fit: bool = True,
+        **given: Any,
     ) -> None:
-        self.asked = asked
-        self.client: str | None = asked.scope.get("mie.client")
-        """The name of the client's key; only the same client may cancel the request."""
-        self.prepared = prepared
-        self.finished: list[RequestOutput] = []
-        """The final outputs that were taken so far."""
-        self._stream = stream
-        self._places = {each.request_id: place for place, each in enumerate(prepared)}
-        self._timer: asyncio.TimerHandle | None = None
-        self._is_quiet = self._is_overdue = False
-        self._is_paced = asked.params.output_kind is not RequestOutputKind.DELTA
+        """Set the sampling parameters: those given over the model's own. None is not given.
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether every final output was taken."""
-        return not self._stream.num_unfinished
-
-    def place(self, output: RequestOutput) -> int:
-        """Return which of the job's prompts an output belongs to."""
-        return self._places[output.request_id]
-
-    async def next(self) -> list[RequestOutput]:
-        """Wait for outputs, and return those that arrived, merged for each prompt.
-
-        The list is empty if nothing came for the time that `keep_alive` was given.
+        If the answer ``fills_context``, the rest of the context is its default length. If it
+        ``must_fit``, a client's ``max_tokens`` is refused where it exceeds that rest. Refusals of a
+        structured output begin with ``structure_name``.
 
         Raises:
-            EngineDeadError: the engine cannot go on.
+            ApiError: the answer cannot be made to match.
+            ConfigError: a value is out of range, or values contradict each other.
         """
-        while True:
-            await self._stream.arrival
-            outputs = self._stream.take()
-            if outputs or self._is_overdue:
-                break
-        if outputs and not self._is_paced:  # later tokens may be merged
-            self._stream.delay(self.asked.serving.pace.hold)
-            self._is_paced = True
-        for output in outputs:
-            if output.finished:
-                self.finished.append(output)
-        return outputs
-
-    async def all(self) -> list[RequestOutput]:
-        """Wait for the end, and return the final outputs in the order of the prompts."""
-        while not self.is_finished:
-            await self.next()
-        return sorted(self.finished, key=self.place)
-
-    def keep_alive(self, interval: float) -> None:
-        """Let `next` return, maybe nothing, ``interval`` seconds after `sent`; 0: never."""
-        if interval:
-            self._is_quiet = True
-            self._timer = asyncio.get_running_loop().call_later(interval, self._tick, interval)
-
-    @property
-    def is_overdue(self) -> bool:
-        """Whether nothing was sent for the time that `keep_alive` was given."""
-        return self._is_overdue
-
-    def sent(self) -> None:
-        """Note that a stream has sent something."""
-        self._is_quiet = self._is_overdue = False
-
-    def failed(self, error: Exception) -> ApiError:
-        """Return the error that a stream which has begun ends with. The log has its status."""
-        if not isinstance(error, (ApiError, MieError)):
-            logger.error("a stream met a bug: %r", error, exc_info=error)
-        failed = api_error(error)
-        facts_of(self.asked.scope)["status"] = failed.status
-        return failed
-
-    def progress(self) -> tuple[int, int]:
-        """Return how many tokens of unfinished prompts are computed, and of how many."""
-        return self._stream.progress()
-
-    def close(self) -> None:
-        """End unfinished prompts before the next step, and forget the request. It never waits."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._stream.close()
-        num_prompt = sum(len(each.token_ids) for each in self.prepared)
-        work = work_of(num_prompt, self._stream.num_generated, self._stream.metrics)
-        facts_of(self.asked.scope).update(work)
-        self.asked.serving.running.pop(self.asked.response_id, None)
-
-    def _tick(self, interval: float) -> None:
-        if self._is_quiet:
-            self._is_overdue = True
-            self._stream.nudge()
-        self.keep_alive(interval)
+        values: dict[str, Any] = {"max_tokens": None} if fills_context else {}
+        values |= self.serving.defaults
+        values |= {name: value for name, value in given.items() if value is not None}
+        kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
+        with naming_structure(structure_name):
+            self.params = SamplingParams(**values, output_kind=kind)
+        self.must_fit = must_fit and given.get("max_tokens") is not None
+        self.structure_name = structure_name
 
 
 class Serving:
@@ -197,8 +114,8 @@ class Serving:
         """Sampling parameters that the model's files, or the command line, recommend."""
         self._reports: set[str] = set()
         self.pace = Pace(config.max_chunks_per_second)
-        self.running: dict[str, Generation] = {}
-        """The generations that run, by the ids of their responses."""
+        self.running: dict[str, Writer] = {}
+        """The answers that are being generated, by their ids."""
 
     @property
     def has_chat_template(self) -> bool:
@@ -267,95 +184,21 @@ class Serving:
             options["chat_template"] = self.chat_template
         return await self.engine.chat_prompt(messages, **options)
 
-    def params(
-        self, structure_name: str, stream: bool | None, base: Mapping[str, Any], **given: Any
-    ) -> SamplingParams:
-        """Return sampling parameters: those given over ``base``. None is not given.
-
-        Refusals of a structured output begin with ``structure_name``.
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the tokens of a prompt.
 
         Raises:
-            ApiError: the answer cannot be made to match.
-            ConfigError: a value is out of range, or values contradict each other.
+            ApiError: there is no tokenizer.
+            MieError: the text is longer than a prompt may be.
         """
-        values = {**base, **{name: value for name, value in given.items() if value is not None}}
-        kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
-        with naming_structure(structure_name):
-            return SamplingParams(**values, output_kind=kind)
+        self.required_tokenizer()
+        return await self.engine.tokenize(text, add_special_tokens=add_special_tokens)
 
-    async def start(self, asked: Asked[Any]) -> Generation:
-        """Prepare a request and queue it, all of its prompts or none.
-
-        Raises:
-            ApiError: the prompt does not fit the context.
-            MieError: it can never be served.
-        """
-        if self.config.max_logprobs >= 0:
-            check_logprobs(asked, self.config.max_logprobs)
-        client = self.queue_limit.client_of(asked.scope)
-        with self.queue_limit.entering(client, len(asked.prompts)):
-            prepared = [
-                await self._prepare(asked, place, prompt)
-                for place, prompt in enumerate(asked.prompts)
-            ]
-            stream = await self.engine.add(prepared, self.queue_limit.check(prepared))
-        try:
-            if self.config.log_prompts:
-                texts = [each.prompt or each.token_ids for each in prepared]
-                facts_of(asked.scope)["prompts"] = json.dumps(texts, ensure_ascii=True)
-            generation = Generation(asked, prepared, stream)
-        except BaseException:
-            stream.close()
-            raise
-        self.running[asked.response_id] = generation
-        return generation
-
-    async def _prepare(self, asked: Asked[Any], place: int, prompt: Any) -> PreparedRequest:
-        max_model_len, is_text = self.facts.max_model_len, isinstance(prompt, str)
-        if is_text and len(prompt) > self.engine.limits.prompt_chars(max_model_len):
-            raise too_long(None, None, max_model_len)
-        if is_text and not asked.adds_special_tokens:
-            encode = self.required_tokenizer().encode
-            ids = await call_in_thread(encode, prompt, False)
-            prompt = {"prompt": prompt, "prompt_token_ids": ids}
-        elif not isinstance(prompt, Mapping):
-            prompt = {"prompt" if is_text else "prompt_token_ids": prompt}
-        token_ids = prompt.get("prompt_token_ids")
-        is_cut = asked.params.truncate_prompt_tokens is not None
-        if token_ids is not None and len(token_ids) >= max_model_len and not is_cut:
-            raise too_long(len(token_ids), None, max_model_len)
-        with naming_structure(asked.structure_name):
-            prepared = await self.engine.prepare(
-                {**prompt, "cache_salt": salt_of(asked.scope, asked.body.cache_salt)},
-                asked.params,
-                asked.response_id if len(asked.prompts) == 1 else f"{asked.response_id}-{place}",
-                client=self.queue_limit.client_of(asked.scope),
-                caller=asked.scope.get("mie.client"),
-                priority=self._clamped(asked.body.priority or 0),
-            )
-        num_prompt, num_new = len(prepared.token_ids), prepared.params.max_tokens or 0
-        if num_prompt >= max_model_len:
-            raise too_long(num_prompt, None, max_model_len)
-        if asked.is_max_tokens_given and num_prompt + num_new > max_model_len:
-            raise too_long(num_prompt, num_new, max_model_len)
-        return prepared
-
-    def _clamped(self, priority: int) -> int:
+    def priority_of(self, priority: int | None) -> int:
         """Return a client's priority. The engine refuses one that its policy does not read."""
         if self.engine.engine_config.scheduling_policy != "priority":
-            return priority
-        return max(priority, self.config.highest_priority)
-
-
-def check_logprobs(asked: Asked[Any], limit: int) -> None:
-    """Raise the 400 for more log-probabilities than the server gives."""
-    for name, count in (
-        (asked.logprobs_name, asked.params.logprobs),
-        ("prompt_logprobs", asked.params.prompt_logprobs),
-    ):
-        if count is not None and not 0 <= count <= limit:
-            wanted = "all" if count == -1 else count
-            raise invalid(f"{name} asks for {wanted}; the limit is {limit} (--max-logprobs)", name)
+            return priority or 0
+        return max(priority or 0, self.config.highest_priority)
 
 
 def without_paths(message: str, directories: Iterable[Path]) -> str:
@@ -372,11 +215,6 @@ def salt_of(scope: Scope, cache_salt: str | None) -> str | None:
     if of_key is None or cache_salt is None:
         return of_key or cache_salt
     return hashlib.sha256(f"{of_key}\0{cache_salt}".encode()).hexdigest()
-
-
-def new_id(prefix: str) -> str:
-    """Return an id for a response, which cannot be guessed."""
-    return f"{prefix}-{uuid.uuid4().hex}"
 
 
 def _names(model: str) -> list[str]:

@@ -1,23 +1,41 @@
-"""From the engine's outputs to an answer: the common part of all dialects.
+"""From a request to an answer: the common part of all dialects.
 
 A dialect is a `Writer`. It renders each choice as events of a stream, or as one whole answer. The
 dialects whose answers have parts, one after another, render the same stream of part events.
 """
 
+import asyncio
 import json
+import logging
+import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
 
 from starlette.responses import Response
 
 from mie.config.params.sampling import RequestOutputKind
+from mie.errors import MieError
 from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
-from mie.serve.asgi import SSE, EventStream
-from mie.serve.errors import ApiError, refuse_failed, refuse_unfinished
+from mie.frontend.request_state import PreparedRequest
+from mie.frontend.stream import OutputStream
+from mie.serve.access_log import work_of
+from mie.serve.asgi import SSE, EventStream, facts_of
+from mie.serve.errors import (
+    ApiError,
+    api_error,
+    invalid,
+    naming_structure,
+    refuse_failed,
+    refuse_unfinished,
+    too_long,
+)
 from mie.serve.openai.logprobs import LogprobWriter, TextOffsets
-from mie.serve.serving import Asked, Generation
-from mie.structured.tools.definitions import ToolCall
+from mie.serve.parts import PartEvent, Parts
+from mie.serve.serving import Asked, salt_of
+
+logger = logging.getLogger(__name__)
 
 
 class Choice:
@@ -45,21 +63,36 @@ class Choice:
 
 
 class Writer(ABC):
-    """Turns outputs into the answer of one request."""
+    """Runs one HTTP request, and writes its answer. A dialect says how the answer looks."""
 
     media_type: ClassVar[str] = SSE
     """The content type of a stream."""
+    id_prefix: ClassVar[str]
+    """The beginning of the ids of answers."""
+    logprobs_name: ClassVar[str] = "top_logprobs"
+    """The client's parameter that says how many log-probabilities each token gets."""
 
-    def __init__(self, generation: Generation, **spelling: bool) -> None:
+    add_special_tokens = True
+    """Whether texts are encoded with the special tokens that the model expects."""
+
+    def __init__(self, asked: Asked[Any], **spelling: bool) -> None:
         """``spelling`` says how log-probabilities are written, as options of `LogprobWriter`."""
-        self.generation = generation
-        self.asked = generation.asked
+        self.asked = asked
+        self.response_id = f"{self.id_prefix}{uuid.uuid4().hex}"
+        self.prepared: Sequence[PreparedRequest] = ()
+        """The prompts."""
+        self.finished: list[RequestOutput] = []
+        """The final outputs so far."""
         self.choices: dict[int, Choice] = {}
         self._spelling = spelling
-        self.logprobs = None if self.asked.params.logprobs is None else self.new_logprobs()
+        self.logprobs = None if asked.params.logprobs is None else self.new_logprobs()
         self.keeps_tokens = self.logprobs is not None
         """Whether tokens wait for an event that reports them."""
         self._has_begun = False
+        self._stream: OutputStream
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_quiet = self._is_overdue = False
+        self._is_paced = asked.params.output_kind is not RequestOutputKind.DELTA
 
     def new_logprobs(self) -> LogprobWriter:
         """Return a writer of this request's log-probabilities."""
@@ -91,7 +124,7 @@ class Writer(ABC):
 
     def keepalive(self) -> str:
         """Return a sign of life for a client that waits for the engine."""
-        computed, total = self.generation.progress()
+        computed, total = self._stream.progress()
         return f": keepalive {computed}/{total}\n\n"
 
     @abstractmethod
@@ -100,9 +133,10 @@ class Writer(ABC):
 
     # The answer
 
-    def answer(self, outputs: list[RequestOutput]) -> Any:
-        """Return the body of an answer that is not streamed."""
-        return self.whole([self._noted(x, new) for x in outputs for new in x.outputs])
+    def place(self, output: RequestOutput) -> int:
+        """Return which of the prompts an output belongs to."""
+        suffix = output.request_id.removeprefix(self.response_id)
+        return int(suffix[1:] or 0)
 
     def render(self, outputs: list[RequestOutput]) -> Iterator[str]:
         """Yield the events of outputs, which may be empty."""
@@ -119,7 +153,7 @@ class Writer(ABC):
 
     def _noted(self, output: RequestOutput, new: CompletionOutput) -> Choice:
         """Return the choice of an output, with its new tokens."""
-        index = self.generation.place(output) * self.asked.params.n + new.index
+        index = self.place(output) * self.asked.params.n + new.index
         choice = self.choices.get(index)
         if choice is None:
             choice = self.choices[index] = Choice(index)
@@ -132,143 +166,151 @@ class Writer(ABC):
 
     async def events(self, outputs: list[RequestOutput]) -> AsyncGenerator[bytes, None]:
         """Yield the events of the stream; ``outputs`` came already."""
-        generation = self.generation
         try:
             while True:
                 refuse_failed(outputs)
                 events = "".join(self.render(outputs))
-                if generation.is_finished:
+                if not self._stream.num_unfinished:
                     yield (events + self.end()).encode()
                     return
-                if not events and generation.is_overdue:
+                if not events and self._is_overdue:
                     events = self.keepalive()
                 if events:
                     yield events.encode()
-                    generation.sent()
-                outputs = await generation.next()
+                    self._is_quiet = self._is_overdue = False
+                outputs = await self._next()
         except Exception as error:
-            yield self.failure(generation.failed(error)).encode("utf-8", "replace")
+            if not isinstance(error, (ApiError, MieError)):
+                logger.error("a stream met a bug: %r", error, exc_info=error)
+            failed = api_error(error)
+            facts_of(self.asked.scope)["status"] = failed.status
+            yield self.failure(failed).encode("utf-8", "replace")
 
+    # The run
 
-async def respond(asked: Asked[Any], new_writer: Callable[[Generation], Writer]) -> Response:
-    """Run a request, and return its answer, or a stream once there is something to send.
+    async def respond(self, prompts: Sequence[Any]) -> Response:
+        """Run the request, and return its answer, or a stream once there is something to send.
 
-    Raises:
-        ApiError: it failed before anything was sent, so that the status can say so.
-        MieError: it can never be served, or the engine cannot go on.
-    """
-    generation = await asked.serving.start(asked)
-    try:
-        writer = new_writer(generation)
-        if asked.params.output_kind is RequestOutputKind.DELTA:
-            generation.keep_alive(asked.serving.config.keepalive_interval)
-            first = await generation.next()
-            refuse_failed(first)
-            events = writer.events(first)
-            return EventStream(events, generation.close, asked.headers, writer.media_type)
-        outputs = await generation.all()
-        refuse_failed(outputs)
-        answer = writer.answer(outputs)
-    except BaseException:
-        generation.close()
-        raise
-    generation.close()
-    return json_response(answer, asked.headers)
+        ``prompts`` are texts, lists of token ids, or prompts of `AsyncLLM.chat_prompt`.
+
+        Raises:
+            ApiError: it failed before anything was sent, so that the status can say so.
+            MieError: it can never be served, or the engine cannot go on.
+        """
+        await self._start(prompts)
+        try:
+            if self.asked.params.output_kind is RequestOutputKind.DELTA:
+                self._keep_alive()
+                first = await self._next()
+                refuse_failed(first)
+                events, headers = self.events(first), self.asked.headers
+                return EventStream(events, self.close, headers, self.media_type)
+            while self._stream.num_unfinished:
+                await self._next()
+            outputs = sorted(self.finished, key=self.place)
+            refuse_failed(outputs)
+            answer = self.whole([self._noted(x, new) for x in outputs for new in x.outputs])
+        except BaseException:
+            self.close()
+            raise
+        self.close()
+        return json_response(answer, self.asked.headers)
+
+    async def _start(self, prompts: Sequence[Any]) -> None:
+        """Prepare the prompts and queue them, all or none."""
+        serving, scope = self.asked.serving, self.asked.scope
+        limit, engine = serving.queue_limit, serving.engine
+        if serving.config.max_logprobs >= 0:
+            self._check_logprobs(serving.config.max_logprobs)
+        many = len(prompts) > 1
+        with limit.entering(limit.client_of(scope), len(prompts)):
+            self.prepared = [
+                await self._prepare(
+                    prompt, f"{self.response_id}-{place}" if many else self.response_id
+                )
+                for place, prompt in enumerate(prompts)
+            ]
+            self._stream = await engine.add(self.prepared, partial(limit.check, self.prepared))
+        serving.running[self.response_id] = self
+        if serving.config.log_prompts:
+            texts = [each.prompt or each.token_ids for each in self.prepared]
+            facts_of(scope)["prompts"] = json.dumps(texts, ensure_ascii=True)
+
+    async def _prepare(self, prompt: Any, request_id: str) -> PreparedRequest:
+        asked, serving = self.asked, self.asked.serving
+        with naming_structure(asked.structure_name):
+            prepared = await serving.engine.prepare(
+                prompt,
+                asked.params,
+                request_id,
+                priority=serving.priority_of(asked.body.priority),
+                client=serving.queue_limit.client_of(asked.scope),
+                cache_salt=salt_of(asked.scope, asked.body.cache_salt),
+                caller=asked.scope.get("mie.client"),
+                add_special_tokens=self.add_special_tokens,
+            )
+        num_prompt, num_new = len(prepared.token_ids), prepared.params.max_tokens or 0
+        most = serving.facts.max_model_len
+        if asked.must_fit and num_prompt + num_new > most:
+            raise too_long(num_prompt, num_new, most)
+        return prepared
+
+    def _check_logprobs(self, limit: int) -> None:
+        """Raise the 400 for more log-probabilities than the server gives."""
+        for name, count in (
+            (self.logprobs_name, self.asked.params.logprobs),
+            ("prompt_logprobs", self.asked.params.prompt_logprobs),
+        ):
+            if count is not None and not 0 <= count <= limit:
+                wanted = "all" if count == -1 else count
+                message = f"{name} asks for {wanted}; the limit is {limit} (--max-logprobs)"
+                raise invalid(message, name)
+
+    async def _next(self) -> list[RequestOutput]:
+        """Wait for outputs, and return those that arrived, merged for each prompt.
+
+        The list is empty if a sign of life is due.
+
+        Raises:
+            EngineDeadError: the engine cannot go on.
+        """
+        outputs: list[RequestOutput] = []
+        while not outputs and not self._is_overdue:
+            await self._stream.arrival
+            outputs = self._stream.take()
+        if outputs and not self._is_paced:  # later tokens may be merged
+            self._stream.delay(self.asked.serving.pace.hold)
+            self._is_paced = True
+        self.finished += [output for output in outputs if output.finished]
+        return outputs
+
+    def _keep_alive(self) -> None:
+        """Let `_next` end when nothing was sent for the interval, unless that is 0."""
+        if interval := self.asked.serving.config.keepalive_interval:
+            self._is_quiet = True
+            self._timer = asyncio.get_running_loop().call_later(interval, self._tick)
+
+    def _tick(self) -> None:
+        if self._is_quiet:
+            self._is_overdue = True
+            self._stream.nudge()
+        self._keep_alive()
+
+    def close(self) -> None:
+        """End unfinished prompts before the next step, and forget the request. It never waits."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._stream.close()
+        num_prompt = sum(len(each.token_ids) for each in self.prepared)
+        work = work_of(num_prompt, self._stream.num_generated, self._stream.metrics)
+        facts_of(self.asked.scope).update(work)
+        self.asked.serving.running.pop(self.response_id, None)
 
 
 def json_response(content: Any, headers: Mapping[str, str] | None = None) -> Response:
     """Return an answer that is not streamed."""
     data = json.dumps(content, ensure_ascii=False).encode()
     return Response(data, 200, headers, media_type="application/json")
-
-
-Kind = Literal["reasoning", "text", "call"]
-
-
-class Part:
-    """A part of an answer: reasoning, text, or a call of a tool, whose text is its arguments."""
-
-    def __init__(self, kind: Kind, index: int, call: ToolCall | None) -> None:
-        self.kind: Kind = kind
-        self.index = index
-        """Its place in the answer."""
-        self._call = call
-        self.text = ""
-        self.logprobs: list[dict[str, Any]] = []
-
-    @property
-    def call(self) -> ToolCall:
-        """The call, with its id and its name."""
-        assert self._call is not None
-        return self._call
-
-
-class PartEvent(NamedTuple):
-    """A part begins, grows by a text and its log-probabilities, or ends."""
-
-    what: Literal["begin", "grow", "end"]
-    part: Part
-    text: str = ""
-    logprobs: Sequence[dict[str, Any]] = ()
-
-
-class Parts:
-    """The parts of one choice. One after another grows."""
-
-    def __init__(self) -> None:
-        self.all: list[Part] = []
-        self._waiting: list[dict[str, Any]] = []  # of tokens whose text is still to come
-
-    @property
-    def last_call(self) -> Part | None:
-        """The call that began last."""
-        return next((part for part in reversed(self.all) if part.kind == "call"), None)
-
-    def add(
-        self, choice: CompletionOutput, logprobs: list[dict[str, Any]] | None = None
-    ) -> Iterator[PartEvent]:
-        """Yield the events of a choice's new output, in the order in which the model wrote it."""
-        self._waiting += logprobs or ()
-        calls = list(choice.tool_calls or ())
-        last = self.all[-1] if self.all else None
-        if calls and last is not None and last.kind == "call" and calls[0].index == last.call.index:
-            yield from self._grow("call", calls[0].arguments, calls.pop(0))
-        if choice.reasoning:
-            yield from self._grow("reasoning", choice.reasoning)
-        is_plain = choice.reasoning is None and choice.tool_calls is None
-        if choice.text or (is_plain and self._waiting):
-            yield from self._grow("text", choice.text)
-        for call in calls:
-            yield from self._grow("call", call.arguments, call)
-
-    def end(self) -> Iterator[PartEvent]:
-        """Yield the events that end the last part. An empty answer has an empty text."""
-        if not self.all:
-            yield from self._begin("text", None)
-        yield PartEvent("end", self.all[-1])
-
-    def _grow(self, kind: Kind, text: str, call: ToolCall | None = None) -> Iterator[PartEvent]:
-        last = self.all[-1] if self.all else None
-        is_same = last is not None and last.kind == kind
-        if is_same and call is not None:
-            is_same = call.index == self.all[-1].call.index
-        if not is_same:
-            if last is not None:
-                yield PartEvent("end", last)
-            yield from self._begin(kind, call)
-        logprobs: list[dict[str, Any]] = []
-        if kind == "text":
-            logprobs, self._waiting = self._waiting, []
-        if text or logprobs:
-            part = self.all[-1]
-            part.text += text
-            part.logprobs += logprobs
-            yield PartEvent("grow", part, text, logprobs)
-
-    def _begin(self, kind: Kind, call: ToolCall | None) -> Iterator[PartEvent]:
-        part = Part(kind, len(self.all), call)
-        self.all.append(part)
-        yield PartEvent("begin", part)
 
 
 class PartsWriter(Writer):

@@ -376,26 +376,25 @@ class Writer:
         pairs: list[tuple[str, str]] = []
         for _ in range(count):
             kind = self.rng.random()
-            if kind < 0.18 and len(told.text) > 300:
+            if kind < 0.14 and len(told.text) > 300:
                 answer = self.short_story(told.cast, told.plot)
                 pairs.append(self._follow("shorter_requests", told, answer))
-            elif kind < 0.34:
-                other = self.rng.choice([plot for plot in G.plots if plot != told.plot])
-                told = self._tell(told.cast, other)
+            elif kind < 0.36:
+                told = self._tell(told.cast, _next_plot(told.plot))
                 pairs.append(self._follow("same_again", told, told.text))
-            elif kind < 0.50:
+            elif kind < 0.66:
                 new = told.renamed(self._name(told.cast.girl))
                 self.slot_words.add(new.cast.name)
                 template = self.rng.choice(G.lines["rename_requests"])
                 request = self._ask(template.replace("<new>", new.cast.name), told.cast)
                 told = new
                 pairs.append((self._casually(request), told.text))
-            elif kind < 0.70:
+            elif kind < 0.80:
                 beats = [G.lines[f"next_{part}"] for part in ("first", "second", "third")]
                 chosen = beats if self.rng.random() < 0.6 else beats[:2]
                 answer = " ".join(self.fill(self.rng.choice(b), told.cast) for b in chosen)
                 pairs.append(self._follow("next_requests", told, answer))
-            elif kind < 0.82:
+            elif kind < 0.90:
                 pairs += self.story_questions(told.cast, 1)
             else:
                 pairs.append(self.small_talk())
@@ -586,6 +585,12 @@ def heldout_prompts(count: int, seed: int) -> Iterator[dict[str, object]]:
         }
 
 
+def _next_plot(plot: str) -> str:
+    """Return the plot of another story. It follows from the first one, so it can be learned."""
+    plots = list(G.plots)
+    return plots[(plots.index(plot) + 1) % len(plots)]
+
+
 def _more(kind: str) -> list[str]:
     """Return the words of a kind that have no sentences of their own."""
     if kind == "places":
@@ -610,9 +615,14 @@ def usual_words() -> list[str]:
 
 
 def word_list(seed: int, documents: int = 20_000) -> list[str]:
-    """Return every word of a sample of stories in lower case, except those of the slot lists."""
+    """Return every word of a sample of stories and of answers about them.
+
+    Words are in lower case. Those of the slot lists are left out.
+    """
     writer = Writer(f"words-{seed}")
     words: set[str] = set()
     for _ in range(documents):
-        words.update(re.findall(r"[a-z]+(?:'[a-z]+)?", writer.story(writer.cast()).lower()))
+        _, told = writer.story_pair()
+        texts = [told.text, *(answer for _, answer in writer.follow_ups(told, 2))]
+        words.update(re.findall(r"[a-z]+(?:'[a-z]+)?", " ".join(texts).lower()))
     return sorted(words - {w.lower() for slots in slot_lists().values() for w in slots})

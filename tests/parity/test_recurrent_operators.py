@@ -156,9 +156,8 @@ def test_chunks_and_batches_change_no_bit(machine: Machine, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("name", ["numpy", pytest.param("jit", marks=needs_numba)])
-def test_threads_change_no_bit(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_change_no_bit(name: str, kind: str) -> None:
     """Decodes and chunks, with one thread, with four, and with the plain operators."""
-    monkeypatch.setattr("mie.ops_cpu.recurrent.WORTH_SHARING", 0)
     batch = batch_of([1, 6, 1, 1, 5], [3, 0, 4, 1, 2], [False, True, True, False, False])
 
     def results(backend: Any) -> Outputs:

@@ -7,7 +7,7 @@ import pytest
 
 from mie import SamplingParams
 from mie.serve.openai.logprobs import finite
-from mie.text.pretrained import PretrainedTokenizer
+from mie.text.tokenizer import Tokenizer
 
 PATH = "/v1/completions"
 PROMPT = "Once upon a time there was"
@@ -234,15 +234,15 @@ def test_what_fits_the_context(server):
 def test_texts_without_special_tokens_are_encoded_beside_the_event_loop(server, monkeypatch):
     """And too long ones not at all: the event loop would stand still meanwhile."""
     texts = []
-    encode = PretrainedTokenizer.encode
+    encode = Tokenizer.encode
 
-    def watched(self, text, *args):
+    def watched(self, text, **options):
         texts.append(text)
         with pytest.raises(RuntimeError, match="no running event loop"):
             asyncio.get_running_loop()
-        return encode(self, text, *args)
+        return encode(self, text, **options)
 
-    monkeypatch.setattr(PretrainedTokenizer, "encode", watched)
+    monkeypatch.setattr(Tokenizer, "encode", watched)
     asked = {"max_tokens": 1, "add_special_tokens": False}
     server.ask("/v1/completions", prompt=["A mill", "An otter"], **asked)
     assert texts == ["A mill", "An otter"]

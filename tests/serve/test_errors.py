@@ -15,7 +15,6 @@ from mie.serve import body as bodies
 from mie.serve.errors import ApiError, api_error
 from mie.serve.openai.chunks import ChunkWriter
 from mie.serve.routes import OPERATIONS
-from mie.serve.serving import Generation
 
 KEYS = {"message", "type", "param", "code"}
 
@@ -177,19 +176,17 @@ def test_a_stream_that_fails_later_ends_with_the_error_and_no_reason(server, mon
 
 
 @pytest.mark.parametrize(
-    "where", ["completions.CompletionWriter", "chunks.json", "serving.Generation"]
+    "where", ["openai.completions.CompletionWriter", "openai.chunks.json", "writer.refuse_failed"]
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_bug_costs_one_request_and_no_blocks(server, monkeypatch, where, stream):
     """In each case the client gets a 500 without details, and the request ends."""
-    module, _, name = where.rpartition(".")
-    module = f"mie.serve.{module}" if module == "serving" else f"mie.serve.openai.{module}"
 
     def is_quiet():
         return not server.engine._loop.engine.requests
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"{module}.{name}", broken)
+        patch.setattr(f"mie.serve.{where}", broken)
         asked = {"prompt": "A mill", "max_tokens": 1000, "ignore_eos": True, "stream": stream}
         answer = server.post("/v1/completions", **asked)
     assert answer.status_code == 500
@@ -223,7 +220,7 @@ def broken(*args, **options):
 @pytest.mark.parametrize(
     ("where", "has_id"),
     [
-        ("mie.serve.openai.completions.read", True),
+        ("mie.serve.openai.completions.set_params", True),
         ("mie.serve.asgi._read_body", True),
         ("mie.serve.health.route_of", True),
         ("mie.serve.access_log.facts_of", False),
@@ -248,7 +245,7 @@ def test_a_connection_that_had_a_500_takes_the_next_request(
 
 
 def test_a_bug_after_a_whole_answer_does_not_cost_the_next_request(server, connection, monkeypatch):
-    original, num_raised = Generation.close, 0
+    original, num_raised = ChunkWriter.close, 0
 
     def close(self):
         nonlocal num_raised
@@ -257,7 +254,7 @@ def test_a_bug_after_a_whole_answer_does_not_cost_the_next_request(server, conne
         raise KeyError("a secret")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Generation, "close", close)
+        patch.setattr(ChunkWriter, "close", close)
         answer = ask_on(connection, max_tokens=3, stream=True)
         assert answer.read().endswith(b"data: [DONE]\n\n")
         assert not answer.will_close

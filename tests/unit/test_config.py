@@ -9,7 +9,6 @@ from model_files import hf_config
 from tables import table
 
 from mie.checkpoint.config import FAMILIES, ModelConfig, RopeConfig
-from mie.checkpoint.tensors import num_parameters
 from mie.errors import ModelError, UnsupportedModelError
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
@@ -136,26 +135,6 @@ def test_an_original_context_beside_the_scaling_takes_precedence() -> None:
 )
 def test_context_length(scaling: dict[str, Any], context: int) -> None:
     assert load(rope_parameters=scaling).context_length == context
-
-
-@pytest.mark.parametrize(
-    ("architecture", "sizes", "is_tied", "published"),
-    [  # V D F L Hq Hkv
-        ("LlamaForCausalLM", "32000 2048 5632 22 32 4", False, 1_100_048_384),  # TinyLlama-1.1B
-        ("LlamaForCausalLM", "128256 2048 8192 16 32 8", True, 1_235_814_400),  # Llama-3.2-1B
-        ("LlamaForCausalLM", "49152 576 1536 30 9 3", True, 134_515_008),  # SmolLM2-135M
-        ("MistralForCausalLM", "32000 4096 14336 32 32 8", False, 7_241_732_096),  # Mistral-7B
-        ("Qwen2ForCausalLM", "151936 896 4864 24 14 2", True, 494_032_768),  # Qwen2.5-0.5B
-        ("Qwen3ForCausalLM", "151936 1024 3072 28 16 8", True, 596_049_920),  # Qwen3-0.6B
-    ],
-)
-def test_num_parameters_equals_the_published_count(
-    architecture: str, sizes: str, is_tied: bool, published: int
-) -> None:
-    keys = (*SIZES, "num_key_value_heads")
-    values = dict(zip(keys, map(int, sizes.split()), strict=True))
-    config = load(architecture, tie_word_embeddings=is_tied, **values)
-    assert num_parameters(config) == published
 
 
 # Refused by name.

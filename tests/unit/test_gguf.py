@@ -17,7 +17,7 @@ from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.generation import GenerationConfig
 from mie.checkpoint.gguf.architectures import ARCHITECTURES, split_names
 from mie.checkpoint.gguf.blocks import FORMS, decode
-from mie.checkpoint.gguf.header import BLOCKS, read_gguf
+from mie.checkpoint.gguf.header import read_gguf
 from mie.checkpoint.locate import BUNDLED_DIRECTORY, locate_model
 from mie.checkpoint.safetensors_header import weights_digest
 from mie.checkpoint.weights import Checkpoint, expected_tensors, non_finite_tensors
@@ -73,21 +73,6 @@ def test_blocks_have_the_weights_of_the_gguf_package(kind: str) -> None:
     assert rows.scales.shape == (3, 256 // rows.form.group)
     assert rows.codes.dtype == np.int8
     assert rows.scales.dtype == np.float32
-
-
-def test_random_blocks_have_the_weights_of_the_gguf_package() -> None:
-    gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
-    generator = np.random.default_rng(1)
-    for kind in FORMS:
-        raw = generator.integers(0, 256, (64, 2048 // BLOCKS[kind][0] * BLOCKS[kind][1]), np.uint8)
-        if kind == "MXFP4":
-            raw.reshape(-1, 17)[:, 0] %= 253  # with larger scales, the largest weight is infinite
-        with np.errstate(all="ignore"):
-            wanted = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind])
-            found = dequantise(decode(kind, raw, 2048))
-        is_finite = np.isfinite(wanted)
-        assert np.array_equal(np.isfinite(found), is_finite), kind
-        assert np.array_equal(found[is_finite], wanted[is_finite]), kind
 
 
 def test_scales_that_are_not_finite_are_refused(tmp_path: Path) -> None:
@@ -266,20 +251,6 @@ def test_a_file_writes_the_text_of_the_directory(kind: str, tmp_path: Path) -> N
         found += llm.chat([{"role": "user", "content": "Hi"}], params, use_tqdm=False)
         outputs.append([each.outputs[0] for each in found])
     assert outputs[0] == outputs[1]
-
-
-def test_a_quantised_file_writes_the_text_of_its_weights(tmp_path: Path) -> None:
-    path = write(tmp_path, "Q4_0")
-    with opened(path) as checkpoint:
-        weights = {name: checkpoint.read(name).astype(np.float32) for name in checkpoint}
-    tiny_models.write_model(tmp_path / "widened", MODEL, weights)
-    params = SamplingParams(temperature=0, max_tokens=12)
-    texts = []
-    for model in (path, tmp_path / "widened"):
-        llm = LLM(model, skip_tokenizer_init=True, backend="numpy", num_blocks=16)
-        found = llm.generate([[5, 6, 7], [9]], params, use_tqdm=False)
-        texts.append([each.outputs[0].token_ids for each in found])
-    assert texts[0] == texts[1]
 
 
 def test_the_setting_quantization_may_name_the_format(tmp_path: Path) -> None:
@@ -535,12 +506,3 @@ def test_a_gguf_file_is_a_model_without_revisions(tmp_path: Path) -> None:
     assert locate_model(path) == path
     with pytest.raises(ConfigError, match="is a file"):
         locate_model(path, revision="v2")
-
-
-def test_inspect_shows_the_types(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import mie.cli
-
-    assert mie.cli.main(["inspect", str(write(tmp_path, "Q8_0")), "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["architecture"] == "LlamaForCausalLM"
-    assert report["weights_dtypes"] == {"Q8_0": 16, "F32": 5}

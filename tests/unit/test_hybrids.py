@@ -12,9 +12,8 @@ from compiled import needs_numba
 from safetensors.numpy import load_file, save_file
 
 from mie import LLM, SamplingParams
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import FAMILIES, ModelConfig
 from mie.checkpoint.recurrent import RecurrentConfig
-from mie.checkpoint.recurrent_families import RECURRENT_FAMILIES
 from mie.errors import ConfigError, ModelError
 from mie.ops.recurrent_shape import RecurrentShape
 from mie.sampling_params import BeamSearchParams
@@ -175,7 +174,7 @@ DELTA = RecurrentShape(
 
 def test_matrices_that_hold_several_parts_are_cut_as_qwen_orders_them() -> None:
     """Each key head has its query, key, values and gates together, and its b and a."""
-    family = RECURRENT_FAMILIES["Qwen3_5ForCausalLM"].recurrent
+    family = FAMILIES["Qwen3_5ForCausalLM"].recurrent
     assert family is not None
     named = {"mixed": ("qkvz",), "gate": ("qkvz",), "small": ("ba",), "layout": "by group"}
     config = RecurrentConfig(

@@ -30,22 +30,10 @@ IDLE = StepWork(0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def test_a_step_costs_the_sum_of_its_work():
-    names = [
-        "step",
-        "weights",
-        "token",
-        "logits",
-        "pair",
-        "context",
-        "seq",
-        "chunk",
-        "copy",
-        "swap",
-        "window_pair",
-        "window_context",
-        "state",
-        "state_swap",
-    ]
+    names = (
+        *("step", "weights", "token", "logits", "pair", "context", "seq", "chunk", "copy", "swap"),
+        *("window_pair", "window_context", "state", "state_swap"),
+    )
     costs = Costs(**{f"{name}_ps": 1000 * 10**i for i, name in enumerate(names)}, matrix_ps=5000)
     work = StepWork(*range(2, 14))
     products = 2 * 100 + 3 * 1000

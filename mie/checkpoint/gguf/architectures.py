@@ -1,7 +1,9 @@
-"""List llama.cpp's architectures, and how its converter writes their families."""
+"""Read llama.cpp's architectures, and how its converter writes their families."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from mie.checkpoint.families import FAMILIES
@@ -32,54 +34,11 @@ class GgufArchitecture:
         return (self.family, *self.variants.values())
 
 
-_WINDOW = "attention.sliding_window"
-_SHARED = "expert_shared_feed_forward_length"
-
 ARCHITECTURES: Mapping[str, GgufArchitecture] = {
-    "llama": GgufArchitecture(
-        family="LlamaForCausalLM",
-        variants={"expert_count": "MixtralForCausalLM", _WINDOW: "MistralForCausalLM"},
-        is_permuted=True,
-    ),
-    "mistral3": GgufArchitecture(
-        family="MistralForCausalLM",
-        variants={"attention.temperature_scale": "Ministral3ForCausalLM"},
-        is_permuted=True,
-    ),
-    "qwen2": GgufArchitecture(family="Qwen2ForCausalLM"),
-    "qwen3": GgufArchitecture(family="Qwen3ForCausalLM"),
-    "qwen2moe": GgufArchitecture(family="Qwen2MoeForCausalLM"),
-    "qwen3moe": GgufArchitecture(family="Qwen3MoeForCausalLM", defaults={"norm_topk_prob": True}),
-    "olmoe": GgufArchitecture(family="OlmoeForCausalLM"),
-    "smollm3": GgufArchitecture(
-        family="SmolLM3ForCausalLM", is_permuted=True, defaults={"no_rope_layer_interval": 4}
-    ),
-    "granite": GgufArchitecture(family="GraniteForCausalLM", is_permuted=True),
-    "granitemoe": GgufArchitecture(
-        family="GraniteMoeForCausalLM",
-        variants={_SHARED: "GraniteMoeSharedForCausalLM"},
-        is_permuted=True,
-    ),
-    "gpt-oss": GgufArchitecture(
-        family="GptOssForCausalLM", names={"post_attention_norm": "post_attention_layernorm"}
-    ),
-    "olmo2": GgufArchitecture(family="Olmo2ForCausalLM", variants={_WINDOW: "Olmo3ForCausalLM"}),
-    "gemma": GgufArchitecture(family="GemmaForCausalLM", norms_hold_one=True),
-    "gemma2": GgufArchitecture(
-        family="Gemma2ForCausalLM", norms_hold_one=True, defaults={"sliding_window": 4096}
-    ),
-    "gemma3": GgufArchitecture(
-        family="Gemma3ForCausalLM", norms_hold_one=True, defaults={"rope_local_base_freq": 1e4}
-    ),
-    "phi3": GgufArchitecture(family="Phi3ForCausalLM"),
-    "chatglm": GgufArchitecture(family="GlmForCausalLM"),
-    "glm4": GgufArchitecture(family="Glm4ForCausalLM"),
-    "exaone4": GgufArchitecture(family="Exaone4ForCausalLM"),
-    "ernie4_5": GgufArchitecture(family="Ernie4_5ForCausalLM"),
-    "hunyuan-dense": GgufArchitecture(family="HunYuanDenseV1ForCausalLM"),
-    "seed_oss": GgufArchitecture(
-        family="SeedOssForCausalLM", names={"post_attention_norm": "post_attention_layernorm"}
-    ),
+    name: GgufArchitecture(**row)
+    for name, row in json.loads(
+        Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
+    ).items()
 }
 """The architectures that are read, by their names in ``general.architecture``.
 

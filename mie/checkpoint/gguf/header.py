@@ -42,63 +42,16 @@ BLOCKS: Mapping[str, tuple[int, int]] = {
 }  # fmt: skip
 """The numbers and the bytes of a block of each supported type."""
 
-_TYPES = [
-    "F32",
-    "F16",
-    "Q4_0",
-    "Q4_1",
-    "Q4_2",
-    "Q4_3",
-    "Q5_0",
-    "Q5_1",
-    "Q8_0",
-    "Q8_1",
-    "Q2_K",
-    "Q3_K",
-    "Q4_K",
-    "Q5_K",
-    "Q6_K",
-    "Q8_K",
-    "IQ2_XXS",
-    "IQ2_XS",
-    "IQ3_XXS",
-    "IQ1_S",
-    "IQ4_NL",
-    "IQ3_S",
-    "IQ2_S",
-    "IQ4_XS",
-    "I8",
-    "I16",
-    "I32",
-    "I64",
-    "F64",
-    "IQ1_M",
-    "BF16",
-    "Q4_0_4_4",
-    "Q4_0_4_8",
-    "Q4_0_8_8",
-    "TQ1_0",
-    "TQ2_0",
-    "IQ4_NL_4_4",
-    "IQ4_NL_4_8",
-    "IQ4_NL_8_8",
-    "MXFP4",
-    "NVFP4",
+_TYPES = (
+    *("F32", "F16", "Q4_0", "Q4_1", "Q4_2", "Q4_3", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q2_K", "Q3_K"),
+    *("Q4_K", "Q5_K", "Q6_K", "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S"),
+    *("IQ2_S", "IQ4_XS", "I8", "I16", "I32", "I64", "F64", "IQ1_M", "BF16", "Q4_0_4_4", "Q4_0_4_8"),
+    *("Q4_0_8_8", "TQ1_0", "TQ2_0", "IQ4_NL_4_4", "IQ4_NL_4_8", "IQ4_NL_8_8", "MXFP4", "NVFP4"),
     "Q1_0",
-]
-_SCALARS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+)
+"""All types of tensors by their numbers."""
+_SCALARS = {**dict(enumerate("BbHhIif?")), **dict(enumerate("Qqd", 10))}
+"""The codes of `struct` by the numbers of types of values."""
 STRING, _ARRAY = 8, 9
 _LENGTH = struct.Struct("<Q")
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")

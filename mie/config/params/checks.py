@@ -6,7 +6,7 @@ from numbers import Integral
 
 from mie.config.engine import DEFAULT_LIMITS, RequestLimits
 from mie.config.params.sampling import SamplingParams
-from mie.errors import RequestError, shown
+from mie.errors import PromptTooLongError, RequestError, shown
 
 _AUTOMATIC_ID = re.compile(r"auto-\d+")
 
@@ -37,12 +37,14 @@ def check_token_ids(token_ids: Sequence[int], params: SamplingParams, vocab_size
 
 
 def check_length(num_prompt: int, max_model_len: int) -> None:
-    """Raise `RequestError` if a prompt of that many tokens leaves no room for an answer."""
+    """Raise `PromptTooLongError` if a prompt of that many tokens leaves no room for an answer."""
     if num_prompt >= max_model_len:
-        raise RequestError(
+        raise PromptTooLongError(
             f"prompt has {num_prompt} tokens; the context holds {max_model_len}, the answer "
             "included (shorten the prompt, or raise max_model_len to at least "
-            f"{num_prompt + 1} if the model allows it)"
+            f"{num_prompt + 1} if the model allows it)",
+            num_prompt,
+            max_model_len,
         )
 
 

@@ -2,11 +2,9 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from mie.config.params.structured import StructuredOutputsParams
@@ -21,25 +19,21 @@ from mie.serve.anthropic.protocol import (
     ToolUseBlock,
 )
 from mie.serve.asgi import json_string
-from mie.serve.body import read
-from mie.serve.errors import ApiError, anthropic_body, exclusive
-from mie.serve.serving import Generation, Serving, new_id
-from mie.serve.writer import Choice, Part, PartEvent, PartsWriter, json_response, respond
+from mie.serve.errors import ApiError, anthropic_body
+from mie.serve.parts import Part, PartEvent
+from mie.serve.serving import Asked, Serving
+from mie.serve.writer import Choice, PartsWriter, json_response
 
 
-async def messages(request: Request) -> Response:
+async def messages(asked: Asked[MessagesRequest]) -> Response:
     """Answer a conversation in Anthropic's shape."""
-    asked = await read(request, MessagesRequest)
-    body, serving = asked.body, asked.serving
+    body = asked.body
     form = None if body.output_config is None else body.output_config.format
     structure = None if form is None else StructuredOutputsParams(json=form.schema_)
-    prompt = await _prompt(body, serving)
-    if structure is not None and "answer" in prompt and prompt["answer"].calls is not None:
-        raise exclusive("output_config")
-    params = serving.params(
+    asked.set_params(
         "output_config",
         body.stream,
-        {**serving.defaults, "n": 1},
+        n=1,
         max_tokens=body.max_tokens,
         stop=body.stop_sequences or None,
         temperature=body.temperature,
@@ -48,20 +42,11 @@ async def messages(request: Request) -> Response:
         seed=body.seed,
         structured_outputs=structure,
     )
-    asked = replace(
-        asked,
-        response_id=new_id("msg").replace("-", "_"),
-        prompts=[prompt],
-        params=params,
-        is_max_tokens_given=True,
-        structure_name="output_config",
-    )
-    return await respond(asked, MessageWriter)
+    return await MessageWriter(asked).respond([await _prompt(body, asked.serving)])
 
 
-async def count_tokens(request: Request) -> Response:
+async def count_tokens(asked: Asked[CountTokensRequest]) -> Response:
     """Count the tokens that a conversation has as a prompt."""
-    asked = await read(request, CountTokensRequest)
     prompt = await _prompt(asked.body, asked.serving)
     return json_response({"input_tokens": len(prompt["prompt_token_ids"])}, asked.headers)
 
@@ -169,13 +154,15 @@ _DELTAS = MappingProxyType(
 class MessageWriter(PartsWriter):
     """Writes a message."""
 
-    def __init__(self, generation: Generation) -> None:
-        super().__init__(generation)
+    id_prefix = "msg_"
+
+    def __init__(self, asked: Asked[MessagesRequest]) -> None:
+        super().__init__(asked)
         self._fields = {
-            "id": self.asked.response_id,
+            "id": self.response_id,
             "type": "message",
             "role": "assistant",
-            "model": self.asked.model,
+            "model": asked.model,
         }
 
     def body(self, choice: Choice) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import reduce
 from typing import Annotated, Any
 
@@ -13,14 +12,13 @@ from starlette.responses import Response
 from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import shown
 from mie.frontend.outputs import RequestOutput
-from mie.serve.body import AtMost, Items, read, refused, with_fields_of
-from mie.serve.errors import ApiError, body_of, invalid, refuse_unfinished, too_long
-from mie.serve.llama.options import LlamaOptions, NumPredict, num_new, sampling
+from mie.serve.body import AtMost, Items, refused, with_fields_of
+from mie.serve.errors import ApiError, body_of, invalid, refuse_unfinished
+from mie.serve.llama.options import LlamaOptions, NumPredict, max_tokens, sampling
 from mie.serve.openai.formats import Schema
 from mie.serve.openai.protocol import MAX_BIASES, Biases, Natural, Prompt, Queued
-from mie.serve.serving import Generation, Serving, new_id
-from mie.serve.writer import Choice, Writer, json_response, respond
-from mie.system.threads import call_in_thread
+from mie.serve.serving import Asked, Serving
+from mie.serve.writer import Choice, Writer, json_response
 from mie.version import __version__
 
 _SETTINGS = (
@@ -60,46 +58,26 @@ class CompletionBody(LlamaOptions, Queued):
     """The keys that the answer has, if any are given; "a/b" is a key of an object."""
 
 
-async def completion(request: Request) -> Response:
+async def completion(asked: Asked[CompletionBody]) -> Response:
     """Complete a prompt, or several, in llama.cpp's shape."""
-    asked = await read(request, CompletionBody)
     body, serving = asked.body, asked.serving
-    most = serving.facts.max_model_len
+    serving.required_tokenizer()
     if body.response_fields and body.stream:
         raise invalid("response_fields choose keys of a whole answer; leave out stream", "stream")
-    prompts = [await _tokens(serving, prompt) for prompt in body.prompt]
-    longest = max(prompts, key=lambda prompt: len(prompt["prompt_token_ids"]))
-    params = serving.params(
+    asked.set_params(
         "json_schema",
         body.stream,
-        {**serving.defaults, "n": 1},
+        n=1,
         **sampling(body),
-        max_tokens=num_new(serving, longest, body.n_predict, most),
+        must_fit=False,
+        max_tokens=max_tokens(serving, body.n_predict),
         logprobs=body.n_probs or None,
         logit_bias=body.logit_bias,
         ignore_eos=body.ignore_eos,
         skip_reading_prefix_cache=True if body.cache_prompt is False else None,
         structured_outputs=body.json_schema and StructuredOutputsParams(json=body.json_schema),
     )
-    asked = replace(
-        asked,
-        response_id=new_id("completion"),
-        prompts=prompts,
-        params=params,
-        structure_name="json_schema",
-        logprobs_name="n_probs",
-    )
-    return await respond(asked, CompletionWriter)
-
-
-async def _tokens(serving: Serving, prompt: str | list[int]) -> dict[str, Any]:
-    """Return one prompt as text and as tokens, with the special tokens that texts begin with."""
-    tokenizer = serving.required_tokenizer()
-    if isinstance(prompt, list):
-        return {"prompt": None, "prompt_token_ids": prompt}
-    if len(prompt) > serving.engine.limits.prompt_chars(serving.facts.max_model_len):
-        raise too_long(None, None, serving.facts.max_model_len)
-    return {"prompt": prompt, "prompt_token_ids": await call_in_thread(tokenizer.encode, prompt)}
+    return await CompletionWriter(asked).respond(body.prompt)
 
 
 async def props(request: Request) -> Response:
@@ -128,10 +106,13 @@ async def props(request: Request) -> Response:
 class CompletionWriter(Writer):
     """Writes the answers of ``/completion``, one for each prompt."""
 
-    def __init__(self, generation: Generation) -> None:
-        super().__init__(generation, has_ids=True)
+    id_prefix = "completion-"
+    logprobs_name = "n_probs"
+
+    def __init__(self, asked: Asked[CompletionBody]) -> None:
+        super().__init__(asked, has_ids=True)
         self.keeps_tokens = True
-        self._body: CompletionBody = self.asked.body
+        self._body = asked.body
 
     def whole(self, choices: list[Choice]) -> Any:
         answers = []
@@ -187,7 +168,7 @@ class CompletionWriter(Writer):
             "model": self.asked.model,
             "generation_settings": {
                 **settings,
-                "n_predict": self._body.n_predict or params.max_tokens,
+                "n_predict": self._body.n_predict or params.max_tokens or -1,
                 "repeat_penalty": params.repetition_penalty,
                 "n_probs": self._body.n_probs or 0,
                 "logit_bias": [

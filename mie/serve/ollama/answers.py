@@ -3,30 +3,26 @@
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from mie.config.params.structured import StructuredOutputsParams
 from mie.serve.asgi import NDJSON
-from mie.serve.body import read
-from mie.serve.errors import ApiError, exclusive, invalid, ollama_body, unsupported
-from mie.serve.llama.options import num_new, sampling
+from mie.serve.errors import ApiError, invalid, ollama_body, too_long, unsupported
+from mie.serve.llama.options import max_tokens, sampling
 from mie.serve.ollama.protocol import Answered, ChatRequest, GenerateRequest, Options, Turn
-from mie.serve.serving import Asked, new_id
-from mie.serve.writer import Choice, Part, PartEvent, PartsWriter, json_response, respond
-from mie.system.threads import call_in_thread
+from mie.serve.parts import Part, PartEvent
+from mie.serve.serving import Asked
+from mie.serve.writer import Choice, PartsWriter, json_response
 
 _SWITCHES = ("enable_thinking", "thinking")
 """The variables with which chat templates turn reasoning on and off."""
 
 
-async def chat(request: Request) -> Response:
+async def chat(asked: Asked[ChatRequest]) -> Response:
     """Answer a conversation in Ollama's shape."""
-    asked = await read(request, ChatRequest)
     body = asked.body
     if not body.messages:
         return _loaded(asked, ChatLines)
@@ -35,15 +31,12 @@ async def chat(request: Request) -> Response:
         [_message(turn) for turn in body.messages],
         tools=[tool.given for tool in body.tools or ()] or None,
     )
-    if body.tools and body.format:
-        raise exclusive("format")
     return await _answer(asked, prompt, ChatLines)
 
 
-async def generate(request: Request) -> Response:
+async def generate(asked: Asked[GenerateRequest]) -> Response:
     """Complete a prompt in Ollama's shape."""
-    asked = await read(request, GenerateRequest)
-    body, serving = asked.body, asked.serving
+    body = asked.body
     if not body.prompt:
         return _loaded(asked, GenerateLines)
     if not body.raw:
@@ -53,8 +46,7 @@ async def generate(request: Request) -> Response:
     if body.system or body.think:
         name = "system" if body.system else "think"
         raise invalid(f"raw and {name} exclude each other; a raw prompt has no template", name)
-    ids = await call_in_thread(serving.required_tokenizer().encode, body.prompt)
-    prompt = {"prompt": body.prompt, "prompt_token_ids": ids}
+    prompt = {"prompt": body.prompt, "prompt_token_ids": await asked.serving.encode(body.prompt)}
     return await _answer(asked, prompt, GenerateLines)
 
 
@@ -63,13 +55,16 @@ async def _answer(
 ) -> Response:
     body, serving = asked.body, asked.serving
     options: Options = body.options or Options()
-    most = serving.facts.max_model_len
-    if options.num_ctx is not None and options.num_ctx > most:
-        message = (
-            f"options.num_ctx is {options.num_ctx}; this server's context holds {most} tokens "
-            "(--max-model-len)"
-        )
-        raise invalid(message, "options")
+    num_new, context = max_tokens(serving, options.num_predict), options.num_ctx
+    if context is not None:
+        num_prompt, most = len(prompt["prompt_token_ids"]), serving.facts.max_model_len
+        if context > most:
+            message = f"options.num_ctx is {context}; this server's context holds {most} tokens"
+            raise invalid(f"{message} (--max-model-len)", "options")
+        if num_prompt >= context:
+            raise too_long(num_prompt, None, context)
+        wanted = num_new or serving.defaults.get("max_tokens") or context
+        num_new = min(wanted, context - num_prompt)
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs needs logprobs=true", "top_logprobs")
     structure = None
@@ -77,24 +72,17 @@ async def _answer(
         structure = StructuredOutputsParams(json_object=True)
     elif body.format:
         structure = StructuredOutputsParams(json=body.format)
-    params = serving.params(
+    asked.set_params(
         "format",
         body.stream is not False,
-        {**serving.defaults, "n": 1},
+        n=1,
         **sampling(options),
-        max_tokens=num_new(serving, prompt, options.num_predict, options.num_ctx or most),
+        must_fit=False,
+        max_tokens=num_new,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         structured_outputs=structure,
     )
-    asked = replace(
-        asked,
-        response_id=new_id("ollama"),
-        prompts=[prompt],
-        params=params,
-        structure_name="format",
-        logprobs_name="top_logprobs",
-    )
-    return await respond(asked, writer)
+    return await writer(asked).respond([prompt])
 
 
 def _loaded(asked: Asked[Any], writer: "type[LineWriter]") -> Response:
@@ -175,6 +163,7 @@ class LineWriter(PartsWriter):
     """Writes an answer as lines of JSON. A route says where its text stands."""
 
     media_type = NDJSON
+    id_prefix = "ollama-"
 
     @staticmethod
     def said(

@@ -11,11 +11,10 @@ from starlette.responses import Response
 from mie.async_llm import ModelFacts
 from mie.errors import MieError
 from mie.load.directory import ModelFiles
-from mie.serve.body import read
 from mie.serve.errors import ApiError
 from mie.serve.ollama.answers import reasons, time_text
 from mie.serve.ollama.protocol import ShowRequest
-from mie.serve.serving import LATEST, Serving
+from mie.serve.serving import LATEST, Asked, Serving
 from mie.serve.writer import json_response
 from mie.version import __version__
 
@@ -47,9 +46,8 @@ async def running(request: Request) -> Response:
     return json_response({"models": entries})
 
 
-async def show(request: Request) -> Response:
+async def show(asked: Asked[ShowRequest]) -> Response:
     """Describe a model as Ollama does."""
-    asked = await read(request, ShowRequest)
     serving = asked.serving
     capabilities = await _capabilities(serving)
     return json_response(

@@ -5,47 +5,33 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from mie.frontend.outputs import CompletionOutput, LogprobRow
 from mie.serve.asgi import json_string
-from mie.serve.body import Body, read
+from mie.serve.body import Body
 from mie.serve.errors import invalid, unsupported
-from mie.serve.openai.chunks import ChunkWriter, generation_params
+from mie.serve.openai.chunks import ChunkWriter, set_params
 from mie.serve.openai.protocol import ChatCompletionRequest, TemplateFields
-from mie.serve.serving import Generation, Serving, new_id
-from mie.serve.writer import Choice, respond
+from mie.serve.serving import Asked, Serving
+from mie.serve.writer import Choice
 from mie.structured.tools.parser import JsonEnd
 
 
-async def chat_completions(request: Request) -> Response:
+async def chat_completions(asked: Asked[ChatCompletionRequest]) -> Response:
     """Answer a conversation."""
-    asked = await read(request, ChatCompletionRequest)
     body = asked.body
     max_tokens = body.max_completion_tokens
     if max_tokens is None:
         max_tokens = body.max_tokens
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs needs logprobs=true", "top_logprobs")
-    params, structure_name = generation_params(
-        asked,
-        has_tools=bool(body.tools) and body.tool_choice != "none",
-        fills_context=True,
-        max_tokens=max_tokens,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    set_params(
+        asked, max_tokens=max_tokens, logprobs=(body.top_logprobs or 0) if body.logprobs else None
     )
     parallel = body.parallel_tool_calls
-    asked = replace(
-        asked,
-        response_id=new_id("chatcmpl"),
-        prompts=[await chat_prompt(body, asked.serving, parallel_tool_calls=parallel)],
-        params=params,
-        is_max_tokens_given=max_tokens is not None,
-        structure_name=structure_name,
-        logprobs_name="top_logprobs",
-    )
-    return await respond(asked, ChatWriter)
+    prompt = await chat_prompt(body, asked.serving, parallel_tool_calls=parallel)
+    return await ChatWriter(asked).respond([prompt])
 
 
 async def chat_prompt(
@@ -61,11 +47,6 @@ async def chat_prompt(
         raise unsupported(
             "chat_template",
             "requests may not bring their own (--trust-request-chat-template lets them)",
-        )
-    if body.add_generation_prompt and body.continue_final_message:
-        raise invalid(
-            "add_generation_prompt and continue_final_message exclude each other",
-            "continue_final_message",
         )
     adds, choice = body.add_generation_prompt, body.tool_choice
     return await serving.chat_prompt(
@@ -84,12 +65,13 @@ async def chat_prompt(
 class ChatWriter(ChunkWriter):
     """Writes the answers of ``/v1/chat/completions``."""
 
+    id_prefix = "chatcmpl-"
     last_delta = '"delta": {}'
     empty_delta = '"delta": {"content": ""}'
 
-    def __init__(self, generation: Generation) -> None:
-        is_stream = generation.asked.body.stream
-        super().__init__(generation, "chat.completion.chunk" if is_stream else "chat.completion")
+    def __init__(self, asked: Asked[ChatCompletionRequest]) -> None:
+        is_stream = asked.body.stream
+        super().__init__(asked, "chat.completion.chunk" if is_stream else "chat.completion")
         self._sends_reasoning = self.body.include_reasoning is not False
 
     def first(self, choice: Choice) -> tuple[str, str]:

@@ -14,10 +14,10 @@ from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import ConfigError
 from mie.frontend.outputs import LogprobRow, RequestOutput
 from mie.serve.asgi import DONE, json_string
-from mie.serve.errors import ApiError, body_of, exclusive, invalid
+from mie.serve.errors import ApiError, body_of, invalid
 from mie.serve.openai.formats import JsonObjectFormat, JsonSchemaFormat, NamedSchema
 from mie.serve.openai.protocol import GenerationBody
-from mie.serve.serving import Asked, Generation
+from mie.serve.serving import Asked
 from mie.serve.writer import Choice, Writer
 
 
@@ -31,11 +31,11 @@ class ChunkWriter(Writer):
     has_new_tokens = True
     """Whether generated tokens are part of the answer."""
 
-    def __init__(self, generation: Generation, object: str) -> None:
-        self.body = body = generation.asked.body
-        self.skips_special = generation.asked.params.skip_special_tokens
+    def __init__(self, asked: Asked[Any], object: str) -> None:
+        self.body = body = asked.body
+        self.skips_special = asked.params.skip_special_tokens
         as_ids = bool(body.return_tokens_as_token_ids)
-        super().__init__(generation, as_ids=as_ids, skips_special=self.skips_special)
+        super().__init__(asked, as_ids=as_ids, skips_special=self.skips_special)
         self.has_token_ids = bool(body.return_token_ids)
         self.keeps_tokens |= self.has_token_ids
         self.sends_prompt_logprobs = body.prompt_logprobs is not None
@@ -43,11 +43,11 @@ class ChunkWriter(Writer):
         self._usage_at_end = bool(options and options.include_usage)
         self._usage_always = self._usage_at_end and bool(options and options.continuous_usage_stats)
         self._fields = {
-            "id": self.asked.response_id,
+            "id": self.response_id,
             "object": object,
             "created": int(time.time()),
-            "model": self.asked.model,
-            "system_fingerprint": self.asked.serving.system_fingerprint,
+            "model": asked.model,
+            "system_fingerprint": asked.serving.system_fingerprint,
         }
         self._head = "data: " + json.dumps(self._fields)[:-1] + ', "choices": ['
         self._tail = '], "usage": null}\n\n' if self._usage_at_end else "]}\n\n"
@@ -79,7 +79,7 @@ class ChunkWriter(Writer):
     # A whole answer
 
     def whole(self, choices: list[Choice]) -> dict[str, Any]:
-        outputs = self.generation.finished
+        outputs = self.finished
         num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
         num_cached = sum(output.num_cached_tokens or 0 for output in outputs)
         return {
@@ -92,7 +92,7 @@ class ChunkWriter(Writer):
     # A stream
 
     def open(self, choice: Choice) -> Iterator[str]:
-        place = self.generation.place(choice.request)
+        place = self.place(choice.request)
         self._cached[place] = choice.request.num_cached_tokens or 0
         if (first := self.first(choice)) is not None:
             yield self._chunk(choice, *first)
@@ -146,13 +146,13 @@ class ChunkWriter(Writer):
         return [each.num_tokens if self.has_new_tokens else 0 for each in self.choices.values()]
 
     def _usage(self) -> dict[str, Any]:
-        num_prompt = sum(len(each.token_ids) for each in self.generation.prepared)
+        num_prompt = sum(len(each.token_ids) for each in self.prepared)
         return usage_of(num_prompt, sum(self._num_tokens), sum(self._cached.values()))
 
     def end(self) -> str:
         if not self._usage_at_end:
             return DONE
-        metrics = json.dumps(metrics_of(self.generation.finished, self._num_tokens))
+        metrics = json.dumps(metrics_of(self.finished, self._num_tokens))
         usage = json.dumps(self._usage())
         return f'{self._head}], "usage": {usage}, "metrics": {metrics}}}\n\n{DONE}'
 
@@ -216,38 +216,26 @@ _SAME = tuple(
 """Fields that are sampling parameters of the same name and meaning."""
 
 
-def generation_params(
-    asked: Asked[GenerationBody],
-    *,
-    has_tools: bool = False,
-    fills_context: bool = False,
-    **more: Any,
-) -> tuple[SamplingParams, str]:
-    """Return sampling parameters, and the name of the field that gives the answer's structure.
-
-    If the answer ``fills_context``, the rest of the context is its default length.
+def set_params(asked: Asked[GenerationBody], **more: Any) -> None:
+    """Set the sampling parameters of a request; see `Asked.set_params`.
 
     Raises:
         ApiError: a field is malformed or out of range, or two fields exclude each other.
         ConfigError: values contradict each other.
     """
-    body, serving = asked.body, asked.serving
+    body = asked.body
     structure, structure_name = _structure_of(body)
-    if structure is not None and has_tools:
-        raise exclusive(structure_name)
-    limit = serving.facts.max_num_seqs
+    limit = asked.serving.facts.max_num_seqs
     if body.n is not None and body.n > limit:
         raise invalid(f"n is {body.n}; the server runs at most {limit} (--max-num-seqs)", "n")
     if body.prompt_logprobs is not None and body.stream:
         raise invalid("prompt_logprobs are not available with stream", "prompt_logprobs")
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options needs stream=true", "stream_options")
-    base = {"max_tokens": None, **serving.defaults} if fills_context else serving.defaults
     values = {name: getattr(body, name) for name in _SAME}
     values |= {name: value for name, value in more.items() if value is not None}
     values["structured_outputs"] = structure
-    params = serving.params(structure_name, body.stream, base, **values)
-    return params, structure_name
+    asked.set_params(structure_name, body.stream, **values)
 
 
 def _structure_of(body: GenerationBody) -> tuple[StructuredOutputsParams | None, str]:

@@ -2,51 +2,43 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from mie.frontend.outputs import LogprobRow, RequestOutput
 from mie.serve.asgi import json_string
-from mie.serve.body import read
-from mie.serve.openai.chunks import ChunkWriter, generation_params
+from mie.serve.openai.chunks import ChunkWriter, set_params
 from mie.serve.openai.protocol import CompletionRequest
-from mie.serve.serving import Generation, new_id
-from mie.serve.writer import Choice, respond
+from mie.serve.serving import Asked
+from mie.serve.writer import Choice
 
 
-async def completions(request: Request) -> Response:
+async def completions(asked: Asked[CompletionRequest]) -> Response:
     """Complete one prompt or several."""
-    asked = await read(request, CompletionRequest)
     body = asked.body
     wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
     counts = [each for each in wanted if each is not None]
-    params, structure_name = generation_params(
+    set_params(
         asked,
+        fills_context=False,
         # The engine generates at least one token. The answer leaves it out where none is wanted.
         max_tokens=1 if body.max_tokens == 0 else body.max_tokens,
         logprobs=body.logprobs,
         prompt_logprobs=-1 if -1 in counts else max(counts, default=None),
     )
-    asked = replace(
-        asked,
-        response_id=new_id("cmpl"),
-        prompts=body.prompt,
-        params=params,
-        is_max_tokens_given=bool(body.max_tokens),
-        adds_special_tokens=body.add_special_tokens is not False,
-        structure_name=structure_name,
-    )
-    return await respond(asked, CompletionWriter)
+    return await CompletionWriter(asked).respond(body.prompt)
 
 
 class CompletionWriter(ChunkWriter):
     """Writes the answers of ``/v1/completions``."""
 
-    def __init__(self, generation: Generation) -> None:
-        super().__init__(generation, "text_completion")
+    id_prefix = "cmpl-"
+    logprobs_name = "logprobs"
+
+    def __init__(self, asked: Asked[CompletionRequest]) -> None:
+        super().__init__(asked, "text_completion")
+        self.add_special_tokens = self.body.add_special_tokens is not False
         self._echoes = bool(self.body.echo)
         self.has_new_tokens = self.body.max_tokens != 0
 
@@ -70,7 +62,7 @@ class CompletionWriter(ChunkWriter):
     ) -> Any:
         assert self.logprobs is not None
         if choice.offsets is None:
-            prompt = self.generation.prepared[choice.index // self.asked.params.n].token_ids
+            prompt = self.prepared[choice.index // self.asked.params.n].token_ids
             choice.offsets = self.logprobs.offsets(() if self._echoes else prompt)
         return self.logprobs.completion(token_ids, rows, choice.offsets)
 

@@ -3,17 +3,14 @@
 import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from mie.config.params.structured import StructuredOutputsParams
 from mie.frontend.outputs import RequestOutput
-from mie.serve.body import read
-from mie.serve.errors import ApiError, exclusive, invalid
+from mie.serve.errors import ApiError, invalid
 from mie.serve.openai.chunks import schema_of
 from mie.serve.openai.formats import JsonObjectFormat
 from mie.serve.openai.responses_protocol import (
@@ -25,31 +22,28 @@ from mie.serve.openai.responses_protocol import (
     ReasoningItem,
     ResponsesRequest,
 )
-from mie.serve.serving import Generation, new_id
-from mie.serve.writer import Choice, Part, PartEvent, PartsWriter, respond, status_of
+from mie.serve.parts import Part, PartEvent
+from mie.serve.serving import Asked
+from mie.serve.writer import Choice, PartsWriter, status_of
 
 
-async def responses(request: Request) -> Response:
+async def responses(asked: Asked[ResponsesRequest]) -> Response:
     """Answer a conversation in the shape of OpenAI's Responses API."""
-    asked = await read(request, ResponsesRequest)
     body, serving = asked.body, asked.serving
-    structure = _structure_of(body)
-    if structure is not None and body.tools and body.tool_choice != "none":
-        raise exclusive("text")
     if body.top_logprobs and not body.has_logprobs:
         raise invalid("top_logprobs needs include=['message.output_text.logprobs']", "top_logprobs")
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options needs stream=true", "stream_options")
-    params = serving.params(
+    asked.set_params(
         "text",
         body.stream,
-        {"max_tokens": None, **serving.defaults, "n": 1},
+        n=1,
         temperature=body.temperature,
         top_p=body.top_p,
         seed=body.seed,
         max_tokens=body.max_output_tokens,
         logprobs=(body.top_logprobs or 0) if body.has_logprobs else None,
-        structured_outputs=structure,
+        structured_outputs=_structure_of(body),
     )
     choice: Any = body.tool_choice
     if isinstance(choice, NamedFunction):
@@ -60,16 +54,7 @@ async def responses(request: Request) -> Response:
         tool_choice=None if choice == "auto" and not body.tools else choice,
         parallel_tool_calls=body.parallel_tool_calls,
     )
-    asked = replace(
-        asked,
-        response_id=new_id("resp").replace("-", "_"),
-        prompts=[prompt],
-        params=params,
-        is_max_tokens_given=body.max_output_tokens is not None,
-        structure_name="text",
-        logprobs_name="top_logprobs",
-    )
-    return await respond(asked, ResponseWriter)
+    return await ResponseWriter(asked).respond([prompt])
 
 
 # The request in the words of chats.
@@ -138,13 +123,14 @@ _ITEMS = MappingProxyType(
 class ResponseWriter(PartsWriter):
     """Writes the answer of ``/v1/responses``."""
 
-    def __init__(self, generation: Generation) -> None:
-        super().__init__(generation)
-        asked = self.asked
+    id_prefix = "resp_"
+
+    def __init__(self, asked: Asked[ResponsesRequest]) -> None:
+        super().__init__(asked)
         body, params = asked.body, asked.params
         self._number = 0
         self._fields = {
-            "id": asked.response_id,
+            "id": self.response_id,
             "object": "response",
             "created_at": int(time.time()),
             "model": asked.model,
@@ -235,8 +221,8 @@ class ResponseWriter(PartsWriter):
 
     def _id(self, part: Part) -> str:
         place = f"_{part.index}" if part.index else ""
-        response_id = self.asked.response_id.removeprefix("resp_")
-        return f"{_ITEMS[part.kind][1]}_{response_id}{place}"
+        number = self.response_id.removeprefix(self.id_prefix)
+        return f"{_ITEMS[part.kind][1]}_{number}{place}"
 
     def _item(self, part: Part, status: str) -> dict[str, Any]:
         item: dict[str, Any] = {

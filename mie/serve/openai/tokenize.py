@@ -9,14 +9,13 @@ from typing import Annotated, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mie.serve.body import ABSENT, OFF, SOME, TEXT, AtMost, Items, Unsupported, all_of, any_of, read
-from mie.serve.errors import invalid, too_long, unsupported
+from mie.serve.body import ABSENT, OFF, SOME, TEXT, AtMost, Items, Unsupported, all_of, any_of
+from mie.serve.errors import invalid, unsupported
 from mie.serve.openai.chat import chat_prompt
 from mie.serve.openai.protocol import Messages, OtherFields, TemplateFields, TokenId
-from mie.serve.serving import Serving
+from mie.serve.serving import Asked, Serving
 from mie.serve.writer import json_response
 from mie.system.threads import call_in_thread
-from mie.text.pretrained import PretrainedTokenizer
 from mie.text.token_bytes import TokenBytes
 
 _PARSED = "special tokens in a text are always parsed"
@@ -62,12 +61,11 @@ class DetokenizeRequest(OtherFields):
     tokens: Annotated[Items[TokenId], AtMost("prompt")]
 
 
-async def tokenize(request: Request) -> Response:
+async def tokenize(asked: Asked[TokenizeRequest]) -> Response:
     """Return the tokens of a text or of a conversation."""
-    asked = await read(request, TokenizeRequest)
     body, serving = asked.body, asked.serving
     tokenizer = serving.required_tokenizer()
-    tokens = await _tokens(body, serving, tokenizer)
+    tokens = await _tokens(body, serving)
     answer: dict[str, Any] = {
         "count": len(tokens),
         "max_model_len": serving.facts.max_model_len,
@@ -80,9 +78,8 @@ async def tokenize(request: Request) -> Response:
     return json_response(answer, asked.headers)
 
 
-async def detokenize(request: Request) -> Response:
+async def detokenize(asked: Asked[DetokenizeRequest]) -> Response:
     """Return the text of tokens, special ones included."""
-    asked = await read(request, DetokenizeRequest)
     body, serving = asked.body, asked.serving
     tokenizer, vocab_size = serving.required_tokenizer(), serving.facts.vocab_size
     highest = max(body.tokens, default=0)
@@ -112,16 +109,13 @@ async def tokenizer_info(request: Request) -> Response:
     )
 
 
-async def apply_template(request: Request) -> Response:
+async def apply_template(asked: Asked[TemplateRequest]) -> Response:
     """Return a conversation as the prompt that the model gets."""
-    asked = await read(request, TemplateRequest)
     prompt = await chat_prompt(asked.body, asked.serving)
     return json_response({"prompt": prompt["prompt"]}, asked.headers)
 
 
-async def _tokens(
-    body: TokenizeRequest, serving: Serving, tokenizer: PretrainedTokenizer
-) -> list[int]:
+async def _tokens(body: TokenizeRequest, serving: Serving) -> list[int]:
     given = [n for n in ("prompt", "content", "messages") if getattr(body, n) is not None]
     if len(given) != 1:
         got = " and ".join(given) or "none of them"
@@ -137,9 +131,7 @@ async def _tokens(
         else (body.prompt, body.add_special_tokens is not False)
     )
     assert text is not None
-    if len(text) > serving.engine.limits.prompt_chars(serving.facts.max_model_len):
-        raise too_long(None, None, serving.facts.max_model_len)
-    return await call_in_thread(tokenizer.encode, text, adds)
+    return await serving.encode(text, add_special_tokens=adds)
 
 
 def _piece(data: bytes) -> str | list[int]:
