@@ -80,8 +80,8 @@ experts_gated(const T* __restrict__ x, const uint4* __restrict__ weight,
           const int place = output / TILE * 2 * TILE + output % TILE;
           const float gate = get(place, row) + tile.bias_of(bias, 2 * dim, n);
           const float up = get(place + TILE, row) + tile.bias_of(bias, 2 * dim, dim + n);
-          T* to = out + (size_t)(tile.first + row) * dim + n;
-          *to = from_float<T>(activated(gate, up, activation));
+          out[(size_t)(tile.first + row) * dim + n] =
+              from_float<T>(activated(gate, up, activation));
         }
       });
 }
