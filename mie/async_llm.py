@@ -157,8 +157,8 @@ class AsyncLLM:
     ) -> PreparedRequest:
         """Check and tokenize a request in a worker thread, for `add`.
 
-        ``labels`` are the ``priority``, ``client`` and ``cache_salt``. Constraints are compiled for
-        one ``caller`` after the other. Cancelling the task ends it.
+        ``labels`` are ``priority``, ``client``, ``cache_salt`` and ``add_special_tokens``.
+        Constraints are compiled for one ``caller`` after the other. Cancelling the task ends it.
 
         Raises:
             ConfigError: a parameter is not allowed.

@@ -55,11 +55,14 @@ class Preparer:
         priority: int = 0,
         client: str | None = None,
         cache_salt: str | None = None,
+        *,
+        add_special_tokens: bool = True,
     ) -> PreparedRequest:
         """Return the prepared request, for `constrained`.
 
         If ``output_kind`` is None, that of ``params`` is used. A salt in the prompt wins over
-        ``cache_salt``.
+        ``cache_salt``. A text is encoded with the special tokens that the model expects, unless
+        ``add_special_tokens`` is False.
 
         Raises:
             ConfigError: a parameter is not allowed.
@@ -75,7 +78,7 @@ class Preparer:
             params = without_text(params, self.tokenizer, self.limits)
         cache_salt = given.get("cache_salt", cache_salt)
         check_labels(request_id, priority, cache_salt, client, self.limits)
-        text, token_ids = self._tokenize(given, params)
+        text, token_ids = self._tokenize(given, params, add_special_tokens)
         form: AnswerFormat | None = given.get("answer")
         if form is not None and form.before_structure and params.structured_outputs is not None:
             text = None if text is None else text + form.before_structure
@@ -141,13 +144,13 @@ class Preparer:
         return self.tokenizer
 
     def _tokenize(
-        self, given: Mapping[str, Any], params: SamplingParams
+        self, given: Mapping[str, Any], params: SamplingParams, add_special_tokens: bool
     ) -> tuple[str | None, list[int]]:
         text, token_ids = given.get("prompt"), given.get("prompt_token_ids")
         if text is not None and not isinstance(text, str):
             raise RequestError(f"a prompt's text must be a string; got {shown(text)}")
         if token_ids is None:
-            token_ids = self.encode(str(text))
+            token_ids = self.encode(str(text), add_special_tokens=add_special_tokens)
         elif not is_token_list(token_ids):
             raise RequestError(f"prompt_token_ids must be a list; got {shown(token_ids)}")
         kept = truncated(token_ids, params, self.engine.max_model_len)
@@ -174,7 +177,9 @@ def _answering(
     if not params.detokenize:
         raise RequestError("tools need text; got detokenize=False")
     if params.structured_outputs is not None:
-        raise RequestError("tools and structured_outputs exclude each other (leave one out)")
+        raise RequestError(
+            "structured_outputs and tools exclude each other, unless tool_choice is 'none'"
+        )
     params = copy.copy(params)
     params.structured_outputs = answer.structured_outputs
     return params, answer

@@ -229,7 +229,7 @@ async def summary(engine: AsyncLLM) -> list[str]:
 _NAMES = {
     *SamplingParams.__dataclass_fields__,
     *("cache_salt", "messages", "priority", "prompt"),
-    *("tools", "tool_choice", "parallel_tool_calls"),
+    *("tools", "tool_choice", "parallel_tool_calls", "continue_final_message"),
 }
 """The parameters that messages of mie may begin with."""
 

@@ -115,12 +115,6 @@ def unsupported(name: str, why: str) -> ApiError:
     return ApiError(400, message, code="unsupported_parameter", param=name)
 
 
-def exclusive(structure_name: str) -> ApiError:
-    """The 400 for tools beside a structure of the answer."""
-    message = f"{structure_name} and tools exclude each other, unless tool_choice is 'none'"
-    return invalid(message, structure_name)
-
-
 def not_json(error: ValueError) -> ApiError:
     """The 400 for a body that cannot be read as JSON."""
     what = f"the body is not valid JSON: {error}"

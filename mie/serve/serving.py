@@ -51,18 +51,25 @@ class Asked(Generic[A]):
     serving: Serving
     scope: Scope
     params: SamplingParams = field(init=False)
-    is_max_tokens_given: bool = field(init=False)
-    """Whether ``params.max_tokens`` is the client's own, which must fit the context."""
+    must_fit: bool = field(init=False)
+    """Whether ``params.max_tokens`` is the client's own, for which the context must have room."""
     structure_name: str = field(init=False)
     """The client's field that describes the structure of the answer."""
 
     def set_params(
-        self, structure_name: str, stream: bool | None, *, fills_context: bool = True, **given: Any
+        self,
+        structure_name: str,
+        stream: bool | None,
+        *,
+        fills_context: bool = True,
+        must_fit: bool = True,
+        **given: Any,
     ) -> None:
         """Set the sampling parameters: those given over the model's own. None is not given.
 
-        If the answer ``fills_context``, the rest of the context is its default length. Refusals of
-        a structured output begin with ``structure_name``.
+        If the answer ``fills_context``, the rest of the context is its default length. If it
+        ``must_fit``, a client's ``max_tokens`` is refused where it exceeds that rest. Refusals of a
+        structured output begin with ``structure_name``.
 
         Raises:
             ApiError: the answer cannot be made to match.
@@ -74,7 +81,7 @@ class Asked(Generic[A]):
         kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
         with naming_structure(structure_name):
             self.params = SamplingParams(**values, output_kind=kind)
-        self.is_max_tokens_given = given.get("max_tokens") is not None
+        self.must_fit = must_fit and given.get("max_tokens") is not None
         self.structure_name = structure_name
 
 

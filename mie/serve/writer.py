@@ -72,6 +72,9 @@ class Writer(ABC):
     logprobs_name: ClassVar[str] = "top_logprobs"
     """The client's parameter that says how many log-probabilities each token gets."""
 
+    add_special_tokens = True
+    """Whether texts are encoded with the special tokens that the model expects."""
+
     def __init__(self, asked: Asked[Any], **spelling: bool) -> None:
         """``spelling`` says how log-probabilities are written, as options of `LogprobWriter`."""
         self.asked = asked
@@ -244,10 +247,11 @@ class Writer(ABC):
                 client=serving.queue_limit.client_of(asked.scope),
                 cache_salt=salt_of(asked.scope, asked.body.cache_salt),
                 caller=asked.scope.get("mie.client"),
+                add_special_tokens=self.add_special_tokens,
             )
         num_prompt, num_new = len(prepared.token_ids), prepared.params.max_tokens or 0
         most = serving.facts.max_model_len
-        if asked.is_max_tokens_given and num_prompt + num_new > most:
+        if asked.must_fit and num_prompt + num_new > most:
             raise too_long(num_prompt, num_new, most)
         return prepared
 

@@ -101,7 +101,7 @@ PARAMETERS: dict[str, tuple[Callable[[], object], str]] = {
     "many biases": (lambda: SamplingParams(logit_bias=dict.fromkeys(range(2**20 + 1), 1.0)),
                     "logit_bias may have at most 1048576 entries"),
     "biases of unprintable ids": (sampled(logit_bias={LONG: 1.0}), "logit_bias has token id"),
-    "biases of text": (sampled(logit_bias={"1" * 5000: 1}), "each key of logit_bias"),
+    "biases of text": (sampled(logit_bias={"1" * 5000: 1}), "logit_bias must have token ids"),
     "many extra arguments": (lambda: SamplingParams(extra_args=dict.fromkeys(range(10**6))),
                              "extra_args may have at most 1024 entries"),
     "truncation": (sampled(truncate_prompt_tokens=BIG), "truncate_prompt_tokens is 1000000000"),

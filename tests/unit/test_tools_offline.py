@@ -174,7 +174,7 @@ def test_tags_that_are_special_tokens_are_kept_and_others_are_not(tmp_path: Path
         (
             {"tools": TOOLS},
             {"structured_outputs": {"regex": "a"}},
-            "tools and structured_outputs exclude each other",
+            "structured_outputs and tools exclude each other",
         ),
         ({"tools": TOOLS, "chat_template": "x"}, {}, "tools are not written by this model's"),
     ],

@@ -110,7 +110,9 @@ def biases(name: str, value: Any, limit: int, most: float) -> dict[int, float]:
         return dict(zip(keys, numbers, strict=True))  # a fast path, because there may be a million
     for key, number in zip(keys, numbers, strict=True):
         is_number = isinstance(key, str) and key.isdecimal() and len(key) < 20
-        token_id = integer(f"each key of {name}", int(key) if is_number else key, 0)
+        token_id = _converted(int, Integral, int(key) if is_number else key)
+        if token_id is None or token_id < 0:
+            raise ConfigError(f"{name} must have token ids as keys; got {shown(key)}")
         bias[token_id] = real(f"{name} of token {token_id}", number, -most, most)
     return bias
 

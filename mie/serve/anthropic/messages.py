@@ -19,7 +19,7 @@ from mie.serve.anthropic.protocol import (
     ToolUseBlock,
 )
 from mie.serve.asgi import json_string
-from mie.serve.errors import ApiError, anthropic_body, exclusive
+from mie.serve.errors import ApiError, anthropic_body
 from mie.serve.parts import Part, PartEvent
 from mie.serve.serving import Asked, Serving
 from mie.serve.writer import Choice, PartsWriter, json_response
@@ -30,9 +30,6 @@ async def messages(asked: Asked[MessagesRequest]) -> Response:
     body = asked.body
     form = None if body.output_config is None else body.output_config.format
     structure = None if form is None else StructuredOutputsParams(json=form.schema_)
-    prompt = await _prompt(body, asked.serving)
-    if structure is not None and "answer" in prompt and prompt["answer"].calls is not None:
-        raise exclusive("output_config")
     asked.set_params(
         "output_config",
         body.stream,
@@ -45,7 +42,7 @@ async def messages(asked: Asked[MessagesRequest]) -> Response:
         seed=body.seed,
         structured_outputs=structure,
     )
-    return await MessageWriter(asked).respond([prompt])
+    return await MessageWriter(asked).respond([await _prompt(body, asked.serving)])
 
 
 async def count_tokens(asked: Asked[CountTokensRequest]) -> Response:

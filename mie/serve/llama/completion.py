@@ -14,7 +14,7 @@ from mie.errors import shown
 from mie.frontend.outputs import RequestOutput
 from mie.serve.body import AtMost, Items, refused, with_fields_of
 from mie.serve.errors import ApiError, body_of, invalid, refuse_unfinished
-from mie.serve.llama.options import LlamaOptions, NumPredict, num_new, sampling
+from mie.serve.llama.options import LlamaOptions, NumPredict, max_tokens, sampling
 from mie.serve.openai.formats import Schema
 from mie.serve.openai.protocol import MAX_BIASES, Biases, Natural, Prompt, Queued
 from mie.serve.serving import Asked, Serving
@@ -61,32 +61,23 @@ class CompletionBody(LlamaOptions, Queued):
 async def completion(asked: Asked[CompletionBody]) -> Response:
     """Complete a prompt, or several, in llama.cpp's shape."""
     body, serving = asked.body, asked.serving
-    most = serving.facts.max_model_len
+    serving.required_tokenizer()
     if body.response_fields and body.stream:
         raise invalid("response_fields choose keys of a whole answer; leave out stream", "stream")
-    prompts = [await _tokens(serving, prompt) for prompt in body.prompt]
-    longest = max(prompts, key=lambda prompt: len(prompt["prompt_token_ids"]))
     asked.set_params(
         "json_schema",
         body.stream,
         n=1,
         **sampling(body),
-        max_tokens=num_new(serving, longest, body.n_predict, most),
+        must_fit=False,
+        max_tokens=max_tokens(serving, body.n_predict),
         logprobs=body.n_probs or None,
         logit_bias=body.logit_bias,
         ignore_eos=body.ignore_eos,
         skip_reading_prefix_cache=True if body.cache_prompt is False else None,
         structured_outputs=body.json_schema and StructuredOutputsParams(json=body.json_schema),
     )
-    return await CompletionWriter(asked).respond(prompts)
-
-
-async def _tokens(serving: Serving, prompt: str | list[int]) -> dict[str, Any]:
-    """Return one prompt as text and as tokens, with the special tokens that texts begin with."""
-    serving.required_tokenizer()
-    if isinstance(prompt, list):
-        return {"prompt_token_ids": prompt}
-    return {"prompt": prompt, "prompt_token_ids": await serving.encode(prompt)}
+    return await CompletionWriter(asked).respond(body.prompt)
 
 
 async def props(request: Request) -> Response:
@@ -177,7 +168,7 @@ class CompletionWriter(Writer):
             "model": self.asked.model,
             "generation_settings": {
                 **settings,
-                "n_predict": self._body.n_predict or params.max_tokens,
+                "n_predict": self._body.n_predict or params.max_tokens or -1,
                 "repeat_penalty": params.repetition_penalty,
                 "n_probs": self._body.n_probs or 0,
                 "logit_bias": [

@@ -1,13 +1,11 @@
 """Sampling options under llama.cpp's names, which Ollama shares."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
 from mie.config.engine import DEFAULT_LIMITS
 from mie.serve.body import AtMost, Body, Items, Whole, refused, with_fields_of
-from mie.serve.errors import too_long
 from mie.serve.openai.protocol import Integer64, NaturalOrAll, Penalty, Stop, Temperature, TopP
 from mie.serve.serving import Serving
 
@@ -54,18 +52,6 @@ def sampling(options: LlamaOptions | None) -> dict[str, Any]:
     return {**same, "repetition_penalty": options.repeat_penalty, "seed": seed}
 
 
-def num_new(serving: Serving, prompt: Mapping[str, Any], wanted: int | None, context: int) -> int:
-    """Return how many tokens an answer may have, at most the rest of the context.
-
-    ``prompt`` has its tokens. ``wanted`` is a `NumPredict`, or None for the model's default.
-
-    Raises:
-        ApiError: the prompt leaves no room.
-    """
-    num_prompt = len(prompt["prompt_token_ids"])
-    room = context - num_prompt
-    if room < 1:
-        raise too_long(num_prompt, None, context)
-    if wanted is None:
-        wanted = serving.defaults.get("max_tokens")
-    return room if wanted is None or wanted < 0 else min(wanted, room)
+def max_tokens(serving: Serving, wanted: int | None) -> int | None:
+    """Return a `NumPredict` as the maximum number of new tokens; None is the model's default."""
+    return serving.facts.max_model_len if wanted is not None and wanted < 0 else wanted

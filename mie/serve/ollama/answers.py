@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from mie.config.params.structured import StructuredOutputsParams
 from mie.serve.asgi import NDJSON
-from mie.serve.errors import ApiError, exclusive, invalid, ollama_body, unsupported
-from mie.serve.llama.options import num_new, sampling
+from mie.serve.errors import ApiError, invalid, ollama_body, too_long, unsupported
+from mie.serve.llama.options import max_tokens, sampling
 from mie.serve.ollama.protocol import Answered, ChatRequest, GenerateRequest, Options, Turn
 from mie.serve.parts import Part, PartEvent
 from mie.serve.serving import Asked
@@ -31,8 +31,6 @@ async def chat(asked: Asked[ChatRequest]) -> Response:
         [_message(turn) for turn in body.messages],
         tools=[tool.given for tool in body.tools or ()] or None,
     )
-    if body.tools and body.format:
-        raise exclusive("format")
     return await _answer(asked, prompt, ChatLines)
 
 
@@ -57,13 +55,16 @@ async def _answer(
 ) -> Response:
     body, serving = asked.body, asked.serving
     options: Options = body.options or Options()
-    most = serving.facts.max_model_len
-    if options.num_ctx is not None and options.num_ctx > most:
-        message = (
-            f"options.num_ctx is {options.num_ctx}; this server's context holds {most} tokens "
-            "(--max-model-len)"
-        )
-        raise invalid(message, "options")
+    num_new, context = max_tokens(serving, options.num_predict), options.num_ctx
+    if context is not None:
+        num_prompt, most = len(prompt["prompt_token_ids"]), serving.facts.max_model_len
+        if context > most:
+            message = f"options.num_ctx is {context}; this server's context holds {most} tokens"
+            raise invalid(f"{message} (--max-model-len)", "options")
+        if num_prompt >= context:
+            raise too_long(num_prompt, None, context)
+        wanted = num_new or serving.defaults.get("max_tokens") or context
+        num_new = min(wanted, context - num_prompt)
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs needs logprobs=true", "top_logprobs")
     structure = None
@@ -76,7 +77,8 @@ async def _answer(
         body.stream is not False,
         n=1,
         **sampling(options),
-        max_tokens=num_new(serving, prompt, options.num_predict, options.num_ctx or most),
+        must_fit=False,
+        max_tokens=num_new,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         structured_outputs=structure,
     )

@@ -27,10 +27,7 @@ async def chat_completions(asked: Asked[ChatCompletionRequest]) -> Response:
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs needs logprobs=true", "top_logprobs")
     set_params(
-        asked,
-        has_tools=bool(body.tools) and body.tool_choice != "none",
-        max_tokens=max_tokens,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        asked, max_tokens=max_tokens, logprobs=(body.top_logprobs or 0) if body.logprobs else None
     )
     parallel = body.parallel_tool_calls
     prompt = await chat_prompt(body, asked.serving, parallel_tool_calls=parallel)
@@ -50,11 +47,6 @@ async def chat_prompt(
         raise unsupported(
             "chat_template",
             "requests may not bring their own (--trust-request-chat-template lets them)",
-        )
-    if body.add_generation_prompt and body.continue_final_message:
-        raise invalid(
-            "add_generation_prompt and continue_final_message exclude each other",
-            "continue_final_message",
         )
     adds, choice = body.add_generation_prompt, body.tool_choice
     return await serving.chat_prompt(

@@ -14,7 +14,7 @@ from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import ConfigError
 from mie.frontend.outputs import LogprobRow, RequestOutput
 from mie.serve.asgi import DONE, json_string
-from mie.serve.errors import ApiError, body_of, exclusive, invalid
+from mie.serve.errors import ApiError, body_of, invalid
 from mie.serve.openai.formats import JsonObjectFormat, JsonSchemaFormat, NamedSchema
 from mie.serve.openai.protocol import GenerationBody
 from mie.serve.serving import Asked
@@ -216,7 +216,7 @@ _SAME = tuple(
 """Fields that are sampling parameters of the same name and meaning."""
 
 
-def set_params(asked: Asked[GenerationBody], *, has_tools: bool = False, **more: Any) -> None:
+def set_params(asked: Asked[GenerationBody], **more: Any) -> None:
     """Set the sampling parameters of a request; see `Asked.set_params`.
 
     Raises:
@@ -225,8 +225,6 @@ def set_params(asked: Asked[GenerationBody], *, has_tools: bool = False, **more:
     """
     body = asked.body
     structure, structure_name = _structure_of(body)
-    if structure is not None and has_tools:
-        raise exclusive(structure_name)
     limit = asked.serving.facts.max_num_seqs
     if body.n is not None and body.n > limit:
         raise invalid(f"n is {body.n}; the server runs at most {limit} (--max-num-seqs)", "n")

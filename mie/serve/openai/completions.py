@@ -10,7 +10,7 @@ from mie.frontend.outputs import LogprobRow, RequestOutput
 from mie.serve.asgi import json_string
 from mie.serve.openai.chunks import ChunkWriter, set_params
 from mie.serve.openai.protocol import CompletionRequest
-from mie.serve.serving import Asked, Serving
+from mie.serve.serving import Asked
 from mie.serve.writer import Choice
 
 
@@ -27,18 +27,7 @@ async def completions(asked: Asked[CompletionRequest]) -> Response:
         logprobs=body.logprobs,
         prompt_logprobs=-1 if -1 in counts else max(counts, default=None),
     )
-    prompts = body.prompt
-    if body.add_special_tokens is False:
-        prompts = [await _plain(asked.serving, each) for each in prompts]
-    return await CompletionWriter(asked).respond(prompts)
-
-
-async def _plain(serving: Serving, prompt: str | list[int]) -> Any:
-    """Return a prompt, whose text is encoded without special tokens."""
-    if isinstance(prompt, list):
-        return prompt
-    ids = await serving.encode(prompt, add_special_tokens=False)
-    return {"prompt": prompt, "prompt_token_ids": ids}
+    return await CompletionWriter(asked).respond(body.prompt)
 
 
 class CompletionWriter(ChunkWriter):
@@ -49,6 +38,7 @@ class CompletionWriter(ChunkWriter):
 
     def __init__(self, asked: Asked[CompletionRequest]) -> None:
         super().__init__(asked, "text_completion")
+        self.add_special_tokens = self.body.add_special_tokens is not False
         self._echoes = bool(self.body.echo)
         self.has_new_tokens = self.body.max_tokens != 0
 

@@ -92,18 +92,6 @@ def _bad_prompt(prompt: object) -> PydanticCustomError:
     )
 
 
-def _biases(given: object) -> dict[int, float]:
-    """Return ``logit_bias`` with token ids as keys, checked up to the first wrong one."""
-    if not isinstance(given, dict):
-        raise refused(f"must be an object; got {shown(given)}")
-    for key, value in given.items():
-        if not key.isascii() or not key.isdigit() or len(key) > 18:
-            raise refused(f"must have token ids as keys; got {shown(key)}")
-        if type(value) not in (int, float) or not -100 <= value <= 100:
-            raise refused(f"must be -100 … 100; got {shown(value)} for token {key}")
-    return {int(key): value for key, value in given.items()}
-
-
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _STRING = {"type": "string", "minLength": 1}
 Prompt = Annotated[
@@ -121,8 +109,7 @@ Prompt = Annotated[
     ),
 ]
 Biases = Annotated[
-    dict[int, float],
-    PlainValidator(_biases),
+    dict[str, Any],  # `SamplingParams` checks it
     WithJsonSchema(
         {
             "type": "object",

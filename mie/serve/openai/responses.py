@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from mie.config.params.structured import StructuredOutputsParams
 from mie.frontend.outputs import RequestOutput
-from mie.serve.errors import ApiError, exclusive, invalid
+from mie.serve.errors import ApiError, invalid
 from mie.serve.openai.chunks import schema_of
 from mie.serve.openai.formats import JsonObjectFormat
 from mie.serve.openai.responses_protocol import (
@@ -30,9 +30,6 @@ from mie.serve.writer import Choice, PartsWriter, status_of
 async def responses(asked: Asked[ResponsesRequest]) -> Response:
     """Answer a conversation in the shape of OpenAI's Responses API."""
     body, serving = asked.body, asked.serving
-    structure = _structure_of(body)
-    if structure is not None and body.tools and body.tool_choice != "none":
-        raise exclusive("text")
     if body.top_logprobs and not body.has_logprobs:
         raise invalid("top_logprobs needs include=['message.output_text.logprobs']", "top_logprobs")
     if body.stream_options is not None and not body.stream:
@@ -46,7 +43,7 @@ async def responses(asked: Asked[ResponsesRequest]) -> Response:
         seed=body.seed,
         max_tokens=body.max_output_tokens,
         logprobs=(body.top_logprobs or 0) if body.has_logprobs else None,
-        structured_outputs=structure,
+        structured_outputs=_structure_of(body),
     )
     choice: Any = body.tool_choice
     if isinstance(choice, NamedFunction):
