@@ -1,40 +1,17 @@
 """List the supported families in a table: ``mie inspect --families``, and docs/models.md."""
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 from mie.checkpoint.families import FAMILIES, Family
 from mie.checkpoint.gguf.architectures import ARCHITECTURES
 from mie.structured.tools.families import FAMILY_FORMATS, NO_FORMATS
 
-_WINDOWS = {
-    "all": "a window in all layers",
-    "all switched": "a window in all layers if switched on",
-    "switched": "windows if switched on",
-    "pattern": "windows by layer",
-}
-_QK_NORMS = {
-    "head": "q and k norms",
-    "projection": "q and k norms of whole projections",
-    "rotated head": "q and k norms after RoPE",
-}
-_ROPE_LAYERS = {
-    "listed": "layers without RoPE",
-    "sliding": "full attention without RoPE",
-    "switched": "RoPE in all layers or none",
-    "given": "RoPE in all layers or none",
-}
-_RECURRENT = {"conv": "short convolutions", "delta": "gated delta rule", "mamba": "Mamba 2"}
-_KEYS = {
-    "attention_bias": "attention biases",
-    "mlp_bias": "MLP biases",
-    "use_bias": "biases",
-    "embedding_multiplier": "four multipliers",
-    "attn_logit_softcapping": "soft caps of scores",
-    "final_logit_softcapping": "soft caps of logits",
-    "longrope": "LongRoPE",
-    "partial_rotary_factor": "partial RoPE",
-    "llama_4_scaling_beta": "YaRN within the original context",
-}
+_WINDOWS, _QK_NORMS, _ROPE_LAYERS, _RECURRENT, _KEYS = json.loads(
+    Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
+).values()
+"""Words for values of a family's flags and for keys."""
 
 
 def families_table() -> str:
