@@ -29,7 +29,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # changed. `make test-all` tries more examples, at random.
 # How long an example takes to draw says only how busy the machine is.
 UNHURRIED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("default", derandomize=True, max_examples=60, **UNHURRIED)
+settings.register_profile("default", derandomize=True, max_examples=40, **UNHURRIED)
 settings.register_profile("far", max_examples=3000, **UNHURRIED)
 settings.load_profile(os.environ.get("MIE_HYPOTHESIS", "default"))
 if hasattr(providers, "_get_local_constants"):
@@ -48,15 +48,17 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let `make test` build few kernels, and `make test-all` one for every case.
+    """Let `make test` build few kernels and run few cases of tests marked so.
 
     It keeps the cases that together have each value of each parameter, and marks the others slow.
     """
     tests: dict[object, dict[pytest.Item, set[tuple[str, str]]]] = {}
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
-        builds = "mode" in params or item.path.parent.name == "jit"
-        if builds and isinstance(item, pytest.Function) and not item.get_closest_marker("slow"):
+        folder = item.path.parent.name
+        builds = "mode" in params or folder == "jit" or (folder == "kernels" and "dtype" in params)
+        is_reduced = builds or item.get_closest_marker("few")
+        if is_reduced and isinstance(item, pytest.Function) and not item.get_closest_marker("slow"):
             values = {(name, repr(value)) for name, value in params.items()}
             tests.setdefault(item.function, {})[item] = values
     for cases in tests.values():

@@ -1,5 +1,6 @@
 """Provide hand-made event logs for tests without an engine."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,130 +47,30 @@ REBUILT: dict[str, Any] = {
 }
 """The snapshot of a rebuild, which keeps only the tokens."""
 
-STORY: list[list[Record]] = [
-    # A has two choices, computes its prompt and forks. The budget cuts B.
-    [
-        ("add", "a", 0, 0, 6, 2, 3),
-        ("add", "b", 1, 0, 5, 1, None),
-        ("admit", A, 0, 6, 0),
-        ("alloc", A, 0, (0, 1)),
-        ("admit", B, 1, 5, 0),
-        ("alloc", B, 0, (2, 3)),
-        ("rank", B, 0),
-        ("prefill", A, 0, 6, (0, 1)),
-        ("seal", 0, None, None, (10, 11, 12, 13)),
-        ("fork", A1, A, 2),
-        ("prefill", B, 0, 3, ()),
-    ],
-    # A writes into the block that it shares with its other choice: copy, decref, swap.
-    [
-        ("alloc", A, 1, (4,)),
-        ("copy", 1, 4, A, "fork"),
-        ("release", A, (1,)),
-        ("decode", (0, 2)),
-        ("prefill", B, 3, 2, (0,)),
-        ("seal", 2, None, None, (20, 21, 22, 23)),
-    ],
-    # B is swapped out. Both choices of A end; their blocks stay in the tree.
-    [
-        ("export", B, (0, 1)),
-        ("close", B),
-        ("preempt", B, A1, "swap", "last arrived", 0),
-        ("decode", (0, 2)),
-        ("seal", 4, 0, None, (14, 15, 16, 17)),
-        ("close", A),
-        ("finish", A, "length"),
-        ("seal", 1, 0, None, (14, 15, 18, 19)),
-        ("close", A1),
-        ("finish", A1, "length"),
-    ],
-    # C begins like A: one block is shared, half of another is copied. B comes back; the prefix
-    # cache still has its first block.
-    [
-        ("add", "c", 2, 0, 7, 1, 20),
-        ("resume", B, 0, 6, 5, "swap"),
-        ("share", B, 0, (2,)),
-        ("alloc", B, 1, (3,)),
-        ("import", B, (1,), (3,)),
-        ("admit", C, 1, 7, 6),
-        ("hit", C, 7, 4, 2, 4),
-        ("share", C, 0, (0,)),
-        ("pin", 4),
-        ("alloc", C, 1, (5,)),
-        ("copy", 4, 5, C, "prefix"),
-        ("unpin", 4),
-        ("prefill", B, 5, 1, (0,)),
-        ("prefill", C, 6, 1, (0,)),
-    ],
-    # D is aborted before it runs, its first choice first. A step was abandoned, and C
-    # computes again.
-    [
-        ("add", "d", 3, 0, 4, 2, 5),
-        ("wait", (3, 1), D),
-        ("finish", D, "abort"),
-        ("finish", (3, 1), "abort"),
-        ("close", C),
-        ("preempt", C, None, "recompute", "last arrived", 7),
-        ("evict", 1),
-        ("export", B, (2, 3)),
-        ("close", B),
-        ("preempt", B, C, "swap", "last arrived", 0),
-        ("drop", B),
-        ("resume", C, 0, 8, 4, "recompute"),
-        ("share", C, 0, (0,)),
-        ("alloc", C, 1, (1,)),
-        ("prefill", C, 4, 4, (0,)),
-        ("seal", 1, 0, None, (14, 15, 24, 25)),
-    ],
-    [("alloc", C, 2, (5,)), ("decode", (0,)), ("force", C, 2)],
-]
-"""The records of consecutive steps, with blocks of four tokens.
+_STORIES = json.loads(
+    (Path(__file__).parent / "data/event_stories.json").read_text(encoding="utf-8")
+)
+
+
+def _records(rows: list[Any]) -> list[Record]:
+    """Return the records of a step, whose lists are tuples."""
+
+    def tuples(value: Any) -> Any:
+        return tuple(map(tuples, value)) if isinstance(value, list) else value
+
+    return [tuples(row) for row in rows]
+
+
+STORY: list[list[Record]] = [_records(step["records"]) for step in _STORIES["story"]]
+"""The records of consecutive steps, with blocks of four tokens. A is request 0, B request 1, …
 
 They include every kind of record except those of `WINDOWS`, `BEAMS`, `STATES` and `REBUILD`.
 """
 
-WINDOWS: list[Record] = [
-    ("evict", 2),
-    ("add", "g", 6, 0, 5, 1, 1),
-    ("admit", G, 1, 5, 0),
-    ("alloc", G, 0, (6, 7)),
-    ("alloc_window", G, 0, (2,)),
-    ("prefill", G, 0, 4, ()),
-    ("seal", 6, None, None, (30, 31, 32, 33)),
-    ("seal_window", 6, (2,)),
-    ("pass", G, 1, (2,)),
-    ("close", G),
-    ("preempt", G, None, "recompute", "last arrived", 4),
-    ("resume", G, 1, 5, 4, "recompute"),
-    ("share", G, 0, (6,)),
-    ("alloc", G, 1, (7,)),
-    ("share_window", G, 0, (2,)),
-    ("alloc_window", G, 1, (3,)),
-    ("prefill", G, 4, 1, (0,)),
-    ("close", G),
-    ("finish", G, "length"),
-    ("evict_window", 6, (2,)),
-    ("evict", 6),
-]
+WINDOWS = _records(_STORIES["windows"])
 """A step after the story, of a model with a group of layers that have a window."""
 
-BEAMS: list[Record] = [
-    ("add", "e", 4, 0, 2, 1, 1),
-    ("admit", E, 1, 2, 0),
-    ("alloc", E, 0, (6,)),
-    ("prefill", E, 0, 2, (0,)),
-    ("keep", E),
-    ("add", "f", 5, 0, 3, 1, 1),
-    ("branch", F, E, 1),
-    ("alloc", F, 0, (7,)),
-    ("copy", 6, 7, F, "fork"),
-    ("release", F, (6,)),
-    ("prefill", F, 2, 1, (0,)),
-    ("close", F),
-    ("finish", F, "length"),
-    ("close", E),
-    ("finish", E, "length"),
-]
+BEAMS = _records(_STORIES["beams"])
 """A step after the story. F continues E, which has ended and is kept until F has its token."""
 
 EMPTY_STATES: dict[str, Any] = {
@@ -178,29 +79,7 @@ EMPTY_STATES: dict[str, Any] = {
 }
 """An engine whose model has recurrent layers."""
 
-STATES: list[Record] = [
-    ("add", "a", 0, 0, 5, 1, 9),
-    ("admit", A, 0, 5, 0),
-    ("alloc", A, 0, (0, 1)),
-    ("state", A, 2),
-    ("prefill", A, 0, 4, ()),
-    ("seal", 0, None, None, (1, 2, 3, 4)),
-    ("save", 0, 1),
-    ("export", A, (3,)),
-    ("save_host", A, 0),
-    ("close", A),
-    ("preempt", A, None, "swap", "last", 0),
-    ("resume", A, 1, 5, 4, "swap"),
-    ("share", A, 0, (0,)),
-    ("alloc", A, 1, (1,)),
-    ("import", A, (), ()),
-    ("state", A, 0),
-    ("prefill", A, 4, 1, (0,)),
-    ("forget", 0),
-    ("close", A),
-    ("finish", A, "stop"),
-    ("evict", 0),
-]
+STATES = _records(_STORIES["states"])
 """A step after `EMPTY_STATES`. A is swapped out and in, and its snapshot is dropped."""
 
 REBUILD: list[Record] = [("close", C), ("rebuild", {**EMPTY, **REBUILT})]

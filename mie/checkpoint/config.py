@@ -175,24 +175,6 @@ class ModelConfig:
         return self.context_length
 
     @property
-    def options(self) -> tuple[str, ...]:
-        """The options of operators that a backend may lack, by name."""
-        given = {
-            "GELU": self.activation != "silu",
-            "norms after the blocks": bool(self.names.attention_post_norm),
-            "norms of whole projections": self.qk_norm == "projection",
-            "norms after RoPE": self.qk_norm == "rotated head",
-            "scaled embeddings": self.embedding_scale != self.residual_scale,
-            "soft caps": bool(self.attention_soft_cap or self.logits_soft_cap),
-            "gated attention": self.gates_attention,
-            "experts": self.experts is not None,
-            "attention sinks": self.names.sinks is not None,
-            "routers with sigmoids": self.names.router_bias is not None,
-            "recurrent layers": any(self.layers_recurrent),
-        }
-        return tuple(name for name, is_given in given.items() if is_given)
-
-    @property
     def num_attention_layers(self) -> int:
         """The number of layers with keys and values."""
         return self.layers_recurrent.count(False)

@@ -5,7 +5,9 @@ anything that changes the computation and is not implemented is refused before w
 """
 
 import difflib
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from mie.checkpoint.family import Family
@@ -23,47 +25,16 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
-# Keys that enable a feature by any value except null, false, zero, one or an empty list or object.
-# One is harmless: a single expert, or a multiplier of 1.
-_FEATURES: Mapping[str, Sequence[str]] = {
-    "mixture of experts": (
-        "num_experts",
-        "num_local_experts",
-        "n_routed_experts",
-        "moe_intermediate_size",
-    ),
-    "logit softcapping": ("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap"),
-    "clipped queries, keys and values": ("clip_qkv",),
-    "multi-head latent attention": ("kv_lora_rank", "q_lora_rank"),
-    "scaling multipliers": (
-        "attention_multiplier",
-        "embedding_multiplier",
-        "residual_multiplier",
-        "logits_scaling",
-        "logit_scale",
-    ),
-    "layers without RoPE": ("no_rope_layers", "no_rope_layer_interval"),
-    "inputs for each layer": ("hidden_size_per_layer_input",),
-    "keys and values that layers share": ("num_kv_shared_layers",),
-    "heads of several sizes": ("global_head_dim",),
-}
-# Keys that enable a feature by being true.
-_SWITCHES: Mapping[str, str] = {
-    "is_encoder_decoder": "encoder-decoder models",
-    "add_cross_attention": "cross attention",
-    "rope_interleaved": "interleaved RoPE",
-    "use_bidirectional_attention": "attention to later tokens",
-}
-# Keys that some families implement and that transformers silently ignores in the others.
-_BIASES: Mapping[str, str] = {
-    "attention_bias": "attention biases of this family",
-    "mlp_bias": "MLP biases of this family",
-    "use_bias": "biases of this family",
-}
-_REASONS: Mapping[str, str] = {
-    "FalconH1ForCausalLM": "its layers attend and keep a state side by side, with factors in each"
-}
-"""The reasons for architectures that are refused."""
+_TABLES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+_FEATURES, _SWITCHES, _BIASES, _REASONS, _ROPE_REASONS = _TABLES.values()
+"""The refused keys by feature, and features by their key.
+
+* A key of `_FEATURES` enables its feature by any value except null, false, zero, one or an empty
+  list or object. One is harmless: a single expert, or a multiplier of 1.
+* A key of `_SWITCHES` enables its feature by being true.
+* Some families implement a key of `_BIASES`, and transformers silently ignores it in the others.
+* `_REASONS` and `_ROPE_REASONS` tell why an architecture or a type of RoPE is refused.
+"""
 _LLAMA_KEYS = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("vocab_size", "rms_norm_eps"),
@@ -72,15 +43,6 @@ _DISGUISE = (
     ". Its configuration has the keys of a Llama; if its code is Llama's, run it with "
     'hf_overrides={"architectures": ["LlamaForCausalLM"]}'
 )
-_LONGROPE = "LongRoPE: the rotation of cached keys changes once the original context is passed"
-_ROPE_REASONS = {
-    "dynamic": (
-        "dynamic NTK: its rotation depends on the current length, so cached keys would depend on "
-        "how a prompt was cut into chunks"
-    ),
-    "longrope": _LONGROPE,
-    "su": _LONGROPE,
-}
 
 
 def refuse_unsupported(

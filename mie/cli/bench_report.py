@@ -21,31 +21,10 @@ if TYPE_CHECKING:
 MAX_RESULTS_BYTES = 256 << 20
 """The longest file of results that is read. Those with details have lines for each request."""
 
-LABELS = {
-    "completed": "Successful requests",
-    "failed": "Failed requests",
-    "duration": "Benchmark duration (s)",
-    "total_input_tokens": "Total input tokens",
-    "total_output_tokens": "Total generated tokens",
-    "request_throughput": "Request throughput (req/s)",
-    "request_goodput": "Request goodput (req/s)",
-    "output_throughput": "Output token throughput (tok/s)",
-    "total_token_throughput": "Total token throughput (tok/s)",
-    "num_steps": "Steps",
-    "num_preemptions": "Preemptions",
-    "num_cached_tokens": "Prompt tokens cached",
-    "peak_blocks": "Peak blocks",
-    "avg_latency": "Average latency (s)",
-}
-"""Results that are shown, in vLLM's words."""
-
-_DISTRIBUTIONS = {
-    "ttft": "Time to first token",
-    "tpot": "Time per output token",
-    "itl": "Inter-token latency",
-    "e2el": "End-to-end latency",
-    "queue": "Time in the queue",
-}
+LABELS, _DISTRIBUTIONS, COSTS, COMPARED = json.loads(
+    Path(__file__).with_name("labels.json").read_text(encoding="utf-8")
+).values()
+"""Words for results, which are vLLM's, for their distributions, for costs, and for predictions."""
 
 
 def about(place: Mapping[str, Any], workload: Workload, result: AnyResult) -> dict[str, Any]:

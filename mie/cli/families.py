@@ -1,84 +1,35 @@
 """List the supported families in a table: ``mie inspect --families``, and docs/models.md."""
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
-from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.families import FAMILIES, Family
 from mie.checkpoint.gguf.architectures import ARCHITECTURES
 from mie.structured.tools.families import FAMILY_FORMATS, NO_FORMATS
 
-_SAMPLE = {
-    "vocab_size": 1 << 18,
-    "hidden_size": 256,
-    "intermediate_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 4096,
-}
-_WINDOWS = {
-    "all": "a window in all layers",
-    "all switched": "a window in all layers if switched on",
-    "switched": "windows if switched on",
-    "pattern": "windows by layer",
-}
-_QK_NORMS = {
-    "head": "q and k norms",
-    "projection": "q and k norms of whole projections",
-    "rotated head": "q and k norms after RoPE",
-}
-_ROPE_LAYERS = {
-    "listed": "layers without RoPE",
-    "sliding": "full attention without RoPE",
-    "switched": "RoPE in all layers or none",
-    "given": "RoPE in all layers or none",
-}
-_RECURRENT = {"conv": "short convolutions", "delta": "gated delta rule", "mamba": "Mamba 2"}
-_KEYS = {
-    "attention_bias": "attention biases",
-    "mlp_bias": "MLP biases",
-    "use_bias": "biases",
-    "embedding_multiplier": "four multipliers",
-    "attn_logit_softcapping": "soft caps of scores",
-    "final_logit_softcapping": "soft caps of logits",
-    "longrope": "LongRoPE",
-    "partial_rotary_factor": "partial RoPE",
-    "llama_4_scaling_beta": "YaRN within the original context",
-}
+_WINDOWS, _QK_NORMS, _ROPE_LAYERS, _RECURRENT, _KEYS = json.loads(
+    Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
+).values()
+"""Words for values of a family's flags and for keys."""
 
 
 def families_table() -> str:
     """Return the table of families in Markdown."""
-    from mie.ops_gpu.cupy_backend import CupyBackend  # NumPy, which other commands do not need
-
-    heads = ("models", "architecture", "`model_type`", "beyond a plain Llama", "CUDA", "GGUF")
-    rows: list[tuple[str, ...]] = [(*heads, "calls of tools", "reasoning"), ("---",) * 8]
+    heads = ("models", "architecture", "`model_type`", "beyond a plain Llama", "GGUF")
+    rows: list[tuple[str, ...]] = [(*heads, "calls of tools", "reasoning"), ("---",) * 7]
     for name, family in FAMILIES.items():
-        options = _sample(name, family).options
-        cuda = "no" if set(options).intersection(CupyBackend.lacks) else "yes"
         features = ", ".join(_features(family)) or "-"
         formats = FAMILY_FORMATS.get(name, NO_FORMATS)
         ggufs = [own for own, row in ARCHITECTURES.items() if name in row.families]
         calls = f"{formats.unread}: not read" if formats.unread else _code(formats.calls)
         more = (", ".join(map(_code, ggufs)) or "-", calls, _code(formats.reasoning))
-        rows.append((family.title, f"`{name}`", f"`{family.model_type}`", features, cuda, *more))
+        rows.append((family.title, f"`{name}`", f"`{family.model_type}`", features, *more))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _code(name: str | None) -> str:
     return "-" if name is None else f"`{name}`"
-
-
-def _sample(name: str, family: Family) -> ModelConfig:
-    """Return a configuration of the family that has all of its options."""
-    config = {**_SAMPLE, "architectures": [name]}
-    if "embedding_multiplier" in family.implements:
-        config["embedding_multiplier"] = 2.0
-    if family.recurrent is not None:
-        config["layer_types"] = [*family.recurrent.layer_types[:1] * 3, "full_attention"]
-    if "num_local_experts" in family.defaults and family.expert_size is None:
-        config["num_local_experts"] = 0
-    return ModelConfig.from_hf(config)
 
 
 def _features(family: Family) -> Iterator[str]:

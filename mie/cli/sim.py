@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mie.checkpoint.tensors import num_parameters
 from mie.cli.bench import costs_as_place, simulated_config
-from mie.cli.bench_report import number, place_line, table, write_results
+from mie.cli.bench_report import COMPARED, COSTS, number, place_line, table, write_results
 from mie.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,32 +85,8 @@ def _run_calibrate(args: argparse.Namespace) -> int:
 
 
 def _cost_rows(fit: Fit) -> list[tuple[str, str]]:
-    what = {
-        "step_ps": "a step",
-        "matrix_ps": "a step of several tokens, in addition",
-        "weights_ps": "reading the weights, at least",
-        "token_ps": "a token",
-        "logits_ps": "a row of logits",
-        "pair_ps": "a pair of attention in a prompt",
-        "context_ps": "a token of context",
-        "seq_ps": "a sequence",
-        "chunk_ps": "a chunk of a prompt",
-        "copy_ps": "a copied slot",
-        "swap_ps": "a swapped slot",
-    }
     costs = asdict(fit.costs)
-    return [(label, f"{costs[name] / 1e6:,.3f}") for name, label in what.items()]
-
-
-_COMPARED = {
-    "duration": "duration (s)",
-    "request_throughput": "requests/s",
-    "output_throughput": "output tokens/s",
-    "total_token_throughput": "tokens/s",
-    "mean_ttft_ms": "mean TTFT (ms)",
-    "mean_tpot_ms": "mean TPOT (ms)",
-    "mean_e2el_ms": "mean latency (ms)",
-}
+    return [(label, f"{costs[name] / 1e6:,.3f}") for name, label in COSTS.items()]
 
 
 def _run_predict(args: argparse.Namespace) -> int:
@@ -164,7 +140,7 @@ def _comparison(
     predicted: Mapping[str, float | None], measured: Mapping[str, float | None]
 ) -> Iterator[str]:
     rows = []
-    for name, label in _COMPARED.items():
+    for name, label in COMPARED.items():
         ours, theirs = predicted[name], measured[name]
         error = "–" if ours is None or not theirs else f"{ours / theirs - 1:+.1%}"
         rows.append((label, number(ours), number(theirs), error))

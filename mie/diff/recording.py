@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,46 +17,10 @@ from mie.ops.backend import Array, Backend, ComposedOperators, StepBatch
 from mie.ops.sampling import RowControls
 
 ROLES = {
-    ("embed", None): "embed",
-    ("rms_norm", "embed"): "attention_norm",
-    ("rms_norm", "down"): "attention_norm",
-    ("linear", "attention_norm"): "qkv",
-    ("head_norm", "qkv"): "q_norm",
-    ("head_norm", "q_norm"): "k_norm",
-    ("rope_write_kv", "qkv"): "rope_write_kv",
-    ("rope_write_kv", "q_norm"): "rope_write_kv",
-    ("rope_write_kv", "k_norm"): "rope_write_kv",
-    ("head_norm", "rope_write_kv"): "rotated_norm",
-    ("paged_attention", "rope_write_kv"): "paged_attention",
-    ("paged_attention", "rotated_norm"): "paged_attention",
-    ("linear", "paged_attention"): "o",
-    ("norm_add", "o"): "attention_post_norm",
-    ("rms_norm", "o"): "mlp_norm",
-    ("rms_norm", "attention_post_norm"): "mlp_norm",
-    ("linear", "attention_post_norm"): "gate_up",
-    ("linear", "mlp_norm"): "gate_up",
-    ("route", "mlp_norm"): "route",
-    ("linear", "route"): "gate_up",
-    ("silu_mul", "gate_up"): "silu_mul",
-    ("gelu_mul", "gate_up"): "gelu_mul",
-    ("linear", "silu_mul"): "down",
-    ("linear", "gelu_mul"): "down",
-    ("experts", "route"): "experts",
-    ("experts", "down"): "experts",
-    ("rms_norm", "experts"): "attention_norm",
-    ("norm_add", "down"): "mlp_post_norm",
-    ("rms_norm", "mlp_post_norm"): "attention_norm",
-    ("linear", "mlp_post_norm"): "qkv",
-    ("linear", "embed"): "qkv",
-    ("take_rows", "embed"): "take_rows",
-    ("take_rows", "down"): "take_rows",
-    ("take_rows", "experts"): "take_rows",
-    ("take_rows", "mlp_post_norm"): "take_rows",
-    ("rms_norm", "take_rows"): "final_norm",
-    ("linear", "final_norm"): "head",
-    ("soft_cap", "head"): "soft_cap",
-    ("run_step", "head"): "logits",
-    ("run_step", "soft_cap"): "logits",
+    (operator, before): role
+    for operator, before, role in json.loads(
+        Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
+    )
 }
 """Roles by (operator, previous role), in the order of calls in `Decoder.forward`."""
 

@@ -5,8 +5,10 @@ state emits a record at the moment of the change. So a snapshot and the records 
 state at any step.
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -36,50 +38,11 @@ Snapshot = Mapping[str, Any]
 
 FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        # requests
-        "add": ("request_id", "number", "rank", "num_prompt", "n", "max_tokens"),
-        "admit": ("seq", "row", "num_tokens", "num_computed"),
-        "rank": ("seq", "rank"),
-        "resume": ("seq", "row", "num_tokens", "num_computed", "mode"),
-        "hit": ("seq", "num_queried", "num_full", "num_partial", "source"),
-        "prefill": ("seq", "start", "count", "choices"),
-        "decode": ("rows",),
-        "force": ("seq", "count"),
-        "fork": ("seq", "parent", "row"),
-        "wait": ("seq", "parent"),
-        "preempt": ("seq", "by", "mode", "rule", "num_lost"),
-        "keep": ("seq",),
-        "branch": ("seq", "parent", "row"),
-        "finish": ("seq", "reason"),
-        # blocks
-        "alloc": ("seq", "index", "blocks"),
-        "share": ("seq", "index", "blocks"),
-        "release": ("seq", "blocks"),
-        "close": ("seq",),
-        "copy": ("source", "target", "seq", "cause"),
-        "seal": ("block", "parent", "salt", "tokens"),
-        "evict": ("block",),
-        # blocks of layers with a window
-        "alloc_window": ("seq", "index", "blocks"),
-        "share_window": ("seq", "index", "blocks"),
-        "pass": ("seq", "index", "blocks"),
-        "seal_window": ("block", "blocks"),
-        "evict_window": ("block", "blocks"),
-        # moves
-        "pin": ("block",),
-        "unpin": ("block",),
-        "export": ("seq", "host"),
-        "import": ("seq", "host", "blocks"),
-        "drop": ("seq",),
-        # states of recurrent layers
-        "state": ("seq", "slot"),
-        "save": ("block", "slot"),
-        "forget": ("block",),
-        "save_host": ("seq", "slot"),
-        # everything
-        "rebuild": ("snapshot",),
-        # always last
-        "step": ("summary",),
+        kind: tuple(names)
+        for kinds in json.loads(
+            Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
+        ).values()
+        for kind, names in kinds.items()
     }
 )
 """The fields of each kind of record, in order."""

@@ -40,13 +40,10 @@ class Decoder:
         default its blocks have all layers.
 
         Raises:
-            UnsupportedModelError: the backend lacks an option of an operator.
             WeightsError: a weight is NaN or infinite, or too large for ``rounded_to``.
         """
         self.config = config
         self.backend = backend
-        if lacking := [option for option in config.options if option in backend.lacks]:
-            backend.refuse(*lacking)
         self._eps = config.rms_norm_eps / config.residual_scale**2
         layout = layout or whole(config)
         loader = Loader(config, backend, checkpoint, self._eps, progress, rounded_to, layout)

@@ -13,15 +13,14 @@ It owns the layout of weights and cache. The results of its ``load_*`` and ``new
 opaque to the model.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.errors import UnsupportedModelError
 from mie.ops.arrays import Bools, Ints
 from mie.ops.expert_operators import ACTIVATIONS, Activation, ExpertOperators
 from mie.ops.quantised import Form, Part, Rows
@@ -32,13 +31,6 @@ from mie.ops.sampling import RowControls
 
 Array = Any
 """An array of the backend: numpy.ndarray, or an array on the device."""
-
-OPTIONS = (
-    *("GELU", "norms after the blocks", "norms of whole projections", "norms after RoPE"),
-    *("scaled embeddings", "soft caps", "experts", "gated attention", "recurrent layers"),
-    *("attention sinks", "routers with sigmoids"),
-)
-"""The options of operators that only some families need, by name."""
 
 Drawn = Any
 """Token ids chosen by `Backend.start_sample`, which may still be in flight. Opaque."""
@@ -168,13 +160,6 @@ class HeadWeights:
 class ComposedOperators(Protocol):
     """Several operators in one call, defined by single ones. A backend may compute them at once."""
 
-    def refuse(self: "Backend", *options: str) -> NoReturn:
-        """Raise the error for options that it lacks."""
-        raise UnsupportedModelError(
-            f"the {self.name} backend does not compute {' or '.join(options)} (use backend='jit' "
-            "or 'numpy')"
-        )
-
     def norm_linear(
         self: "Backend", x: Array, norm: Array | None, eps: float, weight: Array
     ) -> Array:
@@ -224,8 +209,6 @@ class Backend(ComposedOperators, ExpertOperators, RecurrentOperators, Protocol):
     name: str
     itemsize: int
     """Bytes of one element of the KV cache."""
-    lacks: Collection[str] = ()
-    """Those of `OPTIONS` that it does not compute."""
     is_asynchronous: bool
     """Whether `run_step` and `start_sample` return before their work is done.
 
@@ -315,7 +298,6 @@ class Backend(ComposedOperators, ExpertOperators, RecurrentOperators, Protocol):
 
     def norm_add(self, x: Array, weight: Array, eps: float, residual: Array) -> Array:
         """Normalise, then add the residual [T, D]: `ops.norm.rms_norm`."""
-        return self.refuse("norms after the blocks")
 
     def linear(self, x: Array, weight: Array, residual: Array | None = None) -> Array:
         """Multiply to [T, N]: `ops.linear.linear`. The result may reuse the residual's memory."""
@@ -352,15 +334,12 @@ class Backend(ComposedOperators, ExpertOperators, RecurrentOperators, Protocol):
 
     def gelu_mul(self, gate_up: Array) -> Array:
         """Apply Gemma's gated activation, as [T, F]: `ops.activation.gelu_mul`."""
-        return self.refuse("GELU")
 
     def soft_cap(self, x: Array, cap: float) -> Array:
         """Bound the logits [R, V]: `ops.activation.soft_cap`."""
-        return self.refuse("soft caps")
 
     def sigmoid_mul(self, x: Array, gate: Array) -> Array:
         """Multiply by sigmoid(gate [T, K] or [T, 1]), as [T, K]: `ops.activation.sigmoid`."""
-        return self.refuse("gated attention")
 
     def take_rows(self, x: Array, rows: Array) -> Array:
         """Return x[rows] as [R, D]."""

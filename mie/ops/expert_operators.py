@@ -33,18 +33,15 @@ class ExpertOperators(Protocol):
 
     def load_experts(self: "Backend", matrices: Sequence[Array]) -> Array:
         """Return the matrices of a layer's experts, of `Backend.load_linear`, as one weight."""
-        return self.refuse("experts")
 
     def route(self: "Backend", x: Array, weights: ExpertWeights) -> Array:
         """Multiply x [T, D] by the router, and choose: `ops.experts.route`.
 
         With ``weights.bias`` it is `ops.experts.route_by_sigmoid`. Returns [T, 2, k].
         """
-        return self.refuse("experts")
 
     def clamped_silu_mul(self: "Backend", gate_up: Array) -> Array:
         """Apply gpt-oss's gated activation, as [T, F]: `ops.activation.clamped_silu_mul`."""
-        return self.refuse("experts")
 
     def experts(
         self: "Backend", x: Array, routed: Array, weights: ExpertWeights, residual: Array
@@ -53,4 +50,3 @@ class ExpertOperators(Protocol):
 
         x [T, D] is normalised: `ops.experts.experts`.
         """
-        return self.refuse("experts")

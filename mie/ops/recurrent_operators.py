@@ -41,25 +41,20 @@ class RecurrentOperators(Protocol):
 
     def state_bytes(self: "Backend", shape: RecurrentShape) -> int:
         """Return the bytes of one slot in one layer."""
-        return self.refuse("recurrent layers")
 
     def new_state_cache(
         self: "Backend", shape: RecurrentShape, num_layers: int, num_slots: int
     ) -> Any:
         """Allocate the states of ``num_slots`` sequences."""
-        return self.refuse("recurrent layers")
 
     def copy_states(self: "Backend", states: Any, src: Sequence[int], dst: Sequence[int]) -> None:
         """Copy whole slots in every layer: `ops.recurrent.move_states`."""
-        self.refuse("recurrent layers")
 
     def export_state(self: "Backend", states: Any, slot: int) -> bytes:
         """Return the contents of a slot, for `import_state` of the same model and backend."""
-        return self.refuse("recurrent layers")
 
     def import_state(self: "Backend", states: Any, slot: int, data: bytes) -> None:
         """Fill a slot with the result of `export_state`."""
-        self.refuse("recurrent layers")
 
     def short_conv(
         self: "Backend",
@@ -70,7 +65,6 @@ class RecurrentOperators(Protocol):
         batch: "StepBatch",
     ) -> Any:
         """Return c · conv(b · x) [T, D] of bcx [T, 3 D]: `ops.recurrent.causal_conv`."""
-        return self.refuse("recurrent layers")
 
     def conv_silu(
         self: "Backend",
@@ -81,7 +75,6 @@ class RecurrentOperators(Protocol):
         batch: "StepBatch",
     ) -> Any:
         """Convolve, then apply SiLU, as [T, C]: `ops.recurrent.causal_conv`."""
-        return self.refuse("recurrent layers")
 
     def gated_delta(
         self: "Backend",
@@ -96,7 +89,6 @@ class RecurrentOperators(Protocol):
 
         qkv [T, C] and gates [T, 2 H] are those of `ops.recurrent.delta_inputs`.
         """
-        return self.refuse("recurrent layers")
 
     def mamba(
         self: "Backend",
@@ -111,8 +103,6 @@ class RecurrentOperators(Protocol):
 
         xbc [T, C] and dt [T, H] are those of `ops.recurrent.mamba_inputs`.
         """
-        return self.refuse("recurrent layers")
 
     def gated_norm(self: "Backend", x: Any, gate: Any, weights: RecurrentWeights) -> Any:
         """Normalise the result of a recurrence [T, H Dv] with a gate: `ops.norm.gated_norm`."""
-        return self.refuse("recurrent layers")

@@ -47,6 +47,7 @@ class AttentionCall:
         out: Array,
         batch: DeviceBatch,
         window: int | None,
+        soft_cap: float | None,
         sinks: Array | None,
     ) -> None:
         """Drop a window that every sequence of the step fits."""
@@ -58,7 +59,10 @@ class AttentionCall:
         self.group = self.num_heads // self.num_kv_heads
         self.table_width = int(batch.block_tables.shape[1])
         # Scores are in base 2, because exp(x) is exp2(x * log2(e)).
-        self.scale = np.float32(math.log2(math.e) / math.sqrt(self.head_dim))
+        self.is_capped = soft_cap is not None
+        self.cap = np.float32((soft_cap or 0) * math.log2(math.e))
+        factor = 1 / soft_cap if soft_cap else math.log2(math.e)
+        self.scale = np.float32(factor / math.sqrt(self.head_dim))
 
     @property
     def max_splits(self) -> int:
@@ -72,7 +76,7 @@ class AttentionCall:
         """Return a kernel's arguments: the arrays of all kernels, others, and its numbers."""
         batch = self.batch
         tables = batch.block_tables, batch.seq_lens, batch.cu_seqlens_q, sequences, self.sinks
-        numbers = *map(np.int32, sizes), self.scale
+        numbers = *map(np.int32, sizes), self.scale, self.cap
         return (self.q, self.kv, self.scales, *tables, *others, *numbers)
 
 
@@ -112,6 +116,7 @@ class PagedAttention:
         batch: DeviceBatch,
         window: int | None,
         scales: Array | None = None,
+        soft_cap: float | None = None,
         sinks: Array | None = None,
     ) -> Array:
         """Compute `ops.attention.paged_attention` over one layer.
@@ -121,7 +126,7 @@ class PagedAttention:
         assert kv.size // q.shape[2] < 1 << 32, "the kernels count rows in 32 bits"
         out = self._empty("attention", q.shape, q.dtype)
         arrays = {"q": q, "kv": kv, "scales": scales, "sinks": sinks, "out": out}
-        call = AttentionCall(**arrays, batch=batch, window=window)
+        call = AttentionCall(**arrays, batch=batch, window=window, soft_cap=soft_cap)
         kernel = decode_kernel(
             kernel_type(call.q),
             call.head_dim,
@@ -129,6 +134,7 @@ class PagedAttention:
             call.block_size,
             stored=kernel_type(call.kv),
             may_stream=not self._is_deterministic,
+            is_capped=call.is_capped,
         )
         self.follows_lengths = kernel.kind != "stream"
         if batch.decodes.size:
@@ -253,22 +259,27 @@ class PagedAttention:
 
     def _prefill(self, call: AttentionCall) -> None:
         batch = call.batch
-        stored = kernel_type(call.kv)
-        kernel = prefill_kernel(kernel_type(call.q), call.head_dim, call.block_size, stored=stored)
+        kernel = prefill_kernel(
+            kernel_type(call.q),
+            call.head_dim,
+            call.block_size,
+            stored=kernel_type(call.kv),
+            is_capped=call.is_capped,
+        )
         num_tiles = ceil_div(batch.max_prefill_queries * call.group, kernel.rows)
         grid = (num_tiles, batch.prefills.size, call.num_kv_heads)
-        sizes = [call.group, call.table_width, call.block_size, call.window or 0]
+        numbers = [call.group, call.table_width, call.block_size, call.window or 0]
         partials: list[Array | None] = []
         if kernel.blocks_per_multiprocessor:
             splits = self._splits_of_prefill(call, kernel, math.prod(grid))
             partials = self._parts_of_prefill(call, kernel, math.prod(grid), splits.count)
             grid = (splits.count * num_tiles, *grid[1:])
-            sizes += [splits.tokens, splits.count]
+            numbers += [splits.tokens, splits.count]
         attend = self._launcher.kernel(f"{kernel.name}.cu", kernel.name + kernel.parameters)
         attend(
             grid,
             (32 * WARPS,),
-            call.arguments(batch.prefills, [call.out, *partials], sizes),
+            call.arguments(batch.prefills, [call.out, *partials], numbers),
             shared_bytes=kernel.shared_bytes,
         )
 

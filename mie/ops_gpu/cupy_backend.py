@@ -15,16 +15,7 @@ from numpy.typing import NDArray
 from mie.base.arithmetic import ceil_div
 from mie.errors import ConfigError, UnsupportedModelError
 from mie.ops import rope
-from mie.ops.backend import (
-    OPTIONS,
-    Array,
-    HeadWeights,
-    KVCacheShape,
-    Memory,
-    Progress,
-    StepBatch,
-    StepSize,
-)
+from mie.ops.backend import Array, HeadWeights, KVCacheShape, Memory, Progress, StepBatch, StepSize
 from mie.ops.expert_operators import Activation
 from mie.ops.kv_cache import SCALE_BYTES
 from mie.ops.quantised import Form, Part, Rows
@@ -47,12 +38,6 @@ from mie.ops_gpu.sampling import Drawn, Sampler
 from mie.ops_gpu.steps import Steps
 from mie.ops_gpu.weights import CupyLinear, Matrix, check_size, load_parts, packed_bytes
 
-COMPUTED = (
-    *("GELU", "norms after the blocks", "norms of whole projections", "norms after RoPE"),
-    *("scaled embeddings", "experts", "gated attention", "recurrent layers", "attention sinks"),
-)
-"""The options of operators that it computes."""
-
 
 class CupyBackend(CupyRecurrent):
     """Runs where its launcher does, in ``dtype``: "float32", "float16" or "bfloat16".
@@ -62,8 +47,6 @@ class CupyBackend(CupyRecurrent):
     depend on its batch. ``memory_share`` is the fraction of the device's memory to use, counting
     other processes.
     """
-
-    lacks = tuple(option for option in OPTIONS if option not in COMPUTED)
 
     def __init__(
         self,
@@ -294,11 +277,9 @@ class CupyBackend(CupyRecurrent):
         soft_cap: float | None = None,
         sinks: Any = None,
     ) -> Array:
-        if soft_cap is not None:
-            self.refuse("soft caps")
         scales = cache.scales[layer] if cache.is_quantized else None
         on_device = to_device(self._xp, batch)
-        return self._attention(q, cache.layers[layer], on_device, window, scales, sinks)
+        return self._attention(q, cache.layers[layer], on_device, window, scales, soft_cap, sinks)
 
     # Blocks.
 

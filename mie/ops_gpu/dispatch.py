@@ -67,11 +67,19 @@ class DecodeKernel:
 
 
 def decode_kernel(
-    element: str, head_dim: int, group: int, block_size: int, *, stored: str, may_stream: bool
+    element: str,
+    head_dim: int,
+    group: int,
+    block_size: int,
+    *,
+    stored: str,
+    may_stream: bool,
+    is_capped: bool = False,
 ) -> DecodeKernel:
     """Return the decode kernel for queries of type ``element`` and a cache of type ``stored``.
 
-    ``may_stream`` means that the last bits of a result may depend on its batch.
+    ``may_stream`` means that the last bits of a result may depend on its batch, and ``is_capped``
+    that scores have a soft cap.
     """
     is_short = element in ("f16", "bf16")
     if is_short and head_dim in MMA_STAGES and group <= 16 and block_size % 16 == 0:
@@ -83,14 +91,14 @@ def decode_kernel(
         merge_bytes = 4 * WARPS * 8 * head_tiles * (head_dim + 2)  # reuses the ring's memory
         return DecodeKernel(
             kind="stream" if may_stream else "mma",
-            parameters=_parameters(element, stored, head_dim, head_tiles, WARPS, stages),
+            parameters=_parameters(element, stored, is_capped, head_dim, head_tiles, WARPS, stages),
             shared_bytes=max(ring_bytes, merge_bytes),
             head_tiles=head_tiles,
         )
     merge_floats = WARPS * group * (head_dim + 2)
     return DecodeKernel(
         kind="plain",
-        parameters=_parameters(element, stored, head_dim, group, WARPS),
+        parameters=_parameters(element, stored, is_capped, head_dim, group, WARPS),
         shared_bytes=4 * (group * head_dim + merge_floats),
     )
 
@@ -108,16 +116,21 @@ class PrefillKernel:
     """Maximum number of blocks on a multiprocessor, given the registers of a kernel with splits."""
 
 
-def prefill_kernel(element: str, head_dim: int, block_size: int, *, stored: str) -> PrefillKernel:
-    """Return the prefill kernel for queries of type ``element`` and a cache of type ``stored``."""
+def prefill_kernel(
+    element: str, head_dim: int, block_size: int, *, stored: str, is_capped: bool = False
+) -> PrefillKernel:
+    """Return the prefill kernel for queries of type ``element`` and a cache of type ``stored``.
+
+    ``is_capped`` means that scores have a soft cap.
+    """
     is_short, is_quantized = element in ("f16", "bf16"), stored in QUANTIZED
     # Four scales of a quantised cache are fetched at a time, so they must be in one block.
     if not is_short or head_dim not in MMA_STAGES or (is_quantized and block_size % 16):
-        return plain_prefill_kernel(element, head_dim, stored=stored)
+        return plain_prefill_kernel(element, head_dim, stored=stored, is_capped=is_capped)
     row_bytes = head_dim + 4 if is_quantized else 2 * head_dim
     return PrefillKernel(
         name="paged_prefill_mma",
-        parameters=_parameters(element, stored, head_dim),
+        parameters=_parameters(element, stored, is_capped, head_dim),
         rows=64,
         shared_bytes=2 * 2 * TILE_TOKENS * row_bytes + KEPT_BYTES,  # two tiles of keys and values
         blocks_per_multiprocessor=3 if head_dim == 64 else 2,
@@ -148,7 +161,9 @@ def prefill_splits(num_tokens: int, num_blocks: int, resident_blocks: int) -> Pr
     return PrefillSplits(count=ceil_div(num_tiles, tiles), tokens=tiles * TILE_TOKENS)
 
 
-def plain_prefill_kernel(element: str, head_dim: int, *, stored: str) -> PrefillKernel:
+def plain_prefill_kernel(
+    element: str, head_dim: int, *, stored: str, is_capped: bool = False
+) -> PrefillKernel:
     """Return the prefill kernel that supports every shape."""
     # Numbers in shared memory are widened if the cache is quantised.
     itemsize = 2 if element in ("f16", "bf16") and stored not in QUANTIZED else 4
@@ -156,13 +171,13 @@ def plain_prefill_kernel(element: str, head_dim: int, *, stored: str) -> Prefill
     key_bytes = 2 * 32 * (head_dim * itemsize + 4)  # keys and values, each row padded by one bank
     return PrefillKernel(
         name="paged_prefill",
-        parameters=_parameters(element, stored, head_dim),
+        parameters=_parameters(element, stored, is_capped, head_dim),
         rows=16,
         shared_bytes=query_bytes + key_bytes,
     )
 
 
-def _parameters(element: str, stored: str, *sizes: int) -> str:
-    """Return the template parameters. The cache's type comes last, if it is not the queries'."""
-    others = [] if stored == element else [stored]
+def _parameters(element: str, stored: str, is_capped: bool, *sizes: int) -> str:
+    """Return the template parameters, without those at the end that are the default."""
+    others = [stored, "true"] if is_capped else [] if stored == element else [stored]
     return f"<{', '.join([element, *map(str, sizes), *others])}>"

@@ -104,9 +104,10 @@ class CupyExperts(RowOperators):
         (num_tokens, num_experts), num_chosen, warps = logits.shape, weights.num_chosen, 4
         routed = self._empty("routed", (num_tokens, 2, num_chosen), np.dtype(np.float32))
         numbers = (num_tokens, num_experts, num_chosen, int(weights.is_normalised))
-        kernel = self.launcher.kernel("route.cu", f"route_tokens<{kernel_type(logits)}>")
-        grid, args = (ceil_div(num_tokens, warps),), (logits, routed, *map(np.int32, numbers))
-        kernel(grid, (32 * warps,), args)
+        parameters = kernel_type(logits) + ("" if weights.bias is None else ", true")
+        kernel = self.launcher.kernel("route.cu", f"route_tokens<{parameters}>")
+        args = (logits, weights.bias, routed, *map(np.int32, numbers))
+        kernel((ceil_div(num_tokens, warps),), (32 * warps,), args)
         return routed
 
     def experts(self, x: Array, routed: Array, weights: ExpertWeights, residual: Array) -> Array:

@@ -70,6 +70,14 @@ class RowOperators(Backend):
         kernel((num_tokens, ceil_div(dim, threads)), (threads,), (gate_up, out, *numbers))
         return out
 
+    def soft_cap(self, x: Array, cap: float) -> Array:
+        """Bound ``x`` itself."""
+        (num_rows, dim), threads = x.shape, block_threads(x.shape[1])
+        kernel = self.launcher.kernel("gated_mul.cu", f"soft_cap<{kernel_type(x)}>")
+        grid = (num_rows, ceil_div(dim, threads))
+        kernel(grid, (threads,), (x, np.int32(dim), np.float32(cap)))
+        return x
+
     def sigmoid_mul(self, x: Array, gate: Array) -> Array:
         num_tokens, dim = x.shape
         out = self._empty("sigmoid", x.shape, x.dtype)

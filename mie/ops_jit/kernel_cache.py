@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import random
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -70,7 +71,8 @@ class Kernels:
         missing = [name for name in dict.fromkeys(names) if not self._has(name)]
         if missing:
             with progress(len(missing)) as advance:
-                for name in missing:
+                # Processes that begin together compile different ones, and load each other's.
+                for name in random.sample(missing, len(missing)):
                     self[name]
                     advance(1)
         return len(missing)

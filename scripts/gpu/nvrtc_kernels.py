@@ -42,7 +42,7 @@ class Entry:
         The tensor-core kernels of `tests/kernels/emulator.cu` and others take none.
         """
         kernel, _, parameters = name.rstrip(">").partition("<")
-        words = parameters.split(", ")
+        words = parameters.removesuffix(", true").split(", ")  # a soft cap
         stored = words[-1] if words[-1] in QUANTIZED else words[0]
         if kernel.startswith(("few_rows", "experts_")):
             return way_named(parameters).shared_bytes
@@ -119,7 +119,11 @@ ENTRIES = (
     ),
     Entry(
         file="route.cu",
-        names=(*each("{}<{}>", ("route_tokens", "add_experts"), FLOATS), "sort_rows"),
+        names=(
+            *each("{}<{}>", ("route_tokens", "add_experts"), FLOATS),
+            "route_tokens<bf16, true>",
+            "sort_rows",
+        ),
     ),
     Entry(
         file="widen_weights.cu",
@@ -138,6 +142,7 @@ ENTRIES = (
             *each("paged_decode<f16, {}, 4>", ("64, 1", "128, 8", "256, 4")),
             "paged_decode<float, 64, 4, 4>",
             *each("paged_decode<{}, {}>", ("f16", "float"), ("64, 4, 4, int8", "128, 8, 4, e4m3")),
+            *each("paged_decode<{0}, 256, 2, 4, {0}, true>", HALVES),  # Gemma 2
         ),
         threads=128,
     ),
@@ -155,6 +160,7 @@ ENTRIES = (
         names=(
             *each("paged_decode_stream<{}, {}>", HALVES, TENSOR_CORE_SIZES),
             *each("paged_decode_stream<{}, {}, {}>", HALVES, QUANTIZED_SIZES, QUANTIZED),
+            "paged_decode_stream<bf16, 128, 1, 4, 3, bf16, true>",
             "count_tiles",
         ),
         threads=128,
@@ -166,6 +172,7 @@ ENTRIES = (
                 "paged_prefill<{}>", ("f16, 64", "f16, 128", "bf16, 128", "f16, 256", "float, 64")
             ),
             *each("paged_prefill<{}>", ("f16, 64, int8", "f16, 256, e4m3", "float, 64, int8")),
+            "paged_prefill<bf16, 256, bf16, true>",
         ),
         threads=128,
     ),
@@ -174,6 +181,7 @@ ENTRIES = (
         names=(
             *each("paged_prefill_mma<{}, {}>", HALVES, (64, 128)),
             *each("paged_prefill_mma<{}, {}, {}>", HALVES, (64, 128), QUANTIZED),
+            "paged_prefill_mma<bf16, 128, bf16, true>",
         ),
         threads=128,
     ),
@@ -189,7 +197,9 @@ ENTRIES = (
     Entry(file="choose_tokens.cu", names=each("choose_tokens<{}>", FLOATS), threads=512),
     Entry(file="top_logprobs.cu", names=each("top_logprobs<{}>", FLOATS), threads=512),
     Entry(file="take_tokens.cu", names=("take_tokens",)),
-    Entry(file="gated_mul.cu", names=each("{}<{}>", ("gated_mul", "sigmoid_mul"), FLOATS)),
+    Entry(
+        file="gated_mul.cu", names=each("{}<{}>", ("gated_mul", "sigmoid_mul", "soft_cap"), FLOATS)
+    ),
     # Not a kernel of the package, but it uses every wrapper of mie_ptx.cuh.
     Entry(
         file="tests/kernels/emulator.cu",

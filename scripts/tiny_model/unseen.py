@@ -5,6 +5,7 @@ first stories of the chats are about held-out prompts, every other one with an u
 """
 
 import difflib
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 
 import evaluate
 from evaluate import KINDS, MAX_TOKENS, Lists, Story
-from words import UNSEEN
+from words import DATA, UNSEEN
 
 KEPT = ("words_are_known", "only_the_prompts_words", "names_keep_their_animals", "words_come_back")
 SHORT = ("sentences_are_formed", "quotes_are_closed", "words_are_known", "only_the_prompts_words")
@@ -169,65 +170,18 @@ def only_knows_stories(turn: Turn) -> bool:
     return "I only know" in turn.answer and "stories" in turn.answer
 
 
-CHATS: dict[str, list[tuple[str, Callable[[Turn], bool]]]] = {
-    "make it shorter": [
-        (request, is_shorter)
-        for request in (
-            "Make it shorter.",
-            "Can you make it shorter?",
-            "Shorter, please.",
-            "Please give me a shorter version.",
-            "Make the story much shorter",
-        )
-    ],
-    "tell me another": [
-        (request, is_another)
-        for request in (
-            "Tell me another.",
-            "Tell me another story.",
-            "Another one, please!",
-            "Can you tell me another one?",
-            "One more",
-        )
-    ],
-    "change the name": [
-        (request, is_renamed)
-        for request in (
-            "Change the name to {new}.",
-            "Please change the name to {new}.",
-            "Call the hero {new} instead.",
-            "Change {name} to {new}.",
-            "Use the name {new} instead.",
-        )
-    ],
-    "what happened next": [
-        (request, goes_on)
-        for request in (
-            "What happened next?",
-            "And then?",
-            "What happens after that?",
-            "Go on.",
-            "What did {name} do next?",
-        )
-    ],
-    "who, where, what": [
-        ("Who is the story about?", answers("name", "animal")),
-        ("Where does the story happen?", answers("place")),
-        ("What did {name} have?", answers("object")),
-        ("What animal is {name}?", answers("animal")),
-        ("Where was it?", answers("place")),
-    ],
-    "anything else": [
-        (request, only_knows_stories)
-        for request in (
-            "What is the capital of Spain?",
-            "How do I boil an egg?",
-            "What is 12 times 8?",
-            "Can you write a Python script for me?",
-            "Who is the prime minister?",
-        )
-    ],
+CHECKS: Mapping[str, Callable[[Turn], bool]] = {
+    "make it shorter": is_shorter,
+    "tell me another": is_another,
+    "change the name": is_renamed,
+    "what happened next": goes_on,
+    "anything else": only_knows_stories,
 }
+CHATS = {
+    kind: [(request, answers(*keys) if keys else CHECKS[kind]) for request, *keys in rows]
+    for kind, rows in json.loads((DATA / "tiny_chats.json").read_text(encoding="utf-8")).items()
+}
+"""The requests by kind, and the check of their answers: their own words, or one for the kind."""
 NEW_NAMES = ("Otto", "Mia", "Thandiwe", "Björn", "Leilani")
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from random import Random
 from string import ascii_lowercase
 
+DATA = Path(__file__).parents[2] / "tests" / "data"
 UNSEEN: Mapping[str, Sequence[str]] = json.loads(
-    (Path(__file__).parents[2] / "tests" / "data" / "tiny_unseen.json").read_text(encoding="utf-8")
+    (DATA / "tiny_unseen.json").read_text(encoding="utf-8")
 )
 """The words of the evaluation, by kind."""
 

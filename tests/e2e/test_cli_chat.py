@@ -8,6 +8,7 @@ import select
 import signal
 import struct
 import termios
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -118,15 +119,26 @@ SPEED = re.compile(r"\[\d+ tokens · [\d.]+ tokens/s\]")
 STORY = "Tell me a story about Mia the fox, the garden and a kite."
 
 
-@pytest.fixture(params=["prompt_toolkit", "readline"])
-def editor(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+@pytest.fixture(scope="module", params=["prompt_toolkit", "readline"])
+def editor(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
     """The environment in which ``mie chat`` reads lines with this library."""
     if request.param == "prompt_toolkit":
         pytest.importorskip("prompt_toolkit")
         return {}
-    (tmp_path / "prompt_toolkit.py").write_text("raise ImportError('hidden by a test')\n")
-    paths = (str(tmp_path), os.environ.get("PYTHONPATH", ""))
+    folder = tmp_path_factory.mktemp("hidden")
+    (folder / "prompt_toolkit.py").write_text("raise ImportError('hidden by a test')\n")
+    paths = (str(folder), os.environ.get("PYTHONPATH", ""))
     return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+@pytest.fixture(scope="module")
+def terminal(editor: dict[str, str]) -> Iterator[Terminal]:
+    """A chat that waits for a message. Each test leaves it so."""
+    with Terminal(*GREEDY, **editor) as terminal:
+        terminal.shown_until(">")
+        yield terminal
 
 
 def test_a_terminal_shows_a_greeting_and_a_prompt(editor: dict[str, str]) -> None:
@@ -164,45 +176,47 @@ def test_ctrl_c_clears_the_line(editor: dict[str, str]) -> None:
 
 
 def test_an_answer_is_wrapped_and_typing_beside_it_waits_for_the_next_prompt(
-    editor: dict[str, str],
+    terminal: Terminal,
 ) -> None:
     whole = mie("chat", *GREEDY, stdin=STORY.encode()).stdout.decode()
-    with Terminal(*GREEDY, **editor) as terminal:
-        terminal.shown_until(">")
-        terminal.type(f"{STORY}\n")
-        begun = terminal.shown_until(whole[:20])
-        terminal.type("Who are you")
-        shown = begun + terminal.shown_until("tokens/s]\n")
-        answer = shown[shown.index(whole[:20]) : shown.rindex("[")]
-        assert answer.split() == whole.split()
-        assert 40 < max(map(len, answer.splitlines())) <= 60
-        terminal.shown_until("Who are you")  # after the prompt
-        terminal.type("?\n")
-        terminal.shown_until("tokens/s]")
+    terminal.type("/reset\n")
+    terminal.shown_until("[a new conversation]")
+    terminal.shown_until(">")
+    terminal.type(f"{STORY}\n")
+    begun = terminal.shown_until(whole[:20])
+    terminal.type("Who are you")
+    shown = begun + terminal.shown_until("tokens/s]\n")
+    answer = shown[shown.index(whole[:20]) : shown.rindex("[")]
+    assert answer.split() == whole.split()
+    assert 40 < max(map(len, answer.splitlines())) <= 60
+    terminal.shown_until("Who are you")  # after the prompt
+    terminal.type("?\n")
+    terminal.shown_until("tokens/s]")
+    terminal.shown_until(">")
 
 
-def test_a_pasted_block_is_one_message(editor: dict[str, str]) -> None:
-    with Terminal(*GREEDY, **editor) as terminal:
-        terminal.shown_until(">")
-        terminal.type("\x1b[200~Who are you?\n/exit\x1b[201~")
-        terminal.shown_until("/exit")
-        terminal.type("\n")
-        terminal.shown_until("tokens/s]")
-        terminal.shown_until(">")  # /exit was not a command
+def test_a_pasted_block_is_one_message(terminal: Terminal) -> None:
+    terminal.type("\x1b[200~Who are you?\n/exit\x1b[201~")
+    terminal.shown_until("/exit")
+    terminal.type("\n")
+    terminal.shown_until("tokens/s]")
+    terminal.shown_until(">")  # /exit was not a command
 
 
-def test_the_last_message_can_be_edited(editor: dict[str, str]) -> None:
-    with Terminal(*GREEDY, **editor) as terminal:
-        terminal.shown_until(">")
-        terminal.type("Who are you\n")
-        terminal.shown_until("tokens/s]")
-        terminal.shown_until(">")
-        terminal.type("/edit\n")
-        terminal.shown_until("> Who are you")
-        terminal.type("?\n")
-        assert "I am the tiny story model" in terminal.shown_until("tokens/s]")
-        terminal.type("/stats\n")
-        assert "first token after" in terminal.shown_until("prompt tokens cached]")
+def test_the_last_message_can_be_edited(terminal: Terminal) -> None:
+    terminal.type("/reset\n")
+    terminal.shown_until("[a new conversation]")
+    terminal.shown_until(">")
+    terminal.type("Who are you\n")
+    terminal.shown_until("tokens/s]")
+    terminal.shown_until(">")
+    terminal.type("/edit\n")
+    terminal.shown_until("> Who are you")
+    terminal.type("?\n")
+    assert "I am the tiny story model" in terminal.shown_until("tokens/s]")
+    terminal.type("/stats\n")
+    assert "first token after" in terminal.shown_until("prompt tokens cached]")
+    terminal.shown_until(">")
 
 
 def test_a_missing_model_is_fetched_if_the_user_agrees(tmp_path: Path) -> None:

@@ -281,7 +281,10 @@ def test_misspelt_commands_and_options_suggest_the_nearest_name(
     assert message in process.stderr.decode()
 
 
-@pytest.mark.parametrize("arguments", [("Once upon a time",), ("--json", "One", "Two")])
+@pytest.mark.parametrize(
+    "arguments",
+    [("Once upon a time",), pytest.param(("--json", "One", "Two"), marks=pytest.mark.slow)],
+)
 def test_a_closed_pipe_ends_it_quietly(arguments: tuple[str, ...]) -> None:
     pipe = NarrowPipe()
     with start("generate", *LONG, *arguments, stdout=pipe.writer) as process:

@@ -14,14 +14,13 @@ from small_pool import PROMPT, check_small_pool, stories
 
 from mie import LLM, SamplingParams
 
-LENGTHS = pytest.mark.parametrize("max_tokens", [10, pytest.param(24, marks=pytest.mark.slow)])
+LENGTHS = pytest.mark.parametrize("max_tokens", [10, 24])
 
 
+@pytest.mark.slow
 @needs_compiler
 @LENGTHS
-@pytest.mark.parametrize(
-    "stored", ["auto", *(pytest.param(name, marks=pytest.mark.slow) for name in ("int8", "fp8"))]
-)
+@pytest.mark.parametrize("stored", ["auto", "int8", "fp8"])
 def test_the_emulated_gpu_gives_the_tokens_of_numpy(stored: str, max_tokens: int):
     """Rounding to a neighbouring element of a quantised cache moves no best logit either."""
     tokens, llm = stories("cupy-emulated", max_tokens=max_tokens, kv_cache_dtype=stored)

@@ -82,6 +82,7 @@ def test_the_check_of_a_build_notices_a_picture_and_a_relative_link(tmp_path: Pa
     assert not check_build.undated("9", "## 9 (2026-11-24)\n")
 
 
+@pytest.mark.slow
 def test_the_sdist_has_the_tests_and_everything_for_a_build(tmp_path: Path) -> None:
     with tarfile.open(build("build_sdist", tmp_path)) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}

@@ -36,6 +36,7 @@ def answer(limit: tuple[str, str], spare: int) -> str:
     return done.stdout
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("limit", [ADDRESS_SPACE, DATA])
 @pytest.mark.parametrize(
     "spare", [40, 430, *(pytest.param(n, marks=pytest.mark.slow) for n in (200, 800))]

@@ -57,6 +57,7 @@ def answers(model: TinyModel, backend: str, **settings: object) -> tuple[list[li
     return [tokens[str(i), choice] for i in range(len(PROMPTS)) for choice in (0, 1)], engine
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "backend",
     [

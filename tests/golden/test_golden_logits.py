@@ -21,7 +21,7 @@ from mie.checkpoint.weights import Checkpoint, expected_tensors
 from mie.load.backends import load_backend
 from mie.load.sizing import cache_shape
 from mie.model.decoder import Decoder
-from mie.ops.backend import OPTIONS, StepBatch
+from mie.ops.backend import StepBatch
 
 MODELS = Path(__file__).parent / "models"
 NAMES = sorted(path.name for path in MODELS.iterdir())
@@ -96,11 +96,12 @@ def difference(decoder: Decoder, name: str, prompt: str, *chunk_sizes: int) -> f
 @pytest.mark.parametrize(
     ("prompt", "backend", "dtype"),
     [
-        *(("short", "numpy", "float64"), ("long", "numpy", "float32")),
+        ("long", "numpy", "float32"),
         pytest.param("long", "jit", "float32", marks=needs_numba),
         *(
             pytest.param(*case, marks=[*marks, pytest.mark.slow])
             for *case, marks in (
+                ("short", "numpy", "float64", []),
                 ("short", "numpy", "float32", []),
                 ("long", "numpy", "float64", []),
                 ("short", "jit", "float32", [needs_numba]),
@@ -117,6 +118,7 @@ def test_logits_equal_those_of_transformers(
     assert difference(decoder, name, prompt, 1, 13, 1, 30, 2) < TOLERANCE
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("backend", "dtype"), SIDES)
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_tokens_equal_those_of_transformers(name: str, backend: str, dtype: str) -> None:
@@ -169,7 +171,6 @@ def test_the_models_cover_every_family_and_flag() -> None:
     assert None in ropes
     types = {"default", "linear", "llama3", "yarn", "longrope"}
     assert {rope.rope_type for rope in ropes if rope} == types
-    assert {option for config in configs for option in config.options} == {*OPTIONS}
     for flag in ("tie_word_embeddings", "qkv_bias", "o_bias", "mlp_bias", "rope_is_interleaved"):
         assert {getattr(config, flag) for config in configs} == {False, True}
     assert {config.qk_norm for config in configs} == {None, "head", "projection", "rotated head"}

@@ -69,12 +69,12 @@ for name in ("load_vector", "load_rope"):
     setattr(backend_module.JitBackend, name, load)
 
 
-def products() -> None:
+def products(step: int) -> None:
     """Every shape of a tile, at the sizes that are no multiples of anything."""
     backend = jit_backend(1)
     kinds = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
     sizes = [(1, 1), (6, 20), (20, 6), (80, 96), (100, 130), (1, 65), (515, 64), (1024, 49)]
-    for kind, (num_inputs, num_outputs) in itertools.product(kinds, sizes):
+    for kind, (num_inputs, num_outputs) in [*itertools.product(kinds, sizes)][::step]:
         matrix = operators.normal(num_outputs, num_inputs).astype(kind)
         for bias in (None, operators.normal(num_outputs)):
             weight = backend.load_linear(matrix.shape, [matrix], bias)
@@ -94,7 +94,7 @@ def products() -> None:
                 backend.head_norm(heads, 0, 3, norm, 1e-5)
 
 
-def quantised_products() -> None:
+def quantised_products(step: int) -> None:
     """Formats of one and of two codes a byte, with and without offsets, and a short last group."""
     backend = jit_backend(1)
     forms = (
@@ -103,7 +103,7 @@ def quantised_products() -> None:
         Form(codes="int8", group=32, has_offsets=False),
     )
     sizes = [(1, 1), (6, 20), (80, 96), (131, 130), (515, 64), (1041, 49)]
-    for form, (num_inputs, num_outputs) in itertools.product(forms, sizes):
+    for form, (num_inputs, num_outputs) in [*itertools.product(forms, sizes)][::step]:
         rows = quantised(form, num_outputs, num_inputs)
         weight = backend.load_linear(rows.shape, [rows], None, [(num_outputs, form)])
         twice = 2 * num_outputs
@@ -117,12 +117,12 @@ def quantised_products() -> None:
             backend.embed(np.full(num_rows, num_outputs - 1), table)
 
 
-def caches() -> None:
+def caches(step: int) -> None:
     """Writes and attention, where the sequences' blocks are the cache's first and last."""
     backend = jit_backend(1)
     sequences = [(1, 9), (5, 5), (1, 1), (7, 70), (1, 65), (50, 60), (1, 530)]
-    settings = itertools.product(CACHES, operators.BLOCK_SIZES, (2, 6, 20, 64, 80))
-    for stored, block_size, head_dim in settings:
+    settings = [*itertools.product((2, 6, 20, 64, 80), CACHES, operators.BLOCK_SIZES)]
+    for head_dim, stored, block_size in settings[::step]:
         num_blocks = sum(-(-length // block_size) for _, length in sequences)
         batch = step_batch(sequences, block_size, num_blocks)
         shape = KVCacheShape(
@@ -168,7 +168,7 @@ if __name__ == "__main__":
     else:
         with tempfile.TemporaryDirectory() as folder:
             for part in (products, quantised_products, caches):
-                part()
+                part(int(sys.argv[2]))
                 print(part.__name__, flush=True)
             steps(Path(folder))
             print("steps", flush=True)

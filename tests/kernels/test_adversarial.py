@@ -248,7 +248,7 @@ def run_calls(
 
 @pytest.mark.parametrize(
     ("seed", "count"),
-    [(0, 2), *(pytest.param(seed, CALLS, marks=pytest.mark.slow) for seed in range(SEEDS))],
+    [(0, 1), *(pytest.param(seed, CALLS, marks=pytest.mark.slow) for seed in range(SEEDS))],
 )
 @pytest.mark.parametrize("call", [attend, multiply])
 def test_random_calls_agree_with_float64(seed: int, count: int, call: Callable[..., str]):

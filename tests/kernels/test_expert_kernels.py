@@ -32,13 +32,20 @@ ACTIVATE = {
 }
 
 
-def route(mode: Any, logits: np.ndarray, num_chosen: int, is_normalised: bool) -> np.ndarray:
+def route(
+    mode: Any,
+    logits: np.ndarray,
+    num_chosen: int,
+    is_normalised: bool,
+    bias: np.ndarray | None = None,
+) -> np.ndarray:
     num_tokens, num_experts = logits.shape
     routed = garbage(mode, "float32", num_tokens, 2, num_chosen)
     element = {"float32": "float", "float16": "f16", "bfloat16": "bf16"}[logits.dtype.name]
-    kernel = launcher_of(mode).kernel("route.cu", f"route_tokens<{element}>")
+    parameters = element if bias is None else f"{element}, true"
+    kernel = launcher_of(mode).kernel("route.cu", f"route_tokens<{parameters}>")
     numbers = (num_tokens, num_experts, num_chosen, int(is_normalised))
-    kernel((-(-num_tokens // 4),), (128,), (logits, routed, *map(np.int32, numbers)))
+    kernel((-(-num_tokens // 4),), (128,), (logits, bias, routed, *map(np.int32, numbers)))
     return routed
 
 
@@ -57,6 +64,20 @@ def test_tokens_are_routed(
         logits[3, num_experts // 2] = -np.inf
     got = route(mode, logits, num_chosen, is_normalised)
     wanted = experts.route(wide(logits), num_chosen, is_normalised)
+    assert got[:, 0].tolist() == wanted[:, 0].tolist()
+    np.testing.assert_allclose(got[:, 1], wanted[:, 1], rtol=2e-6)
+
+
+@pytest.mark.parametrize(("num_experts", "num_chosen"), [(3, 2), (40, 8)])
+def test_tokens_are_routed_by_sigmoids(mode: str, dtype: str, num_experts: int, num_chosen: int):
+    """Experts without a bias tie in some rows. Sigmoids may all be tiny, or 0."""
+    logits = 3 * normal(dtype, 9, num_experts)
+    logits[0], logits[1], logits[2] = -15, -1e4, 2.5
+    bias = np.where(np.arange(num_experts) % 3, 0.0, normal("float32", num_experts)).astype(
+        logits.dtype
+    )
+    got = route(mode, logits, num_chosen, True, bias)
+    wanted = experts.route_by_sigmoid(wide(logits), wide(bias), num_chosen)
     assert got[:, 0].tolist() == wanted[:, 0].tolist()
     np.testing.assert_allclose(got[:, 1], wanted[:, 1], rtol=2e-6)
 

@@ -1,4 +1,4 @@
-"""Check that the CUDA kernels give each family's tokens, or that the backend refuses its model."""
+"""Check that the CUDA kernels give each family's tokens."""
 
 from pathlib import Path
 
@@ -6,7 +6,6 @@ import pytest
 from emulated import needs_compiler
 
 from mie import LLM, SamplingParams
-from mie.errors import UnsupportedModelError
 
 MODELS = Path(__file__).parent.parent / "golden" / "models"
 NAMES = sorted(each.parent.name for each in MODELS.glob("*/config.json"))
@@ -29,15 +28,6 @@ def tokens(name: str, backend: str) -> list[list[int]]:
 
 @pytest.mark.slow
 @needs_compiler
-def test_every_family_runs_or_is_refused() -> None:
-    wrong, num_equal = [], 0
-    for name in NAMES:
-        try:
-            found = tokens(name, "cupy-emulated")
-        except UnsupportedModelError:
-            continue
-        num_equal += 1
-        if found != tokens(name, "numpy"):
-            wrong.append(name)
-    assert wrong == []
-    assert num_equal >= 37
+@pytest.mark.parametrize("name", NAMES)
+def test_a_family_has_the_tokens_of_numpy(name: str) -> None:
+    assert tokens(name, "cupy-emulated") == tokens(name, "numpy")

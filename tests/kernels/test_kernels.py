@@ -176,6 +176,12 @@ def test_gated_mul(mode: str, dtype: str, width: int, kind: str):
     check(got, getattr(activation, f"{kind}_mul")(wide(gate_up)), dtype)
 
 
+def test_soft_cap(mode: str, dtype: str):
+    logits = 20 * normal(dtype, 3, 300)
+    got = make_backend(mode, dtype).soft_cap(logits.copy(), 15.0)
+    check(got, activation.soft_cap(wide(logits), 15.0), dtype)
+
+
 def test_rope_write_kv(mode: str, dtype: str):
     """Padded tokens (slot -1) leave the cache unchanged. Whole tables of numbers are compared."""
     backend, head_dim, size = make_backend(mode, dtype), 24, 4
@@ -434,6 +440,7 @@ def operators_attention(
     batch: StepBatch,
     shape: Shape,
     sinks: np.ndarray | None = None,
+    soft_cap: float | None = None,
 ) -> np.ndarray:
     """Return the operator's result in float64 for a cache of these keys and values."""
     return attention.paged_attention(  # type: ignore[call-arg]
@@ -444,7 +451,8 @@ def operators_attention(
         batch.seq_lens,
         shape.head_dim**-0.5,
         shape.window,
-        sinks=None if sinks is None else wide(sinks),
+        soft_cap,
+        None if sinks is None else wide(sinks),
     )
 
 
@@ -456,6 +464,7 @@ def attend(
     chip: Chip = EMULATED_CHIP,
     query_scale: float = 1.0,
     sinks: np.ndarray | None = None,
+    soft_cap: float | None = None,
 ) -> None:
     """Compare one call with the operator."""
     batch, num_blocks = make_batch(sequences, shape.block_size)
@@ -464,8 +473,8 @@ def attend(
     q = normal(shape.dtype, num_tokens, num_heads, shape.head_dim, seed=8)
     q = (q * query_scale).astype(q.dtype)
     backend = make_backend(mode, shape.dtype, is_deterministic, chip)
-    got = backend.paged_attention(q, cache, 0, batch, shape.window, sinks=sinks)
-    wanted = operators_attention(q, planes, batch, shape, sinks)
+    got = backend.paged_attention(q, cache, 0, batch, shape.window, soft_cap, sinks)
+    wanted = operators_attention(q, planes, batch, shape, sinks, soft_cap)
     check(got, wanted, shape.dtype)
 
 

@@ -203,9 +203,19 @@ def sinks() -> None:
         test_sinks.test_prompts("any", shape)
 
 
+def soft_caps(shape: list[Any]) -> None:
+    for is_deterministic in (False, True):
+        test_sinks.test_soft_caps("any", Shape(*shape), is_deterministic)
+
+
+def logits_cap() -> None:
+    kernels.test_soft_cap("any", "float32")
+
+
 def routing() -> None:
     for sizes in ((3, 2, True), (40, 8, False), (130, 10, True)):
         expert_kernels.test_tokens_are_routed("any", "float32", *sizes)
+    expert_kernels.test_tokens_are_routed_by_sigmoids("any", "float32", 40, 8)
     expert_kernels.test_nan_comes_last("any")
     for mode in ("checked", "any"):
         expert_kernels.test_rows_are_sorted(mode, 130, 40, 3, 8)
@@ -252,6 +262,8 @@ CHECKS: dict[str, Callable[..., None]] = {
             quantised_products,
             merges,
             sinks,
+            soft_caps,
+            logits_cap,
             routing,
             experts,
             recurrent,

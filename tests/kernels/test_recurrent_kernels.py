@@ -188,10 +188,10 @@ def model_of(tmp_path: Path, name: str) -> Path:
 
 
 MODELS = ["lfm2_short_convs", "olmo_hybrid", "granite4_mamba", "qwen35_delta"]
-PROMPTS = [{"prompt_token_ids": [*range(3, 3 + size)]} for size in (1, 7, 50, 12, 5)]
+PROMPTS = [{"prompt_token_ids": [*range(3, 3 + size)]} for size in (1, 7, 35, 12, 5)]
 PARAMS = [
     SamplingParams(temperature=0, n=1, max_tokens=size, ignore_eos=True, logprobs=1)
-    for size in (9, 12, 6, 14, 11)
+    for size in (5, 6, 3, 7, 5)
 ]
 
 
@@ -210,12 +210,9 @@ def test_models_give_the_tokens_of_numpy(tmp_path: Path, device: str, name: str)
     """Steps of decodes are captured and padded. Some sequences are preempted or swapped."""
     model = GOLDEN / name if name == "qwen35_delta" else model_of(tmp_path, name)
     wanted = [tokens for tokens, _ in answers(model, "numpy", dtype="float64")]
-    few: dict[str, Any] = {"num_blocks": 16, "block_size": 8, "max_num_seqs": 4}
-    for settings in (
-        {},
-        {**few, "preemption_mode": "recompute"},
-        {**few, "preemption_mode": "swap"},
-    ):
+    few: dict[str, Any] = {"num_blocks": 7, "block_size": 8, "max_num_seqs": 4}
+    mode = "swap" if name == "qwen35_delta" else "recompute"
+    for settings in ({}, {**few, "preemption_mode": mode}):
         got = answers(model, device, dtype="float32", **settings)
         assert [tokens for tokens, _ in got] == wanted
 

@@ -87,6 +87,7 @@ __global__ void once(const float4* x, float4* y) { y[threadIdx.x] = x[threadIdx.
 """
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("version", nvrtc_check.TARGETS)
 @pytest.mark.parametrize("arch", [80, 87, 90])
 def test_compiled_loops_are_found(version: str, arch: int):

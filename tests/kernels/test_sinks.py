@@ -1,4 +1,6 @@
-"""Compare attention with sinks (gpt-oss) with the NumPy operator, for every kernel of attention.
+"""Compare attention with sinks (gpt-oss) or soft caps (Gemma 2) with the NumPy operator.
+
+Every kernel of attention has both.
 
 test_kernels.py says which modes there are.
 """
@@ -81,3 +83,17 @@ def test_extreme_sinks(mode: str, dtype: str, is_deterministic: bool):
     without = wide(backend.paged_attention(q, cache, 0, batch, None))
     assert not got[:, 0].any()
     assert got[:, 1].tobytes() == without[:, 1].tobytes()
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+@pytest.mark.parametrize("shape", some(SHAPES[2:] + SHAPES[:2], 6))
+def test_soft_caps(mode: str, shape: Shape, is_deterministic: bool):
+    """Scores are spread, so that the cap bounds some and leaves others nearly as they are."""
+    sequences = [(1, 1), (1, 65), (1, 2 * SPLIT_TOKENS + 69), (3, 140), (17, 33)]
+    attend(mode, shape, sequences, is_deterministic, query_scale=3.0, soft_cap=2.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[4]])
+def test_soft_caps_where_blocks_share_keys(mode: str, shape: Shape):
+    attend(mode, shape, [(2, 900)], chip=MANY_BLOCKS, query_scale=3.0, soft_cap=2.0)

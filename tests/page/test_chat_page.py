@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Shown, chromium, opened
+from browser import Shown, opened
 from live_server import live
 
 from mie import AsyncLLM
@@ -36,12 +36,6 @@ HOSTILE = (
     "[" * 3000 + "](" * 3000,
     "a" + "*" * 20000,
 )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +122,7 @@ def test_a_second_turn_hits_and_a_new_answer_is_another_branch(browser: Any, url
         assert shown.errors == []
 
 
+@pytest.mark.slow
 def test_a_link_waits_for_a_request_that_the_page_does_not_know_yet(
     browser: Any, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +233,7 @@ def test_markdown_has_its_elements(browser: Any, url: str) -> None:
         assert names[1] == "A bold word, x<1 & link."
 
 
+@pytest.mark.slow
 def test_a_key_of_any_client_opens_the_chat(browser: Any, engine: AsyncLLM) -> None:
     config = ServeConfig(keys=Keys.of(["sk-one", "sk-two"], None))
     with live(engine, config) as url, opened(browser, f"{url}/chat") as shown:

@@ -19,6 +19,8 @@ from live_server import live
 
 from mie import AsyncLLM
 
+pytestmark = pytest.mark.slow  # tests/serve/test_cross_site.py sends the same requests
+
 PATIENCE = 120.0
 BODY = json.dumps({"prompt": "Once", "messages": [{"role": "user", "content": "Hi"}]})
 READ = ("/health", "/v1/models", "/metrics", "/load", "/mie/config", "/mie/state", "/mie/events")

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from browser import Shown, cells, chromium, opened, serious
+from browser import Shown, cells, opened, serious
 from command_line import mie
 from live_server import live
 
@@ -26,12 +26,6 @@ from mie.serve.keys import Keys
 from mie.serve.page import feed
 
 NUM_BLOCKS, BLOCK_SIZE = 24, 8
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +138,7 @@ def test_a_long_prompt_is_computed_in_chunks_beside_answers(shown: Shown) -> Non
     assert busy & {each["step"] for each in chunks}
 
 
-@pytest.mark.parametrize("tick", [0.1, 1.5])
+@pytest.mark.parametrize("tick", [0.1, pytest.param(1.5, marks=pytest.mark.slow)])
 def test_a_disconnect_frees_the_cells(
     shown: Shown, engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch, tick: float
 ) -> None:
@@ -200,6 +194,7 @@ def test_a_page_that_nobody_sees_leaves_its_connection_to_others(shown: Shown, u
     assert shown.js("mie.store.run.lanes.all.values().every(lane => lane.end !== null)")
 
 
+@pytest.mark.slow  # tests/web/hub.test.js shares it among tabs that are objects
 def test_tabs_share_one_stream_which_outlives_the_first(
     browser: Any, url: str, num_tabs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,6 +308,7 @@ def test_axe_finds_nothing_serious(shown: Shown, theme: str) -> None:
     assert serious(shown, theme) == []
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("theme", ["dark", "light"])
 @pytest.mark.parametrize("name", ["story.html", "chat"])
 def test_axe_finds_nothing_serious_on_the_other_pages(

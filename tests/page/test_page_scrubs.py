@@ -37,8 +37,8 @@ def test_every_state_of_a_random_run(tmp_path):
         shown.until("window.mie?.read")
         check_runs(shown, tmp_path / "run.jsonl")
     assert seen["merged"] > 5
-    assert seen["swapped"] > 5
-    assert seen["states"] > 150
+    assert seen["swapped"] > 2
+    assert seen["states"] > 50
 
 
 def check_runs(shown: Shown, path):
@@ -47,7 +47,7 @@ def check_runs(shown: Shown, path):
     @given(
         **drawn, steps_per_record=st.sampled_from([3, 1]), random=st.randoms(use_true_random=False)
     )
-    @settings(max_examples=120)
+    @settings(max_examples=40)
     def check(
         config, arrivals, spare, num_host_blocks, window, steps_per_record, random, **accidents
     ):

@@ -7,9 +7,11 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import httpx2
-from browser import Shown, chromium, opened
+import pytest
+from browser import Shown, opened
 from command_line import start
 
 
@@ -41,8 +43,8 @@ def shows(shown: Shown, num_blocks: int) -> None:
     assert "agree" in shown.text("truth")
 
 
-def test_a_page_outlives_its_server_and_never_mixes_two() -> None:
-    with chromium() as browser, contextlib.ExitStack() as first:
+def test_a_page_outlives_its_server_and_never_mixes_two(browser: Any) -> None:
+    with contextlib.ExitStack() as first:
         server, port = first.enter_context(serving(0, *pool(40)))
         with opened(browser, f"http://127.0.0.1:{port}/") as shown:
             shows(shown, 40)
@@ -63,12 +65,9 @@ def test_a_page_outlives_its_server_and_never_mixes_two() -> None:
                 assert shown.state()["blocks"] == []
 
 
-def test_a_demo_shows_sharing_copies_and_preemption_by_itself() -> None:
-    with (
-        chromium() as browser,
-        serving(0, "--demo") as (_, port),
-        opened(browser, f"http://127.0.0.1:{port}/") as shown,
-    ):
+@pytest.mark.slow
+def test_a_demo_shows_sharing_copies_and_preemption_by_itself(browser: Any) -> None:
+    with serving(0, "--demo") as (_, port), opened(browser, f"http://127.0.0.1:{port}/") as shown:
         shown.until("window.mie?.store.run?.numBlocks === 48")
         shown.until("document.getElementById('promise').textContent.startsWith('The second')")
         shown.settle()
@@ -91,9 +90,8 @@ def test_a_demo_shows_sharing_copies_and_preemption_by_itself() -> None:
             other.until("document.getElementById('notice').textContent.includes('has ended')")
 
 
-def test_a_fresh_server_offers_a_first_look_and_draws_a_part_of_a_large_pool() -> None:
+def test_a_fresh_server_offers_a_first_look_and_draws_a_part_of_a_large_pool(browser: Any) -> None:
     with (
-        chromium() as browser,
         serving(0, *pool(20_000)) as (_, port),
         opened(browser, f"http://127.0.0.1:{port}/") as shown,
     ):

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import chromium, opened
+from browser import opened
 
 ROOT = Path(__file__).resolve().parents[2]
-WIDTHS = (360, 1280, 2560)
+WIDTHS = (360, *(pytest.param(width, marks=pytest.mark.slow) for width in (1280, 2560)))
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -38,12 +38,6 @@ def site(tmp_path_factory) -> Iterator[str]:
         server.shutdown()
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as browser:
-        yield browser
-
-
 IS_OPEN = (
     "mie.store.run && document.querySelector('[aria-current]') "
     "&& mie.store.step === mie.chapters[{0}].to"
@@ -66,6 +60,7 @@ def test_the_story_goes_on_by_keys_from_chapter_to_chapter(browser: Any, site: s
         assert shown.errors == []
 
 
+@pytest.mark.slow
 def test_a_chapter_moves_by_itself_and_stops_at_its_step(browser: Any, site: str) -> None:
     with opened(browser, f"{site}/story.html#growing", reduced_motion="no-preference") as shown:
         shown.until("window.mie?.store.run")
@@ -83,6 +78,7 @@ def test_a_chapter_moves_by_itself_and_stops_at_its_step(browser: Any, site: str
         assert shown.js("mie.store.step") == 16
 
 
+@pytest.mark.slow  # tests/web/pool.test.js breaks it without a page
 def test_the_reader_breaks_the_pool(browser: Any, site: str) -> None:
     with opened(browser, f"{site}/story.html#preemption") as shown:
         shown.until("window.mie?.store.run")

@@ -8,7 +8,6 @@ was given, so the difference is the backend's own rounding.
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +21,7 @@ from hypothesis import strategies as st
 from step_batches import step_batch
 
 from mie.config.engine import EngineConfig
-from mie.errors import ConfigError, UnsupportedModelError
+from mie.errors import ConfigError
 from mie.load.backends import load_backend
 from mie.ops import activation, attention, experts, kv_cache, linear, norm, rope, sampling
 from mie.ops.backend import Backend, KVCacheShape, StepBatch
@@ -309,13 +308,12 @@ def test_silu_mul(machine: Machine, num_tokens: int):
 def test_gelu_mul(machine: Machine):
     gate_up = 4 * normal(33, 40)
     gate_up[0, :4] = [-1e30, -60, 60, 1e4]
-    with computed_or_refused(machine, "GELU"):
-        y = machine.backend.gelu_mul(machine.put(gate_up))
-        wanted = activation.gelu_mul(gate_up)
-        check(machine, "gelu_mul", y, wanted)
-        tanh = np.tanh((2 / np.pi) ** 0.5 * (gate_up[1:, :20] + 0.044715 * gate_up[1:, :20] ** 3))
-        by_definition = gate_up[1:, :20] / 2 * (1 + tanh) * gate_up[1:, 20:]
-        np.testing.assert_allclose(wanted[1:], by_definition, atol=1e-14)
+    y = machine.backend.gelu_mul(machine.put(gate_up))
+    wanted = activation.gelu_mul(gate_up)
+    check(machine, "gelu_mul", y, wanted)
+    tanh = np.tanh((2 / np.pi) ** 0.5 * (gate_up[1:, :20] + 0.044715 * gate_up[1:, :20] ** 3))
+    by_definition = gate_up[1:, :20] / 2 * (1 + tanh) * gate_up[1:, 20:]
+    np.testing.assert_allclose(wanted[1:], by_definition, atol=1e-14)
 
 
 @pytest.mark.parametrize("activation_name", ["silu", "gelu_tanh"])
@@ -325,13 +323,11 @@ def test_norm_gate_up(machine: Machine, activation_name: Any, is_normed: bool, w
     x, weight, matrix = normal(5, 32), normal(32, seed=1), normal(2 * width, 32, seed=2)
     backend, normed = machine.backend, norm.rms_norm(x, weight, 1e-5) if is_normed else x
     activate = activation.silu_mul if activation_name == "silu" else activation.gelu_mul
-    option = "GELU" if activation_name == "gelu_tanh" else None
-    with computed_or_refused(machine, option):
-        own = backend.load_vector(weight) if is_normed else None
-        loaded = backend.load_linear(matrix.shape, [matrix.astype(np.float32)])
-        y = backend.norm_gate_up(machine.put(x), own, 1e-5, loaded, activation_name)
-        wanted = activate(normed @ matrix.astype(np.float32).astype(np.float64).T)
-        np.testing.assert_allclose(machine.get(y), wanted, rtol=1e-4, atol=1e-4)
+    own = backend.load_vector(weight) if is_normed else None
+    loaded = backend.load_linear(matrix.shape, [matrix.astype(np.float32)])
+    y = backend.norm_gate_up(machine.put(x), own, 1e-5, loaded, activation_name)
+    wanted = activate(normed @ matrix.astype(np.float32).astype(np.float64).T)
+    np.testing.assert_allclose(machine.get(y), wanted, rtol=1e-4, atol=1e-4)
 
 
 def sparse_layer(backend: Backend, width: int, is_normalised: bool) -> tuple[Any, ...]:
@@ -363,25 +359,24 @@ def sparse_layer(backend: Backend, width: int, is_normalised: bool) -> tuple[Any
 @pytest.mark.parametrize("num_tokens", [1, 7, 200])
 def test_experts(machine: Machine, is_normalised: bool, width: int, num_tokens: int):
     backend, x, residual = machine.backend, normal(num_tokens, 32), normal(num_tokens, 32, seed=5)
-    with computed_or_refused(machine, "experts"):
-        weights, router, gate_up, down = sparse_layer(backend, width, is_normalised)
-        own = machine.put(x)
-        routed = backend.route(own, weights)
-        y = machine.get(backend.experts(own, routed, weights, machine.put(residual)))
-        wanted = experts.route(machine.get(own) @ router.T, 3, is_normalised)
-        np.testing.assert_allclose(machine.get(routed), wanted, rtol=1e-4, atol=1e-5)
-        shares = np.exp(x @ router.T)
-        for token in range(num_tokens):
-            chosen = np.argsort(-shares[token], kind="stable")[:3]
-            total = shares[token, chosen if is_normalised else slice(None)].sum()
-            parts = [
-                shares[token, e]
-                / total
-                * activation.silu_mul((x[token] @ gate_up[e].T)[None])
-                @ down[e].T
-                for e in chosen
-            ]
-            np.testing.assert_allclose(y[token], residual[token] + sum(parts)[0], atol=2e-4)
+    weights, router, gate_up, down = sparse_layer(backend, width, is_normalised)
+    own = machine.put(x)
+    routed = backend.route(own, weights)
+    y = machine.get(backend.experts(own, routed, weights, machine.put(residual)))
+    wanted = experts.route(machine.get(own) @ router.T, 3, is_normalised)
+    np.testing.assert_allclose(machine.get(routed), wanted, rtol=1e-4, atol=1e-5)
+    shares = np.exp(x @ router.T)
+    for token in range(num_tokens):
+        chosen = np.argsort(-shares[token], kind="stable")[:3]
+        total = shares[token, chosen if is_normalised else slice(None)].sum()
+        parts = [
+            shares[token, e]
+            / total
+            * activation.silu_mul((x[token] @ gate_up[e].T)[None])
+            @ down[e].T
+            for e in chosen
+        ]
+        np.testing.assert_allclose(y[token], residual[token] + sum(parts)[0], atol=2e-4)
 
 
 @pytest.mark.parametrize(("number", "num_chosen"), [(5, 2), (33, 4)])
@@ -390,30 +385,27 @@ def test_a_router_with_sigmoids(machine: Machine, number: int, num_chosen: int):
     router, bias = normal(number, 32, seed=3), normal(number, seed=4)
     router[1], bias[1] = router[3], bias[3]  # two experts tie for every token
     x[5] *= 100  # the sigmoids are 0 and 1
-    with computed_or_refused(machine, "routers with sigmoids"):
-        if "routers with sigmoids" in backend.lacks:
-            backend.refuse("routers with sigmoids")
-        weights = ExpertWeights(
-            router=backend.load_linear(router.shape, [router.astype(np.float32)]),
-            gate_up=None,
-            down=None,
-            number=number,
-            num_chosen=num_chosen,
-            is_normalised=True,
-            activation="silu",
-            bias=backend.load_vector(bias),
-        )
-        own = machine.put(x)
-        routed = machine.get(backend.route(own, weights))
-        wanted = experts.route_by_sigmoid(
-            machine.get(own) @ router.astype(np.float32).T.astype(np.float64), bias, num_chosen
-        )
-        np.testing.assert_allclose(routed, wanted, rtol=1e-4, atol=1e-5)
+    weights = ExpertWeights(
+        router=backend.load_linear(router.shape, [router.astype(np.float32)]),
+        gate_up=None,
+        down=None,
+        number=number,
+        num_chosen=num_chosen,
+        is_normalised=True,
+        activation="silu",
+        bias=backend.load_vector(bias),
+    )
+    own = machine.put(x)
+    routed = machine.get(backend.route(own, weights))
+    wanted = experts.route_by_sigmoid(
+        machine.get(own) @ router.astype(np.float32).T.astype(np.float64), bias, num_chosen
+    )
+    np.testing.assert_allclose(routed, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_an_expert_does_not_depend_on_the_other_tokens(machine: Machine):
     backend, x = machine.backend, normal(130, 32)
-    if "experts" in backend.lacks or backend.numerics().get("batch_invariant") != 1:
+    if backend.numerics().get("batch_invariant") != 1:
         return
     weights, *_ = sparse_layer(backend, 48, True)
 
@@ -431,32 +423,27 @@ def test_an_expert_does_not_depend_on_the_other_tokens(machine: Machine):
 @pytest.mark.parametrize("width", [20, 48])
 def test_clamped_silu_mul(machine: Machine, width: int):
     gate_up = 9 * normal(33, 2 * width)
-    with computed_or_refused(machine, "experts"):
-        y = machine.backend.clamped_silu_mul(machine.put(gate_up))
-        check(machine, "gelu_mul", y, activation.clamped_silu_mul(gate_up))
-        gate, up = np.minimum(gate_up[:, :width], 7), np.clip(gate_up[:, width:], -7, 7)
-        wanted = gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
-        np.testing.assert_allclose(activation.clamped_silu_mul(gate_up), wanted)
+    y = machine.backend.clamped_silu_mul(machine.put(gate_up))
+    check(machine, "gelu_mul", y, activation.clamped_silu_mul(gate_up))
+    gate, up = np.minimum(gate_up[:, :width], 7), np.clip(gate_up[:, width:], -7, 7)
+    wanted = gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+    np.testing.assert_allclose(activation.clamped_silu_mul(gate_up), wanted)
 
 
 def test_norm_add(machine: Machine):
     x, residual, weight = normal(33, 40), normal(33, 40, seed=2), normal(40, seed=1)
-    with computed_or_refused(machine, "norms after the blocks"):
-        own = machine.put(x), machine.backend.load_vector(weight), 1e-5, machine.put(residual)
-        y = machine.backend.norm_add(*own)
-        check(machine, "linear", y, norm.rms_norm(x, weight, 1e-5) + residual)
+    own = machine.put(x), machine.backend.load_vector(weight), 1e-5, machine.put(residual)
+    y = machine.backend.norm_add(*own)
+    check(machine, "linear", y, norm.rms_norm(x, weight, 1e-5) + residual)
 
 
 def test_soft_cap(machine: Machine):
     x = 20 * normal(3, 37)
-    with computed_or_refused(machine, "soft caps"):
-        y = machine.backend.soft_cap(machine.put(x), 15.0)
-        check(machine, "linear", y, 15 * np.tanh(x / 15))
+    y = machine.backend.soft_cap(machine.put(x), 15.0)
+    check(machine, "linear", y, 15 * np.tanh(x / 15))
 
 
 def test_head_norm_of_a_whole_projection(machine: Machine):
-    if "norms of whole projections" in machine.backend.lacks:
-        return
     qkv, weight = normal(5, 8, 16), normal(4 * 16, seed=1)
     own = machine.put(qkv)
     machine.backend.head_norm(own, 2, 6, machine.backend.load_vector(weight), 1e-6)
@@ -468,19 +455,8 @@ def test_head_norm_of_a_whole_projection(machine: Machine):
 def test_scaled_embeddings(machine: Machine):
     table = normal(11, 16).astype(np.float32)
     embedding = machine.backend.load_embedding(table.shape, [table])
-    with computed_or_refused(machine, "scaled embeddings"):
-        y = machine.backend.embed(machine.put(np.array([3, 3, 10])), embedding, 2.5)
-        check(machine, "rms_norm", y, 2.5 * table[[3, 3, 10]].astype(np.float64))
-
-
-@contextmanager
-def computed_or_refused(machine: Machine, option: str | None) -> Iterator[None]:
-    """Expect a refusal of an option that the backend lacks."""
-    if option is None or option not in machine.backend.lacks:
-        yield
-        return
-    with pytest.raises(UnsupportedModelError, match=rf"does not compute {option} .*'jit'"):
-        yield
+    y = machine.backend.embed(machine.put(np.array([3, 3, 10])), embedding, 2.5)
+    check(machine, "rms_norm", y, 2.5 * table[[3, 3, 10]].astype(np.float64))
 
 
 # The cache. Block size 4, three KV heads, two layers.
@@ -586,8 +562,7 @@ def test_paged_attention(machine: Machine, sequences: list[tuple[int, int]], win
 @pytest.mark.parametrize("window", [None, 3])
 def test_attention_sinks(machine: Machine, sequences: list[tuple[int, int]], window: int | None):
     sinks = np.array([0.5, -3.0, 2.0, 300.0, -300.0, 0.0])
-    with computed_or_refused(machine, "attention sinks"):
-        attend(machine, batch_of(sequences), window, sinks=sinks)
+    attend(machine, batch_of(sequences), window, sinks=sinks)
 
 
 @pytest.mark.parametrize("num_queries", [1, 3])
@@ -610,13 +585,12 @@ def test_a_sink_counts_once_over_a_long_context(machine: Machine, num_queries: i
     wanted = attention.paged_attention(
         q, planes[0, 0], planes[0, 1], tables, starts, lengths, 8**-0.5, sinks=sinks
     )
-    with computed_or_refused(machine, "attention sinks"):
-        cache, own = machine.backend.new_kv_cache(shape), machine.backend.load_vector(sinks)
-        machine.put_cache(cache, planes)
-        got = machine.backend.paged_attention(
-            machine.put(q), cache, 0, put_batch(machine, batch), None, sinks=own
-        )
-        check(machine, "paged_attention", got, wanted)
+    cache, own = machine.backend.new_kv_cache(shape), machine.backend.load_vector(sinks)
+    machine.put_cache(cache, planes)
+    got = machine.backend.paged_attention(
+        machine.put(q), cache, 0, put_batch(machine, batch), None, sinks=own
+    )
+    check(machine, "paged_attention", got, wanted)
 
 
 def test_a_sink_is_a_key_whose_value_is_zero():

@@ -18,7 +18,7 @@ from mie import AsyncLLM, SamplingParams
 from mie.config.params.sampling import RequestOutputKind
 from mie.engine.audit.scheduler import check_scheduler
 
-NUM_RUNS = 4000 if os.environ.get("MIE_HYPOTHESIS") == "far" else 500
+NUM_RUNS = 4000 if os.environ.get("MIE_HYPOTHESIS") == "far" else 200
 
 
 def random_request(rng):

@@ -7,7 +7,7 @@ they like, at any time. docs/scheduling.md states K.
 import math
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scripted_runner import scripted_engine
 
@@ -104,7 +104,6 @@ def steps_to_first_token(config, num_others, num_host_blocks, requests, arrival,
 
 
 @given(engines(), hostile, st.integers(0, 40), st.integers(1, CONTEXT - 1))
-@settings(max_examples=max(150, settings().max_examples))
 def test_the_first_token_of_an_only_request_comes_within_k_steps(
     drawn, requests, arrival, num_prompt
 ):

@@ -13,7 +13,7 @@ from tiny_hybrids import HYBRIDS, TinyHybrid
 from mie.checkpoint.config import ModelConfig
 from mie.ops.numpy_backend import NumpyBackend
 
-NUM_SCENARIOS = 40
+NUM_SCENARIOS = 25
 OFTEN = (
     *("prefix hits", "evict", "preempted by recompute", "preempted by swap", "resumed by swap"),
     *("fork", "wait", "aborts", "forced", "copies, fork", "snapshots", "snapshots evicted"),

@@ -549,11 +549,11 @@ COMMON = (
 
 @pytest.mark.timeout(0)
 def test_memory_machine():
-    """Run 6,000 operations, and 25 times as many in `make test-all`."""
+    """Run 3,000 operations, and 50 times as many in `make test-all`."""
     seen.clear()
-    chosen = settings(max_examples=max(120, settings().max_examples), stateful_step_count=60)
+    chosen = settings(max_examples=max(60, settings().max_examples), stateful_step_count=60)
     run_state_machine_as_test(Memory, settings=chosen)
-    assert seen["operations"] >= 6000, seen
+    assert seen["operations"] >= 3000, seen
     # The operations would prove little if these cases were rare.
     for what in COMMON:
-        assert seen[what] >= 6, (what, seen)
+        assert seen[what] >= 2, (what, seen)

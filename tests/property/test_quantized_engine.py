@@ -53,6 +53,7 @@ def run(engine, asked: list[tuple[list[int], SamplingParams]]) -> dict[tuple[str
     return tokens
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("stored", ["int8", "fp8"])
 @pytest.mark.parametrize("stress", STRESSES)
 @pytest.mark.parametrize("model", ["llama", "mistral_window"])

@@ -29,7 +29,7 @@ from mie.sched.result import TokenLogprobs
 from mie.sched.sequence import Request
 
 VOCAB_SIZE = 8
-NUM_BROKEN_OFF = 12_000 if os.environ.get("MIE_HYPOTHESIS") == "far" else 6000
+NUM_BROKEN_OFF = 12_000 if os.environ.get("MIE_HYPOTHESIS") == "far" else 2000
 ROOMS = tuple(str(Path(package.__file__).parent) for package in (mie.sched, mie.memory))
 
 seen: Counter[str] = Counter()
@@ -300,5 +300,5 @@ def test_the_tokens_suffice_to_continue_after_any_interruption():
             raise AssertionError(f"seed {seed}") from error
         seed += 1
     for operation in ("add", "schedule", "update", "preempt_all", "abort", "finish", "rebuild"):
-        assert seen[operation] >= 25, (operation, seen)
+        assert seen[operation] >= 8, (operation, seen)
     assert len(places) >= 500

@@ -443,13 +443,13 @@ SOMETIMES = (
 
 @pytest.mark.timeout(0)
 def test_scheduler_machine():
-    """Run 10,000 operations, and 15 times as many in `make test-all`."""
+    """Run 5,000 operations, and 30 times as many in `make test-all`."""
     seen.clear()
-    chosen = settings(max_examples=max(200, settings().max_examples), stateful_step_count=60)
+    chosen = settings(max_examples=max(100, settings().max_examples), stateful_step_count=60)
     run_state_machine_as_test(Scheduling, settings=chosen)
-    assert seen["operations"] >= 10_000, seen
+    assert seen["operations"] >= 5000, seen
     # The operations would prove little if these cases were rare.
     for what in OFTEN:
-        assert seen[what] >= 10, (what, seen)
+        assert seen[what] >= 5, (what, seen)
     for what in SOMETIMES:
-        assert seen[what] >= 2, (what, seen)
+        assert seen[what] >= 1, (what, seen)

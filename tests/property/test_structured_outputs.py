@@ -24,7 +24,7 @@ jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not install
 NUM_SCHEMAS = min(max(60, settings().max_examples), 2000)
 BATCHES = (64, *[8] * 4, *[1] * 4)
 """Sizes of batches, in turn."""
-NUM_MIXES = 10
+NUM_MIXES = 4
 
 seen: Counter[str] = Counter()
 

@@ -38,7 +38,7 @@ def test_windowed_machine():
     chosen = settings(max_examples=max(60, settings().max_examples), stateful_step_count=60)
     run_state_machine_as_test(WindowedMemory, settings=chosen)
     for what in COMMON:
-        assert seen[what] >= 6, (what, seen)
+        assert seen[what] >= 2, (what, seen)
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 3, 4])

@@ -28,7 +28,7 @@ def bodies() -> list[dict[str, Any]]:
             "ignore_eos": True,
             "frequency_penalty": draw.choice([0, 0.5]),
         }
-        for _ in range(24)
+        for _ in range(12)
     ]
 
 

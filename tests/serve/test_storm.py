@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from serve_checks.storm import Storm, good_requests, malformed_payloads, slow_request
 
 KEY = "right-key"
-SOME, MANY = 60, pytest.param(120, marks=pytest.mark.slow)
+SOME, MANY = 30, pytest.param(120, marks=pytest.mark.slow)
 """Numbers of requests."""
 
 

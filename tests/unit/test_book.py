@@ -59,10 +59,10 @@ def test_results_equal_those_of_other_machines(small: Path):
 @pytest.mark.parametrize(
     "name",
     [
-        *("capacity", "chunking", "policies"),
+        *("capacity", "chunking"),
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("batching", "prefix", "pressure", "snapshots")
+            for name in ("batching", "prefix", "pressure", "policies", "snapshots")
         ),
     ],
 )

@@ -124,7 +124,7 @@ FRAGMENTS = [
 ]
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(
     fragments=st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=14),
     cuts=st.lists(st.integers(0, 600)),

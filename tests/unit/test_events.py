@@ -57,7 +57,7 @@ def test_the_docs_have_the_same_table() -> None:
 
 @pytest.mark.parametrize("num_steps", [1, 500, 1000, 1001, 2500])
 def test_the_ring_drops_whole_old_segments(num_steps: int) -> None:
-    for total in (999, 1000, 1001, 1999, 2000, 5000, 5999, 6000):
+    for total in (999, 1000, 2000, 5999):
         log = EventLog(num_steps)
         snapshots = run_toy(log, total)
         segments = log.segments()

@@ -41,6 +41,7 @@ def answers(llm: LLM) -> list[Any]:
     return [(c.token_ids, c.cumulative_logprob) for each in outputs for c in each.outputs]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_no_schedule_changes_a_bit(name: str, backend: str) -> None:
@@ -78,6 +79,7 @@ def test_beams_equal_those_of_an_engine_without_room(name: str) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_hit_changes_no_bit(name: str, backend: str) -> None:
@@ -101,6 +103,7 @@ def test_a_hit_changes_no_bit(name: str, backend: str) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_swapped_sequence_goes_on_with_its_state(name: str, backend: str) -> None:

@@ -93,6 +93,7 @@ def attend(keys, counts, window=None, *, num_threads=2, invariant=True):
     return attention(q, keys.cache, 1, batch, window)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", [(1, 1), (9, 3), (8, 1)])
 @pytest.mark.parametrize("window", [None, 100])

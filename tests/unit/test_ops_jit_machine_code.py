@@ -100,6 +100,7 @@ def test_products_are_vector_multiply_adds_without_spills(cpu: Cpu, dtype: str):
 QUANTISED = ("int4-g32-offsets", "int4-g128", "int8-g32", "int8-g16-offsets", "float8_e4m3fn-g128")
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("cpu", CPUS.values(), ids=CPUS)
 @pytest.mark.parametrize(
     "dtype",
@@ -120,6 +121,7 @@ QUICK = ("znver4", "cortex-a78")
     ],
 )
 @pytest.mark.parametrize("kernel", ["rms_norm", "gate_mul", "rope_write[float16]"])
+@pytest.mark.few
 def test_kernels_call_no_library(cpu: Cpu, kernel: str):
     code = code_for(kernel, cpu)
     own = set(re.findall(r"^(\w+):", code, re.MULTILINE))

@@ -81,7 +81,6 @@ ANSWERS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=12
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=40)
 @given(text=ANSWERS, cuts=st.lists(st.integers(0, 400)), begins=st.booleans(), more=st.booleans())
 @example(text="<think>a</think> <tool_call>{", cuts=[3, 20], begins=False, more=True)
 def test_how_an_answer_is_cut_changes_nothing(
@@ -175,7 +174,7 @@ def test_reasoning_is_at_the_beginning_or_nowhere():
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
     calls=st.lists(
         st.tuples(st.sampled_from(sorted(TOOLS)), st.dictionaries(st.text(), VALUES)),

@@ -1,5 +1,6 @@
 """Translate the metadata of a GGUF file to a Hugging Face ``config.json``."""
 
+import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
@@ -12,40 +13,10 @@ from mie.checkpoint.gguf.header import STRING, GgufArray, GgufHeader, decimal
 from mie.errors import ModelError, TokenizerError, UnsupportedModelError, WeightsError, shown
 from mie.system.files import open_file
 
-_KEYS: Mapping[str, str] = {
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-    "max_position_embeddings": "context_length",
-    "rope_theta": "rope.freq_base",
-    "original_max_position_embeddings": "rope.scaling.original_context_length",
-    "sliding_window": "attention.sliding_window",
-    "num_local_experts": "expert_count",
-    "num_experts_per_tok": "expert_used_count",
-    "moe_intermediate_size": "expert_feed_forward_length",
-    "shared_intermediate_size": "expert_shared_feed_forward_length",
-    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
-    "norm_topk_prob": "expert_weights_norm",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "attention_multiplier": "attention.scale",
-    "embedding_multiplier": "embedding_scale",
-    "residual_multiplier": "residual_scale",
-    "logits_scaling": "logit_scale",
-}
-"""Keys of ``config.json``, and of the metadata after the architecture's name."""
-
-_SAMPLING: Mapping[str, str] = {
-    "temperature": "temp",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "penalty_repeat",
-}
+_KEYS, _SAMPLING = json.loads(
+    Path(__file__).with_name("keys.json").read_text(encoding="utf-8")
+).values()
+"""Keys of ``config.json`` and `SamplingParams`, and of the metadata after a prefix."""
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _END_TOKENS = {
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>",

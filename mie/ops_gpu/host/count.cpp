@@ -8,8 +8,8 @@
 //                   at a time, so 32 lanes of 4 bytes, 16 of 8, or 8 of 16 (and 8 rows of ldmatrix)
 //   global memory   sectors of 32 bytes
 //
-// and the least number is that of the same bytes side by side. The rest are bank conflicts, or bytes
-// of sectors that no lane asked for.
+// and the least number is that of the same bytes side by side. The rest are bank conflicts, or
+// bytes of sectors that no lane asked for.
 #include <algorithm>
 #include <array>
 #include <map>

@@ -59,6 +59,16 @@ struct PagedKV {
   }
 };
 
+// A score in base 2. CAPPED: Gemma 2's soft cap, cap * tanh(score / cap), where the caller has
+// divided the scale by the cap instead of folding in log2(e), and `cap` is the cap times log2(e).
+template <bool CAPPED>
+__device__ __forceinline__ float bounded(float score, float cap) {
+  if constexpr (CAPPED)
+    return cap * tanhf(score);
+  else
+    return score;
+}
+
 // The softmax-weighted sum of the values seen so far, in a form that allows adding more (Milakov
 // and Gimelshein, 2018, arXiv:1805.02867). Scores are in base 2: the caller folds log2(e) into the
 // scale, because exp2f is a hardware instruction. `max` starts at -infinity, `sum` and `acc` at 0.
@@ -143,11 +153,11 @@ __device__ __forceinline__ void merge_warps(const float* merged, const float* ma
   }
 }
 
-// Merges the parts of `rows` heads: sum of partial * 2^lse / (sum of 2^lse + 2^sink). The order is that of the
-// parts, whichever block calls. out(r) is the place of row r's result, sink(r) the score of its
-// sink, and place(r, i) the row of its part i in partial and partial_lse. A part without a key is zero with an lse of -inf, and every
-// row has a part with one. Dynamic shared memory takes rows * count floats. Every thread of the
-// block calls.
+// Merges the parts of `rows` heads: sum of partial * 2^lse / (sum of 2^lse + 2^sink). The order is
+// that of the parts, whichever block calls. out(r) is the place of row r's result, sink(r) the
+// score of its sink, and place(r, i) the row of its part i in partial and partial_lse. A part
+// without a key is zero with an lse of -inf, and every row has a part with one. Dynamic shared
+// memory takes rows * count floats. Every thread of the block calls.
 template <typename T, int DH, typename Out, typename Sink, typename Place>
 __device__ __forceinline__ void merge_parts(const float* partial, const float* partial_lse,
                                             int rows, int count, Out out, Sink sink,

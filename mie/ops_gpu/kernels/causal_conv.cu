@@ -9,10 +9,10 @@
 //                                             negative slot is padding, and keeps nothing
 //   out       [T, C]                   T      SiLU of the sums, gated: c times the sums
 //
-// grid (ceil(C / block), S, tiles), block (any). A thread computes a channel of one sequence, for the
-// tokens of a tile. If all of them are one tile, it also keeps the last inputs. Else keep_columns
-// does so afterwards, because the first tile reads those that it replaces. Products and sums are the
-// same in every tile, so no chunk changes a bit.
+// grid (ceil(C / block), S, tiles), block (any). A thread computes a channel of one sequence, for
+// the tokens of a tile. If all of them are one tile, it also keeps the last inputs. Else
+// keep_columns does so afterwards, because the first tile reads those that it replaces. Products
+// and sums are the same in every tile, so no chunk changes a bit.
 #include "mie_cuda.cuh"
 
 template <typename T, int W>

@@ -13,9 +13,9 @@
 // in shared memory, which cp.async fills while older tiles are multiplied. Rows of a tile are
 // chunks of 16 bytes, swizzled so that ldmatrix reads eight of them without bank conflicts.
 //
-// A quantised cache is kept unchanged in the ring, at half the size, and is widened in registers, to
-// f16 for bf16 models too.
-// ldmatrix is made for 16-bit elements, so a lane gets four 8-bit elements instead of two:
+// A quantised cache is kept unchanged in the ring, at half the size, and is widened in registers,
+// to f16 for bf16 models too. ldmatrix is made for 16-bit elements, so a lane gets four 8-bit
+// elements instead of two:
 //
 //   keys      elements 4t ... 4t + 3 of 16 of one token. The product sums over them in any order,
 //             so they take the places 2t, 2t + 1, 2t + 8, 2t + 9, in the queries too.
@@ -37,13 +37,13 @@ struct DecodeStep {
   T* out;
   float *partial, *partial_lse;
   int num_kv_heads, group, table_width, block_size;
-  float scale;  // of scores, times log2(e)
+  float scale, cap;  // of scores: `bounded` in attention.cuh
 };
 
 // Attends to the tokens begin ... end - 1. Writes the output if that is_whole of what the query
 // sees, else a partial result in the rows first_partial + g * stride. Every thread of the block
 // calls. Dynamic shared memory may be reused after a barrier.
-template <typename T, typename C, int DH, int HEAD_TILES, int WARPS, int STAGES>
+template <typename T, typename C, int DH, int HEAD_TILES, int WARPS, int STAGES, bool CAPPED>
 __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int sequence,
                                               int kv_head, int begin, int end, bool is_whole,
                                               size_t first_partial, int stride) {
@@ -226,10 +226,12 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
       float* s = score[h];
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        s[e] = sees[e / 2] ? s[e] * (score_scale[h][e % 2] * key_scale[e / 2]) : -MIE_INF;
+        s[e] = sees[e / 2] ? bounded<CAPPED>(
+                                 s[e] * (score_scale[h][e % 2] * key_scale[e / 2]), step.cap)
+                           : -MIE_INF;
       // The lanes exchange their maxima only if a score exceeds its head's. This loop runs at most
-      // once. Every tile has a token that is seen, so finite scores have finite maxima from the first
-      // tile on. A score of NaN exceeds nothing, and makes the sum NaN.
+      // once. Every tile has a token that is seen, so finite scores have finite maxima from the
+      // first tile on. A score of NaN exceeds nothing, and makes the sum NaN.
       while (__any_sync(MIE_FULL_WARP,
                         fmaxf(s[0], s[2]) > top[h][0] || fmaxf(s[1], s[3]) > top[h][1])) {
 #pragma unroll
@@ -315,6 +317,6 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
     }
   __syncthreads();
   merge_warps<T, DH, WARPS>(merged, maxima, sums, HEADS, group, is_whole, step.sinks,
-                            kv_head * group, step.out + query_row * DH, step.partial, step.partial_lse,
-                            first_partial, stride);
+                            kv_head * group, step.out + query_row * DH, step.partial,
+                            step.partial_lse, first_partial, stride);
 }

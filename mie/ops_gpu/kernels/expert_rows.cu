@@ -8,9 +8,10 @@
 //   bias             [E, N]     T      or null
 //   tiles            [most, 3]  int32
 //
-// grid (most, sets of MT tiles of outputs), block (32 to 256, by K alone). No blocks share K, because
-// a token's k experts keep a chip busy. So a row's bits do not depend on the other rows. Blocks of
-// the same outputs are neighbours, and tiles of one expert find its weights in the L2 cache.
+// grid (most, sets of MT tiles of outputs), block (32 to 256, by K alone). No blocks share K,
+// because a token's k experts keep a chip busy. So a row's bits do not depend on the other rows.
+// Blocks of the same outputs are neighbours, and tiles of one expert find its weights in the L2
+// cache.
 #include "mie_cuda.cuh"
 #include "activation.cuh"
 #include "quantized.cuh"
@@ -28,7 +29,8 @@ struct ExpertTile {
   Rows<T> rows;
   Matrix matrix;
 
-  __device__ __forceinline__ ExpertTile(const int* tiles, const T* x, const Matrix& all, int width) {
+  __device__ __forceinline__ ExpertTile(const int* tiles, const T* x, const Matrix& all,
+                                        int width) {
     const int* tile = tiles + 3 * blockIdx.x;
     expert = tile[0], first = tile[1];
     rows = {x + (size_t)first * all.depth, nullptr, tile[2], all.depth, 0.0f};
@@ -78,7 +80,8 @@ experts_gated(const T* __restrict__ x, const uint4* __restrict__ weight,
           const int place = output / TILE * 2 * TILE + output % TILE;
           const float gate = get(place, row) + tile.bias_of(bias, 2 * dim, n);
           const float up = get(place + TILE, row) + tile.bias_of(bias, 2 * dim, dim + n);
-          out[(size_t)(tile.first + row) * dim + n] = from_float<T>(activated(gate, up, activation));
+          out[(size_t)(tile.first + row) * dim + n] =
+              from_float<T>(activated(gate, up, activation));
         }
       });
 }

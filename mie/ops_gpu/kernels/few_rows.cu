@@ -8,11 +8,11 @@
 //   bias             [N]      T      or null
 //   sums, arrived             float, int32: where blocks that share K meet (Sharing), or null
 //
-// grid (ceil(R / (8 * TILES)), blocks that share the sets of MT tiles, splits of K), block (32 to 256,
-// by K alone). is_kept: the block's share of x fits in shared memory.
-// Blocks of the same outputs are neighbours, so more rows find the weights in the L2 cache. Sums are
-// float32 and are rounded to T once, after bias, gate, residual or rotation. VECTOR: K is a multiple
-// of the elements of 16 bytes.
+// grid (ceil(R / (8 * TILES)), blocks that share the sets of MT tiles, splits of K), block (32 to
+// 256, by K alone). is_kept: the block's share of x fits in shared memory. Blocks of the same
+// outputs are neighbours, so more rows find the weights in the L2 cache. Sums are float32 and are
+// rounded to T once, after bias, gate, residual or rotation. VECTOR: K is a multiple of the
+// elements of 16 bytes.
 #include "mie_cuda.cuh"
 #include "quantized.cuh"
 #include "weights.cuh"
@@ -59,8 +59,8 @@ few_rows_linear(const T* __restrict__ x, const T* __restrict__ norm,
       });
 }
 
-// out [R, F] = silu(gate) * up, where the matrix [2 F, K] gives gate, then up (activation.cuh). Tiles
-// of gates and of their ups take turns. If the matrix is quantised, F is a multiple of 16.
+// out [R, F] = silu(gate) * up, where the matrix [2 F, K] gives gate, then up (activation.cuh).
+// Tiles of gates and of their ups take turns. If the matrix is quantised, F is a multiple of 16.
 template <typename T, typename C, int SPAN, bool OFFSETS, int TILES, bool NORM, bool VECTOR>
 __global__ void __launch_bounds__(32 * MAX_WARPS, TILES == 4 || sizeof(T) == 4 ? 1 : 2)
 few_rows_gated(const T* __restrict__ x, const T* __restrict__ norm,
@@ -104,7 +104,8 @@ few_rows_qkv(const T* __restrict__ x, const T* __restrict__ norm, const uint4* _
              const T* __restrict__ k_norm, const float* __restrict__ table,
              const int* __restrict__ positions, const int* __restrict__ slots, T* __restrict__ q,
              T* __restrict__ kv, float* sums, int* arrived, int num_rows, int depth, int shift,
-             int is_kept, int num_heads, int num_kv_heads, int head_dim, int tiles, int block_size, float eps) {
+             int is_kept, int num_heads, int num_kv_heads, int head_dim, int tiles, int block_size,
+             float eps) {
   using W = Way<T, C, SPAN, OFFSETS, TILES, NORM, VECTOR>;
   const Rows<T> rows = rows_of<W>(x, norm, num_rows, depth, eps);
   const int half = head_dim / 2, num_all = num_heads + 2 * num_kv_heads;

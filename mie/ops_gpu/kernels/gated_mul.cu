@@ -32,3 +32,14 @@ __global__ void sigmoid_mul(const T* __restrict__ x, const T* __restrict__ gate,
   const float z = to_float(gate[row * gate_dim + (gate_dim == 1 ? 0 : i)]);
   out[place] = from_float<T>(to_float(x[place]) / (1.0f + expf(-z)));
 }
+
+// Bounds logits x [R, V] in place: cap * tanh(x / cap) (Gemma 2).
+//
+// grid (R, ceil(V / block)), block (any)
+template <typename T>
+__global__ void soft_cap(T* __restrict__ x, int dim, float cap) {
+  const int i = blockIdx.y * blockDim.x + threadIdx.x;
+  if (i >= dim) return;
+  T* to = x + (size_t)blockIdx.x * dim + i;
+  *to = from_float<T>(cap * tanhf(to_float(*to) / cap));
+}

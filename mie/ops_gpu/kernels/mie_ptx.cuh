@@ -230,7 +230,7 @@ __device__ __forceinline__ unsigned fma_f16x2(unsigned a, unsigned b, unsigned c
 #endif
 }
 
-// ---- the larger number; NaN if one is NaN. Subnormal numbers count, whatever the compiler's options
+// ---- the larger number; NaN if one is NaN. Subnormal numbers count, whatever the options
 
 __device__ __forceinline__ float max_nan(float a, float b) {
 #ifdef MIE_EMULATE

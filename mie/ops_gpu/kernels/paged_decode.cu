@@ -12,9 +12,10 @@
 //   arrived      [grid.y, Hkv]             int32   zeros: blocks that have written a partial result
 //
 // grid (Hkv, sequences, splits), block (32 * WARPS). A block serves all query heads of a KV head,
-// so each key and value is read once. Block z attends to split z (`split_of_decode`), and returns at once
-// if its sequence has fewer. A sequence with a single split is written directly. The splits of the
-// others are merged by the block that ends last. The three pointers are null without splits.
+// so each key and value is read once. Block z attends to split z (`split_of_decode`), and returns
+// at once if its sequence has fewer. A sequence with a single split is written directly. The splits
+// of the others are merged by the block that ends last. The three pointers are null without splits.
+// CAPPED: scores have a soft cap (`bounded`). All attention kernels have this switch.
 #include "mie_cuda.cuh"
 #include "attention.cuh"
 #include "splits.cuh"
@@ -25,14 +26,14 @@ constexpr int power_of_two_at_least(int n) {
   return power;
 }
 
-template <typename T, int DH, int GROUP, int WARPS, typename C = T>
+template <typename T, int DH, int GROUP, int WARPS, typename C = T, bool CAPPED = false>
 __global__ void __launch_bounds__(32 * WARPS, 2)
 paged_decode(const T* __restrict__ q, const C* __restrict__ kv, const float* __restrict__ scales,
              const int* __restrict__ tables, const int* __restrict__ seq_lens,
              const int* __restrict__ cu_seqlens_q, const int* __restrict__ sequences,
-             const T* __restrict__ sinks, T* __restrict__ out, float* __restrict__ partial, float* __restrict__ partial_lse,
-             int* __restrict__ arrived, int table_width, int block_size, int split_tokens, int max_splits, int window,
-             float scale) {
+             const T* __restrict__ sinks, T* __restrict__ out, float* __restrict__ partial,
+             float* __restrict__ partial_lse, int* __restrict__ arrived, int table_width,
+             int block_size, int split_tokens, int max_splits, int window, float scale, float cap) {
   static_assert(DH % 8 == 0 && DH <= 256, "a lane holds 8 elements of a head");
   constexpr int CHUNKS = DH / 8;                        // lanes that hold one token's head
   constexpr int LANES = power_of_two_at_least(CHUNKS);  // rounded up, so that shuffles can sum
@@ -77,7 +78,7 @@ paged_decode(const T* __restrict__ q, const C* __restrict__ kv, const float* __r
 #pragma unroll
         for (int i = 0; i < 8; ++i) score += query[i] * key[i];
       }
-      score = warp_sum<LANES>(score);
+      score = bounded<CAPPED>(warp_sum<LANES>(score), cap);
       if (token < split.end) state[g].add(score, value);
     }
   }
@@ -101,8 +102,8 @@ paged_decode(const T* __restrict__ q, const C* __restrict__ kv, const float* __r
 
   const size_t first_partial =
       ((size_t)blockIdx.y * num_heads + first_head) * num_splits + blockIdx.z;
-  merge_warps<T, DH, WARPS>(merged, maxima, sums, GROUP, GROUP, split.count <= 1,
-                            sinks, first_head, out + query_row * DH, partial, partial_lse, first_partial, num_splits);
+  merge_warps<T, DH, WARPS>(merged, maxima, sums, GROUP, GROUP, split.count <= 1, sinks, first_head,
+                            out + query_row * DH, partial, partial_lse, first_partial, num_splits);
   finish_splits<T, DH>(partial, partial_lse, arrived, sinks, out + query_row * DH, GROUP,
                        split.count);
 }

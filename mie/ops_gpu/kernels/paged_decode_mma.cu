@@ -11,15 +11,16 @@
 #include "splits.cuh"
 #include "decode_mma.cuh"
 
-template <typename T, int DH, int HEAD_TILES, int WARPS, int STAGES, typename C = T>
+template <typename T, int DH, int HEAD_TILES, int WARPS, int STAGES, typename C = T,
+          bool CAPPED = false>
 __global__ void __launch_bounds__(32 * WARPS, 1)
 paged_decode_mma(const T* __restrict__ q, const C* __restrict__ kv,
                  const float* __restrict__ scales, const int* __restrict__ tables,
                  const int* __restrict__ seq_lens, const int* __restrict__ cu_seqlens_q,
                  const int* __restrict__ sequences, const T* __restrict__ sinks,
                  T* __restrict__ out, float* __restrict__ partial, float* __restrict__ partial_lse,
-                 int* __restrict__ arrived, int group, int table_width, int block_size, int split_tokens, int max_splits, int window,
-                 float scale) {
+                 int* __restrict__ arrived, int group, int table_width, int block_size,
+                 int split_tokens, int max_splits, int window, float scale, float cap) {
   const int kv_head = blockIdx.x, num_splits = gridDim.z, sequence = sequences[blockIdx.y];
   const Split split =
       split_of_decode(seq_lens[sequence], window, split_tokens, max_splits, blockIdx.z);
@@ -28,8 +29,8 @@ paged_decode_mma(const T* __restrict__ q, const C* __restrict__ kv,
   const DecodeStep<T, C> step = {q,     kv,    scales,      tables,     seq_lens,
                                  cu_seqlens_q, sinks,       out,        partial,
                                  partial_lse,  (int)gridDim.x, group,   table_width,
-                                 block_size,   scale};
-  attend_tokens<T, C, DH, HEAD_TILES, WARPS, STAGES>(
+                                 block_size,   scale,       cap};
+  attend_tokens<T, C, DH, HEAD_TILES, WARPS, STAGES, CAPPED>(
       step, sequence, kv_head, split.begin, split.end, split.count <= 1,
       first_head * num_splits + blockIdx.z, num_splits);
   T* sequence_out = out + ((size_t)cu_seqlens_q[sequence] * gridDim.x + kv_head) * group * DH;

@@ -58,7 +58,8 @@ __global__ void count_tiles(const int* __restrict__ seq_lens, const int* __restr
 }
 
 // grid (at least 1), block (32 * WARPS)
-template <typename T, int DH, int HEAD_TILES, int WARPS, int STAGES, typename C = T>
+template <typename T, int DH, int HEAD_TILES, int WARPS, int STAGES, typename C = T,
+          bool CAPPED = false>
 __global__ void __launch_bounds__(32 * WARPS, 1)
 paged_decode_stream(const T* __restrict__ q, const C* __restrict__ kv,
                     const float* __restrict__ scales, const int* __restrict__ tables,
@@ -66,11 +67,12 @@ paged_decode_stream(const T* __restrict__ q, const C* __restrict__ kv,
                     const int* __restrict__ sequences, const T* __restrict__ sinks,
                     const int* __restrict__ tiles, T* __restrict__ out, float* __restrict__ partial,
                     float* __restrict__ partial_lse, int* __restrict__ arrived, int num_sequences,
-                    int num_kv_heads, int group, int table_width, int block_size, int window, float scale) {
+                    int num_kv_heads, int group, int table_width, int block_size, int window,
+                    float scale, float cap) {
   constexpr int TILE = 16 * WARPS, HEADS = 8 * HEAD_TILES;
   const DecodeStep<T, C> step = {q,            kv,    scales,      tables,     seq_lens,
                                  cu_seqlens_q, sinks, out,         partial,    partial_lse,
-                                 num_kv_heads, group, table_width, block_size, scale};
+                                 num_kv_heads, group, table_width, block_size, scale, cap};
   const int num_units = tiles[num_sequences] * num_kv_heads;
   const int num_blocks = working_blocks(num_units, gridDim.x);
   if ((int)blockIdx.x >= num_blocks) return;
@@ -89,7 +91,7 @@ paged_decode_stream(const T* __restrict__ q, const C* __restrict__ kv,
     const int sequence = sequences[low], length = seq_lens[sequence];
     const int oldest = window > 0 ? max(0, length - window) : 0, first_tile = oldest / TILE;
     const int slot = 2 * blockIdx.x + (unit == begin ? 0 : 1);
-    attend_tokens<T, C, DH, HEAD_TILES, WARPS, STAGES>(
+    attend_tokens<T, C, DH, HEAD_TILES, WARPS, STAGES, CAPPED>(
         step, sequence, kv_head, max(oldest, (first_tile + tile) * TILE),
         min(length, (first_tile + last_tile) * TILE),
         tile == 0 && last_tile == num_tiles, (size_t)slot * HEADS, 1);

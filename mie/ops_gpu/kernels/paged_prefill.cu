@@ -30,13 +30,13 @@ struct Shared<T, T> {
   using Number = T;
 };
 
-template <typename T, int DH, typename C = T>
+template <typename T, int DH, typename C = T, bool CAPPED = false>
 __global__ void __launch_bounds__(128, 4)
 paged_prefill(const T* __restrict__ q, const C* __restrict__ kv, const float* __restrict__ scales,
               const int* __restrict__ tables, const int* __restrict__ seq_lens,
               const int* __restrict__ cu_seqlens_q, const int* __restrict__ sequences,
-              const T* __restrict__ sinks, T* __restrict__ out, int group, int table_width, int block_size, int window,
-              float scale) {
+              const T* __restrict__ sinks, T* __restrict__ out, int group, int table_width,
+              int block_size, int window, float scale, float cap) {
   using Number = typename Shared<T, C>::Number;
   constexpr int WARPS = 4, ROWS = 16, OWN = ROWS / WARPS, TILE = 32;
   constexpr int COLUMNS = (DH + 31) / 32;           // elements of a head that a lane accumulates
@@ -102,7 +102,7 @@ paged_prefill(const T* __restrict__ q, const C* __restrict__ kv, const float* __
       float score = 0.0f;
       for (int d = 0; d < DH; ++d)
         score += queries[row * DH + d] * to_float(keys[lane * STRIDE + d]);
-      if (!visible) score = -MIE_INF;
+      score = visible ? bounded<CAPPED>(score, cap) : -MIE_INF;
       const float new_top = fmaxf(top[r], warp_max(score));
       // The row sees no key of the tile, or all its scores are -infinity. Scores of NaN go on.
       if (new_top == -MIE_INF && !__any_sync(MIE_FULL_WARP, score != score)) continue;

@@ -35,15 +35,15 @@ struct Kept {
 };
 
 // With heads of 64, three blocks fit a multiprocessor if the compiler is told to leave room.
-template <typename T, int DH, typename C = T>
+template <typename T, int DH, typename C = T, bool CAPPED = false>
 __global__ void __launch_bounds__(128, DH == 64 ? 3 : 1)
 paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
                   const float* __restrict__ scales, const int* __restrict__ tables,
                   const int* __restrict__ seq_lens, const int* __restrict__ cu_seqlens_q,
-                  const int* __restrict__ sequences, const T* __restrict__ sinks, T* __restrict__ out,
-                  float* __restrict__ partial, float* __restrict__ partial_lse,
+                  const int* __restrict__ sequences, const T* __restrict__ sinks,
+                  T* __restrict__ out, float* __restrict__ partial, float* __restrict__ partial_lse,
                   int* __restrict__ arrived, int group, int table_width, int block_size, int window,
-                  int split_tokens, int max_splits, float scale) {
+                  int split_tokens, int max_splits, float scale, float cap) {
   static_assert((DH == 64 || DH == 128) && sizeof(T) == 2, "the swizzle wants these rows");
   using Wide = Widening<C>;
   using Operand = typename Product<T, C>::Operand;
@@ -172,6 +172,11 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
     cp_async_commit();  // a group for every tile, even an empty one, because the waits count groups
   };
 
+  // The score of a row's product. A cap is applied to the products before their maximum is sought.
+  auto scaled = [&](float product, int row) {
+    return CAPPED ? product : product * score_scale[row];
+  };
+
   // acc[d] and score[n]: [0], [1] are columns 2t, 2t + 1 of the first row, [2], [3] of the other.
   float acc[DH / 8][4] = {}, top[2] = {-MIE_INF, -MIE_INF}, sum[2] = {};  // top: before the scale
   float unit[2] = {};  // of a quantised cache: acc is in units / WEIGHT_POWER
@@ -218,6 +223,13 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
 #pragma unroll
         for (int e = 0; e < 4; ++e) score[n][e] *= key_scales[column(n, e % 2)];
     }
+    if constexpr (CAPPED) {
+#pragma unroll
+      for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          score[n][e] = bounded<CAPPED>(score[n][e] * score_scale[e / 2], cap);
+    }
     // Only a tile that a row of the warp sees in part needs the mask. The mask of the diagonal also
     // hides the keys past the end of the context.
     if (tile + KEYS - 1 > warp_first || (window > 0 && tile <= warp_last - window)) {
@@ -251,8 +263,8 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
       tile_top[r] = fmaxf(tile_top[r], __shfl_xor_sync(MIE_FULL_WARP, tile_top[r], 1));
       tile_top[r] = fmaxf(tile_top[r], __shfl_xor_sync(MIE_FULL_WARP, tile_top[r], 2));
       const float new_top = fmaxf(top[r], tile_top[r]);
-      reference[r] = new_top == -MIE_INF ? 0.0f : new_top * score_scale[r];  // the row sees no key yet
-      float keep = exp2_approx(top[r] * score_scale[r] - reference[r]);
+      reference[r] = new_top == -MIE_INF ? 0.0f : scaled(new_top, r);  // the row sees no key yet
+      float keep = exp2_approx(scaled(top[r], r) - reference[r]);
       top[r] = new_top;
       sum[r] *= keep;
       if constexpr (QUANTIZED) {
@@ -273,7 +285,7 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         float& s = score[2 * n + e / 4][e % 4];
-        s = exp2_approx(s * score_scale[e / 2 % 2] - reference[e / 2 % 2]);
+        s = exp2_approx(scaled(s, e / 2 % 2) - reference[e / 2 % 2]);
         sum[e / 2 % 2] += s;
         if constexpr (QUANTIZED) {  // 0 where the row does not see the key: its scale may be NaN
           const float value_scale = value_scales[column(2 * n + e / 4, e % 2)];
@@ -325,12 +337,12 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
     if (row >= kept.row_end) continue;
     T* to = result(row);
     const size_t part = (size_t)(grid_row * gridDim.x + blockIdx.x) * ROWS + tile_row;
-    if (is_whole) sum[r] += exp2f(sink(row) - top[r] * score_scale[r]);
+    if (is_whole) sum[r] += exp2f(sink(row) - scaled(top[r], r));
     // A row may see no key of a split, but it sees one of all keys.
     const bool is_empty = !is_whole && sum[r] == 0.0f;
     const float by = is_empty ? 0.0f : (QUANTIZED ? unit[r] / WEIGHT_POWER : 1.0f) / sum[r];
     if (!is_whole && t == 0)
-      partial_lse[part] = is_empty ? -MIE_INF : top[r] * score_scale[r] + log2f(sum[r]);
+      partial_lse[part] = is_empty ? -MIE_INF : scaled(top[r], r) + log2f(sum[r]);
     auto write = [&](int column, float x, float y) {  // elements column and column + 1
       if (is_whole)
         *reinterpret_cast<unsigned*>(to + column) = pack2<T>(x * by, y * by);

@@ -62,8 +62,8 @@ __device__ __forceinline__ int swizzled(int row, int chunk) {
   return row * ROW + (chunk ^ row / ROWS % (8 / ROWS)) * 16;
 }
 
-// A quantised cache is multiplied in f16, even for bf16 models. Every element is an f16 exactly, and
-// its bits become one in fewer instructions than a bf16.
+// A quantised cache is multiplied in f16, even for bf16 models. Every element is an f16 exactly,
+// and its bits become one in fewer instructions than a bf16.
 template <typename T, typename C>
 struct Product {
   using Operand = f16;

@@ -12,11 +12,11 @@
 //                                         negative slot is padding, and keeps nothing
 //   out       [T, H Dv]  T
 //
-// grid (ceil(Dv / 32), H, S), block (128). The columns of a state are independent. A warp has eight of
-// them in registers, from the first token to the last, and four lanes share one: lane (r, c) has the
-// elements 4 i + r of column c. All threads prepare the keys, queries and values of CHUNK tokens in
-// shared memory, and then each warp runs over them for itself. The operations on a token are the same
-// for decodes and prompts, and for every chunk.
+// grid (ceil(Dv / 32), H, S), block (128). The columns of a state are independent. A warp has eight
+// of them in registers, from the first token to the last, and four lanes share one: lane (r, c) has
+// the elements 4 i + r of column c. All threads prepare the keys, queries and values of CHUNK
+// tokens in shared memory, and then each warp runs over them for itself. The operations on a token
+// are the same for decodes and prompts, and for every chunk.
 #include "mie_cuda.cuh"
 
 constexpr int WARPS = 4, COLUMNS = 8 * WARPS, CHUNK = 8;

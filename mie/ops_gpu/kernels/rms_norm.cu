@@ -35,7 +35,8 @@ __global__ void rms_norm(const T* x, const T* __restrict__ weight, const T* __re
   const float scale = 1.0f / sqrtf(block_sum(squares) / dim + eps);
   for (int i = threadIdx.x; i < dim; i += blockDim.x) {  // the second read comes from the L1 cache
     const float value = to_float(row[i]) * scale * to_float(weight[i]);
-    y[first + i] = from_float<T>(residual == nullptr ? value : value + to_float(residual[first + i]));
+    y[first + i] =
+        from_float<T>(residual == nullptr ? value : value + to_float(residual[first + i]));
   }
 }
 
@@ -62,8 +63,8 @@ __global__ void head_norm(T* __restrict__ qkv, const T* __restrict__ weight, int
     row[i] = from_float<T>(to_float(row[i]) * scale * to_float(weight[i]));
 }
 
-// Normalises groups of channels of a recurrence's result, times silu(gate). With gates_first the gate
-// multiplies what is normalised (Mamba 2), else the result (Gated DeltaNet).
+// Normalises groups of channels of a recurrence's result, times silu(gate). With gates_first the
+// gate multiplies what is normalised (Mamba 2), else the result (Gated DeltaNet).
 //
 //   x, gate, y  [T, K] T
 //   weight      [size] T for each group, or [K] for all

@@ -1,4 +1,5 @@
-// Chooses the experts of each token, and sorts the rows of all tokens by expert (mie/ops/experts.py).
+// Chooses the experts of each token, and sorts the rows of all tokens by expert
+// (mie/ops/experts.py).
 //
 //   logits   [T, E]     T
 //   routed   [T, 2, k]  float  the chosen experts, by falling logit, and their weights
@@ -18,16 +19,23 @@ __device__ __forceinline__ unsigned order_of(float x) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// grid (ceil(T / warps)), block (32 * warps): a warp chooses for a token. Of equal logits the lowest
-// expert comes first. The sums have a fixed order.
-template <typename T>
-__global__ void route_tokens(const T* __restrict__ logits, float* __restrict__ routed,
-                             int num_tokens, int num_experts, int num_chosen, int is_normalised) {
+// grid (ceil(T / warps)), block (32 * warps): a warp chooses for a token. Of equal logits the
+// lowest expert comes first. The sums have a fixed order. SIGMOID: experts are chosen by the
+// sigmoids of their logits plus bias [E], and weighed by the sigmoids
+// (`ops.experts.route_by_sigmoid`).
+template <typename T, bool SIGMOID = false>
+__global__ void route_tokens(const T* __restrict__ logits, const T* __restrict__ bias,
+                             float* __restrict__ routed, int num_tokens, int num_experts,
+                             int num_chosen, int is_normalised) {
   const int token = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (token >= num_tokens) return;  // the whole warp leaves
   const T* row = logits + (size_t)token * num_experts;
   float* chosen = routed + (size_t)token * 2 * num_chosen;
   float* weights = chosen + num_chosen;
+  auto score_of = [&](int e) {  // before the bias
+    const float logit = to_float(row[e]);
+    return SIGMOID ? 1.0f / (1.0f + expf(-logit)) : logit;
+  };
 
   unsigned last_order = 0xffffffffu;
   int last = -1;
@@ -36,7 +44,7 @@ __global__ void route_tokens(const T* __restrict__ logits, float* __restrict__ r
     unsigned best_order = 0u;  // of the experts that come after the last one
     int best = num_experts;
     for (int e = lane; e < num_experts; e += 32) {
-      const unsigned order = order_of(to_float(row[e]));
+      const unsigned order = order_of(SIGMOID ? score_of(e) + to_float(bias[e]) : score_of(e));
       const bool is_left = order < last_order || (order == last_order && e > last);
       if (is_left && (best == num_experts || order > best_order)) best_order = order, best = e;
     }
@@ -47,13 +55,15 @@ __global__ void route_tokens(const T* __restrict__ logits, float* __restrict__ r
       if (order > best_order || (order == best_order && e < best)) best_order = order, best = e;
     }
     last_order = best_order, last = best;
-    const float logit = to_float(row[best]);
-    if (j == 0) top = logit;
-    const float weight = expf(logit - top);
+    const float score = score_of(best);
+    if (j == 0) top = score;
+    const float weight = SIGMOID ? score : expf(score - top);
     sum += weight;
     if (lane == 0) chosen[j] = (float)best, weights[j] = weight;
   }
-  if (!is_normalised) {
+  if constexpr (SIGMOID) {
+    sum += 1e-6f;
+  } else if (!is_normalised) {
     sum = 0.0f;
     for (int e = lane; e < num_experts; e += 32) sum += expf(to_float(row[e]) - top);
     sum = warp_sum(sum);
@@ -85,8 +95,8 @@ __device__ __forceinline__ Scan block_scan(int value, int* partial) {
   return scan;
 }
 
-// grid (E), block (a multiple of 32), dynamic shared memory 4 E bytes. A block sorts the rows of one
-// expert. Each counts those of all experts for itself, so that no block waits for another.
+// grid (E), block (a multiple of 32), dynamic shared memory 4 E bytes. A block sorts the rows of
+// one expert. Each counts those of all experts for itself, so that no block waits for another.
 __global__ void sort_rows(const float* __restrict__ routed, int* __restrict__ tokens,
                           int* __restrict__ places, int* __restrict__ tiles, int num_tokens,
                           int num_chosen, int rows, int most) {

@@ -3,9 +3,9 @@
 #pragma once
 
 // A split of the tokens oldest ... end - 1, for a block to attend to. The splits begin at `oldest`,
-// rounded down to a multiple of ALIGN, and have split_tokens tokens each, another multiple. If these
-// were more than max_splits, there are max_splits longer ones. No split is empty. Without tokens
-// there are none.
+// rounded down to a multiple of ALIGN, and have split_tokens tokens each, another multiple. If
+// these were more than max_splits, there are max_splits longer ones. No split is empty. Without
+// tokens there are none.
 struct Split {
   int begin, end;  // of split number `split`
   int count;       // of all of them

@@ -1,5 +1,5 @@
-// Sums over a warp and over a block, of integers or of doubles. Each order of additions is fixed, so
-// equal inputs give equal bits. Included after mie_cuda.cuh.
+// Sums over a warp and over a block, of integers or of doubles. Each order of additions is fixed,
+// so equal inputs give equal bits. Included after mie_cuda.cuh.
 #pragma once
 
 // The sum over the warp, which every lane gets.

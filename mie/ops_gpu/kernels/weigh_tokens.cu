@@ -69,7 +69,8 @@ template <typename T>
 __global__ void __launch_bounds__(PART_THREADS)
     weigh_tokens(const T* __restrict__ logits, const Row* __restrict__ rows,
                  const float* __restrict__ edited, const Best* __restrict__ bests,
-                 unsigned long long* __restrict__ masses, unsigned long long* __restrict__ bins, int vocab_size) {
+                 unsigned long long* __restrict__ masses, unsigned long long* __restrict__ bins,
+                 int vocab_size) {
   __shared__ Bins shared;
   __shared__ Mass sums[PART_THREADS / 32];
   const Row row = rows[blockIdx.y];
