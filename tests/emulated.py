@@ -32,7 +32,7 @@ class OneLibrary(EmulatedLauncher):
 
 def plain_kernels(path: Path) -> list[str]:
     """Return the kernels of a file of tests that are no templates, in order."""
-    pattern = r"^(template.*\n)?__global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\("
+    pattern = r"^(template[^;{]*?)?__global__ void (?:__launch_bounds__\(.*\)\s)?(\w+)\("
     found = re.finditer(pattern, path.read_text(), re.MULTILINE)
     return [match[2] for match in found if match[1] is None]
 

@@ -20,8 +20,8 @@ def line(key: object, url: str = COMPLETIONS, **body: Any) -> dict[str, Any]:
 
 LINES = [
     line("greedy", prompt="Once upon a time", max_tokens=6, temperature=0),
-    line("sampled", prompt="Once upon a time", max_tokens=6),
-    line("sampled again", prompt="Once upon a time", max_tokens=6),
+    line("sampled", prompt="Once upon a time", max_tokens=20),
+    line("sampled again", prompt="Once upon a time", max_tokens=20),
     line("chat", CHAT, messages=[{"role": "user", "content": "Who is Mia?"}], max_tokens=6),
     line("ids", prompt=[5, 6, 7], max_tokens=3, n=2),
     line("bad", prompt="x", temperature=-1),

@@ -12,7 +12,7 @@ MAX_LINES = 60
 
 EXPECTED = {
     "async_streaming": r"\nPrompt: 'Once upon a time'\nAnswer: '.+'\n$",
-    "basic": r"Prompt:    'One day'\nGenerated: '.+",
+    "basic": r"Prompt:    'One day'\nGenerated: ['\"].+",
     "batch_jsonl": r'(\{"custom_id": "story-\d", "text": ".*Nora.*"\}\n)$',
     "beam_search": r"( +log-probability +-\d+\.\d+: '.*'\n){4}Tokens computed: \d+\n$",
     "chat": r"Answer: The story is about Nora the hedgehog\.\nCached: \d+ of \d+ tokens\n",

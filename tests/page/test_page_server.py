@@ -24,11 +24,13 @@ def serving(port: int, *options: str) -> Iterator[tuple[subprocess.Popen[bytes],
         lines = (line.decode() for line in server.stderr)
         found = next(filter(None, (re.search(r"listening on http://\S+:(\d+)", x) for x in lines)))
         # A server waits for ever when nobody reads its log and the pipe is full.
-        threading.Thread(target=server.stderr.read).start()
+        reader = threading.Thread(target=server.stderr.read)
+        reader.start()
         yield server, int(found[1])
     finally:
         server.kill()
-        server.wait()
+        reader.join()
+        server.communicate()
 
 
 def pool(num_blocks: int) -> tuple[str, ...]:
