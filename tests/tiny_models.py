@@ -10,7 +10,7 @@ from mie.checkpoint.config import ModelConfig
 
 ROWS = json.loads((Path(__file__).parent / "data/tiny_models.json").read_text(encoding="utf-8"))
 CONFIGS = {name: ROWS["llama"] | row for name, row in ROWS.items()}
-"""The configurations by name. A row of the file has what differs from a Llama."""
+"""The configurations by name. A row of the file has the differences from a Llama."""
 
 LLAMA, GLM = CONFIGS["llama"], CONFIGS["glm"]
 MISTRAL_WINDOW, QWEN2, QWEN3_TIED = (CONFIGS[x] for x in ("mistral_window", "qwen2", "qwen3_tied"))

@@ -45,8 +45,8 @@ SCRUB = """async ([place, waits]) => {
         note: document.getElementById("map-note").textContent,
     };
 }"""
-"""Moves a tab to a place between 0 and 1 of its run, perhaps waits for the server, and reads what
-the tab shows then."""
+"""Moves a tab to a place between 0 and 1 of its run, may wait for the server, and returns the state
+on the screen."""
 
 
 @contextmanager
