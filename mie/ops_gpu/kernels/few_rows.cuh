@@ -11,9 +11,11 @@
 // warp come one after the other. Where a matrix has few outputs, several blocks share K as well.
 //
 // If the block's share of x fits in shared memory, it is copied and normalised there once, and the
-// block multiplies it with one set of tiles after the other. Else the block has one set, and a slice
-// of x is copied while the slice before it is multiplied. The next unit of weights, also of the next
-// set, is loaded as soon as the last one is multiplied.
+// block multiplies it with one set of tiles after the other. Else the block has one set, and a
+// slice of x is copied while the slice before it is multiplied. The next unit of weights is loaded
+// as soon as the last one is multiplied, and the next set's first unit while sums are added.
+//
+// The loop over units has nothing else in it. Copies and norms are in the loop around it.
 //
 // The order of a sum depends on K and on the number of blocks that share it, and both on the matrix
 // alone. A warp adds its units in order, then the warps' sums are added in order, and then the
@@ -40,6 +42,7 @@ struct Way {
   // A row of a slice of x. Eight rows of 16 bytes (of 8, if the steps are apart) share no bank.
   static constexpr int ROW_BYTES = MAX_WARPS * UNIT * sizeof(T) + (SPAN == 16 ? 32 : 64);
   static constexpr int SLICE_BYTES = ROWS * ROW_BYTES;
+  using Tile = Weights<T, C, SPAN, OFFSETS, VECTOR>;
 };
 
 // The rows of x that a block multiplies, and how they are normalised first (norm null: not at all).
@@ -167,10 +170,10 @@ struct Sums {  // on tensor cores: lane (g, t) has the outputs g, g + 8 and the 
   static constexpr int MT = W::MT, TILES = W::TILES;
   float acc[MT][TILES][4] = {};
 
-  // Adds a unit's products, and begins to load each tile's unit at `next`.
-  template <typename Scales, typename U>
-  __device__ __forceinline__ void add(U (&units)[MT], Scales (&scales)[MT], Scales (&offsets)[MT],
-                                      const unsigned char* x, const Matrix& matrix, int next) {
+  // Adds a unit's products, and begins to load each tile's unit at `next`, if that is before
+  // `last`.
+  __device__ __forceinline__ void add(typename W::Tile (&tiles)[MT], const unsigned char* x,
+                                      const Matrix& matrix, int next, int last) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     constexpr int SPAN = W::SPAN;
     float part[W::DENSE ? 1 : MT][W::DENSE ? 1 : TILES][4] = {}, sum[TILES][4] = {};
@@ -197,7 +200,7 @@ struct Sums {  // on tensor cores: lane (g, t) has the outputs g, g + 8 and the 
 #pragma unroll
         for (int m = 0; m < MT; ++m) {
           unsigned a[4];
-          units[m].template fragment<W::OFFSETS>(a, c, s);
+          tiles[m].unit.template fragment<W::OFFSETS>(a, c, s);
 #pragma unroll
           for (int n = 0; n < TILES; ++n) {
             if constexpr (W::DENSE)
@@ -205,7 +208,7 @@ struct Sums {  // on tensor cores: lane (g, t) has the outputs g, g + 8 and the 
             else
               mma_m16n8k16<f16>(part[m][n], a, b[s][n]);
           }
-          if (c == 1 && s == 1 && next < matrix.depth) units[m].load(matrix, next);
+          if (c == 1 && s == 1 && next < last) tiles[m].load(matrix, next);
         }
         if constexpr (W::OFFSETS) {
           const unsigned ones[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
@@ -214,25 +217,18 @@ struct Sums {  // on tensor cores: lane (g, t) has the outputs g, g + 8 and the 
         }
         const int end = (2 * c + s + 1) * 16;
         if constexpr (!W::DENSE) {
-          if (end % SPAN == 0) scale(part, sum, scales, offsets, end / SPAN - 1);
+          if (end % SPAN == 0) scale(part, sum, tiles, end / SPAN - 1);
         }
       }
     }
-    if constexpr (!W::DENSE) {
-      if (next >= matrix.depth) return;
+    if (W::DENSE || next >= last) return;
 #pragma unroll
-      for (int m = 0; m < MT; ++m) {
-        scales[m].load(matrix.scales, matrix, next);
-        if constexpr (W::OFFSETS) offsets[m].load(matrix.offsets, matrix, next);
-      }
-    }
+    for (int m = 0; m < MT; ++m) tiles[m].load_scales(matrix, next);
   }
 
   // Adds the sums of a span, times its scale, and begins the next span's.
-  template <typename Scales>
   __device__ __forceinline__ void scale(float (&part)[MT][TILES][4], float (&sum)[TILES][4],
-                                        const Scales (&scales)[MT], const Scales (&offsets)[MT],
-                                        int span) {
+                                        const typename W::Tile (&tiles)[MT], int span) {
 #pragma unroll
     for (int m = 0; m < MT; ++m)
 #pragma unroll
@@ -240,9 +236,9 @@ struct Sums {  // on tensor cores: lane (g, t) has the outputs g, g + 8 and the 
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           float& to = acc[m][n][e];
-          to = __fmaf_rn(part[m][n][e], scales[m].value[span][e / 2], to);
+          to = __fmaf_rn(part[m][n][e], tiles[m].scales.value[span][e / 2], to);
           if constexpr (W::OFFSETS)
-            to = __fmaf_rn(sum[n][e], offsets[m].value[span][e / 2], to);
+            to = __fmaf_rn(sum[n][e], tiles[m].offsets.value[span][e / 2], to);
           part[m][n][e] = 0.0f;
         }
 #pragma unroll
@@ -272,9 +268,8 @@ struct Sums<W, true> {  // in float32, which tensor cores would round: a lane ha
   static constexpr int MT = W::MT;
   float acc[MT][2][W::ROWS] = {};
 
-  template <typename Scales, typename U>
-  __device__ __forceinline__ void add(U (&units)[MT], Scales (&scales)[MT], Scales (&offsets)[MT],
-                                      const unsigned char* x, const Matrix& matrix, int next) {
+  __device__ __forceinline__ void add(typename W::Tile (&tiles)[MT], const unsigned char* x,
+                                      const Matrix& matrix, int next, int last) {
     const int t = threadIdx.x % 4;
 #pragma unroll
     for (int c = 0; c < 2; ++c)
@@ -290,19 +285,18 @@ struct Sums<W, true> {  // in float32, which tensor cores would round: a lane ha
             for (int half = 0; half < 2; ++half)
 #pragma unroll
               for (int j = 0; j < 4; ++j) {
-                float weight = units[m].template value<W::OFFSETS>(c, s, half, j);
-                if constexpr (!W::DENSE) weight *= scales[m].value[span][half];
-                if constexpr (W::OFFSETS) weight += offsets[m].value[span][half];
+                float weight = tiles[m].unit.template value<W::OFFSETS>(c, s, half, j);
+                if constexpr (!W::DENSE) weight *= tiles[m].scales.value[span][half];
+                if constexpr (W::OFFSETS) weight += tiles[m].offsets.value[span][half];
                 acc[m][half][row] = __fmaf_rn(weight, four[j], acc[m][half][row]);
               }
         }
       }
-    if (next >= matrix.depth) return;
+    if (next >= last) return;
 #pragma unroll
     for (int m = 0; m < MT; ++m) {
-      units[m].load(matrix, next);
-      if constexpr (!W::DENSE) scales[m].load(matrix.scales, matrix, next);
-      if constexpr (W::OFFSETS) offsets[m].load(matrix.offsets, matrix, next);
+      tiles[m].load(matrix, next);
+      tiles[m].load_scales(matrix, next);
     }
   }
 
@@ -348,34 +342,25 @@ __device__ __forceinline__ void multiply_rows(const Rows<typename W::T>& rows, c
   const int begin = min((int)blockIdx.z * each, num_slices), end = min(begin + each, num_slices);
   const int num_sets = (num_tiles + MT - 1) / MT;
 
-  Unit<typename W::T, typename W::C, W::VECTOR> units[MT];
-  PerSpan<W::SPAN> spans[MT], offsets[MT];  // of a quantised matrix
+  typename W::Tile tiles[MT];
   const int first = begin * slice + warp * UNIT;  // the same for all lanes
   const int last = min(end * slice, matrix.depth);
   auto turn_to = [&](int set) {
 #pragma unroll
     for (int m = 0; m < MT; ++m) {
-      const Outputs tile = outputs_of(set * MT + m);
-      const int g = threadIdx.x % 32 / 4;
-      units[m].begin(matrix, tile, g);
-      if constexpr (!W::DENSE) spans[m].begin(matrix, tile, g);
-      if constexpr (W::OFFSETS) offsets[m].begin(matrix, tile, g);
+      tiles[m].begin(matrix, outputs_of(set * MT + m), first, threadIdx.x % 32 / 4);
+      if (first >= last) continue;
+      tiles[m].load(matrix, first);
+      tiles[m].load_scales(matrix, first);
     }
   };
-  turn_to(blockIdx.y);
-  if (first < last) {  // the weights are on their way while the rows are measured
-#pragma unroll
-    for (int m = 0; m < MT; ++m) {
-      units[m].load(matrix, first);
-      if constexpr (!W::DENSE) spans[m].load(matrix.scales, matrix, first);
-      if constexpr (W::OFFSETS) offsets[m].load(matrix.offsets, matrix, first);
-    }
-  }
+  turn_to(blockIdx.y);  // the weights are on their way while the rows are measured
   const bool is_kept = LOOPS && sharing.is_kept;
   auto buffer = [&](int i) {
     return mie_smem + (is_kept ? i - begin : (i - begin) % 2) * W::SLICE_BYTES;
   };
-  const int copied = is_kept ? end : min(begin + 1, end);
+  const int chunk = is_kept ? max(each, 1) : 1;  // slices between two copies
+  const int copied = min(begin + chunk, end);
   for (int i = begin; i < copied; ++i) copy_slice<W>(rows, buffer(i), i * slice);
   if constexpr (W::NORM || W::RAISED) {
     if (W::RAISED && threadIdx.x < W::ROWS) powers[threadIdx.x] = 1.0f;  // of rows past the last
@@ -392,7 +377,7 @@ __device__ __forceinline__ void multiply_rows(const Rows<typename W::T>& rows, c
   int set = blockIdx.y;
   do {
     Sums<W> sums;
-    for (int i = begin, k = first; i < end; ++i, k += slice) {
+    for (int i = begin; i < end; i += chunk) {
       if (!is_kept) {
         if (i > begin) {
           cp_async_wait<0>();
@@ -401,17 +386,16 @@ __device__ __forceinline__ void multiply_rows(const Rows<typename W::T>& rows, c
         }
         if (i + 1 < end) copy_slice<W>(rows, buffer(i + 1), (i + 1) * slice);
       }
-      if (k >= last) continue;
-      int next = k + slice;
-      if (next >= last) {
-        const int next_set = set + gridDim.y;
-        const bool has_next = LOOPS && next_set < num_sets;
-        next = has_next ? first : matrix.depth;
-        if (has_next) turn_to(next_set);
-      }
       const unsigned char* mine = buffer(i) + warp * UNIT * sizeof(typename W::T);
-      sums.add(units, spans, offsets, mine, matrix, next);
+      const int until = min((i + chunk) * slice, last);
+      for (int k = i * slice + warp * UNIT; k < until; k += slice, mine += LOOPS ? W::SLICE_BYTES : 0) {
+#pragma unroll
+        for (int m = 0; m < MT; ++m) tiles[m].advance(matrix, k, slice);
+        sums.add(tiles, mine, matrix, k + slice, last);
+      }
     }
+    const int next_set = set + gridDim.y;
+    if (LOOPS && next_set < num_sets) turn_to(next_set);  // while the sums of this one are added
     __syncthreads();  // the last set's sums are read, or all slices
     sums.store(partial + warp * MT * TILE, powers);
     __syncthreads();

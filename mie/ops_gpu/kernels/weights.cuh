@@ -67,21 +67,24 @@ __device__ __forceinline__ unsigned word_of(const uint4& vector, int i) {
   return i == 0 ? vector.x : i == 1 ? vector.y : i == 2 ? vector.z : vector.w;
 }
 
-// The registers of a unit that is in flight or in use. begin() finds the tile, and load() begins to
-// load its unit of inputs k ... k + 63, of which the first exists. g is the lane's group.
+// The registers of a unit that is in flight or in use. begin() finds input k, the first of a unit,
+// in a tile. advance() goes on by whole units, and load() begins to load the unit of input k. g is
+// the lane's group. Places are kept from unit to unit, because compilers do not keep what they can
+// compute again, and would find the tile anew for each unit.
 template <int VECTORS>
 struct PackedUnit {
   uint4 raw[VECTORS];
-  unsigned first;
+  unsigned at;
 
-  __device__ __forceinline__ void begin(const Matrix& matrix, Outputs tile, int g) {
+  __device__ __forceinline__ void begin(const Matrix& matrix, Outputs tile, int k, int g) {
     const unsigned units = (matrix.depth + UNIT - 1) / UNIT, t = threadIdx.x % 4;
-    first = (tile.count > 0 ? tile.first / TILE : 0) * units * VECTORS * 32 + g * 4 + t;
+    at = ((tile.count > 0 ? tile.first / TILE : 0) * units + k / UNIT) * VECTORS * 32 + g * 4 + t;
   }
-  __device__ __forceinline__ void load(const Matrix& matrix, int k) {
-    const unsigned at = first + k / UNIT * VECTORS * 32;
+  __device__ __forceinline__ void advance(int inputs) { at += inputs / UNIT * VECTORS * 32; }
+  __device__ __forceinline__ void load(const Matrix& matrix, int) {
+    const uint4* from = matrix.weight + at;
 #pragma unroll
-    for (int v = 0; v < VECTORS; ++v) raw[v] = matrix.weight[at + v * 32];
+    for (int v = 0; v < VECTORS; ++v) raw[v] = from[v * 32];
   }
 };
 
@@ -126,26 +129,29 @@ template <typename T, bool VECTOR>
 struct Unit<T, T, VECTOR> {
   static constexpr int COUNT = 16 / sizeof(T), PARTS = 8 / COUNT;  // loads of a lane's eight inputs
   uint4 raw[2][2][PARTS];  // by chunk, by half of the outputs
-  unsigned first[2];
+  unsigned at[2];
 
-  __device__ __forceinline__ void begin(const Matrix& matrix, Outputs tile, int g) {
+  __device__ __forceinline__ void begin(const Matrix& matrix, Outputs tile, int k, int g) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int n = tile.first + min(g + 8 * half, tile.count - 1);
-      first[half] = (unsigned)(tile.count > 0 ? n : 0) * (unsigned)matrix.depth;
+      at[half] = (unsigned)(tile.count > 0 ? n : 0) * (unsigned)matrix.depth + k;
     }
   }
+  __device__ __forceinline__ void advance(int inputs) { at[0] += inputs, at[1] += inputs; }
   __device__ __forceinline__ void load(const Matrix& matrix, int k) {
-    const T* weight = reinterpret_cast<const T*>(matrix.weight);
     const int t = threadIdx.x % 4;
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
+    for (int half = 0; half < 2; ++half) {
+      const T* from = reinterpret_cast<const T*>(matrix.weight) + at[half];
 #pragma unroll
       for (int c = 0; c < 2; ++c)
 #pragma unroll
-        for (int part = 0; part < PARTS; ++part)
-          raw[c][half][part] = load16<T, VECTOR>(
-              weight + first[half], k + c * CHUNK + 8 * t + part * COUNT, matrix.depth);
+        for (int part = 0; part < PARTS; ++part) {
+          const int first = c * CHUNK + 8 * t + part * COUNT;
+          raw[c][half][part] = load16<T, VECTOR>(from, first, matrix.depth - k);
+        }
+    }
   }
   template <bool OFFSETS>
   __device__ __forceinline__ void fragment(unsigned (&a)[4], int c, int s) const {
@@ -163,19 +169,42 @@ struct Unit<T, T, VECTOR> {
 template <int SPAN>
 struct PerSpan {
   float value[UNIT / SPAN][2];
-  unsigned first;
 
-  __device__ __forceinline__ void begin(const Matrix& matrix, Outputs tile, int g) {
-    const unsigned groups = (matrix.depth - 1 >> matrix.shift) + 1;
-    first = (tile.count > 0 ? tile.first / TILE : 0) * groups * TILE + g;
+  // From the first span's value for output g. `more` groups of inputs follow the first span's.
+  __device__ __forceinline__ void load(const float* from, int more) {
+#pragma unroll
+    for (int i = 0; i < UNIT / SPAN; ++i)  // inputs past the last are zeros, and may have its scale
+#pragma unroll
+      for (int half = 0; half < 2; ++half) value[i][half] = from[min(i, more) * TILE + 8 * half];
   }
-  __device__ __forceinline__ void load(const float* values, const Matrix& matrix, int k) {
-#pragma unroll
-    for (int i = 0; i < UNIT / SPAN; ++i) {
-      // Inputs past the last are zeros, and may have its scale.
-      const unsigned at = first + (min(k + i * SPAN, matrix.depth - 1) >> matrix.shift) * TILE;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) value[i][half] = values[at + 8 * half];
+};
+
+// The weights of a tile's unit, with its scales and offsets: begin() and advance(), then load() and
+// load_scales(). The matrix has offsets if OFFSETS.
+template <typename T, typename C, int SPAN, bool OFFSETS, bool VECTOR>
+struct Weights {
+  Unit<T, C, VECTOR> unit;
+  PerSpan<SPAN> scales, offsets;
+  unsigned at;  // of the unit's first scale
+
+  static __device__ __forceinline__ int group_of(const Matrix& matrix, int k) {
+    return SPAN < UNIT ? k / SPAN : k >> matrix.shift;  // smaller groups are spans
+  }
+  __device__ __forceinline__ void begin(const Matrix& matrix, Outputs tile, int k, int g) {
+    const unsigned groups = group_of(matrix, matrix.depth - 1) + 1;
+    unit.begin(matrix, tile, k, g);
+    at = ((tile.count > 0 ? tile.first / TILE : 0) * groups + group_of(matrix, k)) * TILE + g;
+  }
+  __device__ __forceinline__ void advance(const Matrix& matrix, int k, int inputs) {
+    unit.advance(inputs);
+    at += (group_of(matrix, k + inputs) - group_of(matrix, k)) * TILE;
+  }
+  __device__ __forceinline__ void load(const Matrix& matrix, int k) { unit.load(matrix, k); }
+  __device__ __forceinline__ void load_scales(const Matrix& matrix, int k) {
+    if constexpr (!IS_SAME<T, C>) {
+      const int more = group_of(matrix, matrix.depth - 1) - group_of(matrix, k);
+      scales.load(matrix.scales + at, more);
+      if constexpr (OFFSETS) offsets.load(matrix.offsets + at, more);
     }
   }
 };

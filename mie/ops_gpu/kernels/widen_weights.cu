@@ -12,18 +12,6 @@
 #include "quantized.cuh"
 #include "weights.cuh"
 
-template <typename U, typename Spans>
-__device__ __forceinline__ void begin_unit(U& unit, Spans& scales, Spans& offsets,
-                                           const Matrix& matrix, Outputs tile, int k, int g) {
-  unit.begin(matrix, tile, g);
-  unit.load(matrix, k);
-  scales.begin(matrix, tile, g);
-  scales.load(matrix.scales, matrix, k);
-  if (matrix.offsets == nullptr) return;
-  offsets.begin(matrix, tile, g);
-  offsets.load(matrix.offsets, matrix, k);
-}
-
 // Four neighbours, which are stored at once.
 template <typename T>
 struct alignas(4 * sizeof(T)) Four {
@@ -32,9 +20,8 @@ struct alignas(4 * sizeof(T)) Four {
 
 // Writes a lane's share of a unit, for one half of the outputs.
 template <typename T, typename C, int SPAN, bool OFFSETS>
-__device__ __forceinline__ void write_unit(const Unit<T, C, true>& unit, const PerSpan<SPAN>& scales,
-                                           const PerSpan<SPAN>& offsets, int half, T* row, int k,
-                                           int depth) {
+__device__ __forceinline__ void write_unit(const Weights<T, C, SPAN, OFFSETS, true>& weights,
+                                           int half, T* row, int k, int depth) {
   const int t = threadIdx.x % 4;
 #pragma unroll
   for (int c = 0; c < 2; ++c)
@@ -44,8 +31,9 @@ __device__ __forceinline__ void write_unit(const Unit<T, C, true>& unit, const P
       Four<T> four;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        float value = unit.template value<OFFSETS>(c, s, half, j) * scales.value[span][half];
-        if constexpr (OFFSETS) value += offsets.value[span][half];
+        float value = weights.unit.template value<OFFSETS>(c, s, half, j);
+        value *= weights.scales.value[span][half];
+        if constexpr (OFFSETS) value += weights.offsets.value[span][half];
         four.elements[j] = from_float<T>(value);
       }
       if (depth % 4 == 0) {
@@ -63,17 +51,18 @@ __global__ void widen_weights(const uint4* __restrict__ weight, const float* __r
                               const float* __restrict__ offsets, T* __restrict__ out, int first,
                               int num_rows, int depth, int shift) {
   const Matrix matrix{weight, scales, offsets, depth, shift};
-  const int g = threadIdx.x % 32 / 4, k = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * UNIT;
+  const int g = threadIdx.x % 32 / 4;
+  const int k = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * UNIT;
   if (k >= depth) return;
   const Outputs tile{(int)(first + blockIdx.y) * TILE, TILE};
-  Unit<T, C, true> unit;
-  PerSpan<SPAN> by, plus;
-  begin_unit(unit, by, plus, matrix, tile, k, g);
+  Weights<T, C, SPAN, OFFSETS, true> weights;
+  weights.begin(matrix, tile, k, g);
+  weights.load(matrix, k);
+  weights.load_scales(matrix, k);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = blockIdx.y * TILE + g + 8 * half;
-    if (row < num_rows)
-      write_unit<T, C, SPAN, OFFSETS>(unit, by, plus, half, out + (size_t)row * depth, k, depth);
+    if (row < num_rows) write_unit(weights, half, out + (size_t)row * depth, k, depth);
   }
 }
 
@@ -85,10 +74,10 @@ __global__ void gather_weights(const uint4* __restrict__ weight, const float* __
   const int row = rows[blockIdx.x];
   const Outputs tile{row / TILE * TILE, TILE};
   for (int i = threadIdx.x / 4; i * UNIT < depth; i += blockDim.x / 4) {
-    Unit<T, C, true> unit;
-    PerSpan<SPAN> by, plus;
-    begin_unit(unit, by, plus, matrix, tile, i * UNIT, row % 8);
-    write_unit<T, C, SPAN, OFFSETS>(unit, by, plus, row / 8 % 2, out + (size_t)blockIdx.x * depth,
-                                    i * UNIT, depth);
+    Weights<T, C, SPAN, OFFSETS, true> weights;
+    weights.begin(matrix, tile, i * UNIT, row % 8);
+    weights.load(matrix, i * UNIT);
+    weights.load_scales(matrix, i * UNIT);
+    write_unit(weights, row / 8 % 2, out + (size_t)blockIdx.x * depth, i * UNIT, depth);
   }
 }
