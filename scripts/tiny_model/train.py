@@ -1,31 +1,35 @@
 """Train the bundled model from scratch and write `mie/assets/tiny` and its held-out prompts.
 
-    OMP_WAIT_POLICY=passive python scripts/tiny_model/train.py --minutes 60 --compile
+    python scripts/tiny_model/train.py --minutes 60
 
-It needs the `train` extra and downloads nothing: `stories.py` writes the text during
-training. It runs on a GPU if there is one, and else on the CPU with bf16 autocast. The run ends
-after `--minutes` or after `--steps`, whichever comes first. Only a run that ends by `--steps` is
-reproducible, because a slower machine takes fewer steps per minute. The environment variable
-matters only if other programs use the same cores. Threads that wait then sleep.
+It needs the `train` extra and downloads nothing: worker processes write the text with `stories.py`
+during training. It runs on a GPU if there is one, and else on the CPU. The run ends after
+`--minutes`, or after `--steps` if they are given. A run by `--steps` reads the same documents in
+the same order on every machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
+import multiprocessing
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
+import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
-from model import Config, Llama, make_optimizers, rank, sum_over_workers, workers
-from safetensors.torch import load_file, save_file
+from model import Config, Llama, make_optimizers
+from safetensors.torch import save_file
 from stories import (
     BOS,
     EOS,
@@ -115,73 +119,88 @@ def encode(tokenizer: Tokenizer, document: list[Segment], slot_words: Iterable[s
     return row
 
 
-Batch = tuple[Tensor, Tensor, Tensor]
+ROWS_AT_ONCE = 1024
+"""Documents that a worker writes at a time."""
 
 
 class Batches:
-    """Batches of about `size` tokens.
+    """Batches of about `size` tokens, which worker processes write.
 
     A row is one document, and rows of similar length go together.
     """
 
-    def __init__(self, tokenizer: Tokenizer, writer: Writer, *, size: int, limit: int) -> None:
-        self.tokenizer, self.writer = tokenizer, writer
-        self.size, self.limit = size, limit
+    def __init__(self, tokenizer: Tokenizer, args: argparse.Namespace) -> None:
+        self.tokenizer, self.args = tokenizer, args
         self.progress = 0.0
 
-    def __iter__(self) -> Iterator[Batch]:
-        """Yield tokens, learn masks and slot masks, all [B, T]. Padding is masked."""
-        while True:
-            rows = sorted(self._rows(512), key=lambda row: len(row.tokens))
-            groups = list(self._grouped(rows))
-            self.writer.rng.shuffle(groups)
-            yield from map(_pad, groups)
-
-    def _rows(self, count: int) -> list[Row]:
-        rows = []
-        for _ in range(count):
-            document = self.writer.document(self.progress)
-            rows.append(encode(self.tokenizer, document, self.writer.slot_words))
-        return [row for row in rows if len(row.tokens) <= self.limit]
-
-    def _grouped(self, rows: list[Row]) -> Iterator[list[Row]]:
-        group: list[Row] = []
-        for row in rows:
-            if group and (len(group) + 1) * len(row.tokens) > self.size:
-                yield group
-                group = []
-            group.append(row)
-        if group:
-            yield group
+    def __iter__(self) -> Iterator[np.ndarray]:
+        """Yield tokens, learn masks and slot masks, together int16 [3, B, T]. Padding is masked."""
+        options = self.args
+        pool = ProcessPoolExecutor(
+            options.processes,
+            mp_context=multiprocessing.get_context("spawn"),  # since CUDA forbids a fork
+            initializer=_start_worker,
+            initargs=(self.tokenizer.to_str(),),
+        )
+        waiting: deque[Future[list[np.ndarray]]] = deque()
+        try:
+            for index in itertools.count():
+                seed = f"train-{options.seed}-{index}"
+                sizes = options.odd, options.batch_tokens
+                waiting.append(pool.submit(_write_batches, seed, *sizes, self.progress))
+                if len(waiting) > options.processes + 1:
+                    yield from waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
-def _pad(rows: list[Row]) -> Batch:
+_worker_tokenizer: Tokenizer
+
+
+def _start_worker(tokenizer: str) -> None:
+    global _worker_tokenizer
+    _worker_tokenizer = Tokenizer.from_str(tokenizer)
+
+
+def _write_batches(seed: str, odd: float, size: int, progress: float) -> list[np.ndarray]:
+    writer, rows = Writer(seed, odd=odd), []
+    for _ in range(ROWS_AT_ONCE):
+        document = writer.document(progress)
+        rows.append(encode(_worker_tokenizer, document, writer.slot_words))
+    rows = [row for row in rows if len(row.tokens) <= Config.max_position_embeddings]
+    rows.sort(key=lambda row: len(row.tokens))
+    groups: list[list[Row]] = [[]]
+    for row in rows:
+        if (len(groups[-1]) + 1) * len(row.tokens) > size:
+            groups.append([])
+        groups[-1].append(row)
+    Random(seed).shuffle(groups)
+    return [_pad(group) for group in groups]
+
+
+def _pad(rows: list[Row]) -> np.ndarray:
     length = max(len(row.tokens) for row in rows)
-    tokens = torch.zeros(len(rows), length, dtype=torch.long)
-    learn = torch.zeros(len(rows), length, dtype=torch.bool)
-    slot = torch.zeros(len(rows), length, dtype=torch.bool)
+    length += -length % 32  # A GPU's library prepares each new shape.
+    batch = np.zeros((3, len(rows), length), np.int16)
     for index, row in enumerate(rows):
-        tokens[index, : len(row.tokens)] = torch.tensor(row.tokens)
-        learn[index, : len(row.tokens)] = torch.tensor(row.learn)
-        slot[index, : len(row.tokens)] = torch.tensor(row.slot)
-    return tokens, learn, slot
+        batch[:, index, : len(row.tokens)] = row.tokens, row.learn, row.slot
+    return batch
 
 
 # -- training -------------------------------------------------------------------------------------
 
 
-def token_losses(model: Llama, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss, the slot mask and whether the best guess is right.
+def token_losses(model: Llama, batch: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return losses, the learn mask, the slot mask and whether the best guess is right.
 
-    Each is [N], for the N tokens to be learned.
+    Each is [B, T - 1], for a batch [3, B, T]. The loss of a token that is only read is 0.
     """
-    tokens, learn, slot = batch
-    wanted = learn[:, 1:]
-    targets = tokens[:, 1:][wanted]
-    hidden = model(tokens[:, :-1])
-    logits = model.logits(hidden[wanted]).float()
-    losses = F.cross_entropy(logits, targets, reduction="none")
-    return losses, slot[:, 1:][wanted].float(), (logits.argmax(-1) == targets).float()
+    tokens, learn, slot = batch[0].long(), batch[1, :, 1:].float(), batch[2, :, 1:].float()
+    targets = tokens[:, 1:]
+    logits = model.logits(model(tokens[:, :-1])).float()
+    losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    right = (logits.argmax(-1) == targets).float()
+    return losses.view_as(targets) * learn, learn, slot * learn, right
 
 
 def learning_rate(progress: float, step: int, *, warmup: int, decay: float = 0.4) -> float:
@@ -196,73 +215,63 @@ class Trainer:
         torch.manual_seed(args.seed)
         self.args = args
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        torch.backends.cuda.enable_cudnn_sdp(False)  # It compiles a kernel for each new shape.
         self.config = Config()
         self.model = Llama(self.config).to(self.device)
-        if args.start:
-            self.tokenizer = Tokenizer.from_file(str(args.start / "tokenizer.json"))
-            weights = load_file(args.start / "model.safetensors")
-            self.model.load_state_dict({k.removeprefix("model."): w for k, w in weights.items()})
+        if args.tokenizer:
+            self.tokenizer = Tokenizer.from_file(str(args.tokenizer))
         else:
             self.tokenizer = train_tokenizer(self.config.vocab_size, args.seed)
         check_usual_words(self.tokenizer)
-        if args.compile:
-            self.model.compile(dynamic=True)
         self.optimizers = make_optimizers(self.model, args.rate)
-        self.step, self.tokens_seen, self.saved = 0, 0, 0.0
-        self.begin, self.seconds = time.monotonic(), 0.0
+        self.step, self.tokens_seen = 0, 0
+        self.begin = time.monotonic()
         self.heldout = list(heldout_prompts(200, args.seed))
+
+    @property
+    def seconds(self) -> float:
+        """The time since the training began."""
+        return time.monotonic() - self.begin
 
     @property
     def progress(self) -> float:
         """The part of the run that is done, from 0 to 1."""
-        by_time = self.seconds / (60 * self.args.minutes)
-        by_steps = self.step / self.args.steps if self.args.steps else 0.0
-        done = max(by_time, by_steps)
-        return min(1.0, self.args.skip + (1 - self.args.skip) * done)
+        if self.args.steps:
+            return self.step / self.args.steps
+        return min(1.0, self.seconds / (60 * self.args.minutes))
 
     def autocast(self) -> torch.autocast:
         """Use bf16 for the matrix products, if the options say so."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.args.bf16)
 
-    def train_step(self, batches: Iterator[Batch]) -> float:
-        """Run one update and return the mean loss of the learned tokens.
-
-        It takes one batch, or as many as fit into `--step-seconds`, so that no worker waits long
-        for another one.
-        """
-        begin = time.monotonic()
+    def train_step(self, batches: Iterator[np.ndarray]) -> Tensor:
+        """Run one update and return the mean loss of the learned tokens."""
+        progress = self.progress
         # Slot words count more at first, so that copying them is learned early.
-        extra = 0.5 + 2.5 * max(0.0, 1 - self.progress / 0.6)
-        total = torch.zeros(4)  # weights, tokens, losses, learned tokens
-        while True:
+        extra = 0.5 + 2.5 * max(0.0, 1 - progress / 0.6)
+        total = torch.zeros(3, device=self.device)  # weights, losses, learned tokens
+        for _ in range(self.args.accumulate):
             batch = self._on_device(next(batches))
             with self.autocast():
-                losses, slot, _ = token_losses(self.model, batch)
-            weights = 1 + extra * slot
+                losses, learn, slot, _ = token_losses(self.model, batch)
+            weights = learn + extra * slot
             (losses * weights).sum().backward()
-            done = weights.sum(), batch[0].numel(), losses.detach().sum(), losses.numel()
-            total += torch.tensor(done)
-            if time.monotonic() - begin >= self.args.step_seconds:
-                break
-        clock = torch.tensor([time.monotonic() - self.begin if rank() == 0 else 0.0])
+            total += torch.stack((weights.sum(), losses.detach().sum(), learn.sum()))
+            self.tokens_seen += batch[0].numel()
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        sum_over_workers([*gradients, total, clock])
-        torch._foreach_div_(gradients, total[0].item())
-        self.seconds = clock.item()  # so that all workers agree on the progress
+        torch._foreach_div_(gradients, total[0])
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        factor = learning_rate(self.progress, self.step, warmup=self.args.warmup)
+        factor = learning_rate(progress, self.step, warmup=self.args.warmup)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * factor
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        self.tokens_seen += int(total[1])
-        return (total[2] / total[3]).item()
+        return total[1] / total[2]
 
-    def _on_device(self, batch: Batch) -> Batch:
-        tokens, learn, slot = (part.to(self.device) for part in batch)
-        return tokens, learn, slot
+    def _on_device(self, batch: np.ndarray) -> Tensor:
+        return torch.from_numpy(batch).to(self.device)
 
     @torch.no_grad()
     def evaluate(self, count: int, *, unseen: bool = False) -> tuple[float, float]:
@@ -274,38 +283,29 @@ class Trainer:
         rows = [
             encode(self.tokenizer, heldout_document(p), heldout_words(p)) for p in prompts[:count]
         ]
-        total, tokens, hits, slots = 0.0, 0, 0.0, 0.0
+        total = torch.zeros(4, device=self.device)  # losses, tokens, right slots, slots
         for start in range(0, len(rows), 20):
             batch = self._on_device(_pad(rows[start : start + 20]))
             with self.autocast():
-                losses, slot, hit = token_losses(self.model, batch)
-            total, tokens = total + losses.sum().item(), tokens + len(losses)
-            hits, slots = hits + (slot * hit).sum().item(), slots + slot.sum().item()
-        return math.exp(total / tokens), hits / slots
+                losses, learn, slot, right = token_losses(self.model, batch)
+            total += torch.stack((losses.sum(), learn.sum(), (slot * right).sum(), slot.sum()))
+        loss, tokens, hits, slots = total.tolist()
+        return math.exp(loss / tokens), hits / slots
 
     def run(self) -> None:
-        """Train until the budget is spent, and report every minute."""
-        writer = Writer(f"train-{self.args.seed}-{rank()}", odd=self.args.odd)
-        batches = Batches(
-            self.tokenizer,
-            writer,
-            size=self.args.batch_tokens // workers(),
-            limit=self.config.max_position_embeddings,
-        )
+        """Train until the budget is spent, and report from time to time."""
+        batches = Batches(self.tokenizer, self.args)
+        stream = iter(batches)
         self.begin = time.monotonic()
         reported, losses = 0.0, []
-        stream = iter(batches)
         while self.progress < 1.0:
             losses.append(self.train_step(stream))
             batches.progress = self.progress
-            if rank() > 0:
-                continue
             if self.seconds - reported >= 60 * self.args.report_every:
-                self.report(sum(losses) / len(losses))
-                reported, losses = self.seconds, []
-            if self.seconds - self.saved >= 60 * self.args.save_every:
+                self.report(torch.stack(losses).mean().item())
                 export(self, self.args.out)
-                self.saved = self.seconds
+                reported, losses = self.seconds, []
+        stream.close()
 
     def report(self, loss: float) -> None:
         """Print the progress and the mean loss since the last report."""
@@ -417,25 +417,21 @@ def main() -> None:
     """Parse the options, train, and export."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60.0, help="time budget of the training")
-    parser.add_argument("--steps", type=int, default=0, help="end after so many updates")
+    parser.add_argument("--steps", type=int, default=0, help="number of updates, instead of a time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=4e-3, help="peak learning rate")
-    parser.add_argument(
-        "--skip", type=float, default=0.0, help="begin at this part of the schedule, from 0 to 1"
-    )
-    parser.add_argument(
-        "--step-seconds", type=float, default=0.0, help="gather batches for this long"
-    )
     parser.add_argument("--warmup", type=int, default=60, help="updates until the peak rate")
     parser.add_argument("--batch-tokens", type=int, default=4096)
+    parser.add_argument("--accumulate", type=int, default=1, help="batches of an update")
     parser.add_argument(
-        "--from", dest="start", type=Path, metavar="FOLDER", help="go on with this model"
+        "--processes", type=int, default=max(1, (os.cpu_count() or 1) - 1), help="write the text"
+    )
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="FILE", help="use this one instead of training one"
     )
     parser.add_argument("--odd", type=float, default=0.35, help="share of words off the lists")
     parser.add_argument("--bf16", action="store_true", help="matrix products in bfloat16")
-    parser.add_argument("--report-every", type=float, default=1.0, help="minutes")
-    parser.add_argument("--save-every", type=float, default=5.0, help="minutes between exports")
-    parser.add_argument("--compile", action="store_true", help="a faster step; needs a C compiler")
+    parser.add_argument("--report-every", type=float, default=1.0, help="minutes between exports")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves it to torch")
     parser.add_argument("--out", type=Path, default=TINY)
     parser.add_argument("--heldout", type=Path, default=ROOT / "tests" / "data")
@@ -443,14 +439,10 @@ def main() -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     G.check()
-    if "WORLD_SIZE" in os.environ:
-        dist.init_process_group("gloo")
     trainer = Trainer(args)
     parameters = sum(p.numel() for p in trainer.model.parameters())
     print(f"{parameters:,} parameters on {trainer.device}, {torch.get_num_threads()} threads")
     trainer.run()
-    if rank() > 0:
-        return
     export(trainer, args.out)
     export_heldout(trainer, args.heldout)
     perplexity, copied = trainer.evaluate(len(trainer.heldout))
