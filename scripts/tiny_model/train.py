@@ -3,31 +3,27 @@
     python scripts/tiny_model/train.py --minutes 60
 
 It needs the `train` extra and downloads nothing: worker processes write the text with `stories.py`
-during training. It runs on a GPU if there is one, and else on the CPU. The run ends after
-`--minutes`, or after `--steps` if they are given. A run by `--steps` reads the same documents in
-the same order on every machine.
+during training. It runs on a GPU if there is one, and else on the CPU. One worker is enough for a
+CPU; for a GPU, `mie/assets/tiny/README.md` has the command that trained the bundled weights.
+
+A run ends after `--minutes`, or after `--steps` if they are given. A run by `--steps` with the same
+`--processes` reads the same documents in the same order on every machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import contextlib
 import json
 import math
-import multiprocessing
-import os
-import re
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from random import Random
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from batches import Batches, encode, pad
 from model import Config, Llama, make_optimizers
 from safetensors.torch import save_file
 from stories import (
@@ -51,7 +47,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "mie" / "assets" / "tiny"
 
 
-# -- tokenizer and batches ------------------------------------------------------------------------
+# -- tokenizer ------------------------------------------------------------------------------------
 
 
 def train_tokenizer(vocab_size: int, seed: int, documents: int = 20_000) -> Tokenizer:
@@ -88,103 +84,6 @@ def check_usual_words(tokenizer: Tokenizer) -> None:
         tokens = tokenizer.encode(" " + word, add_special_tokens=False).ids
         if len(tokens) != 1:
             raise ValueError(f"the slot word {word!r} takes {len(tokens)} tokens")
-
-
-@dataclass(frozen=True)
-class Row:
-    """The tokens of a document.
-
-    Each is to be learned or only read, and is a part of one of the story's words or not.
-    """
-
-    tokens: list[int]
-    learn: list[bool]
-    slot: list[bool]
-
-
-def encode(tokenizer: Tokenizer, document: list[Segment], slot_words: Iterable[str]) -> Row:
-    """Return the tokens of a document whose story uses `slot_words`."""
-    row = Row([], [], [])
-    # The longest word comes first, since one may begin another.
-    words = "|".join(map(re.escape, sorted(slot_words, key=len, reverse=True)))
-    for text, wanted in document:
-        encoding = tokenizer.encode(text, add_special_tokens=False)
-        inside = bytearray(len(text) + 1)
-        if words:
-            for match in re.finditer(rf"(?<!\w)(?:{words})(?!\w)", text):
-                inside[match.start() : match.end()] = b"\1" * len(match.group())
-        row.tokens.extend(encoding.ids)
-        row.learn.extend([wanted] * len(encoding.ids))
-        row.slot.extend(bool(inside[end - 1]) for _, end in encoding.offsets)
-    return row
-
-
-ROWS_AT_ONCE = 1024
-"""Documents that a worker writes at a time."""
-
-
-class Batches:
-    """Batches of about `size` tokens, which worker processes write.
-
-    A row is one document, and rows of similar length go together.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, args: argparse.Namespace) -> None:
-        self.tokenizer, self.args = tokenizer, args
-        self.progress = 0.0
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        """Yield tokens, learn masks and slot masks, together int16 [3, B, T]. Padding is masked."""
-        options = self.args
-        pool = ProcessPoolExecutor(
-            options.processes,
-            mp_context=multiprocessing.get_context("spawn"),  # since CUDA forbids a fork
-            initializer=_start_worker,
-            initargs=(self.tokenizer.to_str(),),
-        )
-        waiting: deque[Future[list[np.ndarray]]] = deque()
-        try:
-            for index in itertools.count():
-                seed = f"train-{options.seed}-{index}"
-                sizes = options.odd, options.batch_tokens
-                waiting.append(pool.submit(_write_batches, seed, *sizes, self.progress))
-                if len(waiting) > options.processes + 1:
-                    yield from waiting.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-_worker_tokenizer: Tokenizer
-
-
-def _start_worker(tokenizer: str) -> None:
-    global _worker_tokenizer
-    _worker_tokenizer = Tokenizer.from_str(tokenizer)
-
-
-def _write_batches(seed: str, odd: float, size: int, progress: float) -> list[np.ndarray]:
-    writer, rows = Writer(seed, odd=odd), []
-    for _ in range(ROWS_AT_ONCE):
-        document = writer.document(progress)
-        rows.append(encode(_worker_tokenizer, document, writer.slot_words))
-    rows = [row for row in rows if len(row.tokens) <= Config.max_position_embeddings]
-    rows.sort(key=lambda row: len(row.tokens))
-    groups: list[list[Row]] = [[]]
-    for row in rows:
-        if (len(groups[-1]) + 1) * len(row.tokens) > size:
-            groups.append([])
-        groups[-1].append(row)
-    Random(seed).shuffle(groups)
-    return [_pad(group) for group in groups]
-
-
-def _pad(rows: list[Row]) -> np.ndarray:
-    length = max(len(row.tokens) for row in rows)
-    length += -length % 32  # A GPU's library prepares each new shape.
-    batch = np.zeros((3, len(rows), length), np.int16)
-    for index, row in enumerate(rows):
-        batch[:, index, : len(row.tokens)] = row.tokens, row.learn, row.slot
-    return batch
 
 
 # -- training -------------------------------------------------------------------------------------
@@ -249,17 +148,11 @@ class Trainer:
         progress = self.progress
         # Slot words count more at first, so that copying them is learned early.
         extra = 0.5 + 2.5 * max(0.0, 1 - progress / 0.6)
-        total = torch.zeros(3, device=self.device)  # weights, losses, learned tokens
-        for _ in range(self.args.accumulate):
-            batch = self._on_device(next(batches))
-            with self.autocast():
-                losses, learn, slot, _ = token_losses(self.model, batch)
-            weights = learn + extra * slot
-            (losses * weights).sum().backward()
-            total += torch.stack((weights.sum(), losses.detach().sum(), learn.sum()))
-            self.tokens_seen += batch[0].numel()
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        torch._foreach_div_(gradients, total[0])
+        batch = self._on_device(next(batches))
+        with self.autocast():
+            losses, learn, slot, _ = token_losses(self.model, batch)
+        weights = learn + extra * slot
+        ((losses * weights).sum() / weights.sum()).backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         factor = learning_rate(progress, self.step, warmup=self.args.warmup)
         for optimizer in self.optimizers:
@@ -268,7 +161,8 @@ class Trainer:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        return total[1] / total[2]
+        self.tokens_seen += batch[0].numel()
+        return losses.detach().sum() / learn.sum()
 
     def _on_device(self, batch: np.ndarray) -> Tensor:
         return torch.from_numpy(batch).to(self.device)
@@ -285,7 +179,7 @@ class Trainer:
         ]
         total = torch.zeros(4, device=self.device)  # losses, tokens, right slots, slots
         for start in range(0, len(rows), 20):
-            batch = self._on_device(_pad(rows[start : start + 20]))
+            batch = self._on_device(pad(rows[start : start + 20]))
             with self.autocast():
                 losses, learn, slot, right = token_losses(self.model, batch)
             total += torch.stack((losses.sum(), learn.sum(), (slot * right).sum(), slot.sum()))
@@ -294,18 +188,19 @@ class Trainer:
 
     def run(self) -> None:
         """Train until the budget is spent, and report from time to time."""
-        batches = Batches(self.tokenizer, self.args)
-        stream = iter(batches)
+        options = self.args
+        size, processes = options.batch_tokens, options.processes
+        batches = Batches(self.tokenizer, seed=options.seed, size=size, processes=processes)
         self.begin = time.monotonic()
         reported, losses = 0.0, []
-        while self.progress < 1.0:
-            losses.append(self.train_step(stream))
-            batches.progress = self.progress
-            if self.seconds - reported >= 60 * self.args.report_every:
-                self.report(torch.stack(losses).mean().item())
-                export(self, self.args.out)
-                reported, losses = self.seconds, []
-        stream.close()
+        with contextlib.closing(iter(batches)) as stream:
+            while self.progress < 1.0:
+                losses.append(self.train_step(stream))
+                batches.progress = self.progress
+                if self.seconds - reported >= 60 * options.report_every:
+                    self.report(torch.stack(losses).mean().item())
+                    export(self, options.out)
+                    reported, losses = self.seconds, []
 
     def report(self, loss: float) -> None:
         """Print the progress and the mean loss since the last report."""
@@ -422,26 +317,19 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=4e-3, help="peak learning rate")
     parser.add_argument("--warmup", type=int, default=60, help="updates until the peak rate")
     parser.add_argument("--batch-tokens", type=int, default=4096)
-    parser.add_argument("--accumulate", type=int, default=1, help="batches of an update")
-    parser.add_argument(
-        "--processes", type=int, default=max(1, (os.cpu_count() or 1) - 1), help="write the text"
-    )
+    parser.add_argument("--processes", type=int, default=1, help="workers that write the text")
     parser.add_argument(
         "--tokenizer", type=Path, metavar="FILE", help="use this one instead of training one"
     )
-    parser.add_argument("--odd", type=float, default=0.35, help="share of words off the lists")
     parser.add_argument("--bf16", action="store_true", help="matrix products in bfloat16")
     parser.add_argument("--report-every", type=float, default=1.0, help="minutes between exports")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves it to torch")
     parser.add_argument("--out", type=Path, default=TINY)
     parser.add_argument("--heldout", type=Path, default=ROOT / "tests" / "data")
     args = parser.parse_args()
-    if args.threads:
-        torch.set_num_threads(args.threads)
     G.check()
     trainer = Trainer(args)
     parameters = sum(p.numel() for p in trainer.model.parameters())
-    print(f"{parameters:,} parameters on {trainer.device}, {torch.get_num_threads()} threads")
+    print(f"{parameters:,} parameters on {trainer.device}", flush=True)
     trainer.run()
     export(trainer, args.out)
     export_heldout(trainer, args.heldout)
