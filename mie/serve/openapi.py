@@ -19,7 +19,8 @@ from mie.serve.auth import is_of_clients
 from mie.serve.body import Body, read
 from mie.serve.config import ServeConfig
 from mie.serve.errors import dialect_of
-from mie.serve.serving import Serving
+from mie.serve.serving import Asked, Serving
+from mie.serve.writer import Writer
 from mie.version import __version__
 
 STATUSES = {
@@ -42,8 +43,8 @@ class Operation:
 
     method: str
     path: str
-    handler: Callable[[Any], Awaitable[ASGIApp]]
-    """It gets the request as an `Asked` if there is a body."""
+    handler: type[Writer[Any]] | Callable[[Any], Awaitable[ASGIApp]]
+    """If there is a body, it is a `Writer`, or a function that gets the request as an `Asked`."""
     answer: str
     """The name of its shape in ``answers.yaml``; "" is plain text."""
     body: type[Body] | None = None
@@ -59,13 +60,16 @@ class Operation:
     def endpoint(self) -> Callable[[Request], Awaitable[ASGIApp]]:
         """The handler, which gets the body that was read, if there is one."""
         handler, body = self.handler, self.body
+
+        async def write(request: Request) -> ASGIApp:
+            return await (await read(request, body, handler)).run()
+
+        async def call(request: Request) -> ASGIApp:
+            return await handler(await read(request, body, Asked))
+
         if body is None:
             return handler
-
-        async def endpoint(request: Request) -> ASGIApp:
-            return await handler(await read(request, body))
-
-        return endpoint
+        return write if isinstance(handler, type) else call
 
     @property
     def streams(self) -> bool:

@@ -39,7 +39,7 @@ MAX_REPORTS = 1000
 A = TypeVar("A", covariant=True)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Asked(Generic[A]):
     """An HTTP request whose body was read, and the parameters that its dialect takes from it."""
 
