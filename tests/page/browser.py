@@ -16,7 +16,7 @@ FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
-LOOKS = 9000
+LOOKS = 3000
 """How often `Shown.until` looks, at intervals of 20 ms, before it gives up."""
 
 IS_SETTLED = """await (async () => {

@@ -179,7 +179,6 @@ def test_every_step_is_the_state_of_the_servers_replay(shown: Shown, url: str) -
     shown.js("document.getElementById('live').click()")
 
 
-@pytest.mark.slow  # It timed out once beside other tests. The cause is unknown.
 def test_a_page_that_nobody_sees_leaves_its_connection_to_others(shown: Shown, url: str) -> None:
     hide = """is => {
         Object.defineProperty(document, "hidden", {value: is, configurable: true});
@@ -218,7 +217,6 @@ def test_tabs_share_one_stream_which_outlives_the_first(
     context.close()
 
 
-@pytest.mark.slow  # It timed out once beside other tests. The cause is unknown.
 def test_page_server_and_metrics_agree(shown: Shown) -> None:
     shown.settle()
     assert "agree: 11 numbers" in shown.text("truth")

@@ -176,7 +176,9 @@ class Scheduling(RuleBasedStateMachine):
     def abort(self, pick, number):
         requests = list(self.live.values())
         if number % 2:  # otherwise rare
-            requests = [r for r in requests if state_of(r) in PREEMPTED] or requests
+            swapped = [r for r in requests if state_of(r) == "swapped out"]
+            preempted = [r for r in requests if state_of(r) in PREEMPTED]
+            requests = swapped or preempted or requests
         if number == 0 and self.ended:
             request = self.ended[pick % len(self.ended)]
             seen["aborted finished"] += 1

@@ -116,6 +116,21 @@ async def stream_of(feed):
     return stream
 
 
+async def test_a_page_that_joins_a_resting_engine_gets_the_truth_too(engine, monkeypatch):
+    monkeypatch.setattr(feed_module, "TICK_SECONDS", 0)
+    feed = Feed(engine, "bundled")
+
+    async def truth(stream):
+        while b"event: truth" not in await anext(stream):
+            pass
+
+    async with client_of(engine) as client:
+        await generate(client)
+        for _ in range(2):  # the first one has got the truth about the last step
+            await asyncio.wait_for(truth(await stream_of(feed)), PATIENCE)
+    await feed.close()
+
+
 async def test_the_engine_goes_on_when_the_process_of_the_page_is_killed(engine):
     feed = Feed(engine, "bundled")
     async with client_of(engine) as client:

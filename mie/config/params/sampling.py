@@ -249,8 +249,7 @@ class SamplingParams(_Checked):
             self.extra_args = dict(extra)
         self.structured_outputs = structure_from(self.structured_outputs, limits)
         self._refuse_contradictions()
-        checked = (limits, *_values_of(self))
-        self._checked = checked  # type: ignore[misc]  # a slot of the base class
+        self._checked = (limits, *_values_of(self))  # type: ignore[misc]  # a slot of the base
 
     def _normalise_lists(self, limits: RequestLimits) -> None:
         if self.stop is not None:

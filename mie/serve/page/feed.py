@@ -294,6 +294,7 @@ class Feed:
         for page in self._pages:
             if page.is_hungry and key:
                 page.begin(self._numbered(("key", key)))
+                self._is_truth_due = True  # A state has no truth, and the last one may be past.
             elif not page.needs_key and events:
                 page.put(events)
 
