@@ -20,7 +20,6 @@ from mie.serve.body import Body, read
 from mie.serve.config import ServeConfig
 from mie.serve.errors import dialect_of
 from mie.serve.serving import Asked, Serving
-from mie.serve.writer import Writer
 from mie.version import __version__
 
 STATUSES = {
@@ -43,7 +42,7 @@ class Operation:
 
     method: str
     path: str
-    handler: type[Writer[Any]] | Callable[[Any], Awaitable[ASGIApp]]
+    handler: Callable[..., Any]
     """If there is a body, it is a `Writer`, or a function that gets the request as an `Asked`."""
     answer: str
     """The name of its shape in ``answers.yaml``; "" is plain text."""
@@ -60,16 +59,16 @@ class Operation:
     def endpoint(self) -> Callable[[Request], Awaitable[ASGIApp]]:
         """The handler, which gets the body that was read, if there is one."""
         handler, body = self.handler, self.body
-
-        async def write(request: Request) -> ASGIApp:
-            return await (await read(request, body, handler)).run()
-
-        async def call(request: Request) -> ASGIApp:
-            return await handler(await read(request, body, Asked))
-
         if body is None:
             return handler
-        return write if isinstance(handler, type) else call
+        is_writer = isinstance(handler, type)
+
+        async def endpoint(request: Request) -> ASGIApp:
+            asked = await read(request, body, handler if is_writer else Asked)
+            answer: ASGIApp = await (asked.run() if is_writer else handler(asked))
+            return answer
+
+        return endpoint
 
     @property
     def streams(self) -> bool:

@@ -11,7 +11,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -248,15 +248,15 @@ class Writer(Asked[A], EventStream, ABC):
             facts_of(scope)["prompts"] = json.dumps(texts, ensure_ascii=True)
 
     async def _prepare(self, prompt: Any, request_id: str) -> PreparedRequest:
-        serving = self.serving
+        serving, body = self.serving, cast(Any, self.body)
         with naming_structure(self.structure_name):
             prepared = await serving.engine.prepare(
                 prompt,
                 self.params,
                 request_id,
-                priority=serving.priority_of(self.body.priority),
+                priority=serving.priority_of(body.priority),
                 client=serving.queue_limit.client_of(self.scope),
-                cache_salt=salt_of(self.scope, self.body.cache_salt),
+                cache_salt=salt_of(self.scope, body.cache_salt),
                 caller=self.scope.get("mie.client"),
                 add_special_tokens=self.add_special_tokens,
             )

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from datetime import datetime, timezone
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -102,7 +102,7 @@ class LineWriter(PartsWriter[T]):
 
     def loaded(self) -> Response:
         """Answer a request without a prompt, with which clients load a model or unload it."""
-        if self.body.keep_alive in (0, "0", "0s"):
+        if cast(Any, self.body).keep_alive in (0, "0", "0s"):
             raise unsupported("keep_alive", "the server does not unload its model; leave 0 out")
         line = _line(self.model, self.said(), done=True, done_reason="load")
         return json_response(line, self.headers)
