@@ -120,11 +120,13 @@ def test_products_with_quantised_matrices(
     check(out, wide(x) @ weights(rows).T, dtype)
 
 
-@pytest.mark.parametrize("num_multiprocessors", [1, 3])
-def test_a_block_takes_several_slices_or_shares_them(mode: Any, num_multiprocessors: int):
-    """On the smaller chip one block takes all of K, and on the other three blocks share it."""
+@pytest.mark.parametrize(("num_multiprocessors", "shared_bytes"), [(1, 0), (1, 228 << 10), (3, 0)])
+def test_a_block_takes_several_slices_or_shares_them(
+    mode: Any, num_multiprocessors: int, shared_bytes: int
+):
+    """One block takes all of K, slice by slice or with all slices kept, or three share it."""
     rows, dense = rows_of(FORMS[1], 40, 1150), normal("float16", 40, 1152, seed=1)
-    chip = Chip(num_multiprocessors=num_multiprocessors, shared_bytes=0)
+    chip = Chip(num_multiprocessors=num_multiprocessors, shared_bytes=shared_bytes)
     assert splits_of(3, 1150, chip) == num_multiprocessors
     some = FewRows(launcher_of(mode), chip)
     for matrix, weight in ((matrix_of(rows), weights(rows)), (dense, wide(dense))):

@@ -388,10 +388,11 @@ __device__ __forceinline__ void multiply_rows(const Rows<typename W::T>& rows, c
       }
       const unsigned char* mine = buffer(i) + warp * UNIT * sizeof(typename W::T);
       const int until = min((i + chunk) * slice, last);
-      for (int k = i * slice + warp * UNIT; k < until; k += slice, mine += LOOPS ? W::SLICE_BYTES : 0) {
+      for (int k = i * slice + warp * UNIT; k < until; k += slice, mine += W::SLICE_BYTES) {
 #pragma unroll
         for (int m = 0; m < MT; ++m) tiles[m].advance(matrix, k, slice);
         sums.add(tiles, mine, matrix, k + slice, last);
+        if (!LOOPS) break;  // a warp has one unit of a slice
       }
     }
     const int next_set = set + gridDim.y;
