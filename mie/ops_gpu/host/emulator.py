@@ -85,7 +85,7 @@ class EmulatedLauncher:
     """
 
     level = "-O1"
-    """g++'s optimisation: -O2 builds for a third longer, and the engine's steps take as long."""
+    """The optimisation by g++. With -O2 it builds for a third longer, and steps take as long."""
 
     def __init__(
         self,
