@@ -91,12 +91,12 @@ if __name__ == "__main__":
     engine.add(hugo)
     _, (_, count) = engine.step()
     print(f"B computes {count} of its 8 tokens")
-    lived = engine.fork(ruby, "C", encode(" lived")[1])
+    other = engine.fork(ruby, "C", encode(" was")[1])
     draw(engine.pool, *engine.running)
     engine.step()
     print("after one more step")
     draw(engine.pool, *engine.running)
     while engine.waiting or engine.running:
         engine.step()
-    for seq in (ruby, hugo, lived):
+    for seq in (ruby, hugo, other):
         print(f"{seq.name}: {decode(seq.tokens)}")

@@ -41,7 +41,7 @@ from starlette.requests import Request
 from mie.errors import shown
 from mie.serve.asgi import route_of
 from mie.serve.errors import ApiError, invalid, not_json, unsupported
-from mie.serve.serving import Asked, Serving
+from mie.serve.serving import Serving
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,7 @@ MAX_NAMED = 20
 
 T = TypeVar("T")
 B = TypeVar("B", bound="Body")
+R = TypeVar("R")
 
 Items = Annotated[list[T], Field(fail_fast=True)]
 """A list that is checked up to its first wrong item.
@@ -260,8 +261,8 @@ def parse(data: bytes, cls: type[B], serving: Serving | None = None) -> B:
         raise _validation_error(error, values) from error
 
 
-async def read(request: Request, cls: type[B]) -> Asked[B]:
-    """Return a request with its body, checked.
+async def read(request: Request, cls: type[B], kind: Callable[..., R]) -> R:
+    """Return a request with its body, checked, as an `Asked` of some ``kind``.
 
     Raises:
         ApiError: the body is wrong; see `parse`.
@@ -271,7 +272,7 @@ async def read(request: Request, cls: type[B]) -> Asked[B]:
     model = serving.check_model(getattr(body, "model", None))
     headers = _report(body, serving, route_of(request.scope))
     scope = request.scope
-    return Asked(body=body, model=model, headers=headers, serving=serving, scope=scope)
+    return kind(body=body, model=model, headers=headers, serving=serving, scope=scope)
 
 
 def unknown_fields(value: object, place: str = "") -> Iterator[str]:

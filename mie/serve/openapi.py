@@ -12,14 +12,14 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from mie.serve.asgi import NDJSON, OPEN_ROUTES, SSE
 from mie.serve.auth import is_of_clients
 from mie.serve.body import Body, read
 from mie.serve.config import ServeConfig
 from mie.serve.errors import dialect_of
-from mie.serve.serving import Serving
+from mie.serve.serving import Asked, Serving
 from mie.version import __version__
 
 STATUSES = {
@@ -42,8 +42,8 @@ class Operation:
 
     method: str
     path: str
-    handler: Callable[[Any], Awaitable[Response]]
-    """It gets the request as an `Asked` if there is a body."""
+    handler: Callable[..., Any]
+    """If there is a body, it is a `Writer`, or a function that gets the request as an `Asked`."""
     answer: str
     """The name of its shape in ``answers.yaml``; "" is plain text."""
     body: type[Body] | None = None
@@ -56,14 +56,17 @@ class Operation:
         return first.partition(". ")[0].removesuffix(".")
 
     @property
-    def endpoint(self) -> Callable[[Request], Awaitable[Response]]:
+    def endpoint(self) -> Callable[[Request], Awaitable[ASGIApp]]:
         """The handler, which gets the body that was read, if there is one."""
         handler, body = self.handler, self.body
         if body is None:
             return handler
+        is_writer = isinstance(handler, type)
 
-        async def endpoint(request: Request) -> Response:
-            return await handler(await read(request, body))
+        async def endpoint(request: Request) -> ASGIApp:
+            asked = await read(request, body, handler if is_writer else Asked)
+            answer: ASGIApp = await (asked.run() if is_writer else handler(asked))
+            return answer
 
         return endpoint
 

@@ -12,18 +12,18 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from mie.errors import shown
-from mie.serve.anthropic.messages import count_tokens, messages
+from mie.serve.anthropic.messages import MessageWriter, count_tokens
 from mie.serve.anthropic.protocol import CountTokensRequest, MessagesRequest
 from mie.serve.asgi import route_of
 from mie.serve.errors import ApiError
-from mie.serve.llama.completion import CompletionBody, completion, props
+from mie.serve.llama import completion as llama
 from mie.serve.ollama import answers as ollama
 from mie.serve.ollama import models as ollama_models
 from mie.serve.ollama.protocol import ChatRequest, GenerateRequest, ShowRequest
-from mie.serve.openai.chat import chat_completions
-from mie.serve.openai.completions import completions
+from mie.serve.openai.chat import ChatWriter
+from mie.serve.openai.completions import CompletionWriter
 from mie.serve.openai.protocol import ChatCompletionRequest, CompletionRequest
-from mie.serve.openai.responses import responses
+from mie.serve.openai.responses import ResponseWriter
 from mie.serve.openai.responses_protocol import ResponsesRequest
 from mie.serve.openai.tokenize import (
     DetokenizeRequest,
@@ -85,7 +85,7 @@ async def cancel(request: Request, servings: Sequence[Serving]) -> Response:
     response_id = request.path_params["id"]
     for serving in servings:
         writer = serving.running.get(response_id)
-        if writer and writer.asked.scope.get("mie.client") == request.scope.get("mie.client"):
+        if writer and writer.scope.get("mie.client") == request.scope.get("mie.client"):
             await serving.engine.abort([str(each.request_id) for each in writer.prepared])
             return json_response({"id": response_id, "cancelled": True})
     raise ApiError(
@@ -140,23 +140,23 @@ async def _openapi(request: Request) -> Response:
 
 
 _ROWS: tuple[tuple[Any, ...], ...] = (
-    ("post", "/v1/completions", completions, "Completion", CompletionRequest),
-    ("post", "/v1/chat/completions", chat_completions, "ChatCompletion", ChatCompletionRequest),
-    ("post", "/v1/responses", responses, "Response", ResponsesRequest),
-    ("post", "/v1/messages", messages, "Message", MessagesRequest),
+    ("post", "/v1/completions", CompletionWriter, "Completion", CompletionRequest),
+    ("post", "/v1/chat/completions", ChatWriter, "ChatCompletion", ChatCompletionRequest),
+    ("post", "/v1/responses", ResponseWriter, "Response", ResponsesRequest),
+    ("post", "/v1/messages", MessageWriter, "Message", MessagesRequest),
     ("post", "/v1/messages/count_tokens", count_tokens, "TokenCount", CountTokensRequest),
     ("post", "/tokenize", tokenize, "Tokens", TokenizeRequest),
     ("post", "/detokenize", detokenize, "Text", DetokenizeRequest),
     ("post", "/apply-template", apply_template, "Prompt", TemplateRequest),
     ("get", "/tokenizer_info", tokenizer_info, "TokenizerInfo", None, (400,)),
-    ("post", "/api/chat", ollama.chat, "OllamaChat", ChatRequest),
-    ("post", "/api/generate", ollama.generate, "OllamaText", GenerateRequest),
+    ("post", "/api/chat", ollama.ChatLines, "OllamaChat", ChatRequest),
+    ("post", "/api/generate", ollama.GenerateLines, "OllamaText", GenerateRequest),
     ("post", "/api/show", ollama_models.show, "OllamaModel", ShowRequest),
     ("get", "/api/tags", ollama_models.tags, "OllamaModels"),
     ("get", "/api/ps", ollama_models.running, "OllamaModels"),
     ("get", "/api/version", ollama_models.version, "Version"),
-    ("post", "/completion", completion, "LlamaCompletion", CompletionBody),
-    ("get", "/props", props, "LlamaProps"),
+    ("post", "/completion", llama.CompletionWriter, "LlamaCompletion", llama.CompletionBody),
+    ("get", "/props", llama.props, "LlamaProps"),
     ("get", "/v1/models", _list_models, "Models"),
     ("get", "/v1/models/{id}", _retrieve_model, "Model", None, (404,)),
     ("post", "/v1/requests/{id}/cancel", _cancel, "Cancelled", None, (404, 413)),

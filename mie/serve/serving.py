@@ -39,7 +39,7 @@ MAX_REPORTS = 1000
 A = TypeVar("A", covariant=True)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Asked(Generic[A]):
     """An HTTP request whose body was read, and the parameters that its dialect takes from it."""
 
@@ -114,7 +114,7 @@ class Serving:
         """Sampling parameters that the model's files, or the command line, recommend."""
         self._reports: set[str] = set()
         self.pace = Pace(config.max_chunks_per_second)
-        self.running: dict[str, Writer] = {}
+        self.running: dict[str, Writer[Any]] = {}
         """The answers that are being generated, by their ids."""
 
     @property

@@ -11,9 +11,10 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from mie.config.params.sampling import RequestOutputKind
 from mie.errors import MieError
@@ -21,7 +22,7 @@ from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
 from mie.frontend.request_state import PreparedRequest
 from mie.frontend.stream import OutputStream
 from mie.serve.access_log import work_of
-from mie.serve.asgi import SSE, EventStream, facts_of
+from mie.serve.asgi import EventStream, facts_of
 from mie.serve.errors import (
     ApiError,
     api_error,
@@ -33,7 +34,7 @@ from mie.serve.errors import (
 )
 from mie.serve.openai.logprobs import LogprobWriter, TextOffsets
 from mie.serve.parts import PartEvent, Parts
-from mie.serve.serving import Asked, salt_of
+from mie.serve.serving import A, Asked, salt_of
 
 logger = logging.getLogger(__name__)
 
@@ -62,11 +63,9 @@ class Choice:
         return taken
 
 
-class Writer(ABC):
+class Writer(Asked[A], EventStream, ABC):
     """Runs one HTTP request, and writes its answer. A dialect says how the answer looks."""
 
-    media_type: ClassVar[str] = SSE
-    """The content type of a stream."""
     id_prefix: ClassVar[str]
     """The beginning of the ids of answers."""
     logprobs_name: ClassVar[str] = "top_logprobs"
@@ -75,30 +74,40 @@ class Writer(ABC):
     add_special_tokens = True
     """Whether texts are encoded with the special tokens that the model expects."""
 
-    def __init__(self, asked: Asked[Any], **spelling: bool) -> None:
-        """``spelling`` says how log-probabilities are written, as options of `LogprobWriter`."""
-        self.asked = asked
+    def __init__(self, **asked: Any) -> None:
+        """Take over the fields of `Asked`."""
+        Asked.__init__(self, **asked)
+        EventStream.__init__(self, self.events(), self.headers)
         self.response_id = f"{self.id_prefix}{uuid.uuid4().hex}"
         self.prepared: Sequence[PreparedRequest] = ()
         """The prompts."""
         self.finished: list[RequestOutput] = []
         """The final outputs so far."""
         self.choices: dict[int, Choice] = {}
-        self._spelling = spelling
-        self.logprobs = None if asked.params.logprobs is None else self.new_logprobs()
-        self.keeps_tokens = self.logprobs is not None
+        self.logprobs: LogprobWriter | None = None
+        """Writes log-probabilities, if they are wanted."""
+        self.keeps_tokens = False
         """Whether tokens wait for an event that reports them."""
+        self._news: list[RequestOutput] = []  # outputs whose events are to be written
         self._has_begun = False
         self._stream: OutputStream
         self._timer: asyncio.TimerHandle | None = None
-        self._is_quiet = self._is_overdue = False
-        self._is_paced = asked.params.output_kind is not RequestOutputKind.DELTA
+        self._is_quiet = self._is_overdue = self._is_paced = False
+
+    @property
+    def spelling(self) -> dict[str, bool]:
+        """How log-probabilities are written, as options of `LogprobWriter`."""
+        return {}
+
+    @abstractmethod
+    async def run(self) -> ASGIApp:
+        """Read the parameters and the prompts from the body, and `respond`."""
 
     def new_logprobs(self) -> LogprobWriter:
         """Return a writer of this request's log-probabilities."""
-        tokenizer, num_top = self.asked.serving.tokenizer, self.asked.params.logprobs or 0
+        tokenizer, num_top = self.serving.tokenizer, self.params.logprobs or 0
         known = None if tokenizer is None else tokenizer.tokenizer
-        return LogprobWriter(known, num_top=num_top, **self._spelling)
+        return LogprobWriter(known, num_top=num_top, **self.spelling)
 
     # The dialect
 
@@ -153,7 +162,7 @@ class Writer(ABC):
 
     def _noted(self, output: RequestOutput, new: CompletionOutput) -> Choice:
         """Return the choice of an output, with its new tokens."""
-        index = self.place(output) * self.asked.params.n + new.index
+        index = self.place(output) * self.params.n + new.index
         choice = self.choices.get(index)
         if choice is None:
             choice = self.choices[index] = Choice(index)
@@ -164,12 +173,12 @@ class Writer(ABC):
             choice.rows += new.logprobs or ()
         return choice
 
-    async def events(self, outputs: list[RequestOutput]) -> AsyncGenerator[bytes, None]:
-        """Yield the events of the stream; ``outputs`` came already."""
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yield the events of the stream, the first from outputs that have come."""
         try:
             while True:
-                refuse_failed(outputs)
-                events = "".join(self.render(outputs))
+                refuse_failed(self._news)
+                events = "".join(self.render(self._news))
                 if not self._stream.num_unfinished:
                     yield (events + self.end()).encode()
                     return
@@ -178,17 +187,17 @@ class Writer(ABC):
                 if events:
                     yield events.encode()
                     self._is_quiet = self._is_overdue = False
-                outputs = await self._next()
+                self._news = await self._next()
         except Exception as error:
             if not isinstance(error, (ApiError, MieError)):
                 logger.error("a stream met a bug: %r", error, exc_info=error)
             failed = api_error(error)
-            facts_of(self.asked.scope)["status"] = failed.status
+            facts_of(self.scope)["status"] = failed.status
             yield self.failure(failed).encode("utf-8", "replace")
 
     # The run
 
-    async def respond(self, prompts: Sequence[Any]) -> Response:
+    async def respond(self, prompts: Sequence[Any]) -> ASGIApp:
         """Run the request, and return its answer, or a stream once there is something to send.
 
         ``prompts`` are texts, lists of token ids, or prompts of `AsyncLLM.chat_prompt`.
@@ -199,12 +208,11 @@ class Writer(ABC):
         """
         await self._start(prompts)
         try:
-            if self.asked.params.output_kind is RequestOutputKind.DELTA:
+            if self.params.output_kind is RequestOutputKind.DELTA:
                 self._keep_alive()
-                first = await self._next()
-                refuse_failed(first)
-                events, headers = self.events(first), self.asked.headers
-                return EventStream(events, self.close, headers, self.media_type)
+                self._news = await self._next()
+                refuse_failed(self._news)
+                return self
             while self._stream.num_unfinished:
                 await self._next()
             outputs = sorted(self.finished, key=self.place)
@@ -214,11 +222,14 @@ class Writer(ABC):
             self.close()
             raise
         self.close()
-        return json_response(answer, self.asked.headers)
+        return json_response(answer, self.headers)
 
     async def _start(self, prompts: Sequence[Any]) -> None:
         """Prepare the prompts and queue them, all or none."""
-        serving, scope = self.asked.serving, self.asked.scope
+        serving, scope = self.serving, self.scope
+        if self.params.logprobs is not None:
+            self.logprobs, self.keeps_tokens = self.new_logprobs(), True
+        self._is_paced = self.params.output_kind is not RequestOutputKind.DELTA
         limit, engine = serving.queue_limit, serving.engine
         if serving.config.max_logprobs >= 0:
             self._check_logprobs(serving.config.max_logprobs)
@@ -237,29 +248,29 @@ class Writer(ABC):
             facts_of(scope)["prompts"] = json.dumps(texts, ensure_ascii=True)
 
     async def _prepare(self, prompt: Any, request_id: str) -> PreparedRequest:
-        asked, serving = self.asked, self.asked.serving
-        with naming_structure(asked.structure_name):
+        serving, body = self.serving, cast(Any, self.body)
+        with naming_structure(self.structure_name):
             prepared = await serving.engine.prepare(
                 prompt,
-                asked.params,
+                self.params,
                 request_id,
-                priority=serving.priority_of(asked.body.priority),
-                client=serving.queue_limit.client_of(asked.scope),
-                cache_salt=salt_of(asked.scope, asked.body.cache_salt),
-                caller=asked.scope.get("mie.client"),
+                priority=serving.priority_of(body.priority),
+                client=serving.queue_limit.client_of(self.scope),
+                cache_salt=salt_of(self.scope, body.cache_salt),
+                caller=self.scope.get("mie.client"),
                 add_special_tokens=self.add_special_tokens,
             )
         num_prompt, num_new = len(prepared.token_ids), prepared.params.max_tokens or 0
         most = serving.facts.max_model_len
-        if asked.must_fit and num_prompt + num_new > most:
+        if self.must_fit and num_prompt + num_new > most:
             raise too_long(num_prompt, num_new, most)
         return prepared
 
     def _check_logprobs(self, limit: int) -> None:
         """Raise the 400 for more log-probabilities than the server gives."""
         for name, count in (
-            (self.logprobs_name, self.asked.params.logprobs),
-            ("prompt_logprobs", self.asked.params.prompt_logprobs),
+            (self.logprobs_name, self.params.logprobs),
+            ("prompt_logprobs", self.params.prompt_logprobs),
         ):
             if count is not None and not 0 <= count <= limit:
                 wanted = "all" if count == -1 else count
@@ -279,14 +290,14 @@ class Writer(ABC):
             await self._stream.arrival
             outputs = self._stream.take()
         if outputs and not self._is_paced:  # later tokens may be merged
-            self._stream.delay(self.asked.serving.pace.hold)
+            self._stream.delay(self.serving.pace.hold)
             self._is_paced = True
         self.finished += [output for output in outputs if output.finished]
         return outputs
 
     def _keep_alive(self) -> None:
         """Let `_next` end when nothing was sent for the interval, unless that is 0."""
-        if interval := self.asked.serving.config.keepalive_interval:
+        if interval := self.serving.config.keepalive_interval:
             self._is_quiet = True
             self._timer = asyncio.get_running_loop().call_later(interval, self._tick)
 
@@ -303,8 +314,8 @@ class Writer(ABC):
         self._stream.close()
         num_prompt = sum(len(each.token_ids) for each in self.prepared)
         work = work_of(num_prompt, self._stream.num_generated, self._stream.metrics)
-        facts_of(self.asked.scope).update(work)
-        self.asked.serving.running.pop(self.response_id, None)
+        facts_of(self.scope).update(work)
+        self.serving.running.pop(self.response_id, None)
 
 
 def json_response(content: Any, headers: Mapping[str, str] | None = None) -> Response:
@@ -313,7 +324,7 @@ def json_response(content: Any, headers: Mapping[str, str] | None = None) -> Res
     return Response(data, 200, headers, media_type="application/json")
 
 
-class PartsWriter(Writer):
+class PartsWriter(Writer[A]):
     """Writes an answer of one choice as its parts."""
 
     def write(self, event: PartEvent, status: str) -> Iterator[str]:
@@ -324,7 +335,7 @@ class PartsWriter(Writer):
         """Yield the last events."""
         raise NotImplementedError
 
-    def body(self, choice: Choice) -> dict[str, Any]:
+    def ended(self, choice: Choice) -> dict[str, Any]:
         """Return the whole answer, when all parts have ended."""
         raise NotImplementedError
 
@@ -333,7 +344,7 @@ class PartsWriter(Writer):
         refuse_unfinished(choice.new)
         for _ in (*self._add(choice), *choice.parts.end()):
             pass  # nothing is sent before the end
-        return self.body(choice)
+        return self.ended(choice)
 
     def grow(self, choice: Choice) -> Iterator[str]:
         for event in self._add(choice):

@@ -1,4 +1,4 @@
-"""The bundled model in PyTorch, its optimizers, and the workers that train it together."""
+"""The bundled model in PyTorch, and its optimizers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -140,48 +139,49 @@ class Llama(nn.Module):
         return F.linear(hidden, self.embed_tokens.weight)
 
 
-# -- optimizers and workers ------------------------------------------------------------------------
+# -- optimizers ------------------------------------------------------------------------------------
 
 
-def orthogonal(matrix: Tensor) -> Tensor:
-    """Return `matrix` with all its singular values near one, by five Newton-Schulz steps."""
-    x = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
-    x = x / (x.norm() + 1e-7)
+def orthogonal(matrices: Tensor) -> Tensor:
+    """Return matrices [N, rows, columns] with all singular values near one.
+
+    Five Newton-Schulz steps with the coefficients of Muon (Jordan, 2024).
+    """
+    wide = matrices.shape[1] <= matrices.shape[2]
+    x = matrices if wide else matrices.mT
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(5):
-        square = x @ x.T
+        square = x @ x.mT
         x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
-    return x if matrix.shape[0] <= matrix.shape[1] else x.T
+    return x if wide else x.mT
 
 
 class Muon(torch.optim.Optimizer):
     """Muon (Jordan, 2024) with Nesterov momentum, in the dtype of the weights.
 
-    `torch.optim.Muon` computes in bfloat16, which is slow on a CPU without such instructions. The
-    workers of a run share the matrices among them.
+    `torch.optim.Muon` computes in bfloat16, which is slow on a CPU without such instructions.
+    Matrices of one shape are updated together, which is faster on a GPU.
     """
 
     def __init__(self, matrices: list[nn.Parameter], *, lr: float, weight_decay: float) -> None:
-        super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
+        shapes = {p.shape for p in matrices}
+        groups = [{"params": [p for p in matrices if p.shape == shape]} for shape in shapes]
+        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
         """Update the matrices."""
         for group in self.param_groups:
-            mine = [i % workers() == rank() for i in range(len(group["params"]))]
-            updates = [
-                self._update(p) if own else torch.zeros_like(p)
-                for p, own in zip(group["params"], mine, strict=True)
-            ]
-            sum_over_workers(updates)
-            for p, update in zip(group["params"], updates, strict=True):
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                # The factor gives the update the usual size of one by AdamW.
-                p.add_(update, alpha=-0.2 * group["lr"] * math.sqrt(max(p.shape)))
-
-    def _update(self, p: Tensor) -> Tensor:
-        momentum = self.state[p].setdefault("momentum", torch.zeros_like(p))
-        momentum.lerp_(p.grad, 0.05)
-        return orthogonal(p.grad.lerp(momentum, 0.95))
+            params = group["params"]
+            gradient = torch.stack([p.grad for p in params])
+            state = self.state[params[0]]
+            momentum = state.setdefault("momentum", torch.zeros_like(gradient))
+            momentum.lerp_(gradient, 0.05)
+            updates = orthogonal(gradient.lerp(momentum, 0.95))
+            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+            # The factor gives the update the usual size of one by AdamW.
+            scale = -0.2 * group["lr"] * math.sqrt(max(gradient.shape[1:]))
+            torch._foreach_add_(params, list(updates.unbind()), alpha=scale)
 
 
 def make_optimizers(model: Llama, rate: float) -> list[torch.optim.Optimizer]:
@@ -195,23 +195,3 @@ def make_optimizers(model: Llama, rate: float) -> list[torch.optim.Optimizer]:
         for group in optimizer.param_groups:
             group["peak"] = rate
     return [muon, adam]
-
-
-def workers() -> int:
-    """Return the number of processes that train together."""
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def rank() -> int:
-    """Return the number of this process among them."""
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def sum_over_workers(tensors: list[Tensor]) -> None:
-    """Replace each tensor by its sum over the workers."""
-    if workers() > 1:
-        flat = torch.cat([tensor.flatten() for tensor in tensors])
-        dist.all_reduce(flat)
-        sizes = [tensor.numel() for tensor in tensors]
-        for tensor, total in zip(tensors, flat.split(sizes), strict=True):
-            tensor.copy_(total.view_as(tensor))

@@ -383,7 +383,8 @@ class Writer:
                 told = self._tell(told.cast, _next_plot(told.plot))
                 pairs.append(self._follow("same_again", told, told.text))
             elif kind < 0.66:
-                new = told.renamed(self._name(told.cast.girl))
+                # The new name may be a girl's or a boy's, since only the name shall change.
+                new = told.renamed(self._name(self.rng.random() < 0.5))
                 self.slot_words.add(new.cast.name)
                 template = self.rng.choice(G.lines["rename_requests"])
                 request = self._ask(template.replace("<new>", new.cast.name), told.cast)

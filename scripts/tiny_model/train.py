@@ -1,31 +1,31 @@
 """Train the bundled model from scratch and write `mie/assets/tiny` and its held-out prompts.
 
-    OMP_WAIT_POLICY=passive python scripts/tiny_model/train.py --minutes 60 --compile
+    python scripts/tiny_model/train.py --minutes 60
 
-It needs the `train` extra and downloads nothing: `stories.py` writes the text during
-training. It runs on a GPU if there is one, and else on the CPU with bf16 autocast. The run ends
-after `--minutes` or after `--steps`, whichever comes first. Only a run that ends by `--steps` is
-reproducible, because a slower machine takes fewer steps per minute. The environment variable
-matters only if other programs use the same cores. Threads that wait then sleep.
+It needs the `train` extra and downloads nothing: worker processes write the text with `stories.py`
+during training. It runs on a GPU if there is one, and else on the CPU. One worker is enough for a
+CPU; for a GPU, `mie/assets/tiny/README.md` has the command that trained the bundled weights.
+
+A run ends after `--minutes`, or after `--steps` if they are given. A run by `--steps` with the same
+`--processes` reads the same documents in the same order on every machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
-import os
-import re
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
-from model import Config, Llama, make_optimizers, rank, sum_over_workers, workers
-from safetensors.torch import load_file, save_file
+from batches import Batches, encode, pad
+from model import Config, Llama, make_optimizers
+from safetensors.torch import save_file
 from stories import (
     BOS,
     EOS,
@@ -47,7 +47,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "mie" / "assets" / "tiny"
 
 
-# -- tokenizer and batches ------------------------------------------------------------------------
+# -- tokenizer ------------------------------------------------------------------------------------
 
 
 def train_tokenizer(vocab_size: int, seed: int, documents: int = 20_000) -> Tokenizer:
@@ -86,102 +86,20 @@ def check_usual_words(tokenizer: Tokenizer) -> None:
             raise ValueError(f"the slot word {word!r} takes {len(tokens)} tokens")
 
 
-@dataclass(frozen=True)
-class Row:
-    """The tokens of a document.
-
-    Each is to be learned or only read, and is a part of one of the story's words or not.
-    """
-
-    tokens: list[int]
-    learn: list[bool]
-    slot: list[bool]
-
-
-def encode(tokenizer: Tokenizer, document: list[Segment], slot_words: Iterable[str]) -> Row:
-    """Return the tokens of a document whose story uses `slot_words`."""
-    row = Row([], [], [])
-    # The longest word comes first, since one may begin another.
-    words = "|".join(map(re.escape, sorted(slot_words, key=len, reverse=True)))
-    for text, wanted in document:
-        encoding = tokenizer.encode(text, add_special_tokens=False)
-        inside = bytearray(len(text) + 1)
-        if words:
-            for match in re.finditer(rf"(?<!\w)(?:{words})(?!\w)", text):
-                inside[match.start() : match.end()] = b"\1" * len(match.group())
-        row.tokens.extend(encoding.ids)
-        row.learn.extend([wanted] * len(encoding.ids))
-        row.slot.extend(bool(inside[end - 1]) for _, end in encoding.offsets)
-    return row
-
-
-Batch = tuple[Tensor, Tensor, Tensor]
-
-
-class Batches:
-    """Batches of about `size` tokens.
-
-    A row is one document, and rows of similar length go together.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, writer: Writer, *, size: int, limit: int) -> None:
-        self.tokenizer, self.writer = tokenizer, writer
-        self.size, self.limit = size, limit
-        self.progress = 0.0
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Yield tokens, learn masks and slot masks, all [B, T]. Padding is masked."""
-        while True:
-            rows = sorted(self._rows(512), key=lambda row: len(row.tokens))
-            groups = list(self._grouped(rows))
-            self.writer.rng.shuffle(groups)
-            yield from map(_pad, groups)
-
-    def _rows(self, count: int) -> list[Row]:
-        rows = []
-        for _ in range(count):
-            document = self.writer.document(self.progress)
-            rows.append(encode(self.tokenizer, document, self.writer.slot_words))
-        return [row for row in rows if len(row.tokens) <= self.limit]
-
-    def _grouped(self, rows: list[Row]) -> Iterator[list[Row]]:
-        group: list[Row] = []
-        for row in rows:
-            if group and (len(group) + 1) * len(row.tokens) > self.size:
-                yield group
-                group = []
-            group.append(row)
-        if group:
-            yield group
-
-
-def _pad(rows: list[Row]) -> Batch:
-    length = max(len(row.tokens) for row in rows)
-    tokens = torch.zeros(len(rows), length, dtype=torch.long)
-    learn = torch.zeros(len(rows), length, dtype=torch.bool)
-    slot = torch.zeros(len(rows), length, dtype=torch.bool)
-    for index, row in enumerate(rows):
-        tokens[index, : len(row.tokens)] = torch.tensor(row.tokens)
-        learn[index, : len(row.tokens)] = torch.tensor(row.learn)
-        slot[index, : len(row.tokens)] = torch.tensor(row.slot)
-    return tokens, learn, slot
-
-
 # -- training -------------------------------------------------------------------------------------
 
 
-def token_losses(model: Llama, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss, the slot mask and whether the best guess is right.
+def token_losses(model: Llama, batch: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return losses, the learn mask, the slot mask and whether the best guess is right.
 
-    Each is [N], for the N tokens to be learned.
+    Each is [B, T - 1], for a batch [3, B, T]. The loss of a token that is only read is 0.
     """
-    tokens, learn, slot = batch
-    wanted = learn[:, 1:]
-    targets = tokens[:, 1:][wanted]
-    hidden = model(tokens[:, :-1])
-    logits = model.logits(hidden[wanted]).float()
-    losses = F.cross_entropy(logits, targets, reduction="none")
-    return losses, slot[:, 1:][wanted].float(), (logits.argmax(-1) == targets).float()
+    tokens, learn, slot = batch[0].long(), batch[1, :, 1:].float(), batch[2, :, 1:].float()
+    targets = tokens[:, 1:]
+    logits = model.logits(model(tokens[:, :-1])).float()
+    losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    right = (logits.argmax(-1) == targets).float()
+    return losses.view_as(targets) * learn, learn, slot * learn, right
 
 
 def learning_rate(progress: float, step: int, *, warmup: int, decay: float = 0.4) -> float:
@@ -196,73 +114,58 @@ class Trainer:
         torch.manual_seed(args.seed)
         self.args = args
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        torch.backends.cuda.enable_cudnn_sdp(False)  # It compiles a kernel for each new shape.
         self.config = Config()
         self.model = Llama(self.config).to(self.device)
-        if args.start:
-            self.tokenizer = Tokenizer.from_file(str(args.start / "tokenizer.json"))
-            weights = load_file(args.start / "model.safetensors")
-            self.model.load_state_dict({k.removeprefix("model."): w for k, w in weights.items()})
+        if args.tokenizer:
+            self.tokenizer = Tokenizer.from_file(str(args.tokenizer))
         else:
             self.tokenizer = train_tokenizer(self.config.vocab_size, args.seed)
         check_usual_words(self.tokenizer)
-        if args.compile:
-            self.model.compile(dynamic=True)
         self.optimizers = make_optimizers(self.model, args.rate)
-        self.step, self.tokens_seen, self.saved = 0, 0, 0.0
-        self.begin, self.seconds = time.monotonic(), 0.0
+        self.step, self.tokens_seen = 0, 0
+        self.begin = time.monotonic()
         self.heldout = list(heldout_prompts(200, args.seed))
+
+    @property
+    def seconds(self) -> float:
+        """The time since the training began."""
+        return time.monotonic() - self.begin
 
     @property
     def progress(self) -> float:
         """The part of the run that is done, from 0 to 1."""
-        by_time = self.seconds / (60 * self.args.minutes)
-        by_steps = self.step / self.args.steps if self.args.steps else 0.0
-        done = max(by_time, by_steps)
-        return min(1.0, self.args.skip + (1 - self.args.skip) * done)
+        if self.args.steps:
+            return self.step / self.args.steps
+        return min(1.0, self.seconds / (60 * self.args.minutes))
 
     def autocast(self) -> torch.autocast:
         """Use bf16 for the matrix products, if the options say so."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.args.bf16)
 
-    def train_step(self, batches: Iterator[Batch]) -> float:
-        """Run one update and return the mean loss of the learned tokens.
-
-        It takes one batch, or as many as fit into `--step-seconds`, so that no worker waits long
-        for another one.
-        """
-        begin = time.monotonic()
+    def train_step(self, batches: Iterator[np.ndarray]) -> Tensor:
+        """Run one update and return the mean loss of the learned tokens."""
+        progress = self.progress
         # Slot words count more at first, so that copying them is learned early.
-        extra = 0.5 + 2.5 * max(0.0, 1 - self.progress / 0.6)
-        total = torch.zeros(4)  # weights, tokens, losses, learned tokens
-        while True:
-            batch = self._on_device(next(batches))
-            with self.autocast():
-                losses, slot, _ = token_losses(self.model, batch)
-            weights = 1 + extra * slot
-            (losses * weights).sum().backward()
-            done = weights.sum(), batch[0].numel(), losses.detach().sum(), losses.numel()
-            total += torch.tensor(done)
-            if time.monotonic() - begin >= self.args.step_seconds:
-                break
-        clock = torch.tensor([time.monotonic() - self.begin if rank() == 0 else 0.0])
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        sum_over_workers([*gradients, total, clock])
-        torch._foreach_div_(gradients, total[0].item())
-        self.seconds = clock.item()  # so that all workers agree on the progress
+        extra = 0.5 + 2.5 * max(0.0, 1 - progress / 0.6)
+        batch = self._on_device(next(batches))
+        with self.autocast():
+            losses, learn, slot, _ = token_losses(self.model, batch)
+        weights = learn + extra * slot
+        ((losses * weights).sum() / weights.sum()).backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        factor = learning_rate(self.progress, self.step, warmup=self.args.warmup)
+        factor = learning_rate(progress, self.step, warmup=self.args.warmup)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * factor
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        self.tokens_seen += int(total[1])
-        return (total[2] / total[3]).item()
+        self.tokens_seen += batch[0].numel()
+        return losses.detach().sum() / learn.sum()
 
-    def _on_device(self, batch: Batch) -> Batch:
-        tokens, learn, slot = (part.to(self.device) for part in batch)
-        return tokens, learn, slot
+    def _on_device(self, batch: np.ndarray) -> Tensor:
+        return torch.from_numpy(batch).to(self.device)
 
     @torch.no_grad()
     def evaluate(self, count: int, *, unseen: bool = False) -> tuple[float, float]:
@@ -274,38 +177,30 @@ class Trainer:
         rows = [
             encode(self.tokenizer, heldout_document(p), heldout_words(p)) for p in prompts[:count]
         ]
-        total, tokens, hits, slots = 0.0, 0, 0.0, 0.0
+        total = torch.zeros(4, device=self.device)  # losses, tokens, right slots, slots
         for start in range(0, len(rows), 20):
-            batch = self._on_device(_pad(rows[start : start + 20]))
+            batch = self._on_device(pad(rows[start : start + 20]))
             with self.autocast():
-                losses, slot, hit = token_losses(self.model, batch)
-            total, tokens = total + losses.sum().item(), tokens + len(losses)
-            hits, slots = hits + (slot * hit).sum().item(), slots + slot.sum().item()
-        return math.exp(total / tokens), hits / slots
+                losses, learn, slot, right = token_losses(self.model, batch)
+            total += torch.stack((losses.sum(), learn.sum(), (slot * right).sum(), slot.sum()))
+        loss, tokens, hits, slots = total.tolist()
+        return math.exp(loss / tokens), hits / slots
 
     def run(self) -> None:
-        """Train until the budget is spent, and report every minute."""
-        writer = Writer(f"train-{self.args.seed}-{rank()}", odd=self.args.odd)
-        batches = Batches(
-            self.tokenizer,
-            writer,
-            size=self.args.batch_tokens // workers(),
-            limit=self.config.max_position_embeddings,
-        )
+        """Train until the budget is spent, and report from time to time."""
+        options = self.args
+        size, processes = options.batch_tokens, options.processes
+        batches = Batches(self.tokenizer, seed=options.seed, size=size, processes=processes)
         self.begin = time.monotonic()
         reported, losses = 0.0, []
-        stream = iter(batches)
-        while self.progress < 1.0:
-            losses.append(self.train_step(stream))
-            batches.progress = self.progress
-            if rank() > 0:
-                continue
-            if self.seconds - reported >= 60 * self.args.report_every:
-                self.report(sum(losses) / len(losses))
-                reported, losses = self.seconds, []
-            if self.seconds - self.saved >= 60 * self.args.save_every:
-                export(self, self.args.out)
-                self.saved = self.seconds
+        with contextlib.closing(iter(batches)) as stream:
+            while self.progress < 1.0:
+                losses.append(self.train_step(stream))
+                batches.progress = self.progress
+                if self.seconds - reported >= 60 * options.report_every:
+                    self.report(torch.stack(losses).mean().item())
+                    export(self, options.out)
+                    reported, losses = self.seconds, []
 
     def report(self, loss: float) -> None:
         """Print the progress and the mean loss since the last report."""
@@ -417,40 +312,25 @@ def main() -> None:
     """Parse the options, train, and export."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60.0, help="time budget of the training")
-    parser.add_argument("--steps", type=int, default=0, help="end after so many updates")
+    parser.add_argument("--steps", type=int, default=0, help="number of updates, instead of a time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=4e-3, help="peak learning rate")
-    parser.add_argument(
-        "--skip", type=float, default=0.0, help="begin at this part of the schedule, from 0 to 1"
-    )
-    parser.add_argument(
-        "--step-seconds", type=float, default=0.0, help="gather batches for this long"
-    )
     parser.add_argument("--warmup", type=int, default=60, help="updates until the peak rate")
     parser.add_argument("--batch-tokens", type=int, default=4096)
+    parser.add_argument("--processes", type=int, default=1, help="workers that write the text")
     parser.add_argument(
-        "--from", dest="start", type=Path, metavar="FOLDER", help="go on with this model"
+        "--tokenizer", type=Path, metavar="FILE", help="use this one instead of training one"
     )
-    parser.add_argument("--odd", type=float, default=0.35, help="share of words off the lists")
     parser.add_argument("--bf16", action="store_true", help="matrix products in bfloat16")
-    parser.add_argument("--report-every", type=float, default=1.0, help="minutes")
-    parser.add_argument("--save-every", type=float, default=5.0, help="minutes between exports")
-    parser.add_argument("--compile", action="store_true", help="a faster step; needs a C compiler")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves it to torch")
+    parser.add_argument("--report-every", type=float, default=1.0, help="minutes between exports")
     parser.add_argument("--out", type=Path, default=TINY)
     parser.add_argument("--heldout", type=Path, default=ROOT / "tests" / "data")
     args = parser.parse_args()
-    if args.threads:
-        torch.set_num_threads(args.threads)
     G.check()
-    if "WORLD_SIZE" in os.environ:
-        dist.init_process_group("gloo")
     trainer = Trainer(args)
     parameters = sum(p.numel() for p in trainer.model.parameters())
-    print(f"{parameters:,} parameters on {trainer.device}, {torch.get_num_threads()} threads")
+    print(f"{parameters:,} parameters on {trainer.device}", flush=True)
     trainer.run()
-    if rank() > 0:
-        return
     export(trainer, args.out)
     export_heldout(trainer, args.heldout)
     perplexity, copied = trainer.evaluate(len(trainer.heldout))

@@ -43,10 +43,13 @@ def undocumented(root: Path) -> Iterator[str]:
 def is_inherited(classes: dict[str, ast.ClassDef], owner: str, method: str) -> bool:
     """Return whether a base class in the tree documents a method."""
     bases = classes[owner].bases if owner in classes else []
+    names = [
+        getattr(base.value if isinstance(base, ast.Subscript) else base, "id", "") for base in bases
+    ]
     return any(
-        method in documented_methods(classes[base.id]) or is_inherited(classes, base.id, method)
-        for base in bases
-        if isinstance(base, ast.Name) and base.id in classes
+        method in documented_methods(classes[name]) or is_inherited(classes, name, method)
+        for name in names
+        if name in classes
     )
 
 

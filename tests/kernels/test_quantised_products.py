@@ -275,6 +275,8 @@ def compare_run(folder: Path, seed: int) -> str:
         "enable_prefix_caching": bool(rng.random() < 0.5),
         "preemption_mode": str(rng.choice(["recompute", "swap"])),
     }
+    if settings["preemption_mode"] == "swap":
+        settings["swap_space"] = 1 << 20
     settings["max_num_seqs"] = min(settings["max_num_seqs"], budget)
     settings["num_blocks"] = 160 // settings["block_size"] + int(rng.integers(0, 12))
     batch_invariant = bool(rng.random() < 0.5)

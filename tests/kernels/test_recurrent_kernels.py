@@ -211,8 +211,9 @@ def test_models_give_the_tokens_of_numpy(tmp_path: Path, device: str, name: str)
     model = GOLDEN / name if name == "qwen35_delta" else model_of(tmp_path, name)
     wanted = [tokens for tokens, _ in answers(model, "numpy", dtype="float64")]
     few: dict[str, Any] = {"num_blocks": 7, "block_size": 8, "max_num_seqs": 4}
-    mode = "swap" if name == "qwen35_delta" else "recompute"
-    for settings in ({}, {**few, "preemption_mode": mode}):
+    if name == "qwen35_delta":
+        few |= {"preemption_mode": "swap", "swap_space": 1 << 20}  # the emulator fills it all
+    for settings in ({}, few):
         got = answers(model, device, dtype="float32", **settings)
         assert [tokens for tokens, _ in got] == wanted
 

@@ -28,7 +28,7 @@ MODELS = {
     "head norms": tiny_models.QWEN3_TIED | ODD,
     "tensor cores": tiny_models.LLAMA | WIDE,
 }
-QUICK = {("plain", "float32"), ("tensor cores", "bfloat16")}
+QUICK = {("tensor cores", "bfloat16")}
 CASES = [
     pytest.param(name, dtype, marks=[] if (name, dtype) in QUICK else [pytest.mark.slow])
     for name in MODELS

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from emulated import OneLibrary, needs_compiler, plain_kernels
+from emulated import QuickLauncher, needs_compiler, plain_kernels
 
 from mie.ops_gpu.host.emulator import ORDERS
 from mie.ops_gpu.launcher import KernelFault
@@ -28,11 +28,11 @@ BUGS = tomllib.loads(ZOO.with_suffix(".toml").read_text())
 
 
 @pytest.fixture(scope="module", params=ORDERS)
-def launcher(request: pytest.FixtureRequest) -> OneLibrary:
-    return OneLibrary(check=True, order=request.param, seed=3, limit_s=0.5)
+def launcher(request: pytest.FixtureRequest) -> QuickLauncher:
+    return QuickLauncher(check=True, order=request.param, seed=3, limit_s=0.5)
 
 
-def run(launcher: OneLibrary, name: str, *options: str) -> None:
+def run(launcher: QuickLauncher, name: str, *options: str) -> None:
     """Launch a kernel of the zoo with suitable arguments."""
     bug = BUGS[name]
     size = bug.get("size", 64)
@@ -65,7 +65,7 @@ def test_the_table_names_every_kernel_of_the_zoo():
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_the_bug_is_reported_at_its_line(launcher: OneLibrary, name: str):
+def test_the_bug_is_reported_at_its_line(launcher: QuickLauncher, name: str):
     with pytest.raises(KernelFault) as caught:
         run(launcher, name)
     message = str(caught.value)
@@ -78,13 +78,13 @@ def test_the_bug_is_reported_at_its_line(launcher: OneLibrary, name: str):
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_the_repaired_kernel_passes(launcher: OneLibrary, name: str):
+def test_the_repaired_kernel_passes(launcher: QuickLauncher, name: str):
     run(launcher, name, "-DFIX")
 
 
 @pytest.mark.parametrize("name", BUGS)
 def test_the_repaired_kernel_passes_unchecked(name: str):
-    run(OneLibrary(), name, "-DFIX")
+    run(QuickLauncher(), name, "-DFIX")
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ def test_the_repaired_kernel_passes_unchecked(name: str):
 )
 def test_some_bugs_are_reported_in_the_fast_build_too(name: str):
     with pytest.raises(KernelFault, match=BUGS[name]["report"]):
-        run(OneLibrary(limit_s=0.5), name)
+        run(QuickLauncher(limit_s=0.5), name)
 
 
 def test_a_bad_address_does_not_end_the_process_of_the_fast_build():
     with pytest.raises(KernelFault, match="no memory at address"):
-        run(OneLibrary(), "wild_pointer")
+        run(QuickLauncher(), "wild_pointer")

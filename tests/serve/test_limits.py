@@ -198,9 +198,9 @@ async def test_a_client_cannot_raise_its_priority():
     engine = load(scheduling_policy="priority")
     priorities, original = [], engine._loop.engine.add
 
-    def add_request(*args, **labels):
-        priorities.append(labels["priority"])
-        return original(*args, **labels)
+    def add_request(request):
+        priorities.append(request.priority)
+        original(request)
 
     engine._loop.engine.add = add_request
     for asked, highest in ((-5, 0), (7, 0), (-5, -3), (None, 4)):

@@ -80,6 +80,8 @@ def test_sizes_halve_and_one_log_line_says_so(
 @pytest.mark.parametrize("preemption_mode", ["recompute", "swap"])
 def test_blocks_are_copied_swapped_and_shared(preemption_mode: str, backend: str, tiny: Any):
     given = {"max_num_batched_tokens": 8, "max_num_seqs": 3, "max_model_len": 40}
+    if preemption_mode == "swap":
+        given["swap_space"] = 1 << 20
     roomy = load(tiny["llama"].directory, "bfloat16", backend=backend)
     tight = load(
         tiny["llama"].directory,

@@ -107,7 +107,8 @@ def test_a_hit_changes_no_bit(name: str, backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_swapped_sequence_goes_on_with_its_state(name: str, backend: str) -> None:
-    small = {"num_blocks": 9, "block_size": 8, "max_num_seqs": 6, "preemption_mode": "swap"}
+    small: dict[str, Any] = {"num_blocks": 9, "block_size": 8, "max_num_seqs": 6}
+    small |= {"preemption_mode": "swap", "swap_space": 1 << 20}
     wanted = answers(load(name, backend=backend, batch_invariant=True, max_num_seqs=1))
     for caches in (False, True):
         llm = load(

@@ -27,7 +27,6 @@ _COMMON = (
 _RUNTIME = (*_COMMON, "-O2", "-g1", "-Wall", "-Wextra")
 _KERNEL = (
     *_COMMON,
-    "-O1",  # -O2 builds for a third longer, and the engine's steps take as long
     "-g1",
     "-gdwarf-4",  # Binutils 2.40 misreads some files of DWARF 5.
     "-fno-exceptions",
@@ -80,11 +79,20 @@ class Builder:
         return path
 
     def kernels(
-        self, source: Path, names: Sequence[str], options: Sequence[str], is_checked: bool
+        self,
+        source: Path,
+        names: Sequence[str],
+        options: Sequence[str],
+        *,
+        level: str,
+        is_checked: bool,
     ) -> Path:
-        """Return the shared library of the kernels ``names`` in the file ``source``."""
+        """Return the shared library of the kernels ``names`` in the file ``source``.
+
+        ``level`` is the compiler's option that says how much to optimise.
+        """
         runtime = self.runtime()
-        common = [*_KERNEL, *(_CHECKED if is_checked else ())]
+        common = [*_KERNEL, level, *(_CHECKED if is_checked else ())]
         flags = [*common, f"-I{source.parent}", *options]
         stub = _stub(source, names)
         headers = [*HERE.glob("*.h"), *KERNELS.glob("*.cuh"), *source.parent.glob("*.cuh")]

@@ -84,6 +84,9 @@ class EmulatedLauncher:
     ``count`` fills ``counters`` by the kernels' names (`COUNTS`), in several times the time.
     """
 
+    level = "-O1"
+    """The optimisation by g++. With -O2 it builds for a third longer, and steps take as long."""
+
     def __init__(
         self,
         check: bool = False,
@@ -203,7 +206,9 @@ class EmulatedKernel:
         self.name = f"{path.name} {name}"
         self._launcher = launcher
         together = launcher.built_together(path, name)
-        built = launcher._builder.kernels(path.resolve(), together, options, launcher.check)
+        built = launcher._builder.kernels(
+            path.resolve(), together, options, level=launcher.level, is_checked=launcher.check
+        )
         library = ctypes.CDLL(str(built))
         index = together.index(name)
         self.launch = library[f"mie_launch_{index}"]

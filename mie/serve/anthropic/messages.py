@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from mie.config.params.structured import StructuredOutputsParams
 from mie.frontend.outputs import RequestOutput
@@ -23,26 +24,6 @@ from mie.serve.errors import ApiError, anthropic_body
 from mie.serve.parts import Part, PartEvent
 from mie.serve.serving import Asked, Serving
 from mie.serve.writer import Choice, PartsWriter, json_response
-
-
-async def messages(asked: Asked[MessagesRequest]) -> Response:
-    """Answer a conversation in Anthropic's shape."""
-    body = asked.body
-    form = None if body.output_config is None else body.output_config.format
-    structure = None if form is None else StructuredOutputsParams(json=form.schema_)
-    asked.set_params(
-        "output_config",
-        body.stream,
-        n=1,
-        max_tokens=body.max_tokens,
-        stop=body.stop_sequences or None,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        seed=body.seed,
-        structured_outputs=structure,
-    )
-    return await MessageWriter(asked).respond([await _prompt(body, asked.serving)])
 
 
 async def count_tokens(asked: Asked[CountTokensRequest]) -> Response:
@@ -151,21 +132,39 @@ _DELTAS = MappingProxyType(
 """Kinds of parts -> the type of their deltas, and the key of the new text."""
 
 
-class MessageWriter(PartsWriter):
-    """Writes a message."""
+class MessageWriter(PartsWriter[MessagesRequest]):
+    """Answer a conversation in Anthropic's shape."""
 
     id_prefix = "msg_"
 
-    def __init__(self, asked: Asked[MessagesRequest]) -> None:
-        super().__init__(asked)
+    def __init__(self, **asked: Any) -> None:
+        super().__init__(**asked)
         self._fields = {
             "id": self.response_id,
             "type": "message",
             "role": "assistant",
-            "model": asked.model,
+            "model": self.model,
         }
 
-    def body(self, choice: Choice) -> dict[str, Any]:
+    async def run(self) -> ASGIApp:
+        body = self.body
+        form = None if body.output_config is None else body.output_config.format
+        structure = None if form is None else StructuredOutputsParams(json=form.schema_)
+        self.set_params(
+            "output_config",
+            body.stream,
+            n=1,
+            max_tokens=body.max_tokens,
+            stop=body.stop_sequences or None,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            top_k=body.top_k,
+            seed=body.seed,
+            structured_outputs=structure,
+        )
+        return await self.respond([await _prompt(body, self.serving)])
+
+    def ended(self, choice: Choice) -> dict[str, Any]:
         content = [block for part in choice.parts.all if (block := _block(part)) is not None]
         return {
             **self._fields,

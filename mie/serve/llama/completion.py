@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import shown
@@ -17,7 +18,7 @@ from mie.serve.errors import ApiError, body_of, invalid, refuse_unfinished
 from mie.serve.llama.options import LlamaOptions, NumPredict, max_tokens, sampling
 from mie.serve.openai.formats import Schema
 from mie.serve.openai.protocol import MAX_BIASES, Biases, Natural, Prompt, Queued
-from mie.serve.serving import Asked, Serving
+from mie.serve.serving import Serving
 from mie.serve.writer import Choice, Writer, json_response
 from mie.version import __version__
 
@@ -58,28 +59,6 @@ class CompletionBody(LlamaOptions, Queued):
     """The keys that the answer has, if any are given; "a/b" is a key of an object."""
 
 
-async def completion(asked: Asked[CompletionBody]) -> Response:
-    """Complete a prompt, or several, in llama.cpp's shape."""
-    body, serving = asked.body, asked.serving
-    serving.required_tokenizer()
-    if body.response_fields and body.stream:
-        raise invalid("response_fields choose keys of a whole answer; leave out stream", "stream")
-    asked.set_params(
-        "json_schema",
-        body.stream,
-        n=1,
-        **sampling(body),
-        must_fit=False,
-        max_tokens=max_tokens(serving, body.n_predict),
-        logprobs=body.n_probs or None,
-        logit_bias=body.logit_bias,
-        ignore_eos=body.ignore_eos,
-        skip_reading_prefix_cache=True if body.cache_prompt is False else None,
-        structured_outputs=body.json_schema and StructuredOutputsParams(json=body.json_schema),
-    )
-    return await CompletionWriter(asked).respond(body.prompt)
-
-
 async def props(request: Request) -> Response:
     """Describe the server as llama.cpp does."""
     serving: Serving = request.app.state.serving
@@ -103,16 +82,41 @@ async def props(request: Request) -> Response:
     )
 
 
-class CompletionWriter(Writer):
-    """Writes the answers of ``/completion``, one for each prompt."""
+class CompletionWriter(Writer[CompletionBody]):
+    """Complete a prompt, or several, in llama.cpp's shape."""
 
     id_prefix = "completion-"
     logprobs_name = "n_probs"
 
-    def __init__(self, asked: Asked[CompletionBody]) -> None:
-        super().__init__(asked, has_ids=True)
+    def __init__(self, **asked: Any) -> None:
+        super().__init__(**asked)
         self.keeps_tokens = True
-        self._body = asked.body
+
+    @property
+    def spelling(self) -> dict[str, bool]:
+        return {"has_ids": True}
+
+    async def run(self) -> ASGIApp:
+        body, serving = self.body, self.serving
+        serving.required_tokenizer()
+        if body.response_fields and body.stream:
+            raise invalid(
+                "response_fields choose keys of a whole answer; leave out stream", "stream"
+            )
+        self.set_params(
+            "json_schema",
+            body.stream,
+            n=1,
+            **sampling(body),
+            must_fit=False,
+            max_tokens=max_tokens(serving, body.n_predict),
+            logprobs=body.n_probs or None,
+            logit_bias=body.logit_bias,
+            ignore_eos=body.ignore_eos,
+            skip_reading_prefix_cache=True if body.cache_prompt is False else None,
+            structured_outputs=body.json_schema and StructuredOutputsParams(json=body.json_schema),
+        )
+        return await self.respond(body.prompt)
 
     def whole(self, choices: list[Choice]) -> Any:
         answers = []
@@ -153,28 +157,28 @@ class CompletionWriter(Writer):
         output, last = choice.request, choice.new
         text, num_tokens = "".join(part.text for part in choice.parts.all), choice.num_tokens
         num_prompt, num_cached = len(output.prompt_token_ids), output.num_cached_tokens or 0
-        params, serving = self.asked.params, self.asked.serving
+        params, serving = self.params, self.serving
         settings = {name: getattr(params, name) for name in _SETTINGS}
         is_word = isinstance(last.stop_reason, str)
         ends = "limit" if last.finish_reason == "length" else "word" if is_word else "eos"
         prompt = output.prompt
         if prompt is None:
             prompt = serving.required_tokenizer().decode(output.prompt_token_ids)
-        has_ids = self._body.return_tokens or self._body.stream
+        has_ids = self.body.return_tokens or self.body.stream
         return {
             **self._part(choice, text),
             "tokens": choice.token_ids if has_ids else [],
             "stop": True,
-            "model": self.asked.model,
+            "model": self.model,
             "generation_settings": {
                 **settings,
-                "n_predict": self._body.n_predict or params.max_tokens or -1,
+                "n_predict": self.body.n_predict or params.max_tokens or -1,
                 "repeat_penalty": params.repetition_penalty,
-                "n_probs": self._body.n_probs or 0,
+                "n_probs": self.body.n_probs or 0,
                 "logit_bias": [
                     {"token": k, "bias": v} for k, v in (params.logit_bias or {}).items()
                 ],
-                "stream": bool(self._body.stream),
+                "stream": bool(self.body.stream),
             },
             "prompt": prompt,
             "has_new_line": "\n" in text,
@@ -191,7 +195,7 @@ class CompletionWriter(Writer):
         Raises:
             ApiError: the answer has no such key.
         """
-        paths = self._body.response_fields
+        paths = self.body.response_fields
         if not paths:
             return answer
         try:

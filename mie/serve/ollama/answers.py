@@ -4,9 +4,10 @@ import json
 import re
 from collections.abc import Iterator
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from mie.config.params.structured import StructuredOutputsParams
 from mie.serve.asgi import NDJSON
@@ -14,83 +15,12 @@ from mie.serve.errors import ApiError, invalid, ollama_body, too_long, unsupport
 from mie.serve.llama.options import max_tokens, sampling
 from mie.serve.ollama.protocol import Answered, ChatRequest, GenerateRequest, Options, Turn
 from mie.serve.parts import Part, PartEvent
-from mie.serve.serving import Asked
 from mie.serve.writer import Choice, PartsWriter, json_response
+
+T = TypeVar("T", bound=Answered, covariant=True)
 
 _SWITCHES = ("enable_thinking", "thinking")
 """The variables with which chat templates turn reasoning on and off."""
-
-
-async def chat(asked: Asked[ChatRequest]) -> Response:
-    """Answer a conversation in Ollama's shape."""
-    body = asked.body
-    if not body.messages:
-        return _loaded(asked, ChatLines)
-    prompt = await _chat_prompt(
-        asked,
-        [_message(turn) for turn in body.messages],
-        tools=[tool.given for tool in body.tools or ()] or None,
-    )
-    return await _answer(asked, prompt, ChatLines)
-
-
-async def generate(asked: Asked[GenerateRequest]) -> Response:
-    """Complete a prompt in Ollama's shape."""
-    body = asked.body
-    if not body.prompt:
-        return _loaded(asked, GenerateLines)
-    if not body.raw:
-        system = [{"role": "system", "content": body.system}] if body.system else []
-        prompt = await _chat_prompt(asked, [*system, {"role": "user", "content": body.prompt}])
-        return await _answer(asked, prompt, GenerateLines)
-    if body.system or body.think:
-        name = "system" if body.system else "think"
-        raise invalid(f"raw and {name} exclude each other; a raw prompt has no template", name)
-    prompt = {"prompt": body.prompt, "prompt_token_ids": await asked.serving.encode(body.prompt)}
-    return await _answer(asked, prompt, GenerateLines)
-
-
-async def _answer(
-    asked: Asked[Any], prompt: dict[str, Any], writer: "type[LineWriter]"
-) -> Response:
-    body, serving = asked.body, asked.serving
-    options: Options = body.options or Options()
-    num_new, context = max_tokens(serving, options.num_predict), options.num_ctx
-    if context is not None:
-        num_prompt, most = len(prompt["prompt_token_ids"]), serving.facts.max_model_len
-        if context > most:
-            message = f"options.num_ctx is {context}; this server's context holds {most} tokens"
-            raise invalid(f"{message} (--max-model-len)", "options")
-        if num_prompt >= context:
-            raise too_long(num_prompt, None, context)
-        wanted = num_new or serving.defaults.get("max_tokens") or context
-        num_new = min(wanted, context - num_prompt)
-    if body.top_logprobs and not body.logprobs:
-        raise invalid("top_logprobs needs logprobs=true", "top_logprobs")
-    structure = None
-    if body.format == "json":
-        structure = StructuredOutputsParams(json_object=True)
-    elif body.format:
-        structure = StructuredOutputsParams(json=body.format)
-    asked.set_params(
-        "format",
-        body.stream is not False,
-        n=1,
-        **sampling(options),
-        must_fit=False,
-        max_tokens=num_new,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        structured_outputs=structure,
-    )
-    return await writer(asked).respond([prompt])
-
-
-def _loaded(asked: Asked[Any], writer: "type[LineWriter]") -> Response:
-    """Answer a request without a prompt, with which clients load a model or unload it."""
-    if asked.body.keep_alive in (0, "0", "0s"):
-        raise unsupported("keep_alive", "the server does not unload its model; leave 0 out")
-    line = _line(asked.model, writer.said(), done=True, done_reason="load")
-    return json_response(line, asked.headers)
 
 
 def unloaded(model: str, path: str) -> Response:
@@ -123,34 +53,6 @@ def _message(turn: Turn) -> dict[str, Any]:
     }
 
 
-async def _chat_prompt(
-    asked: Asked[Answered], messages: list[dict[str, Any]], **more: Any
-) -> dict[str, Any]:
-    """Return a conversation as a prompt. The answer continues a last turn of the assistant.
-
-    Raises:
-        ApiError: the model cannot be told to reason, or not to.
-    """
-    serving, think = asked.serving, asked.body.think
-    is_prefilled = messages[-1]["role"] == "assistant" and bool(messages[-1]["content"])
-    variables = {} if think is None else dict.fromkeys(_SWITCHES, bool(think))
-    prompt = await serving.chat_prompt(
-        messages,
-        add_generation_prompt=not is_prefilled,
-        continue_final_message=is_prefilled,
-        chat_template_kwargs=variables
-        | ({"reasoning_effort": think} if isinstance(think, str) else {}),
-        **more,
-    )
-    if think is None or (think is False and not reasons(prompt)):
-        return prompt
-    if not reasons(prompt):
-        raise unsupported("think", f"{asked.model} does not support thinking")
-    if not re.search(rf"\b({'|'.join(_SWITCHES)}|reasoning_effort)\b", serving.template_text):
-        raise unsupported("think", "this model's chat template has no switch; the model decides")
-    return prompt
-
-
 def reasons(prompt: dict[str, Any]) -> bool:
     """Return whether the model's reasoning is told from the text of the answer."""
     return "answer" in prompt and prompt["answer"].reasoning is not None
@@ -159,11 +61,77 @@ def reasons(prompt: dict[str, Any]) -> bool:
 # The answer.
 
 
-class LineWriter(PartsWriter):
+class LineWriter(PartsWriter[T]):
     """Writes an answer as lines of JSON. A route says where its text stands."""
 
     media_type = NDJSON
     id_prefix = "ollama-"
+
+    async def complete(self, prompt: dict[str, Any]) -> ASGIApp:
+        """Answer a prompt with the parameters of the body."""
+        body, serving = self.body, self.serving
+        options: Options = body.options or Options()
+        num_new, context = max_tokens(serving, options.num_predict), options.num_ctx
+        if context is not None:
+            num_prompt, most = len(prompt["prompt_token_ids"]), serving.facts.max_model_len
+            if context > most:
+                message = f"options.num_ctx is {context}; this server's context holds {most} tokens"
+                raise invalid(f"{message} (--max-model-len)", "options")
+            if num_prompt >= context:
+                raise too_long(num_prompt, None, context)
+            wanted = num_new or serving.defaults.get("max_tokens") or context
+            num_new = min(wanted, context - num_prompt)
+        if body.top_logprobs and not body.logprobs:
+            raise invalid("top_logprobs needs logprobs=true", "top_logprobs")
+        structure = None
+        if body.format == "json":
+            structure = StructuredOutputsParams(json_object=True)
+        elif body.format:
+            structure = StructuredOutputsParams(json=body.format)
+        self.set_params(
+            "format",
+            body.stream is not False,
+            n=1,
+            **sampling(options),
+            must_fit=False,
+            max_tokens=num_new,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            structured_outputs=structure,
+        )
+        return await self.respond([prompt])
+
+    def loaded(self) -> Response:
+        """Answer a request without a prompt, with which clients load a model or unload it."""
+        if cast(Any, self.body).keep_alive in (0, "0", "0s"):
+            raise unsupported("keep_alive", "the server does not unload its model; leave 0 out")
+        line = _line(self.model, self.said(), done=True, done_reason="load")
+        return json_response(line, self.headers)
+
+    async def chat_prompt(self, messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        """Return a conversation as a prompt. The answer continues a last turn of the assistant.
+
+        Raises:
+            ApiError: the model cannot be told to reason, or not to.
+        """
+        serving, think = self.serving, self.body.think
+        is_prefilled = messages[-1]["role"] == "assistant" and bool(messages[-1]["content"])
+        variables = {} if think is None else dict.fromkeys(_SWITCHES, bool(think))
+        prompt = await serving.chat_prompt(
+            messages,
+            add_generation_prompt=not is_prefilled,
+            continue_final_message=is_prefilled,
+            chat_template_kwargs=variables
+            | ({"reasoning_effort": think} if isinstance(think, str) else {}),
+            **more,
+        )
+        if think is None or (think is False and not reasons(prompt)):
+            return prompt
+        if not reasons(prompt):
+            raise unsupported("think", f"{self.model} does not support thinking")
+        if not re.search(rf"\b({'|'.join(_SWITCHES)}|reasoning_effort)\b", serving.template_text):
+            message = "this model's chat template has no switch; the model decides"
+            raise unsupported("think", message)
+        return prompt
 
     @staticmethod
     def said(
@@ -172,7 +140,7 @@ class LineWriter(PartsWriter):
         """Return the keys of a line that hold new parts of the answer."""
         raise NotImplementedError
 
-    def body(self, choice: Choice) -> dict[str, Any]:
+    def ended(self, choice: Choice) -> dict[str, Any]:
         texts = {"text": "", "reasoning": ""}
         logprobs = []
         for part in choice.parts.all:
@@ -205,14 +173,14 @@ class LineWriter(PartsWriter):
         return json.dumps(ollama_body(error)) + "\n"
 
     def _written(self, said: dict[str, Any]) -> str:
-        line = _line(self.asked.model, said, done=False)
+        line = _line(self.model, said, done=False)
         return json.dumps(line, ensure_ascii=False) + "\n"
 
     def _last(self, said: dict[str, Any], choice: Choice) -> dict[str, Any]:
         times = choice.request.metrics
         assert times is not None, "the engine has measured the request"
         return _line(
-            self.asked.model,
+            self.model,
             said,
             done=True,
             done_reason=choice.new.finish_reason,
@@ -225,8 +193,15 @@ class LineWriter(PartsWriter):
         )
 
 
-class ChatLines(LineWriter):
-    """Writes the answers of ``/api/chat``."""
+class ChatLines(LineWriter[ChatRequest]):
+    """Answer a conversation in Ollama's shape."""
+
+    async def run(self) -> ASGIApp:
+        if not self.body.messages:
+            return self.loaded()
+        messages = [_message(turn) for turn in self.body.messages]
+        tools = [tool.given for tool in self.body.tools or ()] or None
+        return await self.complete(await self.chat_prompt(messages, tools=tools))
 
     @staticmethod
     def said(
@@ -237,8 +212,22 @@ class ChatLines(LineWriter):
         return {"message": message | {name: value for name, value in more.items() if value}}
 
 
-class GenerateLines(LineWriter):
-    """Writes the answers of ``/api/generate``."""
+class GenerateLines(LineWriter[GenerateRequest]):
+    """Complete a prompt in Ollama's shape."""
+
+    async def run(self) -> ASGIApp:
+        body = self.body
+        if not body.prompt:
+            return self.loaded()
+        if not body.raw:
+            system = [{"role": "system", "content": body.system}] if body.system else []
+            messages = [*system, {"role": "user", "content": body.prompt}]
+            return await self.complete(await self.chat_prompt(messages))
+        if body.system or body.think:
+            name = "system" if body.system else "think"
+            raise invalid(f"raw and {name} exclude each other; a raw prompt has no template", name)
+        token_ids = await self.serving.encode(body.prompt)
+        return await self.complete({"prompt": body.prompt, "prompt_token_ids": token_ids})
 
     @staticmethod
     def said(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from mie.frontend.outputs import CompletionOutput, LogprobRow
 from mie.serve.asgi import json_string
@@ -13,25 +13,9 @@ from mie.serve.body import Body
 from mie.serve.errors import invalid, unsupported
 from mie.serve.openai.chunks import ChunkWriter, set_params
 from mie.serve.openai.protocol import ChatCompletionRequest, TemplateFields
-from mie.serve.serving import Asked, Serving
+from mie.serve.serving import Serving
 from mie.serve.writer import Choice
 from mie.structured.tools.parser import JsonEnd
-
-
-async def chat_completions(asked: Asked[ChatCompletionRequest]) -> Response:
-    """Answer a conversation."""
-    body = asked.body
-    max_tokens = body.max_completion_tokens
-    if max_tokens is None:
-        max_tokens = body.max_tokens
-    if body.top_logprobs and not body.logprobs:
-        raise invalid("top_logprobs needs logprobs=true", "top_logprobs")
-    set_params(
-        asked, max_tokens=max_tokens, logprobs=(body.top_logprobs or 0) if body.logprobs else None
-    )
-    parallel = body.parallel_tool_calls
-    prompt = await chat_prompt(body, asked.serving, parallel_tool_calls=parallel)
-    return await ChatWriter(asked).respond([prompt])
 
 
 async def chat_prompt(
@@ -62,17 +46,32 @@ async def chat_prompt(
     )
 
 
-class ChatWriter(ChunkWriter):
-    """Writes the answers of ``/v1/chat/completions``."""
+class ChatWriter(ChunkWriter[ChatCompletionRequest]):
+    """Answer a conversation."""
 
     id_prefix = "chatcmpl-"
     last_delta = '"delta": {}'
     empty_delta = '"delta": {"content": ""}'
 
-    def __init__(self, asked: Asked[ChatCompletionRequest]) -> None:
-        is_stream = asked.body.stream
-        super().__init__(asked, "chat.completion.chunk" if is_stream else "chat.completion")
+    def __init__(self, **asked: Any) -> None:
+        is_stream = asked["body"].stream
+        object = "chat.completion.chunk" if is_stream else "chat.completion"
+        super().__init__(object=object, **asked)
         self._sends_reasoning = self.body.include_reasoning is not False
+
+    async def run(self) -> ASGIApp:
+        body = self.body
+        max_tokens = body.max_completion_tokens
+        if max_tokens is None:
+            max_tokens = body.max_tokens
+        if body.top_logprobs and not body.logprobs:
+            raise invalid("top_logprobs needs logprobs=true", "top_logprobs")
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        set_params(self, max_tokens=max_tokens, logprobs=logprobs)
+        parallel = body.parallel_tool_calls
+        return await self.respond(
+            [await chat_prompt(body, self.serving, parallel_tool_calls=parallel)]
+        )
 
     def first(self, choice: Choice) -> tuple[str, str]:
         return '"delta": {"role": "assistant", "content": ""}', ""

@@ -7,7 +7,7 @@ import json
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from mie.config.params.sampling import SamplingParams
 from mie.config.params.structured import StructuredOutputsParams
@@ -20,8 +20,10 @@ from mie.serve.openai.protocol import GenerationBody
 from mie.serve.serving import Asked
 from mie.serve.writer import Choice, Writer
 
+B = TypeVar("B", bound=GenerationBody, covariant=True)
 
-class ChunkWriter(Writer):
+
+class ChunkWriter(Writer[B]):
     """Writes choices. A dialect says how the text of one looks."""
 
     last_delta: ClassVar[str | None] = None
@@ -31,13 +33,10 @@ class ChunkWriter(Writer):
     has_new_tokens = True
     """Whether generated tokens are part of the answer."""
 
-    def __init__(self, asked: Asked[Any], object: str) -> None:
-        self.body = body = asked.body
-        self.skips_special = asked.params.skip_special_tokens
-        as_ids = bool(body.return_tokens_as_token_ids)
-        super().__init__(asked, as_ids=as_ids, skips_special=self.skips_special)
-        self.has_token_ids = bool(body.return_token_ids)
-        self.keeps_tokens |= self.has_token_ids
+    def __init__(self, *, object: str, **asked: Any) -> None:
+        super().__init__(**asked)
+        body = self.body
+        self.has_token_ids = self.keeps_tokens = bool(body.return_token_ids)
         self.sends_prompt_logprobs = body.prompt_logprobs is not None
         options = body.stream_options
         self._usage_at_end = bool(options and options.include_usage)
@@ -46,12 +45,17 @@ class ChunkWriter(Writer):
             "id": self.response_id,
             "object": object,
             "created": int(time.time()),
-            "model": asked.model,
-            "system_fingerprint": asked.serving.system_fingerprint,
+            "model": self.model,
+            "system_fingerprint": self.serving.system_fingerprint,
         }
         self._head = "data: " + json.dumps(self._fields)[:-1] + ', "choices": ['
         self._tail = '], "usage": null}\n\n' if self._usage_at_end else "]}\n\n"
         self._cached: dict[int, int] = {}
+
+    @property
+    def spelling(self) -> dict[str, bool]:
+        as_ids = bool(self.body.return_tokens_as_token_ids)
+        return {"as_ids": as_ids, "skips_special": self.params.skip_special_tokens}
 
     # The dialect
 

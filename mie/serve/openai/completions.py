@@ -4,43 +4,40 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from mie.frontend.outputs import LogprobRow, RequestOutput
 from mie.serve.asgi import json_string
 from mie.serve.openai.chunks import ChunkWriter, set_params
 from mie.serve.openai.protocol import CompletionRequest
-from mie.serve.serving import Asked
 from mie.serve.writer import Choice
 
 
-async def completions(asked: Asked[CompletionRequest]) -> Response:
+class CompletionWriter(ChunkWriter[CompletionRequest]):
     """Complete one prompt or several."""
-    body = asked.body
-    wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
-    counts = [each for each in wanted if each is not None]
-    set_params(
-        asked,
-        fills_context=False,
-        # The engine generates at least one token. The answer leaves it out where none is wanted.
-        max_tokens=1 if body.max_tokens == 0 else body.max_tokens,
-        logprobs=body.logprobs,
-        prompt_logprobs=-1 if -1 in counts else max(counts, default=None),
-    )
-    return await CompletionWriter(asked).respond(body.prompt)
-
-
-class CompletionWriter(ChunkWriter):
-    """Writes the answers of ``/v1/completions``."""
 
     id_prefix = "cmpl-"
     logprobs_name = "logprobs"
 
-    def __init__(self, asked: Asked[CompletionRequest]) -> None:
-        super().__init__(asked, "text_completion")
+    def __init__(self, **asked: Any) -> None:
+        super().__init__(object="text_completion", **asked)
         self.add_special_tokens = self.body.add_special_tokens is not False
         self._echoes = bool(self.body.echo)
         self.has_new_tokens = self.body.max_tokens != 0
+
+    async def run(self) -> ASGIApp:
+        body = self.body
+        wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
+        counts = [each for each in wanted if each is not None]
+        set_params(
+            self,
+            fills_context=False,
+            # The engine generates at least one token, which the answer leaves out.
+            max_tokens=1 if body.max_tokens == 0 else body.max_tokens,
+            logprobs=body.logprobs,
+            prompt_logprobs=-1 if -1 in counts else max(counts, default=None),
+        )
+        return await self.respond(body.prompt)
 
     def first(self, choice: Choice) -> tuple[str, str] | None:
         if not self._echoes:
@@ -62,7 +59,7 @@ class CompletionWriter(ChunkWriter):
     ) -> Any:
         assert self.logprobs is not None
         if choice.offsets is None:
-            prompt = self.prepared[choice.index // self.asked.params.n].token_ids
+            prompt = self.prepared[choice.index // self.params.n].token_ids
             choice.offsets = self.logprobs.offsets(() if self._echoes else prompt)
         return self.logprobs.completion(token_ids, rows, choice.offsets)
 
@@ -94,7 +91,7 @@ class CompletionWriter(ChunkWriter):
         return written
 
     def _prompt_text(self, output: RequestOutput) -> str:
-        tokenizer = self.asked.serving.tokenizer
+        tokenizer = self.serving.tokenizer
         if output.prompt is not None or tokenizer is None:
             return output.prompt or ""
-        return tokenizer.decode(output.prompt_token_ids, self.skips_special)
+        return tokenizer.decode(output.prompt_token_ids, self.params.skip_special_tokens)

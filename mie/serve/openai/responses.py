@@ -3,10 +3,11 @@
 import json
 import time
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from mie.config.params.structured import StructuredOutputsParams
 from mie.frontend.outputs import RequestOutput
@@ -23,39 +24,7 @@ from mie.serve.openai.responses_protocol import (
     ResponsesRequest,
 )
 from mie.serve.parts import Part, PartEvent
-from mie.serve.serving import Asked
 from mie.serve.writer import Choice, PartsWriter, status_of
-
-
-async def responses(asked: Asked[ResponsesRequest]) -> Response:
-    """Answer a conversation in the shape of OpenAI's Responses API."""
-    body, serving = asked.body, asked.serving
-    if body.top_logprobs and not body.has_logprobs:
-        raise invalid("top_logprobs needs include=['message.output_text.logprobs']", "top_logprobs")
-    if body.stream_options is not None and not body.stream:
-        raise invalid("stream_options needs stream=true", "stream_options")
-    asked.set_params(
-        "text",
-        body.stream,
-        n=1,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        seed=body.seed,
-        max_tokens=body.max_output_tokens,
-        logprobs=(body.top_logprobs or 0) if body.has_logprobs else None,
-        structured_outputs=_structure_of(body),
-    )
-    choice: Any = body.tool_choice
-    if isinstance(choice, NamedFunction):
-        choice = {"type": "function", "function": {"name": choice.name}}
-    prompt = await serving.chat_prompt(
-        _conversation(body),
-        tools=[_tool(tool.given) for tool in body.tools or ()] or None,
-        tool_choice=None if choice == "auto" and not body.tools else choice,
-        parallel_tool_calls=body.parallel_tool_calls,
-    )
-    return await ResponseWriter(asked).respond([prompt])
-
 
 # The request in the words of chats.
 
@@ -120,20 +89,51 @@ _ITEMS = MappingProxyType(
 """Kinds of parts -> the type of the item, the beginning of its id, and the name of its events."""
 
 
-class ResponseWriter(PartsWriter):
-    """Writes the answer of ``/v1/responses``."""
+class ResponseWriter(PartsWriter[ResponsesRequest]):
+    """Answer a conversation in the shape of OpenAI's Responses API."""
 
     id_prefix = "resp_"
 
-    def __init__(self, asked: Asked[ResponsesRequest]) -> None:
-        super().__init__(asked)
-        body, params = asked.body, asked.params
-        self._number = 0
-        self._fields = {
+    _number = 0  # of the next event
+
+    async def run(self) -> ASGIApp:
+        body = self.body
+        if body.top_logprobs and not body.has_logprobs:
+            raise invalid(
+                "top_logprobs needs include=['message.output_text.logprobs']", "top_logprobs"
+            )
+        if body.stream_options is not None and not body.stream:
+            raise invalid("stream_options needs stream=true", "stream_options")
+        self.set_params(
+            "text",
+            body.stream,
+            n=1,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            seed=body.seed,
+            max_tokens=body.max_output_tokens,
+            logprobs=(body.top_logprobs or 0) if body.has_logprobs else None,
+            structured_outputs=_structure_of(body),
+        )
+        choice: Any = body.tool_choice
+        if isinstance(choice, NamedFunction):
+            choice = {"type": "function", "function": {"name": choice.name}}
+        prompt = await self.serving.chat_prompt(
+            _conversation(body),
+            tools=[_tool(tool.given) for tool in body.tools or ()] or None,
+            tool_choice=None if choice == "auto" and not body.tools else choice,
+            parallel_tool_calls=body.parallel_tool_calls,
+        )
+        return await self.respond([prompt])
+
+    @cached_property
+    def _fields(self) -> dict[str, Any]:
+        body, params = self.body, self.params
+        return {
             "id": self.response_id,
             "object": "response",
             "created_at": int(time.time()),
-            "model": asked.model,
+            "model": self.model,
             "background": False,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
@@ -153,7 +153,7 @@ class ResponseWriter(PartsWriter):
             "truncation": "disabled",
         }
 
-    def body(self, choice: Choice) -> dict[str, Any]:
+    def ended(self, choice: Choice) -> dict[str, Any]:
         output, status = choice.request, status_of(choice.new)
         is_whole = choice.new.finish_reason == "stop"
         num_prompt, num_tokens = len(output.prompt_token_ids), choice.num_tokens
@@ -213,7 +213,7 @@ class ResponseWriter(PartsWriter):
             yield self._event("response.output_item.done", output_index=part.index, item=item)
 
     def finish(self, choice: Choice) -> Iterator[str]:
-        yield self._event(f"response.{status_of(choice.new)}", response=self.body(choice))
+        yield self._event(f"response.{status_of(choice.new)}", response=self.ended(choice))
 
     def failure(self, error: ApiError) -> str:
         failed = {"code": "server_error", "message": error.message}
