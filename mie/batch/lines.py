@@ -71,25 +71,36 @@ class Line:
         return [{**self.ids, **number, **_record(output, choice)} for choice in output.outputs]
 
 
-def outcomes(
+def answer_all(
     lines: Mapping[str, Line],
     answers: Callable[[Mapping[str, Mapping[str, Any]]], Iterable[tuple[str, RequestOutput]]],
-) -> Iterator[tuple[Line, RequestOutput | None]]:
-    """Yield each line as it ends, with its output; without one, the line has an ``error``.
+    write: Callable[[Line, RequestOutput | None], object],
+    report: Callable[[str], object],
+) -> None:
+    """Write each line as it ends, with its output. Without one, its ``error`` is reported first.
 
     ``answers`` yields (key, output) of requests by their keys. It is not called without requests.
     """
-    requests = {}
-    for key, line in lines.items():
-        if line.error is None:
-            requests[key] = line.request
-        else:
-            yield line, None
+
+    def end(line: Line, output: RequestOutput | None) -> None:
+        if line.error is not None:
+            report(line.error)
+        write(line, output)
+
+    for line in lines.values():
+        if line.error is not None:
+            end(line, None)
+    requests = {key: line.request for key, line in lines.items() if line.error is None}
     for key, output in answers(requests) if requests else ():
         line = lines[key]
         if output.error is not None:
             line.error = f"{line.source}: {output.error}"
-        yield line, None if line.error else output
+        end(line, None if line.error else output)
+
+
+def num_failed(lines: Iterable[Line]) -> int:
+    """Return the number of lines that have no request, or whose request has failed so far."""
+    return sum(line.error is not None for line in lines)
 
 
 # Reading.

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mie.base.reprs import count
-from mie.batch.lines import outcomes, read_batch
+from mie.batch.lines import Line, answer_all, num_failed, read_batch
 from mie.batch.output_file import continued
 from mie.cli.options import DEFAULT_MODEL, engine_options, print_error, report_sampling_defaults
 from mie.cli.serve import with_server_defaults
@@ -27,19 +27,19 @@ def run(args: argparse.Namespace) -> int:
     settings = {**with_server_defaults(engine_options(args)), "model": model}
     with continued(args.output) as (file, done):
         todo = {key: line for key, line in lines.items() if key not in done}
-        num_failed = 0
-        for line, output in outcomes(todo, partial(_answers, args, settings)):
-            if line.error is not None:
-                print_error(line.error)
-                num_failed += 1
+
+        def write(line: Line, output: RequestOutput | None) -> None:
             for record in line.records(output, model):
                 file.write(json.dumps(record).encode() + b"\n")
             file.flush()
-    numbers = [f"{count(len(todo) - num_failed, 'request')} answered"]
-    numbers += [f"{num_failed:,} failed"] if num_failed else []
+
+        answer_all(todo, partial(_answers, args, settings), write, print_error)
+    failed = num_failed(todo.values())
+    numbers = [f"{count(len(todo) - failed, 'request')} answered"]
+    numbers += [f"{failed:,} failed"] if failed else []
     numbers += [f"{len(lines) - len(todo):,} done before"] if len(lines) > len(todo) else []
     print(f"[{' · '.join(numbers)}]", file=sys.stderr)
-    return int(num_failed > 0)
+    return int(failed > 0)
 
 
 def _answers(

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from mie.base.reprs import count
-from mie.batch.lines import Line, decoded, outcomes, raw_lines, read_lines
+from mie.batch.lines import Line, answer_all, decoded, num_failed, raw_lines, read_lines
 from mie.cli.options import (
     llm_with_trace,
     print_error,
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
             printer.print_numbers()
             raise
         printer.print_numbers()
-        return 1 if trace_failed(args, llm) or printer.num_failed else 0
+        return 1 if trace_failed(args, llm) or num_failed(lines) else 0
 
 
 def _read(args: argparse.Namespace) -> list[Line]:
@@ -101,7 +101,6 @@ class _Printer:
         self._began = perf_counter()
         self._first_token: float | None = None
         self._num_done = 0
-        self.num_failed = 0
 
     def stream(self) -> None:
         """Print the only answer as its tokens are generated."""
@@ -125,22 +124,20 @@ class _Printer:
         waiting = deque(self._lines)
         ended: dict[str, RequestOutput | None] = {}
         shown = bool(self._args.input) and sys.stderr.isatty()
-        lines = {line.source: line for line in waiting}
 
         def answers(requests: Mapping[str, Request]) -> Iterator[tuple[str, RequestOutput]]:
             return run(self._llm, requests.items(), self._params, is_strict=not self._args.input)
 
+        def write(line: Line, output: RequestOutput | None) -> None:
+            self._note_first_token(output)
+            ended[line.source] = output
+            bar.update()
+            while waiting and waiting[0].source in ended:
+                due = waiting.popleft()
+                self._print(due, ended.pop(due.source))
+
         with tqdm(total=len(waiting), unit="request", desc="generating", disable=not shown) as bar:
-            for line, output in outcomes(lines, answers):
-                if line.error is not None:
-                    print_error(line.error)
-                    self.num_failed += 1
-                self._note_first_token(output)
-                ended[line.source] = output
-                bar.update()
-                while waiting and waiting[0].source in ended:
-                    due = waiting.popleft()
-                    self._print(due, ended.pop(due.source))
+            answer_all({line.source: line for line in waiting}, answers, write, print_error)
 
     def _params(self, source: str, request: Request) -> SamplingParams:
         from mie.batch.requests import sampling_of
@@ -189,8 +186,8 @@ class _Printer:
             )
         if stats.num_preemptions:
             numbers.append(count(stats.num_preemptions, "preemption"))
-        if self.num_failed:
-            numbers.append(f"{self.num_failed} failed")
+        if failed := num_failed(self._lines):
+            numbers.append(f"{failed} failed")
         report_sampling_defaults(self._args, self._llm)
         print(f"[{' · '.join(numbers)}]", file=sys.stderr)
 

@@ -17,7 +17,7 @@ from mie.config.params.checks import (
 )
 from mie.config.params.sampling import SamplingParams
 from mie.engine.audit.scheduler import scheduler_snapshot
-from mie.engine.constraint import Constraints, TokenConstraint, check_constraint
+from mie.engine.constraint import Constraints, check_constraint
 from mie.engine.metrics import EngineMetrics, Metric, Snapshot
 from mie.engine.rows import RowFault
 from mie.engine.step import StepMeter, StepOutput, outputs_of
@@ -26,7 +26,7 @@ from mie.events import EventLog
 from mie.sched.plan import StepPlan
 from mie.sched.result import StepResult
 from mie.sched.scheduler import Scheduler
-from mie.sched.sequence import Beam, FinishReason, Request
+from mie.sched.sequence import FinishReason, Request
 from mie.system.threads import is_of_the_request
 
 logger = logging.getLogger(__name__)
@@ -115,10 +115,6 @@ class Engine:
         """Return an unfinished request, or None if there is none with this id."""
         return self._requests.get(request_id)
 
-    def new_request_id(self) -> str:
-        """Return the id that the next request gets if its caller gives none."""
-        return automatic_id(self._num_requests)
-
     def add_request(
         self,
         token_ids: Sequence[int],
@@ -142,15 +138,16 @@ class Engine:
         check_labels(request_id, priority, cache_salt, client)
         params = params.verified()
         self.check(token_ids, params)
-        request = self.add(
-            token_ids,
+        request = Request(
+            request_id or "",
+            [*token_ids],
             params,
-            request_id,
-            priority=priority,
+            priority=int(priority),
             cache_salt=cache_salt,
             client=client,
             constraint=check_constraint(params, self._constraints),
         )
+        self.add(request)
         return request.request_id
 
     def check(self, token_ids: Sequence[int], params: SamplingParams) -> None:
@@ -159,50 +156,27 @@ class Engine:
         check_logprobs(params, self.config.max_logprobs)
         check_something_allowed(params, self.eos_token_ids, self.vocab_size)
 
-    def add(
-        self,
-        token_ids: Sequence[int],
-        params: SamplingParams,
-        request_id: str | None = None,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        client: str | None = None,
-        beam: Beam | None = None,
-        constraint: TokenConstraint | None = None,
-    ) -> Request:
-        """Queue a prompt whose labels and parameters were checked, and return its request.
+    def add(self, request: Request) -> None:
+        """Queue a request whose labels and parameters were checked, and name it if it has no id.
 
-        ``constraint`` is the result of `check_constraint` for these parameters. The blocks of a
-        ``beam`` are kept when it ends, until `release`.
+        Its constraint is the result of `check_constraint`. The blocks of a beam are kept when it
+        ends, until `release`.
 
         Raises:
             RequestError: the id is in use, or the request does not fit. Nothing was added.
         """
-        if request_id in self._requests:
-            raise RequestError(f"request id {request_id!r} is in use; choose another")
-        assert beam is None or params.n == params.max_tokens == 1, "a beam gives one token"
-        number = self._num_requests
-        request = Request(
-            self.new_request_id() if request_id is None else request_id,
-            number,
-            token_ids,
-            params,
-            self.eos_token_ids,
-            self.config.seed,
-            priority=int(priority),
-            cache_salt=cache_salt,
-            client=client,
-            beam=beam,
-        )
-        request.constraint = constraint
+        if request.request_id in self._requests:
+            raise RequestError(f"request id {request.request_id!r} is in use; choose another")
+        params, number = request.params, self._num_requests
+        assert request.beam is None or params.n == params.max_tokens == 1, "a beam gives one token"
+        request.request_id = request.request_id or automatic_id(number)
+        request.enter(number, self.eos_token_ids, self.config.seed)
         self.scheduler.check(request)
         request.metrics.arrival_time = self._clock()
         with self._changing():
             self._num_requests = number + 1
             self.scheduler.add(request)
             self._requests[request.request_id] = request
-        return request
 
     def abort(self, request_id: str) -> None:
         """End a request in any state and free its blocks. An unknown id is ignored."""

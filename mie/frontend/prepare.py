@@ -85,10 +85,10 @@ class Preparer:
             token_ids += self.encode(form.before_structure, add_special_tokens=False)
         self.engine.check(token_ids, params)
         return PreparedRequest(
+            request_id or "",
+            token_ids,
+            params,
             prompt=text,
-            token_ids=token_ids,
-            params=params,
-            request_id=request_id,
             priority=int(priority),
             cache_salt=cache_salt,
             client=client,

@@ -41,38 +41,25 @@ class OutputProcessor:
         self.retract(prepared)
         if check is not None:
             check(self._engine.queue(prepared[0].client))
-        ids = []
         try:
             for each in prepared:
-                each.request = request = self._engine.add(
-                    each.token_ids,
-                    each.params,
-                    each.request_id,
-                    priority=each.priority,
-                    cache_salt=each.cache_salt,
-                    client=each.client,
-                    beam=each.beam,
-                    constraint=each.constraint,
-                )
-                collector.request_ids.add(request.request_id)
-                each.begin(request, self._tokenizer, collector.ref)
-                self._states[request.request_id] = each
-                ids.append(request.request_id)
+                self._engine.add(each)
+                collector.request_ids.add(each.request_id)
+                each.begin(self._tokenizer, collector.ref)
+                self._states[each.request_id] = each
         except RequestError:
             self.retract(prepared)
             raise
-        return ids
+        return [each.request_id for each in prepared]
 
     def retract(self, prepared: Sequence[PreparedRequest]) -> None:
         """End those of the requests that were added, without outputs."""
         for each in prepared:
-            if each.request is not None:
-                request_id = each.request.request_id
-                if self._engine.request(request_id) is each.request:
-                    self._engine.abort(request_id)
-                if self._states.get(request_id) is each:
-                    del self._states[request_id]
-            each.request = None
+            if self._engine.request(each.request_id) is each:
+                self._engine.abort(each.request_id)
+            if self._states.get(each.request_id) is each:
+                del self._states[each.request_id]
+            each.sequences = []
 
     def abort(self, request_id: str) -> None:
         """End a request, whose caller gets a final output; ignore an unknown id."""
@@ -144,7 +131,7 @@ class OutputProcessor:
         collector = state.collector()
         if collector is not None and state.file(collector):
             self.changed.add(state.collector)
-        if state.is_finished:
+        if state.is_answered:
             if collector is not None and state.beam is None:  # a beam may keep blocks
                 collector.request_ids.discard(request_id)
             del self._states[request_id]

@@ -11,15 +11,14 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from mie.config.params.sampling import RequestOutputKind, SamplingParams
-from mie.engine.constraint import TokenConstraint
+from mie.config.params.sampling import RequestOutputKind
 from mie.errors import RequestError
 from mie.frontend.outputs import CompletionOutput, Logprob, LogprobRow, RequestOutput
 from mie.sched.result import TokenLogprobs
-from mie.sched.sequence import Beam, FinishReason, Request, Sequence
+from mie.sched.sequence import FinishReason, Request, Sequence
 from mie.text.stream import TextStream
 from mie.text.tokenizer import Tokenizer
 
@@ -122,52 +121,32 @@ class _Choice:
             self.text = self.answer.add(text, is_last=self.finish_reason is not None)
 
 
-@dataclass(kw_only=True, eq=False, repr=False, slots=True)
-class PreparedRequest:
+@dataclass(eq=False, repr=False)
+class PreparedRequest(Request):
     """A request as its caller knows it: checked and tokenized, and then the state of its answer."""
 
+    _: KW_ONLY
     prompt: str | None
-    token_ids: list[int]
-    params: SamplingParams
-    request_id: str | None = None
-    priority: int = 0
-    cache_salt: str | None = None
-    client: str | None = None
+    """The text of the prompt, if it has one."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    beam: Beam | None = None
     answer: AnswerFormat | None = None
-    constraint: TokenConstraint | None = None
-    """The constraint at the beginning of the output, if the output is constrained."""
-    request: Request | None = field(init=False, default=None)
-    """The request in the engine, once it is added."""
-    collector: CollectorRef = field(init=False)
-    is_finished: bool = field(init=False, default=False)
-    _tokenizer: Tokenizer | None = field(init=False)
-    _choices: list[_Choice] = field(init=False)
-    # The engine's thread adds, the caller's takes.
-    _lock: threading.Lock = field(init=False, default_factory=threading.Lock)
-    _is_filed: bool = field(init=False)  # It is in its collector's news.
-    _is_over: bool = field(init=False)  # The final output was handed out.
-    _prompt_logprobs: list[LogprobRow | None] = field(init=False)
-    _num_prompt_taken: int = field(init=False)
 
-    def begin(self, request: Request, tokenizer: Tokenizer | None, collector: CollectorRef) -> None:
-        """Start the answer of a request that was added to the engine."""
-        self.request, self.collector = request, collector
+    def begin(self, tokenizer: Tokenizer | None, collector: CollectorRef) -> None:
+        """Start the answer, after `enter`."""
+        self.collector = collector
+        self.is_answered = False
+        """Whether all text of the answer is there. A stop string ends it before its sequences."""
         self._tokenizer = tokenizer if self.params.detokenize else None
-        self.is_finished = self._is_filed = self._is_over = False
-        self._prompt_logprobs = [None]
+        self._lock = threading.Lock()  # the engine's thread adds, the caller's takes
+        self._is_filed = False  # it is in its collector's news
+        self._is_over = False  # the final output was handed out
+        self._prompt_rows: list[LogprobRow | None] = [None]
         self._num_prompt_taken = 0
         key = "" if self.answer is None else os.urandom(16).hex()
-        self._choices = [_Choice(each, self._new_answer(each, key)) for each in request.sequences]
+        self._choices = [_Choice(each, self._new_answer(each, key)) for each in self.sequences]
         stream = self._new_stream()
         for number, choice in enumerate(self._choices):
             choice.begin(stream and stream.fork() if number else stream)
-
-    @property
-    def _running(self) -> Request:
-        assert self.request is not None, "it was added"
-        return self.request
 
     def advance(self) -> None:
         """Process the sequences' new tokens.
@@ -178,13 +157,13 @@ class PreparedRequest:
         with self._lock:
             for choice in self._choices:
                 self._advance(choice)
-            self.is_finished = all(choice.finish_reason for choice in self._choices)
-            if self.is_finished:
+            self.is_answered = all(choice.finish_reason for choice in self._choices)
+            if self.is_answered:
                 self._count_calls()
 
     def _count_calls(self) -> None:
         answers = [choice.answer for choice in self._choices if choice.answer is not None]
-        metrics = self._running.metrics
+        metrics = self.metrics
         metrics.num_reasoning_tokens = sum(answer.num_reasoning_tokens for answer in answers)
         metrics.num_tool_calls = sum(answer.num_calls for answer in answers)
         metrics.num_unparsed_calls = sum(answer.num_unparsed for answer in answers)
@@ -194,7 +173,7 @@ class PreparedRequest:
         if self._is_filed:  # the caller will take everything that is there by then
             return False
         with self._lock:
-            is_new = self.is_finished and not self._is_over
+            is_new = self.is_answered and not self._is_over
             if self.output_kind is not RequestOutputKind.FINAL_ONLY:
                 is_new |= any(each.num_tokens > each.num_taken for each in self._choices)
             if not is_new:
@@ -219,21 +198,20 @@ class PreparedRequest:
 
         Under CUMULATIVE it has everything so far, otherwise only the news.
         """
-        request = self._running
         with self._lock:
             if self._is_over:
                 return None
-            error = request.error
-            request.metrics.num_generation_tokens = sum(each.num_tokens for each in self._choices)
+            error = self.error
+            self.metrics.num_generation_tokens = sum(each.num_tokens for each in self._choices)
             output = RequestOutput(
-                request_id=request.request_id,
+                request_id=self.request_id,
                 prompt=self.prompt,
                 prompt_token_ids=self.token_ids,
                 prompt_logprobs=self._take_prompt_logprobs(),
                 outputs=[self._completion(each) for each in self._choices if self._is_due(each)],
-                finished=self.is_finished,
-                num_cached_tokens=request.metrics.num_cached_tokens,
-                metrics=request.metrics,
+                finished=self.is_answered,
+                num_cached_tokens=self.metrics.num_cached_tokens,
+                metrics=self.metrics,
                 error=None if error is None else f"{type(error).__name__}: {error}",
                 is_invalid=isinstance(error, RequestError),
             )
@@ -279,8 +257,8 @@ class PreparedRequest:
     def _take_prompt_logprobs(self) -> list[LogprobRow | None] | None:
         if self.params.prompt_logprobs is None:
             return None
-        rows = self._prompt_logprobs
-        rows.extend(map(self._logprob_row, self._running.prompt_logprobs[len(rows) - 1 :]))
+        rows = self._prompt_rows
+        rows.extend(map(self._logprob_row, self.prompt_logprobs[len(rows) - 1 :]))
         start = self._num_prompt_taken if self._is_delta else 0
         self._num_prompt_taken = len(rows)
         return rows[start:]

@@ -8,7 +8,6 @@ from mie.base.stats.request import RequestMetrics
 from mie.frontend.loop import EngineLoop
 from mie.frontend.outputs import RequestOutput
 from mie.frontend.request_state import Collector, PreparedRequest
-from mie.sched.sequence import Request
 
 Hold = Callable[[Callable[[], object]], object]
 """Calls its argument in the event loop's thread, at a moment that it chooses."""
@@ -49,19 +48,14 @@ class OutputStream(Collector):
         return self._arrival
 
     @property
-    def requests(self) -> list[Request]:
-        """The requests that were added to the engine."""
-        return [each.request for each in self._prepared if each.request is not None]
-
-    @property
     def num_generated(self) -> int:
         """The number of tokens that the requests got so far."""
-        return sum(seq.num_generated for request in self.requests for seq in request.sequences)
+        return sum(seq.num_generated for each in self._prepared for seq in each.sequences)
 
     @property
     def metrics(self) -> list[RequestMetrics]:
-        """The times and counts of each request so far."""
-        return [request.metrics for request in self.requests]
+        """The times and counts so far of each request that was added to the engine."""
+        return [each.metrics for each in self._prepared if each.sequences]
 
     def take(self) -> list[RequestOutput]:
         self._arrival = self.event_loop.create_future()
@@ -93,6 +87,6 @@ class OutputStream(Collector):
 
     def progress(self) -> tuple[int, int]:
         """Return the number of computed tokens of unfinished prompts, and of all their tokens."""
-        unfinished = [request for request in self.requests if not request.is_finished]
+        unfinished = [request for request in self._prepared if not request.is_finished]
         computed = sum(min(r.sequences[0].num_computed, r.num_prompt) for r in unfinished)
         return computed, sum(request.num_prompt for request in unfinished)

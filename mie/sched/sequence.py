@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from dataclasses import KW_ONLY, InitVar, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
 from mie.base.stats.request import RequestMetrics
@@ -25,15 +25,13 @@ class Beam:
 
 @dataclass(eq=False, repr=False)
 class Request:
-    """A prompt, its parameters, and its n sequences."""
+    """A prompt, its parameters, and its n sequences once it is in an engine."""
 
     request_id: str
-    number: int
-    """Order of arrival, which is 0 for the engine's first request."""
-    prompt_token_ids: InitVar[Items[int]]
+    """Names it in the engine, which chooses a name if it is empty."""
+    token_ids: list[int]
+    """The prompt."""
     params: SamplingParams
-    eos_token_ids: Items[int] = ()
-    draw_seed: InitVar[int] = 0
     _: KW_ONLY
     priority: int = 0
     """Lower values run first under the "priority" policy."""
@@ -42,32 +40,38 @@ class Request:
     client: str | None = None
     """Who sent it. Under the "fair" policy, each client gets its share."""
     beam: Beam | None = None
-    constraint: object = field(init=False, default=None)
+    """If it is one of a beam search, its blocks are kept when it ends."""
+    constraint: object = None
     """An object that keeps the grammar of its output compiled, or None."""
-    rank: int = field(init=False, default=0)
-    """The first part of its sequences' keys. The scheduler sets it."""
-    num_charged: int = field(init=False, default=0)
-    """The tokens for which its client was charged so far. The "fair" policy sets it."""
-    prompt_logprobs: list[TokenLogprobs] = field(init=False, default_factory=list)
-    """Log-probabilities of the prompt's positions, from the first to the last computed one.
+    sequences: list[Sequence] = field(init=False, default_factory=list)
+    """Its choices. There are none before `enter`."""
 
-    Empty unless they were asked for. Each is computed once, even after a preemption.
-    """
-    kept_states: list[int] = field(init=False, default_factory=list)
-    """The positions of its prompt after which recurrent states are kept (`StateSlots.open`)."""
-    metrics: RequestMetrics = field(init=False, default_factory=RequestMetrics)
-    error: Exception | None = field(init=False, default=None)
-    """The exception that made it fail, or None."""
-
-    def __post_init__(self, prompt_token_ids: Items[int], draw_seed: int) -> None:
+    def enter(self, number: int, eos_token_ids: Items[int] = (), draw_seed: int = 0) -> Request:
+        """Begin from the prompt as the engine's request of this ``number``, and return itself."""
         params = self.params
-        self.num_prompt = len(prompt_token_ids)
-        self.end_token_ids = params.end_token_ids(self.eos_token_ids)
-        self.eos_token_ids = params.eos_in_effect(self.eos_token_ids)
-        drawn = (draw_seed, self.number + 1)
-        self.draw_key = drawn if params.seed is None else (params.seed, 0)
+        self.number = number
+        """Order of arrival, which is 0 for the engine's first request."""
+        self.end_token_ids = params.end_token_ids(eos_token_ids)
+        self.eos_token_ids = params.eos_in_effect(eos_token_ids)
+        self.draw_key = (draw_seed, number + 1) if params.seed is None else (params.seed, 0)
         """The (seed, stream) of its random numbers. A user's seed always has stream 0."""
-        self.sequences = [Sequence(self, i, [*prompt_token_ids]) for i in range(params.n)]
+        self.rank = 0
+        """The first part of its sequences' keys. The scheduler sets it."""
+        self.num_charged = 0
+        """The tokens for which its client was charged so far. The "fair" policy sets it."""
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        """Log-probabilities of the prompt's positions, from the first to the last computed one.
+
+        Empty unless they were asked for. Each is computed once, even after a preemption.
+        """
+        self.kept_states: list[int] = []
+        """The positions of its prompt after which recurrent states are kept (`StateSlots.open`)."""
+        self.metrics = RequestMetrics()
+        self.error: Exception | None = None
+        """The exception that made it fail, or None."""
+        self.num_prompt = len(self.token_ids)
+        self.sequences = [Sequence(self, i, [*self.token_ids]) for i in range(params.n)]
+        return self
 
     def limit(self, longest: int) -> None:
         """Limit each choice to ``longest`` tokens, which include the prompt's."""

@@ -4,9 +4,10 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from json.encoder import encode_basestring as json_string
+from types import MappingProxyType
 from typing import Any
 
-from starlette.responses import Response
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mie.serve.errors import ApiError, api_error
@@ -207,38 +208,39 @@ SSE = "text/event-stream"
 NDJSON = "application/x-ndjson"
 
 
-class EventStream(Response):
-    """A response of events, one after another. It calls ``on_end`` when it ends, however it ends.
+class EventStream:
+    """An answer of events, one after another. It calls `close` when it ends, however it ends.
 
     Each piece of ``events`` is one write of one or more whole events. A client that reads slowly
     blocks the write. Tokens that come meanwhile are merged into the next piece.
     """
 
+    media_type = SSE
+    """The content type."""
+
     def __init__(
-        self,
-        events: AsyncGenerator[bytes, None],
-        on_end: Callable[[], object] = lambda: None,
-        headers: Mapping[str, str] | None = None,
-        media_type: str = SSE,
+        self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        self.status_code = 200
-        self.background = None
-        self.media_type = media_type
         self._events = events
-        self._on_end = on_end
-        self.init_headers(
-            {"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})}
-        )
+        self._headers = headers
+
+    def close(self) -> None:
+        """Hear that the stream has ended."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         write = writer_of(scope, send)
+        is_text = self.media_type.startswith("text/")
+        kind = f"{self.media_type}; charset=utf-8" if is_text else self.media_type
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no", **self._headers}
+        raw = Headers({**headers, "content-type": kind}).raw
+        start = {"type": "http.response.start", "status": 200, "headers": raw}
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send(start)
             async for events in self._events:
                 await write({"type": "http.response.body", "body": events, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            self._on_end()
+            self.close()
             await self._events.aclose()
 
 

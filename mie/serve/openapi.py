@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from mie.serve.asgi import NDJSON, OPEN_ROUTES, SSE
 from mie.serve.auth import is_of_clients
@@ -42,7 +42,7 @@ class Operation:
 
     method: str
     path: str
-    handler: Callable[[Any], Awaitable[Response]]
+    handler: Callable[[Any], Awaitable[ASGIApp]]
     """It gets the request as an `Asked` if there is a body."""
     answer: str
     """The name of its shape in ``answers.yaml``; "" is plain text."""
@@ -56,13 +56,13 @@ class Operation:
         return first.partition(". ")[0].removesuffix(".")
 
     @property
-    def endpoint(self) -> Callable[[Request], Awaitable[Response]]:
+    def endpoint(self) -> Callable[[Request], Awaitable[ASGIApp]]:
         """The handler, which gets the body that was read, if there is one."""
         handler, body = self.handler, self.body
         if body is None:
             return handler
 
-        async def endpoint(request: Request) -> Response:
+        async def endpoint(request: Request) -> ASGIApp:
             return await handler(await read(request, body))
 
         return endpoint

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from mie.config.params.sampling import RequestOutputKind
 from mie.errors import MieError
@@ -21,7 +22,7 @@ from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
 from mie.frontend.request_state import PreparedRequest
 from mie.frontend.stream import OutputStream
 from mie.serve.access_log import work_of
-from mie.serve.asgi import SSE, EventStream, facts_of
+from mie.serve.asgi import EventStream, facts_of
 from mie.serve.errors import (
     ApiError,
     api_error,
@@ -62,11 +63,9 @@ class Choice:
         return taken
 
 
-class Writer(ABC):
+class Writer(EventStream, ABC):
     """Runs one HTTP request, and writes its answer. A dialect says how the answer looks."""
 
-    media_type: ClassVar[str] = SSE
-    """The content type of a stream."""
     id_prefix: ClassVar[str]
     """The beginning of the ids of answers."""
     logprobs_name: ClassVar[str] = "top_logprobs"
@@ -77,6 +76,7 @@ class Writer(ABC):
 
     def __init__(self, asked: Asked[Any], **spelling: bool) -> None:
         """``spelling`` says how log-probabilities are written, as options of `LogprobWriter`."""
+        super().__init__(self.events(), asked.headers)
         self.asked = asked
         self.response_id = f"{self.id_prefix}{uuid.uuid4().hex}"
         self.prepared: Sequence[PreparedRequest] = ()
@@ -88,6 +88,7 @@ class Writer(ABC):
         self.logprobs = None if asked.params.logprobs is None else self.new_logprobs()
         self.keeps_tokens = self.logprobs is not None
         """Whether tokens wait for an event that reports them."""
+        self._news: list[RequestOutput] = []  # outputs whose events are to be written
         self._has_begun = False
         self._stream: OutputStream
         self._timer: asyncio.TimerHandle | None = None
@@ -164,12 +165,12 @@ class Writer(ABC):
             choice.rows += new.logprobs or ()
         return choice
 
-    async def events(self, outputs: list[RequestOutput]) -> AsyncGenerator[bytes, None]:
-        """Yield the events of the stream; ``outputs`` came already."""
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yield the events of the stream, the first from outputs that have come."""
         try:
             while True:
-                refuse_failed(outputs)
-                events = "".join(self.render(outputs))
+                refuse_failed(self._news)
+                events = "".join(self.render(self._news))
                 if not self._stream.num_unfinished:
                     yield (events + self.end()).encode()
                     return
@@ -178,7 +179,7 @@ class Writer(ABC):
                 if events:
                     yield events.encode()
                     self._is_quiet = self._is_overdue = False
-                outputs = await self._next()
+                self._news = await self._next()
         except Exception as error:
             if not isinstance(error, (ApiError, MieError)):
                 logger.error("a stream met a bug: %r", error, exc_info=error)
@@ -188,7 +189,7 @@ class Writer(ABC):
 
     # The run
 
-    async def respond(self, prompts: Sequence[Any]) -> Response:
+    async def respond(self, prompts: Sequence[Any]) -> ASGIApp:
         """Run the request, and return its answer, or a stream once there is something to send.
 
         ``prompts`` are texts, lists of token ids, or prompts of `AsyncLLM.chat_prompt`.
@@ -201,10 +202,9 @@ class Writer(ABC):
         try:
             if self.asked.params.output_kind is RequestOutputKind.DELTA:
                 self._keep_alive()
-                first = await self._next()
-                refuse_failed(first)
-                events, headers = self.events(first), self.asked.headers
-                return EventStream(events, self.close, headers, self.media_type)
+                self._news = await self._next()
+                refuse_failed(self._news)
+                return self
             while self._stream.num_unfinished:
                 await self._next()
             outputs = sorted(self.finished, key=self.place)

@@ -167,7 +167,7 @@ class Run:
             is_fair = self.config.scheduling_policy == "fair"
             client = (salt, "a", "b")[number % 3] if is_fair else None
             labels = {"priority": priority, "cache_salt": salt, "client": client}
-            request = Request(str(number), number, prompt, params, [EOS], **labels)
+            request = Request(str(number), prompt, params, **labels).enter(number, [EOS])
             self.attempt("add", partial(self.add_now, request))
 
     def add_now(self, request):

@@ -97,7 +97,7 @@ class Run:
         is_fair = self.config.scheduling_policy == "fair"
         client = (salt, "a", "b")[number % 3] if is_fair else None
         labels = {"priority": priority, "cache_salt": salt, "client": client}
-        self.requests.append(Request(str(number), number, prompt, params, [EOS], **labels))
+        self.requests.append(Request(str(number), prompt, params, **labels).enter(number, [EOS]))
         self.scheduler.add(self.requests[-1])
 
     def add_beams(self, count):
@@ -109,7 +109,9 @@ class Run:
         for _ in range(count):
             number, params = len(self.requests), SamplingParams(max_tokens=1)
             beam = Beam(parent_id=parent_id)
-            self.requests.append(Request(str(number), number, prompt, params, [EOS], beam=beam))
+            self.requests.append(
+                Request(str(number), prompt, params, beam=beam).enter(number, [EOS])
+            )
             try:
                 self.scheduler.check(self.requests[-1])
                 self.scheduler.add(self.requests[-1])

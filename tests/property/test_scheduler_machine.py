@@ -151,7 +151,7 @@ class Scheduling(RuleBasedStateMachine):
         priority = number % 4 - 1 if self.config.scheduling_policy == "priority" else 0
         client = (salt, "a", "b")[rank % 3] if self.is_fair else None
         labels = {"priority": priority, "cache_salt": salt, "client": client}
-        request = Request(str(rank), rank, prompt, params, [EOS], **labels)
+        request = Request(str(rank), prompt, params, **labels).enter(rank, [EOS])
         fits = len(prompt) < self.limit or (
             # A prompt that fills the pool can still get the one token that is never stored.
             len(prompt) < self.scheduler.max_model_len
@@ -176,7 +176,9 @@ class Scheduling(RuleBasedStateMachine):
     def abort(self, pick, number):
         requests = list(self.live.values())
         if number % 2:  # otherwise rare
-            requests = [r for r in requests if state_of(r) in PREEMPTED] or requests
+            swapped = [r for r in requests if state_of(r) == "swapped out"]
+            preempted = [r for r in requests if state_of(r) in PREEMPTED]
+            requests = swapped or preempted or requests
         if number == 0 and self.ended:
             request = self.ended[pick % len(self.ended)]
             seen["aborted finished"] += 1

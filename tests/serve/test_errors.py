@@ -263,7 +263,7 @@ def test_a_bug_after_a_whole_answer_does_not_cost_the_next_request(server, conne
 
 
 def test_a_bug_in_the_middle_of_an_answer_is_seen_as_its_cut(server, connection, monkeypatch):
-    async def events(self, outputs):
+    async def events(self):
         yield b"data: {}\n\n"
         broken()
 

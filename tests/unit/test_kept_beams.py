@@ -11,7 +11,9 @@ def add_beam(driver, prompt, parent=None, salt=None):
     number = len(driver.requests)
     beam = Beam(parent_id=parent and parent.request_id)
     params = SamplingParams(max_tokens=1)
-    request = Request(str(number), number, list(prompt), params, [EOS], beam=beam, cache_salt=salt)
+    request = Request(str(number), list(prompt), params, beam=beam, cache_salt=salt).enter(
+        number, [EOS]
+    )
     driver.scheduler.add(request)
     driver.requests.append(request)
     return request

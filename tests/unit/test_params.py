@@ -209,6 +209,16 @@ def test_a_verified_copy_does_not_change_with_the_original():
         copy.extra_args["key"] = 2
     assert full["logit_bias"] == {1: 1.0}
     assert full["extra_args"] == {"key": 1}
+    verified.logit_bias[2] = 1000.0
+    with pytest.raises(ConfigError, match="logit_bias of token 2"):
+        verified.verified()
+
+
+def test_values_are_converted_once():
+    params = SamplingParams(stop=["a"], stop_token_ids=[1, 2])
+    assert params.verified().stop is params.stop
+    limited = params.verified(RequestLimits(max_stop_strings=1))
+    assert limited == params
 
 
 # Parameters that only vLLM has. tests/unit/test_vllm_names.py has the values without effect.

@@ -49,7 +49,7 @@ class Driver:
     def add_ids(self, prompt, labels=None, **params):
         params = SamplingParams(**params)
         number = len(self.requests)
-        request = Request(str(number), number, list(prompt), params, [EOS], **(labels or {}))
+        request = Request(str(number), list(prompt), params, **(labels or {})).enter(number, [EOS])
         self.scheduler.check(request)
         self.scheduler.add(request)
         self.requests.append(request)

@@ -6,6 +6,7 @@ import copy
 import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter, is_
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -67,16 +68,23 @@ TOKEN_LISTS = ("stop_token_ids", "allowed_token_ids", "trace_decode_token_ids")
 LISTS = ("stop", "bad_words", "bad_words_token_ids", *TOKEN_LISTS)
 
 
+class _Checked:
+    """The values of an object when they were checked last, and the limits that they keep."""
+
+    __slots__ = ("_checked",)
+    _checked: tuple[Any, ...]
+
+
 @refuses_names
 @neutral_accepted
 @keyword_checked
 @dataclass(kw_only=True, slots=True)
-class SamplingParams:
+class SamplingParams(_Checked):
     """Configures how the tokens of one request are chosen, and when the output ends.
 
     The names and their meaning are vLLM's, and many are those of OpenAI's API. Every value is
     checked and converted to a plain Python value when the object is created. Fields may be assigned
-    later. Every use begins with `verified`, which checks them again. A bad value or an unknown name
+    later. Every use begins with `verified`, which then checks them. A bad value or an unknown name
     raises `ConfigError`, which is a ``ValueError``. Parameters of vLLM that mie does not have are
     accepted only at the value that has no effect.
 
@@ -202,13 +210,16 @@ class SamplingParams:
         Raises:
             ConfigError: a field was assigned a value that is not allowed.
         """
-        for name in LISTS:
-            if isinstance(getattr(self, name), Iterator):
-                raise ConfigError(
-                    f"{name} is an iterator, which can be read only once; assign a list"
-                )
         params = copy.copy(self)
-        params._normalise(limits)
+        limit, *checked = self._checked
+        is_open = self.logit_bias is not None or self.extra_args is not None  # dictionaries
+        if is_open or limit != limits or not all(map(is_, checked, _values_of(self))):
+            for name in LISTS:
+                if isinstance(getattr(self, name), Iterator):
+                    raise ConfigError(
+                        f"{name} is an iterator, which can be read only once; assign a list"
+                    )
+            params._normalise(limits)
         return params
 
     def _normalise(self, limits: RequestLimits) -> None:
@@ -238,6 +249,7 @@ class SamplingParams:
             self.extra_args = dict(extra)
         self.structured_outputs = structure_from(self.structured_outputs, limits)
         self._refuse_contradictions()
+        self._checked = (limits, *_values_of(self))  # type: ignore[misc]  # a slot of the base
 
     def _normalise_lists(self, limits: RequestLimits) -> None:
         if self.stop is not None:
@@ -319,6 +331,9 @@ class SamplingParams:
         bad_words = self.bad_words_token_ids or ()
         named["bad_words_token_ids"] = tuple([each for ids in bad_words for each in ids])
         return named
+
+
+_values_of = attrgetter(*SamplingParams.__dataclass_fields__)
 
 
 def truncated(

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from mie.config.params.structured import StructuredOutputsParams
 from mie.frontend.outputs import RequestOutput
@@ -25,7 +26,7 @@ from mie.serve.serving import Asked, Serving
 from mie.serve.writer import Choice, PartsWriter, json_response
 
 
-async def messages(asked: Asked[MessagesRequest]) -> Response:
+async def messages(asked: Asked[MessagesRequest]) -> ASGIApp:
     """Answer a conversation in Anthropic's shape."""
     body = asked.body
     form = None if body.output_config is None else body.output_config.format

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import shown
@@ -58,7 +59,7 @@ class CompletionBody(LlamaOptions, Queued):
     """The keys that the answer has, if any are given; "a/b" is a key of an object."""
 
 
-async def completion(asked: Asked[CompletionBody]) -> Response:
+async def completion(asked: Asked[CompletionBody]) -> ASGIApp:
     """Complete a prompt, or several, in llama.cpp's shape."""
     body, serving = asked.body, asked.serving
     serving.required_tokenizer()

@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from mie.config.params.structured import StructuredOutputsParams
 from mie.serve.asgi import NDJSON
@@ -21,7 +22,7 @@ _SWITCHES = ("enable_thinking", "thinking")
 """The variables with which chat templates turn reasoning on and off."""
 
 
-async def chat(asked: Asked[ChatRequest]) -> Response:
+async def chat(asked: Asked[ChatRequest]) -> ASGIApp:
     """Answer a conversation in Ollama's shape."""
     body = asked.body
     if not body.messages:
@@ -34,7 +35,7 @@ async def chat(asked: Asked[ChatRequest]) -> Response:
     return await _answer(asked, prompt, ChatLines)
 
 
-async def generate(asked: Asked[GenerateRequest]) -> Response:
+async def generate(asked: Asked[GenerateRequest]) -> ASGIApp:
     """Complete a prompt in Ollama's shape."""
     body = asked.body
     if not body.prompt:
@@ -50,9 +51,7 @@ async def generate(asked: Asked[GenerateRequest]) -> Response:
     return await _answer(asked, prompt, GenerateLines)
 
 
-async def _answer(
-    asked: Asked[Any], prompt: dict[str, Any], writer: "type[LineWriter]"
-) -> Response:
+async def _answer(asked: Asked[Any], prompt: dict[str, Any], writer: "type[LineWriter]") -> ASGIApp:
     body, serving = asked.body, asked.serving
     options: Options = body.options or Options()
     num_new, context = max_tokens(serving, options.num_predict), options.num_ctx

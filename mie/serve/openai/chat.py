@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from mie.frontend.outputs import CompletionOutput, LogprobRow
 from mie.serve.asgi import json_string
@@ -18,7 +18,7 @@ from mie.serve.writer import Choice
 from mie.structured.tools.parser import JsonEnd
 
 
-async def chat_completions(asked: Asked[ChatCompletionRequest]) -> Response:
+async def chat_completions(asked: Asked[ChatCompletionRequest]) -> ASGIApp:
     """Answer a conversation."""
     body = asked.body
     max_tokens = body.max_completion_tokens

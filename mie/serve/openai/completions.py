@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from mie.frontend.outputs import LogprobRow, RequestOutput
 from mie.serve.asgi import json_string
@@ -14,7 +14,7 @@ from mie.serve.serving import Asked
 from mie.serve.writer import Choice
 
 
-async def completions(asked: Asked[CompletionRequest]) -> Response:
+async def completions(asked: Asked[CompletionRequest]) -> ASGIApp:
     """Complete one prompt or several."""
     body = asked.body
     wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]

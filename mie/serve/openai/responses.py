@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from mie.config.params.structured import StructuredOutputsParams
 from mie.frontend.outputs import RequestOutput
@@ -27,7 +27,7 @@ from mie.serve.serving import Asked
 from mie.serve.writer import Choice, PartsWriter, status_of
 
 
-async def responses(asked: Asked[ResponsesRequest]) -> Response:
+async def responses(asked: Asked[ResponsesRequest]) -> ASGIApp:
     """Answer a conversation in the shape of OpenAI's Responses API."""
     body, serving = asked.body, asked.serving
     if body.top_logprobs and not body.has_logprobs:

@@ -85,7 +85,7 @@ class PageRoutes:
             }
         )
 
-    async def _events(self, request: Request) -> Response:
+    async def _events(self, request: Request) -> EventStream:
         check_may_see(request)
         events = await self.feed.events(request.headers.get("last-event-id"))
         return EventStream(events, headers=DATA_HEADERS)
