@@ -16,9 +16,9 @@ Codes = Literal["int4", "int8", "float8_e4m3fn"]
 GROUPS = (16, 32, 64, 128)
 """Inputs that may share a scale."""
 SMALLEST_SCALE = np.float32(2.0**-98)
-"""The smallest magnitude of a scale of int4 without offsets, except zero.
+"""The smallest magnitude of a scale of int4, except zero.
 
-Kernels divide such scales by 2**28, which is exact from here on.
+Kernels divide such scales by up to 2**28, which is exact from here on.
 """
 
 
@@ -50,7 +50,7 @@ class QuantisedRows:
 
     Products and sums are float32, each rounded once. With offsets, every product must be exact, so
     that a fused multiply-add gives the same weights. Codes of "int4" are -8 … 7 without offsets and
-    0 … 15 with them. Scales of the former are 0 or at least `SMALLEST_SCALE` in magnitude.
+    0 … 15 with them, and their scales are 0 or at least `SMALLEST_SCALE` in magnitude.
     """
 
     form: Form
@@ -72,7 +72,7 @@ class QuantisedRows:
     @property
     def has_tiny_scale(self) -> bool:
         """Whether a scale is below `SMALLEST_SCALE` where that matters."""
-        if self.form.codes != "int4" or self.form.has_offsets:
+        if self.form.codes != "int4":
             return False
         sizes = np.abs(self.scales)
         return bool(((sizes < SMALLEST_SCALE) & (sizes > 0)).any())

@@ -14,9 +14,10 @@ HEADER_WORDS = 20
 LANES = 16
 """Numbers of a vector, and outputs of a panel."""
 INPUTS_OF_WORD = 8
-"""Neighbouring inputs whose 4-bit codes are in a word of an output.
+"""Inputs whose 4-bit codes are in a word of an output.
 
-The first is the highest nibble of signed codes, and the lowest nibble of unsigned ones.
+Signed codes are of neighbouring inputs, the first in the highest nibble. For unsigned codes see
+`words_of_block`.
 """
 SIGNED_NIBBLE = 2.0**28
 """The weight of a signed code, which is read at the top of a word. Its scale is divided by that."""
@@ -68,6 +69,11 @@ WORKER_WORDS, SEMAPHORE = 16, 8
 
 # A ticket's bits: the number of the run, of the instruction, and of the tiles that are left.
 RUN_SHIFT, INSTRUCTION_SHIFT = 40, 24
+
+
+def words_of_block(group: int) -> int:
+    """Return W: nibble k of word j of a block of 8 W inputs has the code of input k W + j."""
+    return min(4, group // INPUTS_OF_WORD)
 
 
 def format_name(form: Form) -> str:

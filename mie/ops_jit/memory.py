@@ -30,7 +30,15 @@ from mie.ops.backend import KVCacheShape
 from mie.ops.kv_cache import LARGEST
 from mie.ops.packed import pack_nibbles
 from mie.ops.quantised import Form, Part, QuantisedRows, Rows
-from mie.ops_jit.layout import INPUTS_OF_WORD, K_BLOCK, LANES, PANELS, SIGNED_NIBBLE, format_name
+from mie.ops_jit.layout import (
+    INPUTS_OF_WORD,
+    K_BLOCK,
+    LANES,
+    PANELS,
+    SIGNED_NIBBLE,
+    format_name,
+    words_of_block,
+)
 
 CHUNK = 32 << 20
 """Bytes that are mapped at a time. They take memory where they are written."""
@@ -170,8 +178,11 @@ def _put_quantised(groups: NDArray[Any], row: int, block: QuantisedRows, form: F
     if padding := -codes.shape[1] % form.group:
         codes = np.pad(codes, [(0, 0), (0, padding)])
     if form.codes == "int4":
-        if not form.has_offsets:  # the first input is the highest nibble
-            codes = codes.reshape(-1, INPUTS_OF_WORD)[:, ::-1].reshape(codes.shape) & np.uint8(15)
+        if form.has_offsets:
+            codes = codes.reshape(-1, INPUTS_OF_WORD, words_of_block(form.group)).swapaxes(1, 2)
+            codes = codes.reshape(-1, INPUTS_OF_WORD)
+        else:  # the first input is the highest nibble
+            codes = codes.reshape(-1, INPUTS_OF_WORD)[:, ::-1] & np.uint8(15)
             scales = scales * np.float32(1 / SIGNED_NIBBLE)
         codes = pack_nibbles(codes).view("<u4")
     _put(groups["codes"], row, codes.reshape(len(block), *groups["codes"].shape[1:-1]))

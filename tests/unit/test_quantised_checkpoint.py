@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -376,6 +377,8 @@ def test_scales_that_are_too_small_are_refused(tmp_path: Path, scale: float, is_
         refused = pytest.raises(WeightsError, match="too small for codes of 4 bits")
         with refused if is_tiny else nullcontext():
             checkpoint.check_values(f"{Q}.weight", block)
+    with_offsets = replace(block, form=replace(block.form, has_offsets=True))
+    assert with_offsets.has_tiny_scale == is_tiny
 
 
 # Which modules are quantised.

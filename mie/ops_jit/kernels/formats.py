@@ -2,9 +2,10 @@
 
 Quantised weights are groups of inputs of a panel, as `mie.ops.quantised` defines them. A group is
 16 float32 scales, perhaps 16 offsets, and then 16 codes for each input. Codes of "int4" are the
-nibbles of words, a word for eight neighbouring inputs of an output. They are shifted to one end of
-the word, one after the other, and are masked and converted there. A signed code is at the high end,
-where the word's sign is its own, and so it is 2**28 times as large. Its scale makes up for that.
+nibbles of words, a word for eight inputs of an output. Signed ones are shifted to the high end of
+the word, one after the other, and are masked and converted there, where the word's sign is the
+code's, and so they are 2**28 times as large. Unsigned ones are converted where they are in the
+word, up to 2**24 times as large. The scale makes up for that.
 """
 
 from __future__ import annotations
@@ -61,12 +62,8 @@ def _after_highest(b: ir.IRBuilder, words: ir.Value) -> ir.Value:
     return b.shl(words, splat(I32, 4))
 
 
-def _lowest(b: ir.IRBuilder, words: ir.Value) -> ir.Value:
-    return b.sitofp(b.and_(words, splat(I32, 15)), VECTOR)
-
-
-def _after_lowest(b: ir.IRBuilder, words: ir.Value) -> ir.Value:
-    return b.lshr(words, splat(I32, 4))
+def _int32(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    return b.sitofp(x, VECTOR)
 
 
 def _fp8(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
@@ -138,7 +135,7 @@ class Format:
     itemsize: int
     """Bytes of that."""
     widen: Widen
-    """Return the elements, or the next codes of words, as float32, which is exact."""
+    """Return the elements, or codes of words, as float32, which is exact."""
     narrow: Callable[[ir.IRBuilder, ir.Value, ir.Value], None] | None = None
     """Store 16 numbers, rounded to nearest, ties to even."""
     largest: float | None = None
@@ -148,12 +145,9 @@ class Format:
     headers: int = 0
     """Vectors that a group begins with: none, scales, or scales and offsets."""
     after: Widen | None = None
-    """Shift the next codes of words to where ``widen`` reads them, if words have several."""
-
-    @property
-    def inputs(self) -> int:
-        """The inputs of a load."""
-        return 1 if self.after is None else INPUTS_OF_WORD
+    """Shift the next codes of words to where ``widen`` reads them, if they are signed."""
+    inputs: int = 1
+    """The inputs of a load."""
 
     @property
     def group_bytes(self) -> int:
@@ -210,8 +204,10 @@ def _quantised(codes: Codes, group: int, has_offsets: bool) -> Format:
     if codes != "int4":
         widen = _int8 if codes == "int8" else _fp8
         return Format(name, I8, 1, widen, group=group, headers=headers)
-    widen, after = (_lowest, _after_lowest) if has_offsets else (_highest, _after_highest)
-    return Format(name, I32, 4, widen, group=group, headers=headers, after=after)
+    widen, after = (_int32, None) if has_offsets else (_highest, _after_highest)
+    return Format(
+        name, I32, 4, widen, group=group, headers=headers, after=after, inputs=INPUTS_OF_WORD
+    )
 
 
 FORMATS = {

@@ -17,9 +17,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from mie.ops_jit.kernels.formats import Format, weights_of
+from mie.ops_jit.kernels.formats import Format, Widen, weights_of
 from mie.ops_jit.kernels.vectors import (
     F32,
+    I32,
     I64,
     VECTOR,
     Emitted,
@@ -30,11 +31,12 @@ from mie.ops_jit.kernels.vectors import (
     int64,
     kernel_function,
     load_lanes,
+    opaque,
     plain,
     pointer,
     splat,
 )
-from mie.ops_jit.layout import PANELS
+from mie.ops_jit.layout import INPUTS_OF_WORD, PANELS, words_of_block
 
 
 @intrinsic
@@ -55,6 +57,8 @@ class Tiles(NamedTuple):
     """Vectors of sums, if there are several panels."""
     rows: int
     panels: int
+    words: int = 1
+    """Words of a block for which there is code, if codes are read in place."""
 
     def width(self, rows: int) -> int:
         """Return how many panels a tile of ``rows`` has."""
@@ -69,22 +73,22 @@ Multiply-adds of NEON take weights from registers only.
 """
 QUANTISED_TILES = {512: Tiles(16, 8, 4), 256: Tiles(2, 4, 2), 128: Tiles(1, 4, 1)}
 """They leave registers for scales, offsets and codes."""
-WORD_TILES = {512: Tiles(12, 8, 4), 256: Tiles(1, 3, 1), 128: Tiles(1, 3, 1)}
-"""They leave registers for words of codes too, if there are offsets."""
+WORD_TILES = {512: Tiles(12, 8, 4), 256: Tiles(1, 4, 1, words=4), 128: Tiles(1, 4, 1)}
+"""They leave registers for offsets too."""
 
 
 def tiles_of(fmt: Format, vector_bits: int) -> Tiles:
     """Return the largest tiles of a format for registers of this width."""
     if not fmt.headers:
         return TILES[vector_bits]
-    has_most = fmt.headers > 1 and fmt.after is not None
+    has_most = fmt.headers > 1 and fmt.inputs > 1
     return (WORD_TILES if has_most else QUANTISED_TILES)[vector_bits]
 
 
 def _emit_tile(
     b: ir.IRBuilder, rows: int, panels: int, fmt: Format,
     x: Any, x_stride: Any, w: Any, w_stride: Any, k_stride: Any, ahead: Any, count: Any,
-    out: Any, out_stride: Any, resume: Any,
+    out: Any, out_stride: Any, resume: Any, written_out: int,
 ) -> None:  # fmt: skip
     """Emit the code of one tile: the first sums, the loop over inputs, and the stores."""
     xs = [b.add(x, b.mul(x_stride, I64(r))) for r in range(rows)]
@@ -106,18 +110,19 @@ def _emit_tile(
         return totals
 
     first = _first_sums(b, outs, resume)
-    totals = _over_inputs(b, fmt, ws, k_stride, ahead, count, first, use)
+    totals = _over_inputs(b, fmt, ws, k_stride, ahead, count, first, use, written_out)
     for total, to in zip(totals, outs, strict=True):
         b.store(total, to, align=4)
 
 
 def _over_inputs(
     b: ir.IRBuilder, fmt: Format, panels: Sequence[ir.Value], stride: Any, ahead: Any, count: Any,
-    state: Vectors, use: Callable[[ir.Value, Vectors, Vectors], Vectors],
+    state: Vectors, use: Callable[[ir.Value, Vectors, Vectors], Vectors], written_out: int = 1,
 ) -> Vectors:  # fmt: skip
     """Emit state = use(k, weights, state) for the inputs k of panels. Return the last state.
 
     There is a vector of weights for each panel. ``stride`` is from load to load.
+    ``written_out`` is the number of words of a block for which there is code, if that has words.
     """
 
     def over_loads(
@@ -156,16 +161,86 @@ def _over_inputs(
 
     def step(group: ir.Value, state: Vectors) -> Vectors:
         own = [b.add(each, b.mul(group, I64(fmt.group_bytes))) for each in panels]
+        begin = b.mul(group, I64(fmt.group))
+        number = _smaller(b, b.sub(count, begin), I64(fmt.group))
+        if fmt.inputs > 1 and fmt.after is None:
+            return _over_words(b, fmt, own, ahead, written_out, begin, number, state, use)
         headers = [
             [load_lanes(b, b.add(each, I64(64 * i)), F32) for i in range(fmt.headers)]
             for each in own
         ]
         places = [b.add(each, I64(64 * fmt.headers)) for each in own]
-        begin = b.mul(group, I64(fmt.group))
-        number = _smaller(b, b.sub(count, begin), I64(fmt.group))
         return over_loads(begin, number, places, headers, state)
 
     return _loop(b, _ceil_div(b, count, fmt.group), step, state)
+
+
+def _over_words(
+    b: ir.IRBuilder, fmt: Format, groups: Sequence[ir.Value], ahead: Any, written_out: int,
+    begin: ir.Value, number: ir.Value, state: Vectors,
+    use: Callable[[ir.Value, Vectors, Vectors], Vectors],
+) -> Vectors:  # fmt: skip
+    """Go over the inputs of groups with words of codes, from ``begin`` on.
+
+    A nibble k is read in place, times 2**4k, and its scale is divided by that. Both are exact. No
+    CPU has registers for all words of a block, so each nibble reads them from the cache again.
+    """
+    words, last = words_of_block(fmt.group), INPUTS_OF_WORD - 1
+    size, together = INPUTS_OF_WORD * words, min(written_out, words)
+
+    def scales() -> Vectors:
+        return [load_lanes(b, opaque(b, each), F32) for each in groups]
+
+    def weights(codes: Vectors, scales: Vectors) -> Vectors:
+        numbers = [fmt.widen(b, each) for each in codes]
+        return [fused(b, *each) for each in zip(numbers, scales, offsets, strict=True)]
+
+    def block(i: ir.Value, state: Vectors) -> Vectors:
+        first, at = b.add(begin, b.mul(i, I64(size))), b.mul(i, I64(64 * words))
+        places = [b.add(each, at) for each in codes]
+        if len(places) == 1 and ahead is not None:
+            for j in range(words):
+                emit_prefetch(b, b.add(b.add(places[0], ahead), I64(64 * j)))
+
+        def nibble(k: ir.Value, state: Vectors, scales: Vectors, cut: Widen) -> Vectors:
+            def step(i: ir.Value, state: Vectors) -> Vectors:
+                i = b.mul(i, I64(together))
+                own = [opaque(b, b.add(each, b.shl(i, I64(6)))) for each in places]
+                begin = b.add(first, b.add(b.mul(k, I64(words)), i))
+                for j in range(together):
+                    each_word = [load_lanes(b, b.add(each, I64(64 * j)), I32) for each in own]
+                    values = weights([cut(b, each) for each in each_word], scales)
+                    state = use(b.add(begin, I64(j)), values, state)
+                return state
+
+            return _loop(b, I64(words // together), step, state)
+
+        def step(k: ir.Value, state: Vectors) -> Vectors:
+            number = b.trunc(k, I32)
+            mask = broadcast(b, b.shl(I32(15), b.shl(number, I32(2))))
+            power = b.sub(I32(127 << 23), b.shl(number, I32(25)))  # the bits of 2**-4k
+            factor = broadcast(b, b.bitcast(power, F32))
+            small = [b.fmul(each, factor) for each in scales()]
+            return nibble(k, state, small, lambda b, each: b.and_(each, mask))
+
+        # The highest nibble would be the sign of the word.
+        state = _loop(b, I64(last), step, state)
+        shift = splat(I32, 4 * last)
+        return nibble(I64(last), state, scales(), lambda b, each: b.lshr(each, shift))
+
+    def rest(i: ir.Value, state: Vectors) -> Vectors:
+        """Use an input of a block that ends early."""
+        at = b.shl(b.add(b.mul(whole, I64(words)), b.urem(i, I64(words))), I64(6))
+        shift = broadcast(b, b.trunc(b.shl(b.udiv(i, I64(words)), I64(2)), I32))
+        shifted = [b.lshr(load_lanes(b, b.add(each, at), I32), shift) for each in codes]
+        values = weights([b.and_(each, splat(I32, 15)) for each in shifted], scales())
+        return use(b.add(begin, b.add(b.mul(whole, I64(size)), i)), values, state)
+
+    offsets = [load_lanes(b, b.add(each, I64(64)), F32) for each in groups]
+    codes = [b.add(each, I64(64 * fmt.headers)) for each in groups]
+    whole = b.udiv(number, I64(size))
+    state = _loop(b, whole, block, state)
+    return _loop(b, b.sub(number, b.mul(whole, I64(size))), rest, state)
 
 
 def _smaller(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
@@ -269,7 +344,7 @@ def multiply(fmt: Format, tiles: Tiles) -> Callable[..., None]:
             block = b.append_basic_block(f"tile_{height}_{width}")
             switch.add_case(I64(height * 8 + width), block)
             b.position_at_end(block)
-            _emit_tile(b, height, width, fmt, *values)
+            _emit_tile(b, height, width, fmt, *values, tiles.words)
             b.branch(after)
         b.position_at_end(after)
 

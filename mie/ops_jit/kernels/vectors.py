@@ -87,7 +87,7 @@ def load_lanes(b: ir.IRBuilder, address: ir.Value, element: ir.Type) -> ir.Value
 
 def broadcast(b: ir.IRBuilder, number: ir.Value) -> ir.Value:
     """Return a vector of 16 equal numbers."""
-    undefined = ir.Constant(VECTOR, ir.Undefined)
+    undefined = ir.Constant(lanes(number.type), ir.Undefined)
     one = b.insert_element(undefined, number, I32(0))
     return b.shuffle_vector(one, undefined, splat(I32, 0))
 
@@ -95,6 +95,11 @@ def broadcast(b: ir.IRBuilder, number: ir.Value) -> ir.Value:
 def fused(b: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
     """Return x * y + z, rounded once."""
     return call(b, "llvm.fma.v16f32", VECTOR, (x, y, z))
+
+
+def opaque(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    """Return an address that LLVM cannot know, so that loads from it stay where they are."""
+    return b.asm(ir.FunctionType(I64, [I64]), "", "=r,0", [address], True)
 
 
 def emit_prefetch(b: ir.IRBuilder, address: ir.Value) -> None:
