@@ -70,7 +70,7 @@ async def test_a_request_gets_what_the_model_recommends_unless_it_says_otherwise
     async def ask(engine, **given):
         async with client_of(engine) as client:
             given = {"seed": 5, **given}
-            given = {"options": given} if path.startswith("/api/") else given
+            given = {"options": {"num_predict": 12, **given}} if "/api/" in path else given
             return text_of(await client.post(path, json={**DIALECTS[path], **given}))
 
     default, neutral = engines

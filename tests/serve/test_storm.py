@@ -32,7 +32,7 @@ SOME, MANY = 30, pytest.param(120, marks=pytest.mark.slow)
     # Each of the two slow readers, who begin together, needs 20 blocks in the end.
     [
         pytest.param({}, False, marks=pytest.mark.slow, id="enough blocks"),
-        pytest.param({"num_blocks": 24, "max_num_seqs": 32}, True, id="too few blocks"),
+        pytest.param({"num_blocks": 21, "max_num_seqs": 32}, True, id="too few blocks"),
     ],
 )
 def test_every_request_is_answered_right_and_no_block_stays(
