@@ -6,7 +6,7 @@
 Chromium has the page open in every other turn, a blank one in the turns between. At the end the
 server rests, and the frames of the page are counted again. Needs playwright and chromium.
 
-* frames/s: what `requestAnimationFrame` gets, of 60;
+* frames/s: the callbacks of `requestAnimationFrame`, at most 60;
 * heap: the used JavaScript heap after a collection, by CDP, of a page that stays open;
 * step: the mean time of `mie:step_seconds`, all phases, of a turn. Turns with the page and without
   are paired, and the median of their ratios is told with its quartiles.
@@ -45,7 +45,7 @@ UNTIL = "async () => { while (!(%s)) await new Promise(requestAnimationFrame); }
 
 
 async def stream(address: tuple[str, int], number: int, end: threading.Event) -> None:
-    """Send one streaming request after another, and drop what comes."""
+    """Send one streaming request after another, and drop the answers."""
     sent = 0
     while not end.is_set():
         body = json.dumps({

@@ -145,11 +145,11 @@ def stories(tiny, kind, count, seed):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_an_exception_at_any_line_fails_only_its_call(tiny, kind):
-    count, limit = (3000, 0.05) if os.environ.get("MIE_HYPOTHESIS") == "far" else (60, 0.1)
+    count = 3000 if os.environ.get("MIE_HYPOTHESIS") == "far" else 180
     counts = stories(tiny, kind, count, seed=kind)
     assert counts["struck"] >= count
     assert counts["cut"] >= count / (4 if kind == "MemoryError" else 2)
-    assert counts["lost outputs"] < limit * counts["struck"]
+    assert counts["lost outputs"] < counts["struck"] / 20
 
 
 TEXTS = ("Once upon a time", "Tell me a story about Mia", "The old mill")
