@@ -326,6 +326,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=TINY)
     parser.add_argument("--heldout", type=Path, default=ROOT / "tests" / "data")
     args = parser.parse_args()
+    for name in ("minutes", "warmup", "batch_tokens", "processes"):
+        if (value := getattr(args, name)) <= 0:
+            parser.error(f"--{name.replace('_', '-')} must be positive; got {value}")
+    if args.steps < 0:
+        parser.error(f"--steps must be at least 0; got {args.steps}")
+    if args.tokenizer and not args.tokenizer.is_file():
+        parser.error(f"--tokenizer names no file: {args.tokenizer}")
     G.check()
     trainer = Trainer(args)
     parameters = sum(p.numel() for p in trainer.model.parameters())
