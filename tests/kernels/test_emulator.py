@@ -1,6 +1,7 @@
 """Compare the emulator with NumPy: each part of the dialect keeps the promises of CUDA, in every
 order."""
 
+import re
 from pathlib import Path
 
 import ml_dtypes
@@ -14,6 +15,7 @@ from mie.errors import ConfigError, MieError
 from mie.ops_gpu.host.build import Builder
 from mie.ops_gpu.host.emulator import ORDERS
 from mie.ops_gpu.launcher import EmulatedLauncher, Kernel, KernelFault, Launcher
+from mie.system.commands import run_command
 
 pytestmark = needs_compiler
 
@@ -284,6 +286,14 @@ def test_the_watchdog_counts_cpu_time_and_not_wall_time(tmp_path: Path):
     x = np.zeros(1, np.int32)
     EmulatedLauncher(limit_s=0.1).kernel(str(tmp_path / "k.cu"), "k")((1,), (1,), (x,))
     assert x[0] == 1
+
+
+def test_atomics_are_inlined_in_an_unoptimised_build_so_that_a_fault_in_one_has_a_line():
+    names = ["atomics"]
+    library = Builder().kernels(Path(FILE), names, (), level="-O0", is_checked=False)
+    functions = run_command(["nm", "-C", str(library)])
+    assert " atomics(" in functions
+    assert not re.findall(r"atomic[A-Z].*", functions)
 
 
 # Refusals of the launcher.

@@ -55,6 +55,7 @@ extern thread_local __attribute__((aligned(128), visibility("default"))) unsigne
 // functions access the emulator's memory through the runtime, which the checked build does not
 // instrument.
 #define MIE_INLINE inline __attribute__((always_inline))
+#define MIE_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace mie_emu {
 
@@ -98,10 +99,10 @@ struct Same {
   using Type = T;
 };
 }  // namespace mie_emu
-#define MIE_ATOMIC(name, expression)                                       \
-  template <typename T>                                                    \
-  static MIE_INLINE T name(T* p, typename mie_emu::Same<T>::Type value) {  \
-    return mie_emu::atomic(p, [value](T old) -> T { return expression; }); \
+#define MIE_ATOMIC(name, expression)                                                         \
+  template <typename T>                                                                      \
+  static MIE_INLINE T name(T* p, typename mie_emu::Same<T>::Type value) {                    \
+    return mie_emu::atomic(p, [value](T old) MIE_INLINE_LAMBDA -> T { return expression; }); \
   }
 MIE_ATOMIC(atomicAdd, old + value)
 MIE_ATOMIC(atomicMin, value < old ? value : old)
@@ -110,10 +111,13 @@ MIE_ATOMIC(atomicExch, value)
 MIE_ATOMIC(atomicOr, old | value)
 #undef MIE_ATOMIC
 static MIE_INLINE unsigned atomicInc(unsigned* p, unsigned limit) {
-  return mie_emu::atomic(p, [limit](unsigned old) { return old >= limit ? 0u : old + 1u; });
+  return mie_emu::atomic(p, [limit](unsigned old) MIE_INLINE_LAMBDA {
+    return old >= limit ? 0u : old + 1u;
+  });
 }
 template <typename T>
 static MIE_INLINE T atomicCAS(T* p, typename mie_emu::Same<T>::Type expected,
                               typename mie_emu::Same<T>::Type desired) {
-  return mie_emu::atomic(p, [=](T old) -> T { return old == expected ? desired : old; });
+  return mie_emu::atomic(
+      p, [=](T old) MIE_INLINE_LAMBDA -> T { return old == expected ? desired : old; });
 }
