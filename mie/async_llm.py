@@ -20,9 +20,9 @@ from mie.config.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_o
 from mie.config.params.checks import check_request_id
 from mie.config.params.sampling import SamplingParams
 from mie.config.params.values import refuse_options
-from mie.engine.audit.waiting import Wait, why_waiting
 from mie.engine.look import Look, look_at, tokens_of
 from mie.engine.metrics import Metric, Snapshot
+from mie.engine.waiting import Wait, why_waiting
 from mie.errors import EngineDeadError, RequestError, RequestFailedError, ThreadLimitError, shown
 from mie.frontend.outputs import Prompt, RequestOutput
 from mie.frontend.prepare import naming_tools
@@ -320,7 +320,7 @@ class AsyncLLM:
         return self._loop.call(lambda: look_at(engine, after, with_metrics=with_metrics))
 
     async def why_waiting(self, seq_id: tuple[int, int]) -> Wait | None:
-        """Return why a sequence waits, or None if it does not: see `mie.engine.audit.waiting`."""
+        """Return why a sequence waits, or None if it does not: see `mie.engine.waiting`."""
         engine = self._loop.engine
         return await self._loop.call_async(
             lambda: why_waiting(engine.scheduler, engine.config, seq_id)

@@ -16,10 +16,10 @@ from mie.config.params.checks import (
     check_token_ids,
 )
 from mie.config.params.sampling import SamplingParams
-from mie.engine.audit.scheduler import scheduler_snapshot
 from mie.engine.constraint import Constraints, check_constraint
 from mie.engine.metrics import EngineMetrics, Metric, Snapshot
 from mie.engine.rows import RowFault
+from mie.engine.snapshot import scheduler_snapshot
 from mie.engine.step import StepMeter, StepOutput, outputs_of
 from mie.errors import RequestError
 from mie.events import EventLog

@@ -6,10 +6,10 @@ import random
 import sys
 
 import pytest
+from audit import check_scheduler
 from scripted_llm import expected, new_llm
 
 from mie import AsyncLLM, SamplingParams
-from mie.engine.audit.scheduler import check_scheduler
 
 AT_ONCE = 64
 

@@ -5,11 +5,10 @@ from collections import Counter
 from itertools import islice
 
 import pytest
+from audit import check_memory, check_scheduler
 from scripted_runner import VOCAB_SIZE, expected_tokens, salt_seed, scripted_engine
 
 from mie import EngineConfig, SamplingParams
-from mie.engine.audit.memory import check_memory
-from mie.engine.audit.scheduler import check_scheduler
 
 SALTS = (None, None, None, "tenant a", "tenant b")
 BLOCK_SIZE = 4

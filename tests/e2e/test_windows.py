@@ -7,12 +7,12 @@ from typing import Any
 import naive
 import numpy as np
 import pytest
+from audit import check_scheduler
 from compiled import needs_numba
 from emulated import needs_compiler
 from tiny_models import LLAMA, TinyModel
 
 from mie import EngineConfig, SamplingParams
-from mie.engine.audit.scheduler import check_scheduler
 from mie.load.engine import load_engine
 from mie.memory.windowed import WindowedManager
 

@@ -12,11 +12,11 @@ import random
 import threading
 
 import pytest
+from audit import check_scheduler
 from scripted_llm import SETTINGS, expected, new_llm
 
 from mie import AsyncLLM, SamplingParams
 from mie.config.params.sampling import RequestOutputKind
-from mie.engine.audit.scheduler import check_scheduler
 
 NUM_RUNS = 4000 if os.environ.get("MIE_HYPOTHESIS") == "far" else 200
 

@@ -13,11 +13,11 @@ from collections import Counter
 from contextlib import suppress
 
 import pytest
+from audit import check_scheduler
 from interrupts import KINDS, Injector, handlers
 from scripted_llm import SETTINGS, expected, new_llm
 
 from mie import LLM, SamplingParams
-from mie.engine.audit.scheduler import check_scheduler
 from mie.errors import EngineDeadError, RequestFailedError
 
 

@@ -10,6 +10,7 @@ from itertools import chain
 import naive
 import numpy as np
 import pytest
+from audit import check_memory, check_scheduler
 from compiled import needs_numba
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,8 +18,6 @@ from tiny_models import TINY
 
 from mie import EngineConfig, SamplingParams, StructuredOutputsParams
 from mie.config.engine import POLICIES
-from mie.engine.audit.memory import check_memory
-from mie.engine.audit.scheduler import check_scheduler
 from mie.load.engine import load_engine
 from mie.model.layout import grouped
 

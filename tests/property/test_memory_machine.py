@@ -10,6 +10,7 @@ from collections import Counter
 from itertools import count, takewhile
 
 import pytest
+from audit import check_memory
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -20,7 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from mie.engine.audit.memory import check_memory, memory_snapshot
+from mie.engine.snapshot import memory_snapshot
 from mie.memory.manager import KVCacheManager
 
 MAX_TABLES = 6

@@ -14,14 +14,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from audit import check_scheduler
 from scripted_runner import EOS, ScriptedRunner, expected_tokens, salt_seed
 
 import mie.memory
 import mie.sched
 from mie.config.engine import POLICIES, EngineConfig
 from mie.config.params.sampling import SamplingParams
-from mie.engine.audit.scheduler import check_scheduler, scheduler_snapshot
 from mie.engine.overlap import OverlappingRunner
+from mie.engine.snapshot import scheduler_snapshot
 from mie.events import EventLog
 from mie.events.replay import walk
 from mie.load.engine import new_scheduler

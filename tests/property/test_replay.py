@@ -9,13 +9,14 @@ from dataclasses import replace
 from functools import partial
 from itertools import cycle
 
+from audit import check_scheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_runner import answer_to
 
 from mie.config.engine import POLICIES, EngineConfig
 from mie.config.params.sampling import SamplingParams
-from mie.engine.audit.scheduler import check_scheduler, scheduler_snapshot
+from mie.engine.snapshot import scheduler_snapshot
 from mie.errors import RequestError
 from mie.events import FIELDS, SUMMARY_FIELDS, EventLog, read_log
 from mie.events.replay import State, at

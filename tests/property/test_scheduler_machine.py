@@ -8,6 +8,7 @@ import math
 from collections import Counter
 
 import pytest
+from audit import check_memory, check_scheduler
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -21,8 +22,6 @@ from scripted_runner import EOS, ScriptedRunner, expected_tokens, salt_seed
 
 from mie.config.engine import POLICIES, EngineConfig
 from mie.config.params.sampling import SamplingParams
-from mie.engine.audit.memory import check_memory
-from mie.engine.audit.scheduler import check_scheduler
 from mie.engine.overlap import OverlappingRunner
 from mie.errors import RequestError
 from mie.memory.manager import KVCacheManager

@@ -8,11 +8,11 @@ import random
 from collections import Counter
 
 import pytest
+from audit import check_scheduler
 from hypothesis import settings
 from scripted_runner import EOS, expected_tokens, scripted_engine
 
 from mie import EngineConfig, SamplingParams
-from mie.engine.audit.scheduler import check_scheduler
 
 NUM_SCENARIOS = 40 if settings().max_examples < 1000 else 1000
 LIMIT = 60

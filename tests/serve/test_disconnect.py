@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from audit import check_scheduler
 from edge_helpers import DIALECTS
 from live_server import live
 from stepped import PATIENCE, Stepped, eventually, state_of
 
 from mie import AsyncLLM
-from mie.engine.audit.scheduler import check_scheduler
 from mie.frontend.prepare import Preparer
 from mie.serve.config import ServeConfig
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from audit import check_scheduler
 from live_server import INVARIANT, live
 
 from mie import AsyncLLM
-from mie.engine.audit.scheduler import check_scheduler
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
 

@@ -5,10 +5,10 @@ import gc
 import os
 
 import pytest
+from audit import check_scheduler
 
 from mie import LLM, AsyncLLM, SamplingParams
 from mie.config.params.sampling import RequestOutputKind
-from mie.engine.audit.scheduler import check_scheduler
 from mie.errors import EngineDeadError
 
 PROMPTS = ("Once upon a time", "Tell me a story about Mia", "The old mill", "A silver bell")

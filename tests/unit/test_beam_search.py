@@ -5,10 +5,10 @@ import random
 
 import naive
 import pytest
+from audit import check_scheduler
 from interrupts import KINDS, Injector, handlers
 
 from mie import LLM, BeamSearchParams
-from mie.engine.audit.scheduler import check_scheduler
 from mie.errors import ConfigError, RequestError, RequestFailedError
 
 EOS = 3

@@ -7,10 +7,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from audit import check_scheduler
 
 from mie import LLM, SamplingParams
 from mie.config.params.sampling import RequestOutputKind
-from mie.engine.audit.scheduler import check_scheduler
 from mie.errors import EngineDeadError, RequestError, RequestFailedError
 from mie.frontend.outputs import RequestOutput
 

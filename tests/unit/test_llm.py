@@ -1,9 +1,9 @@
 """Test `LLM` with the bundled model: the API of vLLM's offline examples."""
 
 import pytest
+from audit import check_scheduler
 
 from mie import LLM, SamplingParams
-from mie.engine.audit.scheduler import check_scheduler
 from mie.errors import ConfigError, RequestError
 
 PROMPT = "Tell me a story about Mia the fox, the old mill and a silver bell."

@@ -1,8 +1,8 @@
 """Test the allocator's rules, one by one."""
 
 import pytest
+from audit import check_memory
 
-from mie.engine.audit.memory import check_memory
 from mie.memory.manager import KVCacheManager
 from mie.memory.pool import BlockPool
 from mie.memory.table import Moves

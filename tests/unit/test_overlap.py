@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 import pytest
+from audit import check_scheduler
 
 from mie import EngineConfig, SamplingParams
-from mie.engine.audit.scheduler import check_scheduler
 from mie.engine.engine import Engine
 from mie.load.engine import load_engine
 

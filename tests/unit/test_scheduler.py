@@ -3,11 +3,11 @@
 import pickle
 
 import pytest
+from audit import check_scheduler
 from scripted_runner import answer_to
 
 from mie.config.engine import EngineConfig
 from mie.config.params.sampling import SamplingParams
-from mie.engine.audit.scheduler import check_scheduler
 from mie.errors import ConfigError, RequestError
 from mie.memory.manager import KVCacheManager
 from mie.sched.scheduler import Scheduler

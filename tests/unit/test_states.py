@@ -14,8 +14,8 @@ from scripted_runner import scripted_engine
 from mie import EngineConfig, SamplingParams
 from mie.cli.trace_blocks import render_blocks
 from mie.cli.trace_perfetto import SLOTS, write_timeline
-from mie.engine.audit.scheduler import scheduler_snapshot
 from mie.engine.engine import Engine
+from mie.engine.snapshot import scheduler_snapshot
 from mie.events import read_log
 from mie.events.replay import State
 from mie.memory.prefix import Node

@@ -1,7 +1,7 @@
-"""Check the KV cache's state by brute force, and return it as plain data.
+"""Check the state of the memory and the scheduler by brute force.
 
-The checks are for tests. They recompute everything that the manager maintains, so they take time in
-proportion to the pool.
+The checks recompute everything that the classes maintain, so they take time in proportion to the
+pool. They hold between two steps.
 """
 
 from __future__ import annotations
@@ -9,43 +9,53 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any
 
-from mie.engine.audit.states import check_states, states_snapshot
+from mie.engine.snapshot import nodes_of
 from mie.memory.manager import KVCacheManager
 from mie.memory.pool import REGION, BlockPool
 from mie.memory.prefix import Node, PrefixCache, block_of
+from mie.memory.states import StateSlots
 from mie.memory.table import BlockTable, Entry, HostTable
 from mie.memory.windowed import WindowedManager
+from mie.sched.scheduler import Scheduler
+from mie.sched.seats import Seats
 
 
-def memory_snapshot(manager: KVCacheManager) -> dict[str, Any]:
-    """Return the held blocks and the prefix tree as plain data."""
-    pool, prefix, entries = manager._pool, manager._prefix, _entries_of(manager)
-    refcounts = ((block_id, pool.refcount(block_id)) for block_id in range(pool.num_blocks))
-    states = {} if manager.states is None else {"states": states_snapshot(manager.states)}
-    return {
-        **states,
-        "block_size": manager.block_size,
-        "num_blocks": manager.num_blocks,
-        "num_host_blocks": manager._num_host_blocks,
-        "refs": {block_id: count for block_id, count in refcounts if count},
-        "tree": {
-            block_of(node): {
-                "parent": node.parent.block_id if node.parent else None,
-                "salt": node.salt,
-                "tokens": list(node.tokens),
-                **({"entry": list(entries[node])} if node in entries else {}),
-            }
-            for node in _blocks(prefix)
-        },
-    }
+def check_scheduler(scheduler: Scheduler) -> None:
+    """Assert that each live sequence is in one queue, and holds blocks only while it runs."""
+    waiting, running = list(scheduler.waiting), scheduler.running
+    holders = [*running, *scheduler._admission.kept.values()]
+    tables = [seq.table for seq in holders if seq.table is not None]
+    hosts = [seq.host for seq in waiting if seq.host is not None]
+    check_memory(scheduler.manager, tables, hosts)
+    _check_seats(scheduler._seats)
+    assert not {*waiting} & {*running}, "both waiting and running"
+    for seq in [*waiting, *running]:
+        assert seq.finish_reason is None
+        assert seq.num_missing >= 1
+    for seq in waiting:
+        assert seq.table is None, "waiting and holding blocks"
+    for seq in running:
+        assert seq.table is not None
+        assert seq.host is None, "swapped out and running"
+        assert seq.is_prefilling or seq.num_missing == 1 or seq.num_generated
+
+
+def _check_seats(seats: Seats) -> None:
+    """Assert that the running sequences are in order and that each row has one owner."""
+    running = seats.running
+    assert [seq.key for seq in running] == sorted(seq.key for seq in running)
+    assert {seq.table.row: seq for seq in running if seq.table is not None} == seats.rows
+    assert len(seats.rows) == len(running)
+    assert sorted([*seats.rows, *seats._free]) == list(range(len(running) + len(seats._free)))
+    assert seats.num_prefilling == sum(seq.is_prefilling for seq in running)
+    assert seats._new.items() <= seats.rows.items(), "a row without an owner"
 
 
 def check_memory(
     manager: KVCacheManager, tables: Iterable[BlockTable], host_tables: Iterable[HostTable] = ()
 ) -> None:
-    """Assert, between steps, that every count equals the holders of its block.
+    """Assert that every count equals the holders of its block.
 
     ``tables`` and ``host_tables`` are all that are open.
     """
@@ -89,18 +99,9 @@ def _check_windows(manager: WindowedManager, tables: Sequence[BlockTable]) -> No
     assert manager._unheld.keys() <= manager._entries.keys()
 
 
-def walk(prefix: PrefixCache) -> Iterator[Node]:
-    """Yield every node of the tree, the roots included."""
-    stack = list(prefix._roots.values())
-    while stack:
-        node = stack.pop()
-        yield node
-        stack.extend(node.children.values())
-
-
 def _blocks(prefix: PrefixCache) -> Iterator[Node]:
     """Yield every node that holds a block."""
-    return (node for node in walk(prefix) if node.block_id is not None)
+    return (node for node in nodes_of(prefix) if node.block_id is not None)
 
 
 def check_pool(pool: BlockPool) -> None:
@@ -134,12 +135,12 @@ def _check_holders(manager: KVCacheManager, tables: Sequence[BlockTable]) -> Non
 
 def _check_tree(prefix: PrefixCache, tables: Iterable[BlockTable]) -> None:
     """Assert the invariants of the tree, and that it knows exactly ``tables``."""
-    known = [table for node in walk(prefix) for table in node.tables]
+    known = [table for node in nodes_of(prefix) for table in node.tables]
     assert len(known) == len(set(known)), "a table is registered at two nodes"
     assert set(known) == set(tables), "the tree has a closed table or misses an open one"
     for root in prefix._roots.values():
         assert root.children or root.tables, "an empty root was kept"
-    for node in walk(prefix):
+    for node in nodes_of(prefix):
         assert node.sorted_tokens == sorted(node.children), "the sorted keys differ"
         assert all(table.node is node for table in node.tables), "a table is elsewhere"
         for child in node.children.values():
@@ -172,3 +173,37 @@ def _count_empty_slots(tables: Sequence[BlockTable], block_size: int) -> int:
             count = min(block_size, max(0, table.num_tokens - index * block_size))
             filled[block_id] = max(count, filled.get(block_id, 0))
     return len(filled) * block_size - sum(filled.values())
+
+
+def check_states(
+    states: StateSlots,
+    nodes: Iterable[Node],
+    tables: Iterable[BlockTable],
+    host_tables: Iterable[HostTable],
+) -> None:
+    """Assert that each slot is free, or of one open table, or of one snapshot.
+
+    ``nodes`` are those of the prefix tree with blocks. The tables are all that are open.
+    """
+    running = states._tables
+    assert {*running} == {*tables}, "a closed table has a slot, or an open one has none"
+    assert {*states.snapshots} <= {*nodes}, "a snapshot outlived its blocks"
+    held = [each.slot for each in running.values()]
+    held += [snapshot.slot for snapshot in states.snapshots.values()]
+    assert sorted([*held, *states._free]) == list(range(states.num_slots)), "a slot was lost"
+    owners = {table.owner for table in running}
+    for table, each in running.items():
+        stops = [*each.stops, *([each.tail] if each.tail else [])]
+        assert each.owner == table.owner
+        assert not stops or states._takes_snapshots
+        assert each.stops == sorted({*each.stops}), "the stops are not ascending"
+        assert all(stop > table.num_tokens for stop in each.stops), "a stop was passed"
+        assert each.tail is None or each.tail in states.snapshots, "a tail was dropped"
+    for node, snapshot in states.snapshots.items():
+        tails = [each for each in running.values() if each.tail is node]
+        if snapshot.tail_of in owners:
+            assert any(each.owner == snapshot.tail_of for each in tails), "a tail stays too long"
+    hosts = states._hosts
+    assert {*hosts} == {*host_tables}, "a state on the host leaked, or is missing"
+    slots = sorted([*hosts.values(), *states._free_hosts])
+    assert slots == list(range(len(slots))), "a slot of the host was lost"
