@@ -1,8 +1,9 @@
-"""Run a part of a test in a forked child, and see which children there are."""
+"""Run a part of a test in a forked child, and observe processes."""
 
 import contextlib
 import os
 import signal
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -30,10 +31,26 @@ def exit_code_of_child(action: Callable[[], object]) -> int:
 
 def children() -> set[int]:
     """Return the children of this process, zombies among them."""
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            number, _, rest = stat.read_text().partition(" ")
-            if int(rest.rpartition(")")[2].split()[1]) == os.getpid():
-                found.add(int(number))
-    return found
+    numbers = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    return {number for number in numbers if _stat(number)[1:2] == [str(os.getpid())]}
+
+
+def cpu_seconds_of_children(pid: int) -> float:
+    """Return the CPU time of the children of a process that have ended."""
+    return sum(map(int, _stat(pid)[13:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def assert_ends(pid: int) -> None:
+    """Wait until a process is gone, or is a zombie because its parent does not wait for it."""
+    for _ in range(6000):
+        if _stat(pid)[:1] in ([], ["Z"], ["X"]):
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{pid} still runs")
+
+
+def _stat(pid: int) -> list[str]:
+    """Return what Linux says of a process: its state, its parent …, or nothing if it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []

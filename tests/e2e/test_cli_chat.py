@@ -30,15 +30,6 @@ def test_each_line_is_answered_until_the_input_ends() -> None:
     assert second
 
 
-def test_exit_ends_the_chat_and_reset_clears_it() -> None:
-    process = mie(
-        "chat", *GREEDY, stdin=b"Who are you?\n/reset\nWho are you?\n/exit\nWho are you?\n"
-    )
-    first, second = process.stdout.decode().splitlines()
-    assert first == second  # the second message was again the first of a conversation
-    assert process.stderr.decode() == "[a new conversation]\n"
-
-
 def test_a_full_context_is_reported_and_nothing_is_dropped() -> None:
     process = mie(
         *("chat", *GREEDY, "--max-model-len", "24", "--ignore-eos"),

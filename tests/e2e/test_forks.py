@@ -16,7 +16,6 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.context import ForkContext
 from pathlib import Path
 
@@ -215,13 +214,6 @@ def test_forked_workers_compile_structured_outputs_of_their_own(shared: LLM) -> 
     constraints._compiler._end_worker()  # type: ignore[union-attr]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("shared")
-def test_an_executor_of_forked_processes(alone: dict[str, str]) -> None:
-    with ProcessPoolExecutor(2, mp_context=FORK) as executor:
-        assert {prompt: text for prompt, text, _ in executor.map(answer, PROMPTS)} == alone
-
-
 LOADS = """
     from mie import LLM, SamplingParams
 
@@ -336,30 +328,6 @@ def asked(path: Path, prompt: str) -> tuple[str, str]:
     text, worker = response.read().decode(), response.headers["x-worker"]
     connection.close()
     return text, worker
-
-
-@pytest.mark.slow
-@with_numpy
-def test_the_workers_of_pytest_xdist(tmp_path: Path, alone: dict[str, str]) -> None:
-    program(tmp_path, "", "loads.py")
-    (tmp_path / "expected.json").write_text(json.dumps(list(alone.items())))
-    (tmp_path / "test_inner.py").write_text(
-        textwrap.dedent(
-            """
-            import json, pathlib, pytest
-            from loads import answer
-
-            CASES = json.loads((pathlib.Path(__file__).parent / "expected.json").read_text())
-
-            @pytest.mark.parametrize(("prompt", "text"), CASES)
-            def test_an_answer(prompt, text):
-                assert answer(prompt) == text
-            """
-        )
-    )
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider"]
-    command += ["-p", "no:schemathesis"]  # its import would take longer than the tests
-    assert "8 passed" in run([*command, "test_inner.py"], cwd=str(tmp_path))
 
 
 @pytest.mark.slow

@@ -120,13 +120,10 @@ async def rounds(count: int) -> Counter[str]:
     return seen
 
 
-def test_six_rounds_of_killed_workers():
-    seen = asyncio.run(rounds(6))
-    assert seen["answers"] > 6, seen
-
-
-@pytest.mark.slow
-def test_five_hundred_rounds_of_killed_workers():
-    seen = asyncio.run(rounds(500))
-    assert seen["errors"] > 50, seen
-    assert seen["answers"] > 500, seen
+@pytest.mark.parametrize(
+    ("count", "errors", "answers"), [(6, 0, 6), pytest.param(500, 50, 500, marks=pytest.mark.slow)]
+)
+def test_rounds_of_killed_workers(count: int, errors: int, answers: int):
+    seen = asyncio.run(rounds(count))
+    assert seen["errors"] >= errors, seen
+    assert seen["answers"] > answers, seen

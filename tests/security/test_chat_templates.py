@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import assert_ends
 from measured import Zygote
 
 from mie.errors import ChatTemplateError, WorkerError
@@ -277,19 +278,6 @@ def run_script(script: str, **options: Any) -> list[str]:
     )
     assert process.stderr == ""
     return process.stdout.splitlines()
-
-
-def assert_ends(pid: int) -> None:
-    """Wait until the process is gone, or is a zombie because its parent does not wait for it."""
-    stat = Path(f"/proc/{pid}/stat")
-    for _ in range(600):
-        try:
-            if stat.read_text().rpartition(")")[2].split()[0] == "Z":
-                return
-        except (FileNotFoundError, ProcessLookupError):
-            return
-        threading.Event().wait(0.1)
-    raise AssertionError(f"{pid} still runs")
 
 
 @pytest.mark.parametrize("stdin", ["closed", "open"])

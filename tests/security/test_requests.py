@@ -140,6 +140,7 @@ def test_an_engine_takes_its_limits_from_its_settings() -> None:
         ({"max_n": 1025}, "max_n must be an integer in 1 … 1024; got 1025"),
         ({"max_n": True}, "max_n must be an integer"),
         ({"max_prompt_chars": 0}, "max_prompt_chars must be an integer at least 1; got 0"),
+        ({"max_stop_strings": 0}, "max_stop_strings must be an integer in 1 …"),
         ({5: 1}, "RequestLimits has no parameter '5'"),
         ([("max_n", 1)], "request_limits must be a dictionary or RequestLimits"),
     ],

@@ -10,9 +10,12 @@ from typing import Any
 import httpx2
 import pytest
 from edge_helpers import asks, load
+from lazy_module import lazy_module
 from live_server import live
 
 from mie import LLM, AsyncLLM
+
+anthropic, openai = lazy_module("anthropic"), lazy_module("openai")
 
 
 def pytest_pyfunc_call(pyfuncitem: Any) -> bool | None:
@@ -85,6 +88,20 @@ def server() -> Iterator[Server]:
         engine.shutdown()
     manager = engine._loop.engine.scheduler.manager
     assert manager.num_used == 0, "a request has left blocks behind"
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Any]:
+    """OpenAI's own client."""
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def claude(server: Server) -> Iterator[Any]:
+    """Anthropic's own client."""
+    with anthropic.Anthropic(base_url=server.url, api_key="x", max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

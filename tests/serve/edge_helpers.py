@@ -54,6 +54,24 @@ async def client_of(engine, config=None, **options):
             yield client
 
 
+def answer_of(engine, path, config=None, method="GET", **options):
+    """Return the answer to one request to an app that nothing else uses."""
+
+    async def ask():
+        async with client_of(engine, config) as client:
+            return await client.request(method, path, **options)
+
+    return asks(ask())
+
+
+async def generate(client, **body):
+    """Wait for the end of a short completion, and return its body."""
+    body = {"prompt": "Once upon a time", "max_tokens": 12, "ignore_eos": True, **body}
+    answer = await client.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
 class Running:
     """A server that runs in this event loop, and its client."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -20,22 +19,11 @@ else:
 USER = {"role": "user", "content": "Tell me a story about an otter."}
 
 
-@pytest.fixture(scope="module")
-def url(server: Any) -> str:
-    return server.url
-
-
-@pytest.fixture(scope="module")
-def client(url: str) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=url, api_key="x", max_retries=0) as client:
-        yield client
-
-
-def create(client: anthropic.Anthropic, **more: Any) -> anthropic.types.Message:
+def create(claude: anthropic.Anthropic, **more: Any) -> anthropic.types.Message:
     """A greedy answer. The newest clients know no ``temperature``, which is therefore extra."""
     extra = {"temperature": 0, **more.pop("extra_body", {})}
     arguments = {"model": "bundled", "max_tokens": 24, "messages": [USER], **more}
-    return client.messages.create(**arguments, extra_body=extra)
+    return claude.messages.create(**arguments, extra_body=extra)
 
 
 def expected(llm: LLM, messages: list[dict[str, str]], **options: Any) -> Any:
@@ -45,8 +33,8 @@ def expected(llm: LLM, messages: list[dict[str, str]], **options: Any) -> Any:
     return output
 
 
-def test_an_answer_is_the_engines(client: anthropic.Anthropic, llm: LLM):
-    message = create(client)
+def test_an_answer_is_the_engines(claude: anthropic.Anthropic, llm: LLM):
+    message = create(claude)
     output = expected(llm, [USER])
     [block] = message.content
     assert (block.type, block.text) == ("text", output.outputs[0].text)
@@ -59,13 +47,13 @@ def test_an_answer_is_the_engines(client: anthropic.Anthropic, llm: LLM):
     assert usage.output_tokens == 24
 
 
-def test_the_system_prompt_is_the_first_message(client: anthropic.Anthropic, llm: LLM):
+def test_the_system_prompt_is_the_first_message(claude: anthropic.Anthropic, llm: LLM):
     for system in ("Be brief.", [{"type": "text", "text": "Be brief."}]):
         output = expected(llm, [{"role": "system", "content": "Be brief."}, USER])
-        assert create(client, system=system).content[0].text == output.outputs[0].text
+        assert create(claude, system=system).content[0].text == output.outputs[0].text
 
 
-def test_blocks_of_text_and_turns_of_one_role_are_joined(client: anthropic.Anthropic, llm: LLM):
+def test_blocks_of_text_and_turns_of_one_role_are_joined(claude: anthropic.Anthropic, llm: LLM):
     blocks = [{"type": "text", "text": "Tell me"}, {"type": "text", "text": "a story."}]
     cached = [{**blocks[0], "cache_control": {"type": "ephemeral"}}, blocks[1]]
     turns = [{"role": "user", "content": "Tell me"}, {"role": "user", "content": "a story."}]
@@ -75,29 +63,29 @@ def test_blocks_of_text_and_turns_of_one_role_are_joined(client: anthropic.Anthr
         [{"role": "user", "content": cached}],
         turns,
     ):
-        assert create(client, messages=messages).content[0].text == output.outputs[0].text
+        assert create(claude, messages=messages).content[0].text == output.outputs[0].text
 
 
-def test_the_answer_continues_a_last_turn_of_the_assistant(client: anthropic.Anthropic, llm: LLM):
+def test_the_answer_continues_a_last_turn_of_the_assistant(claude: anthropic.Anthropic, llm: LLM):
     messages = [USER, {"role": "assistant", "content": "Once there was an"}]
     params = SamplingParams(temperature=0, max_tokens=24)
     [output] = llm.chat(
         messages, params, use_tqdm=False, add_generation_prompt=False, continue_final_message=True
     )
-    assert create(client, messages=messages).content[0].text == output.outputs[0].text
+    assert create(claude, messages=messages).content[0].text == output.outputs[0].text
 
 
-def test_a_stop_sequence_is_named(client: anthropic.Anthropic):
-    text = create(client).content[0].text
+def test_a_stop_sequence_is_named(claude: anthropic.Anthropic):
+    text = create(claude).content[0].text
     word = text.split()[3]
-    message = create(client, stop_sequences=["never seen", word])
+    message = create(claude, stop_sequences=["never seen", word])
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", word)
     assert message.content[0].text == text[: text.index(word)]
 
 
-def test_a_stream_has_anthropics_events_in_their_order(client: anthropic.Anthropic):
-    whole = create(client)
-    events = list(create(client, stream=True))
+def test_a_stream_has_anthropics_events_in_their_order(claude: anthropic.Anthropic):
+    whole = create(claude)
+    events = list(create(claude, stream=True))
     kinds = [event.type for event in events]
     deltas = [event.delta.text for event in events if event.type == "content_block_delta"]
     assert kinds == [
@@ -119,39 +107,27 @@ def test_a_stream_has_anthropics_events_in_their_order(client: anthropic.Anthrop
     assert total == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
 
 
-def test_the_clients_stream_helper_accumulates_the_message(client: anthropic.Anthropic):
-    whole = create(client)
-    with client.messages.stream(
-        model="bundled", max_tokens=24, messages=[USER], extra_body={"temperature": 0}
-    ) as stream:
-        text = "".join(stream.text_stream)
-        final = stream.get_final_message()
-    assert text == final.content[0].text == whole.content[0].text
-    assert final.stop_reason == whole.stop_reason
-    assert final.usage.output_tokens == whole.usage.output_tokens
-
-
-def test_tokens_are_counted_as_the_prompt_has_them(client: anthropic.Anthropic):
+def test_tokens_are_counted_as_the_prompt_has_them(claude: anthropic.Anthropic):
     for more in ({}, {"system": "Be brief."}):
-        count = client.messages.count_tokens(model="bundled", messages=[USER], **more)
-        usage = create(client, **more).usage
+        count = claude.messages.count_tokens(model="bundled", messages=[USER], **more)
+        usage = create(claude, **more).usage
         assert count.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
 
 
-def test_errors_reach_the_client_as_its_own_exceptions(client: anthropic.Anthropic):
+def test_errors_reach_the_client_as_its_own_exceptions(claude: anthropic.Anthropic):
     with pytest.raises(anthropic.NotFoundError) as not_found:
-        create(client, model="another")
+        create(claude, model="another")
     assert not_found.value.body["error"]["type"] == "not_found_error"
     with pytest.raises(anthropic.BadRequestError, match="max_tokens asks for"):
-        create(client, max_tokens=10**4)
+        create(claude, max_tokens=10**4)
 
 
-def test_a_broken_body_and_an_unknown_route_have_the_shape_too(url: str):
+def test_a_broken_body_and_an_unknown_route_have_the_shape_too(server: Any):
     broken = httpx2.post(
-        f"{url}/v1/messages", content=b"{", headers={"content-type": "application/json"}
+        f"{server.url}/v1/messages", content=b"{", headers={"content-type": "application/json"}
     )
     assert (broken.status_code, broken.json()["error"]["type"]) == (400, "invalid_request_error")
-    nowhere = httpx2.post(f"{url}/v1/messages/nowhere", json={})
+    nowhere = httpx2.post(f"{server.url}/v1/messages/nowhere", json={})
     assert (nowhere.status_code, nowhere.json()["error"]["type"]) == (404, "not_found_error")
 
 

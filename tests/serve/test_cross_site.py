@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from edge_helpers import asks, client_of
+from edge_helpers import answer_of, asks, client_of
 from starlette.routing import Route
 
 from mie.errors import ConfigError
@@ -35,11 +35,7 @@ def message_of(body):
 
 
 def status(engine, config=None, path="/version", method="GET", **options):
-    async def ask():
-        async with client_of(engine, config) as client:
-            return (await client.request(method, path, **options)).status_code
-
-    return asks(ask())
+    return answer_of(engine, path, config, method, **options).status_code
 
 
 def answers_of_all_routes(engine, config, headers):

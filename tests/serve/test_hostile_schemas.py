@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from forks import cpu_seconds_of_children
 from live_server import INVARIANT, live
 
 from mie import AsyncLLM
@@ -100,8 +101,7 @@ def leave(url: str, body: dict[str, Any]) -> None:
 def compiled_seconds(engine: AsyncLLM) -> float:
     """Return the CPU time of everything that the worker has compiled."""
     worker = engine._llm.llm_engine.preparer.constraints._compiler._worker  # type: ignore[union-attr]
-    fields = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[13]) + int(fields[14])) / 100
+    return cpu_seconds_of_children(worker.pid)
 
 
 IMPOSSIBLE = {"structured_outputs": {"regex": "b{20}((a{1000}){1000}){1000}"}}

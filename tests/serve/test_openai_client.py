@@ -1,8 +1,7 @@
-"""OpenAI's own client: every endpoint, whole and streamed, raw and parsed, sync and async."""
+"""OpenAI's own client: responses, whole and streamed, and errors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,30 +15,6 @@ else:
 PROMPT = "Once upon a time there was an otter"
 MESSAGES: list[Any] = [{"role": "user", "content": "Tell me a story about an otter."}]
 GREEDY: dict[str, Any] = {"model": "bundled", "temperature": 0}
-
-
-@pytest.fixture(scope="module")
-def url(server: Any) -> str:
-    return f"{server.url}/v1"
-
-
-@pytest.fixture(scope="module")
-def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=url, api_key="x", max_retries=0) as client:
-        yield client
-
-
-# Chats
-
-
-def test_the_chat_stream_helper_accumulates_the_answer(client: openai.OpenAI):
-    """It refuses an answer that ends at a limit, so this one has none."""
-    whole = client.chat.completions.create(**GREEDY, messages=MESSAGES)
-    with client.chat.completions.stream(**GREEDY, messages=MESSAGES) as stream:
-        kinds = {event.type for event in stream}
-        final = stream.get_final_completion()
-    assert {"chunk", "content.delta", "content.done"} <= kinds
-    assert final.choices[0].message.content == whole.choices[0].message.content
 
 
 # Responses
@@ -123,10 +98,7 @@ def test_the_response_stream_helper_has_log_probabilities(client: openai.OpenAI)
     assert all(len(entry.top_logprobs) == 2 for entry in part.logprobs)
 
 
-# Models
-
-
-# Raw responses, async, errors, timeouts, retries
+# Errors
 
 
 def test_errors_have_the_clients_own_classes(client: openai.OpenAI):

@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from edge_helpers import PATIENCE, asks, client_of, load
+from edge_helpers import PATIENCE, answer_of, asks, client_of, generate, load
+from forks import assert_ends
 from page_cells import Page as Applied
 from page_cells import cells_of
 
@@ -27,12 +27,6 @@ def engine():
     with_engine = load(num_blocks=32, block_size=8)
     yield with_engine
     with_engine.shutdown()
-
-
-async def generate(client, **body):
-    body = {"prompt": "Once", "max_tokens": 2, "ignore_eos": True, **body}
-    answer = await client.post("/v1/completions", json=body)
-    assert answer.status_code == 200, answer.text
 
 
 def records_of(events):
@@ -100,12 +94,8 @@ async def test_a_page_that_sleeps_gets_the_whole_state_when_it_wakes(engine):
 
 
 def test_pages_are_refused_when_too_many_are_open(engine, monkeypatch):
-    async def ask():
-        async with client_of(engine) as client:
-            return await client.get("/mie/events")
-
     monkeypatch.setattr(feed_module, "MAX_PAGES", 0)
-    assert asks(ask()).status_code == 429
+    assert answer_of(engine, "/mie/events").status_code == 429
 
 
 async def stream_of(feed):
@@ -204,15 +194,4 @@ def test_the_process_ends_with_its_parent():
     parent = [sys.executable, "-c", PARENT, str(Path(feed_module.__file__).parents[3])]
     ended = subprocess.run(parent, stdout=subprocess.PIPE, timeout=PATIENCE, check=False)
     assert ended.returncode == -signal.SIGKILL
-    deadline = time.monotonic() + PATIENCE
-    while is_running(int(ended.stdout)):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
+    assert_ends(int(ended.stdout))

@@ -6,12 +6,9 @@ import json
 from typing import Any, Literal
 
 import pytest
-from lazy_module import lazy_module
 from pydantic import BaseModel, Field
 
 pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
-
-anthropic, openai = lazy_module("anthropic"), lazy_module("openai")
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 MESSAGES: list[Any] = [{"role": "user", "content": "Tell me a story about Mia the otter."}]
@@ -84,12 +81,6 @@ def test_vllms_field(server, path):
         assert text_of(answer["choices"][0]) in texts
 
 
-@pytest.fixture
-def client(server):
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
-        yield client
-
-
 def test_openais_parse_gives_the_model_of_a_chat(client):
     completion = client.chat.completions.parse(
         model="bundled", messages=MESSAGES, response_format=Record, max_tokens=100
@@ -110,14 +101,13 @@ def test_openais_parse_gives_the_model_of_a_response(client):
     assert response.text.format.type == "json_schema"
 
 
-def test_a_schema_of_anthropics_field_holds(server):
-    with anthropic.Anthropic(base_url=server.url, api_key="x", max_retries=0) as client:
-        message = client.messages.create(
-            model="bundled",
-            max_tokens=100,
-            messages=MESSAGES,
-            output_config={"format": {"type": "json_schema", "schema": SCHEMA}},
-        )
+def test_a_schema_of_anthropics_field_holds(claude):
+    message = claude.messages.create(
+        model="bundled",
+        max_tokens=100,
+        messages=MESSAGES,
+        output_config={"format": {"type": "json_schema", "schema": SCHEMA}},
+    )
     assert json.loads(message.content[0].text).keys() == {"animal", "age"}
     assert message.stop_reason == "end_turn"
 

@@ -243,12 +243,6 @@ class Add(BaseModel):
 FUNCTIONS = {"Weather": lambda place: f"Rain at the {place}.", "Add": lambda a, b: str(a + b)}
 
 
-@pytest.fixture
-def client(server):
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
-        yield client
-
-
 def test_openais_loop_calls_two_tools(client):
     tools = [openai.pydantic_function_tool(each) for each in (Weather, Add)]
     messages = [*USER]
@@ -335,12 +329,6 @@ OF_ANTHROPIC: list[Any] = [
     {"name": each["function"]["name"], "input_schema": each["function"]["parameters"]}
     for each in TOOLS
 ]
-
-
-@pytest.fixture
-def claude(server):
-    with anthropic.Anthropic(base_url=server.url, api_key="x", max_retries=0) as client:
-        yield client
 
 
 def test_anthropics_loop_calls_two_tools(claude):

@@ -11,8 +11,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from safetensors.numpy import save_file
 
+from mie import LLM, SamplingParams
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.tensors import expected_tensors
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "models"
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -31,6 +34,36 @@ def hf_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[st
     """Return a small ``config.json`` of a family. A change to Ellipsis removes the key."""
     config = {**LLAMA, "architectures": [architecture], **changes}
     return {key: value for key, value in config.items() if value is not ...}
+
+
+def golden_values(name: str) -> dict[str, Any]:
+    """Return the ``config.json`` of a golden model."""
+    values: dict[str, Any] = json.loads((GOLDEN / name / "config.json").read_text())
+    return values
+
+
+def golden_config(name: str, **changes: Any) -> ModelConfig:
+    """Return the configuration of a golden model with changed values."""
+    return ModelConfig.from_hf({**golden_values(name), **changes})
+
+
+def greedy(directory: Path, max_tokens: int = 8, prompt: Any = (1, 2, 3), **more: Any) -> list[int]:
+    """Return the tokens with which a model without a tokenizer continues a prompt."""
+    settings = {"backend": "numpy", "num_blocks": 16, **more}
+    llm = LLM(str(directory), skip_tokenizer_init=True, **settings)
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    [output] = llm.generate([[*prompt]], params, use_tqdm=False)
+    tokens: list[int] = output.outputs[0].token_ids
+    return tokens
+
+
+def scores(directory: Path, **settings: Any) -> list[list[float]]:
+    """Return the log-probabilities of all 40 tokens after each token of a prompt."""
+    llm = LLM(str(directory), skip_tokenizer_init=True, max_model_len=32, **settings)
+    params = SamplingParams(max_tokens=1, prompt_logprobs=-1, temperature=0)
+    [out] = llm.generate([[*range(4, 28)]], params, use_tqdm=False)
+    rows = out.prompt_logprobs or []
+    return [[row[token].logprob for token in range(40)] for row in rows[1:] if row]
 
 
 def random_tensors(config: ModelConfig, dtype: DTypeLike = np.float32) -> dict[str, NDArray[Any]]:

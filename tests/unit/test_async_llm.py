@@ -2,10 +2,10 @@
 
 import asyncio
 import gc
-import os
 
 import pytest
 from audit import check_scheduler
+from forks import exit_code_of_child
 
 from mie import LLM, AsyncLLM, SamplingParams
 from mie.config.params.sampling import RequestOutputKind
@@ -53,13 +53,6 @@ async def text_of(llm, prompt, sampling=None, **labels):
     assert output.finished
     assert output.outputs[0].text == text
     return text
-
-
-def test_concurrent_requests_get_the_same_outputs_as_alone(llm, alone):
-    async def main():
-        return await asyncio.gather(*(text_of(llm, p) for p in PROMPTS * 4))
-
-    assert asyncio.run(main()) == alone * 4
 
 
 def test_a_slow_consumer_gets_merged_outputs(llm, alone):
@@ -127,14 +120,9 @@ def test_shutdown_ends_the_thread_and_running_requests():
 
 
 def test_a_forked_child_is_refused_with_a_remedy(llm):
-    asyncio.run(text_of(llm, PROMPTS[0]))
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
+    def child():
+        with pytest.raises(EngineDeadError, match="belongs to the parent process"):
             asyncio.run(text_of(llm, PROMPTS[0]))
-        except EngineDeadError as error:
-            code = 0 if "belongs to the parent process" in str(error) else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    asyncio.run(text_of(llm, PROMPTS[0]))
+    assert exit_code_of_child(child) == 0

@@ -1,13 +1,12 @@
 """Test many callers of one `LLM`: streams, calls, step loops and threads, mixed."""
 
 import gc
-import os
 import signal
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from audit import check_scheduler
+from forks import exit_code_of_child
 
 from mie import LLM, SamplingParams
 from mie.config.params.sampling import RequestOutputKind
@@ -46,25 +45,6 @@ def alone(llm):
 
 def streamed(llm, index):
     return "".join(output.outputs[0].new_text for output in llm.stream(PROMPTS[index], params()))
-
-
-def test_any_number_of_threads_may_call(llm, alone):
-    def stepped(index):
-        request_id = f"{threading.get_ident()}"
-        llm.add_request(PROMPTS[index], params(), request_id)
-        return request_id
-
-    def generated(index):
-        return llm.generate([PROMPTS[index]], params(), use_tqdm=False)[0].outputs[0].text
-
-    with ThreadPoolExecutor(12) as pool:
-        calls = [
-            (index, pool.submit(function, *args))
-            for index in [0, 1, 2, 3] * 6
-            for function, args in ((generated, (index,)), (streamed, (llm, index)))
-        ]
-        for index, call in calls:
-            assert call.result() == alone[index]
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
@@ -224,20 +204,14 @@ def test_a_forked_child_serves_its_own_requests(llm, alone):
     stream = llm.stream(PROMPTS[0], params())
     begun = next(stream).outputs[0].new_text
     llm.add_request(PROMPTS[2], params(max_tokens=40), "the parent's")  # the child leaves it alone
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            text = llm.generate([PROMPTS[1]], params(), use_tqdm=False)[0].outputs[0].text
-            has_left = llm.has_work
-            try:
-                next(stream)
-            except RequestError as error:
-                is_refused = "the parent process" in str(error)
-                code = 0 if text == alone[1] and not has_left and is_refused else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def child():
+        text = llm.generate([PROMPTS[1]], params(), use_tqdm=False)[0].outputs[0].text
+        assert (text, llm.has_work) == (alone[1], False)
+        with pytest.raises(RequestError, match="the parent process"):
+            next(stream)
+
+    assert exit_code_of_child(child) == 0
     assert begun + "".join(output.outputs[0].new_text for output in stream) == alone[0]
     outputs: list[RequestOutput] = []
     while llm.has_work:
@@ -247,16 +221,12 @@ def test_a_forked_child_serves_its_own_requests(llm, alone):
 
 def test_a_forked_child_is_refused_the_gpu_at_once(llm, monkeypatch):
     monkeypatch.setattr(llm.loop, "_survives_fork", False)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
+
+    def child():
+        with pytest.raises(EngineDeadError, match="CUDA does not survive a fork"):
             llm.generate(PROMPTS[0], params(), use_tqdm=False)
-        except EngineDeadError as error:
-            code = 0 if "CUDA does not survive a fork" in str(error) else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    assert exit_code_of_child(child) == 0
 
 
 def test_a_signal_in_another_callers_command_is_not_that_callers_error(llm):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import small_tokenizers
+from forks import assert_ends, cpu_seconds_of_children
 
 from mie import StructuredOutputsParams
 from mie.errors import RequestError, WorkerError
@@ -43,8 +44,7 @@ def worker_pid(grammars: Grammars) -> int:
 
 def compiled_seconds(grammars: Grammars) -> float:
     """Return the CPU time of everything that the worker has compiled."""
-    fields = Path(f"/proc/{worker_pid(grammars)}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
+    return cpu_seconds_of_children(worker_pid(grammars))
 
 
 def begun(grammars: Grammars) -> None:
@@ -129,19 +129,8 @@ def test_a_worker_that_hangs_is_replaced(grammars: Grammars, monkeypatch: pytest
         patch.setattr(compiler, "WALL_SECONDS", 0.2)
         with pytest.raises(WorkerError, match="the worker process did not answer in time"):
             grammars.start(regex("y"))
-    assert_gone(first)
+    assert_ends(first)
     assert grammars.start(regex("y")).mask()
-
-
-def assert_gone(pid: int) -> None:
-    for _ in range(6000):
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return
-        except (FileNotFoundError, ProcessLookupError):
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{pid} still runs")
 
 
 def test_grammars_that_are_dropped_end_their_worker(grammars: Grammars):
@@ -152,4 +141,4 @@ def test_grammars_that_are_dropped_end_their_worker(grammars: Grammars):
     if thread is not None:
         thread.join()
     del own, thread
-    assert_gone(pid)
+    assert_ends(pid)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_files import hf_config
+from model_files import golden_config, golden_values, hf_config
 from tables import table
 
 from mie.checkpoint.config import FAMILIES, ModelConfig, RopeConfig
@@ -151,18 +151,69 @@ def test_a_feature_that_is_not_implemented_is_refused_by_name(
 
 
 @pytest.mark.parametrize(
-    ("architecture", "changes"),
+    ("architecture", "flag"),
     [
-        ("MistralForCausalLM", {"attention_bias": True}),
-        ("Qwen3ForCausalLM", {"mlp_bias": True}),
-        ("Qwen2ForCausalLM", {"mlp_bias": True}),
+        ("MistralForCausalLM", "attention_bias"),
+        ("Qwen3ForCausalLM", "mlp_bias"),
+        ("Qwen2ForCausalLM", "mlp_bias"),
     ],
 )
-def test_a_flag_that_transformers_ignores_in_the_family_is_refused(
-    architecture: str, changes: dict[str, Any]
-) -> None:
-    with pytest.raises(UnsupportedModelError, match=next(iter(changes))):
-        load(architecture, **changes)
+def test_a_flag_that_transformers_ignores_in_the_family_is_refused(architecture, flag) -> None:
+    with pytest.raises(UnsupportedModelError, match=flag):
+        load(architecture, **{flag: True})
+
+
+ROPE = "rope_parameters"
+OF_FAMILIES: list[tuple[str, dict[str, Any], str]] = [
+    ("qwen3_moe_dense_layer", {"num_experts_per_tok": 6}, "num_experts_per_tok must be at most 5"),
+    ("qwen3_moe_dense_layer", {"num_experts_per_tok": 0}, "num_experts_per_tok must be at least 1"),
+    ("qwen3_moe_dense_layer", {"num_local_experts": 1025}, "must be at most 1024"),
+    (
+        "qwen3_moe_dense_layer",
+        {"num_local_experts": 1024, "num_hidden_layers": 40},
+        "at most 32768 in all layers",
+    ),
+    ("qwen3_moe_dense_layer", {"mlp_only_layers": [3]}, "must be numbers of layers, 0 … 2"),
+    ("qwen3_moe_dense_layer", {"mlp_only_layers": [-1]}, "mlp_only_layers"),
+    ("qwen3_moe_dense_layer", {"decoder_sparse_step": 0}, "decoder_sparse_step must be at least 1"),
+    ("qwen3_moe_dense_layer", {"norm_topk_prob": 1}, "norm_topk_prob must be true or false"),
+    ("qwen3_moe_dense_layer", {"moe_intermediate_size": None}, "moe_intermediate_size"),
+    ("olmoe_experts", {"clip_qkv": 8.0}, "clip_qkv"),
+    ("lfm2_experts", {"norm_topk_prob": False}, "norm_topk_prob false is not supported in LFM2, s"),
+    ("lfm2_experts", {"routed_scaling_factor": 2.0}, "routed_scaling_factor 2.0 is not supported"),
+    ("lfm2_experts", {"num_dense_layers": 4}, "num_dense_layers must be at most 3"),
+    ("lfm2_experts", {"use_expert_bias": 1}, "use_expert_bias must be true or false"),
+    ("gpt_oss_sinks", {"swiglu_limit": 3.0}, "swiglu_limit 3.0 is not supported"),
+    ("gpt_oss_sinks", {"swiglu_alpha": 1.0}, "swiglu_alpha 1.0 is not supported"),
+    ("qwen35_delta", {"linear_num_value_heads": 3}, "linear_num_value_heads"),
+    ("qwen35_delta", {"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim"),
+    ("qwen35_delta", {"linear_key_head_dim": "wide"}, "linear_key_head_dim"),
+    ("qwen35_delta", {"layer_types": ["linear_attention"] * 3}, "without any attention layer"),
+    ("qwen35_delta", {"layer_types": ["mamba", "full_attention", "mamba"]}, "mamba"),
+    ("qwen35_delta", {"hidden_act": "gelu_pytorch_tanh"}, "activation"),
+    ("granite4_mamba", {"mamba_n_heads": 5}, "mamba_n_heads"),
+    ("granite4_mamba", {"mamba_d_head": 7}, "mamba_d_head"),
+    ("granite4_mamba", {"mamba_n_groups": 3}, "mamba_n_groups"),
+    ("granite4_mamba", {"time_step_limit": [0.0, 1.0]}, "time_step_limit"),
+    ("granite4_mamba", {"num_local_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok"),
+    ("smollm3_no_rope", {"no_rope_layers": [1]}, "no_rope_layers"),
+    ("smollm3_no_rope", {"no_rope_layers": "10"}, "no_rope_layers"),
+    ("smollm3_no_rope", {"no_rope_layers": [2, 0]}, "no_rope_layers"),
+    ("phi3_long", {ROPE: {"short_factor": [1.0]}}, "short_factor must be a list of 8 numbers"),
+    ("phi3_long", {ROPE: {"long_factor": ["x"] * 8}}, "must be a number"),
+    ("phi3_long", {ROPE: {"long_factor": None}}, "long_factor must be a list"),
+    ("phi3_fused", {ROPE: {"partial_rotary_factor": 0.05}}, "must turn pairs of channels"),
+    ("hunyuan_rotated_norms", {ROPE: {"alpha": 0.0}}, "depends on the current length"),
+    ("hunyuan_rotated_norms", {ROPE: {"alpha": -1.0}}, "alpha"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "message"), OF_FAMILIES)
+def test_a_value_that_a_family_does_not_allow_is_refused_by_name(name, changes, message) -> None:
+    if ROPE in changes:
+        changes = {ROPE: {**golden_values(name)[ROPE], **changes[ROPE]}}
+    with pytest.raises(ModelError, match=message):
+        golden_config(name, **changes)
 
 
 @pytest.mark.parametrize(

@@ -153,25 +153,6 @@ def test_an_endless_list_is_refused_without_reading_on(name: str):
     assert len(getattr(SamplingParams(**{name: [value] * min(limit, 5000)}), name)) > 0
 
 
-@pytest.mark.parametrize(
-    ("limits", "params", "message"),
-    [
-        ({"max_n": 2}, {"n": 3}, "n must be an integer in 1 … 2; got 3"),
-        ({"max_stop_strings": 1}, {"stop": ["a", "b"]}, "stop may have at most 1 entries"),
-        ({"max_logit_bias": 1}, {"logit_bias": {1: 1, 2: 2}}, "logit_bias may have at most 1 ent"),
-        ({"max_extra_args": 1}, {"extra_args": {1: 1, 2: 2}}, "extra_args may have at most 1 ent"),
-    ],
-)
-def test_a_server_may_set_lower_limits(limits: Any, params: Any, message: str):
-    given = SamplingParams(**params)
-    assert given.verified() == given
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        given.verified(RequestLimits(**limits))
-    [name] = limits
-    with pytest.raises(ConfigError, match=f"{name} must be an integer in 1 …"):
-        RequestLimits(**{name: 0})
-
-
 # The object.
 
 

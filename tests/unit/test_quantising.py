@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+from model_files import greedy
 from test_quantised_checkpoint import AWQ, GPTQ, awq, write_quantised
 from tiny_models import LLAMA, QWEN3_TIED, random_weights, write_model
 
-from mie import LLM, SamplingParams
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError, WeightsError
 from mie.load.engine import load_engine
@@ -22,11 +22,7 @@ INT8, INT4 = (Form(codes=codes, group=32, has_offsets=False) for codes in ("int8
 
 
 def generated(directory: Path, **settings: Any) -> list[int]:
-    llm = LLM(str(directory), skip_tokenizer_init=True, backend="numpy", num_blocks=16, **settings)
-    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-    [output] = llm.generate([[1, 2, 3]], params, use_tqdm=False)
-    tokens: list[int] = output.outputs[0].token_ids
-    return tokens
+    return greedy(directory, 24, **settings)
 
 
 # Rounding.

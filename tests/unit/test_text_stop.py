@@ -1,15 +1,8 @@
-"""Test StopStrings case by case; property/ compares it with str.find."""
+"""Test the cost of StopStrings; property/ compares it with str.find."""
 
 import pytest
 
 from mie.text.stream import StopStrings
-
-
-def test_a_stop_string_across_three_pieces_is_found_and_removed() -> None:
-    search = StopStrings(["</answer>"])
-    assert search.add("yes</an") == ("yes", None)
-    assert search.add("swe") == ("", None)
-    assert search.add("r> and more") == ("", "</answer>")
 
 
 def test_thousands_of_stop_strings_cost_no_more_for_a_character(

@@ -19,13 +19,6 @@ def save(directory: Path, kind: str = "byte_level", **config: Any) -> Backend:
     return backend
 
 
-def test_encode_and_decode_round_trip(tmp_path: Path) -> None:
-    save(tmp_path, eos_token="<|end|>")
-    tokenizer = Tokenizer.load(tmp_path, None)
-    for sentence in SENTENCES:
-        assert tokenizer.decode(tokenizer.encode(sentence)) == sentence
-
-
 def test_special_tokens_are_read_as_strings_or_as_serialised_tokens(tmp_path: Path) -> None:
     backend = save(tmp_path, bos_token={"content": "<|bos|>"}, eos_token="<|end|>", pad_token=None)
     tokenizer = Tokenizer.load(tmp_path, None)

@@ -260,12 +260,6 @@ def test_a_shard_may_be_a_link_as_in_the_hub_cache(tmp_path: Path) -> None:
     opened(directory).close()
 
 
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
-    write_shards(tmp_path, random_tensors(CONFIG))
-    (tmp_path / "model-00002-of-00002.safetensors").unlink()
-    refused(tmp_path, "model-00002-of-00002.safetensors", "missing")
-
-
 def test_a_tensor_that_its_shard_lacks_is_named(tmp_path: Path) -> None:
     weight_map = write_shards(tmp_path, random_tensors(CONFIG))
     other = next(shard for shard in weight_map.values() if shard != weight_map[Q_PROJ])
