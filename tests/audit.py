@@ -14,8 +14,8 @@ from mie.engine.snapshot import nodes_of
 from mie.memory.manager import KVCacheManager
 from mie.memory.pool import REGION, BlockPool
 from mie.memory.prefix import Node, PrefixCache, block_of
-from mie.memory.states import StateSlots
-from mie.memory.table import BlockTable, Entry, HostTable
+from mie.memory.stateful import StatefulManager
+from mie.memory.table import BlockTable, HostTable
 from mie.memory.windowed import WindowedManager
 from mie.sched.scheduler import Scheduler
 from mie.sched.seats import Seats
@@ -61,8 +61,6 @@ def check_memory(
     """
     assert not manager._pinned, "a block is pinned between steps"
     tables, host_tables = list(tables), list(host_tables)
-    if manager.states is not None:
-        check_states(manager.states, _blocks(manager._prefix), tables, host_tables)
     _check_holders(manager, tables)
     _check_host_pool(manager._host.pool, host_tables)
     assert manager.num_cached <= manager._max_cached, "the cache is over its budget"
@@ -70,16 +68,14 @@ def check_memory(
     assert manager.num_slots_empty == _count_empty_slots(tables, manager.block_size)
     if isinstance(manager, WindowedManager):
         _check_windows(manager, tables)
-
-
-def _entries_of(manager: KVCacheManager) -> dict[Node, Entry]:
-    """Return the nodes' blocks of layers with a window."""
-    return manager._entries if isinstance(manager, WindowedManager) else {}
+    if isinstance(manager, StatefulManager):
+        _check_states(manager, tables, host_tables)
 
 
 def _check_windows(manager: WindowedManager, tables: Sequence[BlockTable]) -> None:
     """Assert that each table has exactly the entries within reach, and a claim on all to come."""
-    window, nodes = manager.window, set(_blocks(manager._prefix))
+    window = manager.window
+    entries = {node: node.entry for node in _blocks(manager._prefix) if node.entry is not None}
     held = {block_id for table in tables for entry in table.entries for block_id in entry}
     for table in tables:
         assert table.num_passed == window.reach(table.num_tokens), "a block was kept or let go"
@@ -91,12 +87,13 @@ def _check_windows(manager: WindowedManager, tables: Sequence[BlockTable]) -> No
     assert manager.num_claimed == claimed - len(held), "the claims are miscounted"
     assert manager._num_in_tables == sum(len(table.entries) for table in tables) * window.num_groups
     assert manager.num_available >= 0, "more blocks are claimed than there are"
-    assert manager._entries.keys() <= nodes, "an evicted node has an entry"
-    assert manager._nodes == {entry[0]: node for node, entry in manager._entries.items()}
-    for node, entry in manager._entries.items():
+    assert manager._nodes == {entry[0]: node for node, entry in entries.items()}, (
+        "an evicted node has an entry"
+    )
+    for node, entry in entries.items():
         assert len(entry) == window.num_groups
         assert (node in manager._unheld) == held.isdisjoint(entry), "a wrong holder of an entry"
-    assert manager._unheld.keys() <= manager._entries.keys()
+    assert manager._unheld.keys() <= entries.keys()
 
 
 def _blocks(prefix: PrefixCache) -> Iterator[Node]:
@@ -122,7 +119,7 @@ def _check_holders(manager: KVCacheManager, tables: Sequence[BlockTable]) -> Non
     check_pool(pool)
     held = Counter(block_id for table in tables for block_id in table.held_ids)
     nodes = list(_blocks(prefix))
-    cached = Counter(chain(map(block_of, nodes), *_entries_of(manager).values()))
+    cached = Counter(chain(map(block_of, nodes), *(node.entry or () for node in nodes)))
     assert all(count == 1 for count in cached.values()), "a block has two places in the tree"
     for block_id in range(pool.num_blocks):
         expected = held[block_id] + cached[block_id]
@@ -175,35 +172,31 @@ def _count_empty_slots(tables: Sequence[BlockTable], block_size: int) -> int:
     return len(filled) * block_size - sum(filled.values())
 
 
-def check_states(
-    states: StateSlots,
-    nodes: Iterable[Node],
-    tables: Iterable[BlockTable],
-    host_tables: Iterable[HostTable],
+def _check_states(
+    manager: StatefulManager, tables: Iterable[BlockTable], host_tables: Iterable[HostTable]
 ) -> None:
-    """Assert that each slot is free, or of one open table, or of one snapshot.
-
-    ``nodes`` are those of the prefix tree with blocks. The tables are all that are open.
-    """
-    running = states._tables
+    """Assert that each slot is free, or of one open table, or of one snapshot."""
+    running = manager._states
     assert {*running} == {*tables}, "a closed table has a slot, or an open one has none"
-    assert {*states.snapshots} <= {*nodes}, "a snapshot outlived its blocks"
+    assert {*manager.snapshots} <= {*_blocks(manager._prefix)}, "a snapshot outlived its blocks"
     held = [each.slot for each in running.values()]
-    held += [snapshot.slot for snapshot in states.snapshots.values()]
-    assert sorted([*held, *states._free]) == list(range(states.num_slots)), "a slot was lost"
+    held += [snapshot.slot for snapshot in manager.snapshots.values()]
+    assert sorted([*held, *manager._free_slots]) == list(range(manager.num_states)), (
+        "a slot was lost"
+    )
     owners = {table.owner for table in running}
     for table, each in running.items():
         stops = [*each.stops, *([each.tail] if each.tail else [])]
         assert each.owner == table.owner
-        assert not stops or states._takes_snapshots
+        assert not stops or manager.shares_full
         assert each.stops == sorted({*each.stops}), "the stops are not ascending"
         assert all(stop > table.num_tokens for stop in each.stops), "a stop was passed"
-        assert each.tail is None or each.tail in states.snapshots, "a tail was dropped"
-    for node, snapshot in states.snapshots.items():
+        assert each.tail is None or each.tail in manager.snapshots, "a tail was dropped"
+    for node, snapshot in manager.snapshots.items():
         tails = [each for each in running.values() if each.tail is node]
         if snapshot.tail_of in owners:
             assert any(each.owner == snapshot.tail_of for each in tails), "a tail stays too long"
-    hosts = states._hosts
+    hosts = manager._host_slots
     assert {*hosts} == {*host_tables}, "a state on the host leaked, or is missing"
-    slots = sorted([*hosts.values(), *states._free_hosts])
+    slots = sorted([*hosts.values(), *manager._free_host_slots])
     assert slots == list(range(len(slots))), "a slot of the host was lost"

@@ -16,8 +16,7 @@ from mie.engine.overlap import OverlappingRunner
 from mie.engine.runner import Launched
 from mie.events import EventLog
 from mie.load.engine import new_scheduler
-from mie.memory.states import StateMoves
-from mie.memory.table import Moves
+from mie.memory.table import Moves, StateMoves
 from mie.sched.plan import Chunk, NewRow, StepPlan
 from mie.sched.result import ChunkResult, StepResult, TokenLogprobs
 

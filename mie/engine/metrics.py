@@ -20,7 +20,8 @@ from typing import NamedTuple
 from mie.base.stats.request import RequestMetrics
 from mie.base.stats.step import EngineStats, StepStats
 from mie.config.engine import EngineConfig
-from mie.memory.states import StateSlots
+from mie.memory.manager import KVCacheManager
+from mie.memory.stateful import StatefulManager
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Request
 
@@ -300,7 +301,7 @@ class EngineMetrics:
                 ("vllm:num_requests_waiting_by_reason", {"reason": "capacity"}, num_waiting),
                 ("vllm:num_requests_waiting_by_reason", {"reason": "deferred"}, 0),
                 *(("mie:kv_blocks", {"state": state}, count) for state, count in blocks.items()),
-                *_slot_gauges(manager.states),
+                *_slot_gauges(manager),
             ],
             counters={
                 "vllm:prefix_cache_queries": memory.num_queried_tokens,
@@ -323,12 +324,9 @@ class EngineMetrics:
         )
 
 
-def _slot_gauges(states: StateSlots | None) -> list[tuple[str, Labels, float]]:
+def _slot_gauges(manager: KVCacheManager) -> list[tuple[str, Labels, float]]:
     """Return the number of slots of recurrent states by their use."""
-    if states is None:
-        return []
-    counts = {"running": states.num_running, "snapshot": len(states.snapshots)}
-    counts["free"] = states.num_slots - sum(counts.values())
+    counts = manager.slots_by_use if isinstance(manager, StatefulManager) else {}
     return [("mie:state_slots", {"state": use}, count) for use, count in counts.items()]
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mie.base.arithmetic import ceil_div
 from mie.engine.constraint import Constraints
 from mie.engine.rows import Row, RowFault, take_forced
-from mie.memory.states import StateMoves
+from mie.memory.table import StateMoves
 from mie.model.decoder import Decoder
 from mie.ops.backend import Array, Drawn, StepBatch
 from mie.ops.sampling import GREEDY, RowControls

@@ -10,9 +10,8 @@ from typing import Any
 
 from mie.memory.manager import KVCacheManager
 from mie.memory.prefix import Node, PrefixCache, block_of
-from mie.memory.states import StateSlots
+from mie.memory.stateful import StatefulManager
 from mie.memory.table import BlockTable
-from mie.memory.windowed import WindowedManager
 from mie.sched.scheduler import Scheduler
 
 
@@ -51,13 +50,11 @@ def _entries_of(table: BlockTable | None) -> dict[str, Any]:
 
 def memory_snapshot(manager: KVCacheManager) -> dict[str, Any]:
     """Return the held blocks, the prefix tree, and the slots of states if there are any."""
-    entries = manager._entries if isinstance(manager, WindowedManager) else {}
     refcounts = (
         (block_id, manager._pool.refcount(block_id)) for block_id in range(manager.num_blocks)
     )
-    states = {} if manager.states is None else {"states": _states_snapshot(manager.states)}
     return {
-        **states,
+        **_slots_of(manager),
         "block_size": manager.block_size,
         "num_blocks": manager.num_blocks,
         "num_host_blocks": manager._num_host_blocks,
@@ -67,7 +64,7 @@ def memory_snapshot(manager: KVCacheManager) -> dict[str, Any]:
                 "parent": node.parent.block_id if node.parent else None,
                 "salt": node.salt,
                 "tokens": list(node.tokens),
-                **({"entry": list(entries[node])} if node in entries else {}),
+                **({"entry": list(node.entry)} if node.entry else {}),
             }
             for node in nodes_of(manager._prefix)
             if node.parent
@@ -84,12 +81,15 @@ def nodes_of(prefix: PrefixCache) -> Iterator[Node]:
         stack.extend(node.children.values())
 
 
-def _states_snapshot(states: StateSlots) -> dict[str, Any]:
-    """Return the owner of each slot of recurrent states."""
-    return {
-        "num_slots": states.num_slots,
-        "num_host_slots": len(states._hosts) + len(states._free_hosts),
-        "running": {table.owner: each.slot for table, each in states._tables.items()},
-        "saved": {block_of(node): each.slot for node, each in states.snapshots.items()},
-        "hosts": {host.owner: slot for host, slot in states._hosts.items()},
+def _slots_of(manager: KVCacheManager) -> dict[str, Any]:
+    """Return the owner of each slot of recurrent states, if there are any."""
+    if not isinstance(manager, StatefulManager):
+        return {}
+    slots = {
+        "num_slots": manager.num_states,
+        "num_host_slots": manager.num_host_states,
+        "running": {table.owner: each.slot for table, each in manager._states.items()},
+        "saved": {block_of(node): each.slot for node, each in manager.snapshots.items()},
+        "hosts": {host.owner: slot for host, slot in manager._host_slots.items()},
     }
+    return {"states": slots}

@@ -82,7 +82,6 @@ def why_waiting(scheduler: Scheduler, config: EngineConfig, seq_id: SeqId) -> Wa
     num_prefills = min(sum(missing), max(0, budget - num_decodes))
     seats_free = config.max_num_seqs - len(running)
     num_spare = admission.num_spare if running else 0
-    num_needed = manager.num_taken(room)
     left = budget - num_decodes - num_prefills
     num_missing = seq.num_tokens - room.num_computed
     first = scheduler._policy.first(scheduler.waiting, scheduler._seats)
@@ -93,7 +92,7 @@ def why_waiting(scheduler: Scheduler, config: EngineConfig, seq_id: SeqId) -> Wa
         because = "queue"
     elif seats_free < 1:
         because = "seats"
-    elif num_needed + num_spare > manager.num_available:
+    elif room.num_taken + num_spare > manager.num_available:
         because = "blocks"
     elif left < (1 if config.enable_chunked_prefill else num_missing):
         because = "budget"
@@ -102,7 +101,7 @@ def why_waiting(scheduler: Scheduler, config: EngineConfig, seq_id: SeqId) -> Wa
         position=scheduler.waiting.index(seq),
         num_tokens=seq.num_tokens,
         num_cached_tokens=room.num_computed,
-        blocks_needed=num_needed,
+        blocks_needed=room.num_taken,
         blocks_free=manager.num_available - manager.num_cached,
         blocks_evictable=manager.num_cached,
         blocks_spare=num_spare,

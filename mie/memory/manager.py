@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from mie.base.arithmetic import ceil_div
 from mie.base.stats.memory import MemoryStats
 from mie.memory.host import HostBlocks
 from mie.memory.pool import BlockPool
 from mie.memory.prefix import Node, PartialMatch, PrefixCache, Room, block_of
-from mie.memory.states import StateSlots
 from mie.memory.table import BlockTable, Emit, HostTable, Moves, Owner
 
 
@@ -21,8 +21,8 @@ class KVCacheManager:
     num_blocks.
     """
 
-    states: StateSlots | None = None  # those of `StatefulManager`
     blocks_of_twin = 1  # that a fork may take before it asks for more
+    may_keep_tables = True  # of sequences that have ended
     num_claimed = 0  # blocks that open tables will take without asking
 
     def __init__(
@@ -98,8 +98,6 @@ class KVCacheManager:
         """Return the most blocks that a sequence of ``num_tokens`` tokens has at any time."""
         return self.blocks_for(num_tokens)
 
-    # Opening: find room first, then allocate.
-
     def find_room(
         self,
         token_ids: Sequence[int],
@@ -125,25 +123,28 @@ class KVCacheManager:
             path = self._usable(self._prefix.match(token_ids, limit, salt), host)
             if self._shares_partial and host is None:
                 partial = self._prefix.match_inside(path, token_ids, limit, salt)
+        num_computed = len(path) * self.block_size
+        if source := host or parent:
+            num_computed = max(num_computed, source.num_tokens)
         num_shared = parent.num_tokens // self.block_size if parent else len(path)
         num_new = self.blocks_for(len(token_ids)) - num_shared
-        room = self.num_available - num_spare - len(self._prefix.unheld_end(path))
-        if num_new > room:
+        num_claimed = self._num_claimed_by(num_computed, len(token_ids))
+        num_taken = num_new + num_claimed + len(self._prefix.unheld_end(path))
+        num_left = self.num_available - num_spare - num_taken
+        if num_left < 0:
             return None
-        if partial and partial.node in self._prefix.unheld and num_new == room:
+        if partial and partial.node in self._prefix.unheld and num_left == 0:
             partial = None  # it is pinned for its copy, so it is unavailable as a block
-        num_computed = len(path) * self.block_size + (partial.num_tokens if partial else 0)
-        source = host or parent
-        num_computed = max(num_computed, source.num_tokens if source else 0)
-        return Room(token_ids, salt, path, partial, host, num_computed, num_new, parent)
+        num_computed += partial.num_tokens if partial else 0
+        return Room(token_ids, salt, path, partial, host, num_computed, num_new, num_taken, parent)
 
     def _usable(self, path: list[Node], host: HostTable | None) -> list[Node]:
         """Return the part of a cached path that a table can share."""
         return path
 
-    def num_taken(self, room: Room) -> int:
-        """Return how many of the available blocks a table takes: new ones, and cached ones."""
-        return room.num_new + room.num_claimed + len(self._prefix.unheld_end(room.path))
+    def _num_claimed_by(self, num_stored: int, num_tokens: int) -> int:
+        """Return how many blocks a table may take later without asking."""
+        return 0
 
     def open_table(self, room: Room, owner: Owner, row: int) -> BlockTable:
         """Open the table that `find_room` just found, with blocks for all its tokens."""
@@ -168,6 +169,9 @@ class KVCacheManager:
         table.num_tokens = room.num_computed
         self._num_stored += room.num_computed
         return table
+
+    def open_state(self, table: BlockTable, room: Room, kept: list[int]) -> None:
+        """Give an opened table the slot of its state, if the model has states."""
 
     def fork(
         self, table: BlockTable, owner: Owner, row: int, token_ids: Sequence[int]
@@ -220,17 +224,20 @@ class KVCacheManager:
         table.num_writable = len(table.block_ids) * self.block_size
         return True
 
+    def chunk_limit(self, table: BlockTable, count: int) -> int:
+        """Return how many of the next ``count`` tokens a step may compute."""
+        return count
+
     def advance(self, tables: Sequence[BlockTable]) -> None:
         """Record one more stored token for each table. This is `commit` for a step's decodes.
 
         The full blocks of earlier tokens must be published, which `commit` has done.
         """
-        size = self.block_size
         self._num_stored += len(tables)
         for table in tables:
             table.num_tokens += 1
             table.has_run = True
-            if not table.num_tokens % size:
+            if not table.num_tokens % self.block_size:
                 self._publish(table)
 
     def commit(self, table: BlockTable, num_tokens: int) -> None:
@@ -267,7 +274,7 @@ class KVCacheManager:
         if node is not table.node:
             self._prefix.enter(table, node)
 
-    # Leaving.
+    # Leaving and swapping.
 
     def close_table(self, table: BlockTable) -> None:
         """Release every block. Blocks in the prefix cache stay there until they are evicted."""
@@ -292,23 +299,20 @@ class KVCacheManager:
         self.stats.reset_hit_rate()
         return True
 
-    # Swapping.
-
     def swap_out(self, table: BlockTable) -> HostTable | None:
         """Swap out a table's stored tokens, including those in shared blocks.
 
         Return None if the host pool is too full. The table stays open, so the caller must close it.
         """
         assert table.node is not None, "the table is closed"
-        return self._host.export(table, self._stored(table), self._moves)
+        num_blocks = self.blocks_for(table.num_tokens)
+        entries = table.entries[: num_blocks - table.num_passed]
+        stored = [*table.block_ids[:num_blocks], *chain(*entries)]
+        return self._host.export(table, stored, self._moves)
 
     def drop_host(self, host: HostTable) -> None:
         """Discard swapped-out blocks."""
         self._host.drop(host)
-
-    def _stored(self, table: BlockTable) -> Sequence[int]:
-        """Return the blocks with the table's tokens, in the order of a host table."""
-        return table.block_ids[: self.blocks_for(table.num_tokens)]
 
     def _swapped_in(
         self, host: HostTable, table: BlockTable, index: int
@@ -324,8 +328,8 @@ class KVCacheManager:
         moves, self._moves = self._moves, Moves()
         return moves
 
-    def end_step(self) -> None:
-        """Unpin the blocks that the moves read."""
+    def end_step(self, *, has_moved: bool = True) -> None:
+        """Unpin the blocks that the moves read. A broken step may not have made the moves."""
         self._moves = Moves()
         self._num_steps += 1
         for block_id, node in self._pinned:
@@ -333,10 +337,6 @@ class KVCacheManager:
             self._pool.decref(block_id)
             self._offer(node)
         self._pinned.clear()
-
-    def abandon_step(self) -> None:
-        """End a step whose moves may not have been made."""
-        self.end_step()
 
     # Parts of the above.
 

@@ -15,7 +15,7 @@ from itertools import compress, count, takewhile
 from operator import ne
 from typing import NamedTuple
 
-from mie.memory.table import BlockTable, HostTable
+from mie.memory.table import BlockTable, Entry, HostTable
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +34,8 @@ class Node:
     """
     tables: dict[BlockTable, None] = field(default_factory=dict)
     """The open tables whose last committed block this is (a dict keeps their order)."""
+    entry: Entry | None = None
+    """The blocks of layers with a window for the same tokens, if they are cached, too."""
 
 
 class PartialMatch(NamedTuple):
@@ -59,10 +61,10 @@ class Room(NamedTuple):
     """Number of tokens that need not be computed."""
     num_new: int
     """Number of blocks to allocate."""
+    num_taken: int
+    """Number of available blocks that it takes: new ones, cached ones, and those it may claim."""
     parent: BlockTable | None
     """An open table to fork instead, whose tokens it begins with."""
-    num_claimed: int = 0
-    """Number of blocks that layers with a window may need at once."""
 
 
 class PrefixCache:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mie.memory.prefix import Node
-    from mie.memory.states import StateMoves
 
 Owner = tuple[int, int]
 """Names the owner of blocks in the event log. This room never reads it."""
@@ -69,6 +68,20 @@ class HostTable:
     owner: Owner
     block_ids: tuple[int, ...]
     num_tokens: int
+
+
+@dataclass(slots=True)
+class StateMoves:
+    """The changes that a step makes to slots of states before it computes, in this order."""
+
+    rows: list[tuple[int, int]] = field(default_factory=list)
+    """(row, slot): the slots of new rows."""
+    exports: list[tuple[int, int]] = field(default_factory=list)
+    """(slot, slot of the host)."""
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """(source, target). All sources are read before any target is written."""
+    imports: list[tuple[int, int]] = field(default_factory=list)
+    """(slot of the host, slot)."""
 
 
 @dataclass(slots=True)

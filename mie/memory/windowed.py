@@ -31,7 +31,6 @@ class WindowedManager(KVCacheManager):
 
     def reset(self) -> None:
         super().reset()
-        self._entries: dict[Node, Entry] = {}
         self._nodes: dict[int, Node] = {}  # by the first block of their entries
         self._unheld: OrderedDict[Node, int] = OrderedDict()  # as in `PrefixCache`
         self._num_in_tables = 0  # blocks of all tables' entries
@@ -62,29 +61,13 @@ class WindowedManager(KVCacheManager):
     def _usable(self, path: list[Node], host: HostTable | None) -> list[Node]:
         num_usable = run = 0
         for count, node in enumerate(path, 1):
-            run = run + 1 if node in self._entries else 0
+            run = run + 1 if node.entry else 0
             if run >= count - self.window.reach(count * self.block_size):
                 num_usable = count
         return path[:num_usable]
 
-    def find_room(
-        self,
-        token_ids: Sequence[int],
-        *,
-        salt: str | None = None,
-        use_cache: bool = True,
-        host: HostTable | None = None,
-        parent: BlockTable | None = None,
-        num_spare: int = 0,
-    ) -> Room | None:
-        room = super().find_room(
-            token_ids, salt=salt, use_cache=use_cache, host=host, parent=parent, num_spare=num_spare
-        )
-        if room is None:
-            return None
-        num_entries = self.window.num_entries(room.num_computed, len(token_ids))
-        room = room._replace(num_claimed=num_entries * self._num_groups)
-        return room if self.num_taken(room) + num_spare <= self.num_available else None
+    def _num_claimed_by(self, num_stored: int, num_tokens: int) -> int:
+        return self.window.num_entries(num_stored, num_tokens) * self._num_groups
 
     def open_table(self, room: Room, owner: Owner, row: int) -> BlockTable:
         if room.parent:
@@ -96,7 +79,7 @@ class WindowedManager(KVCacheManager):
         table.num_passed = first
         for index, entry in enumerate(entries, first):
             self._put_entry("share_window", table, index, entry)
-        self._claim(table, room.num_claimed // self._num_groups)
+        self._claim(table, self.window.num_entries(room.num_computed, len(room.token_ids)))
         self._extend(table, len(table.token_ids))
         return table
 
@@ -191,13 +174,13 @@ class WindowedManager(KVCacheManager):
     def _publish_entry(self, table: BlockTable, index: int, node: Node) -> None:
         """Give the node the table's entry, or the table the node's."""
         own = table.entries[index - table.num_passed]
-        if node in self._entries:
+        if node.entry:
             self._put_entry("share_window", table, index, self._hold_entry(node))
             self.stats.num_shared_blocks += self._num_groups
             self._release_entry(table, own)
         else:
             self._pool.incref(*own)
-            self._entries[node], self._nodes[own[0]] = own, node
+            node.entry, self._nodes[own[0]] = own, node
             self._emit(("seal_window", node.block_id, own))
 
     # Leaving and swapping.
@@ -209,10 +192,6 @@ class WindowedManager(KVCacheManager):
         self._claim(table, 0)
         table.entries = []
         super().close_table(table)
-
-    def _stored(self, table: BlockTable) -> Sequence[int]:
-        num_entries = self.blocks_for(table.num_tokens) - table.num_passed
-        return [*super()._stored(table), *chain(*table.entries[:num_entries])]
 
     def _swapped_in(
         self, host: HostTable, table: BlockTable, index: int
@@ -254,7 +233,7 @@ class WindowedManager(KVCacheManager):
 
     def _hold_entry(self, node: Node) -> Entry:
         """Add a table as a holder of a node's entry."""
-        entry = self._entries[node]
+        entry = _entry_of(node)
         self._pool.incref(*entry)
         if self._unheld.pop(node, None) is not None:
             self.num_claimed -= self._num_groups
@@ -285,13 +264,13 @@ class WindowedManager(KVCacheManager):
             ):
                 count -= self._drop_entry(of_entry)
                 continue
-            assert leaf not in self._entries, "an entry was released after its node"
+            assert leaf is None or leaf.entry is None, "an entry was released after its node"
             super()._evict(1)
             count -= 1
 
     def _drop_entry(self, node: Node) -> int:
         """Evict a node's entry. Return the number of its blocks, which are now free."""
-        entry = self._entries.pop(node)
+        entry, node.entry = _entry_of(node), None
         del self._nodes[entry[0]], self._unheld[node]
         self._emit(("evict_window", node.block_id, entry))
         self._pool.decref(*entry)
@@ -302,3 +281,9 @@ class WindowedManager(KVCacheManager):
 def _is_imported(host: HostTable | None, num_hit: int) -> bool:
     """Whether the entries come from the host, because the tree has no more tokens."""
     return host is not None and host.num_tokens >= num_hit
+
+
+def _entry_of(node: Node) -> Entry:
+    """Return the entry of a node that has one."""
+    assert node.entry is not None
+    return node.entry

@@ -124,7 +124,7 @@ class Admission:
             # Each of those that continue may need a block before ``head`` is admitted.
             num_spare = self.num_spare + num_kept if num_kept else 0
             num_left = num_blocks - len(num_holders) - num_spare
-            if self._manager.num_taken(room) <= num_left and self._fits(head, room, num_kept):
+            if room.num_taken <= num_left and self._fits(head, room, num_kept):
                 return victims[:count]
         return []
 
@@ -183,8 +183,7 @@ class Admission:
                     self._count_query(seq, room)
         seq.host = None
         table = self._manager.open_table(room, seq.seq_id, row)
-        if self._manager.states is not None:
-            self._manager.states.open(table, room, seq.request.kept_states)
+        self._manager.open_state(table, room, seq.request.kept_states)
         return table
 
     def _count_query(self, seq: Sequence, room: Room) -> None:

@@ -172,8 +172,8 @@ class Scheduler:
 
         The chunk ends early where a state is kept.
         """
-        if self.manager.states is not None and seq.table is not None:
-            count = self.manager.states.limit(seq.table, count)
+        assert seq.table is not None
+        count = self.manager.chunk_limit(seq.table, count)
         choices = [] if count < seq.num_missing else [seq.index]
         if choices and seq is seq.request.leader:
             live = [each.index for each in seq.request.sequences if each.finish_reason is None]
@@ -315,8 +315,8 @@ class Scheduler:
         seq.stop_reason = stop_reason
         seq.finish_reason = reason
         self._policy.charge(seq.request)
-        may_keep = self.manager.states is None  # another sequence takes the slot of its state
-        if may_keep and seq.table and seq.request.beam and reason in ("stop", "length"):
+        is_kept = self.manager.may_keep_tables and seq.request.beam and reason in ("stop", "length")
+        if is_kept and seq.table:
             self._admission.keep(seq, self._seats.leave(seq))
             return
         if seq.table is not None:
@@ -370,7 +370,7 @@ class Scheduler:
         Sequences that it swapped in or out are recomputed, because the moves may not have been
         made.
         """
-        self.manager.abandon_step()
+        self.manager.end_step(has_moved=False)
         for seq in self._preempted:
             seq.num_lost = seq.host.num_tokens if seq.host else seq.num_lost
             self._drop_host(seq)

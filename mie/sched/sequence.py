@@ -65,7 +65,10 @@ class Request:
         Empty unless they were asked for. Each is computed once, even after a preemption.
         """
         self.kept_states: list[int] = []
-        """The positions of its prompt after which recurrent states are kept (`StateSlots.open`)."""
+        """The positions of its prompt after which recurrent states are kept.
+
+        `StatefulManager.open_state` sets them.
+        """
         self.metrics = RequestMetrics()
         self.error: Exception | None = None
         """The exception that made it fail, or None."""

@@ -317,7 +317,7 @@ class Memory(RuleBasedStateMachine):
             self.make(self.manager.take_moves())
             for seq, end in list(self.work.items())[:num_written]:
                 self.write(seq, end)
-        self.manager.abandon_step()
+        self.manager.end_step(has_moved=False)
         for seq in self.exported:
             if seq.host is not None:
                 self.drop(seq)

@@ -74,7 +74,7 @@ class Scenario:
             self.step()
         manager = self.engine.scheduler.manager
         assert manager.num_used == 0
-        assert len(manager.states.snapshots) + len(manager.states._free) == self.num_states
+        assert len(manager.snapshots) + len(manager._free_slots) == self.num_states
         seen["snapshots"] += manager.stats.num_snapshots
         seen["snapshots evicted"] += manager.stats.num_snapshot_evictions
         seen["hits"] += manager.stats.num_hit_tokens > 0
@@ -122,7 +122,7 @@ class Scenario:
         seen["preempted"] += output.stats.num_preempted
         scheduler = self.engine.scheduler
         check_scheduler(scheduler)
-        tails = [each.tail for each in scheduler.manager.states._tables.values() if each.tail]
+        tails = [each.tail for each in scheduler.manager._states.values() if each.tail]
         seen["several tails"] += len(tails) > len({*tails})
 
     def break_off(self) -> None:

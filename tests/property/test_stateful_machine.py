@@ -22,21 +22,21 @@ class StatefulMemory(Memory):
         return StatefulManager(num_blocks, block_size, **options | numbers)
 
     def opened(self, seq, room):
-        self.manager.states.open(seq.table, room, self.kept.setdefault(seq.number, []))
+        self.manager.open_state(seq.table, room, self.kept.setdefault(seq.number, []))
 
     def limited(self, table, end):
-        return table.num_tokens + self.manager.states.limit(table, end - table.num_tokens)
+        return table.num_tokens + self.manager.chunk_limit(table, end - table.num_tokens)
 
     def fork(self, pick, number):
         super().fork(pick, number)
         for seq in self.running:
-            self.kept[seq.number] = self.manager.states._tables[seq.table].kept
+            self.kept[seq.number] = self.manager._states[seq.table].kept
 
     def check_match(self, seq, room, num_spare):
         """Assert that the table begins at the deepest snapshot, or with the state on the host."""
         tokens, most = tuple(seq.token_ids), seq.host.num_tokens if seq.host else 0
         if seq.use_cache:
-            for salt, *path in map(self.history_of, self.manager.states.snapshots):
+            for salt, *path in map(self.history_of, self.manager.snapshots):
                 is_prefix = salt == seq.salt and tokens[: len(path)] == tuple(path)
                 if is_prefix and len(path) < len(tokens):
                     most = max(most, len(path))
@@ -70,13 +70,13 @@ class StatefulMemory(Memory):
 
     def check_contents(self):
         super().check_contents()
-        states = self.manager.states
+        manager = self.manager
         for seq in self.running:
-            slot, num_tokens = states._tables[seq.table].slot, seq.table.num_tokens
+            slot, num_tokens = manager._states[seq.table].slot, seq.table.num_tokens
             if num_tokens:
-                assert self.states[states._content(slot)] == seq.history(num_tokens - 1)
-        for node, snapshot in states.snapshots.items():
-            assert self.states[states._content(snapshot.slot)] == self.history_of(node)
+                assert self.states[manager._content(slot)] == seq.history(num_tokens - 1)
+        for node, snapshot in manager.snapshots.items():
+            assert self.states[manager._content(snapshot.slot)] == self.history_of(node)
             seen["snapshots"] += 1
 
 

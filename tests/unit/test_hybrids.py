@@ -140,7 +140,7 @@ def test_states_are_a_part_of_the_memory_plan(caplog: pytest.LogCaptureFixture) 
         llm = load("granite4_mamba", backend="numpy", max_num_seqs=7, state_memory=40_000)
     assert "28 slots of states" in caplog.text
     engine = llm.llm_engine.engine
-    num_slots = engine.scheduler.manager.states.num_slots
+    num_slots = engine.scheduler.manager.num_states
     assert f"{num_slots} slots of states" in caplog.text
     assert engine.config.max_num_seqs == num_slots < 7
     assert f"max_num_seqs is lowered to {num_slots}" in caplog.text

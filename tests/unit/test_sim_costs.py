@@ -16,6 +16,7 @@ from mie.errors import ConfigError
 from mie.events import read_log
 from mie.load.engine import load_engine
 from mie.memory.manager import KVCacheManager
+from mie.memory.stateful import StatefulManager
 from mie.sim import loads
 from mie.sim.costs import Costs, StepWork, WallClock, window_pairs
 from mie.sim.devices import DEVICES, SHAPES, Device, costs_on, find_device, find_shape, state_bytes
@@ -128,7 +129,7 @@ def test_states_and_blocks_share_the_memory_beside_the_weights():
     assert costs.state_swap_ps == pytest.approx(state / 25e9 * 1e12, rel=0.01)
     manager = simulated_on(device, model, EngineConfig(state_memory=50 * state)).engine.scheduler
     manager = manager.manager
-    assert manager.states.num_slots == 50
+    assert manager.num_states == 50
     left = 0.9 * 24e9 - 2 * num_parameters(model) - 50 * state
     assert manager.num_blocks == int(left / (16 * 6 * 2 * 2 * 256 * 2))
 
@@ -230,12 +231,12 @@ def test_states_and_windows_are_those_of_the_real_engine(
     )
     manager = engine.scheduler.manager
     num_host = manager._host.pool.num_free
-    states = manager.states
+    has_states = isinstance(manager, StatefulManager)
     pretended = simulated(
         Costs(),
         replace(given, state_memory=None),
         num_host_blocks=num_host,
-        num_states=(states.num_slots, len(states._free_hosts)) if states else (0, 0),
+        num_states=(manager.num_states, manager.num_host_states) if has_states else (0, 0),
         window=getattr(manager, "window", None),
         window_size=model.layer_windows[0],
         vocab_size=40,

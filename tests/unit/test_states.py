@@ -54,7 +54,7 @@ def kept(engine: Engine) -> set[tuple[str | None, tuple[int, ...]]]:
     def spelled(node: Node) -> tuple[int, ...]:
         return () if node.parent is None else (*spelled(node.parent), *node.tokens)
 
-    return {(node.salt, spelled(node)) for node in engine.scheduler.manager.states.snapshots}
+    return {(node.salt, spelled(node)) for node in engine.scheduler.manager.snapshots}
 
 
 def words(*numbers: int) -> list[int]:
@@ -76,7 +76,7 @@ def test_a_conversation_of_20_turns_computes_each_token_once():
         assert num_computed == len(history) - 1 - num_stored // B * B
         answer(engine, words(50 + turn, 71), words(80 + turn))
     num_blocks = engine.scheduler.manager.num_cached
-    assert engine.scheduler.manager.states.num_slots <= num_blocks / 2
+    assert engine.scheduler.manager.num_states <= num_blocks / 2
     # Turn 12 again, with the same words and with others.
     again = computed_by(engine, prompts[12])
     assert again == (len(prompts[12]) - 1) % B + 1 + PARAMS.max_tokens - 1
@@ -215,7 +215,7 @@ def test_a_fork_that_is_swapped_out_at_once_saves_the_state_of_its_parent() -> N
     room = manager.find_room(words(1))
     assert room is not None
     table = manager.open_table(room, (0, 0), 0)
-    manager.states.open(table, room, kept := [])
+    manager.open_state(table, room, kept := [])
     manager.take_moves()
     manager.commit(table, 4)
     manager.commit(table, 7)
@@ -225,15 +225,15 @@ def test_a_fork_that_is_swapped_out_at_once_saves_the_state_of_its_parent() -> N
     manager.close_table(twin)
     moves = manager.take_moves().states
     assert moves is not None
-    assert moves.exports == [(manager.states._tables[table].slot, 0)]
+    assert moves.exports == [(manager._states[table].slot, 0)]
     again = manager.find_room([*words(1), 9], host=host)
     assert again is not None
     assert again.num_computed == 7
     twin = manager.open_table(again, (0, 1), 1)
-    manager.states.open(twin, again, kept)
+    manager.open_state(twin, again, kept)
     moves = manager.take_moves().states
     assert moves is not None
-    assert moves.imports == [(0, manager.states._tables[twin].slot)]
+    assert moves.imports == [(0, manager._states[twin].slot)]
 
 
 def test_the_metrics_count_slots_and_snapshots() -> None:

@@ -10,8 +10,8 @@ from bench.book.chapter import DEVICE, Result, Scale, percent, rows
 from bench.book.foresight import most_saved, reuses
 from mie.config.engine import EngineConfig
 from mie.memory.prefix import Node, Room
-from mie.memory.states import StateSlots
-from mie.memory.table import BlockTable
+from mie.memory.stateful import StatefulManager
+from mie.memory.table import BlockTable, HostTable
 from mie.sim.costs import SECOND
 from mie.sim.devices import costs_on, find_device, find_shape, state_bytes
 from mie.sim.draws import Draws, LogNormal
@@ -125,24 +125,24 @@ LOADS: Mapping[str, Callable[[], Workload]] = MappingProxyType(
 # Rules. Each changes where snapshots stay, or which is evicted first.
 
 
-class _Mie(StateSlots):
+class _Mie(StatefulManager):
     """The rule of the engine. It notes the tokens that each request stores."""
 
     histories: list[list[int]]
 
-    def close(self, table: BlockTable) -> None:
+    def close_table(self, table: BlockTable) -> None:
         self.histories.append(list(table.token_ids[: table.num_tokens]))
-        super().close(table)
+        super().close_table(table)
 
 
 class _None(_Mie):
-    def hit(self, path: list[Node], host: object) -> list[Node]:
+    def _usable(self, path: list[Node], host: HostTable | None) -> list[Node]:
         return []
 
-    def reach(self, table: BlockTable) -> None:
-        self._tables[table].stops = []
+    def _reach(self, table: BlockTable) -> None:
+        self._states[table].stops = []
 
-    def limit(self, table: BlockTable, count: int) -> int:
+    def chunk_limit(self, table: BlockTable, count: int) -> int:
         return count
 
 
@@ -160,9 +160,9 @@ class _EveryBlock(_Tail):
     def _places(self, room: Room) -> set[int]:
         return {*range(BLOCK_SIZE, len(room.token_ids), BLOCK_SIZE)}
 
-    def reach(self, table: BlockTable) -> None:
-        super().reach(table)
-        node, self._tables[table].tail = self._tables[table].tail, None
+    def _reach(self, table: BlockTable) -> None:
+        super()._reach(table)
+        node, self._states[table].tail = self._states[table].tail, None
         if node is not None:
             self.snapshots[node].tail_of = None
 
@@ -244,11 +244,9 @@ def _numbers(
     costs = costs_on(find_device(DEVICE), find_shape(MODEL))
     bench = simulated(costs, config, num_states=(budget + 1, 0))
     manager = bench.engine.scheduler.manager
-    states = manager.states
-    assert states is not None
-    states.__class__ = rule  # so that the memory needs no code for other rules than its own
-    assert isinstance(states, _Mie)
-    states.histories = []
+    manager.__class__ = rule  # so that the memory needs no code for other rules than its own
+    assert isinstance(manager, _Mie)
+    manager.histories = []
     result = run_load(bench, load)
     lengths = [record.num_prompt for record in result.records]
     numbers = {
@@ -258,7 +256,7 @@ def _numbers(
         "num_steps": result.num_steps,
         "duration_s": result.duration_ns / SECOND,
     }
-    return numbers, states.histories, lengths
+    return numbers, manager.histories, lengths
 
 
 # The page.
