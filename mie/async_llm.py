@@ -20,15 +20,15 @@ from mie.config.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_o
 from mie.config.params.checks import check_request_id
 from mie.config.params.sampling import SamplingParams
 from mie.config.params.values import refuse_options
-from mie.engine.look import Look, look_at, tokens_of
 from mie.engine.metrics import Metric, Snapshot
-from mie.engine.waiting import Wait, why_waiting
 from mie.errors import EngineDeadError, RequestError, RequestFailedError, ThreadLimitError, shown
 from mie.frontend.outputs import Prompt, RequestOutput
 from mie.frontend.prepare import naming_tools
 from mie.frontend.request_state import PreparedRequest
 from mie.frontend.stream import OutputStream
 from mie.llm import LLM
+from mie.observe.look import Look, look_at, tokens_of
+from mie.observe.waiting import Wait, why_waiting
 from mie.system.threads import call_in_thread
 from mie.text.messages import Message
 from mie.text.pretrained import PretrainedTokenizer
@@ -320,7 +320,7 @@ class AsyncLLM:
         return self._loop.call(lambda: look_at(engine, after, with_metrics=with_metrics))
 
     async def why_waiting(self, seq_id: tuple[int, int]) -> Wait | None:
-        """Return why a sequence waits, or None if it does not: see `mie.engine.waiting`."""
+        """Return why a sequence waits, or None if it does not: see `mie.observe.waiting`."""
         engine = self._loop.engine
         return await self._loop.call_async(
             lambda: why_waiting(engine.scheduler, engine.config, seq_id)
@@ -329,7 +329,7 @@ class AsyncLLM:
     async def tokens_of(
         self, places: Mapping[int, tuple[str, int, int, int]]
     ) -> dict[int, tuple[int, ...]]:
-        """Return tokens of requests that run: see `mie.engine.look.tokens_of`."""
+        """Return tokens of requests that run: see `mie.observe.look.tokens_of`."""
         return await self._loop.call_async(lambda: tokens_of(self._loop.engine, places))
 
     async def metrics_snapshot(self) -> Snapshot:

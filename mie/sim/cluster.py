@@ -9,7 +9,7 @@ from typing import Any
 from mie.config.engine import EngineConfig, check_integer
 from mie.engine.step import SequenceOutput
 from mie.errors import ConfigError
-from mie.sched.routing import PrefixRouter, RandomRouter, Router, beginning_of
+from mie.routing import PrefixRouter, RandomRouter, Router, beginning_of
 from mie.sim.costs import MILLISECOND
 from mie.sim.devices import find_device, find_shape
 from mie.sim.driver import Bench, params_of

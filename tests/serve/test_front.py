@@ -13,7 +13,7 @@ from stepped import Stepped
 
 from mie import AsyncLLM
 from mie.ray.front import Call, ReplicaAnswer, combining, front_app, piped
-from mie.sched.routing import PrefixRouter
+from mie.routing import PrefixRouter
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys

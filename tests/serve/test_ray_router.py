@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mie.ray.front import Call
-from mie.sched.routing import PrefixRouter
+from mie.routing import PrefixRouter
 
 NAMES = ("r0", "r1", "r2")
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mie.sched.routing import PrefixRouter, beginning_of
+from mie.routing import PrefixRouter, beginning_of
 
 SYSTEM = {"role": "system", "content": "You answer in one sentence."}
 OTHERS = [f"replica {number}" for number in range(8)]

@@ -9,7 +9,7 @@ from mie.cli import main
 from mie.cli.sim import cluster_table
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
-from mie.sched.routing import PrefixRouter, RandomRouter
+from mie.routing import PrefixRouter, RandomRouter
 from mie.sim.cluster import run_cluster
 from mie.sim.costs import Costs
 from mie.sim.driver import Bench, run_load

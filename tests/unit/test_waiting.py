@@ -2,7 +2,7 @@
 
 from test_scheduler import Driver
 
-from mie.engine.waiting import why_waiting
+from mie.observe.waiting import why_waiting
 
 
 def why(driver, number):

@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from mie.async_llm import AsyncLLM
-from mie.engine.look import Look
 from mie.engine.metrics import Snapshot
 from mie.errors import EngineDeadError
 from mie.events.page.cells import Cells, encode
 from mie.events.page.follow import Place
+from mie.observe.look import Look
 from mie.serve.errors import ApiError
 from mie.serve.page.processes import Child, Worker
 
