@@ -259,7 +259,15 @@ def download(
     Raises:
         ModelError: the hub does not give a file, it is damaged, or the disk is full.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import snapshot_download, utils
+
+    bars: Any = utils  # its documented tqdm has no types
+
+    class NoBar(bars.tqdm):  # type: ignore[misc]
+        """Shows nothing: the large files have had their bars, and the others are small."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "disable": True})
 
     cache = cache_dir or cache_folder()
     blobs = cache / _folder(model.repo) / "blobs"
@@ -270,7 +278,11 @@ def download(
                 _fetch_blob(model, name, blobs, tell)
         patterns = [*map(_exact, names)]
         root = snapshot_download(
-            model.repo, allow_patterns=patterns, revision=revision, cache_dir=cache
+            model.repo,
+            allow_patterns=patterns,
+            revision=revision,
+            cache_dir=cache,
+            tqdm_class=NoBar,
         )
     first = min(names)
     return Path(root, first) if first.endswith(".gguf") else Path(root)

@@ -1,7 +1,10 @@
 """Test ``mie pull``, ``list``, ``show``, ``rm`` and ``run`` against a local server of the hub."""
 
+import io
 import json
 import os
+import re
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -137,6 +140,26 @@ def test_a_model_is_pulled_listed_run_and_deleted(
     assert capsys.readouterr().out.startswith(f"deleted {STORY} (6.")
     assert not [path for path in tmp_path.rglob("blobs/*") if path.is_file()]
     assert f"{STORY} is not on this machine; it has no models" in refusal(capsys, "rm", STORY)
+
+
+class Terminal(io.StringIO):
+    """A terminal of 80 columns, whose bars are lines that begin again."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("name", [STORY, f"{GGUF}:Q8_0"])
+def test_a_terminal_shows_the_large_file_and_no_empty_bars(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", None)
+    monkeypatch.setattr(sys, "stderr", shown := Terminal())
+    assert main(["pull", name]) == 0
+    file, bar, *rest = shown.getvalue().splitlines(keepends=True)
+    assert re.fullmatch(r"\S+: [\d.]+ [KM]iB\n", file)
+    assert re.search(r"100%.*\n", "".join((bar, *rest)))
+    assert not re.search("Fetching|Download|Reconstruct", shown.getvalue())
 
 
 def test_a_quantisation_is_fetched_and_deleted_alone(
