@@ -25,19 +25,32 @@ SYSTEM = (
     "has a beginning, a small trouble and a happy end. "
 )
 TOPICS = (
-    "an otter and a mill",
-    "a frog who sings",
-    "a heron with a hat",
-    "a mouse in a boat",
-    "an otter and a mill",
-    "two ducks and a storm",
-    "a wolf who bakes",
-    "a snail in a hurry",
-    "a fox and a lantern",
-    "a beaver's new house",
-    "a fish who dreams",
-    "an otter and a mill",
+    ("an otter and a mill", 2),
+    ("a frog named Rosa", 6),
+    ("a heron and a hat", 7),
+    ("a mouse and a ring", 3),
+    ("an otter and a mill", 3),
+    ("a duck and a boat", 1),
+    ("a wolf and a bell", 0),
+    ("a snail and a lamp", 6),
+    ("a fox and a lantern", 2),
+    ("a beaver and a key", 3),
+    ("a fish and a shell", 3),
+    ("an otter and a mill", 5),
 )
+BEGINNINGS = (
+    ("a frog named Rosa", 6),
+    ("a heron named Ada who", 7),
+    ("a mouse named Felix who lived", 2),
+    ("an otter named Bella who", 5),
+    ("a duck named Ivy who lived", 1),
+    ("a wolf named Hugo who", 2),
+)
+"""Parts of the prompts, and seeds with which the answers are stories that do not end too soon.
+
+The chapters of the page's story tell how many tokens some of the prompts have.
+"""
+TEMPERATURE = 0.7
 BLOCK_BYTES = 32 << 10
 """Bytes of a block of 8 tokens of the bundled model."""
 
@@ -66,12 +79,13 @@ def shared_prompt() -> tuple[dict[str, Any], list[Arrival]]:
             params=SamplingParams(
                 max_tokens=24 + 8 * (index % 4),
                 n=3 if index == 3 else 1,
-                seed=index,
+                seed=seed,
+                temperature=TEMPERATURE,
                 ignore_eos=True,
             ),
             leaves_at=45 if index == 7 else None,
         )
-        for index, (step, topic) in enumerate(
+        for index, (step, (topic, seed)) in enumerate(
             zip((0, 6, 7, 12, 14, 16, 24, 30, 38, 46, 50, 64), TOPICS, strict=True)
         )
     ]
@@ -92,10 +106,12 @@ def small_pool() -> tuple[dict[str, Any], list[Arrival]]:
         Arrival(
             step=3 * index,
             name=f"tale-{index + 1}",
-            prompt=f"Once upon a time there was {topic}",
-            params=SamplingParams(max_tokens=56, seed=100 + index, ignore_eos=True),
+            prompt=f"Once upon a time there was {beginning}",
+            params=SamplingParams(
+                max_tokens=56, seed=seed, temperature=TEMPERATURE, ignore_eos=True
+            ),
         )
-        for index, topic in enumerate(TOPICS[1:7])
+        for index, (beginning, seed) in enumerate(BEGINNINGS)
     ]
     return settings, arrivals
 
