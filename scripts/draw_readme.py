@@ -30,7 +30,7 @@ GRAY, INK = "#7a7a7a", "#1b2430"
 FILLS = {1: "#ffdf9e", 2: "#cbe3ff", 3: "#a9cffb", 4: "#83b8f5"}
 """The color of a block, by the number of tables that contain it."""
 
-LEFT, TOP, WIDTH, HEIGHT, CELL, GAP = 30, 30, 157, 42, 49, 4
+LEFT, TOP, WIDTH, HEIGHT, CELL, GAP = 30, 30, 163, 42, 51, 4
 """Pixels: margins, an entry of a table, a block of the pool, and the gap between boxes."""
 
 
@@ -95,7 +95,7 @@ def draw_tables(
             middle = y + height // 2
             free = state.blocks.block_size - state.fills()[block]
             yield box(x, y, WIDTH - GAP, height, FILLS[count])
-            yield text(x + 8, middle - 2, words[block], INK)
+            yield text(x + 8, middle - 2, words[block], INK, size=12)
             note = f"block {block}" + (f", room for {free}" if free else "")
             yield text(x + 8, middle + 13, note, INK, size=11)
 

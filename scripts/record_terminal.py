@@ -8,11 +8,14 @@ model: the bundled one, as a GGUF file. Pauses longer than a second are cut. The
 docs/pictures/terminal.svg.
 """
 
+import fcntl
 import os
 import pty
 import select
+import struct
 import sys
 import tempfile
+import termios
 import time
 from collections.abc import Iterator
 from html import escape
@@ -65,6 +68,8 @@ def record(environment: dict[str, str], folder: Path) -> list[Frame]:
     """Type the commands into a shell, and return the screens."""
     process, terminal = pty.fork()
     if not process:
+        size = struct.pack("HHHH", ROWS, COLUMNS, 0, 0)  # without it, bars have no room
+        fcntl.ioctl(sys.stdout, termios.TIOCSWINSZ, size)
         os.chdir(folder)
         os.execvpe("bash", ["bash", "--norc", "--noprofile"], environment)
     screen = pyte.Screen(COLUMNS, ROWS)
@@ -148,10 +153,10 @@ def draw(frames: list[Frame]) -> str:
     width, height = 2 * MARGIN + round(COLUMNS * CELL), 2 * MARGIN + ROWS * LINE
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}"'
-        f' height="{height}" font-family="monospace" font-size="14" xml:space="preserve">',
+        f' height="{height}" font-family="monospace" font-size="14">',
         "<title>pip install, mie pull and mie run in a terminal</title>",
         f"<style>{''.join(styles)}",
-        "@media (prefers-reduced-motion){g{animation:none!important}}</style>",
+        "text{white-space:pre}@media (prefers-reduced-motion){g{animation:none!important}}</style>",
         f'<rect width="{width}" height="{height}" rx="8" fill="{PAPER}"/>',
         *groups,
         "</svg>",
