@@ -6,14 +6,18 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from mie.errors import ThreadLimitError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+MAX_SYSTEM_NAME = 15
+"""Characters of a thread's name that Linux keeps."""
 
 
 def after_fork(method: Callable[[], object]) -> None:
@@ -29,13 +33,21 @@ def after_fork(method: Callable[[], object]) -> None:
 
 
 def start_thread(thread: threading.Thread) -> None:
-    """Start a thread.
+    """Start a thread, which has its name in `top -H` too.
 
     Raises:
         ThreadLimitError: the system refuses it.
     """
     with refusal_explained(thread.name):
         thread.start()
+    show_name(thread)
+
+
+def show_name(thread: threading.Thread) -> None:
+    """Tell the system the name of a thread that was started. Python 3.14 does so itself."""
+    with suppress(OSError):  # it has ended, or there is no /proc
+        comm = Path(f"/proc/self/task/{thread.native_id}/comm")
+        comm.write_text(thread.name[:MAX_SYSTEM_NAME], encoding="utf-8")
 
 
 async def call_in_thread(function: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:

@@ -5,11 +5,14 @@ import gc
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from mie import AsyncLLM, SamplingParams
 from mie.errors import ThreadLimitError
+from mie.serve.page.processes import Worker
+from mie.system.threads import start_thread
 
 REFUSED = r"the system refuses another thread \(.*\); this process has \d+ \(raise the limit"
 PARAMS = SamplingParams(max_tokens=8, temperature=0)
@@ -32,6 +35,24 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 
     monkeypatch.setattr(threading.Thread, "start", start_or_refuse)
     return refuse
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the system has no /proc")
+def test_the_system_knows_the_names_of_threads() -> None:
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait, name="mie-with-a-long-name")
+    start_thread(thread)
+    worker = Worker("mie-a-page")
+    try:
+        comm = Path(f"/proc/self/task/{thread.native_id}/comm")
+        assert comm.read_text() == "mie-with-a-long\n"
+        assert (
+            asyncio.run(worker.call(Path("/proc/thread-self/comm").read_text)) == "mie-a-page_0\n"
+        )
+    finally:
+        end.set()
+        thread.join()
+        worker.close()
 
 
 def test_an_async_llm_without_its_thread_leaves_nothing(no_threads: Callable[[bool], None]):

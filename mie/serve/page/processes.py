@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from mie.errors import TraceError
 from mie.serve.errors import ApiError, invalid
 from mie.system import worker
-from mie.system.threads import refusal_explained
+from mie.system.threads import refusal_explained, show_name
 
 T = TypeVar("T")
 
@@ -31,7 +31,9 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._executor = ThreadPoolExecutor(
+            1, thread_name_prefix=name, initializer=lambda: show_name(threading.current_thread())
+        )
         self._last: Future[Any] | None = None
 
     @property
