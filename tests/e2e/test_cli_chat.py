@@ -166,9 +166,7 @@ def test_ctrl_c_clears_the_line(editor: dict[str, str]) -> None:
         assert terminal.process.wait(60) == 0
 
 
-def test_an_answer_is_wrapped_and_typing_beside_it_waits_for_the_next_prompt(
-    terminal: Terminal,
-) -> None:
+def test_an_answer_is_wrapped_and_typing_beside_it_waits_for_the_next_prompt(terminal) -> None:
     whole = mie("chat", *GREEDY, stdin=STORY.encode()).stdout.decode()
     terminal.type("/reset\n")
     terminal.shown_until("[a new conversation]")

@@ -271,9 +271,7 @@ def test_prompts_that_are_not_utf8_are_named() -> None:
         (("--versoin", "doctor"), "unknown option --versoin; did you mean --version?"),
     ],
 )
-def test_misspelt_commands_and_options_suggest_the_nearest_name(
-    arguments: tuple[str, ...], message: str
-) -> None:
+def test_misspelt_commands_and_options_suggest_the_nearest_name(arguments, message) -> None:
     process = mie(*arguments)
     assert process.returncode == 2
     assert message in process.stderr.decode()

@@ -222,9 +222,7 @@ def test_an_impossible_log_leaves_the_old_timeline_unchanged(story: Path) -> Non
         ("nowhere/out.json", "cannot be written: No such file"),
     ],
 )
-def test_the_timeline_does_not_overwrite_logs_or_devices(
-    story: Path, name: str, message: str
-) -> None:
+def test_the_timeline_does_not_overwrite_logs_or_devices(story, name, message) -> None:
     before = story.read_bytes()
     assert message in error_line(mie("trace", story, "--perfetto", story.parent / name))
     assert story.read_bytes() == before

@@ -134,9 +134,7 @@ def test_a_long_log_loses_its_beginning_and_the_page_says_so(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("option", ["--html", "--page"])
-def test_a_broken_log_leaves_the_file_that_was_there(
-    story: Path, tmp_path: Path, option: str
-) -> None:
+def test_a_broken_log_leaves_the_file_that_was_there(story, tmp_path, option) -> None:
     out = tmp_path / "out"
     out.write_text("as before")
     broken = tmp_path / "broken.jsonl"

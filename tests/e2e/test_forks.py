@@ -101,9 +101,7 @@ def test_forked_workers_get_the_parents_answers(alone: dict[str, str]) -> None:
     assert os.getpid() not in {process for *_, process in answers}
 
 
-def test_children_and_their_busy_parent_do_not_disturb_each_other(
-    shared: LLM, alone: dict[str, str]
-) -> None:
+def test_children_and_their_busy_parent_do_not_disturb_each_other(shared, alone) -> None:
     """Workers are forked and replaced while three threads generate in the parent."""
     stop, wrong = threading.Event(), []
 
@@ -355,9 +353,7 @@ def test_a_jupyter_kernel_and_the_pool_of_a_cell(tmp_path: Path, alone: dict[str
 
 
 @with_numpy
-def test_a_childs_steps_are_not_written_to_the_parents_trace(
-    tmp_path: Path, alone: dict[str, str]
-) -> None:
+def test_a_childs_steps_are_not_written_to_the_parents_trace(tmp_path, alone) -> None:
     path = tmp_path / "run.jsonl"
     with path.open("w") as file:
         llm = LLM("bundled", num_blocks=400, batch_invariant=True, trace=file)

@@ -106,9 +106,7 @@ def test_an_editable_install_is_a_plain_path(editable: Path) -> None:
     assert [line for line in pth.read_text().splitlines() if line] == [str(ROOT)]
 
 
-def test_an_editable_install_works_beside_a_folder_named_mie(
-    editable: Path, tmp_path: Path
-) -> None:
+def test_an_editable_install_works_beside_a_folder_named_mie(editable, tmp_path) -> None:
     """A cloned folder named mie is a namespace package if Python finds no regular package."""
     (tmp_path / "home" / "mie").mkdir(parents=True)
     code = f"import site; site.addsitedir({str(editable)!r}); import mie; print(mie.__file__)"

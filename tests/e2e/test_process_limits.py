@@ -41,9 +41,7 @@ def answer(limit: tuple[str, str], spare: int) -> str:
 @pytest.mark.parametrize(
     "spare", [40, 430, *(pytest.param(n, marks=pytest.mark.slow) for n in (200, 800))]
 )
-def test_a_model_fits_a_limit_of_the_process_or_is_refused(
-    limit: tuple[str, str], spare: int
-) -> None:
+def test_a_model_fits_a_limit_of_the_process_or_is_refused(limit, spare) -> None:
     text = answer(limit, spare)
     assert text == "answered 64\n" or text.startswith("refused: ")
     if spare > 500:

@@ -68,9 +68,7 @@ def answers(model: TinyModel, backend: str, **settings: object) -> tuple[list[li
     ],
 )
 @pytest.mark.parametrize("preemption_mode", ["swap", "recompute"])
-def test_tokens_equal_the_oracles_in_a_small_pool(
-    ministral: TinyModel, backend: str, preemption_mode: str
-):
+def test_tokens_equal_the_oracles_in_a_small_pool(ministral, backend, preemption_mode):
     """There are prefix hits, forks, copies, preemptions and swaps, with four groups of layers."""
     swap = {"swap_space": 1 << 18} if preemption_mode == "swap" else {}
     tokens, engine = answers(ministral, backend, preemption_mode=preemption_mode, **swap)
@@ -92,9 +90,7 @@ def test_tokens_equal_the_oracles_in_a_small_pool(
 
 
 @pytest.mark.parametrize("backend", ["numpy", pytest.param("jit", marks=needs_numba)])
-def test_a_long_answer_takes_no_more_blocks_than_its_windows_reach(
-    ministral: TinyModel, backend: str
-):
+def test_a_long_answer_takes_no_more_blocks_than_its_windows_reach(ministral, backend):
     """Blocks behind the windows are freed while the answer grows, and its tokens are right."""
     config = EngineConfig(**SETTINGS, num_blocks=40, enable_prefix_caching=False)  # type: ignore[arg-type]
     engine = load_engine(ministral.directory, config, backend=backend, dtype="float32")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from hostile_bodies import CASES, MAX_BYTES
-from measured import MAX_CPU_SECONDS, Zygote
+from measured import MAX_CPU_SECONDS
 
 from mie.serve.routes import OPERATIONS
 
@@ -35,9 +35,7 @@ def children() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("path", "first"), [*children()])
-def test_a_body_of_the_largest_size_takes_bounded_work(
-    zygote: Zygote, path: str, first: int
-) -> None:
+def test_a_body_of_the_largest_size_takes_bounded_work(zygote, path, first) -> None:
     result = zygote.run("call", "hostile_bodies:run", path, first, first + AT_ONCE)
     assert result.error is None, f"{result.message}\n{result.traceback}"
     for case in json.loads(result.stdout):

@@ -163,9 +163,7 @@ def test_a_worker_that_was_killed_is_replaced(own: TemplateRenderer) -> None:
     assert hello(own) == "hello"
 
 
-def test_a_worker_that_hangs_is_replaced(
-    own: TemplateRenderer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_hangs_is_replaced(own, monkeypatch) -> None:
     hello(own)
     stopped = worker_pid(own)
     os.kill(stopped, signal.SIGSTOP)
@@ -222,9 +220,7 @@ def test_a_forked_child_starts_its_own_worker() -> None:
 
 
 @pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.slow)])
-def test_an_interrupt_at_any_line_leaves_the_renderer_usable(
-    own: TemplateRenderer, stride: int
-) -> None:
+def test_an_interrupt_at_any_line_leaves_the_renderer_usable(own, stride) -> None:
     def interrupt_at(wanted: int) -> bool:
         """Interrupt the renderer at a line, and return whether it has that line."""
         lines = 0

@@ -90,9 +90,7 @@ def short(text: object) -> str:
 
 
 @pytest.mark.parametrize(("key", "value"), VALUES, ids=short)
-def test_a_hostile_value_is_refused_by_its_name(
-    zygote: Zygote, model: Path, key: str, value: str
-) -> None:
+def test_a_hostile_value_is_refused_by_its_name(zygote, model, key, value) -> None:
     with_raw(model, key, value)
     word = {"hidden_act": "activation", "architectures": "", "layer_types": "layer"}.get(key, key)
     zygote.run("config", model).check_refused("config.json", word)
@@ -192,9 +190,7 @@ FILES = ["config.json", "generation_config.json", "model.safetensors"]
         *((file, kind) for file in FILES[1:] for kind in ("/dev/zero", "a pipe", "a directory")),
     ],
 )
-def test_a_path_that_is_not_a_file_is_refused_without_waiting(
-    zygote: Zygote, tmp_path: Path, file: str, kind: str
-) -> None:
+def test_a_path_that_is_not_a_file_is_refused_without_waiting(zygote, tmp_path, file, kind) -> None:
     model_directory(tmp_path)
     put(tmp_path / file, kind)
     action = "weights" if file == "model.safetensors" else "config"

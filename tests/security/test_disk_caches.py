@@ -116,18 +116,14 @@ def test_a_folder_that_others_may_write_to_is_not_used(base: Path, bits: int, le
 
 
 @pytest.mark.parametrize("level", [0, 1])
-def test_a_folder_of_another_user_is_not_used(
-    base: Path, level: int, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_folder_of_another_user_is_not_used(base, level, monkeypatch):
     folder = open_cache("x")
     belongs_to_another([folder, folder.parent][level], monkeypatch)
     with pytest.raises(CacheError, match=f"belongs to user {OTHER_USER}, not to user"):
         open_cache("x")
 
 
-def test_a_link_of_another_user_is_not_followed(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_link_of_another_user_is_not_followed(base, tmp_path, monkeypatch):
     open_cache("x").rmdir()
     (tmp_path / "own").mkdir(mode=0o700)
     (base / "mie" / "x").symlink_to(tmp_path / "own")
@@ -177,9 +173,7 @@ def test_a_damaged_file_is_ignored(content: bytes, tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "pipe", "link", "open", "another's"])
-def test_only_private_regular_files_are_read(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_only_private_regular_files_are_read(kind, tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     if kind == "folder":
         path.mkdir()
@@ -229,9 +223,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return built
 
 
-def test_libraries_never_come_from_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: list[Path]
-):
+def test_libraries_never_come_from_the_current_folder(tmp_path, monkeypatch, compiler):
     monkeypatch.setenv("XDG_CACHE_HOME", "cache")
     monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
     monkeypatch.chdir(tmp_path)
@@ -256,9 +248,7 @@ def test_a_library_is_built_once_and_private(base: Path, compiler: list[Path]):
 
 
 @pytest.mark.parametrize("kind", ["link", "open", "another's"])
-def test_a_library_that_is_not_private_is_rebuilt(
-    kind: str, base: Path, compiler: list[Path], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_library_that_is_not_private_is_rebuilt(kind, base, compiler, monkeypatch):
     library = Builder().runtime()
     library.write_text("planted")
     if kind == "link":

@@ -52,9 +52,7 @@ def too_large() -> None:
         ("too_large", "MemoryError"),
     ],
 )
-def test_a_bad_case_fails(
-    zygote: Zygote, monkeypatch: pytest.MonkeyPatch, name: str, verdict: str
-) -> None:
+def test_a_bad_case_fails(zygote, monkeypatch, name, verdict) -> None:
     # The real limit would take seconds to reach.
     monkeypatch.setattr(measured, "MAX_CPU_SECONDS", BUSY_SECONDS - 0.2)
     result = zygote.run("call", f"{Path(__file__).stem}:{name}")

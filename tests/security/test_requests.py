@@ -22,17 +22,13 @@ def test_a_hostile_request_is_refused_by_name(zygote: Zygote, group: str, name: 
 
 
 @pytest.mark.parametrize(("group", "name"), CASES[::8])
-def test_a_hostile_request_does_not_affect_a_running_one(
-    zygote: Zygote, group: str, name: str
-) -> None:
+def test_a_hostile_request_does_not_affect_a_running_one(zygote, group, name) -> None:
     result = zygote.run("call", "hostile_requests:run_beside_others", group, name)
     result.check_refused(GROUPS[group][name][1])
 
 
 @pytest.mark.parametrize(("prompt", "params"), ASYNC)
-def test_a_hostile_request_to_async_llm_does_not_affect_others(
-    zygote: Zygote, prompt: str, params: str
-) -> None:
+def test_a_hostile_request_to_async_llm_does_not_affect_others(zygote, prompt, params) -> None:
     result = zygote.run("call", "hostile_requests:run_async", prompt, params)
     assert result.error in ("RequestError", "PromptTooLongError", "ConfigError"), result
     assert len(result.message) < 2000
@@ -72,9 +68,7 @@ def test_the_largest_requests_cost_little(zygote: Zygote, name: str) -> None:
         ({"max_cache_salt_chars": 1}, {"prompt": "a", "cache_salt": "ab"}, {}, "cache_salt may"),
     ],
 )
-def test_each_limit_is_a_setting(
-    own: LLM, limits: dict[str, int], prompt: Any, params: dict[str, Any], message: str
-) -> None:
+def test_each_limit_is_a_setting(own, limits, prompt, params, message) -> None:
     sampling = SamplingParams(max_tokens=2, **params)
     own.prepare(prompt, sampling)
     strict = replace(own.llm_engine.preparer, limits=EngineArgs(request_limits=limits).limits)

@@ -128,9 +128,7 @@ def save(directory: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize("name", AT_LOAD)
-def test_a_tokenizer_that_asks_for_too_much_is_refused_at_load(
-    name: str, tmp_path: Path, zygote: Zygote
-) -> None:
+def test_a_tokenizer_that_asks_for_too_much_is_refused_at_load(name, tmp_path, zygote) -> None:
     text, words = AT_LOAD[name]
     zygote.run("tokenizer", save(tmp_path, text)).check_refused("tokenizer.json", words)
 
@@ -142,9 +140,7 @@ def test_deep_brackets_are_refused(part: str, depth: int, tmp_path: Path, zygote
 
 
 @pytest.mark.parametrize("name", AT_REQUEST)
-def test_a_tokenizer_that_fails_at_a_prompt_refuses_the_prompt(
-    name: str, tmp_path: Path, zygote: Zygote
-) -> None:
+def test_a_tokenizer_that_fails_at_a_prompt_refuses_the_prompt(name, tmp_path, zygote) -> None:
     text, prompt, words = AT_REQUEST[name]
     zygote.run("encode", save(tmp_path, text), prompt).check_refused(words)
 

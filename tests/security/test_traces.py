@@ -151,9 +151,7 @@ def is_not_a_trace(zygote: Zygote, directory: Path, data: bytes) -> None:
 
 @pytest.mark.parametrize("kind", ["/dev/zero", "a pipe", "."])
 @pytest.mark.parametrize("command", ["trace", "sim calibrate"])
-def test_a_path_that_is_not_a_file_is_refused(
-    zygote: Zygote, tmp_path: Path, command: str, kind: str
-) -> None:
+def test_a_path_that_is_not_a_file_is_refused(zygote, tmp_path, command, kind) -> None:
     """A pipe without a writer is empty, and nothing waits for it."""
     path = tmp_path / "trace.jsonl"
     if kind == "a pipe":

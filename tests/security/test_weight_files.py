@@ -5,7 +5,6 @@ import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -174,9 +173,7 @@ def test_shards_of_metadata_alone_are_refused(zygote: Zygote, tmp_path: Path) ->
     ],
     ids=str,
 )
-def test_sizes_at_the_limits_cost_little(
-    zygote: Zygote, tmp_path: Path, sizes: dict[str, Any]
-) -> None:
+def test_sizes_at_the_limits_cost_little(zygote, tmp_path, sizes) -> None:
     """Sizes that fit the limits but not the weights are refused before memory is allocated."""
     with_config(model_directory(tmp_path), **sizes)
     zygote.run("config", tmp_path).check_cost()
@@ -211,9 +208,7 @@ MATRIX = "model.layers.1.mlp.down_proj.weight"
         ("lm_head.weight", ml_dtypes.bfloat16, -float("inf")),
     ],
 )
-def test_a_weight_that_is_not_finite_is_named_at_load(
-    zygote: Zygote, tmp_path: Path, name: str, dtype: object, value: float
-) -> None:
+def test_a_weight_that_is_not_finite_is_named_at_load(zygote, tmp_path, name, dtype, value) -> None:
     model_directory(tmp_path)
     with_value(tmp_path, name, value, dtype, first=value > 0)
     result = zygote.run("generate", tmp_path)
@@ -222,9 +217,7 @@ def test_a_weight_that_is_not_finite_is_named_at_load(
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-def test_the_largest_and_the_smallest_finite_weights_are_loaded(
-    zygote: Zygote, tmp_path: Path, dtype: type
-) -> None:
+def test_the_largest_and_the_smallest_finite_weights_are_loaded(zygote, tmp_path, dtype) -> None:
     model_directory(tmp_path)
     largest = float(ml_dtypes.finfo(dtype).max)
     for value in (largest, -largest, 0.0, -0.0, float(ml_dtypes.finfo(dtype).smallest_subnormal)):

@@ -156,9 +156,7 @@ BROKEN: dict[str, tuple[tuple[int, list[Any]], str]] = {
 
 
 @pytest.mark.parametrize(("reply", "message"), BROKEN.values(), ids=list(BROKEN))
-def test_a_request_that_fails_is_recorded_and_so_are_those_after_it(
-    reply: tuple[int, list[Any]], message: str
-):
+def test_a_request_that_fails_is_recorded_and_so_are_those_after_it(reply, message):
     requests = (
         WorkloadRequest(request_id="a", prompt=(Text(1, 3),), max_tokens=2),
         WorkloadRequest(request_id="b", prompt=(Text(2, 3),), max_tokens=2, after="a"),
@@ -188,9 +186,7 @@ def test_what_openai_cannot_express_is_refused():
         )
 
 
-def test_a_measured_and_a_simulated_run_have_the_same_fields_and_one_table(
-    tmp_path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_measured_and_a_simulated_run_have_the_same_fields_and_one_table(tmp_path, capsys):
     load = ["--num-prompts", "6", "--input-len", "9", "--output-len", "3", "--goodput", "e2el:9e9"]
     measured, simulated = tmp_path / "measured.json", tmp_path / "simulated.json"
     with scripted(lambda body: (200, chunks(body))) as (url, _):
@@ -224,9 +220,7 @@ def test_a_measured_and_a_simulated_run_have_the_same_fields_and_one_table(
         (["--vocab-size", "9"], "--vocab-size needs --base-url"),
     ],
 )
-def test_options_without_effect_are_refused(
-    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
-):
+def test_options_without_effect_are_refused(options, message, capsys):
     assert mie.cli.main(["bench", "serve", *options]) == 2
     assert message in capsys.readouterr().err
 

@@ -239,9 +239,7 @@ def test_errors_reach_the_client_as_its_own(server: Any, client: ollama.Client):
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role"),
     ],
 )
-def test_a_request_that_cannot_be_served_is_refused_by_name(
-    server: Any, change: dict[str, Any], words: str
-):
+def test_a_request_that_cannot_be_served_is_refused_by_name(server, change, words):
     answer = server.post("/api/chat", **{"messages": [USER], **change})
     assert answer.status_code == 400, answer.text
     assert words in answer.json()["error"]

@@ -61,9 +61,7 @@ TABLES = yaml.safe_load((Path(__file__).parent / "data/openapi.yaml").read_text(
 
 
 @pytest.mark.parametrize(("path", "body"), TABLES["served"])
-def test_a_body_that_is_served_and_its_answer_fit_their_schemas(
-    client: httpx2.Client, document: Any, path: str, body: dict[str, Any]
-):
+def test_a_body_that_is_served_and_its_answer_fit_their_schemas(client, document, path, body):
     assert body_schema(document, path).is_valid(body)
     response = client.post(path, json=body)
     assert response.status_code == 200, response.text
@@ -72,9 +70,7 @@ def test_a_body_that_is_served_and_its_answer_fit_their_schemas(
 
 
 @pytest.mark.parametrize(("path", "change"), TABLES["refused"])
-def test_what_is_refused_does_not_fit_its_schema(
-    client: httpx2.Client, document: Any, path: str, change: dict[str, Any]
-):
+def test_what_is_refused_does_not_fit_its_schema(client, document, path, change):
     body = next(body for each, body in TABLES["served"] if each == path)
     assert not body_schema(document, path).is_valid({**body, **change})
     assert client.post(path, json={**body, **change}).status_code in (400, 404)
@@ -87,9 +83,7 @@ def test_what_is_refused_does_not_fit_its_schema(
         *("/props", "/api/tags", "/api/ps", "/api/version"),
     ],
 )
-def test_the_answers_of_plain_routes_fit_their_schemas(
-    client: httpx2.Client, document: Any, path: str
-):
+def test_the_answers_of_plain_routes_fit_their_schemas(client, document, path):
     answer = document["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]
     schema = jsonschema_rs.validator_for(resolved(answer["schema"], document))
     schema.validate(client.get(path).json())

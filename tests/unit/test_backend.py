@@ -15,9 +15,7 @@ from mie.ops_cpu.cpu_backend import CpuBackend
 @pytest.mark.parametrize(
     ("stored", "planes"), [("auto", [4 * 16]), ("int8", [16, 4]), ("fp8", [16, 4])]
 )
-def test_a_kv_cache_has_the_size_that_its_backend_reports(
-    name: str, stored: str, planes: list[int]
-) -> None:
+def test_a_kv_cache_has_the_size_that_its_backend_reports(name, stored, planes) -> None:
     """For each head and token with Dh 16, there are the elements, and a scale if quantised."""
     backend = load_backend(name, config=EngineConfig(kv_cache_dtype=stored))
     shape = KVCacheShape(num_layers=2, num_blocks=3, block_size=4, num_kv_heads=5, head_dim=16)

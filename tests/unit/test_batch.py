@@ -1,6 +1,6 @@
 """Test `mie.batch`: each request has one result, which depends on nothing but the request."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -41,9 +41,7 @@ def expected(llm: LLM) -> dict[str, list[str]]:
     return {key: texts(dict(answers(llm, [(key, request)]))[key]) for key, request in REQUESTS}
 
 
-def test_each_request_has_one_result_in_any_order(
-    llm: LLM, expected: Mapping[str, list[str]]
-) -> None:
+def test_each_request_has_one_result_in_any_order(llm, expected) -> None:
     for requests in (REQUESTS, REQUESTS[::-1], REQUESTS[5:] + REQUESTS[:5]):
         found = list(answers(llm, requests))
         assert len(found) == len(REQUESTS)
@@ -53,9 +51,7 @@ def test_each_request_has_one_result_in_any_order(
     assert not llm.engine.has_work
 
 
-def test_an_id_stands_in_for_a_seed_and_a_seed_comes_first(
-    llm: LLM, expected: Mapping[str, list[str]]
-) -> None:
+def test_an_id_stands_in_for_a_seed_and_a_seed_comes_first(llm, expected) -> None:
     assert expected["text"] != expected["the same text"]
     request = {"prompt": "Once upon a time", "max_tokens": 5, "seed": seed_of("text")}
     [(_, output)] = answers(llm, [("another id", request)])

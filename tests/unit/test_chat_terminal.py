@@ -29,9 +29,7 @@ def lines(*texts: str) -> ReadLine:
         (('"""', "", "one", "", '"""'), "one"),
     ],
 )
-def test_triple_quotes_enclose_a_message_of_several_lines(
-    typed: tuple[str, ...], text: str
-) -> None:
+def test_triple_quotes_enclose_a_message_of_several_lines(typed, text) -> None:
     message = read_message(lines(*typed))
     assert message == Message(text=text, is_quoted=True)
     assert message.command is None

@@ -43,12 +43,7 @@ def test_a_command_gets_the_environment_and_no_input(monkeypatch: pytest.MonkeyP
     [(subprocess.TimeoutExpired("x", 5.0), CommandError), (KeyboardInterrupt(), KeyboardInterrupt)],
     ids=["takes too long", "interrupted"],
 )
-def test_a_command_that_is_given_up_ends_with_its_children(
-    error: BaseException,
-    raised: type[BaseException],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_command_that_is_given_up_ends_with_its_children(error, raised, tmp_path, monkeypatch):
     """The pipes close only when the child of the child has ended too."""
     sign = tmp_path / "begun"
 

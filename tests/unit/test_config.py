@@ -141,9 +141,7 @@ def test_context_length(scaling: dict[str, Any], context: int) -> None:
 
 
 @pytest.mark.parametrize(("changes", "named"), table("model_configs", "not implemented"))
-def test_a_feature_that_is_not_implemented_is_refused_by_name(
-    changes: dict[str, Any], named: str
-) -> None:
+def test_a_feature_that_is_not_implemented_is_refused_by_name(changes, named) -> None:
     with pytest.raises(UnsupportedModelError, match=r"not supported.*LlamaForCausalLM") as error:
         load(**changes)
     assert named in str(error.value)
@@ -289,9 +287,7 @@ def write(directory: Path, name: str, text: str | bytes) -> Path:
         ({"temperature": 1.0}, (3,)),
     ],
 )
-def test_generation_config_decides_the_end_of_sequence(
-    tmp_path: Path, generation: dict[str, Any], eos: tuple[int, ...]
-) -> None:
+def test_generation_config_decides_the_end_of_sequence(tmp_path, generation, eos) -> None:
     write(tmp_path, "config.json", json.dumps(hf_config(eos_token_id=3)))
     write(tmp_path, "generation_config.json", json.dumps(generation))
     assert ModelConfig.load(tmp_path).eos_token_ids == eos

@@ -114,9 +114,7 @@ def test_float32_is_within_tolerance_of_float64(tiny: dict[str, TinyModel], fami
     assert all(row.worst.relative == row.row_rel for row in report.rows)
 
 
-def test_a_backend_is_equal_to_itself_over_chunks_a_hit_a_copy_and_decodes(
-    tiny: dict[str, TinyModel],
-):
+def test_a_backend_is_equal_to_itself_over_chunks_a_hit_a_copy_and_decodes(tiny):
     report = compare(workload(tiny["llama"]), F32, F32)
     assert report.is_within
     assert {(row.max_abs, row.max_rel, row.max_ulp) for row in report.rows} == {(0, 0, 0)}
@@ -230,9 +228,7 @@ def sampling_wrongly(
     monkeypatch.setattr(NumpyBackend, "sample", wrong)
 
 
-def test_a_token_that_contradicts_the_logits_exceeds_the_tolerance(
-    tiny: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_token_that_contradicts_the_logits_exceeds_the_tolerance(tiny, monkeypatch):
     sampling_wrongly(monkeypatch, lambda logits, token: int(logits.argsort()[-2]))
     report = compare(workload(tiny["llama"]), F64, F32)
     assert report.first is None, "the logits are right"
@@ -370,9 +366,7 @@ def test_json_has_every_number_even_infinities(faulty: DiffReport):
         ),
     ],
 )
-def test_the_compiled_backend_is_within_tolerance(
-    tiny: dict[str, TinyModel], family: str, kv_cache_dtype: str
-):
+def test_the_compiled_backend_is_within_tolerance(tiny, family, kv_cache_dtype):
     settings = {"kv_cache_dtype": kv_cache_dtype}
     a, b = (replace(side, settings=settings) for side in (F32, JIT))
     report = compare(workload(tiny[family]), a, b)
@@ -390,9 +384,7 @@ def test_the_compiled_backend_is_within_tolerance(
         for j, dtype in enumerate(["float32", "float16", "bfloat16"])
     ],
 )
-def test_the_emulated_kernels_are_within_tolerance(
-    tiny: dict[str, TinyModel], family: str, dtype: str
-):
+def test_the_emulated_kernels_are_within_tolerance(tiny, family, dtype):
     report = compare(workload(tiny[family]), F32, emulated(dtype))
     assert report.is_within, "\n".join(lines(report, layers=True))
     assert any(row.max_rel > 0 for row in report.rows)
@@ -410,9 +402,7 @@ def test_padded_and_captured_steps_are_compared(tiny: dict[str, TinyModel]):
     assert alone.rows[-3].row_rel < report.rows[-3].row_rel
 
 
-def test_steps_that_make_a_device_ready_are_not_compared(
-    tiny: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch
-):
+def test_steps_that_make_a_device_ready_are_not_compared(tiny, monkeypatch):
     """Such a step runs before A's first step has a counterpart."""
     ran = []
 

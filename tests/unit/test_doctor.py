@@ -254,13 +254,7 @@ def test_the_table(root: Path) -> None:
         (("--backend", "cupy"), 1, ("cupy",)),
     ],
 )
-def test_the_exit_code_is_that_of_the_requested_backend(
-    root: Path,
-    capsys: pytest.CaptureFixture[str],
-    arguments: tuple[str, ...],
-    code: int,
-    tried: tuple[str, ...],
-) -> None:
+def test_the_exit_code_is_that_of_the_requested_backend(root, capsys, arguments, code, tried):
     assert run(command("--json", *arguments), FakeMachine(root=root)) == code
     printed = json.loads(capsys.readouterr().out)
     assert tuple(each["name"] for each in printed["backends"]) == tried
@@ -288,9 +282,7 @@ def test_a_machine_without_libraries_still_has_a_report(tmp_path: Path) -> None:
     assert render(checks, trials)
 
 
-def test_a_trial_that_compiles_is_waited_for_only_if_it_was_asked_for(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trial_that_compiles_is_waited_for_only_if_it_was_asked_for(root, capsys) -> None:
     """The fake jit answers after ten seconds."""
     machine = FakeMachine(root=root, facts={"backend jit": NoAnswerError("gave no answer")})
     assert run(command(), machine) == 0
@@ -308,9 +300,7 @@ def test_a_trial_that_compiles_is_waited_for_only_if_it_was_asked_for(
 # Questions to the libraries.
 
 
-def test_a_file_in_the_current_folder_is_not_loaded_as_a_library(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_file_in_the_current_folder_is_not_loaded_as_a_library(monkeypatch, tmp_path) -> None:
     write(tmp_path, {"numpy.py": "raise SystemExit(5)", "json.py": "raise SystemExit(6)"})
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])  # "" is this one
@@ -341,8 +331,6 @@ class Trial:
         (KeyError(), {"error": "KeyError: KeyError"}),
     ],
 )
-def test_a_backend_is_judged_by_its_results(
-    monkeypatch: pytest.MonkeyPatch, outcome: int | Exception, facts: dict[str, Any]
-) -> None:
+def test_a_backend_is_judged_by_its_results(monkeypatch, outcome, facts) -> None:
     monkeypatch.setattr(backends, "load_backend", lambda name: Trial(outcome))
     assert find_facts("backend", "numpy") == facts

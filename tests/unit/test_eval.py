@@ -24,9 +24,7 @@ def evaluated(capsys: pytest.CaptureFixture[str], path: Path, *words: str) -> di
     return found
 
 
-def test_perplexity_is_that_of_an_engines_log_probabilities(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_perplexity_is_that_of_an_engines_log_probabilities(tmp_path, capsys):
     """Windows of 9 tokens begin with BOS, and each is predicted alone."""
     llm = LLM(backend="numpy", num_blocks=8)
     bos, *ids = llm.get_tokenizer().encode(TEXT)
@@ -45,9 +43,7 @@ def test_perplexity_is_that_of_an_engines_log_probabilities(
     assert found["mean_kl"] is None
 
 
-def test_rounded_weights_are_compared_with_the_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_rounded_weights_are_compared_with_the_files(tmp_path, capsys):
     plain = evaluated(capsys, tmp_path / "text")["perplexity"]
     found = [
         evaluated(capsys, tmp_path / "text", "--quantization", quantization)
@@ -88,9 +84,7 @@ def test_the_divergence_is_that_of_the_reference_from_the_model():
         (["--reference", "/nowhere"], "does not exist"),
     ],
 )
-def test_bad_arguments_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
-):
+def test_bad_arguments_are_refused(tmp_path, capsys, words, message):
     path = tmp_path / "text"
     path.write_text(TEXT)
     assert main(["eval", str(path), "--backend", "numpy", *words]) == 2

@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from event_stories import (
@@ -185,9 +184,7 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: str, message: str) -> N
 
 
 @pytest.mark.parametrize(("change", "message"), table("event_logs", "malformed snapshots"))
-def test_a_malformed_snapshot_is_refused(
-    tmp_path: Path, change: dict[str, Any], message: str
-) -> None:
+def test_a_malformed_snapshot_is_refused(tmp_path, change, message) -> None:
     path = write_story(tmp_path / "log")
     head, _, rest = path.read_text().partition("\n")
     path.write_text(f"{json.dumps({**json.loads(head), **change})}\n{rest}")

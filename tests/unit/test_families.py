@@ -98,9 +98,7 @@ def test_the_docs_have_the_table_of_families(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("arguments", [[], ["bundled", "--families"]])
-def test_inspect_takes_a_model_or_the_list(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_takes_a_model_or_the_list(arguments, capsys) -> None:
     assert main(["inspect", *arguments]) != 0
     assert "either a MODEL or --families" in capsys.readouterr().err
 

@@ -105,13 +105,7 @@ def test_an_override_replaces_a_key(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_mistakes_are_named_before_weights_are_read(
-    generation: dict[str, Any] | None,
-    settings: dict[str, Any],
-    error: type[Exception],
-    message: str,
-    tmp_path: Path,
-) -> None:
+def test_mistakes_are_named_before_weights_are_read(generation, settings, error, message, tmp_path):
     directory = model(tmp_path, generation)
     with pytest.raises(error, match=message):
         LLM(directory, skip_tokenizer_init=True, **settings)
@@ -145,9 +139,7 @@ def arguments(*words: str, max_tokens: int | None = 256) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def test_the_command_line_prints_the_defaults_in_use(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_prints_the_defaults_in_use(tmp_path, capsys) -> None:
     generation = {"temperature": 0.6, "top_p": 1.0, "top_k": 20}
     model_options = ("--model", str(model(tmp_path, generation)), "--load-format", "dummy")
     fixed = (*model_options, "--skip-tokenizer-init", "--num-blocks", "16", "--num-threads", "1")

@@ -325,9 +325,7 @@ def with_values(path: Path, **changes: Any) -> Path:
         ),
     ],
 )
-def test_a_model_that_is_not_supported_is_refused_by_name(
-    changes: dict[str, Any], error: type[ModelError], message: str, tmp_path: Path
-) -> None:
+def test_a_model_that_is_not_supported_is_refused_by_name(changes, error, message, tmp_path):
     path = with_values(tmp_path / "model.gguf", **changes)
     with pytest.raises(error, match=message) as caught:
         ModelConfig.load(path)
@@ -415,9 +413,7 @@ def test_long_rope_has_its_own_factor_of_scores(tmp_path: Path) -> None:
         ("ernie45_interleaved", {}, "attention biases of this family"),
     ],
 )
-def test_features_that_a_family_lacks_are_refused(
-    name: str, changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_features_that_a_family_lacks_are_refused(name, changes, message, tmp_path) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         ModelConfig.load(golden(name, tmp_path / "m.gguf", **changes))
 
@@ -454,9 +450,7 @@ def test_other_frequencies_are_refused(tmp_path: Path) -> None:
         ("output_norm.weight", (99, (64,), bytes(68)), "in type number 99"),
     ],
 )
-def test_tensors_that_do_not_fit_are_named(
-    name: str, change: Any, message: str, tmp_path: Path
-) -> None:
+def test_tensors_that_do_not_fit_are_named(name, change, message, tmp_path) -> None:
     config = ModelConfig.load(write(tmp_path))
     tensors = gguf_files.tensors_of(tmp_path / "model", "F32") | {name: change}
     kept = {key: tensor for key, tensor in tensors.items() if tensor is not None}

@@ -301,9 +301,7 @@ def test_a_tokenizer_that_is_given_takes_precedence(tmp_path: Path) -> None:
         ({"bos_token_id": "x"}, "bos_token_id 'x', which is not a token"),
     ],
 )
-def test_a_broken_vocabulary_is_refused(
-    changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_a_broken_vocabulary_is_refused(changes, message, tmp_path) -> None:
     values = gguf_files.bpe_of(BUNDLED_DIRECTORY, "gpt-2", 0)
     values |= {f"tokenizer.ggml.{key}": item for key, item in changes.items()}
     kept = {key: item for key, item in values.items() if item is not ...}

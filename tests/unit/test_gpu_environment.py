@@ -55,9 +55,7 @@ def libcuda(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("code", "name"), [("0", None), ("100", "CUDA_ERROR_NO_DEVICE"), ("777", "error 777")]
 )
-def test_the_driver_reports_its_gpus_or_its_error(
-    libcuda: str, code: str, name: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_driver_reports_its_gpus_or_its_error(libcuda, code, name, monkeypatch) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", libcuda)
     monkeypatch.setenv("CUDA_ERROR", code)
     orin = {"capability": "8.7", "memory": 8 * GIB, "integrated": True}

@@ -41,9 +41,7 @@ def tokens(llm: LLM) -> list[list[int]]:
 @pytest.mark.parametrize("backend", CPUS)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", ["llama", "qwen3_tied"])
-def test_a_checkpoint_of_floats_is_rounded(
-    name: str, dtype: str, backend: str, tiny: Any, tmp_path: Path
-):
+def test_a_checkpoint_of_floats_is_rounded(name, dtype, backend, tiny, tmp_path):
     model = tiny[name]
     weights = {each: array.astype(HALVES[dtype]) for each, array in model.weights.items()}
     rounded = tiny_models.write_model(tmp_path, model.config, weights)
@@ -59,9 +57,7 @@ def test_a_checkpoint_of_floats_is_rounded(
 
 
 @pytest.mark.parametrize("backend", CPUS)
-def test_sizes_halve_and_one_log_line_says_so(
-    backend: str, tiny: Any, caplog: pytest.LogCaptureFixture
-):
+def test_sizes_halve_and_one_log_line_says_so(backend, tiny, caplog):
     def sizes(dtype: str) -> dict[str, float]:
         llm = load(tiny["llama"].directory, dtype, backend=backend)
         found = {"mie:weights_bytes", "mie:kv_bytes"}

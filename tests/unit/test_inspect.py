@@ -32,9 +32,7 @@ def facts(text: str) -> dict[str, str]:
     return {line[:15].strip(): line[16:] for line in text.splitlines()}
 
 
-def test_inspect_prints_architecture_and_memory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_prints_architecture_and_memory(tmp_path, capsys) -> None:
     write_model(tmp_path)
     assert run(tmp_path, "--kv-cache-memory-bytes", "1.5KiB") == 0
     printed = facts(capsys.readouterr().out)
@@ -91,9 +89,7 @@ def test_the_experts_of_a_sparse_model_are_shown(capsys: pytest.CaptureFixture[s
     assert facts(capsys.readouterr().out)["experts"].endswith("24, beside a shared one")
 
 
-def test_an_unsupported_model_fails_with_the_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unsupported_model_fails_with_the_reason(tmp_path, capsys) -> None:
     write_model(tmp_path)
     config = hf_config("PhiMoEForCausalLM", num_local_experts=8)
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -108,9 +104,7 @@ def test_an_unsupported_model_fails_with_the_reason(
     assert report["config"] is None
 
 
-def test_check_names_tensors_that_are_not_finite(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_names_tensors_that_are_not_finite(tmp_path, capsys) -> None:
     tensors = random_tensors(CONFIG, np.float16)
     tensors["model.norm.weight"][:3] = math.nan
     tensors["lm_head.weight"][0, 0] = math.inf

@@ -45,9 +45,7 @@ def interrupted() -> None:
 
 
 @pytest.mark.parametrize("handler", [handle, Server().handle], ids=["function", "method"])
-def test_an_exception_of_a_handler_blames_no_request(
-    handler: Any, install: Callable[[Any], None]
-) -> None:
+def test_an_exception_of_a_handler_blames_no_request(handler, install) -> None:
     install(handler)
     error = caught(interrupted)
     assert isinstance(error, Alarm)
@@ -55,9 +53,7 @@ def test_an_exception_of_a_handler_blames_no_request(
     assert not is_of_the_request(error)
 
 
-def test_the_same_exception_without_a_signal_blames_the_request(
-    install: Callable[[Any], None],
-) -> None:
+def test_the_same_exception_without_a_signal_blames_the_request(install) -> None:
     install(handle)
     error = caught(Server().stop)
     assert not raised_by_signal_handler(error)

@@ -64,9 +64,7 @@ def test_a_cpu_that_cannot_is_refused_with_the_reason(cpu: Cpu, why: str):
         check_cpu(cpu)
 
 
-def test_a_missing_numba_is_refused_with_the_command_that_installs_it(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_a_missing_numba_is_refused_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setattr(environment, "find_spec", lambda name: None)
     message = "Numba is not installed (pip install 'mie[jit]', or use backend numpy)"
     with pytest.raises(ConfigError, match=re.escape(message)):
@@ -100,9 +98,7 @@ load_backend("auto", tell=print)
 """
 
 
-def test_a_numba_that_cannot_be_imported_is_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_numba_that_cannot_be_imported_is_refused_in_one_line(tmp_path, monkeypatch):
     """Its version says nothing. Only compiling shows it, so nothing may be in the cache."""
     monkeypatch.setenv("PYTHONPATH", str(fake_numba(tmp_path, "0.99.0", BROKEN)))
     done = subprocess.run(

@@ -22,9 +22,7 @@ def no_hub(*args: Any, **kwargs: Any) -> str:
     raise AssertionError("the hub was asked")
 
 
-def test_a_directory_takes_precedence_over_the_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_takes_precedence_over_the_hub(tmp_path, monkeypatch) -> None:
     fake_hub(monkeypatch, no_hub)
     (tmp_path / "org" / "model").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
@@ -32,9 +30,7 @@ def test_a_directory_takes_precedence_over_the_hub(
 
 
 @pytest.mark.parametrize("name", ["/nowhere/model", "./model", "model", "a/b/c", "../x", "", "~/x"])
-def test_a_missing_directory_lists_what_a_model_can_be(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_directory_lists_what_a_model_can_be(name, tmp_path, monkeypatch) -> None:
     fake_hub(monkeypatch, no_hub)
     empty = tmp_path / "empty" / "deeper"
     empty.mkdir(parents=True)
@@ -53,9 +49,7 @@ def test_a_file_is_refused(tmp_path: Path) -> None:
         locate_model(path)
 
 
-def test_a_hub_id_is_fetched_without_unused_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_id_is_fetched_without_unused_files(tmp_path, monkeypatch) -> None:
     calls = []
 
     def snapshot_download(repo_id: str, *, allow_patterns: list[str], **where: Any) -> str:

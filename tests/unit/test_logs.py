@@ -41,9 +41,7 @@ def test_the_variable_sets_the_level() -> None:
     assert "MIE_LOGGING_LEVEL must be one of DEBUG, INFO" in process.stderr
 
 
-def test_loading_logs_the_model_the_time_and_the_memory(
-    tiny, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_loading_logs_the_model_the_time_and_the_memory(tiny, caplog) -> None:
     directory = tiny["llama"].directory
     with caplog.at_level(logging.INFO, logger="mie"):
         LLM(directory, backend="numpy", skip_tokenizer_init=True, num_blocks=9)

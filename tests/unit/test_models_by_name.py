@@ -118,9 +118,7 @@ def test_a_missing_part_of_the_weights_is_noticed() -> None:
     assert model_of("m-Q8_0-00001-of-00002.gguf").names == []
 
 
-def test_a_model_is_pulled_listed_run_and_deleted(
-    hub: HubServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_model_is_pulled_listed_run_and_deleted(hub, capsys, tmp_path) -> None:
     assert main(["pull", STORY]) == 0
     shown = capsys.readouterr()
     assert shown.out == f"{STORY} is ready: mie run {STORY}\n"
@@ -150,9 +148,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("name", [STORY, f"{GGUF}:Q8_0"])
-def test_a_terminal_shows_the_large_file_and_no_empty_bars(
-    hub: HubServer, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_terminal_shows_the_large_file_and_no_empty_bars(hub, monkeypatch, name) -> None:
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", None)
     monkeypatch.setattr(sys, "stderr", shown := Terminal())
     assert main(["pull", name]) == 0
@@ -162,9 +158,7 @@ def test_a_terminal_shows_the_large_file_and_no_empty_bars(
     assert not re.search("Fetching|Download|Reconstruct", shown.getvalue())
 
 
-def test_a_quantisation_is_fetched_and_deleted_alone(
-    hub: HubServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_quantisation_is_fetched_and_deleted_alone(hub, capsys) -> None:
     assert main(["pull", f"{GGUF}:q8_0"]) == 0
     assert main(["pull", f"hf.co/{GGUF}:BF16"]) == 0
     path = locate_model(f"{GGUF}:Q8_0")
@@ -192,9 +186,7 @@ def test_a_name_of_a_gguf_repository_is_a_model(hub: HubServer) -> None:
     assert hub.requests == []
 
 
-def test_an_interrupted_download_goes_on_where_it_ended(
-    hub: HubServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_download_goes_on_where_it_ended(hub, monkeypatch, capsys) -> None:
     monkeypatch.setattr("mie.checkpoint.hub.BLOCK_BYTES", 700)
     monkeypatch.setattr("time.sleep", lambda _: None)  # the library waits before it tries again
     hub.cut["tiny-F16.gguf"] = 900
@@ -210,9 +202,7 @@ def test_an_interrupted_download_goes_on_where_it_ended(
     assert locate_model(f"{GGUF}:F16").read_bytes() == hub.models[GGUF]["tiny-F16.gguf"]
 
 
-def test_the_rest_of_an_interrupted_download_is_deleted(
-    hub: HubServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_rest_of_an_interrupted_download_is_deleted(hub, capsys, tmp_path) -> None:
     draft = tmp_path / "hub" / "models--mia--tiny-stories-GGUF" / "blobs" / "0.mie.incomplete"
     draft.parent.mkdir(parents=True)
     draft.write_bytes(bytes(3000))
@@ -221,16 +211,12 @@ def test_the_rest_of_an_interrupted_download_is_deleted(
     assert not draft.parent.exists()
 
 
-def test_a_checksum_does_not_name_a_file_elsewhere(
-    hub: HubServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checksum_does_not_name_a_file_elsewhere(hub, monkeypatch, capsys) -> None:
     monkeypatch.setattr(HubServer, "sha256", lambda *_: "../../evil")
     assert "checksum '../../evil' is not a SHA-256" in refusal(capsys, "pull", f"{GGUF}:F16")
 
 
-def test_a_damaged_file_does_not_enter_the_cache(
-    hub: HubServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_file_does_not_enter_the_cache(hub, capsys) -> None:
     hub.damaged.add("tiny-Q8_0.gguf")
     error = refusal(capsys, "pull", f"{GGUF}:Q8_0")
     assert "arrived damaged: its SHA-256 is " in error
@@ -239,9 +225,7 @@ def test_a_damaged_file_does_not_enter_the_cache(
     assert main(["pull", f"{GGUF}:Q8_0"]) == 0
 
 
-def test_what_does_not_fit_is_said_before_the_download(
-    hub: HubServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_does_not_fit_is_said_before_the_download(hub, monkeypatch, capsys) -> None:
     def available(num_bytes: int) -> None:
         for module in ("mie.cli.pull", "mie.load.sizing", "mie.ops.numpy_backend"):
             monkeypatch.setattr(f"{module}.available_bytes", lambda: num_bytes, raising=False)
@@ -256,9 +240,7 @@ def test_what_does_not_fit_is_said_before_the_download(
     assert main(["pull", f"{GGUF}:BF16", "--force"]) == 0
 
 
-def test_a_large_directory_is_refused_with_the_table_of_its_plan(
-    hub: HubServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_large_directory_is_refused_with_the_table_of_its_plan(hub, capsys) -> None:
     config = json.loads(hub.models[STORY]["config.json"])
     big = {"hidden_size": 65536, "intermediate_size": 262144, "num_hidden_layers": 200}
     hub.models[STORY]["config.json"] = json.dumps(config | big).encode()
@@ -273,9 +255,7 @@ def test_a_large_directory_is_refused_with_the_table_of_its_plan(
     assert not any("safetensors" in each for each in hub.requests)
 
 
-def test_a_full_disk_is_noticed_before_the_download(
-    hub: HubServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_is_noticed_before_the_download(hub, monkeypatch, capsys) -> None:
     usage = type("Usage", (), {"free": 1000})
     monkeypatch.setattr(pull.shutil, "disk_usage", lambda _: usage)
     error = refusal(capsys, "pull", f"{GGUF}:Q8_0")
@@ -283,9 +263,7 @@ def test_a_full_disk_is_noticed_before_the_download(
     assert "has 1000 bytes free" in error
 
 
-def test_show_lists_quantisations_before_the_download(
-    hub: HubServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_lists_quantisations_before_the_download(hub, capsys) -> None:
     assert main(["show", GGUF]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith(f"{GGUF}, not on this machine")
@@ -294,9 +272,7 @@ def test_show_lists_quantisations_before_the_download(
     assert not any("resolve" in each for each in hub.requests)
 
 
-def test_a_quantisation_that_is_not_read_is_refused_before_the_download(
-    hub: HubServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_quantisation_that_is_not_read_is_refused_before_the_download(hub, capsys) -> None:
     hub.models[GGUF]["tiny-UD-IQ2_XXS.gguf"] = b"x"
     error = refusal(capsys, "pull", f"{GGUF}:iq2_xxs")
     assert "quantisation UD-IQ2_XXS is not supported; of this repository are BF16, F16" in error
@@ -308,9 +284,7 @@ def test_a_quantisation_that_is_not_read_is_refused_before_the_download(
     assert not any(map(is_read, ["IQ1_S", "TQ1_0", "UD-IQ3_XXS"]))
 
 
-def test_a_gguf_model_is_run_by_its_name(
-    hub: HubServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_gguf_model_is_run_by_its_name(hub, capsys, tmp_path) -> None:
     path = gguf_files.convert(BUNDLED_DIRECTORY, tmp_path / "tiny-BF16.gguf", "BF16", "gpt-2")
     hub.models["mia/real"] = {path.name: path.read_bytes()}
     assert (
@@ -321,18 +295,14 @@ def test_a_gguf_model_is_run_by_its_name(
     assert "name            mia/real:BF16" in capsys.readouterr().out
 
 
-def test_a_model_that_is_not_here_is_fetched_only_if_that_is_wanted(
-    hub: HubServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_is_not_here_is_fetched_only_if_that_is_wanted(hub, capsys) -> None:
     assert f"mie pull {STORY}, or let mie run --pull" in refusal(capsys, "run", STORY)
     assert hub.requests == []
     assert main(["run", STORY, "Who are you?", *NUMPY, "--temperature", "0", "--pull"]) == 0
     assert capsys.readouterr().out.startswith("I am the tiny")
 
 
-def test_missing_gated_and_misspelt_models_are_explained(
-    hub: HubServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_gated_and_misspelt_models_are_explained(hub, capsys) -> None:
     error = refusal(capsys, "pull", "mia/other")
     assert f"no such model on the hub (check the spelling at {hub.address}/mia/other" in error
     assert "OWNER/MODEL:TAG" in refusal(capsys, "pull", "qwen3")
@@ -343,9 +313,7 @@ def test_missing_gated_and_misspelt_models_are_explained(
         ask_hub(GGUF, "v9")
 
 
-def test_a_hub_that_is_not_reached_is_explained(
-    hub: HubServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hub_that_is_not_reached_is_explained(hub, monkeypatch, capsys) -> None:
     assert main(["pull", f"{GGUF}:Q8_0"]) == 0
     directory = locate_model(STORY)
     capsys.readouterr()
@@ -395,9 +363,7 @@ def test_inspect_reads_the_header_of_a_gguf_file(hub: HubServer, tmp_path: Path)
     assert not list((tmp_path / "hub").rglob("*.gguf"))
 
 
-def test_inspect_says_what_is_wrong_with_a_model_on_the_hub(
-    hub: HubServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_says_what_is_wrong_with_a_model_on_the_hub(hub, capsys) -> None:
     config = json.loads(hub.models[STORY]["config.json"])
     hub.models[STORY]["config.json"] = json.dumps(
         {**config, "architectures": ["WhisperForConditionalGeneration"]}

@@ -173,9 +173,7 @@ def test_decode_attention_equals_paged_attention(
     tile=st.integers(1, 6),
     seed=st.integers(0, 1000),
 )
-def test_paged_attention_equals_the_plain_loops(
-    sequences: list[tuple[int, int]], block_size: int, window: int | None, tile: int, seed: int
-):
+def test_paged_attention_equals_the_plain_loops(sequences, block_size, window, tile, seed):
     batch = ragged(sequences, block_size=block_size, heads=(2, 1), head_dim=4, seed=seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "QUERY_TILE", tile)

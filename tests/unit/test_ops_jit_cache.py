@@ -97,9 +97,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_file_that_cannot_be_trusted_is_compiled_anew(
-    cache: Path, damage: Callable[[Path], object]
-) -> None:
+def test_a_file_that_cannot_be_trusted_is_compiled_anew(cache, damage) -> None:
     path = file_of(cache)
     whole = path.read_bytes()
     damage(path)
@@ -125,11 +123,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
 
 
 @pytest.mark.parametrize("lack", [file_in_the_way, full_disk])
-def test_without_a_cache_kernels_are_compiled_each_time(
-    lack: Callable[[pytest.MonkeyPatch, Path], None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_cache_kernels_are_compiled_each_time(lack, tmp_path, monkeypatch) -> None:
     lack(monkeypatch, tmp_path / "place")
     kernels = Kernels()
     assert kernels["take_rows"] != 0
@@ -150,9 +144,7 @@ def test_a_kernel_of_another_cpu_is_not_used(cache: Path, field: str) -> None:
     ["layout.py", "compiler.py"]
     + [f"kernels/{path.name}" for path in Path(compiler.__file__).parent.glob("kernels/[!_]*.py")],
 )
-def test_a_kernel_of_other_sources_is_not_used(
-    cache: Path, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_of_other_sources_is_not_used(cache, source, tmp_path, monkeypatch) -> None:
     own = Path(kernel_cache.__file__).parent
     shutil.copytree(own, tmp_path / "room", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(kernel_cache, "__file__", str(tmp_path / "room/kernel_cache.py"))
@@ -162,9 +154,7 @@ def test_a_kernel_of_other_sources_is_not_used(
     assert kernel_cache.read(KERNEL, key_of(CPU)) is None
 
 
-def test_an_interrupt_while_a_file_is_written_leaves_nothing(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_while_a_file_is_written_leaves_nothing(cache, monkeypatch) -> None:
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
 
@@ -175,9 +165,7 @@ def test_an_interrupt_while_a_file_is_written_leaves_nothing(
     assert {*cache.iterdir()} == before
 
 
-def test_an_interrupt_after_a_file_was_written_is_not_lost(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_after_a_file_was_written_is_not_lost(cache, monkeypatch) -> None:
     real = os.replace
 
     def interrupt(source: str, target: str) -> None:

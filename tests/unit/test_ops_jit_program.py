@@ -60,9 +60,7 @@ def test_a_function_that_lives_from_step_to_step_is_recorded_once() -> None:
     assert model.calls == 2
 
 
-def test_a_step_that_was_interrupted_between_its_segments_can_be_run_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_that_was_interrupted_between_its_segments_can_be_run_again(monkeypatch) -> None:
     model, batch = Model(JitBackend(num_threads=2)), batch_of(100)
     expected = model.step(batch)
     real, calls = model.backend._team.run, []
@@ -127,9 +125,7 @@ def test_results_of_another_width_do_not_share_a_buffer() -> None:
 
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
-def test_memory_that_could_not_be_provided_is_provided_by_the_next_step(
-    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_could_not_be_provided_is_provided_by_the_next_step(error, monkeypatch) -> None:
     def refuse(*args: object) -> None:
         raise error
 

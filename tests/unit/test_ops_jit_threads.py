@@ -53,16 +53,12 @@ def check(backend: JitBackend, expected: np.ndarray, times: int = 1) -> None:
         np.testing.assert_array_equal(backend.silu_mul(X), expected)
 
 
-def test_a_child_does_not_wait_for_the_lock_of_a_thread_that_it_does_not_have(
-    backend: JitBackend, expected: np.ndarray
-) -> None:
+def test_a_child_does_not_wait_for_the_lock_of_a_thread_that_it_does_not_have(backend, expected):
     with backend._team._locks[os.getpid()]:
         assert exit_code_of_child(lambda: check(backend, expected, 3)) == 0
 
 
-def test_a_child_begins_anew_when_it_is_forked_in_the_middle_of_a_run(
-    backend: JitBackend, expected: np.ndarray
-) -> None:
+def test_a_child_begins_anew_when_it_is_forked_in_the_middle_of_a_run(backend, expected) -> None:
     words = backend._team._words
     words[DONE] = 1
     try:
@@ -85,9 +81,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_the_threads_that_started_end_if_another_is_refused(
-    number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_threads_that_started_end_if_another_is_refused(number, monkeypatch) -> None:
     refuse(monkeypatch, number)
     with pytest.raises(ThreadLimitError):
         JitBackend(num_threads=3)
@@ -111,9 +105,7 @@ def test_a_child_whose_threads_are_refused_says_so_and_goes_on_without_them(
 
 
 @pytest.mark.parametrize("before", [LAST_RUN - 2, LAST_RUN])
-def test_the_numbers_of_runs_begin_again(
-    before: int, backend: JitBackend, expected: np.ndarray
-) -> None:
+def test_the_numbers_of_runs_begin_again(before, backend, expected) -> None:
     words = backend._team._words
     words[TICKET] = before << RUN_SHIFT
     check(backend, expected, 5)

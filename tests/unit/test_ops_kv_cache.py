@@ -51,9 +51,7 @@ def every_element(dtype: np.dtype) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("stored", FORMATS, ids=str)
-def test_each_number_becomes_the_nearest_element_of_its_vector_s_scale(
-    stored: np.dtype, dtype: str
-):
+def test_each_number_becomes_the_nearest_element_of_its_vector_s_scale(stored, dtype):
     """The reference searches all elements. Midpoints occur, and round to the even element."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(40, 3, 64)) * 10.0 ** rng.integers(-6, 5, (40, 3, 1))

@@ -222,9 +222,7 @@ def test_values_are_converted_once():
         (-1, 10**9, 1),
     ],
 )
-def test_a_prompt_is_truncated_from_its_beginning(
-    truncate: int | None, max_tokens: int | None, kept: int
-):
+def test_a_prompt_is_truncated_from_its_beginning(truncate, max_tokens, kept):
     params = SamplingParams(truncate_prompt_tokens=truncate, max_tokens=max_tokens)
     prompt = list(range(50))
     assert truncated(prompt, params, 60) == prompt[50 - kept :]

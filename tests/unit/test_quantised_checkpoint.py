@@ -172,9 +172,7 @@ def test_weights_are_exact(tmp_path: Path, config: dict[str, Any], pack: Any):
 
 
 @pytest.mark.parametrize(("config", "pack"), [(GPTQ, gptq), (AWQ, awq)], ids=["gptq", "awq"])
-def test_blocks_of_outputs_are_the_matrix_in_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], pack: Any
-):
+def test_blocks_of_outputs_are_the_matrix_in_pieces(tmp_path, monkeypatch, config, pack):
     monkeypatch.setattr("mie.checkpoint.quantised._TURNED_BYTES", 1)
     wanted = write_quantised(tmp_path, config, pack)
     with opened(tmp_path) as checkpoint:
@@ -329,9 +327,7 @@ Q = "model.layers.1.self_attn.q_proj"
         ({"model.norm.weight": np.zeros(64, np.int8)}, "has dtype I8; supported: F32, F16, BF16"),
     ],
 )
-def test_tensors_that_do_not_fit_are_refused_before_data_is_read(
-    tmp_path: Path, changes: Any, named: str
-):
+def test_tensors_that_do_not_fit_are_refused_before_data_is_read(tmp_path, changes, named):
     write_quantised(tmp_path, GPTQ, **changes)
     with pytest.raises(WeightsError) as error:
         opened(tmp_path)
@@ -345,9 +341,7 @@ def test_tensors_that_do_not_fit_are_refused_before_data_is_read(
         ({f"{Q}.qzeros": np.full((2, 8), 0x77777778, np.int32)}, "other zero points than 7"),
     ],
 )
-def test_values_that_are_not_supported_are_refused_with_the_matrix(
-    tmp_path: Path, changes: Any, named: str
-):
+def test_values_that_are_not_supported_are_refused_with_the_matrix(tmp_path, changes, named):
     write_quantised(tmp_path, GPTQ, **changes)
     with pytest.raises(UnsupportedModelError) as error:
         read_all(tmp_path)
@@ -411,9 +405,7 @@ def test_targets_are_names_classes_and_patterns():
     assert rules.scheme_of("model.embed_tokens") is None  # no Linear
 
 
-def test_inspect_prints_which_matrices_became_what(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_inspect_prints_which_matrices_became_what(tmp_path, capsys):
     write_quantised(tmp_path, AWQ, awq)
     assert main(["inspect", str(tmp_path), "--check"]) == 0
     lines = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())

@@ -108,9 +108,7 @@ def test_dummy_weights_are_rounded_too(tmp_path: Path):
 @pytest.mark.parametrize(
     ("config", "names"), [(GPTQ, ["gptq", "gptq_marlin"]), (AWQ, ["awq", "awq_marlin"])]
 )
-def test_the_name_of_the_files_format_is_accepted(
-    tmp_path: Path, config: dict[str, Any], names: list[str]
-):
+def test_the_name_of_the_files_format_is_accepted(tmp_path, config, names):
     write_quantised(tmp_path, config, *([awq] if config is AWQ else []))
     wanted = generated(tmp_path)
     for name in names:

@@ -40,9 +40,7 @@ def answer(directory: Path, **settings: Any) -> tuple[list[int], list[float]]:
 
 
 @pytest.mark.parametrize("config", FAMILIES, ids=lambda config: config["model_type"])
-def test_a_config_alone_runs_with_weights_from_the_seed(
-    config: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_config_alone_runs_with_weights_from_the_seed(config, tmp_path) -> None:
     directory = config_alone(tmp_path, config)
     first = answer(directory, load_format="dummy")
     assert np.isfinite(first[1]).all()
@@ -51,9 +49,7 @@ def test_a_config_alone_runs_with_weights_from_the_seed(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_random_weights_equal_a_checkpoint_with_the_same_numbers(
-    dtype: str, tmp_path: Path
-) -> None:
+def test_random_weights_equal_a_checkpoint_with_the_same_numbers(dtype, tmp_path) -> None:
     config = {**tiny_models.QWEN2, "torch_dtype": dtype}
     directory = config_alone(tmp_path / "dummy", config)
     drawn = RandomWeights(ModelConfig.load(directory), seed=7)

@@ -136,9 +136,7 @@ IMPOSSIBLE: list[tuple[tuple[int, int], Record, str]] = [
 
 
 @pytest.mark.parametrize(("told_until", "record", "message"), IMPOSSIBLE)
-def test_impossible_records_are_refused(
-    told_until: tuple[int, int], record: Record, message: str
-) -> None:
+def test_impossible_records_are_refused(told_until, record, message) -> None:
     state = told(*told_until)
     with pytest.raises(TraceError, match=message) as caught:
         state.apply(record)
@@ -170,9 +168,7 @@ def test_references_must_add_up_when_the_step_ends(records: list[Record], messag
         ({"running": [A, A1]}, "queues"),
     ],
 )
-def test_a_snapshot_that_contradicts_itself_is_refused(
-    change: dict[str, Any], message: str
-) -> None:
+def test_a_snapshot_that_contradicts_itself_is_refused(change, message) -> None:
     with pytest.raises(TraceError, match=message):
         State.from_snapshot({**told(2).snapshot(), **change})
 

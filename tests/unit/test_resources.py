@@ -33,9 +33,7 @@ def of(texts: Mapping[str, object]) -> Read:
     caches=st.lists(st.integers(0, 1 << 40), min_size=3, max_size=3),
     version=st.sampled_from([1, 2]),
 )
-def test_the_tightest_group_of_the_path_limits_the_memory(
-    limits: list[int | None], uses: list[int], caches: list[int], version: int
-) -> None:
+def test_the_tightest_group_of_the_path_limits_the_memory(limits, uses, caches, version) -> None:
     """The law, in both versions: the least of limit - use + page cache, and never below zero."""
     root = "/sys/fs/cgroup/memory" if version == 1 else "/sys/fs/cgroup"
     names = {
@@ -71,9 +69,7 @@ Max address space         {address:<20} unlimited            bytes
     size=st.integers(0, 1 << 30),
     written=st.integers(0, 1 << 30),
 )
-def test_the_limits_of_the_process_count_less_what_it_uses_already(
-    address: int | str, data: int | str, size: int, written: int
-) -> None:
+def test_the_limits_of_the_process_count_less_what_it_uses_already(address, data, size, written):
     texts = {
         "/proc/meminfo": MEMINFO,
         "/proc/self/limits": LIMITS.format(address=address, data=data),
@@ -89,9 +85,7 @@ def test_the_limits_of_the_process_count_less_what_it_uses_already(
     quotas=st.lists(st.none() | st.integers(1, 10**7), min_size=3, max_size=3),
     periods=st.lists(st.integers(1000, 10**6), min_size=3, max_size=3),
 )
-def test_the_smallest_quota_of_the_path_counts(
-    quotas: list[int | None], periods: list[int]
-) -> None:
+def test_the_smallest_quota_of_the_path_counts(quotas, periods) -> None:
     texts: dict[str, object] = {"/proc/self/cgroup": GROUP_2}
     for folder, quota, period in zip(("/a/b", "/a", ""), quotas, periods, strict=True):
         words = f"{'max' if quota is None else quota} {period}\n"

@@ -135,9 +135,7 @@ def arguments_of(name: str, declared: Setting) -> list[str]:
         and not declared.alias_of
     ],
 )
-def test_settings_without_effect_on_a_simulation_are_refused(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_settings_without_effect_on_a_simulation_are_refused(name, capsys) -> None:
     assert main([*SIMULATED, *arguments_of(name, DECLARED[name][1])]) == 2
     assert f"{option(name)} has no effect on a simulated engine" in capsys.readouterr().err
 

@@ -34,9 +34,7 @@ def error_line(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (("throughput", *SIMULATED, "--trace", "/nowhere/x"), "cannot write --trace"),
     ],
 )
-def test_a_wrong_benchmark_is_refused(
-    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-):
+def test_a_wrong_benchmark_is_refused(arguments, message, capsys):
     assert message in error_line(capsys, "bench", *arguments)
 
 
@@ -50,7 +48,5 @@ def test_a_wrong_benchmark_is_refused(
         (("predict", "nowhere.jsonl", "--costs", "costs.json"), "costs.json"),
     ],
 )
-def test_a_wrong_simulation_is_refused(
-    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-):
+def test_a_wrong_simulation_is_refused(arguments, message, capsys):
     assert message in error_line(capsys, "sim", *arguments)

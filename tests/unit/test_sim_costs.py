@@ -214,9 +214,7 @@ def test_the_scheduler_does_the_same_as_with_a_model(tiny, mode: str):
 @pytest.mark.parametrize(
     ("config", "num_blocks"), [(tiny_hybrids.QWEN35, 24), (tiny_models.GEMMA3, 46)]
 )
-def test_states_and_windows_are_those_of_the_real_engine(
-    config: dict, num_blocks: int, mode: str, tmp_path: Path
-):
+def test_states_and_windows_are_those_of_the_real_engine(config, num_blocks, mode, tmp_path):
     """The memory of the plan makes the same moves, and the same load has the same steps."""
     model = ModelConfig.from_hf(config | {"vocab_size": 40})
     given = EngineConfig(

@@ -44,9 +44,7 @@ def records(draw: st.DrawFn) -> RequestRecord:
 
 
 @given(st.lists(records(), max_size=6), st.integers(0, 120), st.integers(0, 60))
-def test_a_summary_equals_a_computation_from_the_times(
-    found: list[RequestRecord], ttft: int, tpot: int
-):
+def test_a_summary_equals_a_computation_from_the_times(found, ttft, tpot):
     duration = max((record.end_ns for record in found), default=0)
     limits = Goodput(ttft=ttft / MS, tpot=tpot / MS)
     summary = summarize(found, duration, percentiles=(25, 99.9), goodput=limits)

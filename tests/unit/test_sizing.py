@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import tiny_hybrids
 import tiny_models
-from tiny_models import TinyModel
 
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.tensors import num_parameters
@@ -184,9 +183,7 @@ def test_the_table_shows_weights_that_do_not_fit():
 @pytest.mark.parametrize(
     ("left", "fitting"), [(60, ["kv_cache_dtype=int8", "dtype=float16"]), (10, [])]
 )
-def test_a_data_type_that_does_not_suffice_is_not_named(
-    tiny: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch, left: int, fitting: list[str]
-):
+def test_a_data_type_that_does_not_suffice_is_not_named(tiny, monkeypatch, left, fitting):
     memory = Memory(available_bytes=needs() + left * BLOCK, is_shared=True)
     monkeypatch.setattr(NumpyBackend, "memory", lambda self: memory)
     config, directory = EngineConfig(num_blocks=100), tiny["llama"].directory
@@ -195,9 +192,7 @@ def test_a_data_type_that_does_not_suffice_is_not_named(
     assert re.findall(r"\w*dtype=\w+", text) == fitting
 
 
-def test_a_failed_allocation_shows_the_table(
-    tiny: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_failed_allocation_shows_the_table(tiny, monkeypatch):
     """No part of the cache remains after the failed attempt."""
     pieces: list[int] = []
 
@@ -266,9 +261,7 @@ def gemma(number: int, size: int, window: int) -> ModelConfig:
     ("number", "window", "most", "decoding"),
     [(18, 512, 8559, 6639), (26, 512, 12056, 8984), (34, 1024, 16030, 12190)],
 )
-def test_gemma_3_takes_a_quarter_of_the_whole_cache(
-    number: int, window: int, most: int, decoding: int
-):
+def test_gemma_3_takes_a_quarter_of_the_whole_cache(number, window, most, decoding):
     model, backend = gemma(number, 32768, window), Backend(1 << 40)
     plan = plan_memory(EngineConfig(max_model_len=32768, max_num_seqs=1), model, backend)
     assert plan.window is not None

@@ -192,9 +192,7 @@ def test_a_fork_has_a_state_of_its_own():
 
 @pytest.mark.parametrize("num_more", range(4))
 @pytest.mark.parametrize("is_first", [False, True])
-def test_an_answer_ends_with_a_snapshot_although_another_goes_on(
-    num_more: int, is_first: bool
-) -> None:
+def test_an_answer_ends_with_a_snapshot_although_another_goes_on(num_more, is_first) -> None:
     """Two answers are equal until one of them ends. Either may be a token ahead."""
     for num_ahead in range(3):
         engine, prompt = engine_of(), words(1, 2)

@@ -435,9 +435,7 @@ def bits(mask: bytes) -> list[int]:
 @pytest.mark.parametrize("num_runs", [2, pytest.param(18, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("structure", GRAMMARS, ids=lambda each: "-".join(each))
-def test_a_mask_holds_exactly_the_tokens_that_can_be_accepted(
-    name: str, structure: dict[str, Any], num_runs: int
-):
+def test_a_mask_holds_exactly_the_tokens_that_can_be_accepted(name, structure, num_runs):
     """Try every token at every step of random runs, with a vocabulary that is padded.
 
     If the next characters are determined, a mask holds the one token that the tokenizer would use

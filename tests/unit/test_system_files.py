@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,9 +38,7 @@ def make_link_to_a_device(path: Path) -> None:
         (make_socket, "No such device or address"),
     ],
 )
-def test_what_is_no_file_is_refused_and_nothing_stays_open(
-    make: Callable[[Path], None], reason: str, tmp_path: Path
-) -> None:
+def test_what_is_no_file_is_refused_and_nothing_stays_open(make, reason, tmp_path) -> None:
     path = tmp_path / "x"
     make(path)
     before = num_open_files()
@@ -87,9 +84,7 @@ values = st.recursive(
 
 
 @given(name=st.text(), first=values, second=values, depth=st.integers(0, 3))
-def test_a_name_may_be_given_twice_only_with_equal_values(
-    name: str, first: object, second: object, depth: int
-) -> None:
+def test_a_name_may_be_given_twice_only_with_equal_values(name, first, second, depth) -> None:
     inner = f"{{{json.dumps(name)}: {json.dumps(first)}, {json.dumps(name)}: {json.dumps(second)}}}"
     data = ("[" * depth + inner + "]" * depth).encode()
     if first != second:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -124,9 +123,7 @@ def test_apply_chat_template(bundled: PretrainedTokenizer) -> None:
         (lambda t: t.decode([1], clean_up_tokenization_spaces=True), "is not supported"),
     ],
 )
-def test_options_that_would_be_ignored_are_refused(
-    bundled: PretrainedTokenizer, call: Any, message: str
-) -> None:
+def test_options_that_would_be_ignored_are_refused(bundled, call, message) -> None:
     with pytest.raises(ConfigError, match=message):
         call(bundled)
     bundled(TEXT, padding=False, truncation=None, return_tensors=None)

@@ -1,13 +1,9 @@
 """Test the cost of StopStrings; property/ compares it with str.find."""
 
-import pytest
-
 from mie.text.stream import StopStrings
 
 
-def test_thousands_of_stop_strings_cost_no_more_for_a_character(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_thousands_of_stop_strings_cost_no_more_for_a_character(monkeypatch) -> None:
     stop = [f"{prefix}{number:05}" for number in range(5000) for prefix in "ab"]
     search = StopStrings(stop)
     looked_up: list[object] = []

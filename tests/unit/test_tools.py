@@ -83,9 +83,7 @@ ANSWERS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=12
 @pytest.mark.parametrize("name", FORMATS)
 @given(text=ANSWERS, cuts=st.lists(st.integers(0, 400)), begins=st.booleans(), more=st.booleans())
 @example(text="<think>a</think> <tool_call>{", cuts=[3, 20], begins=False, more=True)
-def test_how_an_answer_is_cut_changes_nothing(
-    name: str, text: str, cuts: list[int], begins: bool, more: bool
-):
+def test_how_an_answer_is_cut_changes_nothing(name, text, cuts, begins, more):
     form = form_of(FORMATS[name], begins_with="<think>" * begins, may_repeat=more)
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [text[a:b] for a, b in pairwise(places)]
@@ -278,9 +276,7 @@ def test_the_format_of_calls(parser: str, template: str, declared: Any, expected
         ("hf", "{{ tools }}", {"fields": {}}, "response_template has no field tool_calls"),
     ],
 )
-def test_a_format_that_is_not_known_is_refused(
-    parser: str, template: str, declared: Any, message: str
-):
+def test_a_format_that_is_not_known_is_refused(parser, template, declared, message):
     with pytest.raises(RequestError, match=re.escape(message)):
         call_format(parser, template, declared)
 

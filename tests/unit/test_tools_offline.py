@@ -179,9 +179,7 @@ def test_tags_that_are_special_tokens_are_kept_and_others_are_not(tmp_path: Path
         ({"tools": TOOLS, "chat_template": "x"}, {}, "tools are not written by this model's"),
     ],
 )
-def test_what_cannot_be_called_is_refused(
-    options: dict[str, Any], params: dict[str, Any], message: str
-):
+def test_what_cannot_be_called_is_refused(options, params, message):
     with pytest.raises(RequestError, match=message):
         chat(bundled(), SamplingParams(**params), **options)
 

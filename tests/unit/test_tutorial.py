@@ -126,9 +126,7 @@ def test_a_pages_code_is_its_file_from_top_to_bottom(number: int):
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_a_page_shows_the_output_of_its_file(
-    number: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_page_shows_the_output_of_its_file(number, capsys, monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     path = FOLDER / f"step_{number}.py"
     before = set(sys.modules)

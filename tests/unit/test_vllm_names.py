@@ -206,9 +206,7 @@ CALLS: dict[str, Callable[[LLM, dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize(("owner", "name", "found"), rows("neutral"))
-def test_a_neutral_value_is_accepted_and_another_is_refused(
-    owner: str, name: str, found: Any, llm: LLM
-):
+def test_a_neutral_value_is_accepted_and_another_is_refused(owner, name, found, llm):
     for value in (None,) if found.allowed is None else found.allowed:
         accepts(owner, name, value, llm)
     if found.allowed is not None:

@@ -127,9 +127,7 @@ def test_a_copy_of_the_tied_embedding_is_ignored(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "head", [np.ones((24, 16), np.float32), np.ones((24, 16), np.float16), np.ones(3, np.float32)]
 )
-def test_a_head_that_contradicts_the_tied_embedding_is_refused(
-    tmp_path: Path, head: NDArray[Any]
-) -> None:
+def test_a_head_that_contradicts_the_tied_embedding_is_refused(tmp_path, head) -> None:
     with (
         write_tied_with_head(tmp_path, head) as checkpoint,
         pytest.raises(WeightsError, match="tie_word_embeddings"),
@@ -155,9 +153,7 @@ DOWN_PROJ = "model.layers.1.mlp.down_proj.weight"
     ],
     ids=["missing", "unexpected", "transposed", "flat", "wide", "integers"],
 )
-def test_a_tensor_that_differs_is_named(
-    tmp_path: Path, changes: dict[str, Any], named: tuple[str, ...]
-) -> None:
+def test_a_tensor_that_differs_is_named(tmp_path, changes, named) -> None:
     tensors = {**random_tensors(CONFIG), **changes}
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     refused(write_model(tmp_path, tensors=given), str(tmp_path), *named)
@@ -216,11 +212,7 @@ SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
     ),
     metadata=st.none() | st.dictionaries(st.text(max_size=3), st.text(max_size=3)),
 )
-def test_every_tensor_is_found_where_the_library_wrote_it(
-    tmp_path_factory: pytest.TempPathFactory,
-    layout: dict[str, tuple[Any, tuple[int, ...]]],
-    metadata: dict[str, str] | None,
-) -> None:
+def test_every_tensor_is_found_where_the_library_wrote_it(tmp_path_factory, layout, metadata):
     path = tmp_path_factory.getbasetemp() / "written.safetensors"
     draw = np.random.default_rng(len(layout))
     tensors = {
@@ -324,9 +316,7 @@ print((kilobytes("VmHWM") - baseline) * 1024 / int(sys.argv[2]))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_the_engine_loads_within_115_percent_of_its_weights(
-    tmp_path: Path, dtype: DTypeLike
-) -> None:
+def test_the_engine_loads_within_115_percent_of_its_weights(tmp_path, dtype) -> None:
     """Matrices are converted in blocks: the file and its copy are never both held."""
     model = write_large_model(tmp_path, dtype)
     num_bytes = 4 * num_parameters(model)

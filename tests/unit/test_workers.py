@@ -68,9 +68,7 @@ class Meeting:
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
-def test_each_task_runs_once_a_call(
-    num_threads: int, new_workers: Callable[[int], Workers]
-) -> None:
+def test_each_task_runs_once_a_call(num_threads, new_workers) -> None:
     workers = new_workers(num_threads)
     for _ in range(50):
         ran: list[int] = []
@@ -94,9 +92,7 @@ def test_tasks_run_side_by_side(new_workers: Callable[[int], Workers]) -> None:
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
-def test_an_error_of_a_task_reaches_the_caller_when_no_task_is_running(
-    failing: int, new_workers: Callable[[int], Workers]
-) -> None:
+def test_an_error_of_a_task_reaches_the_caller_when_no_task_is_running(failing, new_workers):
     workers, everyone = new_workers(3), threading.Barrier(3)
     ended: list[int] = []
 
@@ -167,9 +163,7 @@ class Interrupt:
         return self._trace
 
 
-def test_an_interrupt_at_any_bytecode_leaves_no_task_running_and_the_workers_usable(
-    new_workers: Callable[[int], Workers],
-) -> None:
+def test_an_interrupt_at_any_bytecode_leaves_no_task_running_and_the_workers_usable(new_workers):
     workers = new_workers(2)
     for number in range(10_000):
         meeting = Meeting()
@@ -192,9 +186,7 @@ def test_an_interrupt_at_any_bytecode_leaves_no_task_running_and_the_workers_usa
 # Forks.
 
 
-def test_a_child_forked_while_tasks_run_has_usable_workers(
-    new_workers: Callable[[int], Workers],
-) -> None:
+def test_a_child_forked_while_tasks_run_has_usable_workers(new_workers) -> None:
     """Another thread is inside `run`, and so is the helper. Neither exists in the child."""
     workers, meeting = new_workers(2), Meeting()
     caller = threading.Thread(target=run, args=(workers, meeting.task))
