@@ -84,7 +84,7 @@ def why_waiting(scheduler: Scheduler, config: EngineConfig, seq_id: SeqId) -> Wa
     num_spare = admission.num_spare if running else 0
     left = budget - num_decodes - num_prefills
     num_missing = seq.num_tokens - room.num_computed
-    first = scheduler._policy.first(scheduler.waiting, scheduler._seats)
+    first = scheduler._policy.first()
     because: Because = "nothing"
     if first is None:
         because = "quota"

@@ -20,7 +20,6 @@ from mie.memory.manager import KVCacheManager
 from mie.memory.prefix import Room
 from mie.memory.table import BlockTable, Emit
 from mie.sched.policy import Policy
-from mie.sched.seats import Seats
 from mie.sched.sequence import Request, Sequence
 
 
@@ -60,17 +59,12 @@ class Admission:
     """The seats, blocks and tokens that a waiting sequence needs, and the sequences kept."""
 
     def __init__(
-        self,
-        config: EngineConfig,
-        policy: Policy,
-        manager: KVCacheManager,
-        seats: Seats,
-        emit: Emit,
+        self, config: EngineConfig, policy: Policy, manager: KVCacheManager, emit: Emit
     ) -> None:
         self._config = config
         self._policy = policy
         self._manager = manager
-        self._seats = seats
+        self._seats = policy.seats
         self._emit = emit
         self.num_spare = math.ceil(config.watermark * manager.num_blocks)
         """The number of blocks that must be left while others run."""
@@ -84,13 +78,13 @@ class Admission:
 
     # Places.
 
-    def next(self, waiting: list[Sequence], step: int) -> tuple[Sequence | None, list[Sequence]]:
+    def next(self, step: int) -> tuple[Sequence | None, list[Sequence]]:
         """Return the sequence that is admitted next, and those that must be preempted for it.
 
         If clients have shares, it is None if the next sequence finds no place even so.
         """
-        self._policy.settle(self._seats.running)
-        head = self._policy.first(waiting, self._seats)
+        self._policy.settle()
+        head = self._policy.first()
         if not self._policy.is_shared or self._config.batching == "static":
             return head, []
         if head is None or self._has_place(head):
@@ -109,7 +103,7 @@ class Admission:
     def _victims(self, head: Sequence, step: int) -> list[Sequence]:
         """Return the sequences to preempt for ``head``, or none if they would not suffice."""
         running = self._seats.running
-        victims = self._policy.victims(head, running, step)
+        victims = self._policy.victims(head, step)
         if not victims:
             return []
         room, num_kept = self.room_in_empty_pool(head), len(running)

@@ -18,7 +18,7 @@ from typing import TypeVar
 from mie.config.engine import ClientQuota, EngineConfig, quotas_of
 from mie.memory.table import Emit
 from mie.sched.policy import Budget, Policy
-from mie.sched.seats import Seats, dequeue, enqueue
+from mie.sched.seats import dequeue, enqueue
 from mie.sched.sequence import Request, Sequence
 
 K = TypeVar("K")
@@ -64,6 +64,9 @@ class FairPolicy(Policy):
         self._turn = config.fair_turn or TURN
         self._num_admitted = 0
         self._most_accounts = MOST_ACCOUNTS
+
+    def clear(self) -> None:
+        super().clear()
         self._queues: dict[str | None, list[Sequence]] = {}
         """The waiting sequences of each client."""
 
@@ -72,11 +75,11 @@ class FairPolicy(Policy):
 
     # Counters.
 
-    def rank(self, request: Request, step: int, running: Iterable[Sequence]) -> int:
+    def rank(self, request: Request, step: int) -> int:
         """Lift the counter of a client that begins to wait. Its request is ranked later."""
         client = request.client
         if client not in self._queues:
-            self._charge_all(running)
+            self._charge_all()
             if not self._queues:
                 self.served.clear()  # no client was kept waiting, so none was served too much
             else:
@@ -89,16 +92,16 @@ class FairPolicy(Policy):
     def _floor(self) -> float:
         return min(self.served[client] for client in self._queues)
 
-    def settle(self, running: Iterable[Sequence]) -> None:
+    def settle(self) -> None:
         """Charge the running sequences. Clients that do not wait save nothing up."""
         if self._queues:
-            self._charge_all(running)
+            self._charge_all()
             floor = self._floor()
-            for client in {seq.request.client for seq in running} - self._queues.keys():
+            for client in {seq.request.client for seq in self.seats.running} - self._queues.keys():
                 self.served[client] = max(self.served[client], floor)
 
-    def _charge_all(self, running: Iterable[Sequence]) -> None:
-        for request in dict.fromkeys(seq.request for seq in running):
+    def _charge_all(self) -> None:
+        for request in dict.fromkeys(seq.request for seq in self.seats.running):
             self.charge(request)
 
     def charge(self, request: Request) -> None:
@@ -117,27 +120,25 @@ class FairPolicy(Policy):
 
     # The queue.
 
-    def enter(self, seq: Sequence) -> None:
-        """Note that a sequence waits."""
+    def enqueue(self, seq: Sequence) -> None:
+        super().enqueue(seq)
         enqueue(self._queues.setdefault(seq.request.client, []), seq)
 
-    def exit(self, seq: Sequence) -> None:
-        """Note that a sequence no longer waits."""
-        queue = self._queues[seq.request.client]
-        dequeue(queue, seq)
-        if not queue:
-            del self._queues[seq.request.client]
+    def dequeue(self, seq: Sequence) -> bool:
+        is_there = super().dequeue(seq)
+        if is_there:
+            queue = self._queues[seq.request.client]
+            dequeue(queue, seq)
+            if not queue:
+                del self._queues[seq.request.client]
+        return is_there
 
-    def restart(self) -> None:
-        """Note that all queues are empty."""
-        self._queues.clear()
-
-    def first(self, waiting: list[Sequence], seats: Seats) -> Sequence | None:
+    def first(self) -> Sequence | None:
         """Return the first sequence of the client served least, of those that may have a seat.
 
         Of clients that were served alike, the one that holds the fewest seats is next.
         """
-        held = seats.held
+        held = self.seats.held
         heads = [each[0] for name, each in self._queues.items() if self._has_right(name, held)]
 
         def order(seq: Sequence) -> tuple[object, ...]:
@@ -161,9 +162,9 @@ class FairPolicy(Policy):
         most = self._quota(client).max_num_seqs
         return most is None or held[client] < most
 
-    def num_forks(self, seq: Sequence, waiting: list[Sequence], seats: Seats) -> int:
+    def num_forks(self, seq: Sequence) -> int:
         """Return the number of seats for choices that fork: none if another client is next."""
-        client, first = seq.request.client, self.first(waiting, seats)
+        client, first, seats = seq.request.client, self.first(), self.seats
         if first is not None and (first.request.client != client or first.key < seq.key):
             return 0
         most = self._quota(client).max_num_seqs
@@ -178,12 +179,13 @@ class FairPolicy(Policy):
 
     # Shares.
 
-    def order(self, running: list[Sequence], step: int) -> list[Sequence]:
+    def order(self, step: int) -> list[Sequence]:
         """Return the running sequences; those at the end are preempted if blocks run out.
 
         Each client's first sequence is safe until it had its turn. The others follow by the share
         that their client holds with them, so that the largest one ends the list.
         """
+        running = self.seats.running
         queues = _by_client(running)
         if len(queues) < 2:
             return running[:]
@@ -198,13 +200,13 @@ class FairPolicy(Policy):
                     keys[seq.seq_id] = (1, self._share(client, index + 1, num_blocks))
         return sorted(running, key=lambda seq: (keys[seq.seq_id], seq.key))
 
-    def victims(self, head: Sequence, running: list[Sequence], step: int) -> list[Sequence]:
+    def victims(self, head: Sequence, step: int) -> list[Sequence]:
         """Return the sequences that may be preempted for ``head``, in this order.
 
         The client that holds the largest share loses its last sequence, if that had its turn. If
         the client of ``head`` holds any seats, it may not come to hold more than the other keeps.
         """
-        queues = _by_client(running)
+        queues = _by_client(self.seats.running)
         client = head.request.client
         own = queues.pop(client, [])
         num_blocks = _num_blocks(own) + -(-head.num_tokens // self._config.block_size)
@@ -237,16 +239,16 @@ class FairPolicy(Policy):
         share = max(num_seats / self._config.max_num_seqs, num_blocks / self._num_blocks)
         return share / self._quota(client).weight
 
-    def budget(self, head: Sequence | None, running: list[Sequence]) -> Budget:
+    def budget(self, head: Sequence | None) -> Budget:
         """Divide a step's tokens between clients if they want more than there are.
 
         ``head`` is the sequence that will be admitted, if any.
         """
-        budget = super().budget(head, running)
+        budget = super().budget(head)
         wanted: defaultdict[str | None, int] = defaultdict(int)
-        for seq in (*running, *([head] if head else ())):
+        for seq in (*self.seats.running, *([head] if head else ())):
             count = seq.num_missing
-            wanted[seq.request.client] += min(count, self._max_chunk)
+            wanted[seq.request.client] += min(count, self.max_chunk)
         if not self._config.enable_chunked_prefill or sum(wanted.values()) <= budget.left:
             return budget
         in_order = sorted(wanted, key=lambda client: -self.served[client])

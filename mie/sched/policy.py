@@ -1,4 +1,4 @@
-"""Order the queues, and divide a step's tokens.
+"""Keep the queues in order, and divide a step's tokens.
 
 Every sequence has one key that orders both queues. The smallest key is admitted first and the
 largest is preempted first. The key is fixed when its request arrives. The fair policy
@@ -6,12 +6,11 @@ largest is preempted first. The key is fixed when its request arrives. The fair 
 it.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mie.config.engine import EngineConfig
 from mie.memory.table import Emit
-from mie.sched.seats import Seats
+from mie.sched.seats import Seats, dequeue, enqueue
 from mie.sched.sequence import Request, Sequence
 
 VICTIM_RULES = {
@@ -44,7 +43,7 @@ class Budget:
 
 
 class Policy:
-    """The order of requests whose rank is fixed when they arrive."""
+    """The queue and the seats of requests whose rank is fixed when they arrive."""
 
     is_shared = False
     """Whether clients have shares, so that sequences are preempted to admit others."""
@@ -54,9 +53,16 @@ class Policy:
         self._config = config
         self._emit = emit
         self._num_blocks = num_blocks
-        self._max_chunk = config.max_prefill_chunk or config.max_num_batched_tokens
+        self.max_chunk = config.max_prefill_chunk or config.max_num_batched_tokens
+        """Maximum number of tokens of a chunk."""
+        self.clear()
 
-    def rank(self, request: Request, step: int, running: Iterable[Sequence]) -> int:
+    def clear(self) -> None:
+        """Begin with empty queues."""
+        self.waiting: list[Sequence] = []
+        self.seats = Seats(self._config.max_num_seqs)
+
+    def rank(self, request: Request, step: int) -> int:
         """Return the rank of a request that arrives now, and will wait: the first part of its key.
 
         ``fcfs``: the same for all. ``priority``: the request's own. ``sjf``: the maximum number of
@@ -72,29 +78,28 @@ class Policy:
 
     # The queue.
 
-    def enter(self, seq: Sequence) -> None:
-        """Note that a sequence waits."""
+    def enqueue(self, seq: Sequence) -> None:
+        """Let a sequence wait."""
+        enqueue(self.waiting, seq)
 
-    def exit(self, seq: Sequence) -> None:
-        """Note that a sequence no longer waits."""
+    def dequeue(self, seq: Sequence) -> bool:
+        """Remove a waiting sequence. Return False if it does not wait."""
+        return dequeue(self.waiting, seq)
 
-    def restart(self) -> None:
-        """Note that all queues are empty."""
-
-    def first(self, waiting: list[Sequence], seats: Seats) -> Sequence | None:
+    def first(self) -> Sequence | None:
         """Return the sequence that is admitted next, or None if none may be."""
-        return waiting[0] if waiting else None
+        return self.waiting[0] if self.waiting else None
 
-    def num_forks(self, seq: Sequence, waiting: list[Sequence], seats: Seats) -> int:
+    def num_forks(self, seq: Sequence) -> int:
         """Return the number of seats for choices that fork from ``seq``, overtaking none."""
-        return 0 if waiting and waiting[0].key < seq.key else seats.num_free
+        return 0 if self.waiting and self.waiting[0].key < seq.key else self.seats.num_free
 
     def admit(self, seq: Sequence) -> None:
         """Note that a sequence's blocks were opened. It is in no queue."""
 
     # Accounts.
 
-    def settle(self, running: Iterable[Sequence]) -> None:
+    def settle(self) -> None:
         """Charge the running sequences for their tokens, before sequences are admitted."""
 
     def charge(self, request: Request) -> None:
@@ -102,14 +107,14 @@ class Policy:
 
     # The step.
 
-    def order(self, running: list[Sequence], step: int) -> list[Sequence]:
+    def order(self, step: int) -> list[Sequence]:
         """Return the running sequences; those at the end are preempted if blocks run out."""
-        return running[:]
+        return self.seats.running[:]
 
-    def victims(self, head: Sequence, running: list[Sequence], step: int) -> list[Sequence]:
+    def victims(self, head: Sequence, step: int) -> list[Sequence]:
         """Return the sequences that may be preempted to admit ``head``, in this order."""
         return []
 
-    def budget(self, head: Sequence | None, running: list[Sequence]) -> Budget:
+    def budget(self, head: Sequence | None) -> Budget:
         """Return a step's budget. ``head`` is the sequence that will be admitted, if any."""
         return Budget(self._config.max_num_batched_tokens)

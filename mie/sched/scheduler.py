@@ -21,7 +21,6 @@ from mie.sched.fair import FairPolicy
 from mie.sched.plan import Chunk, StepPlan
 from mie.sched.policy import Budget, Policy
 from mie.sched.result import ChunkResult, StepResult
-from mie.sched.seats import Seats, dequeue, enqueue
 from mie.sched.sequence import FinishReason, Request, Sequence
 
 
@@ -40,7 +39,6 @@ class Scheduler:
         self.max_model_len = max_model_len
         self._config = config
         self._emit = emit
-        self._max_chunk = config.max_prefill_chunk or config.max_num_batched_tokens
         # The last token's keys and values are never stored.
         self.longest = min(max_model_len, manager.capacity + 1)
         """Maximum number of tokens of a sequence, the prompt's included."""
@@ -50,13 +48,10 @@ class Scheduler:
         self._clear()
 
     def _clear(self) -> None:
-        self.waiting: list[Sequence] = []
-        self._policy.restart()
-        self._seats = Seats(self._config.max_num_seqs)
+        self._policy.clear()
+        self.waiting, self._seats = self._policy.waiting, self._policy.seats
         self.running = self._seats.running
-        self._admission = Admission(
-            self._config, self._policy, self.manager, self._seats, self._emit
-        )
+        self._admission = Admission(self._config, self._policy, self.manager, self._emit)
         self._preempted: list[Sequence] = []  # in this step
 
     def check(self, request: Request) -> None:
@@ -66,22 +61,11 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request."""
         request.limit(self.longest)
-        rank = self._policy.rank(request, self._step, self.running)
+        rank = self._policy.rank(request, self._step)
         request.set_rank(rank)
         event = (request.request_id, request.number, rank, request.num_prompt)
         self._emit(("add", *event, request.params.n, request.params.max_tokens))
-        self._enqueue(request.sequences[0])
-
-    def _enqueue(self, seq: Sequence) -> None:
-        enqueue(self.waiting, seq)
-        self._policy.enter(seq)
-
-    def _dequeue(self, seq: Sequence) -> bool:
-        """Remove a waiting sequence. Return False if it does not wait."""
-        is_there = dequeue(self.waiting, seq)
-        if is_there:
-            self._policy.exit(seq)
-        return is_there
+        self._policy.enqueue(request.sequences[0])
 
     # One step.
 
@@ -90,10 +74,10 @@ class Scheduler:
         self._step += 1
         self._seats.promised.clear()
         self._preempted = []
-        head, victims = self._admission.next(self.waiting, self._step) if may_admit else (None, [])
+        head, victims = self._admission.next(self._step) if may_admit else (None, [])
         for victim in victims:
             self.preempt(victim, by=head)
-        budget = self._policy.budget(head, self.running)
+        budget = self._policy.budget(head)
         chunks: list[Chunk] = []
         decodes = self._take_running(budget, chunks)
         if may_admit and self._may_admit(len(victims)):
@@ -112,7 +96,7 @@ class Scheduler:
 
     def ahead(self, plan: StepPlan) -> tuple[int, ...]:
         """Return the rows that decode after ``plan``, or none if more than decodes may follow."""
-        head, victims = self._admission.next(self.waiting, self._step)
+        head, victims = self._admission.next(self._step)
         may_admit = victims or (head and self._seats.num_free)
         if len(plan.decodes) < len(self.running) or may_admit:
             return ()
@@ -130,7 +114,7 @@ class Scheduler:
     def _take_decodes(self, budget: Budget, chunks: list[Chunk]) -> list[int]:
         """Return the rows that decode. Those with forced tokens compute them too, in chunks."""
         rows: list[int] = []
-        order = self._policy.order(self.running, self._step)
+        order = self._policy.order(self._step)
         for seq in order:  # those that are preempted leave it at its end
             if seq.is_prefilling:
                 continue
@@ -184,14 +168,14 @@ class Scheduler:
 
     def _num_forks_for(self, seq: Sequence) -> int:
         """Return the number of choices that can get a seat and a block without overtaking."""
-        num_seats = self._policy.num_forks(seq, self.waiting, self._seats)
+        num_seats = self._policy.num_forks(seq)
         num_blocks = self.manager.num_available - self._admission.num_reserved
         return max(0, min(num_seats, num_blocks // self.manager.blocks_of_twin))
 
     def _chunk_size(self, num_missing: int, budget: int) -> int:
         if not self._config.enable_chunked_prefill:
             return num_missing if num_missing <= budget else 0
-        return min(num_missing, budget, self._max_chunk)
+        return min(num_missing, budget, self._policy.max_chunk)
 
     def _may_admit(self, num_made_way: int) -> bool:
         if self._config.batching == "static":
@@ -205,7 +189,7 @@ class Scheduler:
         """
         is_static = self._config.batching == "static"
         while self._seats.num_free and (budget.left or is_static):
-            seq = only or self._policy.first(self.waiting, self._seats)
+            seq = only or self._policy.first()
             if seq is None:
                 return
             # A sequence that runs alone may take every block, or it could wait forever.
@@ -219,7 +203,7 @@ class Scheduler:
             count = self._chunk_size(num_missing, budget.most(seq.request))
             if not count and not is_static:
                 return
-            self._dequeue(seq)
+            self._policy.dequeue(seq)
             table = self._admission.open(seq, room, self._seats.next_row)
             self._policy.admit(seq)
             self._seats.take(seq, table, self._step, is_prefilling=True)
@@ -302,7 +286,7 @@ class Scheduler:
     def _wait(self, seq: Sequence, parent: Sequence) -> None:
         """Queue a choice that computes the prompt itself, like its sibling."""
         self._emit(("wait", seq.seq_id, parent.seq_id))
-        self._enqueue(seq)
+        self._policy.enqueue(seq)
 
     # Leaving, which is legal in every state.
 
@@ -321,7 +305,7 @@ class Scheduler:
             return
         if seq.table is not None:
             self.manager.close_table(self._seats.leave(seq))
-        elif self._dequeue(seq):
+        elif self._policy.dequeue(seq):
             self._drop_host(seq)
         else:
             return  # another choice computes its prompt
@@ -359,7 +343,7 @@ class Scheduler:
             metrics.num_swaps += 1
             seq.num_lost = 0
         self.manager.close_table(table)
-        self._enqueue(seq)
+        self._policy.enqueue(seq)
         self._preempted.append(seq)
         rule = self._policy.victim_rule if by else "all: the step was abandoned"
         self._emit(("preempt", seq.seq_id, by and by.seq_id, mode, rule, seq.num_lost))
@@ -395,4 +379,4 @@ class Scheduler:
         self._clear()
         for request in requests:
             for seq in request.restore():
-                self._enqueue(seq)
+                self._policy.enqueue(seq)
