@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mie.base.refusals import refuses_names
+from mie.base.stats.metric import Metric
 from mie.base.stats.step import QueueState
 from mie.checkpoint.generation import GenerationConfig
 from mie.checkpoint.tensors import num_parameters
@@ -20,7 +21,7 @@ from mie.config.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_o
 from mie.config.params.checks import check_request_id
 from mie.config.params.sampling import SamplingParams
 from mie.config.params.values import refuse_options
-from mie.engine.metrics import Metric, Snapshot
+from mie.engine.metrics import Snapshot
 from mie.errors import EngineDeadError, RequestError, RequestFailedError, ThreadLimitError, shown
 from mie.frontend.outputs import Prompt, RequestOutput
 from mie.frontend.prepare import naming_tools
@@ -321,10 +322,8 @@ class AsyncLLM:
 
     async def why_waiting(self, seq_id: tuple[int, int]) -> Wait | None:
         """Return why a sequence waits, or None if it does not: see `mie.observe.waiting`."""
-        engine = self._loop.engine
-        return await self._loop.call_async(
-            lambda: why_waiting(engine.scheduler, engine.config, seq_id)
-        )
+        scheduler = self._loop.engine.scheduler
+        return await self._loop.call_async(lambda: why_waiting(scheduler, seq_id))
 
     async def tokens_of(
         self, places: Mapping[int, tuple[str, int, int, int]]

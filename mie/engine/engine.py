@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, Protocol
 
+from mie.base.stats.metric import Metric
 from mie.base.stats.step import EngineStats, QueueState, StepStats
 from mie.config.engine import EngineConfig
 from mie.config.params.checks import (
@@ -17,7 +18,7 @@ from mie.config.params.checks import (
 )
 from mie.config.params.sampling import SamplingParams
 from mie.engine.constraint import Constraints, check_constraint
-from mie.engine.metrics import EngineMetrics, Metric, Snapshot
+from mie.engine.metrics import EngineMetrics, Snapshot
 from mie.engine.rows import RowFault
 from mie.engine.snapshot import scheduler_snapshot
 from mie.engine.step import StepMeter, StepOutput, outputs_of

@@ -10,13 +10,13 @@ The engine's thread only takes a `Snapshot`, which another thread adds up.
 from __future__ import annotations
 
 import copy
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, takewhile
+from itertools import takewhile
 from types import MappingProxyType
 from typing import NamedTuple
 
+from mie.base.stats.metric import Counter, Gauge, Metric, Tally
 from mie.base.stats.request import RequestMetrics
 from mie.base.stats.step import EngineStats, StepStats
 from mie.config.engine import EngineConfig
@@ -49,66 +49,6 @@ PHASES = ("schedule", "run", "update")
 REASONS = ("stop", "length", "abort", "error")
 MOST_RECORDS = 64
 """Maximum number of records of ended requests before they are added up, which delays a step."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    """A number with a name. Several metrics may share a name and differ in labels."""
-
-    name: str
-    labels: Mapping[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counter(Metric):
-    """A count that only grows."""
-
-    value: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gauge(Metric):
-    """A number that goes up and down."""
-
-    value: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Histogram(Metric):
-    """Observations by size."""
-
-    count: int
-    sum: float
-    buckets: Mapping[str, int]
-    """Maps an upper limit to the number of observations up to it. The last limit is "+Inf"."""
-
-
-class Tally:
-    """The observations of one histogram."""
-
-    def __init__(self, limits: Sequence[float]) -> None:
-        self._limits = limits
-        self._counts = [0] * (len(limits) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float | None) -> None:
-        """Count a value. None, for an event that has not happened, is ignored."""
-        if value is not None:
-            self._counts[bisect_left(self._limits, value)] += 1
-            self._sum += value
-
-    def copy(self) -> Tally:
-        """Return the observations so far."""
-        tally = Tally(self._limits)
-        tally._counts, tally._sum = self._counts.copy(), self._sum
-        return tally
-
-    def read(self, name: str, labels: Mapping[str, str]) -> Histogram:
-        """Return the observations as in Prometheus: each bucket includes those below it."""
-        counts = list(accumulate(self._counts))
-        limits = [*map(str, self._limits), "+Inf"]
-        buckets = dict(zip(limits, counts, strict=True))
-        return Histogram(name=name, labels=labels, count=counts[-1], sum=self._sum, buckets=buckets)
 
 
 class _Record(NamedTuple):
@@ -155,6 +95,19 @@ def _inference_time(record: _Record) -> float | None:
     return None if decode is None else (record.times.prefill_time or 0.0) + decode
 
 
+_COUNTS: Mapping[str, Callable[[_Record], int]] = MappingProxyType(
+    {
+        "vllm:prompt_tokens": lambda record: record.num_prompt if record.longest else 0,
+        "vllm:prompt_tokens_cached": lambda record: (
+            record.times.num_cached_tokens if record.longest else 0
+        ),
+        "vllm:generation_tokens": lambda record: sum(record.num_generated),
+        "mie:tokens_recomputed": lambda record: record.times.num_recomputed_tokens,
+        "mie:tokens_forced": lambda record: record.times.num_forced_tokens,
+    }
+)
+"""The counters that are sums over requests. A prompt counts once it is computed."""
+
 _OF_A_REQUEST: Mapping[
     str, tuple[tuple[float, ...] | None, Callable[[_Record], float | None] | None]
 ] = MappingProxyType(
@@ -194,11 +147,7 @@ class _Totals:
     def __init__(self, max_model_len: int) -> None:
         series = (float(digit * 10**power) for power in range(19) for digit in (1, 2, 5))
         tokens = tuple(takewhile(lambda limit: limit <= max_model_len, series))
-        self.num_prompt_tokens = 0
-        self.num_cached_tokens = 0
-        self.num_generated_tokens = 0
-        self.num_recomputed_tokens = 0
-        self.num_forced_tokens = 0
+        self.counts = dict.fromkeys(_COUNTS, 0)
         self.num_ended = dict.fromkeys(REASONS, 0)
         self.histograms = {
             name: Tally(limits or tokens) for name, (limits, _) in _OF_A_REQUEST.items()
@@ -207,21 +156,17 @@ class _Totals:
     def with_records(self, records: Iterable[_Record]) -> _Totals:
         """Return the sum of these totals and ``records``."""
         totals = copy.copy(self)
-        totals.num_ended = self.num_ended.copy()
+        totals.counts, totals.num_ended = self.counts.copy(), self.num_ended.copy()
         totals.histograms = {name: tally.copy() for name, tally in self.histograms.items()}
         for record in records:
             totals._add(record)
         return totals
 
     def _add(self, record: _Record) -> None:
-        times = record.times
-        if record.longest:  # the prompt is computed
-            self.num_prompt_tokens += record.num_prompt
-            self.num_cached_tokens += times.num_cached_tokens
-        self.num_generated_tokens += sum(record.num_generated)
-        self.num_recomputed_tokens += times.num_recomputed_tokens
-        self.num_forced_tokens += times.num_forced_tokens
-        self.histograms["vllm:time_to_first_token_seconds"].observe(times.time_to_first_token)
+        for name, count_of in _COUNTS.items():
+            self.counts[name] += count_of(record)
+        first_token_time = record.times.time_to_first_token
+        self.histograms["vllm:time_to_first_token_seconds"].observe(first_token_time)
         if record.reason is not None:
             self.num_ended[record.reason] += 1
             for name, (_, value_of) in _OF_A_REQUEST.items():
@@ -345,19 +290,14 @@ class Snapshot:
         """Return everything under vLLM's names, and the numbers of mie alone under ``mie:``."""
         totals = self.base.with_records(self.records)
         shared = {"model_name": model_name, "engine": "0"}
-        num_prompt, num_cached = totals.num_prompt_tokens, totals.num_cached_tokens
+        num_cached = totals.counts["vllm:prompt_tokens_cached"]
         sources = {
-            "local_compute": num_prompt - num_cached,
+            "local_compute": totals.counts["vllm:prompt_tokens"] - num_cached,
             "local_cache_hit": num_cached,
             "external_kv_transfer": 0,
         }
         counters: list[tuple[str, Labels, int]] = [
-            *((name, {}, value) for name, value in self.counters.items()),
-            ("vllm:prompt_tokens", {}, num_prompt),
-            ("vllm:prompt_tokens_cached", {}, num_cached),
-            ("vllm:generation_tokens", {}, totals.num_generated_tokens),
-            ("mie:tokens_recomputed", {}, totals.num_recomputed_tokens),
-            ("mie:tokens_forced", {}, totals.num_forced_tokens),
+            *((name, {}, value) for name, value in {**self.counters, **totals.counts}.items()),
             *(("vllm:prompt_tokens_by_source", {"source": k}, v) for k, v in sources.items()),
             *(
                 ("vllm:request_success", {"finished_reason": k}, v)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from operator import attrgetter, sub
 
 from mie.base.stats.request import RequestMetrics
 from mie.base.stats.step import StepStats
@@ -56,6 +57,9 @@ def outputs_of(sampled: Iterable[Sequence]) -> tuple[SequenceOutput, ...]:
     return tuple(outputs)
 
 
+_moved_by = attrgetter("num_copies", "num_evictions", "num_exported", "num_imported")
+
+
 class StepMeter:
     """Computes the `StepStats` of an engine's steps."""
 
@@ -63,7 +67,7 @@ class StepMeter:
         """Create a meter that counts the start of steps from the time ``began``."""
         self._scheduler = scheduler
         self._began = began
-        self._moved = (0, 0, 0, 0)  # copies, evictions, exports, imports up to the last step
+        self._moved = (0, 0, 0, 0)  # up to the last step
 
     def block_counts(self, plan: StepPlan) -> dict[str, int]:
         """Count the blocks before the step computes."""
@@ -79,14 +83,9 @@ class StepMeter:
         self, plan: StepPlan, blocks: dict[str, int], times: Items[float], num_finished: int
     ) -> StepStats:
         """Return a step's numbers. ``times`` are when it began, was planned, had run, and ended."""
-        scheduler, memory = self._scheduler, self._scheduler.manager.stats
-        before = self._moved
-        self._moved = now = (
-            memory.num_copies,
-            memory.num_evictions,
-            memory.num_exported,
-            memory.num_imported,
-        )
+        scheduler, before = self._scheduler, self._moved
+        self._moved = now = _moved_by(scheduler.manager.stats)
+        num_copies, num_evicted, num_exported, num_imported = map(sub, now, before)
         start, planned, ran, end = times
         return StepStats(
             step=plan.step,
@@ -97,10 +96,10 @@ class StepMeter:
             num_preempted=len(plan.preempted),
             num_finished=num_finished,
             **blocks,
-            num_copies=now[0] - before[0],
-            num_evicted=now[1] - before[1],
-            num_exported=now[2] - before[2],
-            num_imported=now[3] - before[3],
+            num_copies=num_copies,
+            num_evicted=num_evicted,
+            num_exported=num_exported,
+            num_imported=num_imported,
             start=start - self._began,
             schedule_seconds=planned - start,
             run_seconds=ran - planned,

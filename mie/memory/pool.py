@@ -70,11 +70,8 @@ class BlockPool:
             assert refcounts[block_id] > 0, f"decref of free block {block_id}"
             refcounts[block_id] -= 1
             if refcounts[block_id] == 0:
-                self._free_again(block_id)
-
-    def _free_again(self, block_id: int) -> None:
-        self._free[block_id] = None
-        region = block_id // REGION
-        self._num_held[region] -= 1
-        if self._num_held[region] == 0 and (region + 1) * REGION <= self.num_blocks:
-            self._free_regions[region] = None
+                self._free[block_id] = None
+                region = block_id // REGION
+                self._num_held[region] -= 1
+                if self._num_held[region] == 0 and (region + 1) * REGION <= self.num_blocks:
+                    self._free_regions[region] = None

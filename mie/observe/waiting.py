@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mie.base.reprs import count
-from mie.config.engine import EngineConfig
 from mie.sched.plan import SeqId
 from mie.sched.scheduler import Scheduler
 
@@ -65,7 +64,7 @@ class Wait:
         }[self.because]
 
 
-def why_waiting(scheduler: Scheduler, config: EngineConfig, seq_id: SeqId) -> Wait | None:
+def why_waiting(scheduler: Scheduler, seq_id: SeqId) -> Wait | None:
     """Return why a sequence waits, or None if it does not wait.
 
     The numbers are those with which the next step begins. While it decodes, it may need blocks and
@@ -74,7 +73,8 @@ def why_waiting(scheduler: Scheduler, config: EngineConfig, seq_id: SeqId) -> Wa
     seq = next((each for each in scheduler.waiting if each.seq_id == seq_id), None)
     if seq is None:
         return None
-    manager, running, admission = scheduler.manager, scheduler.running, scheduler._admission
+    manager, running = scheduler.manager, scheduler.running
+    config, admission = scheduler._config, scheduler._admission
     room = admission.room_in_empty_pool(seq)
     missing = [each.num_missing for each in running if each.is_prefilling]
     num_decodes = len(running) - len(missing)

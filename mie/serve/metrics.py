@@ -10,7 +10,8 @@ from prometheus_client.core import Metric as Family
 from starlette.responses import Response
 
 from mie.async_llm import AsyncLLM
-from mie.engine.metrics import Counter, Gauge, Histogram, Metric, Snapshot, Tally
+from mie.base.stats.metric import Counter, Gauge, Histogram, Metric, Tally
+from mie.engine.metrics import Snapshot
 from mie.errors import EngineDeadError
 from mie.system.threads import call_in_thread
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from mie import LLM, AsyncLLM, SamplingParams
-from mie.engine.metrics import Counter, Gauge, Histogram, Tally
+from mie.base.stats.metric import Counter, Gauge, Histogram, Tally
 from mie.errors import EngineDeadError, RequestFailedError
 
 PROMPT = [5, 9, 12, 30, 7, 21, 14, 8, 11]

@@ -6,7 +6,7 @@ from mie.observe.waiting import why_waiting
 
 
 def why(driver, number):
-    return why_waiting(driver.scheduler, driver.scheduler._config, (number, 0))
+    return why_waiting(driver.scheduler, (number, 0))
 
 
 def test_a_sequence_that_runs_or_has_ended_does_not_wait():
