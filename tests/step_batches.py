@@ -1,5 +1,7 @@
 """Make the batch of one step, for tests of operators and backends."""
 
+from typing import Any
+
 import numpy as np
 
 from mie.ops.backend import StepBatch
@@ -33,3 +35,10 @@ def step_batch(
         block_tables=tables,
         logits_rows=starts[1:] - 1,
     )
+
+
+def partial_batch(**fields: Any) -> StepBatch:
+    """Return a batch with these fields, in which all others are empty."""
+    names = ("token_ids", "positions", "slot_mapping", "cu_seqlens_q", "seq_lens")
+    empty = dict.fromkeys((*names, "block_tables", "logits_rows"), np.empty(0, np.int64))
+    return StepBatch(**(empty | fields))

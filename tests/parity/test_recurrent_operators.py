@@ -22,8 +22,6 @@ from mie.ops.recurrent_operators import RecurrentWeights
 from mie.ops.recurrent_shape import RecurrentShape
 
 Outputs = dict[str, np.ndarray]
-Step = Callable[[Any, StepBatch, slice], Any]
-
 SHAPES = {
     "conv": RecurrentShape(
         kind="conv", kernel_size=3, num_groups=0, num_heads=1, key_dim=0, value_dim=37

@@ -3,7 +3,6 @@
 import os
 import stat
 from collections.abc import Iterator
-from datetime import date
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,6 @@ from mie.system.cache_dir import (
     write_json,
 )
 
-DAY = date(2026, 11, 22)
-PLANS = ("plain", "tiled", "packed", "packed-invariant")
 OTHER_USER = 12345
 
 

@@ -16,8 +16,6 @@ from mie.text.tokenizer import Tokenizer
 from mie.text.tokenizer_checks import checked_tokenizer
 
 WORDS = {"type": "WordLevel", "vocab": {"a": 0, "[UNK]": 1}, "unk_token": "[UNK]"}
-ADDED = {"id": 2, "content": "a", "single_word": False, "lstrip": False, "rstrip": False,
-         "normalized": True, "special": False}  # fmt: skip
 
 
 def spec(**parts: Any) -> str:

@@ -1,6 +1,5 @@
 """A server in a thread of the test's own process, on a free port."""
 
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
 from mie.serve.http_protocol import LimitedProtocol
 from mie.serve.router import ModelsEdge, create_router
+from mie.serve.server import bound, listen
 
 INVARIANT: dict[str, Any] = {"batch_invariant": True, "linear_plan": "tiled"}
 """The settings under which two engines give the same bits in every batch."""
@@ -24,7 +24,6 @@ def live(engine: AsyncLLM | ModelsEdge, config: ServeConfig | None = None) -> It
 
     Connections wait until the server accepts them.
     """
-    listening = socket.create_server(("127.0.0.1", 0))
     is_folder = isinstance(engine, ModelsEdge)
     options = uvicorn.Config(
         create_router(engine) if is_folder else create_app(engine, config),
@@ -34,14 +33,15 @@ def live(engine: AsyncLLM | ModelsEdge, config: ServeConfig | None = None) -> It
         ws="none",  # as `mie serve` has it, whether a library for sockets is installed or not
     )
     server = uvicorn.Server(options)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
-        listening.close()
+    with bound(ServeConfig(port=0)) as listener:
+        listen(listener)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 @contextmanager

@@ -8,9 +8,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from step_batches import partial_batch
 
 from mie.ops.attention import paged_attention
-from mie.ops.backend import KVCacheShape, StepBatch
+from mie.ops.backend import KVCacheShape
 from mie.ops_cpu import attention as attention_module
 from mie.ops_cpu.attention import Attention
 from mie.ops_cpu.kv_cache import new_cache
@@ -69,16 +70,9 @@ class Keys:
         rows = np.concatenate(
             [np.arange(end - n, end) for n, end in zip(counts, self.starts[1:], strict=True)]
         )
-        empty = np.empty(0, np.int64)
-        return self.q[rows], StepBatch(
-            token_ids=empty,
-            positions=empty,
-            slot_mapping=empty,
-            cu_seqlens_q=np.concatenate([[0], np.cumsum(counts)]),
-            seq_lens=self.lengths,
-            block_tables=self.tables,
-            logits_rows=empty,
-        )
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        lay = {"cu_seqlens_q": starts, "seq_lens": self.lengths, "block_tables": self.tables}
+        return self.q[rows], partial_batch(**lay)
 
     def expected(self, q, batch, window):
         planes = self.cache[1].astype(np.float64)

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from step_batches import partial_batch
 
 from mie.ops import activation, rope
-from mie.ops.backend import KVCacheShape, StepBatch
+from mie.ops.backend import KVCacheShape
 from mie.ops_cpu import elementwise
 from mie.ops_cpu.elementwise import Rotation
 from mie.ops_cpu.kv_cache import new_cache
@@ -14,16 +15,7 @@ rng = np.random.default_rng(5)
 
 
 def batch_at(positions, slots):
-    empty = np.empty(0, np.int64)
-    return StepBatch(
-        token_ids=empty,
-        positions=np.array(positions),
-        slot_mapping=np.array(slots),
-        cu_seqlens_q=empty,
-        seq_lens=empty,
-        block_tables=empty,
-        logits_rows=empty,
-    )
+    return partial_batch(positions=np.array(positions), slot_mapping=np.array(slots))
 
 
 def assert_same_bits(got, expected):

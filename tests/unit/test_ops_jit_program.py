@@ -1,11 +1,14 @@
 """Check how the `jit` backend keeps programs, their buffers, and the memory of a step."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 pytest.importorskip("numba")
+
+from step_batches import step_batch
 
 from mie.ops.backend import StepBatch
 from mie.ops_jit import program as program_module
@@ -17,13 +20,9 @@ from mie.ops_jit.step import StepHeader
 
 def batch_of(num_tokens: int) -> StepBatch:
     """Return a prompt, which no operator with a cache reads."""
-    return StepBatch(
+    return replace(
+        step_batch([(num_tokens, num_tokens)], block_size=num_tokens, num_blocks=1),
         token_ids=np.arange(num_tokens) % 5,
-        positions=np.arange(num_tokens),
-        slot_mapping=np.arange(num_tokens),
-        cu_seqlens_q=np.array([0, num_tokens]),
-        seq_lens=np.array([num_tokens]),
-        block_tables=np.zeros((1, 1), np.int64),
         logits_rows=np.arange(num_tokens),
     )
 
@@ -81,15 +80,7 @@ def test_a_step_that_was_interrupted_between_its_segments_can_be_run_again(monke
 def test_the_partial_results_of_more_sequences_get_more_memory() -> None:
     header = StepHeader()
     for number in (1, 2, 9):
-        batch = StepBatch(
-            token_ids=np.zeros(number, int),
-            positions=np.full(number, 1099),
-            slot_mapping=np.arange(number),
-            cu_seqlens_q=np.arange(number + 1),
-            seq_lens=np.full(number, 1100),
-            block_tables=np.zeros((number, 100), int),
-            logits_rows=np.arange(number),
-        )
+        batch = step_batch([(1, 1100)] * number, block_size=12, num_blocks=92 * number)
         header.set_batch(batch, 6, 2, 12)
         assert header.words[PARTIALS] == header._partials.ctypes.data
         # Three parts, each with a state of 16 numbers and a padded head.
