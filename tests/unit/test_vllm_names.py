@@ -8,7 +8,7 @@ import dataclasses
 import importlib
 import inspect
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,14 @@ def test_a_name_that_vllm_lacks_too_is_an_ordinary_error(llm: LLM):
 # Names that are accepted at some values.
 
 
-def accepts(owner: str, name: str, value: Any, llm: LLM) -> None:
+@pytest.fixture(scope="module")
+def async_llm() -> Iterator[AsyncLLM]:
+    llm = AsyncLLM.from_engine_args(ARGS)
+    yield llm
+    llm.shutdown()
+
+
+def accepts(owner: str, name: str, value: Any, llm: LLM, async_llm: AsyncLLM) -> None:
     """Use an argument."""
     class_name, _, method = owner.partition(".")
     given = {name: value}
@@ -131,24 +138,24 @@ def accepts(owner: str, name: str, value: Any, llm: LLM) -> None:
         own = {"beam_width": 1, "max_tokens": 1} if cls is BeamSearchParams else {}
         (cls.from_optional if method == "from_optional" else cls)(**own, **given)
     elif class_name == "AsyncLLM":
-        asyncio.run(async_call(method, given))
+        asyncio.run(async_call(async_llm, method, given))
     else:
         CALLS[owner](llm, given)
 
 
-async def async_call(method: str, given: dict[str, Any]) -> Any:
-    """Call a method of a loaded `AsyncLLM`."""
+async def async_call(llm: AsyncLLM, method: str, given: dict[str, Any]) -> Any:
+    """Call a method of `AsyncLLM`."""
     if method == "from_engine_args":
-        llm = AsyncLLM.from_engine_args(ARGS, **given)
-        llm.shutdown()
+        AsyncLLM.from_engine_args(ARGS, **given).shutdown()
         return None
-    async with AsyncLLM.from_engine_args(ARGS) as llm:
-        if method == "generate":
-            own = {"sampling_params": SHORT, "request_id": "1", "prompt": "Once"}
-            return [each async for each in llm.generate(**{**own, **given})][-1]
-        own = {"abort": {"request_id": "7"}}.get(method, {})
-        done = getattr(llm, method)(**own, **given)
-        return await done if inspect.isawaitable(done) else done
+    if method == "generate":
+        own = {"sampling_params": SHORT, "request_id": "1", "prompt": "Once"}
+        return [each async for each in llm.generate(**{**own, **given})][-1]
+    own = {"abort": {"request_id": "7"}}.get(method, {})
+    if method == "shutdown":
+        llm = AsyncLLM.from_engine_args(ARGS)
+    done = getattr(llm, method)(**own, **given)
+    return await done if inspect.isawaitable(done) else done
 
 
 def finish(engine: LLMEngine) -> list[RequestOutput]:
@@ -206,12 +213,12 @@ CALLS: dict[str, Callable[[LLM, dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize(("owner", "name", "found"), rows("neutral"))
-def test_a_neutral_value_is_accepted_and_another_is_refused(owner, name, found, llm):
+def test_a_neutral_value_is_accepted_and_another_is_refused(owner, name, found, llm, async_llm):
     for value in (None,) if found.allowed is None else found.allowed:
-        accepts(owner, name, value, llm)
+        accepts(owner, name, value, llm, async_llm)
     if found.allowed is not None:
         with pytest.raises(ConfigError, match=f"{name}.* is not supported: ") as caught:
-            accepts(owner, name, "something else", llm)
+            accepts(owner, name, "something else", llm, async_llm)
         assert found.why in str(caught.value)
 
 
