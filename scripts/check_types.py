@@ -1,4 +1,4 @@
-"""Run mypy in the one environment its result is pinned for: on the package, then on the rest.
+"""Run mypy in the one environment its result is pinned for: on the package and on the rest.
 
     python scripts/check_types.py
 
@@ -23,8 +23,10 @@ def main() -> int:
     if version("numpy") != pinned:
         print(f"mypy not run: NumPy is {version('numpy')}; types are checked with {pinned}")
         return 0
-    package = subprocess.run([sys.executable, "-m", "mypy"], check=False)
-    rest = subprocess.run([sys.executable, "-m", "mypy", "--config-file", TESTS], check=False)
+    command = [sys.executable, "-m", "mypy"]
+    package = subprocess.Popen(command)
+    rest = subprocess.run([*command, "--config-file", TESTS], check=False)
+    package.wait()
     return package.returncode or rest.returncode
 
 

@@ -17,8 +17,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import tiny_models
 from brief_waits import sleep_soon
+from emulated import QuickLauncher
 
 from mie.ops_cpu.blas import Blas
+from mie.ops_gpu import load
 
 # A shell ignores Ctrl-C in the jobs that it starts in the background, and children inherit that.
 # The tests of interrupts need Python's own handler.
@@ -40,10 +42,16 @@ if hasattr(providers, "_get_local_constants"):
 sleep_soon()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Build kernels unoptimised for `make test`, whose emulated engines run few steps."""
+    if config.option.markexpr == "not slow":
+        load.EmulatedLauncher = QuickLauncher
+
+
 @pytest.hookimpl(optionalhook=True)  # `pytest -p no:xdist` has no such hook
 def pytest_xdist_auto_num_workers() -> int:
-    """Start one worker more than there are CPUs, because tests that start a program wait for it."""
-    return (os.cpu_count() or 1) + 1
+    """Start two workers more than there are CPUs, because tests wait for programs."""
+    return (os.cpu_count() or 1) + 2
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses

@@ -12,7 +12,7 @@ import numpy as np
 import on_device
 import pytest
 import tiny_models
-from emulated import QuickLauncher, launcher, needs_compiler
+from emulated import launcher, needs_compiler
 from test_kernels import cache_shape
 
 from mie.base.arithmetic import ceil_div
@@ -41,12 +41,6 @@ MODELS = {
     "streamed window": (WIDE_WINDOW, 16, "float16"),
 }
 DEVICES = ["cupy-emulated", *(["cupy"] if on_device.IS_WANTED else [])]
-
-
-@pytest.fixture(autouse=True)
-def quick_builds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the builds of the tests of single kernels, where the models are as small."""
-    monkeypatch.setattr(EmulatedLauncher, "level", QuickLauncher.level)
 
 
 class Run:
