@@ -29,7 +29,7 @@ BUGS = tomllib.loads(ZOO.with_suffix(".toml").read_text())
 
 @pytest.fixture(scope="module", params=ORDERS)
 def launcher(request: pytest.FixtureRequest) -> QuickLauncher:
-    return QuickLauncher(check=True, order=request.param, seed=3, limit_s=0.5)
+    return QuickLauncher(check=True, order=request.param, seed=3, limit_s=0.1)
 
 
 def run(launcher: QuickLauncher, name: str, *options: str) -> None:
@@ -99,7 +99,7 @@ def test_the_repaired_kernel_passes_unchecked(name: str):
 )
 def test_some_bugs_are_reported_in_the_fast_build_too(name: str):
     with pytest.raises(KernelFault, match=BUGS[name]["report"]):
-        run(QuickLauncher(limit_s=0.5), name)
+        run(QuickLauncher(limit_s=0.1), name)
 
 
 def test_a_bad_address_does_not_end_the_process_of_the_fast_build():
