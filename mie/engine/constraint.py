@@ -16,13 +16,8 @@ from mie.structured.matcher import Matcher
 Constraints: TypeAlias = Grammars
 """Makes constraints for a model and its tokenizer."""
 
-TokenConstraint: TypeAlias = Matcher
-"""The state of one output, which tells the tokens that may come next."""
 
-
-def check_constraint(
-    params: SamplingParams, constraints: Constraints | None
-) -> TokenConstraint | None:
+def check_constraint(params: SamplingParams, constraints: Constraints | None) -> Matcher | None:
     """Return the constraint at the beginning of the output, or None for a free one.
 
     Raises:

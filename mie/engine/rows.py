@@ -146,7 +146,10 @@ class Row:
             return ()
         run: list[int] = []
         while len(run) < limit and not self._is_end(self.token_ids[-1], len(self.token_ids)):
-            token_id = self._forced_token()
+            num_generated = len(self.token_ids) - self.num_prompt
+            if num_generated < len(self.params.trace_decode_token_ids or ()):
+                break
+            token_id = self._followed.forced_token(self._banned_ids(num_generated))
             if token_id is None:
                 break
             is_end = self._is_end(token_id, len(self.token_ids) + 1)
@@ -158,12 +161,6 @@ class Row:
 
     def _is_end(self, token_id: int, num_tokens: int) -> bool:
         return token_id in self._end_ids or num_tokens >= self._new.max_tokens
-
-    def _forced_token(self) -> int | None:
-        num_generated = len(self.token_ids) - self.num_prompt
-        if num_generated < len(self.params.trace_decode_token_ids or ()):
-            return None
-        return self._followed.forced_token(self._banned_ids(num_generated))
 
     @property
     def _followed(self) -> RowConstraint:

@@ -37,12 +37,11 @@ class KVCacheManager:
         emit: Emit = lambda record: None,
     ) -> None:
         self.block_size, self.num_blocks = block_size, num_blocks
-        self.stats = MemoryStats()
+        self.stats, self._emit = MemoryStats(), emit
         self._num_host_blocks = num_host_blocks
         self.shares_full = enable_prefix_caching
         self._shares_partial = enable_prefix_caching and partial_block_sharing
         self._max_cached = num_blocks if max_cached_blocks is None else max_cached_blocks
-        self._emit = emit
         self.reset()
 
     def reset(self) -> None:
@@ -160,7 +159,7 @@ class KVCacheManager:
         if room.partial:  # pin before allocating, because allocating can evict it
             self._pin(room.partial)
         index = len(table.block_ids)
-        self._put("alloc", table, index, self._take_blocks(room.num_new, table))
+        self._alloc(table, index, room.num_new)
         if room.partial:
             self._copy(room.partial.block_id, table.block_ids[index], table, "prefix")
         if room.host:
@@ -216,11 +215,11 @@ class KVCacheManager:
         if is_shared:
             shared = table.block_ids[index]
             self._num_counted_twice -= self._num_empty_in_last(table)
-            self._put("alloc", table, index, self._take_blocks(1, table))
+            self._alloc(table, index, 1)
             self._copy(shared, table.block_ids[index], table, "fork")
             table.has_run = False
             self._release(table, shared)
-        self._put("alloc", table, len(table.block_ids), self._take_blocks(num_new, table))
+        self._alloc(table, len(table.block_ids), num_new)
         table.num_writable = len(table.block_ids) * self.block_size
         return True
 
@@ -352,9 +351,10 @@ class KVCacheManager:
             self.stats.num_shared_blocks += len(block_ids)
         self._emit((kind, table.owner, index, block_ids))
 
-    def _take_blocks(self, count: int, table: BlockTable) -> tuple[int, ...]:
+    def _alloc(self, table: BlockTable, index: int, count: int) -> None:
         self._evict(count - self._pool.num_free)
-        return self._pool.take_run(count, table.block_ids[-1] if table.block_ids else None)
+        last = table.block_ids[-1] if table.block_ids else None
+        self._put("alloc", table, index, self._pool.take_run(count, last))
 
     def _evict(self, count: int) -> None:
         for _ in range(count):

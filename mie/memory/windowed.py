@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -77,8 +77,7 @@ class WindowedManager(KVCacheManager):
             entries = [self._hold_entry(node) for node in room.path[first:]]  # before any eviction
         table = super().open_table(room, owner, row)
         table.num_passed = first
-        for index, entry in enumerate(entries, first):
-            self._put_entry("share_window", table, index, entry)
+        self._put_entries("share_window", table, first, entries)
         self._claim(table, self.window.num_entries(room.num_computed, len(room.token_ids)))
         self._extend(table, len(table.token_ids))
         return table
@@ -114,9 +113,8 @@ class WindowedManager(KVCacheManager):
         if stored < num_tokens and at < len(table.entries):
             shared = table.entries[at]
             if self._pool.refcount(shared[0]) > 1:
-                [entry] = self._take_entries(1, shared)
-                self._put_entry("alloc_window", table, index, entry)
-                for source, target in zip(shared, entry, strict=True):
+                self._alloc_entries(table, index, 1, shared)
+                for source, target in zip(shared, table.entries[at], strict=True):
                     self._copy(source, target, table, "fork")
                 self._release_entry(table, shared)
         self._extend(table, num_tokens)
@@ -138,13 +136,11 @@ class WindowedManager(KVCacheManager):
         """Take the entries of the next chunk of these tokens, which the table has a claim on."""
         end = min(num_tokens, table.num_tokens + self.window.max_chunk)
         index = table.num_passed + len(table.entries)
-        count = self.blocks_for(end) - index
-        if count > 0:
-            entries = self._take_entries(count, table.entries[-1] if table.entries else None)
-            for entry in entries:
-                self._put_entry("alloc_window", table, index, entry)
-                index += 1
-        table.num_writable = min(table.num_writable, index * self.block_size)
+        count = max(0, self.blocks_for(end) - index)
+        if count:
+            last = table.entries[-1] if table.entries else None
+            self._alloc_entries(table, index, count, last)
+        table.num_writable = min(table.num_writable, (index + count) * self.block_size)
 
     def _pass(self, table: BlockTable) -> None:
         """Let go of the entries that no later token can reach."""
@@ -175,7 +171,7 @@ class WindowedManager(KVCacheManager):
         """Give the node the table's entry, or the table the node's."""
         own = table.entries[index - table.num_passed]
         if node.entry:
-            self._put_entry("share_window", table, index, self._hold_entry(node))
+            self._put_entries("share_window", table, index, [self._hold_entry(node)])
             self.stats.num_shared_blocks += self._num_groups
             self._release_entry(table, own)
         else:
@@ -199,12 +195,9 @@ class WindowedManager(KVCacheManager):
         num_full = self.blocks_for(host.num_tokens)
         if not _is_imported(host, index * self.block_size):
             return (), ()
-        first = self.window.reach(host.num_tokens)
-        entries = self._take_entries(num_full - first, None)
-        table.num_passed = first
-        for at, entry in enumerate(entries, first):
-            self._put_entry("alloc_window", table, at, entry)
-        return host.block_ids[index:], (*table.block_ids[index:num_full], *chain(*entries))
+        table.num_passed = first = self.window.reach(host.num_tokens)
+        self._alloc_entries(table, first, num_full - first, None)
+        return host.block_ids[index:], (*table.block_ids[index:num_full], *chain(*table.entries))
 
     # Parts of the above.
 
@@ -212,24 +205,22 @@ class WindowedManager(KVCacheManager):
         self.num_claimed += (claim - table.claim) * self._num_groups
         table.claim = claim
 
-    def _take_entries(self, count: int, last: Entry | None) -> list[Entry]:
-        """Take the blocks of entries, each next to the one of the entry before if possible."""
+    def _alloc_entries(self, table: BlockTable, index: int, count: int, last: Entry | None) -> None:
+        """Set the entries from ``index`` on to new blocks, those after ``last`` if possible."""
         self._evict(count * self._num_groups - self._pool.num_free)
         self.num_claimed -= count * self._num_groups
-        return list(
-            zip(
-                *(self._pool.take_run(count, after) for after in last or [None] * self._num_groups),
-                strict=True,
-            )
-        )
+        runs = [self._pool.take_run(count, after) for after in last or [None] * self._num_groups]
+        self._put_entries("alloc_window", table, index, zip(*runs, strict=True))
 
-    def _put_entry(self, kind: str, table: BlockTable, index: int, entry: Entry) -> None:
-        """Set an entry, which may be the next one, to blocks that the table now holds."""
-        at = index - table.num_passed
-        self._num_in_tables += (at == len(table.entries)) * self._num_groups
-        table.entries[at : at + 1] = [entry]
-        self._moves.windows.append((table.row, index, entry))
-        self._emit((kind, table.owner, index, entry))
+    def _put_entries(
+        self, kind: str, table: BlockTable, index: int, entries: Iterable[Entry]
+    ) -> None:
+        """Set the entries from ``index`` on to blocks that the table now holds."""
+        for at, entry in enumerate(entries, index - table.num_passed):
+            self._num_in_tables += (at == len(table.entries)) * self._num_groups
+            table.entries[at : at + 1] = [entry]
+            self._moves.windows.append((table.row, table.num_passed + at, entry))
+            self._emit((kind, table.owner, table.num_passed + at, entry))
 
     def _hold_entry(self, node: Node) -> Entry:
         """Add a table as a holder of a node's entry."""
