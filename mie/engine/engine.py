@@ -169,7 +169,7 @@ class Engine:
         if request.request_id in self._requests:
             raise RequestError(f"request id {request.request_id!r} is in use; choose another")
         params, number = request.params, self._num_requests
-        assert request.beam is None or params.n == params.max_tokens == 1, "a beam gives one token"
+        assert not request.is_beam or params.n == params.max_tokens == 1, "a beam gives one token"
         request.request_id = request.request_id or automatic_id(number)
         request.enter(number, self.eos_token_ids, self.config.seed)
         self.scheduler.check(request)
@@ -265,7 +265,7 @@ class Engine:
                 plan = self.scheduler.schedule(may_admit=not is_launched)
                 assert not (plan.is_empty and self.has_work), "the engine has work and does nothing"
                 owners = [self.scheduler.owner_of(chunk.row) for chunk in plan.chunks]
-                blocks = self._meter.block_counts(plan)
+                self._meter.count_blocks(plan)
                 self._state = "computing"
                 times.append(self._clock())
                 try:
@@ -274,7 +274,7 @@ class Engine:
                     failed.append(self._fail_owner(fault))
                     continue
                 times.append(self._clock())
-                return self._finish_step(plan, result, owners, blocks, times, failed)
+                return self._finish_step(plan, result, owners, times, failed)
         finally:
             self.recover()
 
@@ -291,7 +291,6 @@ class Engine:
         plan: StepPlan,
         result: StepResult,
         owners: Sequence[Request | None],
-        blocks: dict[str, int],
         times: list[float],
         failed: Sequence[str],
     ) -> StepOutput:
@@ -318,7 +317,7 @@ class Engine:
                 if owner and yielded.scored and chunk.scored[0] < owner.num_prompt
             },
             failed=tuple(failed),
-            stats=self._meter.stats(plan, blocks, times, num_finished),
+            stats=self._meter.stats(plan, times, num_finished),
         )
         self._state = "idle"
         self.stats.add(output.stats, len(sampled) + sum(map(len, result.forced.values())))

@@ -69,19 +69,17 @@ class StepMeter:
         self._began = began
         self._moved = (0, 0, 0, 0)  # up to the last step
 
-    def block_counts(self, plan: StepPlan) -> dict[str, int]:
+    def count_blocks(self, plan: StepPlan) -> None:
         """Count the blocks before the step computes."""
         manager = self._scheduler.manager
-        return {
+        self._blocks = {
             "num_blocks_used": manager.num_used,
             "num_blocks_cached": manager.num_cached,
             "num_blocks_saved": manager.num_saved,
             "num_slots_empty": manager.num_slots_empty - plan.num_tokens,
         }
 
-    def stats(
-        self, plan: StepPlan, blocks: dict[str, int], times: Items[float], num_finished: int
-    ) -> StepStats:
+    def stats(self, plan: StepPlan, times: Items[float], num_finished: int) -> StepStats:
         """Return a step's numbers. ``times`` are when it began, was planned, had run, and ended."""
         scheduler, before = self._scheduler, self._moved
         self._moved = now = _moved_by(scheduler.manager.stats)
@@ -95,7 +93,7 @@ class StepMeter:
             num_decode_tokens=len(plan.decodes),
             num_preempted=len(plan.preempted),
             num_finished=num_finished,
-            **blocks,
+            **self._blocks,
             num_copies=num_copies,
             num_evicted=num_evicted,
             num_exported=num_exported,

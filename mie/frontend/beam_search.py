@@ -17,7 +17,7 @@ from mie.frontend.loop import EngineLoop
 from mie.frontend.outputs import Logprob, LogprobRow, RequestOutput
 from mie.frontend.progress import steps
 from mie.frontend.request_state import Collector, PreparedRequest
-from mie.sched.sequence import Beam, FinishReason
+from mie.sched.sequence import FinishReason
 from mie.text.tokenizer import Tokenizer
 
 
@@ -164,7 +164,8 @@ class BeamSearcher:
             token_ids=beam.tokens,
             params=self._step_params,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            beam=Beam(parent_id=parent_id),
+            is_beam=True,
+            parent_id=parent_id,
         )
 
     def _answers(

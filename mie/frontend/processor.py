@@ -132,6 +132,6 @@ class OutputProcessor:
         if collector is not None and state.file(collector):
             self.changed.add(state.collector)
         if state.is_answered:
-            if collector is not None and state.beam is None:  # a beam may keep blocks
+            if collector is not None and not state.is_beam:  # a beam may keep blocks
                 collector.request_ids.discard(request_id)
             del self._states[request_id]

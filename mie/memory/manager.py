@@ -63,8 +63,8 @@ class KVCacheManager:
 
     @property
     def num_available(self) -> int:
-        """The number of blocks that a table can get: free blocks and cached ones."""
-        return self._pool.num_free + self.num_cached
+        """The number of blocks that a table can get beyond all claims: free and cached ones."""
+        return self._pool.num_free + self.num_cached - self.num_claimed
 
     @property
     def num_used(self) -> int:

@@ -41,11 +41,6 @@ class WindowedManager(KVCacheManager):
         return super().num_cached + len(self._unheld) * self._num_groups
 
     @property
-    def num_available(self) -> int:
-        """The number of blocks that a table can get beyond the claims of all."""
-        return super().num_available - self.num_claimed
-
-    @property
     def num_saved(self) -> int:
         return super().num_saved + self._num_in_tables
 

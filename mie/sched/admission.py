@@ -150,7 +150,7 @@ class Admission:
     def _parent_of(self, seq: Sequence) -> BlockTable | None:
         """Return the table of the kept sequence that this one continues, or None."""
         request = seq.request
-        parent = self.kept.get(request.beam.parent_id) if request.beam else None
+        parent = self.kept.get(request.parent_id)
         if parent is None or parent.table is None or seq.was_admitted:
             return None
         num_stored = parent.num_computed

@@ -299,8 +299,8 @@ class Scheduler:
         seq.stop_reason = stop_reason
         seq.finish_reason = reason
         self._policy.charge(seq.request)
-        is_kept = self.manager.may_keep_tables and seq.request.beam and reason in ("stop", "length")
-        if is_kept and seq.table:
+        is_kept = self.manager.may_keep_tables and seq.request.is_beam
+        if is_kept and seq.table and reason in ("stop", "length"):
             self._admission.keep(seq, self._seats.leave(seq))
             return
         if seq.table is not None:

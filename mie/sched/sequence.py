@@ -15,14 +15,6 @@ from mie.sched.result import TokenLogprobs
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Beam:
-    """A request of one token whose blocks are kept when it ends, for requests that continue it."""
-
-    parent_id: str | None = None
-    """The finished request that it continues: the prompt is that one's tokens and one more."""
-
-
 @dataclass(eq=False, repr=False)
 class Request:
     """A prompt, its parameters, and its n sequences once it is in an engine."""
@@ -39,8 +31,10 @@ class Request:
     """Only requests with the same salt share cached blocks."""
     client: str | None = None
     """Who sent it. Under the "fair" policy, each client gets its share."""
-    beam: Beam | None = None
-    """If it is one of a beam search, its blocks are kept when it ends."""
+    is_beam: bool = False
+    """Whether its blocks are kept when it ends, for requests that continue it. It has one token."""
+    parent_id: str | None = None
+    """The beam that it continues: the prompt is that one's tokens and one more."""
     constraint: object = None
     """An object that keeps the grammar of its output compiled, or None."""
     sequences: list[Sequence] = field(init=False, default_factory=list)

@@ -22,7 +22,7 @@ from mie.events import FIELDS, SUMMARY_FIELDS, EventLog, read_log
 from mie.events.replay import State, at
 from mie.load.engine import new_scheduler
 from mie.memory.window import Window
-from mie.sched.sequence import Beam, Request
+from mie.sched.sequence import Request
 
 MAX_MODEL_LEN, EOS = 24, 1
 
@@ -109,10 +109,8 @@ class Run:
             parent_id, prompt = kept[-1].request.request_id, kept[-1].token_ids
         for _ in range(count):
             number, params = len(self.requests), SamplingParams(max_tokens=1)
-            beam = Beam(parent_id=parent_id)
-            self.requests.append(
-                Request(str(number), prompt, params, beam=beam).enter(number, [EOS])
-            )
+            beam = {"is_beam": True, "parent_id": parent_id}
+            self.requests.append(Request(str(number), prompt, params, **beam).enter(number, [EOS]))
             try:
                 self.scheduler.check(self.requests[-1])
                 self.scheduler.add(self.requests[-1])

@@ -4,16 +4,14 @@ import pytest
 from test_scheduler import EOS, Driver
 
 from mie.config.params.sampling import SamplingParams
-from mie.sched.sequence import Beam, Request
+from mie.sched.sequence import Request
 
 
 def add_beam(driver, prompt, parent=None, salt=None):
     number = len(driver.requests)
-    beam = Beam(parent_id=parent and parent.request_id)
     params = SamplingParams(max_tokens=1)
-    request = Request(str(number), list(prompt), params, beam=beam, cache_salt=salt).enter(
-        number, [EOS]
-    )
+    of = {"is_beam": True, "parent_id": parent and parent.request_id, "cache_salt": salt}
+    request = Request(str(number), list(prompt), params, **of).enter(number, [EOS])
     driver.scheduler.add(request)
     driver.requests.append(request)
     return request
