@@ -95,6 +95,16 @@ class _WarmProcess:
 _warm_process = functools.cache(_WarmProcess)
 
 
+def python(
+    *arguments: str | Path, code: int = 0, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a new Python process, check its exit code, and return it with its output."""
+    settings = {"capture_output": True, "text": True, "timeout": PATIENCE, **options}
+    done = subprocess.run([sys.executable, *map(str, arguments)], check=False, **settings)
+    assert done.returncode == code, done.stderr[-2000:]
+    return done
+
+
 def start(*arguments: str | Path, **streams: Any) -> subprocess.Popen[bytes]:
     """Return a running process with pipes."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)

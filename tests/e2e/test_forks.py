@@ -20,6 +20,7 @@ from multiprocessing.context import ForkContext
 from pathlib import Path
 
 import pytest
+from command_line import python
 from forks import children
 
 from mie import LLM, SamplingParams
@@ -231,14 +232,6 @@ def program(tmp_path: Path, text: str, name: str = "program.py") -> Path:
     return path
 
 
-def run(command: list[str], **options: str) -> str:
-    done = subprocess.run(
-        command, text=True, capture_output=True, timeout=PATIENCE, check=False, **options
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return done.stdout
-
-
 @pytest.mark.slow
 @with_numpy
 def test_spawned_workers_load_their_own_model(tmp_path: Path, alone: dict[str, str]) -> None:
@@ -252,7 +245,7 @@ def test_spawned_workers_load_their_own_model(tmp_path: Path, alone: dict[str, s
                 print(json.dumps(pool.map(answer, json.loads(sys.argv[1]), chunksize=1)))
         """,
     )
-    assert json.loads(run([sys.executable, str(path), json.dumps(PROMPTS)])) == list(alone.values())
+    assert json.loads(python(path, json.dumps(PROMPTS)).stdout) == list(alone.values())
 
 
 @pytest.mark.slow
@@ -349,7 +342,7 @@ def test_a_jupyter_kernel_and_the_pool_of_a_cell(tmp_path: Path, alone: dict[str
         f"nbclient.NotebookClient(notebook, timeout={PATIENCE}).execute()\n"
         "print(notebook.cells[1].outputs[0].text)\n"
     )
-    assert json.loads(run([sys.executable, "-W", "ignore", str(path)])) == list(alone.values())
+    assert json.loads(python("-W", "ignore", path).stdout) == list(alone.values())
 
 
 @with_numpy

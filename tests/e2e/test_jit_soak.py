@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import python
 
 from mie import LLM, SamplingParams
 
@@ -308,6 +309,4 @@ def test_a_program_ends_while_its_workers_spin_or_sleep() -> None:
         time.sleep(float(sys.argv[1]))
     """
     for seconds in ("0", "0.0005", "0.05"):
-        command = [sys.executable, "-c", textwrap.dedent(text), seconds]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (0, "")
+        assert python("-c", textwrap.dedent(text), seconds).stderr == ""

@@ -1,13 +1,13 @@
 """Test the sdist, the wheel and the editable install."""
 
 import os
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from command_line import python
 
 pytest.importorskip("hatchling")
 pytest.importorskip("hatch_fancy_pypi_readme")
@@ -22,12 +22,7 @@ BACKEND = "import sys, hatchling.build; hatchling.build.{hook}(sys.argv[1])"
 
 def build(hook: str, directory: Path) -> Path:
     """Run a hook of the build backend and return the only file that it leaves in ``directory``."""
-    subprocess.run(
-        [sys.executable, "-c", BACKEND.format(hook=hook), str(directory)],
-        cwd=ROOT,
-        check=True,
-        timeout=120,
-    )
+    python("-c", BACKEND.format(hook=hook), directory, cwd=ROOT)
     (built,) = directory.iterdir()
     return built
 
@@ -110,18 +105,6 @@ def test_an_editable_install_works_beside_a_folder_named_mie(editable, tmp_path)
     """A cloned folder named mie is a namespace package if Python finds no regular package."""
     (tmp_path / "home" / "mie").mkdir(parents=True)
     code = f"import site; site.addsitedir({str(editable)!r}); import mie; print(mie.__file__)"
-    shown = python("-S", "-c", code, cwd=tmp_path / "home")
-    assert shown == f"{ROOT / 'mie' / '__init__.py'}\n"
-
-
-def python(*arguments: str, cwd: Path) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=cwd,
-        env=environment,
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    ).stdout
+    shown = python("-S", "-c", code, cwd=tmp_path / "home", env=environment).stdout
+    assert shown == f"{ROOT / 'mie' / '__init__.py'}\n"

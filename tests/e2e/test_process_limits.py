@@ -1,9 +1,7 @@
 """Check that a model fits the limits that ``ulimit -v`` and ``ulimit -d`` set, or is refused."""
 
-import subprocess
-import sys
-
 import pytest
+from command_line import python
 
 PROGRAM = """
 import resource
@@ -30,10 +28,7 @@ ADDRESS_SPACE, DATA = ("RLIMIT_AS", "VmSize"), ("RLIMIT_DATA", "VmData")
 
 def answer(limit: tuple[str, str], spare: int) -> str:
     """Return the output of a program that may use ``spare`` MiB more than after its imports."""
-    command = [sys.executable, "-c", PROGRAM, *limit, str(spare)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return python("-c", PROGRAM, *limit, str(spare), timeout=600).stdout
 
 
 @pytest.mark.few

@@ -5,10 +5,9 @@ Backend numpy promises it with ``batch_invariant=True``, and backend jit always.
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
+from command_line import python
 
 PROGRAM = """
 import hashlib, json, sys
@@ -48,15 +47,8 @@ def test_any_process_and_any_number_of_threads_gives_the_same_bytes(backend, cor
         environment = {k: v for k, v in os.environ.items() if not k.startswith("OPENBLAS_")}
         environment |= variables | ({"OPENBLAS_CORETYPE": core} if core else {})
         path = tmp_path / f"{name}.jsonl"
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, str(num_threads), str(others), str(path), backend],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        digests[name] = done.stdout
+        words = (str(num_threads), str(others), path, backend)
+        digests[name] = python("-c", PROGRAM, *words, env=environment).stdout
         with path.open() as file:
             numerics.append(json.loads(file.readline())["numerics"])
     assert len(set(digests.values())) == 1, digests

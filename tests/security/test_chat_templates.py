@@ -6,13 +6,13 @@ The worker that renders them serves threads and forks, and always ends with its 
 import linecache
 import os
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import python
 from forks import assert_ends
 from measured import Zygote
 
@@ -265,13 +265,7 @@ print(template._renderer._worker.pid, flush=True)
 
 
 def run_script(script: str, **options: Any) -> list[str]:
-    process = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        **options,
-    )
+    process = python("-W", "error", "-c", script, **options)
     assert process.stderr == ""
     return process.stdout.splitlines()
 
@@ -288,19 +282,13 @@ def test_the_worker_ignores_the_users_main_and_python_settings(tmp_path: Path) -
     (tmp_path / "json.py").write_text("raise SystemExit('wrong json')")
     (tmp_path / "main.py").write_text("print('main')\n" + SCRIPT)
     environment = {**os.environ, "PYTHONWARNINGS": "error"}
-    process = subprocess.run(
-        [sys.executable, "-c", f"import runpy; runpy.run_path({str(tmp_path / 'main.py')!r})"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    program = f"import runpy; runpy.run_path({str(tmp_path / 'main.py')!r})"
+    process = python("-c", program, env=environment)
     assert process.stdout.splitlines()[:2] == ["main", "hello"]
 
 
 def test_the_worker_ends_when_its_parent_is_killed() -> None:
-    text, pid = run_script(SCRIPT + "os.kill(os.getpid(), 9)")
+    text, pid = run_script(SCRIPT + "os.kill(os.getpid(), 9)", code=-9)
     assert text == "hello"
     assert_ends(int(pid))
 

@@ -1,12 +1,11 @@
 """`mie serve` on the command line: its help, its defaults, and its packages."""
 
 import argparse
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import python
 
 import mie
 from mie.cli import _parser, main
@@ -123,10 +122,7 @@ for name in ("starlette", "uvicorn", "pydantic", "prometheus_client", "yaml"):
 from mie.cli import main
 sys.exit(main(["serve"]))
 """
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60
-    )
-    assert result.returncode == 2
+    result = python("-c", code, code=2, cwd=ROOT)
     assert "pip install 'mie[serve]'" in result.stderr
     assert len(result.stderr.splitlines()) == 1
 

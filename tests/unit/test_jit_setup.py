@@ -1,8 +1,6 @@
 """Test where backend jit can run, the choice of "auto", and the settings and sizes."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tiny_models
+from command_line import python
 from tiny_hybrids import HYBRIDS, TinyHybrid
 from tiny_models import TINY, TinyModel
 
@@ -101,9 +100,7 @@ load_backend("auto", tell=print)
 def test_a_numba_that_cannot_be_imported_is_refused_in_one_line(tmp_path, monkeypatch):
     """Its version says nothing. Only compiling shows it, so nothing may be in the cache."""
     monkeypatch.setenv("PYTHONPATH", str(fake_numba(tmp_path, "0.99.0", BROKEN)))
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", CHOOSE], capture_output=True, text=True, check=True
-    )
+    done = python("-W", "error", "-c", CHOOSE)
     why = (
         "Numba 0.99.0 cannot compile its kernels: ImportError: Numba needs Python 3.13 or less. "
         "Got Python 3.14."

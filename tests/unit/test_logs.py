@@ -3,22 +3,15 @@
 import logging
 import os
 import subprocess
-import sys
 
 import pytest
+from command_line import python
 
 from mie import LLM, SamplingParams
 
 
-def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+def started(code: str, level: str) -> subprocess.CompletedProcess[str]:
+    return python("-c", code, env={**os.environ, "MIE_LOGGING_LEVEL": level})
 
 
 def test_importing_installs_nothing_but_a_null_handler() -> None:
@@ -30,13 +23,13 @@ assert (logger.level, logger.getEffectiveLevel()) == (logging.NOTSET, logging.WA
 assert not logging.getLogger().handlers
 logger.error("not shown")
 """
-    assert python(code, MIE_LOGGING_LEVEL="").stderr == ""
+    assert started(code, "").stderr == ""
 
 
 def test_the_variable_sets_the_level() -> None:
     code = "import logging, mie; print(logging.getLogger('mie.load.engine').getEffectiveLevel())"
-    assert python(code, MIE_LOGGING_LEVEL="debug").stdout == f"{logging.DEBUG}\n"
-    process = python(code, MIE_LOGGING_LEVEL="loud")
+    assert started(code, "debug").stdout == f"{logging.DEBUG}\n"
+    process = started(code, "loud")
     assert process.stdout == f"{logging.WARNING}\n"
     assert "MIE_LOGGING_LEVEL must be one of DEBUG, INFO" in process.stderr
 

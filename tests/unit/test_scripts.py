@@ -3,13 +3,13 @@
 import json
 import re
 import runpy
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import python
 from emulated import needs_compiler
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
@@ -90,15 +90,8 @@ def test_measured_steps_are_beside_the_simulators():
 
 def test_a_missing_device_gives_one_line(tmp_path: Path):
     code = "import sys; sys.modules['cupy'] = None; from gpu.check import main; sys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "--child", "environment"],
-        cwd=ROOT / "scripts",
-        env={"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
+    settings = {"cwd": ROOT / "scripts", "env": {"PYTHONPATH": str(ROOT)}}
+    done = python("-c", code, "--child", "environment", code=2, **settings)
     assert len(done.stdout.splitlines()) == 1
     assert "needs CuPy" in done.stdout
 

@@ -1,7 +1,6 @@
 """Test checkpoints: reading, refusals before anything is read, and peak memory."""
 
 import math
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from command_line import python
 from hypothesis import given
 from hypothesis import strategies as st
 from model_files import (
@@ -339,10 +339,4 @@ def write_large_model(directory: Path, dtype: DTypeLike) -> ModelConfig:
 
 
 def peak_over_weights(directory: Path, argument: str, loader: str) -> float:
-    done = subprocess.run(
-        [sys.executable, "-c", loader, str(directory), argument],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return float(done.stdout)
+    return float(python("-c", loader, directory, argument).stdout)
