@@ -120,7 +120,12 @@ class Shown:
 
     def drawn(self) -> None:
         """Wait until all that the page knows is drawn."""
-        self.js("() => new Promise(requestAnimationFrame)")
+        self.js(
+            """async () => {
+                do await new Promise(requestAnimationFrame);
+                while (mie.frames?.isComing());
+            }"""
+        )
 
     def text(self, element: str) -> str:
         """Return the text of an element, by its id."""

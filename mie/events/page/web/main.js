@@ -10,7 +10,7 @@ import { link, parsed } from "./links.js";
 import { Playground } from "./play.js";
 import { Player } from "./player.js";
 import { about, askJson, embedded, fetched, Live, opened, parse, post, recorded, unpacked } from "./source.js";
-import { change, frames, redraw, seek, select, shown, store, view } from "./store.js";
+import { change, frames, redraw, redrawRested, seek, select, shown, store, view } from "./store.js";
 import { Tables } from "./tables.js";
 import { Texts } from "./texts.js";
 import { startTheme, switchTheme } from "./theme.js";
@@ -107,8 +107,8 @@ function openLive() {
     change: () => {
       if (store.run !== page.live.run) return;
       reach();
-      if (store.follows) change({ step: store.run.last });
-      else redraw("control", "timeline", "welcome");
+      if (store.follows) store.step = store.run.last;
+      redrawRested(...(store.follows ? [] : ["control", "timeline", "welcome"]));
     },
     truth: (record) => {
       page.truth = { step: record.step, wrong: differences(page.live.run, record), size: Object.keys(record.server).length };

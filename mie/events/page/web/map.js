@@ -3,7 +3,7 @@
 import { around, listen } from "./canvas.js";
 import { $, count, percent, say, some, visible } from "./dom.js";
 import { box, colour, disc, fill, flag, hatch, ink, numberOf, path, prefersStill, rect, requests, stroke, Surface, wrap, write } from "./paint.js";
-import { isSelected, nameOf, redraw, select, shown, store } from "./store.js";
+import { isSelected, nameOf, redraw, redrawRested, select, shown, store } from "./store.js";
 
 const FADE = 1400; // milliseconds that an arrow or an eviction stays visible
 const MAX_LINES = 400; // lines from a table that are still told apart
@@ -289,7 +289,7 @@ export class MemoryMap {
       fill(pen, ink.bad);
     }
     pen.globalAlpha = 1;
-    if (isMoving && !prefersStill()) redraw("map");
+    if (isMoving && !prefersStill()) redrawRested("map");
   }
 
   /** Draw the selected request's tables, and a line from each entry to its block. */

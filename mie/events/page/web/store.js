@@ -14,10 +14,16 @@ export const store = {
   textVersion: 0, // counts the texts of blocks that came
 };
 
+const REST = 20; // times as long as a frame took: the rest before a frame that no person asks for
+const MAX_REST = 400; // milliseconds
+
 const views = new Map(); // name → draw(store)
 let dirty = new Set();
 let isAsked = false;
-export const frames = { drawn: 0, slowest: 0 };
+let restEnd = 0; // in milliseconds, as `performance.now()` tells
+let timer = null; // that ends the rest
+const resting = new Set(); // names of views to redraw then
+export const frames = { drawn: 0, slowest: 0, isComing: () => isAsked || resting.size > 0 };
 
 /** Register a view: `draw` runs in the next frame after a change. */
 export function view(name, draw) {
@@ -37,14 +43,31 @@ export function redraw(...names) {
   requestAnimationFrame(frame);
 }
 
+/** Redraw views by name, or all, after a rest, which leaves the CPU to the engine: for movements and for new steps. */
+export function redrawRested(...names) {
+  for (const name of names.length ? names : views.keys()) resting.add(name);
+  queueMicrotask(rest); // after the frame that is drawn just now, and knows the end of its rest
+}
+
+function rest() {
+  if (timer || !resting.size) return;
+  timer = setTimeout(() => {
+    timer = null;
+    if (resting.size) redraw(...resting);
+  }, Math.max(0, restEnd - performance.now()));
+}
+
 function frame() {
   isAsked = false;
   const names = dirty;
   dirty = new Set();
+  for (const name of names) resting.delete(name);
   const start = performance.now();
   if (store.run) for (const [name, draw] of views) if (names.has(name)) draw(store);
+  const end = performance.now();
   frames.drawn += 1;
-  frames.slowest = Math.max(frames.slowest, performance.now() - start);
+  frames.slowest = Math.max(frames.slowest, end - start);
+  restEnd = end + Math.min(MAX_REST, REST * (end - start));
 }
 
 export const shown = () => store.run.at(store.step, store.follows);
