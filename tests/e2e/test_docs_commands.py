@@ -45,7 +45,9 @@ NOT_RUN = {
 }
 """Expressions over the commands that are not run, and the reasons."""
 
-SLOW = {"benchmarks", "diff", "gpu/README", "kernels", "quantisation", "simulator"}
+SLOW = {"benchmarks", "diff", "gpu/README", "kernels", "quantisation", "serving", "simulator"} | {
+    "structured"
+}
 EXIT_CODES = {"mie diff --inject down:2": 1}
 
 FILES = {
@@ -173,7 +175,12 @@ def test_the_commands_of_a_page_run(page: str, tmp_path: Path) -> None:
             stop(session.server)
 
 
-@pytest.mark.parametrize("command", sorted({*COMMANDS} - {*filter(is_run, COMMANDS)}))
+OF_SLOW_PAGES = {step for name in SLOW for step in STEPS[f"docs/{name}.md"] if "\n" not in step}
+
+
+@pytest.mark.parametrize(
+    "command", sorted({*COMMANDS} - {*filter(is_run, COMMANDS)} | OF_SLOW_PAGES)
+)
 def test_a_command_that_is_not_run_has_options_and_files_that_exist(command: str) -> None:
     first, *words = words_of(command)
     if first == "mie":
