@@ -1,6 +1,7 @@
 """Follow a constrained output token by token. The engine sees tokens, not text."""
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -46,7 +47,7 @@ class RowConstraint:
     """Follows the tokens of one row, and gives the tokens that may come next.
 
     Its state derives from the row's tokens, so a row that is made anew after a preemption, a fork
-    or an exception needs nothing else.
+    or an exception needs nothing else. It starts when the first question is asked.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class RowConstraint:
         because the matcher's state is still in the CPU's cache. On a GPU it is better computed when
         it is needed, while the device computes the logits.
         """
-        self._matcher = constraints.start(structure_of(params))
+        self._constraints, self._params = constraints, params
         self._num_words = ceil_div(constraints.vocab_size, 32)
         self._token_ids = token_ids
         self._num_prompt = self._num_accepted = num_prompt
@@ -77,6 +78,10 @@ class RowConstraint:
         eos = self._words_of(constraints.eos_token_ids)
         self._not_eos = ~eos if params.ignore_eos else None
         self._has_limits = allowed is not None or params.ignore_eos
+
+    @cached_property
+    def _matcher(self) -> Matcher:
+        return self._constraints.start(structure_of(self._params))
 
     def allowed(self, banned_ids: Sequence[int]) -> AllowedTokens:
         """Return the tokens that may follow the row's tokens, except for ``banned_ids``.

@@ -65,14 +65,17 @@ class Row:
         self._bias = (np.array(list(bias)), np.array(list(bias.values()))) if bias else None
         allowed = new.params.allowed_token_ids
         self._allowed_ids = None if allowed is None else np.unique(allowed)
-        self._is_constrained = new.params.structured_outputs is not None
-        self._is_unedited = _is_unedited(new)  # except for a constraint
-        self._is_greedy = self._is_unedited and new.params.temperature == 0
-        self.is_plain = self._is_greedy and not self._is_constrained
-        self._constraints = constraints
-        self._masks_early = masks_early
         self._constraint: RowConstraint | None = None
         self._greedy = GREEDY  # takes the largest logit that the constraint allows
+        if new.params.structured_outputs is not None:
+            assert constraints is not None, "the engine refuses what it cannot constrain"
+            self._constraint = RowConstraint(
+                constraints, new.params, self.token_ids, new.num_prompt, masks_early=masks_early
+            )
+            self._greedy = RowControls(allowed=self._constraint)
+        self._is_unedited = _is_unedited(new)  # except for a constraint
+        self._is_greedy = self._is_unedited and new.params.temperature == 0
+        self.is_plain = self._is_greedy and self._constraint is None
         self._end_ids = frozenset(new.banned_ids)
         self._uniforms = Uniforms(*new.draw_key)
 
@@ -80,7 +83,7 @@ class Row:
     def may_run_ahead(self) -> bool:
         """Whether its next step can be launched before this step's token is known."""
         params = self.params
-        if params.structured_outputs is not None:
+        if self._constraint is not None:
             return False
         counts_tokens = params.presence_penalty or params.frequency_penalty
         has_penalty = counts_tokens or params.repetition_penalty != 1.0
@@ -104,13 +107,12 @@ class Row:
             generated = self.token_ids[self.num_prompt :]
             output_ids, output_counts = np.unique(generated, return_counts=True)
         banned_ids = self._banned_ids(num_generated)
-        allowed = None
-        if self._is_constrained and num_generated >= len(forced):
-            followed = self._followed
-            if (token_id := followed.forced_token(banned_ids)) is not None:
+        allowed, constraint = None, self._constraint
+        if constraint is not None and num_generated >= len(forced):
+            if (token_id := constraint.forced_token(banned_ids)) is not None:
                 return RowControls(forced_id=token_id)
-            allowed = followed.allowed(banned_ids)
-            if self._is_greedy and allowed is followed:
+            allowed = constraint.allowed(banned_ids)
+            if self._is_greedy and allowed is constraint:
                 return self._greedy
         return RowControls(
             temperature=params.temperature,
@@ -142,14 +144,14 @@ class Row:
         There are at most ``limit``, and none after the end of the output. Log-probabilities come in
         the step that computes the tokens before. If they are wanted, the end is left to that step.
         """
-        if not self._is_constrained:
+        if self._constraint is None:
             return ()
         run: list[int] = []
         while len(run) < limit and not self._is_end(self.token_ids[-1], len(self.token_ids)):
             num_generated = len(self.token_ids) - self.num_prompt
             if num_generated < len(self.params.trace_decode_token_ids or ()):
                 break
-            token_id = self._followed.forced_token(self._banned_ids(num_generated))
+            token_id = self._constraint.forced_token(self._banned_ids(num_generated))
             if token_id is None:
                 break
             is_end = self._is_end(token_id, len(self.token_ids) + 1)
@@ -161,20 +163,6 @@ class Row:
 
     def _is_end(self, token_id: int, num_tokens: int) -> bool:
         return token_id in self._end_ids or num_tokens >= self._new.max_tokens
-
-    @property
-    def _followed(self) -> RowConstraint:
-        if self._constraint is None:
-            assert self._constraints is not None, "the engine refuses what it cannot constrain"
-            self._constraint = RowConstraint(
-                self._constraints,
-                self.params,
-                self.token_ids,
-                self.num_prompt,
-                masks_early=self._masks_early,
-            )
-            self._greedy = RowControls(allowed=self._constraint)
-        return self._constraint
 
     def _banned_ids(self, num_generated: int) -> list[int]:
         if self._is_unedited:

@@ -19,7 +19,6 @@ from mie.memory.table import BlockTable, HostTable, Moves, Owner, StateMoves
 class Running:
     """The state of the sequence of an open table."""
 
-    owner: Owner
     slot: int
     kept: Sequence[int]
     """The positions of its prompt after which a snapshot stays."""
@@ -111,7 +110,7 @@ class StatefulManager(KVCacheManager):
             source = self._content(self._use(path[-1]).slot)
         slot = self._take_slot()
         stops = {stop for stop in stops if stop > num_computed}
-        running = Running(table.owner, slot, kept, sorted(stops))
+        running = Running(slot, kept, sorted(stops))
         if source is not None:
             self._copies[slot] = source
         if not is_new:  # it was preempted
@@ -149,7 +148,7 @@ class StatefulManager(KVCacheManager):
         running, slot = self._states[table], self._take_slot()
         self._copies[slot] = self._content(running.slot)
         stops = [*running.stops]
-        self._begin(twin, Running(twin.owner, slot, running.kept, stops, running.tail))
+        self._begin(twin, Running(slot, running.kept, stops, running.tail))
         return twin
 
     def _begin(self, table: BlockTable, running: Running) -> None:
@@ -182,11 +181,11 @@ class StatefulManager(KVCacheManager):
             del running.stops[0]
         node = table.node
         assert node is not None
-        self._leave_tail(running)
+        self._leave_tail(table)
         if node in self.snapshots:
             snapshot = self._use(node)
         elif self._free_slots or self.snapshots:
-            snapshot = self._save(node, running)
+            snapshot = self._save(node, table)
         else:
             return
         if position in running.kept:
@@ -194,23 +193,24 @@ class StatefulManager(KVCacheManager):
         if snapshot.tail_of is not None:
             running.tail = node
 
-    def _leave_tail(self, running: Running) -> None:
+    def _leave_tail(self, table: BlockTable) -> None:
         """Drop the latest snapshot of a sequence, unless it is another's, too."""
+        running = self._states[table]
         node, running.tail = running.tail, None
-        if node is None or self.snapshots[node].tail_of != running.owner:
+        if node is None or self.snapshots[node].tail_of != table.owner:
             return
-        heirs = [other for other in self._states.values() if other.tail is node]
+        heirs = [other for other, its in self._states.items() if its.tail is node]
         if heirs:
             self.snapshots[node].tail_of = heirs[0].owner
         else:
             self._forget(node)
 
-    def _save(self, node: Node, running: Running) -> Snapshot:
-        """Take a snapshot of a sequence's state."""
+    def _save(self, node: Node, table: BlockTable) -> Snapshot:
+        """Take a snapshot of a table's state."""
         slot = self._take_slot()
-        self.snapshots[node] = snapshot = Snapshot(slot, running.owner, self._clock)
+        self.snapshots[node] = snapshot = Snapshot(slot, table.owner, self._clock)
         self._unsure.add(node)
-        self._copies[slot] = self._content(running.slot)
+        self._copies[slot] = self._content(self._states[table].slot)
         self.stats.num_snapshots += 1
         self._emit(("save", block_of(node), slot))
         return snapshot
@@ -237,7 +237,7 @@ class StatefulManager(KVCacheManager):
         """Release the slot, too. The latest snapshot remains, even if another has it too."""
         running = self._states.pop(table)
         if running.tail is not None:
-            self._use(running.tail).tail_of = running.owner
+            self._use(running.tail).tail_of = table.owner
         self._free_slot(running.slot)
         super().close_table(table)
 
