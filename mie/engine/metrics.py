@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from mie.base.stats.metric import Counter, Gauge, Metric, Tally
 from mie.base.stats.request import RequestMetrics
@@ -108,12 +108,15 @@ _COUNTS: Mapping[str, Callable[[_Record], int]] = MappingProxyType(
 )
 """The counters that are sums over requests. A prompt counts once it is computed."""
 
-_OF_A_REQUEST: Mapping[
-    str, tuple[tuple[float, ...] | None, Callable[[_Record], float | None] | None]
-] = MappingProxyType(
+FIRST_TOKEN = "vllm:time_to_first_token_seconds"
+"""The histogram that observes a request before it ends."""
+
+_Limited: TypeAlias = tuple[tuple[float, ...] | None, Callable[[_Record], float | None]]
+
+_OF_A_REQUEST: Mapping[str, _Limited] = MappingProxyType(
     {
         "mie:request_latency_seconds": (FINE_TIMES, lambda record: record.times.total_time),
-        "vllm:time_to_first_token_seconds": (FIRST_TOKEN_TIMES, None),
+        FIRST_TOKEN: (FIRST_TOKEN_TIMES, lambda record: record.times.time_to_first_token),
         "vllm:request_time_per_output_token_seconds": (TOKEN_TIMES, _time_per_token),
         "vllm:e2e_request_latency_seconds": (LATENCIES, lambda record: record.times.total_time),
         "vllm:request_queue_time_seconds": (LATENCIES, lambda record: record.times.queue_time),
@@ -136,8 +139,7 @@ _OF_A_REQUEST: Mapping[
 )
 """The limits of each histogram of requests, and the value of a request that has ended.
 
-Limits of None are numbers of tokens up to the context. The time to the first token is observed
-without waiting for the end.
+Limits of None are numbers of tokens up to the context.
 """
 
 
@@ -165,13 +167,11 @@ class _Totals:
     def _add(self, record: _Record) -> None:
         for name, count_of in _COUNTS.items():
             self.counts[name] += count_of(record)
-        first_token_time = record.times.time_to_first_token
-        self.histograms["vllm:time_to_first_token_seconds"].observe(first_token_time)
         if record.reason is not None:
             self.num_ended[record.reason] += 1
-            for name, (_, value_of) in _OF_A_REQUEST.items():
-                if value_of is not None:
-                    self.histograms[name].observe(value_of(record))
+        for name, (_, value_of) in _OF_A_REQUEST.items():
+            if record.reason is not None or name == FIRST_TOKEN:
+                self.histograms[name].observe(value_of(record))
 
 
 Labels = Mapping[str, str]

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import compress, count, takewhile
-from operator import ne
+from operator import attrgetter, ne
 from typing import NamedTuple
 
 from mie.memory.table import BlockTable, Entry, HostTable
@@ -107,22 +107,19 @@ class PrefixCache:
         wanted = tuple(token_ids[start : min(limit, start + self._block_size)])
         if node is None or not wanted:
             return None
-        best = PartialMatch(-1, 0, None)
+        found: list[PartialMatch] = []
         place = bisect_left(node.sorted_tokens, wanted)
         for tokens in node.sorted_tokens[max(0, place - 1) : place + 1]:
-            length = num_common(tokens, wanted)
-            if length > best.num_tokens:
-                child = node.children[tokens]
-                best = PartialMatch(block_of(child), length, child)
+            child = node.children[tokens]
+            found.append(PartialMatch(block_of(child), num_common(tokens, wanted), child))
         for table in node.tables:
             written = table.token_ids[start : min(table.num_tokens, start + len(wanted))]
             # A table that has not run yet holds a copy that is only planned.
             if table.has_run and written and written[0] == wanted[0]:
-                length = num_common(written, wanted)
-                if length > best.num_tokens:
-                    index = table.num_committed
-                    best = PartialMatch(table.block_ids[index], length, None)
-        return best if best.num_tokens else None
+                block_id = table.block_ids[table.num_committed]
+                found.append(PartialMatch(block_id, num_common(written, wanted), None))
+        best = max(found, key=attrgetter("num_tokens"), default=None)
+        return best if best and best.num_tokens else None
 
     def root(self, salt: str | None) -> Node:
         """Return the salt's root. It is dropped when its last table or child leaves."""
