@@ -197,10 +197,11 @@ class EngineMetrics:
         self._step_tokens.observe(stats.num_prefill_tokens + stats.num_decode_tokens)
         for gap in gaps:
             self._token_gaps.observe(gap)
-        for phase, tally in self._phases.items():
-            tally.observe(getattr(stats, f"{phase}_seconds"))
-        for kind, tally in self._rows.items():
-            tally.observe(getattr(stats, f"num_{kind}_tokens"))
+        self._phases["schedule"].observe(stats.schedule_seconds)
+        self._phases["run"].observe(stats.run_seconds)
+        self._phases["update"].observe(stats.update_seconds)
+        self._rows["prefill"].observe(stats.num_prefill_tokens)
+        self._rows["decode"].observe(stats.num_decode_tokens)
 
     def end(self, request: Request) -> None:
         """Record that a request has ended. Recording it again changes nothing."""

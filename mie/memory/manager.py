@@ -232,11 +232,12 @@ class KVCacheManager:
 
         The full blocks of earlier tokens must be published, which `commit` has done.
         """
+        size = self.block_size
         self._num_stored += len(tables)
         for table in tables:
             table.num_tokens += 1
             table.has_run = True
-            if not table.num_tokens % self.block_size:
+            if not table.num_tokens % size:
                 self._publish(table)
 
     def commit(self, table: BlockTable, num_tokens: int) -> None:
@@ -319,8 +320,6 @@ class KVCacheManager:
         """Return the host blocks from ``index`` on, and the blocks that they go to."""
         host_ids = host.block_ids[index:]
         return host_ids, table.block_ids[index : index + len(host_ids)]
-
-    # A step.
 
     def take_moves(self) -> Moves:
         """Return the moves that must happen before the step computes. Each is returned once."""
