@@ -282,7 +282,7 @@ class Tracing:
             "http.route": path if path in self._paths else None,
             "http.response.status_code": status,
             "mie.key": scope.get("mie.client"),
-            **{ATTRIBUTES[name]: facts.get(name) for name in ATTRIBUTES},
+            **{attribute: facts.get(name) for name, attribute in ATTRIBUTES.items()},
         }
         found = {name: value for name, value in attributes.items() if value is not None}
         span.set_attributes(found)

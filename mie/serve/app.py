@@ -31,7 +31,7 @@ from mie.serve.metrics import ServerMetrics
 from mie.serve.page.routes import PageRoutes
 from mie.serve.page.shell import PageShell
 from mie.serve.routes import routes
-from mie.serve.serving import Serving
+from mie.serve.serving import Serving, without_paths
 from mie.system.threads import call_in_thread, start_thread
 
 logger = logging.getLogger(__name__)
@@ -68,9 +68,10 @@ class Edge(ABC):
         tracing = None
         if self._spans is not None:
             tracing = Tracing(self._spans, self._model_name, paths)
-        layers = [Middleware(AccessLog, metrics=self.metrics, tracing=tracing, paths=paths)]
+        layers = [Middleware(Failures)]
         if config.root_path:
-            layers.insert(0, Middleware(RootPath, path=config.root_path))
+            layers.append(Middleware(RootPath, path=config.root_path))
+        layers.append(Middleware(AccessLog, metrics=self.metrics, tracing=tracing, paths=paths))
         if config.allowed_origins:
             layers.append(
                 Middleware(
@@ -84,8 +85,7 @@ class Edge(ABC):
         # A 500 from here has a request id and may be read by web pages. The outermost answers
         # errors of the layers between the two.
         layers.append(Middleware(Failures))
-        layers.insert(0, Middleware(Failures))
-        if config.keys is not None or config.admin_keys is not None:
+        if config.has_keys:
             layers.append(
                 Middleware(
                     Authentication,
@@ -119,7 +119,7 @@ class Edge(ABC):
         """Look at the engine until it is dead, and log when it stops or starts to step."""
 
     @abstractmethod
-    def shut_down(self) -> None:
+    def shutdown(self) -> None:
         """End the engine after its step. It waits, and is called in a thread."""
 
     async def drain(self) -> None:
@@ -132,7 +132,7 @@ class Edge(ABC):
 
         Return whether it ended: it may hang in a step.
         """
-        ending = threading.Thread(target=self.shut_down, name="mie-end", daemon=True)
+        ending = threading.Thread(target=self.shutdown, name="mie-end", daemon=True)
         try:
             start_thread(ending)
         except ThreadLimitError as error:
@@ -194,7 +194,7 @@ class EngineEdge(Edge):
         return await summary(self.engine)
 
     def without_paths(self, message: str) -> str:
-        return self.serving.without_paths(message)
+        return without_paths(message, self.serving.facts.directories)
 
     async def watch(self) -> None:
         was_stalled = False
@@ -206,7 +206,7 @@ class EngineEdge(Edge):
                 was_stalled = is_stalled
             await asyncio.sleep(SAMPLE_SECONDS)
 
-    def shut_down(self) -> None:
+    def shutdown(self) -> None:
         self.engine.shutdown()
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
-from json.encoder import encode_basestring as json_string
+from json.encoder import encode_basestring
 from types import MappingProxyType
 from typing import Any
 
@@ -201,8 +201,7 @@ def facts_of(scope: Scope) -> dict[str, Any]:
     return facts
 
 
-__all__ = ["DONE", "NDJSON", "SSE", "EventStream", "Pace", "json_string"]
-
+json_string = encode_basestring
 DONE = "data: [DONE]\n\n"
 SSE = "text/event-stream"
 NDJSON = "application/x-ndjson"

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mie.serve.asgi import answer, header, is_open, route_of
 from mie.serve.cross_site import address_in
-from mie.serve.errors import ApiError
+from mie.serve.errors import ApiError, too_many
 from mie.serve.keys import Keys
 from mie.serve.page.access import Sessions
 
@@ -39,7 +39,7 @@ NUM_FREE = 10
 """Wrong keys of a client that are answered at once."""
 SECONDS = 1.0
 """Time that each further wrong key takes, one after another."""
-MAX_SECONDS = 3.0
+MAX_SECONDS = 3
 """Longest wait of an answer. It ends before the server does, which lets connections flush."""
 MAX_WAITING = 256
 """Answers that wait at once."""
@@ -165,12 +165,8 @@ class WrongKeys:
         """Return the answer to a wrong key when it is time: ``refusal``, or a 429 at once."""
         seconds = self._wait_of(_network_of(scope))
         if seconds is None or self._num_waiting >= MAX_WAITING:
-            return ApiError(
-                429,
-                f"too many wrong keys (try again in {MAX_SECONDS:g} s, with the right one)",
-                code="too_many_wrong_keys",
-                headers={"retry-after": f"{MAX_SECONDS:g}"},
-            )
+            message = f"too many wrong keys (try again in {MAX_SECONDS} s, with the right one)"
+            return too_many(message, "too_many_wrong_keys", MAX_SECONDS)
         if seconds:
             self._num_waiting += 1
             try:

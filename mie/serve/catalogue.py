@@ -4,13 +4,13 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from mie.errors import shown
 from mie.load.directory import ModelFiles, PlannedModel
 from mie.serve.app import EngineEdge
-from mie.serve.errors import ApiError, invalid
+from mie.serve.errors import ApiError, invalid, no_model
 from mie.serve.serving import LATEST
 from mie.system.threads import call_in_thread
 
@@ -34,33 +34,33 @@ class Directory(Protocol):
         """Return the memory that a model takes."""
 
 
+@dataclass(eq=False)
 class Model:
     """A model of the server, loaded or not."""
 
-    def __init__(self, name: str, path: Path) -> None:
-        self.name = name
-        self.path = path
-        self.edge: EngineEdge | None = None
-        """Its engine with the engine's routes, while it is loaded."""
-        self.num_bytes = 0
-        """The memory that it takes, while it is loaded."""
-        self.num_users = 0
-        """Requests that are being served by it."""
-        self.waiters: list[asyncio.Future[EngineEdge]] = []
-        """Requests that wait until it is loaded."""
-        self.last_used = 0
-        """The number of the last beginning or end of a request among those of all models."""
-        self.is_coming = False
-        """Whether it will be loaded."""
-        self.is_leaving = False
-        """Whether it will be unloaded as soon as no request uses it."""
-        self.has_failed = False
-        """Whether the last try to load it failed."""
-        self.keep_alive = math.inf
-        """Seconds without a request after which it is unloaded."""
-        self.expires_at: float | None = None
-        """When that is, in the time of the event loop."""
-        self.timer: asyncio.TimerHandle | None = None
+    name: str
+    path: Path
+    edge: EngineEdge | None = None
+    """Its engine with the engine's routes, while it is loaded."""
+    num_bytes: int = 0
+    """The memory that it takes, while it is loaded."""
+    num_users: int = 0
+    """Requests that are being served by it."""
+    waiters: list[asyncio.Future[EngineEdge]] = field(default_factory=list)
+    """Requests that wait until it is loaded."""
+    last_used: int = 0
+    """The number of the last beginning or end of a request among those of all models."""
+    is_coming: bool = False
+    """Whether it will be loaded."""
+    is_leaving: bool = False
+    """Whether it will be unloaded as soon as no request uses it."""
+    has_failed: bool = False
+    """Whether the last try to load it failed."""
+    keep_alive: float = math.inf
+    """Seconds without a request after which it is unloaded."""
+    expires_at: float | None = None
+    """When that is, in the time of the event loop."""
+    timer: asyncio.TimerHandle | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -126,13 +126,7 @@ class Catalogue:
         for each in (name, name.removesuffix(LATEST)):
             if each in self._models:
                 return self._models[each]
-        names = ", ".join(self._models) or "none"
-        raise ApiError(
-            404,
-            f"the model {shown(name)} does not exist; this server has {names}",
-            code="model_not_found",
-            param="model",
-        )
+        raise no_model(name, self._models)
 
     async def only(self) -> Model:
         """Return the only model, or else the only one that is loaded, or raise a 400."""

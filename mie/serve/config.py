@@ -66,6 +66,11 @@ class ServeConfig:
         _check_each("allowed_hosts", self.allowed_hosts, _HOST, "name without scheme or port")
         _check_each("allowed_origins", self.allowed_origins, _ORIGIN, "scheme://name[:port]")
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether anything needs a key, so that the page needs a login."""
+        return self.keys is not None or self.admin_keys is not None
+
 
 _HOST = re.compile(r"\*|(\*\.)?[\w.-]+", re.ASCII)
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s\"]+")

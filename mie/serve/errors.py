@@ -21,6 +21,7 @@ from mie.errors import (
     RequestError,
     RequestFailedError,
     ThreadLimitError,
+    shown,
 )
 from mie.frontend.outputs import CompletionOutput, RequestOutput
 
@@ -143,6 +144,18 @@ def unavailable(message: str, retry_after: int) -> ApiError:
         code="service_unavailable",
         headers={"retry-after": str(min(retry_after, MAX_RETRY_AFTER))},
     )
+
+
+def too_many(message: str, code: str, retry_after: int) -> ApiError:
+    """The 429 for a client that must wait for ``retry_after`` seconds."""
+    return ApiError(429, message, code=code, headers={"retry-after": str(retry_after)})
+
+
+def no_model(name: object, known: Iterable[str]) -> ApiError:
+    """The 404 for a model that is not among the ``known`` ones."""
+    names = ", ".join(known) or "none"
+    message = f"the model {shown(name)} does not exist; this server has {names}"
+    return ApiError(404, message, code="model_not_found", param="model")
 
 
 def refuse_unfinished(choice: CompletionOutput) -> None:

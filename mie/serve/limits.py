@@ -11,7 +11,7 @@ from mie.async_llm import AsyncLLM
 from mie.base.stats.step import QueueState
 from mie.errors import RequestError
 from mie.frontend.request_state import PreparedRequest
-from mie.serve.errors import MAX_RETRY_AFTER, ApiError, invalid
+from mie.serve.errors import MAX_RETRY_AFTER, invalid, too_many
 
 
 class QueueFull(RequestError):
@@ -79,12 +79,8 @@ class QueueLimit:
             yield
         except QueueFull as full:
             self._on_rejection(full.limit)
-            raise ApiError(
-                429,
-                f"{full} (try again in {full.retry_after} s)",
-                code="queue_full",
-                headers={"retry-after": str(full.retry_after)},
-            ) from None
+            message = f"{full} (try again in {full.retry_after} s)"
+            raise too_many(message, "queue_full", full.retry_after) from None
         finally:
             self._num_entering[client] -= num_reqs
 

@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.core import Metric as Family
+from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from mie.async_llm import AsyncLLM
@@ -93,9 +94,9 @@ class ServerMetrics:
         await asyncio.gather(*(each.refresh() for each in told))
 
         def write() -> bytes:
-            registry = CollectorRegistry(auto_describe=False)
-            registry.register(_Fixed(families(chain.from_iterable(each.read() for each in told))))
-            return generate_latest(registry)
+            return generate_latest(
+                _Fixed(families(chain.from_iterable(each.read() for each in told)))
+            )
 
         # OpenMetrics, which a client may prefer, would spell "vllm:" as "vllm_".
         content = await call_in_thread(write)
@@ -147,7 +148,7 @@ class ServerMetrics:
         ]
 
 
-class _Fixed:
+class _Fixed(Collector):
     """A collector whose families are known."""
 
     def __init__(self, families: Sequence[Family]) -> None:

@@ -20,7 +20,7 @@ from mie.errors import MieError, ThreadLimitError, TooLittleMemoryError
 from mie.load.directory import PlannedModel
 from mie.serve.app import EngineEdge
 from mie.serve.catalogue import Catalogue, Directory, Model
-from mie.serve.errors import ApiError, api_error, invalid, unavailable
+from mie.serve.errors import ApiError, api_error, invalid, too_many, unavailable
 from mie.serve.health import ending
 from mie.serve.page.processes import Worker
 from mie.serve.serving import without_paths
@@ -99,12 +99,11 @@ class Models:
             raise ending()
         if self._num_waiting[client] >= self._max_waiting:
             self._on_rejection("max_num_queued_reqs")
-            raise ApiError(
-                429,
+            raise too_many(
                 f"the queue is full: {self._max_waiting} requests wait for models to be loaded "
                 "(try again in 5 s)",
-                code="queue_full",
-                headers={"retry-after": "5"},
+                "queue_full",
+                5,
             )
         waiter: asyncio.Future[EngineEdge] = asyncio.get_running_loop().create_future()
         self.catalogue.keep(model)

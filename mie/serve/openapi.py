@@ -109,7 +109,7 @@ def document(
             schema = {"type": "string"}
             item["parameters"] = [{"name": name, "in": "path", "required": True, "schema": schema}]
     components: dict[str, Any] = {"schemas": schemas}
-    if config.keys is not None or config.admin_keys is not None:
+    if config.has_keys:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     description = "A server of OpenAI's, Anthropic's and Ollama's interfaces."
     return {

@@ -122,10 +122,8 @@ class ModelsEdge(Edge):
         self.models.close()
         return await super().end_engine()
 
-    def shut_down(self) -> None:
+    def shutdown(self) -> None:
         self.models.shut_down()
-
-    shutdown = shut_down
 
 
 class Dispatch:
@@ -147,7 +145,15 @@ class Dispatch:
             return messages.pop() if messages else await receive()
 
         if path.startswith(NOT_LOADING):
-            return await self._edge_of(model).app(scope, receive_again, send)
+            if model.edge is None:
+                raise ApiError(
+                    409,
+                    f"the model {model.name} is not loaded (send it a request, or load it with "
+                    "POST /models/load)",
+                    code="model_not_loaded",
+                    param="model",
+                )
+            return await model.edge.app(scope, receive_again, send)
         keep_alive = None
         if path in ("/api/chat", "/api/generate"):
             keep_alive = seconds_of(values.get("keep_alive"))
@@ -173,17 +179,6 @@ class Dispatch:
         if not isinstance(name, str):
             raise invalid("model must be a text", "model")
         return await self._models.catalogue.find(name)
-
-    def _edge_of(self, model: Model) -> EngineEdge:
-        if model.edge is None:
-            raise ApiError(
-                409,
-                f"the model {model.name} is not loaded (send it a request, or load it with "
-                "POST /models/load)",
-                code="model_not_loaded",
-                param="model",
-            )
-        return model.edge
 
 
 class ModelRequest(Body):

@@ -16,10 +16,9 @@ from starlette.types import Scope
 from mie.async_llm import AsyncLLM, ModelFacts
 from mie.config.engine import EngineConfig
 from mie.config.params.sampling import RequestOutputKind, SamplingParams
-from mie.errors import shown
 from mie.serve.asgi import Pace
 from mie.serve.config import ServeConfig
-from mie.serve.errors import ApiError, invalid, naming_structure
+from mie.serve.errors import invalid, naming_structure, no_model
 from mie.serve.limits import QueueLimit
 from mie.text.messages import Message
 from mie.text.pretrained import PretrainedTokenizer
@@ -85,35 +84,28 @@ class Asked(Generic[A]):
         self.structure_name = structure_name
 
 
+@dataclass(kw_only=True, eq=False)
 class Serving:
     """The engine behind the routes."""
 
-    def __init__(
-        self,
-        engine: AsyncLLM,
-        config: ServeConfig,
-        facts: ModelFacts,
-        tokenizer: PretrainedTokenizer | None,
-        default_params: SamplingParams,
-        queue_limit: QueueLimit,
-        digest: str,
-    ) -> None:
-        self.engine = engine
-        self.queue_limit = queue_limit
-        self.config = config
-        self.facts = facts
-        self.tokenizer = tokenizer
-        self.default_params = default_params
+    engine: AsyncLLM
+    config: ServeConfig
+    facts: ModelFacts
+    tokenizer: PretrainedTokenizer | None
+    default_params: SamplingParams
+    queue_limit: QueueLimit
+    digest: str
+    """Names the weights and settings under which equal seeds give equal text."""
+
+    def __post_init__(self) -> None:
         self.created = int(time.time())
-        self.chat_template = _chat_template(config.chat_template)
-        self.names = tuple(config.served_model_name or _names(facts.model))
-        self.digest = digest
-        """Names the weights and settings under which equal seeds give equal text."""
-        self.system_fingerprint = f"fp_{digest[:12]}"
-        self.defaults: Mapping[str, Any] = dict(engine.generation_config.sampling)
+        self.chat_template = _chat_template(self.config.chat_template)
+        self.names = tuple(self.config.served_model_name or _names(self.facts.model))
+        self.system_fingerprint = f"fp_{self.digest[:12]}"
+        self.defaults: Mapping[str, Any] = dict(self.engine.generation_config.sampling)
         """Sampling parameters that the model's files, or the command line, recommend."""
         self._reports: set[str] = set()
-        self.pace = Pace(config.max_chunks_per_second)
+        self.pace = Pace(self.config.max_chunks_per_second)
         self.running: dict[str, Writer[Any]] = {}
         """The answers that are being generated, by their ids."""
 
@@ -128,11 +120,18 @@ class Serving:
     async def of(cls, engine: AsyncLLM, config: ServeConfig, queue_limit: QueueLimit) -> Serving:
         """Return the routes' common state for an engine."""
         tokenizer = await engine.get_tokenizer() if engine.has_tokenizer else None
-        defaults = await engine.get_default_sampling_params()
+        default_params = await engine.get_default_sampling_params()
         facts = await engine.get_model_config()
         await engine.index_vocabulary()
-        digest = _digest(facts, engine.engine_config, await engine.weights_digest())
-        return cls(engine, config, facts, tokenizer, defaults, queue_limit, digest)
+        return cls(
+            engine=engine,
+            config=config,
+            facts=facts,
+            tokenizer=tokenizer,
+            default_params=default_params,
+            queue_limit=queue_limit,
+            digest=_digest(facts, engine.engine_config, await engine.weights_digest()),
+        )
 
     def check_model(self, name: object) -> str:
         """Return the model's name for the answer, or raise the 404 of a model that is not here."""
@@ -141,12 +140,7 @@ class Serving:
         if name is None:
             raise invalid("model is missing (--strict-openai demands it)", "model")
         if not {name, str(name).removesuffix(LATEST)} & {*self.names}:
-            raise ApiError(
-                404,
-                f"the model {shown(name)} does not exist; this server has {', '.join(self.names)}",
-                code="model_not_found",
-                param="model",
-            )
+            raise no_model(name, self.names)
         return str(name)
 
     def is_first_report(self, text: str) -> bool:
@@ -155,10 +149,6 @@ class Serving:
             return False
         self._reports.add(text)
         return True
-
-    def without_paths(self, message: str) -> str:
-        """Return a message without the directories of the model, which are no client's business."""
-        return without_paths(message, self.facts.directories)
 
     def required_tokenizer(self) -> PretrainedTokenizer:
         """Return the tokenizer, or raise the 400 of a server that has none."""

@@ -318,6 +318,17 @@ class Writer(Asked[A], EventStream, ABC):
         self.serving.running.pop(self.response_id, None)
 
 
+def num_logprobs(wanted: int | None, is_on: bool | None, switch: str) -> int | None:
+    """Return how many log-probabilities each token gets beside its own; None is none at all.
+
+    Raises:
+        ApiError: some are wanted without the ``switch`` that turns them on.
+    """
+    if wanted and not is_on:
+        raise invalid(f"top_logprobs needs {switch}", "top_logprobs")
+    return (wanted or 0) if is_on else None
+
+
 def json_response(content: Any, headers: Mapping[str, str] | None = None) -> Response:
     """Return an answer that is not streamed."""
     data = json.dumps(content, ensure_ascii=False).encode()

@@ -266,4 +266,4 @@ def test_the_chat_offers_the_models_of_a_folder(browser: Any, tmp_path: Path):
             with opened(browser, f"{url}/?model=second") as shown:
                 shown.until("mie.store.run?.title === 'second'")
     finally:
-        edge.shut_down()
+        edge.shutdown()

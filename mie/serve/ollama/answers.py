@@ -15,7 +15,7 @@ from mie.serve.errors import ApiError, invalid, ollama_body, too_long, unsupport
 from mie.serve.llama.options import max_tokens, sampling
 from mie.serve.ollama.protocol import Answered, ChatRequest, GenerateRequest, Options, Turn
 from mie.serve.parts import Part, PartEvent
-from mie.serve.writer import Choice, PartsWriter, json_response
+from mie.serve.writer import Choice, PartsWriter, json_response, num_logprobs
 
 T = TypeVar("T", bound=Answered, covariant=True)
 
@@ -81,8 +81,7 @@ class LineWriter(PartsWriter[T]):
                 raise too_long(num_prompt, None, context)
             wanted = num_new or serving.defaults.get("max_tokens") or context
             num_new = min(wanted, context - num_prompt)
-        if body.top_logprobs and not body.logprobs:
-            raise invalid("top_logprobs needs logprobs=true", "top_logprobs")
+        logprobs = num_logprobs(body.top_logprobs, body.logprobs, "logprobs=true")
         structure = None
         if body.format == "json":
             structure = StructuredOutputsParams(json_object=True)
@@ -95,7 +94,7 @@ class LineWriter(PartsWriter[T]):
             **sampling(options),
             must_fit=False,
             max_tokens=num_new,
-            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            logprobs=logprobs,
             structured_outputs=structure,
         )
         return await self.respond([prompt])

@@ -33,17 +33,14 @@ _PARAMETERS = {
 
 async def tags(request: Request) -> Response:
     """List the models as Ollama does."""
-    serving: Serving = request.app.state.serving
-    entries = [entry(name, *_facts(serving)) for name in serving.names]
-    return json_response({"models": entries})
+    return json_response({"models": _entries(request.app.state.serving)})
 
 
 async def running(request: Request) -> Response:
     """List the models that are loaded."""
     serving: Serving = request.app.state.serving
     state = state_of(serving.facts, _NEVER)
-    entries = [entry(name, *_facts(serving)) | state for name in serving.names]
-    return json_response({"models": entries})
+    return json_response({"models": [each | state for each in _entries(serving)]})
 
 
 async def show(asked: Asked[ShowRequest]) -> Response:
@@ -62,8 +59,9 @@ async def version(request: Request) -> Response:
     return json_response({"version": __version__})
 
 
-def _facts(serving: Serving) -> tuple[ModelFacts, str, int]:
-    return serving.facts, serving.digest, serving.created
+def _entries(serving: Serving) -> list[dict[str, Any]]:
+    facts, digest, created = serving.facts, serving.digest, serving.created
+    return [entry(name, facts, digest, created) for name in serving.names]
 
 
 def entry(name: str, facts: ModelFacts | ModelFiles, digest: str, created: int) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from starlette.types import ASGIApp
 from mie.frontend.outputs import CompletionOutput, LogprobRow
 from mie.serve.asgi import json_string
 from mie.serve.body import Body
-from mie.serve.errors import invalid, unsupported
+from mie.serve.errors import unsupported
 from mie.serve.openai.chunks import ChunkWriter, set_params
 from mie.serve.openai.protocol import ChatCompletionRequest, TemplateFields
 from mie.serve.serving import Serving
-from mie.serve.writer import Choice
+from mie.serve.writer import Choice, num_logprobs
 from mie.structured.tools.parser import JsonEnd
 
 
@@ -64,9 +64,7 @@ class ChatWriter(ChunkWriter[ChatCompletionRequest]):
         max_tokens = body.max_completion_tokens
         if max_tokens is None:
             max_tokens = body.max_tokens
-        if body.top_logprobs and not body.logprobs:
-            raise invalid("top_logprobs needs logprobs=true", "top_logprobs")
-        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        logprobs = num_logprobs(body.top_logprobs, body.logprobs, "logprobs=true")
         set_params(self, max_tokens=max_tokens, logprobs=logprobs)
         parallel = body.parallel_tool_calls
         return await self.respond(

@@ -15,6 +15,7 @@ from mie.serve.errors import ApiError, invalid
 from mie.serve.openai.chunks import schema_of
 from mie.serve.openai.formats import JsonObjectFormat
 from mie.serve.openai.responses_protocol import (
+    LOGPROBS,
     CallItem,
     FlatSchemaFormat,
     MessageItem,
@@ -24,7 +25,7 @@ from mie.serve.openai.responses_protocol import (
     ResponsesRequest,
 )
 from mie.serve.parts import Part, PartEvent
-from mie.serve.writer import Choice, PartsWriter, status_of
+from mie.serve.writer import Choice, PartsWriter, num_logprobs, status_of
 
 # The request in the words of chats.
 
@@ -98,10 +99,8 @@ class ResponseWriter(PartsWriter[ResponsesRequest]):
 
     async def run(self) -> ASGIApp:
         body = self.body
-        if body.top_logprobs and not body.has_logprobs:
-            raise invalid(
-                "top_logprobs needs include=['message.output_text.logprobs']", "top_logprobs"
-            )
+        has_logprobs = LOGPROBS in (body.include or ())
+        logprobs = num_logprobs(body.top_logprobs, has_logprobs, f"include=['{LOGPROBS}']")
         if body.stream_options is not None and not body.stream:
             raise invalid("stream_options needs stream=true", "stream_options")
         self.set_params(
@@ -112,7 +111,7 @@ class ResponseWriter(PartsWriter[ResponsesRequest]):
             top_p=body.top_p,
             seed=body.seed,
             max_tokens=body.max_output_tokens,
-            logprobs=(body.top_logprobs or 0) if body.has_logprobs else None,
+            logprobs=logprobs,
             structured_outputs=_structure_of(body),
         )
         choice: Any = body.tool_choice

@@ -23,6 +23,7 @@ from mie.structured.tools.definitions import MOST_TOOLS
 from mie.text.messages import MOST_MESSAGES
 
 LOGPROBS = "message.output_text.logprobs"
+"""The entry of ``include`` that asks for log-probabilities."""
 
 
 class FlatSchemaFormat(NamedSchema):
@@ -143,8 +144,3 @@ class ResponsesRequest(Queued):
     tool_choice: Choice | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
     seed: Integer64 | None = None  # mie's own
-
-    @property
-    def has_logprobs(self) -> bool:
-        """Whether the answer has log-probabilities."""
-        return LOGPROBS in (self.include or ())

@@ -50,18 +50,13 @@ def name_of(config: ServeConfig, key: str) -> str | None:
     return None
 
 
-def has_keys(config: ServeConfig) -> bool:
-    """Return whether the page needs a login."""
-    return config.keys is not None or config.admin_keys is not None
-
-
 def may_read_text(config: ServeConfig, scope: Scope) -> bool:
     """Return whether a request that may see the page may also read prompts and answers.
 
     Without keys, only this machine may. A name in the header ``Host`` that is not this machine's
     tells that a proxy asks.
     """
-    if has_keys(config) or config.uds is not None:
+    if config.has_keys or config.uds is not None:
         return True
     client = scope.get("client") or ("", 0)
     is_from_here = is_localhost(client[0]) and is_localhost(name_in(header(scope, b"host") or ""))

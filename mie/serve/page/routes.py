@@ -17,7 +17,7 @@ from mie.events.replay import State, at
 from mie.serve.asgi import EventStream
 from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, invalid
-from mie.serve.page.access import check_may_see, has_keys, may_read_text
+from mie.serve.page.access import check_may_see, may_read_text
 from mie.serve.page.feed import Feed
 from mie.serve.page.processes import Worker
 from mie.serve.page.shell import DATA_HEADERS, NDJSON
@@ -75,7 +75,7 @@ class PageRoutes:
                 "mode": "live",
                 "model": serving.names[0],
                 "client": request.scope.get("mie.client"),
-                "has_keys": has_keys(self._config),
+                "has_keys": self._config.has_keys,
                 "demo": self._config.demo,
                 "has_structured": _has_structured(),
                 "has_chat": serving.has_chat_template,

@@ -13,10 +13,12 @@ from mie.events.page.assets import Asset, assets
 from mie.serve.asgi import route_of
 from mie.serve.auth import WrongKeys
 from mie.serve.config import ServeConfig
-from mie.serve.errors import ApiError, invalid
-from mie.serve.page.access import Sessions, check_may_see, cookie_for, has_keys, name_of
+from mie.serve.errors import ApiError, invalid, too_many
+from mie.serve.page.access import Sessions, check_may_see, cookie_for, name_of
 from mie.serve.page.processes import Worker, converted
 
+PAGES = {"/": "index.html", "/chat": "chat.html", "/story.html": "story.html"}
+"""Routes of files that have one of their own."""
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; "
@@ -50,10 +52,7 @@ class PageShell:
     def routes(self) -> list[Route]:
         """Return the routes."""
         return [
-            Route("/", self._index),
-            Route("/chat", self._chat),
-            Route("/story.html", self._story),
-            Route("/mie/page/{path:path}", self._asset),
+            *(Route(path, self._file) for path in (*PAGES, "/mie/page/{path:path}")),
             Route("/mie/login", self._login, methods=["POST"]),
             Route("/mie/logout", self._logout, methods=["POST"]),
             Route("/mie/trace", self._trace, methods=["POST"]),
@@ -67,24 +66,21 @@ class PageShell:
     def _assets(self) -> dict[str, Asset]:
         return assets()
 
-    async def _index(self, request: Request) -> Response:
-        return _file(request, self._assets["index.html"])
-
-    async def _chat(self, request: Request) -> Response:
-        return _file(request, self._assets["chat.html"])
-
-    async def _story(self, request: Request) -> Response:
-        return _file(request, self._assets["story.html"])
-
-    async def _asset(self, request: Request) -> Response:
-        found = self._assets.get(request.path_params["path"])
-        if found is None:
-            path = shown(route_of(request.scope))
-            raise ApiError(404, f"there is no file {path}")
-        return _file(request, found)
+    async def _file(self, request: Request) -> Response:
+        path = route_of(request.scope)
+        asset = self._assets.get(PAGES.get(path) or request.path_params["path"])
+        if asset is None:
+            raise ApiError(404, f"there is no file {shown(path)}")
+        headers = {**SHELL_HEADERS, "etag": asset.etag, "vary": "accept-encoding"}
+        if request.headers.get("if-none-match") == asset.etag:
+            return Response(status_code=304, headers=headers)
+        if "gzip" not in request.headers.get("accept-encoding", ""):
+            return Response(asset.content, headers=headers, media_type=asset.media_type)
+        headers["content-encoding"] = "gzip"
+        return Response(asset.compressed, headers=headers, media_type=asset.media_type)
 
     async def _login(self, request: Request) -> Response:
-        if not has_keys(self._config):
+        if not self._config.has_keys:
             raise invalid("this server has no keys, so the page needs no login", "key")
         body = await _json_object(request)
         key = body.get("key")
@@ -108,24 +104,9 @@ class PageShell:
         check_may_see(request)
         log = await request.body()
         if self._uploader.is_busy:
-            raise ApiError(
-                429,
-                "another trace is being opened (try again in a moment)",
-                code="busy",
-                headers={"retry-after": "2"},
-            )
+            raise too_many("another trace is being opened (try again in a moment)", "busy", 2)
         records = await self._uploader.call(lambda: converted(log))
         return Response(records, headers=DATA_HEADERS, media_type=NDJSON)
-
-
-def _file(request: Request, asset: Asset) -> Response:
-    headers = {**SHELL_HEADERS, "etag": asset.etag, "vary": "accept-encoding"}
-    if request.headers.get("if-none-match") == asset.etag:
-        return Response(status_code=304, headers=headers)
-    if "gzip" not in request.headers.get("accept-encoding", ""):
-        return Response(asset.content, headers=headers, media_type=asset.media_type)
-    headers["content-encoding"] = "gzip"
-    return Response(asset.compressed, headers=headers, media_type=asset.media_type)
 
 
 async def _json_object(request: Request) -> dict[str, Any]:
