@@ -24,6 +24,8 @@ A message names the mistake, the given value, the limit, and the remedy. A bug i
 """
 
 import reprlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 MAX_SHOWN = 80
@@ -105,12 +107,20 @@ class TraceError(MieError):
 class MissingExtraError(MieError, ImportError):
     """An optional dependency is not installed. The message names the extra."""
 
-    @classmethod
-    def of(cls, what: str, error: ImportError, extra: str) -> "MissingExtraError":
-        """Return the error of a failed import, for ``what`` needs the package."""
-        return cls(
+
+@contextmanager
+def needing_extra(extra: str, what: str) -> Iterator[None]:
+    """Return a context for imports of packages that ``what`` needs, and that ``extra`` installs.
+
+    Raises:
+        MissingExtraError: a package is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(
             f"{what} needs the package {error.name} (install it with: pip install 'mie[{extra}]')"
-        )
+        ) from error
 
 
 class UnsupportedNameError(MieError, AttributeError):

@@ -14,7 +14,7 @@ from mie.batch.lines import Line, answer_all, num_failed, read_batch
 from mie.batch.output_file import continued
 from mie.cli.options import DEFAULT_MODEL, engine_options, print_error, report_sampling_defaults
 from mie.cli.serve import with_server_defaults
-from mie.errors import MissingExtraError
+from mie.errors import needing_extra
 
 if TYPE_CHECKING:
     from mie.frontend.outputs import RequestOutput
@@ -54,11 +54,9 @@ def _answers(
         report_sampling_defaults(args, llm)
         yield from answers(llm, requests.items())
         return
-    try:
+    with needing_extra("ray", "mie batch --replicas"):
         from mie.ray.app import connected
         from mie.ray.data import generate_all
-    except ImportError as error:
-        raise MissingExtraError.of("mie batch --replicas", error, "ray") from error
     number = 1 if args.replicas is None else args.replicas
     cpus, gpus = args.replica_cpus or 1, args.replica_gpus or 0
     with connected(args.ray_address, number * cpus):

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 from mie.cli.bench_report import about, errors, exit_code, report, run_compare, write_results
 from mie.cli.options import DEFAULT_MODEL, engine_options, llm_with_trace, trace_file
 from mie.config.arguments import option
+from mie.config.engine import EngineConfig, EngineSettings, check_integer, check_real
+from mie.config.engine_args import EngineArgs
+from mie.config.settings import settings_of
 from mie.errors import ConfigError
 
 if TYPE_CHECKING:
     from mie.cli.bench_report import AnyResult
-    from mie.config.engine import EngineConfig
     from mie.sim.driver import Bench, LoadResult
     from mie.sim.workload import Workload
 
@@ -31,7 +33,6 @@ def workload_of(
     Raises:
         ConfigError: an option is out of range, or the file is not a workload.
     """
-    from mie.config.engine import check_integer, check_real
     from mie.sim.draws import Uniform
     from mie.sim.loads import independent
     from mie.sim.workload import Workload
@@ -126,11 +127,6 @@ def simulated_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
     Raises:
         ConfigError: an option is out of range, or has no effect in a simulation.
     """
-    from mie.config.arguments import option
-    from mie.config.engine import EngineConfig, EngineSettings
-    from mie.config.engine_args import EngineArgs
-    from mie.config.settings import settings_of
-
     options = engine_options(args)
     EngineArgs(**options)  # refuses unknown settings
     given = {name: options[name] for name, *_ in settings_of(EngineArgs) if name in options}
@@ -205,7 +201,6 @@ _LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)
 
 
 def _run_latency(args: argparse.Namespace) -> int:
-    from mie.config.engine import check_integer
     from mie.sim.costs import SECOND
     from mie.sim.loads import from_lengths
     from mie.sim.metrics import mean_and_std, percentile
@@ -236,7 +231,6 @@ def _run_latency(args: argparse.Namespace) -> int:
 
 def run_serve(args: argparse.Namespace) -> int:
     """Run the load, report it, and return the exit code."""
-    from mie.config.engine import check_integer
     from mie.sim.metrics import Goodput, summarize
 
     if args.max_concurrency is not None:
@@ -277,7 +271,6 @@ def _stepped(args: argparse.Namespace, workload: Workload) -> tuple[dict[str, An
 
 def _served(args: argparse.Namespace, workload: Workload) -> tuple[dict[str, Any], AnyResult]:
     """Run the load on the server that ``--base-url`` names."""
-    from mie.config.engine import check_integer
     from mie.sim.remote import Server, run_load_on
 
     refused = [name for name in ("device", "model_shape", "costs", "trace") if getattr(args, name)]

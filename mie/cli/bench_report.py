@@ -67,8 +67,13 @@ def report(args: argparse.Namespace, results: Mapping[str, Any]) -> None:
 
 def write_results(path: Path, results: Mapping[str, Any]) -> None:
     """Write the results as JSON, or raise `ConfigError`."""
+    write_text(path, json.dumps(results, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, or raise `ConfigError`."""
     try:
-        path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 

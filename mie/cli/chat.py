@@ -63,11 +63,6 @@ def add_options(parser: argparse.ArgumentParser, *, names_model: bool = True) ->
     show_first(parser, [option for option in _FIRST if names_model or option != "--model"])
 
 
-def add_talk_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a conversation of ``mie run``."""
-    add_options(parser, names_model=False)
-
-
 def run(args: argparse.Namespace) -> int:
     """Talk until the input ends, and return the exit code.
 

@@ -139,14 +139,14 @@ def _inspect_weights(
         non_finite_tensors,
     )
 
-    with Checkpoint.open(directory, expected_tensors(config), config.quantisation) as checkpoint:
+    shapes = expected_tensors(config)
+    with Checkpoint.open(directory, shapes, config.quantisation) as checkpoint:
         if check:
             check_tied_head(checkpoint)
             report.non_finite = non_finite_tensors(checkpoint)
         report.weights_bytes = checkpoint.nbytes
         report.weights_dtypes = dict(Counter(checkpoint.dtypes[name] for name in checkpoint))
         report.forms = {name: str(form) for name, form in checkpoint.forms.items()}
-        shapes = expected_tensors(config)
         report.weights_bytes_loaded = sum(
             checkpoint.forms[name].num_bytes(*shape)
             if name in checkpoint.forms

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from functools import partial
 
 from mie.checkpoint.hub import HubName, ask_hub, find_cached
 from mie.checkpoint.locate import BUNDLED
@@ -14,7 +15,8 @@ from mie.errors import ModelError
 
 def add_parser(commands: Commands) -> None:
     """Add ``mie run`` to the command line."""
-    parser = declared(commands, "run", run, conversation=chat.add_talk_options)
+    talk = partial(chat.add_options, names_model=False)
+    parser = declared(commands, "run", run, conversation=talk)
     parser.set_defaults(model=BUNDLED)
 
 

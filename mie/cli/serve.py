@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,10 @@ from mie.cli.parser import Commands, declared
 from mie.config.arguments import add_settings, given
 from mie.config.engine_args import EngineArgs
 from mie.config.settings import ON_CPU_THREADS
-from mie.errors import ConfigError, MissingExtraError
+from mie.errors import ConfigError, needing_extra
 
 if TYPE_CHECKING:
-    from mie.async_llm import AsyncLLM
-    from mie.load.directory import ModelsDirectory, PlannedModel
+    from mie.load.directory import ModelsDirectory
     from mie.serve.config import ServeConfig
     from mie.serve.keys import Keys
 
@@ -82,15 +81,16 @@ def run(args: argparse.Namespace) -> int:
     EngineArgs(**settings)  # refuses bad values before anything is opened
     if is_on_ray(args) and config.models_dir is None:
         return serve_on_ray(args, config, settings)
-    serve = import_serve()
+    with needing_extra("serve", "mie serve"):
+        from mie.serve.router import ModelsEdge
+        from mie.serve.server import serve
     from mie.async_llm import AsyncLLM
 
     if config.models_dir is not None:
-        from mie.serve.router import ModelsEdge
-
         directory = models_directory(args, config, settings)
-        load = partial(_load_planned, AsyncLLM)
-        return serve(lambda: ModelsEdge(directory, load, config), config)
+        return serve(
+            lambda: ModelsEdge(directory, lambda each: AsyncLLM(**each.settings), config), config
+        )
     with trace_file(args.trace) as file:
         return serve(lambda: AsyncLLM(**settings, trace=file), config)
 
@@ -121,10 +121,6 @@ def models_directory(
     assert config.models_dir is not None
     folder = Path(config.models_dir).expanduser()
     return ModelsDirectory(folder, settings, config.models_memory)
-
-
-def _load_planned(llm: type[AsyncLLM], planned: PlannedModel) -> AsyncLLM:
-    return llm(**planned.settings)
 
 
 def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -196,25 +192,14 @@ def with_config_file(
     """
     if args.config is None:
         return args
-    try:
-        from mie.serve.config import arguments_of
-    except ImportError as error:
-        raise MissingExtraError.of("mie serve", error, "serve") from error
+    from mie.serve.config import arguments_of
+
     known = {text for action in parser._actions for text in action.option_strings}
     of_file = vars(parser.parse_args(arguments_of(args.config, known)))
     given_here = {name: value for name, value in vars(args).items() if value is not None}
     if "served_model" in given_here:
         of_file["model"] = None
     return argparse.Namespace(**{**of_file, **given_here})
-
-
-def import_serve() -> Callable[..., int]:
-    """Return the function that serves, or raise `MissingExtraError` without its packages."""
-    try:
-        from mie.serve.server import serve
-    except ImportError as error:
-        raise MissingExtraError.of("mie serve", error, "serve") from error
-    return serve
 
 
 # Replicas.
@@ -253,8 +238,6 @@ def serve_on_ray(args: argparse.Namespace, config: ServeConfig, engine: Mapping[
     }
     given = {name: value for name, value in given.items() if value is not None}
     replicas = ReplicaConfig(engine=engine, server=config, **given)
-    try:
+    with needing_extra("ray", "mie serve --replicas"):
         from mie.ray.app import serve_replicas
-    except ImportError as error:
-        raise MissingExtraError.of("mie serve --replicas", error, "ray") from error
     return serve_replicas(replicas, args.ray_address)

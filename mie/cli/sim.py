@@ -6,14 +6,22 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mie.checkpoint.tensors import num_parameters
 from mie.cli.bench import costs_as_place, simulated_config
-from mie.cli.bench_report import COMPARED, COSTS, number, place_line, table, write_results
+from mie.cli.bench_report import (
+    COMPARED,
+    COSTS,
+    number,
+    place_line,
+    table,
+    write_results,
+    write_text,
+)
 from mie.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,11 +31,8 @@ if TYPE_CHECKING:
 def _write(args: argparse.Namespace, text: str) -> None:
     if args.output is None:
         sys.stdout.write(text)
-        return
-    try:
-        Path(args.output).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {args.output}: {error.strerror}") from error
+    else:
+        write_text(Path(args.output), text)
 
 
 def _run_devices(args: argparse.Namespace) -> int:
@@ -149,8 +154,6 @@ def _comparison(
 
 def run_cluster(args: argparse.Namespace) -> int:
     """Simulate each cluster, print its figures, and return 0."""
-    from dataclasses import fields
-
     from mie.sim.cluster import ROUTERS, ClusterLoad, simulate_cluster
 
     load = ClusterLoad(**{each.name: getattr(args, each.name) for each in fields(ClusterLoad)})

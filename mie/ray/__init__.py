@@ -6,7 +6,7 @@ of this module is used.
 
 from typing import TYPE_CHECKING
 
-from mie.errors import MissingExtraError
+from mie.errors import needing_extra
 
 if TYPE_CHECKING:
     from mie.ray.app import build_openai_app as build_openai_app
@@ -19,9 +19,7 @@ __all__ = ["ReplicaConfig", "build_openai_app", "generate"]
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'mie.ray' has no attribute {name!r}")
-    try:
+    with needing_extra("ray", "mie.ray"):
         from mie.ray import app, config, data
-    except ImportError as error:
-        raise MissingExtraError.of("mie.ray", error, "ray") from error
     homes = {"ReplicaConfig": config, "build_openai_app": app, "generate": data}
     return getattr(homes[name], name)

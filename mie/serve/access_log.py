@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mie.base.stats.request import RequestMetrics
-from mie.errors import MissingExtraError, shown_text
+from mie.errors import needing_extra, shown_text
 from mie.serve.asgi import CLIENT_LEFT, OPEN_ROUTES, facts_of, header, route_of
 from mie.serve.metrics import ServerMetrics
 from mie.version import __version__
@@ -234,13 +234,11 @@ def new_provider(endpoint: str) -> TracerProvider:
     Raises:
         MissingExtraError: the extra ``otel`` is not installed.
     """
-    try:
+    with needing_extra("otel", "--otlp-traces-endpoint"):
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError as error:
-        raise MissingExtraError.of("--otlp-traces-endpoint", error, "otel") from error
     resource = Resource.create({"service.name": "mie", "service.version": __version__})
     provider = TracerProvider(resource=resource)
     provider.add_span_processor(

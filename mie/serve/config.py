@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from mie.config.engine import check_settings, keyword_checked, refuse_unknown
 from mie.config.settings import declared_in
-from mie.errors import ConfigError, shown
+from mie.errors import ConfigError, needing_extra, shown
 from mie.serve.keys import Keys
 
 
@@ -98,9 +98,10 @@ def arguments_of(file: str, options: Collection[str]) -> list[str]:
 
     Raises:
         ConfigError: the file is not such a mapping, or has an option that is not in ``options``.
+        MissingExtraError: the extra ``serve`` is not installed.
     """
-    import yaml
-
+    with needing_extra("serve", "--config"):
+        import yaml
     try:
         values = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mie.errors import ConfigError, MissingExtraError
+from mie.errors import ConfigError, needing_extra
 from mie.sim.costs import SECOND, WallClock
 from mie.sim.metrics import RequestRecord
 from mie.sim.workload import Answer, Workload, WorkloadRequest
@@ -107,10 +107,8 @@ def _refuse_extensions(workload: Workload) -> None:
 async def _serve(
     server: Server, workload: Workload, max_concurrency: int | None, reset: bool
 ) -> ServedResult:
-    try:
+    with needing_extra("serve", "a benchmark over HTTP"):
         import httpx2
-    except ImportError as error:
-        raise MissingExtraError.of("a benchmark over HTTP", error, "serve") from error
     headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
     async with httpx2.AsyncClient(
         base_url=server.root,

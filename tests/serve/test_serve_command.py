@@ -113,16 +113,17 @@ def test_mistakes_are_one_line_and_exit_code_2(capsys, tmp_path, words, message)
     assert "Traceback" not in error
 
 
-def test_without_the_extra_it_says_what_to_install():
+@pytest.mark.parametrize("options", [[], ["--config", "mie.yaml"]])
+def test_without_the_extra_it_says_what_to_install(options):
     """In a Python that has none of the packages of the extra."""
     code = """
 import sys
 for name in ("starlette", "uvicorn", "pydantic", "prometheus_client", "yaml"):
     sys.modules[name] = None
 from mie.cli import main
-sys.exit(main(["serve"]))
+sys.exit(main(["serve", *sys.argv[1:]]))
 """
-    result = python("-c", code, code=2, cwd=ROOT)
+    result = python("-c", code, *options, code=2, cwd=ROOT)
     assert "pip install 'mie[serve]'" in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
