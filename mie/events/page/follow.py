@@ -8,7 +8,6 @@ for a step, and never runs code while it reads.
 import marshal
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 
 from mie.base.arithmetic import ceil_div
 from mie.errors import TraceError
@@ -122,9 +121,6 @@ class Follower:
 def main() -> None:
     """Answer requests until the socket closes."""
     os.nice(NICENESS)
-    with suppress(OSError):  # a sandbox may forbid it
-        # A thread of the engine that has this CPU keeps it when a look wakes this process.
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     # A thread of the engine that waits for this CPU gets it after one step, not after all.
     follower = Follower(pause=os.sched_yield)
     while (request := worker_side.read_message()) is not None:
