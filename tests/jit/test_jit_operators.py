@@ -5,6 +5,7 @@ bounded by theory where sums are products, and by a few roundings elsewhere.
 """
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -160,16 +161,24 @@ def test_norms_and_gates_of_any_width(width: int, num_rows: int):
     np.testing.assert_allclose(backend.silu_mul(gates), activation.silu_mul(wide(gates)), rtol=1e-6)
 
 
-def test_the_gate_of_any_number():
+@pytest.mark.parametrize(
+    ("name", "definition", "rtol"),
+    [
+        ("silu", activation.silu_mul, 1e-6),
+        ("gelu_tanh", activation.gelu_mul, 1e-5),
+        ("clamped_silu", activation.clamped_silu_mul, 1e-5),
+    ],
+)
+def test_the_gate_of_any_number(name: str, definition: Callable[..., Any], rtol: float):
     """Far below zero the exact result is too small to matter, and the kernel's may be zero."""
     gates = np.concatenate(
         [np.linspace(-150, 150, 3001), [0.0, -0.0, 1e-40, -1e-40, 3e38, -3e38]]
     ).astype(np.float32)
     both = np.stack([gates, np.ones_like(gates)], axis=1)
-    got = jit_backend().silu_mul(both)[:, 0]
+    got = jit_backend().activate(both, name)[:, 0]
     with np.errstate(over="ignore"):
-        wanted = activation.silu_mul(wide(both))[:, 0]
-    np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-36)
+        wanted = definition(wide(both))[:, 0]
+    np.testing.assert_allclose(got, wanted, rtol=rtol, atol=1e-36)
     assert got[gates == 0].tolist() == [0.0] * np.count_nonzero(gates == 0)
 
 

@@ -96,6 +96,7 @@ def gated(gate, up, kind):
     elif kind != 0:
         cubic, slope = everywhere(CUBIC), everywhere(SLOPE)
         z = slope * fma(gate * gate * gate, cubic, gate)
+    if kind != 0:
         z = larger(z, everywhere(LEAST))  # exp of an infinity is a NaN
     one = everywhere(ONE)
     return gate / (one + exp(everywhere(np.float32(0)) - z)) * up
