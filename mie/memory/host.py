@@ -27,25 +27,19 @@ class HostBlocks:
         self._emit(("export", table.owner, host_ids))
         return HostTable(table.owner, host_ids, table.num_tokens)
 
-    def restore(
-        self,
-        host: HostTable,
-        table: BlockTable,
-        host_ids: Sequence[int],
-        block_ids: Sequence[int],
-        moves: Moves,
-    ) -> None:
-        """Copy some of a sequence's blocks on the host to blocks of its table, and free them all.
+    def restore(self, host: HostTable, pairs: Sequence[tuple[int, int]], moves: Moves) -> None:
+        """Copy each block of the host to the one beside it, and free all blocks of the host table.
 
         The targets may be blocks of a table that this step swaps out, because it exports first. No
         later table of this step is swapped out to the blocks that are now free.
         """
+        host_ids, block_ids = (tuple([pair[side] for pair in pairs]) for side in (0, 1))
         being_read = {block_id for block_id, _ in moves.copies}
         assert being_read.isdisjoint(block_ids), "imports come before copies"
-        moves.imports.extend(zip(host_ids, block_ids, strict=True))
+        moves.imports.extend(pairs)
         self.pool.decref(*host.block_ids)
-        self._stats.num_imported += len(host_ids)
-        self._emit(("import", table.owner, tuple(host_ids), tuple(block_ids)))
+        self._stats.num_imported += len(pairs)
+        self._emit(("import", host.owner, host_ids, block_ids))
 
     def drop(self, host: HostTable) -> None:
         """Discard swapped-out blocks."""

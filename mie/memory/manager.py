@@ -163,8 +163,7 @@ class KVCacheManager:
         if room.partial:
             self._copy(room.partial.block_id, table.block_ids[index], table, "prefix")
         if room.host:
-            block_ids = self._swapped_in(room.host, table, index)
-            self._host.restore(room.host, table, *block_ids, self._moves)
+            self._host.restore(room.host, self._swapped_in(room.host, table, index), self._moves)
         table.num_tokens = room.num_computed
         self._num_stored += room.num_computed
         return table
@@ -314,12 +313,9 @@ class KVCacheManager:
         """Discard swapped-out blocks."""
         self._host.drop(host)
 
-    def _swapped_in(
-        self, host: HostTable, table: BlockTable, index: int
-    ) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the host blocks from ``index`` on, and the blocks that they go to."""
-        host_ids = host.block_ids[index:]
-        return host_ids, table.block_ids[index : index + len(host_ids)]
+    def _swapped_in(self, host: HostTable, table: BlockTable, index: int) -> list[tuple[int, int]]:
+        """Return the host blocks from ``index`` on, each with the block that it goes to."""
+        return list(zip(host.block_ids[index:], table.block_ids[index:], strict=False))
 
     def take_moves(self) -> Moves:
         """Return the moves that must happen before the step computes. Each is returned once."""

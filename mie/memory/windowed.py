@@ -184,15 +184,14 @@ class WindowedManager(KVCacheManager):
         table.entries = []
         super().close_table(table)
 
-    def _swapped_in(
-        self, host: HostTable, table: BlockTable, index: int
-    ) -> tuple[Sequence[int], Sequence[int]]:
+    def _swapped_in(self, host: HostTable, table: BlockTable, index: int) -> list[tuple[int, int]]:
         num_full = self.blocks_for(host.num_tokens)
         if not _is_imported(host, index * self.block_size):
-            return (), ()
+            return []
         table.num_passed = first = self.window.reach(host.num_tokens)
         self._alloc_entries(table, first, num_full - first, None)
-        return host.block_ids[index:], (*table.block_ids[index:num_full], *chain(*table.entries))
+        block_ids = (*table.block_ids[index:num_full], *chain(*table.entries))
+        return list(zip(host.block_ids[index:], block_ids, strict=True))
 
     # Parts of the above.
 
