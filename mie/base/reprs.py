@@ -23,6 +23,11 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def clipped(text: str, width: int) -> str:
+    """Return the text, cut with an ellipsis if it is longer than ``width``."""
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
 def _is_default(owner: Any, field: Field[Any]) -> bool:
     default = field.default
     if field.default_factory is not MISSING:

@@ -12,7 +12,7 @@ from contextlib import closing
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from mie.base.reprs import count
+from mie.base.reprs import clipped, count
 from mie.batch.lines import Line, answer_all, decoded, num_failed, raw_lines, read_lines
 from mie.cli.options import (
     llm_with_trace,
@@ -164,7 +164,8 @@ class _Printer:
         if self._args.json:
             texts = list(map(json.dumps, line.records(output, self._args.model)))
         elif len(self._lines) > 1:
-            texts = [_title(title), *texts, ""]
+            width = max(20, shutil.get_terminal_size().columns - 4)
+            texts = [f"=== {clipped(title, width)}", *texts, ""]
         print("\n".join(texts), flush=True)
 
     def print_numbers(self) -> None:
@@ -190,9 +191,3 @@ class _Printer:
             numbers.append(f"{failed} failed")
         report_sampling_defaults(self._args, self._llm)
         print(f"[{' · '.join(numbers)}]", file=sys.stderr)
-
-
-def _title(text: str) -> str:
-    """Return a heading that is at most as wide as the terminal."""
-    width = max(20, shutil.get_terminal_size().columns - 4)
-    return f"=== {text if len(text) <= width else text[: width - 1] + '…'}"

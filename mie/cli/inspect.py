@@ -10,7 +10,7 @@ import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -69,10 +69,15 @@ def show(report: ModelReport, *, as_json: bool = False) -> int:
     if as_json:
         print(json.dumps(asdict(report), indent=2))
     else:
-        print("\n".join(f"{key:<15} {value}" for key, value in _facts(report)))
+        print_facts(_facts(report))
     for name, count in (report.non_finite or {}).items():
         print(f"warning: {name} has {count} NaN or infinite values", file=sys.stderr)
     return 1 if report.problem or report.non_finite else 0
+
+
+def print_facts(facts: Iterable[tuple[str, str]]) -> None:
+    """Print a line for each key and its text."""
+    print("\n".join(f"{key:<15} {value}" for key, value in facts))
 
 
 def inspect_model(

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 
 from mie.checkpoint.hub import HubModel, HubName, ask_hub, find_cached
-from mie.cli.inspect import inspect_model, show
+from mie.cli.inspect import inspect_model, print_facts, show
 from mie.cli.pull import check_runs, fits, is_read, summary
 from mie.config.arguments import format_size
 from mie.errors import MieError
@@ -18,28 +18,28 @@ def run(args: argparse.Namespace) -> int:
     path = name and find_cached(name)
     if name is None or path is not None:
         if name is not None:
-            print(f"{'name':<15} {name}")
+            print_facts([("name", str(name))])
         return show(inspect_model(str(path or args.model)))
     model = ask_hub(name.repo)
-    print("\n".join(_lines(model)))
+    print_facts(_facts(model))
     try:
         check_runs(model, model.choose(name.tag))
     except MieError as error:
-        print(f"{'problem':<15} {error}")
+        print_facts([("problem", str(error))])
         return 1
     return 0
 
 
-def _lines(model: HubModel) -> Iterator[str]:
-    yield f"{'model':<15} {model.repo}, not on this machine"
+def _facts(model: HubModel) -> Iterator[tuple[str, str]]:
+    yield "model", f"{model.repo}, not on this machine"
     directory = model.directory_files()
     if model.is_complete(directory):
-        yield f"{'safetensors':<15} {summary(model, directory)}"
+        yield "safetensors", summary(model, directory)
     key = "quantisations"
     for tag, files in model.tags.items():
         size = model.size(files)
         verdict = "fits" if fits(size) else "does not fit"
         verdict = verdict if is_read(tag) else "is not supported"
-        yield f"{key:<15} {tag:<12} {format_size(size):>10}  {verdict}"
+        yield key, f"{tag:<12} {format_size(size):>10}  {verdict}"
         key = ""
-    yield f"{'memory':<15} {format_size(available_bytes())} available"
+    yield "memory", f"{format_size(available_bytes())} available"

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from string import ascii_lowercase, ascii_uppercase
 
-from mie.base.reprs import count
+from mie.base.reprs import clipped, count
 from mie.events import Record, Seq
 from mie.events.replay import State
 from mie.events.replay.slots import SlotState
@@ -36,11 +36,6 @@ def new_sequences(record: Record, state: State) -> Iterator[tuple[Seq, str, int]
         case ("rebuild", snapshot):
             for seq, facts in snapshot["sequences"].items():
                 yield seq, facts["request_id"], facts["n"]
-
-
-def clipped(text: str, width: int) -> str:
-    """Return the text, cut with an ellipsis if it is longer than ``width``."""
-    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def percent(part: int, whole: int) -> str:

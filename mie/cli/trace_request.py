@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from mie.base.reprs import count
-from mie.cli.trace_blocks import clipped, new_sequences, title, title_of
+from mie.base.reprs import clipped, count
+from mie.cli.trace_blocks import new_sequences, title, title_of
 from mie.errors import TraceError
 from mie.events import FIELDS, Record, Segment, Seq, Snapshot
 from mie.events.replay import State, walk

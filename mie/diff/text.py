@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mie.base.reprs import count
+from mie.base.reprs import clipped, count
 from mie.diff.report import Candidate, DiffReport, OperatorErrors, Place, TokenPart
 from mie.diff.tolerances import ALONE, QUANTIZED, TOLERANCES, Tolerance
 
@@ -112,8 +112,7 @@ def _candidate(candidates: Sequence[Candidate], index: int) -> str:
     if index >= len(candidates):
         return ""
     each = candidates[index]
-    text = token_text(each.text)
-    text = text if len(text) <= 18 else text[:17] + "…"
+    text = clipped(token_text(each.text), 18)
     return f"{each.token_id:>6} {text:<18} {each.logprob:>9.4f}"
 
 

@@ -104,7 +104,17 @@ class BeamSearcher:
             RequestError: a prompt could never be served; nothing was computed.
             RequestFailedError: a beam failed.
         """
-        searches = [self._begin(prepared) for prepared in prompts]
+        searches = [
+            _Search(
+                prepared=each,
+                # At least 1, so that the engine refuses too long a prompt with its own message.
+                max_tokens=max(
+                    1, min(self._params.max_tokens, self._longest - len(each.token_ids))
+                ),
+                beams=[BeamSearchSequence(tokens=each.token_ids, logprobs=[])],
+            )
+            for each in prompts
+        ]
         collector = self._loop.new_collector()
         try:
             for step in counted:
@@ -115,15 +125,6 @@ class BeamSearcher:
         finally:
             collector.close()
         return [self._output(search) for search in searches]
-
-    def _begin(self, prepared: PreparedRequest) -> _Search:
-        token_ids = prepared.token_ids
-        return _Search(
-            prepared=prepared,
-            # At least 1, so that the engine refuses a prompt that is too long with its own message.
-            max_tokens=max(1, min(self._params.max_tokens, self._longest - len(token_ids))),
-            beams=[BeamSearchSequence(tokens=token_ids, logprobs=[])],
-        )
 
     def _extend(self, searches: Sequence[_Search], collector: Collector) -> None:
         """Find the best beams that are one token longer."""
@@ -142,12 +143,8 @@ class BeamSearcher:
                     for row in self._rows(output)
                     for token_id in row
                 ]
-            going_on = []
-            for beam, parent_id in candidates:
-                if beam.stop_reason is None:
-                    going_on.append((beam, parent_id))
-                else:
-                    search.completed.append(beam)
+            search.completed += [beam for beam, _ in candidates if beam.stop_reason is not None]
+            going_on = [pair for pair in candidates if pair[0].stop_reason is None]
             going_on.sort(key=lambda pair: self._score(pair[0]), reverse=True)
             best = going_on[: self._params.beam_width]
             search.beams = [beam for beam, _ in best]

@@ -100,49 +100,39 @@ class AnswerState:
 
     def begin(self) -> None:
         """Read the text from the first character on."""
-        self._parser = new_parser(self._form, self._key)
+        self.parser = new_parser(self._form, self._key)
         self.num_reasoning_tokens = 0
 
     def add(self, text: str, *, is_last: bool) -> str:
         """Read the text of a token, and return the answer so far, without its other parts."""
-        self.num_reasoning_tokens += self._parser.is_reasoning
-        self._parser.add(text)
+        self.num_reasoning_tokens += self.parser.is_reasoning
+        self.parser.add(text)
         if is_last:
-            self._parser.finish()
-        return self._parser.content
-
-    @property
-    def num_calls(self) -> int:
-        """The number of calls."""
-        return len(self._parser.calls)
-
-    @property
-    def num_unparsed(self) -> int:
-        """The number of opening tags that no call followed."""
-        return self._parser.num_unparsed
+            self.parser.finish()
+        return self.parser.content
 
     def reasoning(self, *, is_delta: bool) -> str | None:
         """Return the reasoning, or only its new part; None if the format has none."""
         if self._form.reasoning is None:
             return None
-        return self._parser.reasoning[self._num_reasoning_taken if is_delta else 0 :]
+        return self.parser.reasoning[self._num_reasoning_taken if is_delta else 0 :]
 
     def calls(self, *, is_delta: bool) -> list[ToolCall] | None:
         """Return the calls, or only their new parts; None if there are no tools."""
         if self._form.calls is None:
             return None
         if not is_delta:
-            return [replace(call) for call in self._parser.calls]
+            return [replace(call) for call in self.parser.calls]
         taken = self._num_arguments_taken
         return [
             replace(call, arguments=call.arguments[taken[call.index] :])
             if call.index < len(taken)
             else replace(call)
-            for call in self._parser.calls
+            for call in self.parser.calls
             if call.index >= len(taken) or len(call.arguments) > taken[call.index]
         ]
 
     def take(self) -> None:
         """Note that the caller has everything so far."""
-        self._num_reasoning_taken = len(self._parser.reasoning)
-        self._num_arguments_taken = [len(call.arguments) for call in self._parser.calls]
+        self._num_reasoning_taken = len(self.parser.reasoning)
+        self._num_arguments_taken = [len(call.arguments) for call in self.parser.calls]

@@ -165,8 +165,8 @@ class PreparedRequest(Request):
         answers = [choice.answer for choice in self._choices if choice.answer is not None]
         metrics = self.metrics
         metrics.num_reasoning_tokens = sum(answer.num_reasoning_tokens for answer in answers)
-        metrics.num_tool_calls = sum(answer.num_calls for answer in answers)
-        metrics.num_unparsed_calls = sum(answer.num_unparsed for answer in answers)
+        metrics.num_tool_calls = sum(len(answer.parser.calls) for answer in answers)
+        metrics.num_unparsed_calls = sum(answer.parser.num_unparsed for answer in answers)
 
     def file(self, collector: Collector) -> bool:
         """Add the request to its caller's news if it has any; return whether it was added."""
@@ -315,9 +315,8 @@ class PreparedRequest(Request):
     def _new_answer(self, sequence: Sequence, key: str) -> AnswerState | None:
         if self.answer is None:
             return None
-        from mie.frontend.conversation import (
-            AnswerState,  # it needs mie.structured.tools, which few use
-        )
+        # It needs mie.structured.tools, which few requests use.
+        from mie.frontend.conversation import AnswerState
 
         return AnswerState(self.answer, f"{key}/{sequence.index}")
 

@@ -73,18 +73,20 @@ class AccessLog:
             seconds = time.perf_counter() - start
             if scope.get("mie.client_left"):
                 status = CLIENT_LEFT
-            if self._tracing is not None:
-                self._tracing.record(scope, status, start_ns)
-            self._end(scope, status, seconds)
+            path = route_of(scope)
+            route = path if path in self._paths else None
+            if self._tracing is not None and scope["method"] == "POST" and path not in OPEN_ROUTES:
+                self._tracing.record(scope, route, status, start_ns)
+            self._end(scope, route, status, seconds)
 
-    def _end(self, scope: Scope, status: int, seconds: float) -> None:
+    def _end(self, scope: Scope, route: str | None, status: int, seconds: float) -> None:
         path, method = route_of(scope), scope["method"]
         done = scope["mie.facts"]
         has_left = status == CLIENT_LEFT
         if not has_left:
             status = done.pop("status", status)
         self._metrics.observe(
-            path if path in self._paths else "other",
+            route or "other",
             method if method in METHODS else "other",
             status,
             seconds,
@@ -250,17 +252,12 @@ def new_provider(endpoint: str) -> TracerProvider:
 class Tracing:
     """Makes a span of each request that asks for work."""
 
-    def __init__(self, provider: TracerProvider, model_name: str, paths: Collection[str]) -> None:
-        """``paths`` are those of the routes; a span names no other path."""
-        self._paths = frozenset(paths)
+    def __init__(self, provider: TracerProvider, model_name: str) -> None:
         self._model_name = model_name
         self._tracer = provider.get_tracer("mie.serve", __version__)
 
-    def record(self, scope: Scope, status: int, start_ns: int) -> None:
-        """Send the span of a request that has ended. ``start_ns`` is in the Unix epoch."""
-        path = route_of(scope)
-        if scope["method"] != "POST" or path in OPEN_ROUTES:
-            return
+    def record(self, scope: Scope, route: str | None, status: int, start_ns: int) -> None:
+        """Send the span of a POST that has ended. ``start_ns`` is in the Unix epoch."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -277,7 +274,7 @@ class Tracing:
             "gen_ai.response.model": facts.get("model", self._model_name),
             "gen_ai.request.id": scope.get("mie.request_id"),
             "http.request.method": "POST",
-            "http.route": path if path in self._paths else None,
+            "http.route": route,
             "http.response.status_code": status,
             "mie.key": scope.get("mie.client"),
             **{attribute: facts.get(name) for name, attribute in ATTRIBUTES.items()},

@@ -47,11 +47,7 @@ FLUSH_SECONDS = 5.0
 class Edge(ABC):
     """One server's middlewares, the routes that belong to them, and their state."""
 
-    def __init__(
-        self, config: ServeConfig, health: ServerHealth, metrics: ServerMetrics, model_name: str
-    ) -> None:
-        """``model_name`` is that of the only model, or empty."""
-        self._model_name = model_name
+    def __init__(self, config: ServeConfig, health: ServerHealth, metrics: ServerMetrics) -> None:
         endpoint = config.otlp_traces_endpoint
         self._spans = None if endpoint is None else new_provider(endpoint)
         self.config = config
@@ -65,9 +61,7 @@ class Edge(ABC):
         A request without a key is refused before its body is read.
         """
         config = self.config
-        tracing = None
-        if self._spans is not None:
-            tracing = Tracing(self._spans, self._model_name, paths)
+        tracing = None if self._spans is None else Tracing(self._spans, self.metrics.model_name)
         layers = [Middleware(Failures)]
         if config.root_path:
             layers.append(Middleware(RootPath, path=config.root_path))
@@ -170,14 +164,8 @@ class EngineEdge(Edge):
     def __init__(self, engine: AsyncLLM, config: ServeConfig) -> None:
         name = (config.served_model_name or [engine.model])[0]
         metrics = ServerMetrics(engine, name)
-        super().__init__(config, Health(engine, config.watchdog_timeout), metrics, name)
-        settings, max_reqs = engine.engine_config, config.max_num_queued_reqs
-        self.queue_limit = QueueLimit(
-            engine,
-            max_reqs=4 * settings.max_num_seqs if max_reqs is None else max_reqs,
-            max_tokens=config.max_num_queued_tokens,
-            on_rejection=metrics.reject,
-        )
+        super().__init__(config, Health(engine, config.watchdog_timeout), metrics)
+        self.queue_limit = QueueLimit(engine, config, metrics.reject)
         self.page = PageRoutes(engine, config, name)
         self.engine = engine
 

@@ -66,6 +66,11 @@ class ServeConfig:
         _check_each("allowed_hosts", self.allowed_hosts, _HOST, "name without scheme or port")
         _check_each("allowed_origins", self.allowed_origins, _ORIGIN, "scheme://name[:port]")
 
+    def max_waiting(self, max_num_seqs: int) -> int:
+        """Return how many requests of a client may wait: by default four for each seat."""
+        most = self.max_num_queued_reqs
+        return 4 * max_num_seqs if most is None else most
+
     @property
     def has_keys(self) -> bool:
         """Whether anything needs a key, so that the page needs a login."""

@@ -11,6 +11,7 @@ from mie.async_llm import AsyncLLM
 from mie.base.stats.step import QueueState
 from mie.errors import RequestError
 from mie.frontend.request_state import PreparedRequest
+from mie.serve.config import ServeConfig
 from mie.serve.errors import MAX_RETRY_AFTER, invalid, too_many
 
 
@@ -34,19 +35,14 @@ class QueueLimit:
     """
 
     def __init__(
-        self,
-        engine: AsyncLLM,
-        *,
-        max_reqs: int | None,
-        max_tokens: int | None,
-        on_rejection: Callable[[str], object] = lambda limit: None,
+        self, engine: AsyncLLM, config: ServeConfig, on_rejection: Callable[[str], object]
     ) -> None:
-        """None is no limit. ``on_rejection`` gets the name of a limit that refused a request."""
+        """``on_rejection`` gets the name of a limit that refused a request."""
         self._engine = engine
         self._max_num_seqs = engine.engine_config.max_num_seqs
         self._is_fair = engine.engine_config.scheduling_policy == "fair"
-        self._max_reqs = max_reqs
-        self._max_tokens = max_tokens
+        self._max_reqs = config.max_waiting(self._max_num_seqs)
+        self._max_tokens = config.max_num_queued_tokens
         self._on_rejection = on_rejection
         self._num_entering: Counter[str | None] = Counter()
 
@@ -65,7 +61,7 @@ class QueueLimit:
                 added; or it could never take so many at once.
         """
         most, num_seats = self._max_reqs, self._max_num_seqs
-        if most is not None and num_reqs > most + num_seats:
+        if num_reqs > most + num_seats:
             raise invalid(
                 f"prompt has {num_reqs} prompts; the server takes {most} that wait and "
                 f"{num_seats} that run (send fewer at once)",
@@ -93,7 +89,7 @@ class QueueLimit:
             raise _full("max_num_queued_tokens", f"{got} prompt tokens", most, queue)
 
     def _check_reqs(self, queue: QueueState, num_queued: int) -> None:
-        if self._max_reqs is not None and num_queued > self._max_reqs:
+        if num_queued > self._max_reqs:
             raise _full("max_num_queued_reqs", f"{num_queued} requests", self._max_reqs, queue)
 
 

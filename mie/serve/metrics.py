@@ -55,9 +55,12 @@ class ServerMetrics:
         model_name: str,
         others: Callable[[], Iterable["ServerMetrics"]] = tuple,
     ) -> None:
-        """A scrape also tells ``others``, such as those of each model that is loaded."""
+        """``model_name`` is that of the only model, or empty.
+
+        A scrape also tells ``others``, such as those of each model that is loaded.
+        """
         self._engine = engine
-        self._model_name = model_name
+        self.model_name = model_name
         self._others = others
         self._rejections = dict.fromkeys(LIMITS, 0)
         self._requests: dict[tuple[str, str, str], int] = {}
@@ -119,11 +122,11 @@ class ServerMetrics:
     def read(self) -> list[Metric]:
         """Return the numbers of the engine, and of HTTP."""
         snapshot = self._snapshot
-        metrics = [] if snapshot is None else snapshot.read(self._model_name)
+        metrics = [] if snapshot is None else snapshot.read(self.model_name)
         return [*metrics, *self._own()]
 
     def _own(self) -> list[Metric]:
-        labels = {"model_name": self._model_name}
+        labels = {"model_name": self.model_name}
         both = {**labels, "engine": "0"}
         return [
             *(

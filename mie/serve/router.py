@@ -69,17 +69,16 @@ class ModelsEdge(Edge):
     ) -> None:
         self._pace = Pace(config.max_chunks_per_second)
         max_num_seqs = directory.max_num_seqs
-        max_reqs = config.max_num_queued_reqs
         self.models = Models(
             directory,
             load,
             max_models=config.models_max,
-            max_waiting=max_num_seqs + (4 * max_num_seqs if max_reqs is None else max_reqs),
+            max_waiting=max_num_seqs + config.max_waiting(max_num_seqs),
             on_rejection=lambda limit: self.metrics.reject(limit),
             new_edge=self._new_edge,
         )
         metrics = ServerMetrics(None, "", lambda: [each.metrics for each in self.models.edges])
-        super().__init__(config, ModelsHealth(self.models), metrics, "")
+        super().__init__(config, ModelsHealth(self.models), metrics)
 
     async def _new_edge(self, name: str, engine: AsyncLLM) -> EngineEdge:
         """Return the routes of a model that was loaded."""
