@@ -75,33 +75,30 @@ class Authentication:
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
         key = _key_of(scope)
-        is_known = self._is_of(self._admin_keys, key, scope)
-        refusal = None
-        if not is_known:
-            is_known = self._is_of(self._keys, key, scope)
-            refusal = self._refusal(scope, key, is_known)
-        if refusal is not None:
-            if key is not None and not is_known:
-                refusal = await self._wrong_keys.answer_to(scope, refusal)
-            return await answer(refusal, scope, receive, send)
-        return await self._app(scope, receive, send)
+        if self._is_of(self._admin_keys, key, scope):
+            return await self._app(scope, receive, send)
+        is_known = self._is_of(self._keys, key, scope)
+        refusal = self._refusal(scope, key, is_known)
+        if refusal is None:
+            return await self._app(scope, receive, send)
+        if key is not None and not is_known:
+            refusal = await self._wrong_keys.answer_to(scope, refusal)
+        return await answer(refusal, scope, receive, send)
 
     def _is_of(self, keys: Keys | None, key: str | None, scope: Scope) -> bool:
-        """Return whether a request has one of these keys, and note its name and its salt."""
-        name = None if keys is None else self._name(keys, key, scope)
-        if keys is None or name is None:
+        """Return whether a request has one of these keys, and note its name and its salt.
+
+        A cookie stands for a key.
+        """
+        if keys is None:
+            return False
+        name = self._sessions.client(scope) if key is None else keys.find(key)
+        if name is None or name not in keys.names:
             return False
         scope["mie.client"] = name
         if not self._share_prefix_cache:
             scope["mie.cache_salt"] = keys.salt(name)
         return True
-
-    def _name(self, keys: Keys, key: str | None, scope: Scope) -> str | None:
-        """Return the name of a request's key, or of the one that its cookie stands for."""
-        if key is not None:
-            return keys.find(key)
-        name = self._sessions.client(scope)
-        return name if name in keys.names else None
 
     def _refusal(self, scope: Scope, key: str | None, is_known: bool) -> ApiError | None:
         """Return why a request without an admin key is refused, or None."""

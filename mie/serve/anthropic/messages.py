@@ -24,6 +24,7 @@ from mie.serve.errors import ApiError, anthropic_body
 from mie.serve.parts import Part, PartEvent
 from mie.serve.serving import Asked, Serving
 from mie.serve.writer import Choice, PartsWriter, json_response
+from mie.structured.tools.definitions import call_message
 
 
 async def count_tokens(asked: Asked[CountTokensRequest]) -> Response:
@@ -94,8 +95,7 @@ def _add_block(
     elif isinstance(block, ThinkingBlock):
         _message_of("assistant", found).setdefault("reasoning", []).append(block.thinking)
     else:
-        function = {"name": block.name, "arguments": block.input}
-        call = {"id": block.id, "type": "function", "function": function}
+        call = call_message(block.id, block.name, block.input)
         _message_of("assistant", found).setdefault("tool_calls", []).append(call)
 
 

@@ -16,6 +16,7 @@ from mie.serve.llama.options import max_tokens, sampling
 from mie.serve.ollama.protocol import Answered, ChatRequest, GenerateRequest, Options, Turn
 from mie.serve.parts import Part, PartEvent
 from mie.serve.writer import Choice, PartsWriter, json_response, num_logprobs
+from mie.structured.tools.definitions import call_message
 
 T = TypeVar("T", bound=Answered, covariant=True)
 
@@ -38,11 +39,7 @@ def _message(turn: Turn) -> dict[str, Any]:
         message["reasoning"] = turn.thinking
     if turn.tool_calls:
         message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.function.name, "arguments": call.function.arguments},
-            }
+            call_message(call.id, call.function.name, call.function.arguments)
             for call in turn.tool_calls
         ]
     if turn.role == "tool":

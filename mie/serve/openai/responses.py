@@ -26,6 +26,7 @@ from mie.serve.openai.responses_protocol import (
 )
 from mie.serve.parts import Part, PartEvent
 from mie.serve.writer import Choice, PartsWriter, num_logprobs, status_of
+from mie.structured.tools.definitions import call_message
 
 # The request in the words of chats.
 
@@ -67,8 +68,7 @@ def _add(
         if last["role"] != "assistant":
             last = {"role": "assistant", "content": None}
             messages.append(last)
-        function = {"name": item.name, "arguments": item.arguments}
-        call = {"id": item.call_id, "type": "function", "function": function}
+        call = call_message(item.call_id, item.name, item.arguments)
         last.setdefault("tool_calls", []).append(call)
     elif isinstance(item, OutputItem):
         output = {"tool_call_id": item.call_id, "content": item.given["output"]}

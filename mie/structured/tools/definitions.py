@@ -128,6 +128,11 @@ def _name_of(tool_choice: object) -> str | None:
     return name
 
 
+def call_message(id: str | None, name: str, arguments: object) -> dict[str, Any]:
+    """Return a call as an entry of ``tool_calls`` in an assistant's message."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
 @dataclass(kw_only=True, slots=True)
 class ToolCall:
     """A call of a tool that a model wrote."""
@@ -143,5 +148,4 @@ class ToolCall:
 
     def as_message(self) -> dict[str, Any]:
         """Return the call as an entry of ``tool_calls`` in an assistant's message."""
-        function = {"name": self.name, "arguments": self.arguments}
-        return {"id": self.id, "type": "function", "function": function}
+        return call_message(self.id, self.name, self.arguments)
