@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mie.cli.bench_report import about, errors, exit_code, report, run_compare, write_results
 from mie.cli.options import DEFAULT_MODEL, engine_options, llm_with_trace, trace_file
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from mie.cli.bench_report import AnyResult
     from mie.sim.driver import Bench, LoadResult
     from mie.sim.workload import Workload
+
+Number = TypeVar("Number", int, float)
 
 
 def workload_of(
@@ -91,7 +93,12 @@ def open_bench(args: argparse.Namespace) -> Iterator[Bench]:
         ModelError: the model cannot be used.
         OSError: the trace could not be written completely.
     """
-    _refuse_contradictions(args)
+    if args.device and args.costs:
+        raise ConfigError("--device and --costs both define the costs; pass one")
+    if args.model_shape and not args.device:
+        raise ConfigError("--model-shape needs --device")
+    if (args.device or args.costs) and args.model != DEFAULT_MODEL:
+        raise ConfigError("--model is not supported by a simulated engine; use --model-shape")
     with _simulated(args) if args.device or args.costs else _real(args) as bench:
         yield bench
         if bench.engine.log_error is not None:
@@ -106,19 +113,6 @@ def run_engine_load(
 
     bench.engine.reset_prefix_cache()
     return run_load(bench, workload, max_concurrency=max_concurrency)
-
-
-def _refuse_contradictions(args: argparse.Namespace) -> None:
-    for is_wrong, message in (
-        (args.device and args.costs, "--device and --costs both define the costs; pass one"),
-        (args.model_shape and not args.device, "--model-shape needs --device"),
-        (
-            (args.device or args.costs) and args.model != DEFAULT_MODEL,
-            "--model is not supported by a simulated engine; use --model-shape",
-        ),
-    ):
-        if is_wrong:
-            raise ConfigError(message)
 
 
 def simulated_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
@@ -238,7 +232,9 @@ def run_serve(args: argparse.Namespace) -> int:
     goodput = Goodput.parse(args.goodput) if args.goodput else None
     wanted: dict[str, Any] = {
         "metrics": args.percentile_metrics.split(","),
-        "percentiles": _percentiles(args.metric_percentiles),
+        "percentiles": numbers_in(
+            "--metric-percentiles", args.metric_percentiles, float, "numbers such as 50,99"
+        ),
         "goodput": goodput,
     }
     summarize([], 0, **wanted)  # refuses bad values before anything is loaded
@@ -303,13 +299,16 @@ def _served(args: argparse.Namespace, workload: Workload) -> tuple[dict[str, Any
     return place, result
 
 
-def _percentiles(text: str) -> list[float]:
+def numbers_in(option: str, text: str, kind: Callable[[str], Number], example: str) -> list[Number]:
+    """Return the numbers of an option, which commas separate.
+
+    Raises:
+        ConfigError: one is no number. The message has the ``example``.
+    """
     try:
-        return [float(word) for word in text.split(",")]
+        return [kind(word) for word in text.split(",")]
     except ValueError as error:
-        raise ConfigError(
-            f"--metric-percentiles {text!r} is not understood; write numbers such as 50,99"
-        ) from error
+        raise ConfigError(f"{option} {text!r} is not understood; write {example}") from error
 
 
 def _details(result: AnyResult) -> dict[str, list[Any]]:

@@ -79,7 +79,8 @@ def run(args: argparse.Namespace) -> int:
     )
     settings = with_quotas(engine_settings(args), config.keys)
     EngineArgs(**settings)  # refuses bad values before anything is opened
-    if is_on_ray(args) and config.models_dir is None:
+    of_ray = (args.replicas, args.ray_address, args.autoscaling)
+    if any(each is not None for each in of_ray) and config.models_dir is None:
         return serve_on_ray(args, config, settings)
     with needing_extra("serve", "mie serve"):
         from mie.serve.router import ModelsEdge
@@ -203,12 +204,6 @@ def with_config_file(
 
 
 # Replicas.
-
-
-def is_on_ray(args: argparse.Namespace) -> bool:
-    """Return whether any option asks for Ray."""
-    asked = (args.replicas, args.ray_address, args.autoscaling)
-    return any(each is not None for each in asked)
 
 
 def serve_on_ray(args: argparse.Namespace, config: ServeConfig, engine: Mapping[str, Any]) -> int:

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mie.checkpoint.tensors import num_parameters
-from mie.cli.bench import costs_as_place, simulated_config
+from mie.cli.bench import costs_as_place, numbers_in, simulated_config
 from mie.cli.bench_report import (
     COMPARED,
     COSTS,
@@ -23,9 +23,6 @@ from mie.cli.bench_report import (
     write_text,
 )
 from mie.errors import ConfigError
-
-if TYPE_CHECKING:
-    from mie.sim.calibrate import Fit
 
 
 def _write(args: argparse.Namespace, text: str) -> None:
@@ -80,18 +77,15 @@ def _run_calibrate(args: argparse.Namespace) -> int:
     fit = fit_costs(recording_of(read_log(args.trace)).steps)
     _write(args, fit.to_json(trace=Path(args.trace).name))
     if args.output is not None:
-        print("\n".join(table(("cost", "µs"), _cost_rows(fit))))
+        costs = asdict(fit.costs)
+        rows = [(label, f"{costs[name] / 1e6:,.3f}") for name, label in COSTS.items()]
+        print("\n".join(table(("cost", "µs"), rows)))
     print(
         f"[{fit.num_steps} steps · relative error of a step: median {fit.median_error:.1%}, 90 % "
         f"within {fit.p90_error:.1%} · of all together: {fit.total_error:+.1%}]",
         file=sys.stderr,
     )
     return 0
-
-
-def _cost_rows(fit: Fit) -> list[tuple[str, str]]:
-    costs = asdict(fit.costs)
-    return [(label, f"{costs[name] / 1e6:,.3f}") for name, label in COSTS.items()]
 
 
 def _run_predict(args: argparse.Namespace) -> int:
@@ -162,9 +156,8 @@ def run_cluster(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"--request-router {args.request_router!r} is unknown; known are {', '.join(ROUTERS)}"
         )
-    rows = [
-        simulate_cluster(load, size, router) for size in _sizes(args.replicas) for router in routers
-    ]
+    sizes = numbers_in("--replicas", args.replicas, int, "1,3,10")
+    rows = [simulate_cluster(load, size, router) for size in sizes for router in routers]
     if args.output_json is not None:
         write_results(Path(args.output_json), {"clusters": rows})
     print("\n".join(map(json.dumps, rows) if args.json else cluster_table(rows)))
@@ -187,13 +180,6 @@ def cluster_table(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         for row in rows
     ]
     yield from table(heads, cells)
-
-
-def _sizes(text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError as error:
-        raise ConfigError(f"--replicas {text!r} is not understood; write 1,3,10") from error
 
 
 run = MappingProxyType(

@@ -115,8 +115,8 @@ class _Timeline:
                 yield from self._begin_slot(slot, owner, state)
             case ("close", seq) if seq in slots.running:
                 yield from self._end_slot(slots.running[seq], self._now)
-            case ("forget", block):
-                yield from self._end_slot(slots.saved.get(block), self._now)
+            case ("forget", block) if block in slots.saved:
+                yield from self._end_slot(slots.saved[block], self._now)
             case ("rebuild", _):
                 for slot in list(self._slots):
                     yield from self._end_slot(slot, self._start)
@@ -135,9 +135,9 @@ class _Timeline:
             span = _Span(name=title_of(owner, state), start=self._now)
         self._slots[slot] = span
 
-    def _end_slot(self, slot: int | None, now: int) -> Iterator[Event]:
-        span = None if slot is None else self._slots.pop(slot, None)
-        if slot is not None and span is not None and now > span.start:
+    def _end_slot(self, slot: int, now: int) -> Iterator[Event]:
+        span = self._slots.pop(slot, None)
+        if span is not None and now > span.start:
             yield _slice(span.name, span.start, now, SLOTS, slot + 1, span.args)
 
     def _of(self, record: Record, state: State) -> Iterator[Event]:

@@ -54,15 +54,6 @@ class RootPath:
         await self._app(scope, receive, send)
 
 
-def writer_of(scope: Scope, send: Send) -> Send:
-    """Return a function that sends the middle of a response past the middlewares.
-
-    They look at the first message and at the last. A stream has one in between for each token.
-    """
-    writer: Send = scope.get("mie.send", send)
-    return writer
-
-
 class Failures:
     """Middleware that answers a bug with a 500, and logs it with its traceback.
 
@@ -227,7 +218,8 @@ class EventStream:
         """Hear that the stream has ended."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        write = writer_of(scope, send)
+        # Middlewares look at the first message and at the last, and each token has one in between.
+        write: Send = scope.get("mie.send", send)
         is_text = self.media_type.startswith("text/")
         kind = f"{self.media_type}; charset=utf-8" if is_text else self.media_type
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no", **self._headers}

@@ -40,7 +40,7 @@ from starlette.requests import Request
 
 from mie.errors import shown
 from mie.serve.asgi import route_of
-from mie.serve.errors import ApiError, invalid, not_json, unsupported
+from mie.serve.errors import ApiError, invalid, unsupported
 from mie.serve.serving import Serving
 
 logger = logging.getLogger(__name__)
@@ -238,7 +238,10 @@ def json_object(data: bytes) -> dict[str, Any]:
     try:
         values = from_json(data, allow_inf_nan=False)
     except ValueError as error:
-        raise not_json(error) from error
+        what = f"the body is not valid JSON: {error}"
+        if "recursion limit" in str(error):
+            what = "the body nests more than 200 levels of objects and lists, which is the limit"
+        raise invalid(what, code="invalid_json") from error
     if not isinstance(values, dict):
         kind = type(values).__name__
         raise invalid(f"the body must be a JSON object; got {kind}", code="invalid_json")

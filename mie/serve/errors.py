@@ -116,14 +116,6 @@ def unsupported(name: str, why: str) -> ApiError:
     return ApiError(400, message, code="unsupported_parameter", param=name)
 
 
-def not_json(error: ValueError) -> ApiError:
-    """The 400 for a body that cannot be read as JSON."""
-    what = f"the body is not valid JSON: {error}"
-    if "recursion limit" in str(error):
-        what = "the body nests more than 200 levels of objects and lists, which is the limit"
-    return invalid(what, code="invalid_json")
-
-
 @contextmanager
 def naming_structure(name: str) -> Iterator[None]:
     """Let refusals of a structured output name the field that the client sent."""
