@@ -3,35 +3,16 @@
 import asyncio
 import logging
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
-from mie.load.directory import ModelFiles, PlannedModel
+from mie.load.directory import ModelFiles, ModelsDirectory
 from mie.serve.app import EngineEdge
 from mie.serve.errors import ApiError, invalid, no_model
 from mie.serve.serving import LATEST
 from mie.system.threads import call_in_thread
 
 logger = logging.getLogger(__name__)
-
-
-class Directory(Protocol):
-    """Finds, describes and measures models: see `mie.load.directory.ModelsDirectory`."""
-
-    folder: Path
-    memory_bytes: int
-    max_num_seqs: int
-
-    def find(self) -> Mapping[str, Path]:
-        """Return the models by name."""
-
-    def describe(self, path: Path) -> ModelFiles:
-        """Return the facts in the files of a model."""
-
-    def plan(self, path: Path) -> PlannedModel:
-        """Return the memory that a model takes."""
 
 
 @dataclass(eq=False)
@@ -78,7 +59,7 @@ class Model:
 class Catalogue:
     """The models of a folder by name. One that is loaded stays, whatever becomes of its files."""
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, directory: ModelsDirectory) -> None:
         self.directory = directory
         self._models: dict[str, Model] = {}
         self._files: dict[Path, tuple[tuple[float, ...], ModelFiles | None]] = {}

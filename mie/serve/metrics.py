@@ -121,14 +121,11 @@ class ServerMetrics:
 
     def read(self) -> list[Metric]:
         """Return the numbers of the engine, and of HTTP."""
-        snapshot = self._snapshot
-        metrics = [] if snapshot is None else snapshot.read(self.model_name)
-        return [*metrics, *self._own()]
-
-    def _own(self) -> list[Metric]:
+        snapshot = self._snapshot  # another scrape may replace it meanwhile
         labels = {"model_name": self.model_name}
         both = {**labels, "engine": "0"}
         return [
+            *(() if snapshot is None else snapshot.read(self.model_name)),
             *(
                 Counter(name="vllm:admission_rejections", labels={**labels, "reason": r}, value=n)
                 for r, n in self._rejections.items()

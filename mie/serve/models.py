@@ -17,9 +17,9 @@ from functools import partial
 from mie.async_llm import AsyncLLM
 from mie.config.arguments import format_size
 from mie.errors import MieError, ThreadLimitError, TooLittleMemoryError
-from mie.load.directory import PlannedModel
+from mie.load.directory import ModelsDirectory, PlannedModel
 from mie.serve.app import EngineEdge
-from mie.serve.catalogue import Catalogue, Directory, Model
+from mie.serve.catalogue import Catalogue, Model
 from mie.serve.errors import ApiError, api_error, invalid, too_many, unavailable
 from mie.serve.health import ending
 from mie.serve.page.processes import Worker
@@ -39,7 +39,7 @@ class Models:
 
     def __init__(
         self,
-        directory: Directory,
+        directory: ModelsDirectory,
         load: Callable[[PlannedModel], AsyncLLM],
         *,
         max_models: int | None,
@@ -52,7 +52,6 @@ class Models:
         ``new_edge`` opens the routes of a model that was loaded.
         """
         self.catalogue = Catalogue(directory)
-        self._directory = directory
         self._load = load
         self._max_models = max_models
         self._max_waiting = max_waiting
@@ -194,7 +193,7 @@ class Models:
                 return
             if model.edge is not None:  # it is dead
                 await self._free(model)
-            planned = await self._loader.call(partial(self._directory.plan, model.path))
+            planned = await self._loader.call(partial(self.catalogue.directory.plan, model.path))
             self._check_budget(model, planned)
             if not await self._make_room(model, planned.num_bytes):
                 return
@@ -216,7 +215,7 @@ class Models:
                 self.let_expire(model)
 
     def _check_budget(self, model: Model, planned: PlannedModel) -> None:
-        budget = self._directory.memory_bytes
+        budget = self.catalogue.directory.memory_bytes
         if planned.num_bytes > budget:
             raise invalid(
                 f"the model {model.name} takes {format_size(planned.num_bytes)}; all models may "
@@ -248,7 +247,7 @@ class Models:
         loaded = self.catalogue.loaded
         num_all = sum(each.num_bytes for each in loaded) + num_bytes
         is_full = self._max_models is not None and len(loaded) >= self._max_models
-        return bool(loaded) and (is_full or num_all > self._directory.memory_bytes)
+        return bool(loaded) and (is_full or num_all > self.catalogue.directory.memory_bytes)
 
     async def _idle(self, model: Model, is_wanted: Callable[[], bool]) -> bool:
         """Wait until no request uses a model, or return False if that is not wanted any more."""

@@ -22,11 +22,11 @@ from starlette.types import Message, Receive, Scope, Send
 from mie.async_llm import AsyncLLM
 from mie.config.arguments import format_size
 from mie.errors import EngineDeadError
-from mie.load.directory import PlannedModel
+from mie.load.directory import ModelsDirectory, PlannedModel
 from mie.serve.app import SAMPLE_SECONDS, Edge, EngineEdge, new_app
 from mie.serve.asgi import Failures, Pace, facts_of, route_of
 from mie.serve.body import Body, json_object, parse
-from mie.serve.catalogue import Directory, Model
+from mie.serve.catalogue import Model
 from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, invalid
 from mie.serve.health import ServerHealth, Status
@@ -65,7 +65,10 @@ class ModelsEdge(Edge):
     """The edge of several models."""
 
     def __init__(
-        self, directory: Directory, load: Callable[[PlannedModel], AsyncLLM], config: ServeConfig
+        self,
+        directory: ModelsDirectory,
+        load: Callable[[PlannedModel], AsyncLLM],
+        config: ServeConfig,
     ) -> None:
         self._pace = Pace(config.max_chunks_per_second)
         max_num_seqs = directory.max_num_seqs

@@ -48,7 +48,7 @@ class LogprobWriter:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
-    def offsets(self, prompt_token_ids: Sequence[int] = ()) -> TextOffsets:
+    def offsets(self, prompt_token_ids: Sequence[int]) -> TextOffsets:
         """Return the counter of where tokens begin in a text that continues a prompt's."""
         return TextOffsets(self._tokenizer, prompt_token_ids, self._skips_special)
 
