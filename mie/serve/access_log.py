@@ -82,19 +82,10 @@ class AccessLog:
     def _end(self, scope: Scope, route: str | None, status: int, seconds: float) -> None:
         path, method = route_of(scope), scope["method"]
         done = scope["mie.facts"]
-        has_left = status == CLIENT_LEFT
-        if not has_left:
+        if status != CLIENT_LEFT:
             status = done.pop("status", status)
-        self._metrics.observe(
-            route or "other",
-            method if method in METHODS else "other",
-            status,
-            seconds,
-            client_left=has_left,
-        )
-        self._metrics.count_calls(
-            done.get("num_tool_calls") or 0, done.get("num_unparsed_calls") or 0
-        )
+        known_method = method if method in METHODS else "other"
+        self._metrics.observe(route or "other", known_method, status, seconds, done)
         level = logging.DEBUG if path in QUIET_ROUTES and status < 400 else logging.INFO
         if not logger.isEnabledFor(level):
             return

@@ -1,8 +1,9 @@
 """`/metrics` in Prometheus' text format: the engine's metrics under vLLM's names, and HTTP's."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
+from typing import Any
 
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -14,6 +15,7 @@ from mie.async_llm import AsyncLLM
 from mie.base.stats.metric import Counter, Gauge, Histogram, Metric, Tally
 from mie.engine.metrics import Snapshot
 from mie.errors import EngineDeadError
+from mie.serve.asgi import CLIENT_LEFT
 from mie.system.threads import call_in_thread
 
 LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
@@ -75,21 +77,18 @@ class ServerMetrics:
         self._rejections[limit] += 1
 
     def observe(
-        self, handler: str, method: str, status: int, seconds: float, *, client_left: bool
+        self, handler: str, method: str, status: int, seconds: float, facts: Mapping[str, Any]
     ) -> None:
-        """Count an HTTP request when it has ended."""
+        """Count an HTTP request when it has ended. ``facts`` are those of its log line."""
         key = (handler, method, f"{status // 100}xx")
         self._requests[key] = self._requests.get(key, 0) + 1
         tally = self._times.get(handler)
         if tally is None:
             tally = self._times[handler] = Tally(REQUEST_TIMES)
         tally.observe(seconds)
-        self._num_left += client_left
-
-    def count_calls(self, num_calls: int, num_unparsed: int) -> None:
-        """Count the calls of tools in an answer, and the tags that no call followed."""
-        self._num_calls += num_calls
-        self._num_unparsed_calls += num_unparsed
+        self._num_left += status == CLIENT_LEFT
+        self._num_calls += facts.get("num_tool_calls") or 0
+        self._num_unparsed_calls += facts.get("num_unparsed_calls") or 0
 
     async def scrape(self) -> Response:
         """Answer a scrape. Each engine's thread takes a snapshot, and waits for nothing else."""

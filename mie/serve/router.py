@@ -133,7 +133,6 @@ class Dispatch:
 
     def __init__(self, edge: ModelsEdge) -> None:
         self._edge = edge
-        self._models = edge.models
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, path = Request(scope, receive), route_of(scope)
@@ -160,10 +159,10 @@ class Dispatch:
         if path in ("/api/chat", "/api/generate"):
             keep_alive = seconds_of(values.get("keep_alive"))
             if keep_alive == 0 and not (values.get("messages") or values.get("prompt")):
-                self._models.unload(model)
+                self._edge.models.unload(model)
                 name = str(values.get("model", model.name))
                 return await unloaded(name, path)(scope, receive_again, send)
-        async with self._models.using(model, scope.get("mie.client")) as edge:
+        async with self._edge.models.using(model, scope.get("mie.client")) as edge:
             if keep_alive is not None:
                 model.keep_alive = keep_alive
             return await edge.app(scope, receive_again, send)
@@ -177,10 +176,10 @@ class Dispatch:
         if name is None and self._edge.config.strict_openai:
             raise invalid("model is missing (--strict-openai demands it)", "model")
         if name is None:
-            return await self._models.catalogue.only()
+            return await self._edge.models.catalogue.only()
         if not isinstance(name, str):
             raise invalid("model must be a text", "model")
-        return await self._models.catalogue.find(name)
+        return await self._edge.models.catalogue.find(name)
 
 
 class ModelRequest(Body):
