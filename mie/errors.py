@@ -110,7 +110,7 @@ class MissingExtraError(MieError, ImportError):
 
 @contextmanager
 def needing_extra(extra: str, what: str) -> Iterator[None]:
-    """Return a context for imports of packages that ``what`` needs, and that ``extra`` installs.
+    """Return a context for imports of packages that ``extra`` installs. ``what`` needs them.
 
     Raises:
         MissingExtraError: a package is not installed.

@@ -112,7 +112,7 @@ def read(server: RunningServer) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What the server and the browser did in a turn."""
+    """The steps, frames and CPU times of a turn."""
 
     num_steps: float
     step_seconds: float

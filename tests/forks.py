@@ -50,7 +50,7 @@ def assert_ends(pid: int) -> None:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return what Linux says of a process: its state, its parent …, or nothing if it is gone."""
+    """Return the state, the parent and the other facts of a process, or nothing if it is gone."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return []
