@@ -22,6 +22,7 @@ INT8 = Form(codes="int8", group=32, has_offsets=False)
 QUICK = [
     INT4,
     INT8,
+    Form(codes="int8", group=64, has_offsets=True),
     Form(codes="int4", group=16, has_offsets=False),
     Form(codes="float8_e4m3fn", group=128, has_offsets=False),
 ]
