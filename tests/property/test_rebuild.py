@@ -30,7 +30,7 @@ from mie.sched.result import TokenLogprobs
 from mie.sched.sequence import Request
 
 VOCAB_SIZE = 8
-NUM_BROKEN_OFF = 12_000 if os.environ.get("MIE_HYPOTHESIS") == "far" else 2000
+NUM_BROKEN_OFF = 12_000 if os.environ.get("MIE_HYPOTHESIS") == "far" else 8000
 ROOMS = tuple(str(Path(package.__file__).parent) for package in (mie.sched, mie.memory))
 
 seen: Counter[str] = Counter()
