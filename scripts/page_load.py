@@ -28,7 +28,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,14 +73,10 @@ async def stream(address: tuple[str, int], number: int, end: threading.Event) ->
 
 
 @contextmanager
-def loaded(server: RunningServer, num_streams: int) -> Iterator[None]:
-    """Keep a number of requests in the server meanwhile."""
+def meanwhile(work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run ``work`` in a thread until its event is set."""
     end = threading.Event()
-
-    async def work() -> None:
-        await asyncio.gather(*(stream(server.address, i, end) for i in range(num_streams)))
-
-    thread = threading.Thread(target=lambda: asyncio.run(work()))
+    thread = threading.Thread(target=work, args=(end,))
     thread.start()
     try:
         yield
@@ -89,25 +85,26 @@ def loaded(server: RunningServer, num_streams: int) -> Iterator[None]:
         thread.join()
 
 
-@contextmanager
-def read(server: RunningServer) -> Iterator[None]:
-    """Read the page's stream without drawing anything meanwhile."""
-    end = threading.Event()
+def loaded(server: RunningServer, num_streams: int) -> AbstractContextManager[None]:
+    """Return a context in which a number of requests run in the server."""
 
-    def work() -> None:
+    async def streams(end: threading.Event) -> None:
+        await asyncio.gather(*(stream(server.address, i, end) for i in range(num_streams)))
+
+    return meanwhile(lambda end: asyncio.run(streams(end)))
+
+
+def read(server: RunningServer) -> AbstractContextManager[None]:
+    """Return a context in which a client reads the page's stream, and draws nothing."""
+
+    def work(end: threading.Event) -> None:
         with socket.create_connection(server.address) as connection:
             host = f"{server.address[0]}:{server.address[1]}"
             connection.sendall(f"GET /mie/events HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
             while not end.is_set() and connection.recv(1 << 16):
                 pass
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        end.set()
-        thread.join()
+    return meanwhile(work)
 
 
 @dataclass(frozen=True, kw_only=True)

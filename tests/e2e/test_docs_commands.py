@@ -45,9 +45,7 @@ NOT_RUN = {
 }
 """Expressions over the commands that are not run, and the reasons."""
 
-SLOW = {"benchmarks", "diff", "gpu/README", "kernels", "quantisation", "serving", "simulator"} | {
-    "structured"
-}
+SLOW = {"benchmarks", "diff", "gpu/README", "kernels", "quantisation", "simulator"}
 EXIT_CODES = {"mie diff --inject down:2": 1}
 
 FILES = {
