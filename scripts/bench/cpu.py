@@ -8,12 +8,14 @@ The models have published shapes and random weights; the bundled model is measur
 greedy, and the end-of-sequence token is disabled. mie runs through its LLM API and its scheduler.
 The peers are transformers (`generate`, one static batch), llama.cpp (the batch API of
 llama-cpp-python) and CTranslate2 (`generate_batch`). A peer that is not installed, or that does not
-support a shape, is skipped by name with the reason.
+support a shape, is skipped by name with the reason. An engine that is named by a type of quantised
+GGUF files, such as Q4_0, stands for mie and llama.cpp with the same file.
 
 All engines of a run are loaded at once, each in its own process on the same CPUs, and are stopped
 while another is measured. In a round, every engine runs one workload, in alternating order. A round
 below one second is repeated until a second has passed, and counts with its median. Tables show
-medians over rounds (least–most). Ratios are taken within a round.
+medians over rounds (least–most). Ratios are taken within a round, to mie with the same file for a
+quantised one.
 
 decode        tokens per second of the steps in which every request is between its first and its
               last token. Steps that compute prompts do not count.
@@ -39,7 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.child import Child, PeerError
-from bench.engines import EngineSpec
+from bench.engines import GGUF_TYPES, EngineSpec
 from bench.harness import Spread, in_turn, machine, number, run_child, table, write_report
 from bench.models import BUNDLED, SHAPES, random_prompts, write_model
 
@@ -49,7 +51,7 @@ MODELS = ("TinyLlama-1.1B", "Qwen2.5-0.5B", "SmolLM2-135M", BUNDLED)
 KINDS = {
     BASELINE: ("f32",),
     "transformers": ("f32", "bf16"),
-    "llama.cpp": ("F32", "F16", "Q8_0"),
+    "llama.cpp": ("F32", "F16"),
     "ctranslate2": ("float32", "int8"),
 }
 """The dtypes of each engine. mie's own is a setting."""
@@ -93,7 +95,7 @@ WORKLOADS = {
     for each in (
         *(
             CpuWorkload(measures=DECODE, num_requests=count, prompt_length=16, num_new_tokens=48)
-            for count in (1, 8, 16, 64)
+            for count in (1, 4, 8, 16, 64)
         ),
         *(
             CpuWorkload(measures=PREFILL, num_requests=count, prompt_length=512, num_new_tokens=1)
@@ -130,6 +132,7 @@ def rows_of(names: Sequence[str], common: Sequence[str], variants: Sequence[str]
     """Return the rows of engines named one by one ("llama.cpp-F16") or by family, mie's first.
 
     mie has a row with the ``common`` settings, and one for each NAME:KEY=VALUE,... of ``variants``.
+    A type of GGUF files has a row of mie and one of llama.cpp.
     """
     rows: Rows = {BASELINE: (BASELINE, "f32", parse_settings(common))}
     for variant in variants:
@@ -142,6 +145,10 @@ def rows_of(names: Sequence[str], common: Sequence[str], variants: Sequence[str]
         for kind in kinds:
             if family in names or f"{family}-{kind}" in names:
                 rows[f"{family}-{kind}"] = (family, kind, {})
+    for kind in GGUF_TYPES:
+        if kind in names:
+            rows[f"{BASELINE}-{kind}"] = (BASELINE, kind, parse_settings(common))
+            rows[f"llama.cpp-{kind}"] = ("llama.cpp", kind, {})
     return rows
 
 
@@ -181,7 +188,6 @@ class ModelBench:
 
     def _start(self, row: str) -> Child:
         family, kind, settings = self._args.rows[row]
-        python = self._args.python.get(family, sys.executable)
         spec = EngineSpec(
             family=family,
             kind=kind,
@@ -191,19 +197,29 @@ class ModelBench:
             max_model_len=max(each.prompt_length + each.num_new_tokens for each in self._workloads),
             settings=settings,
         )
-        Child(replace(spec, prepare=True), python).close()
-        return Child(spec, python)
+        writer = "llama.cpp" if kind in GGUF_TYPES else family
+        for each in (replace(spec, family=writer, prepare=True), spec):
+            child = Child(each, self._args.python.get(each.family, sys.executable))
+            if each.prepare:
+                child.close()
+        return child
 
     def _warm_up(self, row: str, child: Child) -> None:
         num_requests, length, num_new_tokens = WARM_UP
         prompts = random_prompts(self._config.vocab_size, num_requests, length, seed=0)
         loaded = child.facts["peak_bytes"]
         tokens = child.generate(prompts, num_new_tokens)["tokens"]
-        first = self.loaded[BASELINE]["tokens"] if BASELINE in self.loaded else tokens
+        baseline = self._baseline(row)
+        first = self.loaded[baseline]["tokens"] if baseline in self.loaded else tokens
         same = sum(a == b for a, b in zip(tokens, first, strict=True))
         facts = {"version": child.facts["ready"], "load_seconds": child.facts["load_seconds"]}
         facts |= {"loaded_bytes": loaded, "tokens": tokens}
         self.loaded[row] = {**facts, "same_as_mie": f"{same} of {len(tokens)}"}
+
+    def _baseline(self, row: str) -> str:
+        """Return the row of mie that a row is compared with, whose weights are the same."""
+        family, kind, _ = self._args.rows[row]
+        return f"{BASELINE}-{kind}" if kind in GGUF_TYPES and family != BASELINE else BASELINE
 
     def _measure(self, workload: CpuWorkload, row: str, turn: int, child: Child) -> None:
         answers: list[dict[str, Any]] = []
@@ -263,7 +279,7 @@ class ModelBench:
         yield ""
 
     def _cells(self, row: str, rows: Mapping[str, dict[int, tuple[float, float]]]) -> list[str]:
-        found, baseline = rows[row], rows.get(BASELINE, {})
+        found, baseline = rows[row], rows.get(self._baseline(row), {})
         ratios = [baseline[turn][0] / found[turn][0] for turn in found.keys() & baseline.keys()]
         first = 1000 * statistics.median(seconds for _, seconds in found.values())
         ratio = f"{Spread.of(ratios)} ×" if ratios else "–"
@@ -278,6 +294,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     names = [*KINDS, *(f"{family}-{kind}" for family in KINDS for kind in KINDS[family])]
+    names += GGUF_TYPES
     add = parser.add_argument
     add("--models", nargs="+", choices=[*SHAPES, BUNDLED], metavar="NAME")
     add("--engines", nargs="+", choices=names, default=[*KINDS], metavar="NAME")

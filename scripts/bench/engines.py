@@ -20,13 +20,15 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from bench.harness import peak_bytes
 
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
+GGUF_TYPES = {"Q8_0": 7, "Q4_0": 2, "Q4_K_M": 15}
+"""Types of quantised files that mie and llama.cpp both read, and llama.cpp's numbers for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,7 @@ class EngineSpec:
     family: str
     """The engine's name in `ENGINES`."""
     kind: str
-    """The dtype of the numbers as the family spells it: "f32", "Q8_0", "int8"."""
+    """The dtype as the family spells it, such as "f32" or "int8", or one of `GGUF_TYPES`."""
     directory: str
     max_num_seqs: int
     max_model_len: int
@@ -50,7 +52,8 @@ class EngineSpec:
     @property
     def converted(self) -> str:
         """The path that `Engine.prepare` writes."""
-        return f"{self.directory}/{self.family}-{self.kind}"
+        suffix = ".gguf" if self.family == "llama.cpp" or self.kind in GGUF_TYPES else ""
+        return f"{self.directory}/{self.kind}{suffix}"
 
 
 class Generated(dict[str, Any]):
@@ -89,7 +92,8 @@ class MieEngine:
             "max_model_len": spec.max_model_len,
             "enable_prefix_caching": False,
         }
-        llm = mie.LLM(spec.directory, skip_tokenizer_init=True, **(given | spec.settings))
+        path = spec.converted if spec.kind in GGUF_TYPES else spec.directory
+        llm = mie.LLM(path, skip_tokenizer_init=True, **(given | spec.settings))
         self._llm, self._backend = llm, spec.settings.get("backend", "auto")
         numpy = "NumPy {version} ({blas} {blas_version})".format(**numpy_facts())
         settings = (f"{name}={value}" for name, value in spec.settings.items())
@@ -97,7 +101,7 @@ class MieEngine:
 
     @staticmethod
     def prepare(spec: EngineSpec) -> None:
-        """Do nothing, because mie reads the model as it is."""
+        """Do nothing, because mie reads the model as it is, and the file that llama.cpp wrote."""
 
     def generate(self, prompts: list[list[int]], num_new_tokens: int) -> Generated:
         """Generate with continuous batching."""
@@ -221,12 +225,23 @@ class LlamaCppEngine:
 
     @staticmethod
     def prepare(spec: EngineSpec) -> None:
-        """Write the GGUF file."""
-        import llama_cpp  # noqa: F401  # Fails before gigabytes are written.
+        """Write the GGUF file, quantised from F32 by llama.cpp itself."""
+        import llama_cpp
 
         from bench.gguf_file import write_gguf
 
-        write_gguf(Path(spec.directory), Path(spec.converted), spec.kind)
+        if Path(spec.converted).exists():  # for another engine
+            return
+        if spec.kind not in GGUF_TYPES:
+            write_gguf(Path(spec.directory), Path(spec.converted), spec.kind)
+            return
+        plain = replace(spec, family="llama.cpp", kind="F32")
+        LlamaCppEngine.prepare(plain)
+        options = llama_cpp.llama_model_quantize_default_params()
+        options.ftype = GGUF_TYPES[spec.kind]
+        paths = (plain.converted.encode(), spec.converted.encode())
+        if llama_cpp.llama_model_quantize(*paths, ctypes.byref(options)):
+            raise RuntimeError(f"llama.cpp cannot write {spec.converted}")
 
     def generate(self, prompts: list[list[int]], num_new_tokens: int) -> Generated:
         """Generate for one static batch."""

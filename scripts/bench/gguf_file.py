@@ -1,7 +1,6 @@
 """Write a model directory as a GGUF file for llama.cpp.
 
-Matrices are F32, F16 or Q8_0 and vectors are F32, as llama.cpp's own converter writes them. A
-matrix stays F16 if its rows are not a multiple of the 32 numbers of a Q8_0 block. The "llama"
+Matrices are F32 or F16 and vectors are F32, as llama.cpp's own converter writes them. The "llama"
 architecture rotates neighbouring channels where Hugging Face rotates halves, so the rows of its
 query and key matrices are reordered.
 """
@@ -19,11 +18,7 @@ import numpy as np
 
 Matrix = np.ndarray[Any, Any]
 
-TYPES = {
-    "F32": gguf.GGMLQuantizationType.F32,
-    "F16": gguf.GGMLQuantizationType.F16,
-    "Q8_0": gguf.GGMLQuantizationType.Q8_0,
-}
+TYPES = {"F32": gguf.GGMLQuantizationType.F32, "F16": gguf.GGMLQuantizationType.F16}
 ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2}
 
 
@@ -96,11 +91,7 @@ def _add_vocabulary(writer: gguf.GGUFWriter, model: dict[str, Any]) -> None:
 
 
 def _stored_as(kind: str, shape: tuple[int, ...]) -> gguf.GGMLQuantizationType:
-    if len(shape) == 1:
-        return TYPES["F32"]
-    if kind == "Q8_0" and shape[-1] % gguf.GGML_QUANT_SIZES[TYPES[kind]][0]:
-        return TYPES["F16"]
-    return TYPES[kind]
+    return TYPES["F32" if len(shape) == 1 else kind]
 
 
 def _rotated_heads(name: str, config: dict[str, Any]) -> int | None:
