@@ -10,6 +10,7 @@ of weights, broadcasts R numbers of x, and does R x C fused multiply-adds.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -109,8 +110,12 @@ def _emit_tile(
             totals += [fused(b, number, *pair) for pair in zip(weights, own, strict=True)]
         return totals
 
+    # Several streams of loads keep memory busy, if little is computed for each byte.
+    is_slow = panels == 1 or fmt.headers > 0 or (rows > 1 and fmt.itemsize < 4)
     first = _first_sums(b, outs, resume)
-    totals = _over_inputs(b, fmt, ws, k_stride, ahead, count, first, use, written_out)
+    totals = _over_inputs(
+        b, fmt, ws, k_stride, ahead if is_slow else None, count, first, use, written_out
+    )
     for total, to in zip(totals, outs, strict=True):
         b.store(total, to, align=4)
 
@@ -139,8 +144,7 @@ def _over_inputs(
 
         def step(i: ir.Value, state: Vectors) -> Vectors:
             at = [b.add(each, b.mul(i, stride)) for each in places]
-            if len(at) == 1 and ahead is not None:
-                emit_prefetch(b, b.add(at[0], ahead))
+            _prefetch(b, at, ahead)
             loaded = [load_lanes(b, each, fmt.element) for each in at]
             if fmt.after is None:
                 return use(b.add(begin, i), widened(loaded), state)
@@ -163,6 +167,7 @@ def _over_inputs(
         own = [b.add(each, b.mul(group, I64(fmt.group_bytes))) for each in panels]
         begin = b.mul(group, I64(fmt.group))
         number = _smaller(b, b.sub(count, begin), I64(fmt.group))
+        _prefetch(b, own, ahead, fmt.headers)
         if fmt.inputs > 1 and fmt.after is None:
             return _over_words(b, fmt, own, ahead, written_out, begin, number, state, use)
         headers = [
@@ -198,9 +203,7 @@ def _over_words(
     def block(i: ir.Value, state: Vectors) -> Vectors:
         first, at = b.add(begin, b.mul(i, I64(size))), b.mul(i, I64(64 * words))
         places = [b.add(each, at) for each in codes]
-        if len(places) == 1 and ahead is not None:
-            for j in range(words):
-                emit_prefetch(b, b.add(b.add(places[0], ahead), I64(64 * j)))
+        _prefetch(b, places, ahead, words)
 
         def nibble(k: ir.Value, state: Vectors, scales: Vectors, cut: Widen) -> Vectors:
             def step(i: ir.Value, state: Vectors) -> Vectors:
@@ -241,6 +244,15 @@ def _over_words(
     whole = b.udiv(number, I64(size))
     state = _loop(b, whole, block, state)
     return _loop(b, b.sub(number, b.mul(whole, I64(size))), rest, state)
+
+
+def _prefetch(
+    b: ir.IRBuilder, addresses: Sequence[ir.Value], ahead: ir.Value | None, lines: int = 1
+) -> None:
+    """Begin to load the cache lines ``ahead`` bytes after each address, if that is given."""
+    if ahead is not None:
+        for each, line in itertools.product(addresses, range(lines)):
+            emit_prefetch(b, b.add(b.add(each, ahead), I64(64 * line)))
 
 
 def _smaller(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
@@ -324,8 +336,8 @@ def multiply(fmt: Format, tiles: Tiles) -> Callable[..., None]:
 
     It is called as kernel(x, x_stride, w, w_stride, k_stride, ahead, K, out, out_stride, rows,
     panels, resume), with strides in bytes from row to row, from panel to panel and from load to
-    load. Tiles of one panel prefetch the weights ``ahead`` bytes on, because one stream of loads
-    does not keep memory busy. 0 is for weights that are not contiguous.
+    load. Tiles of one panel, of quantised weights, and of several rows with 16-bit weights prefetch
+    ``ahead`` bytes on. 0 is for weights that are not contiguous.
     ``out`` is [rows, 16 panels]. With ``resume`` 1, its chains go on from the numbers in ``out``,
     and with 0 they begin at zero.
     """
