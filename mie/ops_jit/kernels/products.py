@@ -110,12 +110,14 @@ def _emit_tile(
             totals += [fused(b, number, *pair) for pair in zip(weights, own, strict=True)]
         return totals
 
-    # Several streams of loads keep memory busy, if little is computed for each byte.
-    is_slow = panels == 1 or fmt.headers > 0 or (rows > 1 and fmt.itemsize < 4)
+    begun = ahead
+    if panels > 1:
+        # Several streams of loads keep memory busy, if little is computed for each byte. If not,
+        # each looks less far ahead than one alone.
+        is_slow = fmt.headers > 0 or (rows > 1 and fmt.itemsize < 4)
+        begun = b.lshr(ahead, I64(1)) if is_slow else None
     first = _first_sums(b, outs, resume)
-    totals = _over_inputs(
-        b, fmt, ws, k_stride, ahead if is_slow else None, count, first, use, written_out
-    )
+    totals = _over_inputs(b, fmt, ws, k_stride, begun, count, first, use, written_out)
     for total, to in zip(totals, outs, strict=True):
         b.store(total, to, align=4)
 
@@ -336,8 +338,9 @@ def multiply(fmt: Format, tiles: Tiles) -> Callable[..., None]:
 
     It is called as kernel(x, x_stride, w, w_stride, k_stride, ahead, K, out, out_stride, rows,
     panels, resume), with strides in bytes from row to row, from panel to panel and from load to
-    load. Tiles of one panel, of quantised weights, and of several rows with 16-bit weights prefetch
-    ``ahead`` bytes on. 0 is for weights that are not contiguous.
+    load. Tiles of one panel prefetch the weights ``ahead`` bytes on. Tiles of several panels
+    prefetch half as far, if they are of quantised weights, or of several rows and 16-bit weights.
+    0 is for weights that are not contiguous.
     ``out`` is [rows, 16 panels]. With ``resume`` 1, its chains go on from the numbers in ``out``,
     and with 0 they begin at zero.
     """
