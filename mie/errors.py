@@ -109,8 +109,10 @@ class MissingExtraError(MieError, ImportError):
 
 
 @contextmanager
-def needing_extra(extra: str, what: str) -> Iterator[None]:
-    """Return a context for imports of packages that ``extra`` installs. ``what`` needs them.
+def needing_extra(extra: str, name: str) -> Iterator[None]:
+    """Return a context for imports of packages that ``extra`` installs.
+
+    ``name`` is the command, option or module that needs them.
 
     Raises:
         MissingExtraError: a package is not installed.
@@ -119,7 +121,7 @@ def needing_extra(extra: str, what: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise MissingExtraError(
-            f"{what} needs the package {error.name} (install it with: pip install 'mie[{extra}]')"
+            f"{name} needs the package {error.name} (install it with: pip install 'mie[{extra}]')"
         ) from error
 
 

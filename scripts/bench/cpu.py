@@ -8,14 +8,14 @@ The models have published shapes and random weights; the bundled model is measur
 greedy, and the end-of-sequence token is disabled. mie runs through its LLM API and its scheduler.
 The peers are transformers (`generate`, one static batch), llama.cpp (the batch API of
 llama-cpp-python) and CTranslate2 (`generate_batch`). A peer that is not installed, or that does not
-support a shape, is skipped by name with the reason. An engine that is named by a type of quantised
-GGUF files, such as Q4_0, stands for mie and llama.cpp with the same file.
+support a shape, is skipped by name with the reason. The name of a quantised GGUF type, such as
+Q4_0, runs mie and llama.cpp on the same file.
 
 All engines of a run are loaded at once, each in its own process on the same CPUs, and are stopped
 while another is measured. In a round, every engine runs one workload, in alternating order. A round
 below one second is repeated until a second has passed, and counts with its median. Tables show
-medians over rounds (least–most). Ratios are taken within a round, to mie with the same file for a
-quantised one.
+medians over rounds (least–most). Ratios are taken within a round. llama.cpp on a quantised file is
+compared with mie on that file.
 
 decode        tokens per second of the steps in which every request is between its first and its
               last token. Steps that compute prompts do not count.
@@ -198,11 +198,11 @@ class ModelBench:
             settings=settings,
         )
         writer = "llama.cpp" if kind in GGUF_TYPES else family
-        for each in (replace(spec, family=writer, prepare=True), spec):
-            child = Child(each, self._args.python.get(each.family, sys.executable))
-            if each.prepare:
-                child.close()
-        return child
+        self._child(replace(spec, family=writer, prepare=True)).close()
+        return self._child(spec)
+
+    def _child(self, spec: EngineSpec) -> Child:
+        return Child(spec, self._args.python.get(spec.family, sys.executable))
 
     def _warm_up(self, row: str, child: Child) -> None:
         num_requests, length, num_new_tokens = WARM_UP

@@ -101,7 +101,7 @@ class MieEngine:
 
     @staticmethod
     def prepare(spec: EngineSpec) -> None:
-        """Do nothing, because mie reads the model as it is, and the file that llama.cpp wrote."""
+        """Do nothing. mie reads the model as it is, and quantised files that llama.cpp wrote."""
 
     def generate(self, prompts: list[list[int]], num_new_tokens: int) -> Generated:
         """Generate with continuous batching."""
@@ -225,7 +225,7 @@ class LlamaCppEngine:
 
     @staticmethod
     def prepare(spec: EngineSpec) -> None:
-        """Write the GGUF file, quantised from F32 by llama.cpp itself."""
+        """Write the GGUF file. llama.cpp itself quantises it from F32."""
         import llama_cpp
 
         from bench.gguf_file import write_gguf

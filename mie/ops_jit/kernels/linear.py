@@ -20,7 +20,7 @@ from mie.ops_jit.kernels.vectors import (
 from mie.ops_jit.layout import BLOCK_ROWS, EXPERT_ITEM_WORDS, FEW_ROWS, K_BLOCK, PANELS, SUMS_BYTES
 
 AHEAD = 4096
-"""Bytes from the weights in use to those that are prefetched, by a tile of one panel."""
+"""How many bytes ahead a tile of one panel prefetches."""
 
 
 def group_product(fmt: Format) -> Callable[..., None]:

@@ -110,14 +110,14 @@ def _emit_tile(
             totals += [fused(b, number, *pair) for pair in zip(weights, own, strict=True)]
         return totals
 
-    begun = ahead
+    distance = ahead
     if panels > 1:
-        # Several streams of loads keep memory busy, if little is computed for each byte. If not,
-        # each looks less far ahead than one alone.
-        is_slow = fmt.headers > 0 or (rows > 1 and fmt.itemsize < 4)
-        begun = b.lshr(ahead, I64(1)) if is_slow else None
+        # Several streams of loads keep memory busy by themselves, unless much is computed for each
+        # byte. Then each stream prefetches half as far as a single one.
+        computes_much = fmt.headers > 0 or (rows > 1 and fmt.itemsize < 4)
+        distance = b.lshr(ahead, I64(1)) if computes_much else None
     first = _first_sums(b, outs, resume)
-    totals = _over_inputs(b, fmt, ws, k_stride, begun, count, first, use, written_out)
+    totals = _over_inputs(b, fmt, ws, k_stride, distance, count, first, use, written_out)
     for total, to in zip(totals, outs, strict=True):
         b.store(total, to, align=4)
 
@@ -251,7 +251,7 @@ def _over_words(
 def _prefetch(
     b: ir.IRBuilder, addresses: Sequence[ir.Value], ahead: ir.Value | None, lines: int = 1
 ) -> None:
-    """Begin to load the cache lines ``ahead`` bytes after each address, if that is given."""
+    """Prefetch cache lines from ``ahead`` bytes after each address on. None prefetches nothing."""
     if ahead is not None:
         for each, line in itertools.product(addresses, range(lines)):
             emit_prefetch(b, b.add(b.add(each, ahead), I64(64 * line)))
@@ -339,7 +339,8 @@ def multiply(fmt: Format, tiles: Tiles) -> Callable[..., None]:
     It is called as kernel(x, x_stride, w, w_stride, k_stride, ahead, K, out, out_stride, rows,
     panels, resume), with strides in bytes from row to row, from panel to panel and from load to
     load. Tiles of one panel prefetch the weights ``ahead`` bytes on. Tiles of several panels
-    prefetch half as far, if they are of quantised weights, or of several rows and 16-bit weights.
+    prefetch half as far where weights are quantised, or where they have 16 bits and several rows
+    share them.
     0 is for weights that are not contiguous.
     ``out`` is [rows, 16 panels]. With ``resume`` 1, its chains go on from the numbers in ``out``,
     and with 0 they begin at zero.
