@@ -16,11 +16,14 @@ demo: $(VENV)/.installed
 	  "Tell me a story about Nora the hedgehog and her friend Hugo the tiger, the lighthouse and an umbrella." \
 	  "Once upon a time"
 
+# A worker that ends for any reason ends the run, because pytest-xdist 3.8 may hang after replacing one.
+WORKERS := -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+
 test: check
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow"
+	$(BIN)/python -m pytest $(WORKERS) -m "not slow"
 
 test-all: check
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(WORKERS)
 	MIE_HYPOTHESIS=far $(BIN)/python -m pytest tests/property
 
 # The package with the oldest version in each range of pyproject.toml, in an environment of its own.
@@ -28,7 +31,7 @@ test-all: check
 test-lowest:
 	$(PYTHON) -m venv build/lowest
 	build/lowest/bin/python -m pip install --quiet --constraint constraints-lowest.txt \
-	  --editable ".[jit,serve,structured,chat]" pytest pytest-timeout hypothesis jsonschema
+	  --editable ".[jit,serve,structured,chat]" pytest hypothesis jsonschema
 	build/lowest/bin/python -m pytest -m "not slow" tests/unit tests/golden tests/parity \
 	  --ignore tests/unit/test_ops_jit_machine_code.py \
 	  tests/property/test_engine_equals_naive.py tests/serve/test_chat.py tests/serve/test_completions.py

@@ -1,11 +1,12 @@
 """Set up all tests: hypothesis profiles, and the tiny models."""
 
 import ctypes
+import faulthandler
 import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,11 +42,32 @@ if hasattr(providers, "_get_local_constants"):
 
 sleep_soon()
 
+HANG_SECONDS = 1800
+"""Time after which a test hangs. None depends on how fast the machine is."""
+_stderr = pytest.StashKey[int]()
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Build kernels unoptimised for `make test`, whose emulated engines run few steps."""
     if config.option.markexpr == "not slow":
         load.EmulatedLauncher = QuickLauncher
+    config.stash[_stderr] = os.dup(2)  # pytest does not capture it yet
+    faulthandler.enable(config.stash[_stderr])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Print all stacks and end the process if a test hangs, in compiled code or a teardown too.
+
+    The timers of pytest and of pytest-timeout stop at a test's first failure.
+    """
+    if os.environ.get("MIE_HYPOTHESIS") == "far":
+        return (yield)
+    faulthandler.dump_traceback_later(HANG_SECONDS, exit=True, file=item.config.stash[_stderr])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.hookimpl(optionalhook=True)  # `pytest -p no:xdist` has no such hook

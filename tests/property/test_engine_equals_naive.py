@@ -365,7 +365,6 @@ def check_prompt_logprobs(model, prompt, got, was_aborted, atol):
     np.testing.assert_allclose(got, expected[: len(got)], atol=atol)
 
 
-@pytest.mark.timeout(0)
 @pytest.mark.parametrize("backend", ["numpy", pytest.param("jit", marks=needs_numba)])
 def test_engine_equals_naive(tiny, backend):
     seen.clear()

@@ -62,7 +62,6 @@ def check_scenarios(hybrids, backend, scenario):
     check_scenario(hybrids, backend, in_bytes(scenario, size))
 
 
-@pytest.mark.timeout(0)
 @pytest.mark.parametrize("backend", ["numpy", pytest.param("jit", marks=needs_numba)])
 def test_hybrids_equal_naive(hybrids, backend):
     seen.clear()

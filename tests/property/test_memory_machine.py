@@ -9,7 +9,6 @@ first, and then others are opened.
 from collections import Counter
 from itertools import count, takewhile
 
-import pytest
 from audit import check_memory
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -548,7 +547,6 @@ COMMON = (
 )
 
 
-@pytest.mark.timeout(0)
 def test_memory_machine():
     """Run 3,000 operations, and 50 times as many in `make test-all`."""
     seen.clear()

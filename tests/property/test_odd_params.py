@@ -11,7 +11,6 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -133,7 +132,6 @@ def check(engine: Engine, odd: dict[str, Any], base: float, is_assigned: bool) -
         assert engine.scheduler.manager.num_used == 0
 
 
-@pytest.mark.timeout(0)
 def test_odd_parameters_are_refused_or_a_step_runs(tiny):
     seen.clear()
     config = EngineConfig(num_blocks=40, block_size=4, max_model_len=32, max_num_seqs=4)

@@ -286,7 +286,6 @@ def _logprobs(token_ids):
     return [TokenLogprobs(token_ids=[i], logprobs=[0.0], rank=1) for i in token_ids]
 
 
-@pytest.mark.timeout(0)
 # From Python 3.12 on, a generator that is thrown away is traced as well, and the exception that
 # strikes there cannot be raised.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -442,7 +442,6 @@ SOMETIMES = (
 )
 
 
-@pytest.mark.timeout(0)
 def test_scheduler_machine():
     """Run 5,000 operations, and 30 times as many in `make test-all`."""
     seen.clear()

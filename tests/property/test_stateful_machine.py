@@ -4,7 +4,6 @@ A slot holds the salt and all tokens that its state has seen. So a state that is
 another position is noticed at once.
 """
 
-import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 from test_memory_machine import MAX_TABLES, Memory, seen
@@ -86,7 +85,6 @@ COMMON = (
 )
 
 
-@pytest.mark.timeout(0)
 def test_stateful_machine():
     """Run 3,000 operations, and 50 times as many in `make test-all`."""
     seen.clear()

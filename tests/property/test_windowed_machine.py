@@ -31,7 +31,6 @@ COMMON = (
 )
 
 
-@pytest.mark.timeout(0)
 def test_windowed_machine():
     """Run 3,000 operations, and 50 times as many in `make test-all`."""
     seen.clear()

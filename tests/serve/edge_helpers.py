@@ -90,11 +90,13 @@ class Running:
 
 async def events_of(response):
     """The events of a stream: parsed JSON, and at last "[DONE]"."""
-    async for line in response.aiter_lines():
-        if line.startswith("data: "):
-            data = line.removeprefix("data: ")
-            yield data if data == "[DONE]" else json.loads(data)
-    await response.aclose()
+    try:
+        async for line in response.aiter_lines():
+            if line.startswith("data: "):
+                data = line.removeprefix("data: ")
+                yield data if data == "[DONE]" else json.loads(data)
+    finally:
+        await response.aclose()
 
 
 @contextmanager
@@ -145,7 +147,8 @@ async def server_of(engine, **options):
     finally:
         if not task.done():
             config.__dict__["shutdown_timeout"] = 0.0
-            server.stop("the test is over")
+            if not server._is_ending.is_set():  # a second call would end the tests
+                server.stop("the test is over")
         with stack:
             await asyncio.wait_for(task, PATIENCE)
 

@@ -70,7 +70,10 @@ async def test_a_refused_body_is_never_read(engine, options, length, status):
 
 @asynccontextmanager
 async def filled(running, count):
-    """Occupy the only seat, and let ``count`` requests wait until the context ends."""
+    """Occupy the only seat, and let ``count`` requests wait until the context ends.
+
+    The seat is free again before the engine computes a step.
+    """
     with without_steps(running.edge.engine):
         events = await running.stream(max_tokens=400)
         await anext(events)
@@ -82,6 +85,8 @@ async def filled(running, count):
             await asyncio.sleep(0.01)
         yield waiting
         await events.aclose()
+        while running.edge.engine.pulse.num_running:
+            await asyncio.sleep(0.01)
 
 
 async def test_a_full_queue_is_a_429_that_says_when_to_come_back():
