@@ -311,17 +311,9 @@ class Loader:
 
 def ordered(blocks: Sequence[Rows], order: NDArray[np.intp]) -> Rows:
     """Return the rows of some blocks as one block, in another order."""
-
-    def joined(planes: Iterable[NDArray[Any]]) -> NDArray[Any]:
-        return np.concatenate(list(planes))[order]
-
-    quantised = [block for block in blocks if isinstance(block, QuantisedRows)]
-    if not quantised:
-        return joined(block for block in blocks if not isinstance(block, QuantisedRows))
-    offsets = [block.offsets for block in quantised if block.offsets is not None]
-    return QuantisedRows(
-        form=quantised[0].form,
-        codes=joined(block.codes for block in quantised),
-        scales=joined(block.scales for block in quantised),
-        offsets=joined(offsets) if offsets else None,
-    )
+    if isinstance(blocks[0], QuantisedRows):
+        quantised = [block for block in blocks if isinstance(block, QuantisedRows)]
+        return QuantisedRows.joined(quantised).take(order)
+    floats = [block for block in blocks if not isinstance(block, QuantisedRows)]
+    joined: NDArray[Any] = np.concatenate(floats)[order]
+    return joined

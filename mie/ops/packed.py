@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.base.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
 from mie.ops.quantised import Form, Part, QuantisedRows, Rows, dequantise, only_floats
 
@@ -115,34 +114,25 @@ class _PackedRows:
         self._form, (num_rows, self._num_columns) = form, shape
         self._is_packed = form.codes == "int4"
         self._shift = np.int8(0 if form.has_offsets else _SIGNED_ZERO)
-        width = ceil_div(self._num_columns, 2) if self._is_packed else self._num_columns
-        groups = (num_rows, ceil_div(self._num_columns, form.group))
-        self._scales = np.empty(groups, np.float32)
-        self._offsets = np.empty(groups, np.float32) if form.has_offsets else None
-        self._codes: NDArray[Any] = np.empty(0)
+        self._planes: dict[str, NDArray[Any]] = {}
         for place, block in _placed(num_rows, blocks):
             assert isinstance(block, QuantisedRows), "the part has a form"
             assert block.form == form, (block.form, form)
-            if place.start == 0:
-                dtype = np.uint8 if self._is_packed else block.codes.dtype
-                self._codes = np.empty((num_rows, width), dtype)
-            codes = block.codes
-            self._codes[place] = pack_nibbles(codes + self._shift) if self._is_packed else codes
-            self._scales[place] = block.scales
-            if self._offsets is not None:
-                self._offsets[place] = block.offsets
-        arrays = (self._codes, self._scales, self._offsets)
-        self.nbytes = sum(array.nbytes for array in arrays if array is not None)
+            planes = block.kept()
+            if self._is_packed:
+                planes["codes"] = pack_nibbles(block.codes + self._shift)
+            for name, plane in planes.items():
+                if place.start == 0:
+                    self._planes[name] = np.empty((num_rows, plane.shape[1]), plane.dtype)
+                self._planes[name][place] = plane
+        self.nbytes = sum(plane.nbytes for plane in self._planes.values())
 
     def take(self, rows: slice | Ints) -> Floats:
-        codes = self._codes[rows]
+        planes = {name: plane[rows] for name, plane in self._planes.items()}
         if self._is_packed:
-            codes = unpack_nibbles(codes, self._num_columns)
-            codes -= self._shift
-        offsets = None if self._offsets is None else self._offsets[rows]
-        return dequantise(
-            QuantisedRows(form=self._form, codes=codes, scales=self._scales[rows], offsets=offsets)
-        )
+            planes["codes"] = unpack_nibbles(planes["codes"], self._num_columns)
+            planes["codes"] -= self._shift
+        return dequantise(QuantisedRows.of_kept(self._form, planes))
 
 
 def _placed(num_rows: int, blocks: Iterator[Block]) -> Iterator[tuple[slice, Block]]:

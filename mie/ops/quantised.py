@@ -1,20 +1,22 @@
 """Define matrices of small numbers in groups, and their exact float32 values."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mie.base.arithmetic import ceil_div
-from mie.ops.arrays import Floats
+from mie.ops.arrays import Floats, Ints
 from mie.ops.linear import linear
 
 Codes = Literal["int4", "int8", "float8_e4m3fn"]
 
 GROUPS = (16, 32, 64, 128)
 """Inputs that may share a scale."""
+UNIT_INPUTS = 256
+"""Inputs whose scales may have a unit in common, as in the super-blocks of GGUF's K types."""
 SMALLEST_SCALE = np.float32(2.0**-98)
 """The smallest magnitude of a scale of int4, except zero.
 
@@ -29,17 +31,25 @@ class Form:
     codes: Codes
     group: int
     has_offsets: bool
+    has_units: bool = False
+    """Whether scales and offsets are 8-bit multiples of units.
+
+    `UNIT_INPUTS` inputs share a unit of the scales and one of the offsets. Rows have whole units.
+    """
 
     def num_bytes(self, rows: int, columns: int) -> int:
-        """Return the bytes of a matrix with float32 scales. Its last group may be short."""
+        """Return the bytes of a matrix. Its last group may be short."""
         groups = ceil_div(columns, self.group)
         code_bytes = self.group // 2 if self.codes == "int4" else self.group
-        return rows * groups * (code_bytes + (8 if self.has_offsets else 4))
+        scale_bytes = groups * (1 if self.has_units else 4)
+        unit_bytes = 4 * columns // UNIT_INPUTS if self.has_units else 0
+        return rows * (groups * code_bytes + (scale_bytes + unit_bytes) * (1 + self.has_offsets))
 
     def __str__(self) -> str:
-        """Return a phrase such as "int4 in groups of 32 with offsets"."""
+        """Return a phrase such as "int4 in groups of 32 with offsets, scales of 8 bits"."""
         offsets = " with offsets" if self.has_offsets else ""
-        return f"{self.codes} in groups of {self.group}{offsets}"
+        units = ", scales of 8 bits" if self.has_units else ""
+        return f"{self.codes} in groups of {self.group}{offsets}{units}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,13 +60,16 @@ class QuantisedRows:
 
     Products and sums are float32, each rounded once. With offsets, every product must be exact, so
     that a fused multiply-add gives the same weights. Codes of "int4" are -8 … 7 without offsets and
-    0 … 15 with them, and their scales are 0 or at least `SMALLEST_SCALE` in magnitude.
+    0 … 15 with them, and their scales are 0 or at least `SMALLEST_SCALE` in magnitude. A form with
+    units promises that each scale and offset is a whole number, -128 … 127, times its unit.
     """
 
     form: Form
     codes: NDArray[Any]  # [n, K], int8 or float8_e4m3fn
     scales: Floats  # [n, G], float32
     offsets: Floats | None = None  # [n, G], float32
+    scale_units: Floats | None = None  # [n, K / UNIT_INPUTS], float32
+    offset_units: Floats | None = None  # [n, K / UNIT_INPUTS], float32
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -80,6 +93,41 @@ class QuantisedRows:
     def __len__(self) -> int:
         return len(self.codes)
 
+    def kept(self) -> dict[str, NDArray[Any]]:
+        """Return all arrays, by name, with scales and offsets as int8 if they have units."""
+        planes = {name: getattr(self, name) for name in _PLANES if getattr(self, name) is not None}
+        for values, units in _UNITS.items():
+            if units in planes:
+                planes[values] = _in_units(planes[values], planes[units])
+        return planes
+
+    @classmethod
+    def of_kept(cls, form: Form, planes: Mapping[str, NDArray[Any]]) -> "QuantisedRows":
+        """Return the rows of the arrays that `kept` returns."""
+        wide = dict(planes)
+        for values, units in _UNITS.items():
+            if units in planes:
+                per_unit = planes[values].shape[1] // planes[units].shape[1]
+                with np.errstate(invalid="ignore"):  # infinity times zero, which is refused later
+                    wide[values] = planes[values] * planes[units].repeat(per_unit, axis=1)
+        return cls(form=form, **wide)
+
+    def take(self, rows: slice | Ints) -> "QuantisedRows":
+        """Return some of the rows, as a copy."""
+        return self._mapped(lambda name: getattr(self, name)[rows].copy())
+
+    @staticmethod
+    def joined(blocks: Sequence["QuantisedRows"]) -> "QuantisedRows":
+        """Return the rows of blocks of one form as one block."""
+        return blocks[0]._mapped(lambda name: np.concatenate([getattr(b, name) for b in blocks]))
+
+    def _mapped(self, plane: Callable[[str], Any]) -> "QuantisedRows":
+        there = (name for name in _PLANES if getattr(self, name) is not None)
+        return replace(self, **{name: plane(name) for name in there})
+
+
+_UNITS = {"scales": "scale_units", "offsets": "offset_units"}
+_PLANES = ("codes", *_UNITS, *_UNITS.values())
 
 Rows = NDArray[Any] | QuantisedRows
 """Whole rows of a matrix: floats, or codes with their scales."""
@@ -100,6 +148,15 @@ def dequantise(rows: QuantisedRows) -> Floats:
         groups += rows.offsets[:, :num_whole, None]
         weights[:, end:] += rows.offsets[:, num_whole:]
     return weights
+
+
+def _in_units(values: Floats, units: Floats) -> NDArray[np.int8]:
+    """Return the numbers [n, G] of which scales or offsets are multiples of units [n, U]."""
+    wide = units.repeat(values.shape[1] // units.shape[1], axis=1)
+    signs = np.where(np.signbit(values) == np.signbit(wide), np.float32(1), np.float32(-1))
+    numbers = np.divide(values, wide, out=signs, where=wide != 0)  # a zero keeps its sign
+    multiples: NDArray[np.int8] = np.rint(numbers).astype(np.int8)
+    return multiples
 
 
 def quantise(weights: NDArray[Any], form: Form) -> QuantisedRows:

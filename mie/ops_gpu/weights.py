@@ -142,13 +142,13 @@ def _load_quantised(
         assert isinstance(block, QuantisedRows)
         waiting.append(block)
         row += len(block)
-        some = _joined(waiting)
+        some = waiting[0] if len(waiting) == 1 else QuantisedRows.joined(waiting)
         whole = len(some) if row == shape[0] else len(some) // TILE * TILE
         # The block may change when the next one is asked for.
-        waiting = [_copied(some, slice(whole, None))] if whole < len(some) else []
+        waiting = [some.take(slice(whole, None))] if whole < len(some) else []
         if not whole:
             continue
-        some = _copied(some, slice(whole))
+        some = some.take(slice(whole))
         end = tile + ceil_div(whole, TILE)
         codes[tile:end] = xp.asarray(pack(some))
         scales[tile:end] = xp.asarray(_by_tile(some.scales))
@@ -157,25 +157,6 @@ def _load_quantised(
             offsets[tile:end] = xp.asarray(_by_tile(some.offsets))
         tile = end
     return QuantisedMatrix(form=form, shape=shape, codes=codes, scales=scales, offsets=offsets)
-
-
-def _joined(rows: Sequence[QuantisedRows]) -> QuantisedRows:
-    if len(rows) == 1:
-        return rows[0]
-    return QuantisedRows(
-        form=rows[0].form,
-        codes=np.concatenate([each.codes for each in rows]),
-        scales=np.concatenate([each.scales for each in rows]),
-        offsets=np.concatenate([each.offsets for each in rows if each.offsets is not None])
-        if rows[0].offsets is not None
-        else None,
-    )
-
-
-def _copied(rows: QuantisedRows, part: slice) -> QuantisedRows:
-    codes, scales = rows.codes[part].copy(), rows.scales[part].copy()
-    offsets = None if rows.offsets is None else rows.offsets[part].copy()
-    return QuantisedRows(form=rows.form, codes=codes, scales=scales, offsets=offsets)
 
 
 def _by_tile(values: NDArray[np.float32]) -> NDArray[np.float32]:

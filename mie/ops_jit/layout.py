@@ -1,6 +1,6 @@
 """Number the words of a step's header, and name the sizes that kernels and programs share."""
 
-from mie.ops.quantised import Form
+from mie.ops.quantised import UNIT_INPUTS, Form
 
 # Words of the header, which describes a step to every kernel.
 NUM_TOKENS, NUM_ROWS, NUM_PAIRS, NUM_SEQS, TABLE_WIDTH, NUM_ITEMS, NUM_MERGES = range(7)
@@ -76,6 +76,11 @@ def words_of_block(group: int) -> int:
     return min(4, group // INPUTS_OF_WORD)
 
 
+def inputs_together(form: Form) -> int:
+    """Return the inputs of a group of a panel, or of all groups of a unit, which are together."""
+    return UNIT_INPUTS if form.has_units else form.group
+
+
 def format_name(form: Form) -> str:
     """Return the name of the format of a quantised matrix, such as "int4-g32-offsets"."""
-    return f"{form.codes}-g{form.group}" + "-offsets" * form.has_offsets
+    return f"{form.codes}-g{form.group}" + "-offsets" * form.has_offsets + "-units" * form.has_units

@@ -1,7 +1,9 @@
 """Lay out matrices and caches as kernels read them.
 
 A matrix is panels of 16 outputs, which the products read in order. Quantised weights of a panel are
-groups of inputs: 16 scales, perhaps 16 offsets, and 16 codes for each input.
+groups of inputs: 16 scales, perhaps 16 offsets, and 16 codes for each input. Where scales have
+units, all groups of a unit are together: 16 units, perhaps those of offsets, the whole numbers of
+the scales and of the offsets, and then the codes.
 
 A block of a head in the cache is a panel, too. A head's blocks are adjacent, so that a sequence
 with adjacent blocks is read as one stream, and in huge pages. Both matter: one thread of an EPYC
@@ -37,6 +39,7 @@ from mie.ops_jit.layout import (
     PANELS,
     SIGNED_NIBBLE,
     format_name,
+    inputs_together,
     words_of_block,
 )
 
@@ -104,7 +107,7 @@ class Panels:
         num_panels, row = padded_rows(num_rows) // LANES, 0
         memory: NDArray[Any] | None = None
         if form is not None:
-            groups = ceil_div(num_columns, form.group)
+            groups = ceil_div(num_columns, inputs_together(form))
             memory = arena.zeros((num_panels, groups), _group_dtype(form))
         while row < num_rows:
             block = next(blocks)
@@ -163,18 +166,23 @@ def segments_of(
 
 
 def _group_dtype(form: Form) -> np.dtype[Any]:
-    """Return the layout of a group of a panel."""
-    offsets = [("offsets", np.float32, LANES)] if form.has_offsets else []
-    codes = ("codes", np.uint8, (form.group, LANES))
+    """Return the layout of a group of a panel, or of the groups of a unit."""
+    kinds = ("scale", "offset") if form.has_offsets else ("scale",)
+    inputs = inputs_together(form)
+    headers: list[Any] = [(f"{kind}s", np.float32, LANES) for kind in kinds]
+    if form.has_units:
+        headers = [(f"{kind}_units", np.float32, LANES) for kind in kinds]
+        headers += [(f"{kind}s", np.int8, (inputs // form.group, LANES)) for kind in kinds]
+    codes = ("codes", np.uint8, (inputs, LANES))
     if form.codes == "int4":
-        codes = ("codes", np.uint32, (form.group // INPUTS_OF_WORD, LANES))
-    return np.dtype([("scales", np.float32, LANES), *offsets, codes])
+        codes = ("codes", np.uint32, (inputs // INPUTS_OF_WORD, LANES))
+    return np.dtype([*headers, codes])
 
 
 def _put_quantised(groups: NDArray[Any], row: int, block: QuantisedRows, form: Form) -> None:
     """Write rows of a matrix in their form, from number ``row`` on. Codes that pad it are zeros."""
-    codes: NDArray[Any] = block.codes.view(np.uint8)
-    scales = block.scales
+    planes = block.kept()
+    codes = block.codes.view(np.uint8)
     if padding := -codes.shape[1] % form.group:
         codes = np.pad(codes, [(0, 0), (0, padding)])
     if form.codes == "int4":
@@ -183,12 +191,11 @@ def _put_quantised(groups: NDArray[Any], row: int, block: QuantisedRows, form: F
             codes = codes.reshape(-1, INPUTS_OF_WORD)
         else:  # the first input is the highest nibble
             codes = codes.reshape(-1, INPUTS_OF_WORD)[:, ::-1] & np.uint8(15)
-            scales = scales * np.float32(1 / SIGNED_NIBBLE)
+            floats = "scale_units" if form.has_units else "scales"
+            planes[floats] = planes[floats] * np.float32(1 / SIGNED_NIBBLE)
         codes = pack_nibbles(codes).view("<u4")
-    _put(groups["codes"], row, codes.reshape(len(block), *groups["codes"].shape[1:-1]))
-    _put(groups["scales"], row, scales)
-    if block.offsets is not None:
-        _put(groups["offsets"], row, block.offsets)
+    for name, plane in (planes | {"codes": codes}).items():
+        _put(groups[name], row, plane.reshape(len(block), *groups[name].shape[1:-1]))
 
 
 def _put(panels: NDArray[Any], row: int, block: NDArray[Any]) -> None:

@@ -5,20 +5,13 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from quantised_rows import in_blocks, quantised
+from quantised_rows import FORMS, columns, in_blocks, quantised
 
 from mie.config.engine import EngineConfig
 from mie.load.backends import load_backend
 from mie.ops.backend import Backend
-from mie.ops.quantised import GROUPS, Form, dequantise, linear_quantised
+from mie.ops.quantised import Form, QuantisedRows, dequantise, linear_quantised
 
-FORMS = [
-    Form(codes=codes, group=group, has_offsets=has_offsets)
-    for codes in ("int4", "int8", "float8_e4m3fn")
-    for group in GROUPS
-    for has_offsets in (False, True)
-    if codes != "float8_e4m3fn" or not has_offsets
-]
 MACHINES: dict[str, Callable[[], Backend]] = {
     "numpy-plain": lambda: load_backend("numpy-plain"),
     "numpy-plain-float64": lambda: load_backend("numpy-plain", "float64"),
@@ -35,8 +28,8 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_the_weights_are_the_dequantised_ones_bit_for_bit(backend: Backend, form: Form):
-    """The identity's product is the matrix, whose last group is short."""
-    rows = quantised(form, 70, 2 * form.group + 9)
+    """The identity's product is the matrix, whose last group is short unless there are units."""
+    rows = quantised(form, 70, columns(form, 2 * form.group + 9))
     num_rows, num_columns = rows.shape
     wanted = dequantise(rows)
     for size in (1, 33, 100):
@@ -52,6 +45,17 @@ def test_the_weights_are_the_dequantised_ones_bit_for_bit(backend: Backend, form
     head = backend.tie_linear(table)
     assert (wanted == backend.linear(np.eye(num_columns, dtype=dtype), head).T).all()
     assert wanted.nbytes > backend.weight_bytes(rows.shape, form) >= rows.nbytes
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_blocks_are_joined_and_put_in_order(form: Form):
+    rows = quantised(form, 10, columns(form, 2 * form.group + 9))
+    order = np.random.default_rng(1).permutation(10)
+    blocks = [rows.take(slice(0, 4)), rows.take(slice(4, 10))]
+    got = QuantisedRows.joined(blocks).take(order)
+    kept = QuantisedRows.of_kept(form, got.kept())
+    for each in (got, kept):
+        assert (dequantise(each) == dequantise(rows)[order]).all()
 
 
 def test_parts_of_a_fused_matrix_have_their_own_forms(backend: Backend):

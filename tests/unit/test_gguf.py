@@ -64,7 +64,7 @@ def opened(path: Path) -> Checkpoint:
 @pytest.mark.parametrize("kind", FORMS)
 def test_blocks_have_the_weights_of_the_gguf_package(kind: str) -> None:
     golden = np.load(TESTS / "data/gguf_blocks.npz")
-    rows = decode(kind, golden[f"{kind}.raw"], 256)
+    rows = decode(kind, golden[f"{kind}.raw"])
     assert rows.form == FORMS[kind]
     assert np.array_equal(dequantise(rows), golden[f"{kind}.weights"])
     least, most = (0, 15) if rows.form.has_offsets else (-8, 7)
@@ -91,7 +91,7 @@ def test_scales_that_are_not_finite_are_refused(tmp_path: Path) -> None:
 def test_mxfp4_scales_are_finite_if_their_weights_are() -> None:
     blocks = np.full((256, 17), 0x77, np.uint8)  # the largest number, 6
     blocks[:, 0] = np.arange(256)
-    rows = decode("MXFP4", blocks, 32)
+    rows = decode("MXFP4", blocks)
     with np.errstate(over="ignore"):
         assert np.array_equal(np.isfinite(rows.scales), np.isfinite(dequantise(rows))[:, :1])
     assert dequantise(rows)[127, 0] == 6

@@ -1,8 +1,9 @@
 """Decode the blocks of GGUF's types to small numbers with a scale for each group.
 
 A decoder gets blocks [n, bytes] and returns codes [n, numbers], scales [n, groups] and offsets
-[n, groups] or None, as `mie.ops.quantised` defines them. Scales are products of a float16 and a
-small integer, which float32 holds exactly.
+[n, groups] or None, as `mie.ops.quantised` defines them. The types whose form has units return each
+of the last two as units [n, 1] and whole numbers [n, groups]. Products of a float16 and such a
+number are exact in float32.
 
 Source: ggml/src/ggml-quants.c of llama.cpp.
 """
@@ -18,26 +19,27 @@ from mie.checkpoint.layouts import FP4
 from mie.ops.quantised import Form, QuantisedRows
 
 Bytes = NDArray[Any]  # uint8
-Parts = tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]
+Scales = NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]
+Parts = tuple[NDArray[Any], Scales, Scales | None]
 
 _IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 _PAIRS = np.array([0, 2, 4, 6], np.uint8)[:, None]
 _BITS = np.arange(8, dtype=np.uint8)[:, None]
 
 
-def decode(kind: str, raw: Bytes, columns: int) -> QuantisedRows:
-    """Return rows of ``columns`` numbers from their bytes [rows, bytes] in a type of `FORMS`."""
+def decode(kind: str, raw: Bytes) -> QuantisedRows:
+    """Return rows from their bytes [rows, bytes] in a type of `FORMS`."""
     form, decoder = FORMS[kind], _DECODERS[kind]
     blocks = raw.reshape(-1, BLOCKS[kind][1])
-    with np.errstate(invalid="ignore"):  # an infinite scale times zero, which is refused later
-        codes, scales, offsets = decoder(blocks)
-    rows = len(raw)
-    return QuantisedRows(
-        form=form,
-        codes=codes.reshape(rows, columns),
-        scales=scales.reshape(rows, -1),
-        offsets=None if offsets is None else offsets.reshape(rows, -1),
-    )
+    codes, scales, offsets = decoder(blocks)
+    planes = {"codes": codes}
+    for name, values in (("scale", scales), ("offset", offsets)):
+        if isinstance(values, tuple):
+            planes[f"{name}_units"], values = values
+        if values is not None:
+            planes[f"{name}s"] = values
+    rows = {name: plane.reshape(len(raw), -1) for name, plane in planes.items()}
+    return QuantisedRows.of_kept(form, rows)
 
 
 def _half(blocks: Bytes, place: int) -> NDArray[np.float32]:
@@ -94,8 +96,8 @@ def _two_bits(packed: Bytes) -> Bytes:
 
 
 def _q2_k(blocks: Bytes) -> Parts:
-    scales = _half(blocks, 80) * (blocks[:, :16] & 15)
-    offsets = -_half(blocks, 82) * (blocks[:, :16] >> 4)
+    scales = _half(blocks, 80), blocks[:, :16] & 15
+    offsets = -_half(blocks, 82), blocks[:, :16] >> 4
     return _signed(_two_bits(blocks[:, 16:80]), 0), scales, offsets
 
 
@@ -104,7 +106,7 @@ def _q3_k(blocks: Bytes) -> Parts:
     low = _halves(blocks[:, 96:104]).reshape(-1, 16)
     high = (blocks[:, None, 104:108] >> _PAIRS & 3).reshape(-1, 16)
     codes = _two_bits(blocks[:, 32:96]).reshape(-1, 8, 32) | third << 2
-    return _signed(codes, 4), _half(blocks, 108) * _signed(low | high << 4, 32), None
+    return _signed(codes, 4), (_half(blocks, 108), _signed(low | high << 4, 32)), None
 
 
 def _six_bits(packed: Bytes) -> tuple[Bytes, Bytes]:
@@ -119,20 +121,21 @@ def _six_bits(packed: Bytes) -> tuple[Bytes, Bytes]:
 def _q4_k(blocks: Bytes) -> Parts:
     scales, minima = _six_bits(blocks[:, 4:16])
     codes = _halves(blocks[:, 16:].reshape(-1, 4, 32))
-    return _signed(codes, 0), _half(blocks, 0) * scales, -_half(blocks, 2) * minima
+    return _signed(codes, 0), (_half(blocks, 0), scales), (-_half(blocks, 2), minima)
 
 
 def _q5_k(blocks: Bytes) -> Parts:
     scales, minima = _six_bits(blocks[:, 4:16])
     fifth = blocks[:, None, 16:48] >> _BITS & 1
     codes = _halves(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32) | fifth << 4
-    return _signed(codes, 0), _half(blocks, 0) * scales, -_half(blocks, 2) * minima
+    return _signed(codes, 0), (_half(blocks, 0), scales), (-_half(blocks, 2), minima)
 
 
 def _q6_k(blocks: Bytes) -> Parts:
     low = _halves(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 256)
     high = _two_bits(blocks[:, 128:192]).reshape(-1, 256)
-    return _signed(low | high << 4, 32), _half(blocks, 208) * blocks[:, 192:208].view(np.int8), None
+    scales = _half(blocks, 208), blocks[:, 192:208].view(np.int8)
+    return _signed(low | high << 4, 32), scales, None
 
 
 def _iq4_nl(blocks: Bytes) -> Parts:
@@ -143,7 +146,7 @@ def _iq4_xs(blocks: Bytes) -> Parts:
     low = np.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), axis=-1).reshape(-1, 8)
     high = (blocks[:, 2:4, None] >> _PAIRS[:, 0] & 3).reshape(-1, 8)
     codes = _IQ4[_halves(blocks[:, 8:].reshape(-1, 8, 16))]
-    return codes, _half(blocks, 0) * _signed(low | high << 4, 32), None
+    return codes, (_half(blocks, 0), _signed(low | high << 4, 32)), None
 
 
 def _mxfp4(blocks: Bytes) -> Parts:
@@ -153,8 +156,8 @@ def _mxfp4(blocks: Bytes) -> Parts:
     return FP4[_halves(blocks[:, 1:])], scales, None
 
 
-def _form(codes: Any, group: int, has_offsets: bool = False) -> Form:
-    return Form(codes=codes, group=group, has_offsets=has_offsets)
+def _form(codes: Any, group: int, has_offsets: bool = False, has_units: bool = False) -> Form:
+    return Form(codes=codes, group=group, has_offsets=has_offsets, has_units=has_units)
 
 
 FORMS: Mapping[str, Form] = {
@@ -163,13 +166,13 @@ FORMS: Mapping[str, Form] = {
     "Q4_1": _form("int4", 32, True),
     "Q5_0": _form("int8", 32),
     "Q5_1": _form("int8", 32, True),
-    "Q2_K": _form("int4", 16, True),
-    "Q3_K": _form("int4", 16),
-    "Q4_K": _form("int4", 32, True),
-    "Q5_K": _form("int8", 32, True),
-    "Q6_K": _form("int8", 16),
+    "Q2_K": _form("int4", 16, has_offsets=True, has_units=True),
+    "Q3_K": _form("int4", 16, has_units=True),
+    "Q4_K": _form("int4", 32, has_offsets=True, has_units=True),
+    "Q5_K": _form("int8", 32, has_offsets=True, has_units=True),
+    "Q6_K": _form("int8", 16, has_units=True),
     "IQ4_NL": _form("int8", 32),
-    "IQ4_XS": _form("int8", 32),
+    "IQ4_XS": _form("int8", 32, has_units=True),
     "MXFP4": _form("int8", 32),
 }
 """The form of each quantised type."""

@@ -71,7 +71,7 @@ class GgufCheckpoint(Checkpoint):
         for start in range(0, num_rows, size):
             rows = raw[start : start + size] if order is None else raw[order[start : start + size]]
             if entry.dtype in FORMS:
-                yield decode(entry.dtype, rows, columns[0])
+                yield decode(entry.dtype, rows)
             else:
                 yield rows.view(_FLOATS[entry.dtype]).reshape(len(rows), *columns)
             self.release(name)

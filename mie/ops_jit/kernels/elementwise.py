@@ -13,7 +13,7 @@ import numpy as np
 from mie.ops.activation import CLAMP_LIMIT, CLAMP_SLOPE, GELU_CUBIC, GELU_SLOPE
 from mie.ops.expert_operators import ACTIVATIONS
 from mie.ops_jit.kernels.formats import Format
-from mie.ops_jit.kernels.products import widener
+from mie.ops_jit.kernels.panels import widener
 from mie.ops_jit.kernels.vectors import (
     absolute,
     everywhere,
@@ -152,7 +152,7 @@ def take_rows(args, step, tile, scratch):
 
 def embed(fmt: Format) -> Callable[..., None]:
     """Return the kernel that looks up tokens in a table of this format."""
-    widen, group, group_bytes = widener(fmt), fmt.group, fmt.group_bytes
+    widen, group, group_bytes = widener(fmt), fmt.together, fmt.bytes_together
 
     @kernel_function
     def kernel(args, step, tile, scratch):

@@ -1,7 +1,9 @@
 """Load and store the formats of weights and caches, widened to float32 in registers.
 
 Quantised weights are groups of inputs of a panel, as `mie.ops.quantised` defines them. A group is
-16 float32 scales, perhaps 16 offsets, and then 16 codes for each input. Codes of "int4" are the
+16 float32 scales, perhaps 16 offsets, and then 16 codes for each input. Where scales have units,
+all groups of a unit are together: 16 units, perhaps those of the offsets, the 16 scales of each
+group in bytes, perhaps the offsets, and then the codes. Codes of "int4" are the
 nibbles of words, a word for eight inputs of an output. Signed ones are shifted to the high end of
 the word, one after the other, and are masked and converted there, where the word's sign is the
 code's, and so they are 2**28 times as large. Unsigned ones are converted where they are in the
@@ -37,7 +39,7 @@ from mie.ops_jit.kernels.vectors import (
     splat,
     vector,
 )
-from mie.ops_jit.layout import INPUTS_OF_WORD, format_name
+from mie.ops_jit.layout import INPUTS_OF_WORD, format_name, inputs_together
 
 Widen = Callable[[ir.IRBuilder, ir.Value], ir.Value]
 
@@ -142,6 +144,8 @@ class Format:
     """The element that the largest magnitude of a vector of a cache maps to, if it has a scale."""
     group: int = 1
     """Inputs of a panel that share scales, if there are some."""
+    together: int = 1
+    """Inputs of a panel whose scales and codes are together: a group, or the groups of a unit."""
     headers: int = 0
     """Vectors that a group begins with: none, scales, or scales and offsets."""
     after: Widen | None = None
@@ -150,9 +154,30 @@ class Format:
     """The inputs of a load."""
 
     @property
-    def group_bytes(self) -> int:
-        """The size of a group of a panel."""
-        return 64 * self.headers + 16 * self.itemsize * self.group // self.inputs
+    def is_in_place(self) -> bool:
+        """Whether codes of words are converted where they are."""
+        return self.inputs > 1 and self.after is None
+
+    @property
+    def has_units(self) -> bool:
+        """Whether scales are bytes, and have a unit for several groups."""
+        return self.together > self.group
+
+    @property
+    def header_bytes(self) -> int:
+        """The bytes before the codes of groups that are together."""
+        numbers = 16 * self.together // self.group if self.has_units else 0
+        return self.headers * (64 + numbers)
+
+    @property
+    def code_bytes(self) -> int:
+        """The codes of a group of a panel."""
+        return 16 * self.itemsize * self.group // self.inputs
+
+    @property
+    def bytes_together(self) -> int:
+        """The size of the groups of a panel that are together."""
+        return self.header_bytes + self.code_bytes * (self.together // self.group)
 
     def loader(self) -> Any:
         """Return a function for kernels: an address to 16 numbers."""
@@ -197,19 +222,18 @@ def weights_of(b: ir.IRBuilder, codes: ir.Value, header: Sequence[ir.Value]) -> 
     return b.fmul(codes, *header) if len(header) == 1 else fused(b, codes, *header)
 
 
-def _quantised(codes: Codes, group: int, has_offsets: bool) -> Format:
+def _quantised(codes: Codes, group: int, has_offsets: bool, has_units: bool = False) -> Format:
     """Return the format of a quantised matrix."""
-    name = format_name(Form(codes=codes, group=group, has_offsets=has_offsets))
-    headers = 1 + has_offsets
+    form = Form(codes=codes, group=group, has_offsets=has_offsets, has_units=has_units)
+    sizes = {"group": group, "together": inputs_together(form), "headers": 1 + has_offsets}
+    name = format_name(form)
     if codes != "int4":
-        widen = _int8 if codes == "int8" else _fp8
-        return Format(name, I8, 1, widen, group=group, headers=headers)
+        return Format(name, I8, 1, _int8 if codes == "int8" else _fp8, **sizes)
     widen, after = (_int32, None) if has_offsets else (_highest, _after_highest)
-    return Format(
-        name, I32, 4, widen, group=group, headers=headers, after=after, inputs=INPUTS_OF_WORD
-    )
+    return Format(name, I32, 4, widen, after=after, inputs=INPUTS_OF_WORD, **sizes)
 
 
+_BOTH = (False, True)
 FORMATS = {
     each.name: each
     for each in (
@@ -218,6 +242,9 @@ FORMATS = {
         Format("float16", ir.HalfType(), 2, _float16, _narrow_float16),
         Format("int8", I8, 1, _int8, _narrow_int8, 127.0),
         Format("float8_e4m3fn", I8, 1, _fp8, _narrow_fp8, 448.0),
-        *itertools.starmap(_quantised, itertools.product(get_args(Codes), GROUPS, (False, True))),
+        *itertools.starmap(_quantised, itertools.product(get_args(Codes), GROUPS, _BOTH)),
+        *itertools.starmap(
+            _quantised, itertools.product(("int4", "int8"), (16, 32), _BOTH, (True,))
+        ),
     )
 }

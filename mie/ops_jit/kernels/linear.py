@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from mie.ops_jit.kernels.elementwise import gated
 from mie.ops_jit.kernels.formats import Format
-from mie.ops_jit.kernels.products import call_multiply, widener
+from mie.ops_jit.kernels.panels import widener
+from mie.ops_jit.kernels.products import call_multiply
 from mie.ops_jit.kernels.vectors import (
     kernel_function,
     load,
@@ -30,7 +31,7 @@ def group_product(fmt: Format) -> Callable[..., None]:
     and of float32. The sums [rows, 64] are written to the address ``sums``. Quantised weights for
     many rows are widened once, to the address ``widened``.
     """
-    group, group_bytes, load_bytes = fmt.group, fmt.group_bytes, 16 * fmt.itemsize
+    group, group_bytes, load_bytes = fmt.together, fmt.bytes_together, 16 * fmt.itemsize
     most = FEW_ROWS if fmt.headers else BLOCK_ROWS
     widen = widener(fmt)
 

@@ -1,0 +1,271 @@
+"""Go over the inputs of panels of weights, widened to float32 in registers.
+
+A panel holds K inputs of 16 outputs. Floats are [K, 16], and `mie.ops_jit.memory` describes panels
+of quantised weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from mie.ops_jit.kernels.formats import Format, Widen, weights_of
+from mie.ops_jit.kernels.vectors import (
+    F32,
+    I8,
+    I32,
+    I64,
+    VECTOR,
+    Emitted,
+    broadcast,
+    emit_prefetch,
+    fused,
+    int64,
+    lanes,
+    load_lanes,
+    opaque,
+    plain,
+    pointer,
+    splat,
+)
+from mie.ops_jit.layout import INPUTS_OF_WORD, words_of_block
+
+Vectors = Sequence[ir.Value]
+Load = Callable[[], ir.Value]
+
+
+def over_inputs(
+    b: ir.IRBuilder, fmt: Format, panels: Sequence[ir.Value], stride: Any, ahead: Any, count: Any,
+    state: Vectors, use: Callable[[ir.Value, Vectors, Vectors], Vectors], written_out: int = 1,
+) -> Vectors:  # fmt: skip
+    """Emit state = use(k, weights, state) for the inputs k of panels. Return the last state.
+
+    There is a vector of weights for each panel. ``stride`` is from load to load.
+    ``written_out`` is the number of words of a block for which there is code, if that has words.
+    """
+
+    def over_loads(
+        begin: ir.Value, number: ir.Value, places: Sequence[ir.Value], headers: Sequence[Vectors],
+        state: Vectors,
+    ) -> Vectors:  # fmt: skip
+        """Go over inputs that share scales, from ``begin`` on."""
+
+        def widened(codes: Vectors) -> Vectors:
+            return [
+                weights_of(b, fmt.widen(b, each), header)
+                for each, header in zip(codes, headers, strict=True)
+            ]
+
+        def step(i: ir.Value, state: Vectors) -> Vectors:
+            at = [b.add(each, b.mul(i, stride)) for each in places]
+            _prefetch(b, at, ahead)
+            loaded = [load_lanes(b, each, fmt.element) for each in at]
+            if fmt.after is None:
+                return use(b.add(begin, i), widened(loaded), state)
+            after, count = fmt.after, len(state)
+            first = b.mul(i, I64(fmt.inputs))
+
+            def step_of_words(j: ir.Value, both: Vectors) -> Vectors:
+                words, k = both[count:], b.add(begin, b.add(first, j))
+                return [*use(k, widened(words), both[:count]), *(after(b, each) for each in words)]
+
+            left = _smaller(b, b.sub(number, first), I64(fmt.inputs))
+            return _loop(b, left, step_of_words, [*state, *loaded])[:count]
+
+        return _loop(b, _ceil_div(b, number, fmt.inputs), step, state)
+
+    if not fmt.headers:
+        return over_loads(I64(0), count, panels, [()] * len(panels), state)
+
+    def step(group: ir.Value, state: Vectors) -> Vectors:
+        begin = b.mul(group, I64(fmt.group))
+        number = _smaller(b, b.sub(count, begin), I64(fmt.group))
+        headers, places = _headers(b, fmt, panels, group, ahead)
+        if fmt.is_in_place:
+            return _over_words(
+                b, fmt, headers, places, ahead, written_out, begin, number, state, use
+            )
+        loaded = [[load() for load in each] for each in headers]
+        return over_loads(begin, number, places, loaded, state)
+
+    return _loop(b, _ceil_div(b, count, fmt.group), step, state)
+
+
+def widener(fmt: Format) -> Any:
+    """Return a function for kernels that widens inputs of a panel to float32 [count, 16]."""
+
+    @intrinsic
+    def widen_panel(_: Any, panel: Any, count: Any, out: Any) -> Emitted:
+        def emit(b: ir.IRBuilder, panel: ir.Value, count: ir.Value, out: ir.Value) -> None:
+            def use(k: ir.Value, weights: Vectors, state: Vectors) -> Vectors:
+                b.store(weights[0], pointer(b, b.add(out, b.shl(k, I64(6))), VECTOR), align=4)
+                return state
+
+            over_inputs(b, fmt, [panel], I64(16 * fmt.itemsize), None, count, [], use)
+
+        return plain(types.void, [int64] * 3, emit)
+
+    return widen_panel
+
+
+def _headers(
+    b: ir.IRBuilder, fmt: Format, panels: Sequence[ir.Value], group: ir.Value, ahead: Any
+) -> tuple[Sequence[Sequence[Load]], Sequence[ir.Value]]:
+    """Return how to load a group's scales and offsets, and where its codes are, for each panel."""
+    if not fmt.has_units:
+        own = [b.add(each, b.mul(group, I64(fmt.bytes_together))) for each in panels]
+        _prefetch(b, own, ahead, fmt.headers)
+        load = _load_anew if fmt.is_in_place else _load
+        headers = [
+            [partial(load, b, b.add(each, I64(64 * i))) for i in range(fmt.headers)] for each in own
+        ]
+        return headers, [b.add(each, I64(fmt.header_bytes)) for each in own]
+    num_groups = fmt.together // fmt.group
+    unit, index = b.udiv(group, I64(num_groups)), b.urem(group, I64(num_groups))
+    own = [b.add(each, b.mul(unit, I64(fmt.bytes_together))) for each in panels]
+    # There are at least as many groups as lines of a header, and each prefetches one.
+    _prefetch(b, [b.add(each, b.shl(index, I64(6))) for each in own], ahead)
+
+    def product(panel: ir.Value, i: int) -> ir.Value:
+        at = b.add(b.shl(index, I64(4)), I64(64 * fmt.headers + 16 * num_groups * i))
+        number = b.sitofp(b.sext(load_lanes(b, b.add(panel, at), I8), lanes(I32)), VECTOR)
+        return b.fmul(load_lanes(b, b.add(panel, I64(64 * i)), F32), number)
+
+    values = [[product(each, i) for i in range(fmt.headers)] for each in own]
+    codes = b.add(I64(fmt.header_bytes), b.mul(index, I64(fmt.code_bytes)))
+    return [[*map(_kept, each)] for each in values], [b.add(each, codes) for each in own]
+
+
+def _kept(vector: ir.Value) -> Load:
+    return lambda: vector
+
+
+def _load(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    return load_lanes(b, address, F32)
+
+
+def _load_anew(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    """Load a vector here, because LLVM would keep it in a register or on the stack."""
+    return load_lanes(b, opaque(b, address), F32)
+
+
+def _over_words(
+    b: ir.IRBuilder, fmt: Format, headers: Sequence[Sequence[Load]], codes: Sequence[ir.Value],
+    ahead: Any, written_out: int, begin: ir.Value, number: ir.Value, state: Vectors,
+    use: Callable[[ir.Value, Vectors, Vectors], Vectors],
+) -> Vectors:  # fmt: skip
+    """Go over the inputs of groups with words of codes, from ``begin`` on.
+
+    A nibble k is read in place, times 2**4k, and its scale is divided by that. Both are exact. No
+    CPU has registers for all words of a block, so each nibble reads them from the cache again.
+    """
+    words, last = words_of_block(fmt.group), INPUTS_OF_WORD - 1
+    size, together = INPUTS_OF_WORD * words, min(written_out, words)
+
+    def scales() -> Vectors:
+        return [load() for load, _ in headers]
+
+    def weights(codes: Vectors, scales: Vectors) -> Vectors:
+        numbers = [fmt.widen(b, each) for each in codes]
+        return [fused(b, *each) for each in zip(numbers, scales, offsets, strict=True)]
+
+    def block(i: ir.Value, state: Vectors) -> Vectors:
+        first, at = b.add(begin, b.mul(i, I64(size))), b.mul(i, I64(64 * words))
+        places = [b.add(each, at) for each in codes]
+        _prefetch(b, places, ahead, words)
+
+        def nibble(k: ir.Value, state: Vectors, scales: Vectors, cut: Widen) -> Vectors:
+            def step(i: ir.Value, state: Vectors) -> Vectors:
+                i = b.mul(i, I64(together))
+                own = [opaque(b, b.add(each, b.shl(i, I64(6)))) for each in places]
+                begin = b.add(first, b.add(b.mul(k, I64(words)), i))
+                for j in range(together):
+                    each_word = [load_lanes(b, b.add(each, I64(64 * j)), I32) for each in own]
+                    values = weights([cut(b, each) for each in each_word], scales)
+                    state = use(b.add(begin, I64(j)), values, state)
+                return state
+
+            return _loop(b, I64(words // together), step, state)
+
+        def step(k: ir.Value, state: Vectors) -> Vectors:
+            number = b.trunc(k, I32)
+            mask = broadcast(b, b.shl(I32(15), b.shl(number, I32(2))))
+            power = b.sub(I32(127 << 23), b.shl(number, I32(25)))  # the bits of 2**-4k
+            factor = broadcast(b, b.bitcast(power, F32))
+            small = [b.fmul(each, factor) for each in scales()]
+            return nibble(k, state, small, lambda b, each: b.and_(each, mask))
+
+        # The highest nibble would be the sign of the word.
+        state = _loop(b, I64(last), step, state)
+        shift = splat(I32, 4 * last)
+        return nibble(I64(last), state, scales(), lambda b, each: b.lshr(each, shift))
+
+    def rest(i: ir.Value, state: Vectors) -> Vectors:
+        """Use an input of a block that ends early."""
+        at = b.shl(b.add(b.mul(whole, I64(words)), b.urem(i, I64(words))), I64(6))
+        shift = broadcast(b, b.trunc(b.shl(b.udiv(i, I64(words)), I64(2)), I32))
+        shifted = [b.lshr(load_lanes(b, b.add(each, at), I32), shift) for each in codes]
+        values = weights([b.and_(each, splat(I32, 15)) for each in shifted], scales())
+        return use(b.add(begin, b.add(b.mul(whole, I64(size)), i)), values, state)
+
+    offsets = [load() for _, load in headers]
+    whole = b.udiv(number, I64(size))
+    state = _loop(b, whole, block, state)
+    return _loop(b, b.sub(number, b.mul(whole, I64(size))), rest, state)
+
+
+def _prefetch(
+    b: ir.IRBuilder, addresses: Sequence[ir.Value], ahead: ir.Value | None, lines: int = 1
+) -> None:
+    """Prefetch cache lines from ``ahead`` bytes after each address on. None prefetches nothing."""
+    if ahead is not None:
+        for each, line in itertools.product(addresses, range(lines)):
+            emit_prefetch(b, b.add(b.add(each, ahead), I64(64 * line)))
+
+
+def _smaller(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    return b.select(b.icmp_signed("<", x, y), x, y)
+
+
+def _ceil_div(b: ir.IRBuilder, x: ir.Value, divisor: int) -> ir.Value:
+    return b.udiv(b.add(x, I64(divisor - 1)), I64(divisor))
+
+
+def _loop(
+    b: ir.IRBuilder, count: ir.Value, step: Callable[[ir.Value, Vectors], Vectors], state: Vectors
+) -> Vectors:
+    """Return the state after ``count`` steps."""
+    before = b.block
+    head, body, after = (b.append_basic_block(name) for name in ("head", "body", "after"))
+    b.branch(head)
+    b.position_at_end(head)
+    k = b.phi(I64)
+    kept = [b.phi(each.type) for each in state]
+    for phi, first in zip([k, *kept], [I64(0), *state], strict=True):
+        phi.add_incoming(first, before)
+    b.cbranch(b.icmp_signed("<", k, count), body, after)
+    b.position_at_end(body)
+    moved = [b.add(k, I64(1)), *step(k, kept)]
+    for phi, total in zip([k, *kept], moved, strict=True):
+        phi.add_incoming(total, b.block)
+    b.branch(head).set_metadata("llvm.loop", _not_unrolled(b.module))
+    b.position_at_end(after)
+    return kept
+
+
+def _not_unrolled(module: ir.Module) -> ir.MDValue:
+    """Return the metadata of a loop that LLVM must leave as it is.
+
+    It would unroll, and then keep more numbers than there are registers. The first operand of such
+    a node is the node itself (LLVM's language reference, "llvm.loop").
+    """
+    disable = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
+    node = ir.MDValue(module, (), name=str(len(module.metadata)))
+    node.operands = (node, disable)
+    return node
