@@ -16,7 +16,9 @@ FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
-LOOKS = 3000
+PATIENCE = 300.0
+"""Seconds after which something that should have happened has failed."""
+LOOKS = int(50 * PATIENCE)
 """How often `Shown.until` looks, at intervals of 20 ms, before it gives up."""
 
 IS_SETTLED = """await (async () => {
@@ -86,6 +88,7 @@ class Shown:
         self.page = (
             browser.new_page(**options) if hasattr(browser, "contexts") else browser.new_page()
         )
+        self.page.set_default_timeout(1000 * PATIENCE)
         self.errors: list[str] = []
         self.page.on("console", self._hear)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from browser import Shown, cells, opened, serious
+from browser import PATIENCE, Shown, cells, opened, serious
 from command_line import mie
 from live_server import live
 
@@ -71,7 +71,7 @@ def num_tabs() -> int:
 
 
 def metric(url: str, name: str) -> float:
-    text = httpx2.get(f"{url}/metrics").text
+    text = httpx2.get(f"{url}/metrics", timeout=PATIENCE).text
     return sum(float(value) for value in re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.M))
 
 
@@ -170,7 +170,7 @@ def test_every_step_is_the_state_of_the_servers_replay(shown: Shown, url: str) -
     first, last = shown.js("[mie.store.run.first, mie.store.run.last]")
     steps = random.Random(5).sample(range(first + 1, last + 1), 20)
     for step in steps:
-        key = httpx2.get(f"{url}/mie/state", params={"step": step}).json()
+        key = httpx2.get(f"{url}/mie/state", params={"step": step}, timeout=PATIENCE).json()
         assert cells(shown.at(step)) == cells(key), f"at step {step}"
     # The state that is drawn is the same one.
     shown.js("step => mie.seek(step)", steps[0])
@@ -187,7 +187,7 @@ def test_a_page_that_nobody_sees_leaves_its_connection_to_others(shown: Shown, u
     shown.js(hide, True)
     shown.until("!mie.isConnected()")
     body = {"prompt": "Nobody sees this", "max_tokens": 20}
-    httpx2.post(f"{url}/v1/completions", json=body).raise_for_status()
+    httpx2.post(f"{url}/v1/completions", json=body, timeout=PATIENCE).raise_for_status()
     shown.js(hide, False)
     shown.settle()
     assert shown.events("add")[-1]["num_prompt"] > 0
@@ -208,10 +208,12 @@ def test_tabs_share_one_stream_which_outlives_the_first(
         for shown in shows:
             shown.until("window.mie?.store.run")
         for num_closed in range(2):
-            httpx2.post(f"{url}/v1/completions", json=body).raise_for_status()
+            httpx2.post(f"{url}/v1/completions", json=body, timeout=PATIENCE).raise_for_status()
             for shown in shows[num_closed:]:
                 shown.settle()
-                assert cells(shown.state()) == cells(httpx2.get(f"{url}/mie/state").json())
+                assert cells(shown.state()) == cells(
+                    httpx2.get(f"{url}/mie/state", timeout=PATIENCE).json()
+                )
                 assert shown.errors == []
             first.close()
     context.close()
@@ -255,13 +257,15 @@ def ask(shown: Shown) -> None:
 
 
 def test_no_step_shows_the_text_of_another_one(shown: Shown, url: str) -> None:
-    last = httpx2.get(f"{url}/mie/state").json()["step"]
+    last = httpx2.get(f"{url}/mie/state", timeout=PATIENCE).json()["step"]
     known = "mie.store.run.textOfBlock(mie.store.run.at(mie.store.step), block)"
     for step in random.Random(2).sample(range(last // 2, last), 4):
         shown.js("async step => { await mie.at(step); mie.seek(step); }", step)
         tree = list(map(int, shown.at(step)["tree"]))
         blocks = ",".join(map(str, tree))
-        answer = httpx2.get(f"{url}/mie/text", params={"blocks": blocks, "step": step})
+        answer = httpx2.get(
+            f"{url}/mie/text", params={"blocks": blocks, "step": step}, timeout=PATIENCE
+        )
         texts = [answer.json()["blocks"][str(block)]["text"] for block in tree]
         now = shown.js(f"{tree}.map(block => {known})")
         assert all(text.startswith(part) for part, text in zip(now, texts, strict=True))

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from browser import Shown, opened
+from browser import PATIENCE, Shown, opened
 from command_line import start
 
 
@@ -51,7 +51,9 @@ def test_a_page_outlives_its_server_and_never_mixes_two(browser: Any) -> None:
         with opened(browser, f"http://127.0.0.1:{port}/") as shown:
             shows(shown, 40)
             body = {"prompt": "Once upon a time", "max_tokens": 40, "ignore_eos": True}
-            httpx2.post(f"http://127.0.0.1:{port}/v1/completions", json=body).raise_for_status()
+            httpx2.post(
+                f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=PATIENCE
+            ).raise_for_status()
             shown.until("mie.store.run.last >= 40")
             server.send_signal(signal.SIGSTOP)
             shown.until("document.getElementById('notice').textContent.includes('silent')")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import httpx2
 import pytest
 from lazy_module import lazy_module
 
@@ -123,11 +122,10 @@ def test_errors_reach_the_client_as_its_own_exceptions(claude: anthropic.Anthrop
 
 
 def test_a_broken_body_and_an_unknown_route_have_the_shape_too(server: Any):
-    broken = httpx2.post(
-        f"{server.url}/v1/messages", content=b"{", headers={"content-type": "application/json"}
-    )
+    headers = {"content-type": "application/json"}
+    broken = server.client.post("/v1/messages", content=b"{", headers=headers)
     assert (broken.status_code, broken.json()["error"]["type"]) == (400, "invalid_request_error")
-    nowhere = httpx2.post(f"{server.url}/v1/messages/nowhere", json={})
+    nowhere = server.client.post("/v1/messages/nowhere", json={})
     assert (nowhere.status_code, nowhere.json()["error"]["type"]) == (404, "not_found_error")
 
 

@@ -318,7 +318,7 @@ async def test_tls_which_may_ask_clients_for_a_certificate(certificate):
             await running.client.get("/health")
         context = ssl.create_default_context(cafile=cert)
         context.load_cert_chain(cert, key)
-        async with httpx2.AsyncClient(verify=context) as known:
+        async with httpx2.AsyncClient(verify=context, timeout=PATIENCE) as known:
             assert (await known.get(f"{running.url}/health")).status_code == 200
 
 
