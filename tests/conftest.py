@@ -43,7 +43,7 @@ if hasattr(providers, "_get_local_constants"):
 sleep_soon()
 
 HANG_SECONDS = 1800
-"""Time after which a test hangs. None depends on how fast the machine is."""
+"""Time after which a test counts as hung, far more than any needs on a slow machine."""
 _stderr = pytest.StashKey[int]()
 
 

@@ -49,4 +49,6 @@ def in_blocks(rows: QuantisedRows, size: int) -> Iterator[QuantisedRows]:
         block = rows.take(slice(start, start + size))
         yield block
         block.codes.fill(1)
-        block.scales.fill(77.0)
+        for floats in (block.scales, block.scale_units):
+            if floats is not None:
+                floats.fill(77.0)

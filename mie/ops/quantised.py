@@ -34,7 +34,7 @@ class Form:
     has_units: bool = False
     """Whether scales and offsets are 8-bit multiples of units.
 
-    `UNIT_INPUTS` inputs share a unit of the scales and one of the offsets. Rows have whole units.
+    `UNIT_INPUTS` inputs share a unit for scales and one for offsets, and K is a multiple of them.
     """
 
     def num_bytes(self, rows: int, columns: int) -> int:
@@ -61,7 +61,7 @@ class QuantisedRows:
     Products and sums are float32, each rounded once. With offsets, every product must be exact, so
     that a fused multiply-add gives the same weights. Codes of "int4" are -8 … 7 without offsets and
     0 … 15 with them, and their scales are 0 or at least `SMALLEST_SCALE` in magnitude. A form with
-    units promises that each scale and offset is a whole number, -128 … 127, times its unit.
+    units promises that each scale and offset is an integer, -128 … 127, times its unit.
     """
 
     form: Form

@@ -2,8 +2,8 @@
 
 A matrix is panels of 16 outputs, which the products read in order. Quantised weights of a panel are
 groups of inputs: 16 scales, perhaps 16 offsets, and 16 codes for each input. Where scales have
-units, all groups of a unit are together: 16 units, perhaps those of offsets, the whole numbers of
-the scales and of the offsets, and then the codes.
+units, all groups of a unit are together: 16 units, perhaps those of offsets, the bytes of the
+scales and of the offsets, and then the codes.
 
 A block of a head in the cache is a panel, too. A head's blocks are adjacent, so that a sequence
 with adjacent blocks is read as one stream, and in huge pages. Both matter: one thread of an EPYC

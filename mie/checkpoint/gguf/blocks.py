@@ -2,8 +2,8 @@
 
 A decoder gets blocks [n, bytes] and returns codes [n, numbers], scales [n, groups] and offsets
 [n, groups] or None, as `mie.ops.quantised` defines them. The types whose form has units return each
-of the last two as units [n, 1] and whole numbers [n, groups]. Products of a float16 and such a
-number are exact in float32.
+of the last two as units [n, 1] and integers [n, groups]. Products of a float16 and such an integer
+are exact in float32.
 
 Source: ggml/src/ggml-quants.c of llama.cpp.
 """
