@@ -2,10 +2,10 @@
 
     python scripts/mutate.py [--only NAME] [--rungs RUNG ...] [--jobs N] [--allow N] [--list]
 
-Each mutant of `mutation/*.toml` is one wrong line. It is applied to a copy of the code and climbs
-the ladder of its room's tests, the fastest first. The first rung that fails, or takes far
-longer than it should, kills it. A mutant that reaches the top has survived: a test is missing, or
-the line is dead.
+Each mutant of `tests/planted/rules.toml` is one wrong line that breaks a rule of a page of docs/.
+A copy of the code with the mutant climbs the ladder of the room's tests, the fastest first. The
+first rung that fails, or takes far longer than without the mutant, kills it. A mutant that reaches
+the top has survived: a test is missing, or the line is dead.
 """
 
 import argparse
@@ -23,9 +23,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from mutation.mutant import Mutant, Rung, read_ladder
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
+TABLE = ROOT / "tests/planted/rules.toml"
 MEMORY_LIMIT = 8 << 30
 """Bytes of address space for one rung.
 
@@ -47,6 +51,58 @@ hypothesis.settings.register_profile(
 )
 sys.exit(pytest.main(sys.argv[1:]))
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """A snippet of the source, which must occur exactly once, and the wrong snippet."""
+
+    name: str
+    page: str
+    """Page of the documentation that states the broken rule."""
+    section: str
+    path: str
+    old: str
+    new: str
+    breaks: str
+    """The consequence for a user or a maintainer."""
+
+    def apply(self, source: str) -> str:
+        """Return the source with the mutation.
+
+        Raises:
+            ValueError: the snippet does not occur exactly once.
+        """
+        count = source.count(self.old)
+        if count != 1:
+            raise ValueError(f"{self.name}: the snippet occurs {count} times in {self.path}")
+        return source.replace(self.old, self.new)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """Tests of similar speed."""
+
+    name: str
+    rooms: tuple[str, ...]
+    """Beginnings of the paths of the mutants that climb this rung."""
+    files: tuple[str, ...]
+    limit: float = 600
+    """Seconds after which the rung counts as hanging."""
+
+    def fits(self, mutant: Mutant) -> bool:
+        """Return whether a mutant climbs this rung."""
+        return mutant.path.startswith(self.rooms)
+
+
+def read_ladder() -> tuple[tuple[Rung, ...], tuple[Mutant, ...]]:
+    """Return the rungs and the mutants of the table."""
+    table = tomllib.loads(TABLE.read_text())
+    rungs = tuple(
+        Rung(name=rung["name"], rooms=tuple(rung["rooms"]), files=tuple(rung["files"]))
+        for rung in table["rung"]
+    )
+    return rungs, tuple(Mutant(**mutant) for mutant in table["mutant"])
 
 
 RUNGS, MUTANTS = read_ladder()
@@ -97,7 +153,7 @@ def parse_options() -> argparse.Namespace:
         "--rungs", nargs="+", choices=names, default=names, help="run only these rungs"
     )
     parser.add_argument("--jobs", type=int, default=1, help="number of mutants to run at a time")
-    parser.add_argument("--allow", type=int, default=3, help="number of survivors to tolerate")
+    parser.add_argument("--allow", type=int, default=0, help="number of survivors to tolerate")
     parser.add_argument("--list", action="store_true", help="name the mutants, and run nothing")
     return parser.parse_args()
 
@@ -136,10 +192,8 @@ def row(mutant: Mutant, result: Result) -> str:
     """Return one line of the table."""
     if result.killer:
         note = result.test
-    elif mutant.equivalent:
-        note = f"equivalent: {mutant.equivalent}"
     else:
-        note = f"would break: {mutant.breaks}"
+        note = f"breaks {mutant.page}, {mutant.section}: {mutant.breaks}"
     return f"{mutant.name:<40} {result.killer or 'SURVIVED':<9} {result.seconds:6.1f} s  {note}"
 
 

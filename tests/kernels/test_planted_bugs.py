@@ -2,7 +2,7 @@
 
     python -m pytest tests/kernels/test_planted_bugs.py -v -n0
 
-prints a line for each bug of planted_bugs.toml: PASSED if its check notices it.
+prints a line for each bug of planted/kernels.toml: PASSED if its check notices it.
 """
 
 import shutil
@@ -44,7 +44,7 @@ else:
 
 pytestmark = [needs_compiler, pytest.mark.slow]
 
-TABLE = tomllib.loads(Path(__file__).with_name("planted_bugs.toml").read_text())
+TABLE = tomllib.loads((Path(__file__).parents[1] / "planted/kernels.toml").read_text())
 BUGS = {bug["name"]: bug for bug in TABLE["bug"]}
 FEW_BLOCKS = Chip(num_multiprocessors=3, shared_bytes=0)
 

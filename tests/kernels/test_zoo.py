@@ -20,11 +20,12 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ZOO = Path(__file__).parent / "zoo.cu"
+ZOO = Path(__file__).with_name("zoo.cu")
+REPORTS = Path(__file__).parents[1] / "planted/zoo.toml"
 
 pytestmark = needs_compiler
 
-BUGS = tomllib.loads(ZOO.with_suffix(".toml").read_text())
+BUGS = tomllib.loads(REPORTS.read_text())
 
 
 @pytest.fixture(scope="module", params=ORDERS)

@@ -1,6 +1,6 @@
 // The bug zoo: small kernels, each with one planted bug that the checked build must report, at a line
 // marked "<- caught" (for a race, either of its two accesses). With -DFIX the bug is repaired, and
-// the kernel must pass. zoo.toml has the expected reports. These never run on a GPU.
+// the kernel must pass. tests/planted/zoo.toml has the expected reports. These never run on a GPU.
 #include "mie_cuda.cuh"
 
 #ifdef FIX

@@ -1,5 +1,6 @@
 """Check that the mutation ladder fits the current source. `scripts/mutate.py` runs the ladder."""
 
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -11,11 +12,19 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 import mutate
-from mutation.mutant import Mutant
+from mutate import Mutant
 
 ROOT = Path(__file__).parents[2]
 MUTANTS = mutate.MUTANTS
-EXAMPLE = Mutant(name="example", path="mie/errors.py", old="x = 1", new="x = 2", breaks="nothing")
+EXAMPLE = Mutant(
+    name="example",
+    page="docs/memory.md",
+    section="Forks",
+    path="mie/errors.py",
+    old="x = 1",
+    new="x = 2",
+    breaks="nothing",
+)
 
 
 @pytest.mark.parametrize("path", sorted({mutant.path for mutant in MUTANTS}))
@@ -44,10 +53,16 @@ def test_a_missing_or_ambiguous_snippet_is_noticed(source):
 
 
 def test_mutants_are_many_and_have_unique_names():
-    assert len(MUTANTS) >= 40
+    assert len(MUTANTS) >= 100
     assert Counter(mutant.name for mutant in MUTANTS).most_common(1)[0][1] == 1
     changes = Counter((mutant.path, mutant.old, mutant.new) for mutant in MUTANTS)
     assert changes.most_common(1)[0][1] == 1, "two mutants are the same"
+
+
+def test_every_mutant_breaks_a_rule_of_a_section_that_exists():
+    for page in {mutant.page for mutant in MUTANTS}:
+        sections = re.findall(r"^##+ (.+)$", (ROOT / page).read_text(), re.MULTILINE)
+        assert {mutant.section for mutant in MUTANTS if mutant.page == page} <= set(sections)
 
 
 def test_every_mutant_climbs_the_ladder_of_its_room():

@@ -51,7 +51,7 @@ def test_the_protocol_keeps_its_promises_in_every_long_interleaving(name: str) -
     assert Explorer(LONG_CASES[name]).check() > 50_000
 
 
-TABLE = Path(__file__).parents[1] / "data" / "team_mistakes.toml"
+TABLE = Path(__file__).parents[1] / "planted/team.toml"
 MISTAKES = tomllib.loads(TABLE.read_text())["mistake"]
 
 

@@ -1,1 +1,0 @@
-"""The mutants that mutate.py applies."""
