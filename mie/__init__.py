@@ -94,7 +94,12 @@ def __getattr__(name: str) -> object:
         from mie.base.refusals import missing
 
         raise missing("vllm", name)
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    try:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    except AttributeError as error:
+        # Python takes an AttributeError for an absent name, and hides the message.
+        reason = f"{type(error).__name__}: {error}"
+        raise ImportError(f"mie.{name} cannot be loaded: {reason}") from error
 
 
 def __dir__() -> list[str]:

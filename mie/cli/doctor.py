@@ -45,17 +45,19 @@ def examine(
     """Return the results in the order of the tables of checks, and of each backend's trial.
 
     A trial's result is empty if the backend works. Otherwise "error" is the reason, or, with
-    "is_late", the trial had not ended after ``trial_seconds``.
+    "is_late", the trial had not ended after ``trial_seconds``. No backend works if a public name of
+    mie cannot be loaded.
     """
     trials = {name: ("backend", name) for name in backends}
-    topics: dict[Topic, float] = dict.fromkeys(Survey.topics, ASK_SECONDS)
+    package: Topic = ("package",)
+    topics: dict[Topic, float] = dict.fromkeys((*Survey.topics, package), ASK_SECONDS)
     topics |= dict.fromkeys(trials.values(), trial_seconds)
     with progress(len(topics)) as count:
         facts = machine.ask_all(topics, count)
     survey = Survey(machine, facts)
     checks = {**CPU_CHECKS, **GPU_CHECKS, **(JETSON_CHECKS if survey.is_jetson else {})}
     results = [Check(name, *found) for name, check in checks.items() for found in check(survey)]
-    return results, {name: facts[topic] for name, topic in trials.items()}
+    return results, {name: facts[topic] or facts[package] for name, topic in trials.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -87,6 +88,7 @@ class FakeMachine(Machine):
             "jit": JIT,
             "driver": {"found": False, "error": "libcuda.so.1: cannot open"},
             "cupy": NO_CUPY,
+            "package": {},
             "backend numpy": {},
             "backend jit": {},
             "backend cupy-emulated": {},
@@ -295,6 +297,26 @@ def test_a_trial_that_compiles_is_waited_for_only_if_it_was_asked_for(root, caps
     assert json.loads(capsys.readouterr().out)["backends"][1]["works"] is None
     assert run(command("--backend", "jit"), machine) == 0
     assert capsys.readouterr().out.endswith("jit            works\n")
+
+
+def test_no_backend_works_where_the_package_cannot_be_loaded(root: Path, capsys) -> None:
+    reason = "ImportError: mie.LLM cannot be loaded: AttributeError: no __code__"
+    machine = FakeMachine(root=root, facts={"package": {"error": reason}})
+    assert run(command("--backend", "numpy"), machine) == 1
+    assert f"numpy          does not work: {reason}" in capsys.readouterr().out
+
+
+def test_the_modules_of_all_public_names_are_imported_to_judge_the_package() -> None:
+    program = (
+        "import sys, mie; from mie.cli.diagnosis.machine import find_facts; "
+        "assert find_facts('package') == {}; print(sorted({*mie._HOMES.values()} - {*sys.modules}))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "[]\n"
+
+
+def test_a_module_that_cannot_be_imported_is_a_fact_about_the_package(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "mie.llm", None)
+    assert "import of mie.llm halted" in find_facts("package")["error"]
 
 
 # Questions to the libraries.

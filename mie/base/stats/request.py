@@ -1,7 +1,6 @@
 """Record where a request's time went and how it was scheduled."""
 
 from dataclasses import dataclass, fields
-from operator import attrgetter
 
 from mie.base.refusals import refuses_names
 
@@ -68,11 +67,12 @@ class RequestMetrics:
         """Time from arrival to its latest token."""
         return _between(self.arrival_time, self.last_token_time)
 
-    # vLLM's names. A request that arrives is queued at once.
-    queued_ts = property(attrgetter("arrival_time"))
-    scheduled_ts = first_scheduled_time = property(attrgetter("first_step_time"))
-    first_token_ts = property(attrgetter("first_token_time"))
-    last_token_ts = property(attrgetter("last_token_time"))
+    # vLLM's names. A request that arrives is queued at once. The getters are functions of Python,
+    # because newer releases of Python read the code of each getter of a dataclass with slots.
+    queued_ts = property(lambda self: self.arrival_time)
+    scheduled_ts = first_scheduled_time = property(lambda self: self.first_step_time)
+    first_token_ts = property(lambda self: self.first_token_time)
+    last_token_ts = property(lambda self: self.last_token_time)
     first_token_latency = time_to_first_token
     time_in_queue = queue_time
 

@@ -110,6 +110,14 @@ def backend_facts(name: str) -> Facts:
     return {}
 
 
+def package_facts() -> Facts:
+    """Import the modules of all public names of mie. There are no facts if that works."""
+    import mie.async_llm
+    import mie.llm  # noqa: F401
+
+    return {}
+
+
 def jit_facts() -> Facts:
     """Return the facts of `mie.ops_jit.environment.jit_facts`, which imports NumPy."""
     from mie.ops_jit import environment
@@ -124,6 +132,7 @@ TOPICS: Mapping[str, Callable[..., Facts]] = {
     "driver": driver_facts,
     "cupy": cupy_facts,
     "backend": backend_facts,
+    "package": package_facts,
 }
 
 
