@@ -10,7 +10,7 @@ place of one (``metavar``).
 import argparse
 import difflib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,6 +25,11 @@ class Parser(argparse.ArgumentParser):
 
     first: tuple[argparse.Action, ...] = ()
     """The options that ``--help`` shows, or none if it shows all."""
+    _is_intermixed = False  # argparse's own passes call parse_known_args again
+
+    def __init__(self, **options: Any) -> None:
+        """Refuse abbreviations: ``--device`` must not become ``--device-ids``."""
+        super().__init__(**{**options, "allow_abbrev": False})
 
     def format_help(self) -> str:
         """Return the help, short if there are `first` options."""
@@ -42,8 +47,17 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]  # its overloads differ only in the namespace
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Refuse an unknown option in the parser of the command, which knows its options."""
-        parsed, rest = super().parse_known_args(args, namespace)
+        """Parse options and other words in any order, and refuse an unknown option."""
+        if self._is_intermixed:
+            return super().parse_known_args(args, namespace)
+        self._is_intermixed = self._subparsers is None
+        parse = (
+            self.parse_known_intermixed_args if self._is_intermixed else super().parse_known_args
+        )
+        try:
+            parsed, rest = parse(args, namespace)
+        finally:
+            self._is_intermixed = False
         for word in rest:
             if word.startswith("--"):
                 name = word.partition("=")[0]
@@ -83,9 +97,13 @@ def show_first(parser: argparse.ArgumentParser, options: Sequence[str]) -> None:
     parser.usage = " ".join(["%(prog)s [options]", *words])
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a suggestion for an error message, or "" if no name is near."""
-    near = difflib.get_close_matches(name, list(known), n=1)
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """Return a suggestion for an error message, or "" if no name is near.
+
+    A name that begins with ``name`` is the nearest.
+    """
+    begins = sorted((each for each in known if each.startswith(name)), key=len)
+    near = begins or difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
 
 

@@ -1,11 +1,15 @@
 """Test the parts of the command line that need no process."""
 
 import argparse
+import itertools
 import re
+from collections.abc import Iterator
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mie.cli import main
+from mie.cli import COMMANDS, _parser, main
 from mie.cli.options import add_engine_options, add_sampling_options, sampling_params
 from mie.config.params.sampling import SamplingParams
 from mie.errors import ConfigError
@@ -71,3 +75,80 @@ def test_the_help_of_chat_begins_with_few_options(capsys: pytest.CaptureFixture[
     shown = capsys.readouterr().err
     assert "usage: mie chat [options] [MODEL]" in shown
     assert "did you mean --top-p?" in shown
+
+
+def test_a_shortened_option_is_refused_with_its_whole_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["run", "bundled", "--temp", "0", "Hi"]) == 2
+    assert "unknown option --temp; did you mean --temperature?" in capsys.readouterr().err
+
+
+def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield the parsers of all commands, and of the commands of commands."""
+    inner = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+    for action in inner:
+        for each in action.choices.values():
+            yield from leaves(each)
+    if not inner:
+        yield parser
+
+
+class Refused(Exception):
+    pass
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_option_of_any_command_may_be_shortened(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(parser: argparse.ArgumentParser, message: str) -> None:
+        raise Refused(message)
+
+    monkeypatch.setattr(argparse.ArgumentParser, "error", refuse)
+    tested: set[str] = set()
+    for parser in leaves(_parser([command])):
+        parser.usage = "it takes long to write"
+        for action in parser._actions:
+            action.required = action.required and not action.option_strings
+        words = ["x"] * sum(each.required for each in parser._actions)
+        known = {name for action in parser._actions for name in action.option_strings}
+        names = sorted({each for each in known if each.startswith("--")} - tested)
+        for name in names[COMMANDS.index(command) % 3 :: 3]:  # commands share many options
+            short = name[: len(name) // 2 + 2]
+            if short not in known:
+                with pytest.raises(Refused, match=f"unknown option {short}; did you mean "):
+                    parser.parse_args([short, *words])
+        tested |= known
+
+
+ORDERS = [
+    (["run"], ["bundled", "Hello", "you"], {"positional_model": "bundled"}, "prompt_words"),
+    (["generate"], ["One", "two"], {}, "prompts"),
+    (["batch"], ["in", "out"], {"input": "in", "output": "out"}, None),
+    (["chat"], ["bundled"], {"positional_model": "bundled"}, None),
+    (["rm"], ["one", "two"], {}, "models"),
+]
+OPTIONS = {
+    "rm": [],
+    "batch": [["--max-num-seqs", "3"], ["--num-threads=2"], ["--no-async-scheduling"]],
+}
+SAMPLING = [["--temperature", "0"], ["--top-p=0.5"], ["--ignore-eos"], ["--stop", "x"]]
+
+
+@given(st.data())
+@settings(max_examples=15, deadline=None)
+def test_options_and_other_words_may_come_in_any_order(data: st.DataObject) -> None:
+    """The words keep their order among each other, and an option keeps its value."""
+    command, words, wanted, many = data.draw(st.sampled_from(ORDERS))
+    options = data.draw(st.permutations(OPTIONS.get(command[0], SAMPLING)))
+    places = sorted(data.draw(st.integers(0, len(words))) for _ in options)
+    line = list(words)
+    for place, option in reversed([*zip(places, options, strict=True)]):
+        line[place:place] = option
+    found = vars(_parser(command).parse_args([*command, *line]))
+    first = vars(_parser(command).parse_args([*command, *itertools.chain(*options), *words]))
+    assert found == first
+    assert found.items() >= wanted.items()
+    if many is not None:
+        assert found[many] == words[len(wanted) :]
