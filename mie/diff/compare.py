@@ -8,7 +8,6 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.base.arithmetic import ceil_div
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.locate import locate_model
 from mie.config.engine import EngineConfig, refuse_unknown
@@ -26,6 +25,7 @@ from mie.diff.tolerances import (
 from mie.errors import ConfigError
 from mie.load.backends import SETTINGS, load_backend
 from mie.load.engine import load_engine
+from mie.load.sizing import blocks_needed
 from mie.ops.backend import Array, Backend
 from mie.ops.sampling import top_logprobs
 from mie.text.tokenizer import Tokenizer
@@ -50,14 +50,22 @@ class DiffWorkload:
     max_num_batched_tokens: int = 8
 
     def config(self) -> EngineConfig:
-        """Return the config, the same for both sides, so it does not depend on their memory."""
+        """Return the config, the same for both sides, so it does not depend on their memory.
+
+        Raises:
+            ConfigError: a setting is out of range.
+            ModelError: the model cannot be used.
+        """
+        model = ModelConfig.load(self.directory)
         lengths = [len(prompt) + self.max_tokens for prompt in self.prompts]
-        num_blocks = sum(ceil_div(length, max(1, self.block_size)) for length in lengths)
-        return EngineConfig(
+        config = EngineConfig(
             block_size=self.block_size,
-            num_blocks=max(1, num_blocks + len(lengths) + 1),
+            max_model_len=min(max(lengths, default=1), model.context_length),
             max_num_batched_tokens=self.max_num_batched_tokens,
         )
+        # Each sequence may copy a block, whose source is held until the end of the step.
+        num_blocks = blocks_needed(config, model, lengths) + len(lengths) + 1
+        return replace(config, num_blocks=num_blocks)
 
     def params(self, forced: Sequence[int] | None = None) -> SamplingParams:
         """Return the parameters of each request. With ``forced`` its tokens are those."""

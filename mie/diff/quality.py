@@ -8,7 +8,6 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.base.arithmetic import ceil_div
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.locate import locate_model
 from mie.config.engine_args import EngineArgs
@@ -88,7 +87,7 @@ class Predictor:
             args.engine_config(),
             max_num_seqs=1,
             max_num_batched_tokens=window,
-            num_blocks=ceil_div(window, 16),
+            max_model_len=window,
             enable_prefix_caching=False,
         )
         self._engine: Engine = load_engine(

@@ -88,7 +88,7 @@ class RecordingBackend(ComposedOperators):
 
     A step's calls follow the decoder's order, which gives each its role and layer. The keys and
     values that `rope_write_kv` writes are internal to the backend. They are seen through the
-    results of `paged_attention`.
+    results of `paged_attention`. Recurrent states are seen through the results of later steps.
     """
 
     is_asynchronous = False  # each result is observed before the next is computed
@@ -138,8 +138,8 @@ class RecordingBackend(ComposedOperators):
         return drawn
 
     def _seen(self, method: str, out: Array) -> Array:
-        if self._step == 0:  # a step that makes the device ready
-            return out
+        if self._step == 0 or _is_gate_of_mlp(method, self._previous, out):
+            return out  # the first is of a step that makes the device ready
         operator = ROLES.get((method, self._previous), method)
         is_last = self._previous in ("experts", "mlp_post_norm")
         if is_last or (self._previous == "down" and operator not in ("experts", "mlp_post_norm")):
@@ -159,6 +159,15 @@ class RecordingBackend(ComposedOperators):
             put(seen, instead)
         self._previous = operator
         return out
+
+
+def _is_gate_of_mlp(method: str, previous: str | None, out: Array) -> bool:
+    """Whether a result is the gate of an MLP beside experts, which is one number for each token.
+
+    Nothing beside it shows whether an error of a number near zero is large. It is seen through
+    ``gated_mlp``.
+    """
+    return method == "linear" and previous == "silu_mul" and out.shape[-1] == 1
 
 
 # Faults on purpose, to check that they are found.

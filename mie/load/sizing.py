@@ -6,7 +6,7 @@ time. The error has a table of the memory that each part needs, and names settin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -163,9 +163,7 @@ def plan_memory(
     state_bytes = _state_bytes(model, backend)
     num_states = num_states_of(config, state_bytes, budget)
     taken = num_states * state_bytes
-    of_a_sequence, of_a_token = ceil_div(max_model_len, config.block_size), 1
-    if window is not None:
-        of_a_sequence, of_a_token = map(window.blocks_needed, (max_model_len, 1))
+    of_a_sequence, of_a_token = (blocks_needed(config, model, [n]) for n in (max_model_len, 1))
     affordable = max(0, budget - taken) // block_bytes
     num_blocks = _num_blocks(config, of_a_sequence, of_a_token, block_bytes, affordable)
     taken += num_blocks * block_bytes
@@ -250,6 +248,18 @@ def layout_of(
     if window.blocks_needed(max_model_len) * layout.num_layers < num_whole:
         return layout, window
     return whole(model), None
+
+
+def blocks_needed(config: EngineConfig, model: ModelConfig, lengths: Iterable[int]) -> int:
+    """Return the number of blocks that sequences of these numbers of tokens take at once.
+
+    Raises:
+        ConfigError: ``max_model_len`` is beyond the model.
+    """
+    _, window = layout_of(config, model, _max_model_len(config, model))
+    if window is not None:
+        return sum(map(window.blocks_needed, lengths))
+    return sum(ceil_div(length, config.block_size) for length in lengths)
 
 
 def cache_shape(

@@ -60,6 +60,11 @@ class BlockTable:
         """All blocks of the table."""
         return [*self.block_ids, *chain(*self.entries)]
 
+    @property
+    def num_held(self) -> int:
+        """The number of blocks in `held_ids`."""
+        return len(self.block_ids) + sum(map(len, self.entries))
+
 
 @dataclass(slots=True, eq=False)
 class HostTable:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from mie.config.engine import ClientQuota, EngineConfig, quotas_of
+from mie.memory.manager import KVCacheManager
 from mie.memory.table import Emit
 from mie.sched.policy import Budget, Policy
 from mie.sched.seats import dequeue, enqueue
@@ -56,8 +57,8 @@ class FairPolicy(Policy):
 
     is_shared = True
 
-    def __init__(self, config: EngineConfig, emit: Emit, num_blocks: int) -> None:
-        super().__init__(config, emit, num_blocks)
+    def __init__(self, config: EngineConfig, emit: Emit, manager: KVCacheManager) -> None:
+        super().__init__(config, emit, manager)
         self.served: defaultdict[str | None, float] = defaultdict(float)
         """The weighted tokens that each client was served, divided by the client's weight."""
         self._quotas = quotas_of(config.client_quotas)
@@ -193,7 +194,7 @@ class FairPolicy(Policy):
         for client, queue in queues.items():
             num_blocks = 0
             for index, seq in enumerate(queue):
-                num_blocks += len(seq.block_ids)
+                num_blocks += seq.num_blocks
                 if index == 0 and not self._had_turn(seq, step, is_first=True):
                     keys[seq.seq_id] = (0, seq.turn[0])
                 else:
@@ -209,7 +210,7 @@ class FairPolicy(Policy):
         queues = _by_client(self.seats.running)
         client = head.request.client
         own = queues.pop(client, [])
-        num_blocks = _num_blocks(own) + -(-head.num_tokens // self._config.block_size)
+        num_blocks = _num_blocks(own) + self._manager.blocks_needed(head.num_tokens)
         wanted = self._share(client, len(own) + 1, num_blocks) if own else 0.0
         victims: list[Sequence] = []
         while queues:
@@ -236,7 +237,7 @@ class FairPolicy(Policy):
 
     def _share(self, client: str | None, num_seats: int, num_blocks: int) -> float:
         """Return the larger share of seats and blocks, divided by the client's weight."""
-        share = max(num_seats / self._config.max_num_seqs, num_blocks / self._num_blocks)
+        share = max(num_seats / self._config.max_num_seqs, num_blocks / self._manager.num_blocks)
         return share / self._quota(client).weight
 
     def budget(self, head: Sequence | None) -> Budget:
@@ -285,4 +286,4 @@ def _by_client(seqs: Iterable[Sequence]) -> dict[str | None, list[Sequence]]:
 
 
 def _num_blocks(seqs: Iterable[Sequence]) -> int:
-    return sum(len(seq.block_ids) for seq in seqs)
+    return sum(seq.num_blocks for seq in seqs)

@@ -9,6 +9,7 @@ it.
 from dataclasses import dataclass
 
 from mie.config.engine import EngineConfig
+from mie.memory.manager import KVCacheManager
 from mie.memory.table import Emit
 from mie.sched.seats import Seats, dequeue, enqueue
 from mie.sched.sequence import Request, Sequence
@@ -48,11 +49,11 @@ class Policy:
     is_shared = False
     """Whether clients have shares, so that sequences are preempted to admit others."""
 
-    def __init__(self, config: EngineConfig, emit: Emit, num_blocks: int) -> None:
+    def __init__(self, config: EngineConfig, emit: Emit, manager: KVCacheManager) -> None:
         self.victim_rule = VICTIM_RULES[config.scheduling_policy]
         self._config = config
         self._emit = emit
-        self._num_blocks = num_blocks
+        self._manager = manager
         self.max_chunk = config.max_prefill_chunk or config.max_num_batched_tokens
         """Maximum number of tokens of a chunk."""
         self.clear()

@@ -43,7 +43,7 @@ class Scheduler:
         self.longest = min(max_model_len, manager.capacity + 1)
         """Maximum number of tokens of a sequence, the prompt's included."""
         policy = FairPolicy if config.scheduling_policy == "fair" else Policy
-        self._policy = policy(config, emit, manager.num_blocks)
+        self._policy = policy(config, emit, manager)
         self._step = 0
         self._clear()
 

@@ -193,6 +193,11 @@ class Sequence:
         return self.table.held_ids if self.table is not None else []
 
     @property
+    def num_blocks(self) -> int:
+        """The number of blocks in `held_ids`."""
+        return self.table.num_held if self.table is not None else 0
+
+    @property
     def block_ids(self) -> list[int]:
         """The blocks of its table, which are none while it waits."""
         return self.table.block_ids if self.table is not None else []

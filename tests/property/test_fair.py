@@ -18,6 +18,8 @@ from scripted_runner import answer_to
 from mie.config.engine import EngineConfig
 from mie.config.params.sampling import SamplingParams
 from mie.memory.manager import KVCacheManager
+from mie.memory.window import Window
+from mie.memory.windowed import WindowedManager
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Request
 
@@ -29,6 +31,12 @@ def was_admitted(request):
     return any(seq.was_admitted for seq in request.sequences)
 
 
+def new_manager(num_blocks, window):
+    if window is None:
+        return KVCacheManager(num_blocks, 2, enable_prefix_caching=False)
+    return WindowedManager(num_blocks, 2, window=window, enable_prefix_caching=False)
+
+
 def has_work(scheduler):
     return bool(scheduler.running or scheduler.waiting)
 
@@ -37,6 +45,7 @@ class Server:
     """A scheduler whose steps are answered at once, and an account of each client's service."""
 
     def __init__(self, policy="fair", *, num_seqs=2, num_blocks=40, budget=16, longest=24, **more):
+        window = more.pop("window", None)
         config = EngineConfig(
             block_size=2,
             max_num_seqs=num_seqs,
@@ -46,7 +55,7 @@ class Server:
             watermark=0.0,
             **more,
         )
-        manager = KVCacheManager(num_blocks, 2, enable_prefix_caching=False)
+        manager = new_manager(num_blocks, window)
         self.records = []
         self.scheduler = Scheduler(config, manager, longest, self.records.append)
         self.bound = 2 * (MOST_PROMPT + 2 * num_seqs * MOST_ANSWER)
@@ -351,6 +360,29 @@ def test_the_client_with_most_seats_makes_way():
     server.add("c", 2, 300)
     server.step()
     assert seats(server) == {"a": 3, "b": 1, "c": 1}
+
+
+def test_a_share_counts_the_blocks_of_layers_with_a_window():
+    """Four short sequences hold fewer whole blocks than a long one, and more blocks in all."""
+    window = Window(size=7, num_groups=5, block_size=2, max_chunk=8)
+    server = Server(num_seqs=40, longest=64, num_blocks=150, fair_turn=1, window=window)
+    for _ in range(4):
+        server.add("short", 6, 40)
+    server.add("long", 46, 10)
+    for _ in range(6):
+        server.step()
+    held = Counter()
+    for seq in server.scheduler.running:
+        held[seq.request.client] += len(seq.held_ids)
+    whole = Counter()
+    for seq in server.scheduler.running:
+        whole[seq.request.client] += len(seq.block_ids)
+    assert held["short"] > held["long"]
+    assert whole["short"] < whole["long"], "whole blocks alone give another order"
+    assert [seq.request.client for seq in server.scheduler._policy.order(6)][-1] == "short"
+    server.add("new", 8, 4)
+    server.step()
+    assert [server.clients[victim[0]] for victim, _ in preempted(server)] == ["short"]
 
 
 def test_a_client_that_was_served_more_takes_no_seat():

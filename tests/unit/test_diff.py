@@ -135,10 +135,21 @@ ROLES_OF = {
     "hunyuan": ["rotated_norm"],
     "qwen3_moe": ["route", "experts"],
 }
+GOLDEN = Path(__file__).parents[1] / "golden" / "models"
+ROLES_OF_GOLDEN = {
+    "qwen2_moe_shared": ["gated_mlp"],
+    "qwen35_delta": ["gated_attention"],
+    "qwen3_next_experts": ["gated_attention", "gated_mlp"],
+    "lfm2_short_convs": ["short_conv", "o"],
+    "olmo_hybrid": ["qkv", "conv_silu", "gated_delta", "gated_norm", "o", "down"],
+    "granite4_mamba": ["conv_silu", "mamba", "gated_norm", "o"],
+}
+"""Roles that the tiny models lack, and roles that follow them."""
 
 
 def test_every_operator_has_a_model_in_which_it_is_changed():
-    assert {*OPERATORS} == {role for roles in ROLES_OF.values() for role in roles}
+    all_roles = (*ROLES_OF.values(), *ROLES_OF_GOLDEN.values())
+    assert {*OPERATORS} == {role for roles in all_roles for role in roles}
 
 
 @pytest.mark.parametrize(
@@ -159,6 +170,20 @@ def test_a_fault_in_any_operator_is_found(tiny: dict[str, TinyModel], family: st
     # A chunk samples nothing, so the first rows of logits appear later.
     has_rows = operator in ("take_rows", "final_norm", "head", "soft_cap", "logits")
     assert report.first.step == (3 if has_rows else 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "operator"),
+    [(name, operator) for name, operators in ROLES_OF_GOLDEN.items() for operator in operators],
+)
+def test_a_fault_in_a_recurrence_or_a_gate_is_found_in_its_layer(name: str, operator: str):
+    prompts = [[5, 6, 7, 8, 9, 10], [5, 6, 7, 12, 13]]
+    work = DiffWorkload(directory=GOLDEN / name, model=name, prompts=prompts, max_tokens=2)
+    layers = {row.layer for row in compare(work, F64, F64).rows if row.operator == operator}
+    report = compare(work, F64, F32, inject=Injection(operator=operator, layer=max(layers)))
+    assert report.first is not None
+    assert (report.first.operator, report.first.layer) == (operator, max(layers))
+    assert report.first.relative == pytest.approx(0.01, rel=0.01)
 
 
 @pytest.mark.parametrize("text", ["q_norm", "down:2", "embed:0"])
