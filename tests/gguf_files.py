@@ -20,6 +20,10 @@ Tensor = tuple[int, tuple[int, ...], bytes]
 """The number of a type, the dimensions in the order of the file, and the data."""
 
 
+class Signed(int):
+    """A number that is written as int32."""
+
+
 def text(value: str | bytes) -> bytes:
     """Return a string of the format."""
     data = value.encode() if isinstance(value, str) else value
@@ -34,7 +38,8 @@ def value(item: Any) -> bytes:
         return struct.pack("<IIQ", 9, kind, len(item)) + data
     if isinstance(item, str):
         return struct.pack("<I", 8) + text(item)
-    kind, code = {bool: (7, "?"), float: (6, "f"), int: (4, "I")}[type(item)]
+    codes = {bool: (7, "?"), float: (6, "f"), int: (4, "I"), Signed: (5, "i")}
+    kind, code = codes[type(item)]
     return struct.pack(f"<I{code}", kind, item)
 
 

@@ -20,6 +20,7 @@ from mie.checkpoint.families import FAMILIES
 from mie.checkpoint.family import Family, Names, QkNorm
 from mie.checkpoint.gguf.architectures import split_names
 from mie.checkpoint.gguf.config import hf_config
+from mie.checkpoint.gguf.files import no_config
 from mie.checkpoint.gguf.header import read_gguf
 from mie.checkpoint.json_reader import JsonReader
 from mie.checkpoint.layer_kinds import SLIDING, layer_kinds
@@ -106,7 +107,7 @@ class ModelConfig:
         if not path.parent.is_dir():
             raise ModelError(f"model directory {directory} does not exist, or is not a directory")
         if not os.path.lexists(path):
-            raise ModelError(f"{directory} is not a model directory: it has no config.json")
+            raise no_config(path.parent)
         config = read_json_object(path, MAX_JSON_BYTES, ModelError)
         generation = path.with_name("generation_config.json")
         if os.path.lexists(generation):

@@ -74,6 +74,9 @@ def read_quantisation(config: JsonReader) -> Quantisation | None:
         UnsupportedModelError: its method or a feature is not supported. The message names it.
         ModelError: a value is bad.
     """
+    of_mlx = config.values.get("quantization")
+    if isinstance(of_mlx, Mapping) and {"bits", "group_size"} <= of_mlx.keys():
+        raise _unsupported(config, "MLX's quantisation (quantization)", _METHODS)
     found = [key for key in ("quantization_config", "compression_config") if config.values.get(key)]
     if not found:
         return None

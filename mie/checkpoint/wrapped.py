@@ -11,7 +11,10 @@ WRAPPERS = (
 )
 """Models with a text part of a supported family, which is in ``text_config``."""
 
-_SHARED = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "quantization_config")
+_SHARED = (
+    *("bos_token_id", "eos_token_id", "dtype", "torch_dtype"),
+    *("quantization", "quantization_config"),
+)
 
 
 def text_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:

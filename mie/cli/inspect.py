@@ -17,6 +17,7 @@ from pathlib import Path
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.experts import Experts
 from mie.checkpoint.gguf.config import hf_config
+from mie.checkpoint.gguf.files import no_config
 from mie.checkpoint.gguf.header import read_gguf
 from mie.checkpoint.hub import HubName, find_cached
 from mie.checkpoint.hub_headers import without_data
@@ -166,7 +167,7 @@ def _architecture_name(directory: Path) -> str:
     if directory.is_file():
         config = hf_config(read_gguf(directory))
     elif not os.path.lexists(path):
-        raise ModelError(f"{directory} is not a model directory: it has no config.json")
+        raise no_config(directory)
     else:
         config = read_json_object(path, MAX_JSON_BYTES, ModelError)
     names = config.get("architectures") or [config.get("model_type")]

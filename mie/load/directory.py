@@ -1,6 +1,5 @@
 """Find the models of a folder, describe them, and measure them before they are loaded."""
 
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.gguf.files import gguf_files, shards
 from mie.checkpoint.safetensors_header import weights_digest
 from mie.checkpoint.tensors import num_parameters
 from mie.config.engine_args import EngineArgs
@@ -20,7 +20,6 @@ from mie.text.chat import TemplateFiles
 
 SHARE = 0.8
 """The share of the available memory that models may take by default."""
-_SHARD = re.compile(r"-(\d{5})-of-\d{5}$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +105,7 @@ class ModelsDirectory:
             with suppress(OSError):  # one that this user may not read
                 if not path.name.startswith("."):
                     found.update(_models_at(path))
-        for name, path in _gguf_files(self.folder).items():
+        for name, path in gguf_files(self.folder).items():
             found[path.name if name in found else name] = path
         return found
 
@@ -122,7 +121,7 @@ class ModelsDirectory:
         except ChatTemplateError:
             template = ""
         is_folder = path.is_dir()
-        files = [*path.glob("*.safetensors")] if is_folder else _shards(path)
+        files = [*path.glob("*.safetensors")] if is_folder else shards(path)
         newest = max(file.stat().st_mtime for file in (*files, path))
         return ModelFiles(
             directories=(path,),
@@ -167,23 +166,6 @@ def _models_at(path: Path) -> dict[str, Path]:
     """Return the models of a folder in a folder of models: one, or several GGUF files."""
     if (path / "config.json").is_file():
         return {path.name: path}
-    files = _gguf_files(path)
+    files = gguf_files(path)
     names = [path.name] if len(files) == 1 else [f"{path.name}/{name}" for name in files]
     return dict(zip(names, files.values(), strict=True))
-
-
-def _gguf_files(folder: Path) -> dict[str, Path]:
-    """Return the GGUF models in a folder by name; the first file stands for several."""
-    found = {}
-    for path in sorted(folder.glob("*.gguf")):
-        shard = _SHARD.search(path.stem)
-        is_part = path.name.lower().startswith("mmproj") or (shard and int(shard[1]) != 1)
-        if path.is_file() and not is_part:
-            found[_SHARD.sub("", path.stem)] = path
-    return found
-
-
-def _shards(path: Path) -> list[Path]:
-    """Return the files of a GGUF model."""
-    first = _SHARD.search(path.stem)
-    return [path] if first is None else [*path.parent.glob(f"{path.stem[: first.start()]}-*.gguf")]

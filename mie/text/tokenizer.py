@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mie.checkpoint.gguf import tokenizer as gguf
+from mie.checkpoint.gguf.files import gguf_remedy
 from mie.checkpoint.gguf.header import read_gguf
-from mie.errors import MieError, RequestError, TokenizerError, printable
+from mie.errors import MieError, RequestError, TokenizerError, printable, shown
 from mie.system.files import read_file, read_json_object
 from mie.system.threads import is_of_the_request
 from mie.text.tokenizer_checks import check_model, checked_tokenizer
@@ -60,8 +61,8 @@ class TokenizerConfig:
         return cls(
             special_tokens={name: text for name, text in tokens.items() if text is not None},
             more_special_tokens=_more_tokens(values, path),
-            add_bos_token=values.get("add_bos_token") is True,
-            add_eos_token=values.get("add_eos_token") is True,
+            add_bos_token=_flag(values, "add_bos_token", path),
+            add_eos_token=_flag(values, "add_eos_token", path),
             chat_template=values.get("chat_template"),
             response_template=values.get("response_template"),
         )
@@ -93,6 +94,14 @@ def _token_text(value: object, name: str, path: Path) -> str | None:
     if value is None or isinstance(value, str):
         return value
     raise TokenizerError(f"{path}: {name} must be a string, got {printable(repr(value))}")
+
+
+def _flag(values: Mapping[str, Any], name: str, path: Path) -> bool:
+    """Return a boolean, which some files write as 0 or 1. An absent one is false."""
+    value = values.get(name)
+    if value in (None, 0, 1):
+        return bool(value)
+    raise TokenizerError(f"{path}: {name} must be a boolean, got {shown(value)}")
 
 
 def _more_tokens(values: Mapping[str, Any], path: Path) -> tuple[str, ...]:
@@ -262,7 +271,8 @@ class Tokenizer:
             ("eos_token", self.config.add_eos_token, self.eos_token_id),
         ):
             if is_wanted and token_id is None:
-                raise TokenizerError(f"tokenizer_config.json sets add_{name} but names no {name}")
+                where = f"the configuration of {self._source}"
+                raise TokenizerError(f"{where} sets add_{name} but names no {name}")
             around.append([token_id] if is_wanted and token_id is not None else [])
         return around[0], around[1]
 
@@ -325,7 +335,7 @@ def _missing(directory: Path) -> str:
             f"{message}: tokenizer.model alone is not supported (save the model's fast tokenizer"
             " with transformers' save_pretrained to get one)"
         )
-    return f"{message}: is it a model directory in Hugging Face format?"
+    return f"{message}: is it a model directory in Hugging Face format?{gguf_remedy(directory)}"
 
 
 def _unnested(step: dict[str, Any]) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ from mie.checkpoint.gguf.header import read_gguf
 from mie.checkpoint.locate import BUNDLED_DIRECTORY, locate_model
 from mie.checkpoint.safetensors_header import weights_digest
 from mie.checkpoint.weights import Checkpoint, expected_tensors, non_finite_tensors
+from mie.cli.inspect import inspect_model
 from mie.errors import ConfigError, ModelError, UnsupportedModelError, WeightsError
 from mie.load.backends import load_backend
 from mie.load.sizing import cache_shape
 from mie.model.decoder import Decoder
 from mie.ops.backend import StepBatch
 from mie.ops.quantised import QuantisedRows, dequantise
+from mie.text.tokenizer import Tokenizer
 
 TESTS = Path(__file__).parents[1]
 MODELS = TESTS / "golden/models"
@@ -492,7 +495,68 @@ def test_ends_of_texts_are_found_by_their_names(tmp_path: Path) -> None:
         assert ModelConfig.load(path).eos_token_ids == expected
 
 
+NONE = gguf_files.Signed(-1)
+
+
+@pytest.mark.parametrize("value", [NONE, 2**32 - 1])
+@pytest.mark.parametrize("key", ["bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id"])
+def test_an_id_of_minus_one_is_no_token(key: str, value: int, tmp_path: Path) -> None:
+    path = with_values(tmp_path / "model.gguf", **{f"tokenizer__ggml__{key}": value})
+    config = ModelConfig.load(path)
+    assert value not in (config.bos_token_id, *config.eos_token_ids)
+
+
+def test_other_ends_of_texts_may_lie_beyond_the_vocabulary(tmp_path: Path) -> None:
+    tokens = [f"t{index}" for index in range(40)]
+    for key, is_fine in (("eot_token_id", True), ("eom_token_id", True), ("eos_token_id", False)):
+        path = with_values(
+            tmp_path / "model.gguf",
+            tokenizer__ggml__tokens=tokens,
+            **{"tokenizer__ggml__eos_token_id": 2, f"tokenizer__ggml__{key}": 10**6},
+        )
+        if is_fine:
+            assert ModelConfig.load(path).eos_token_ids == (2,)
+            continue
+        with pytest.raises(ModelError, match="eos_token_id must lie in 0"):
+            ModelConfig.load(path)
+
+
+def test_booleans_may_be_written_as_integers(tmp_path: Path) -> None:
+    path = with_values(tmp_path / "model.gguf", llama__rope__scaling__finetuned=1)
+    assert ModelConfig.load(path).rope is not None
+
+
 # Names of models
+
+
+@pytest.mark.parametrize(
+    ("names", "named", "unnamed"),
+    [
+        (["a.gguf"], ["a.gguf"], []),
+        (["a-Q4.gguf", "a-Q8.gguf"], ["a-Q4.gguf or ", "a-Q8.gguf"], []),
+        (["a-00001-of-00002.gguf", "a-00002-of-00002.gguf"], ["a-00001"], ["a-00002"]),
+        (["mmproj-a.gguf", "a.gguf"], ["/a.gguf"], ["mmproj"]),
+        ([f"{letter}.gguf" for letter in "abcdefghij"], ["/h.gguf or 2 other files"], ["/i.gguf"]),
+        ([], [], ["GGUF"]),
+    ],
+)
+def test_the_gguf_files_of_a_directory_are_named(
+    names: list[str], named: list[str], unnamed: list[str], tmp_path: Path
+) -> None:
+    for name in names:
+        (tmp_path / name).write_bytes(b"GGUF")
+    failing: list[Callable[[Path], Any]] = [
+        ModelConfig.load,
+        lambda path: LLM(path, backend="numpy"),
+        lambda path: inspect_model(str(path)),
+        lambda path: Tokenizer.load(path, None),
+    ]
+    for fail in failing:
+        with pytest.raises(ModelError) as caught:
+            fail(tmp_path)
+        message = str(caught.value)
+        assert all(name in message for name in named), message
+        assert not any(name in message for name in unnamed), message
 
 
 def test_a_gguf_file_is_a_model_without_revisions(tmp_path: Path) -> None:

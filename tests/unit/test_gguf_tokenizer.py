@@ -7,12 +7,14 @@ from typing import Any
 
 import gguf_files
 import pytest
-from gguf_files import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
+from gguf_files import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Signed
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders as library_decoders
 
 from mie import LLM
+from mie.checkpoint.families import FAMILIES
+from mie.checkpoint.gguf.architectures import ARCHITECTURES
 from mie.checkpoint.locate import BUNDLED_DIRECTORY
 from mie.errors import ChatTemplateError, TokenizerError
 from mie.text.chat import TemplateFiles
@@ -22,7 +24,7 @@ TEXTS = [
     *("", " ", "  ", "Hello", " Hello world ", "  two   spaces", "tab\tand\n\nlines\r\n \n x"),
     "wow!\n a_x camelC we's e\u0301t 1234",
     *("I'll don't CAN'T we'Ve it's", "camelCaseWords HTTPServer ÉCOLE école", "quickly a quickly"),
-    *("1 12 123 1234 12345 ١٢٣ ½ Ⅷ", "a+b=c; //x /*y*/ {z}\n/path/to !!!\n\n?"),
+    *("1 12 123 1234 12345 ١٢٣ ½ Ⅷ", "a+b=c; +; //x /*y*/ {z}\n/path/to !!!\n\n?"),
     *(
         "e\u0301 \u00e9 ﬁ Å",
         "猫が好き 한국어 привет עברית हिन्दी",
@@ -68,15 +70,68 @@ PATTERNS = {
         r"\s*[\r\n]+|\s+(?!\S)|\s+",
     ],
 }
-PRES = (*PATTERNS, "gpt-2", "smollm")
+WORDS_OF_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+CJK = r"[\x{4E00}-\x{9FA5}\x{800}-\x{4E00}\x{AC00}-\x{D7FF}]+"
+PATTERNS |= {
+    "default": [r"[\p{P}$+<=>^~|]+", WORDS_OF_GPT2, r"\p{N}+", "[0-9]{3}"],
+    "falcon": [r"[\p{P}$+<=>^~|`]+", WORDS_OF_GPT2, "[0-9]{3}"],
+    "deepseek-llm": [
+        *(r"\r|\n", r"\s?[\p{Lu}\p{Ll}\p{Lt}]+"),
+        r"\s?[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}]+",
+        *(r"\s+$", CJK, r"\p{N}+"),
+    ],
+    "deepseek-coder": [r"\r|\n", r"\s?\p{L}+", r"\s?\p{P}+", CJK, r"\p{N}"],
+}
+PRES = (*PATTERNS, "gpt-2", "smollm", "olmo")
+NORMALISES = ("qwen2", "olmo")
 ADDS_BOS = ("llama-bpe", "tekken")
 IGNORES_MERGES = (*ADDS_BOS, "smaug-bpe")
 ALIKE = {"llama-bpe", "smaug-bpe"}
 """Pre-tokenizers that differ only in whether they add a token before each text."""
 
 
-CROSSING = [("!", "Ċ"), ("_", "x"), ("l", "C"), ("e", "'"), ("e", "Ì")]
+CROSSING = [("!", "Ċ"), ("+", ";"), ("_", "x"), ("l", "C"), ("e", "'"), ("e", "Ì")]
 """Merges over the borders that some of the patterns draw."""
+
+ALIASES = {
+    "falcon3": "llama-bpe",
+    "llama3": "llama-bpe",
+    "llama-v3": "llama-bpe",
+    "exaone4": "gpt-2",
+    "phi-2": "gpt-2",
+    "mpt": "olmo",
+    "refact": "smollm",
+    "starcoder": "smollm",
+    "glm4": "dbrx",
+    "chatglm-bpe": "dbrx",
+    "deepseek-r1-qwen": "qwen2",
+    "pixtral": "tekken",
+}
+"""Names of pre-tokenizers, and other names of the same ones."""
+
+MODELS_OF_PRES = {
+    "llama": [
+        *("Llama", "TinyLlama", "Yi", "Mistral", "Mixtral", "ERNIE 4.5", "Phi-3"),
+        *("Gemma", "Gemma 2", "Gemma 3"),
+    ],
+    "llama-bpe": ["Llama"],
+    "tekken": ["Mistral", "Ministral 3"],
+    "qwen2": ["Qwen2", "Qwen2.5", "Qwen3", "Qwen1.5-MoE"],
+    "dbrx": ["OLMo 2", "OLMo 3", "Phi-4"],
+    "refact": ["Granite", "Granite 3"],
+    "gpt-4o": ["gpt-oss", "Phi-4-mini"],
+    "smollm": ["SmolLM"],
+    "smaug-bpe": ["SmolLM3"],
+    "falcon3": ["Falcon 3"],
+    "exaone4": ["EXAONE 4"],
+    "olmo": ["OLMoE"],
+    "glm4": ["GLM-4-9B", "GLM-4-0414"],
+    "chatglm-bpe": ["GLM-4-9B"],
+    "hunyuan-dense": ["Hunyuan"],
+    "seed-coder": ["Seed-OSS"],
+}
+"""Models by the pre-tokenizer that llama.cpp's converter finds, or "llama" for SentencePiece."""
+QUALIFIERS = ("text", "dense", "sparse", "sparse with a shared expert")
 
 
 def corpus() -> list[str]:
@@ -97,7 +152,7 @@ def library_tokenizer(pre: str) -> Library:
     if pre == "smollm":
         steps = [pre_tokenizers.Digits(individual_digits=True), to_bytes]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    if pre == "qwen2":
+    if pre in NORMALISES:
         tokenizer.normalizer = normalizers.NFC()
     # Merges of digits and of words with other signs, which only some patterns allow.
     wanted, tokenizer.pre_tokenizer = tokenizer.pre_tokenizer, loose
@@ -129,6 +184,11 @@ def bpe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     begin, end = map(reference.token_to_id, ("<|begin|>", "<|end|>"))
     values |= {"tokenizer.ggml.bos_token_id": begin, "tokenizer.ggml.eos_token_id": end}
     return request.param, reference, write(folder / "model.gguf", values)
+
+
+def bundled_bpe(pre: str) -> dict[str, Any]:
+    """Return the metadata of the bundled model's tokenizer, without its special tokens."""
+    return gguf_files.bpe_of(BUNDLED_DIRECTORY, pre, 0)
 
 
 def write(path: Path, values: dict[str, Any]) -> Path:
@@ -163,16 +223,163 @@ def test_no_other_pre_tokenizer_gives_the_same_tokens(bpe: Any) -> None:
         assert [tokenizer.encode(text, add_special_tokens=False) for text in TEXTS] != wanted, other
 
 
-def test_the_file_can_say_whether_bos_and_eos_are_added(tmp_path: Path) -> None:
-    values = gguf_files.bpe_of(BUNDLED_DIRECTORY, "llama-bpe", 0) | {
+@pytest.mark.parametrize("pre", ALIASES)
+def test_other_names_of_a_pre_tokenizer_give_the_same_tokens(pre: str, tmp_path: Path) -> None:
+    loaded = [
+        Tokenizer.load(write(tmp_path / "m.gguf", bundled_bpe(name)), None)
+        for name in (pre, ALIASES[pre])
+    ]
+    assert len({repr([each.encode(text) for text in TEXTS]) for each in loaded}) == 1
+
+
+def models_of_gguf() -> list[str]:
+    """Return the names of the models whose GGUF files mie claims to read."""
+    families = {name for row in ARCHITECTURES.values() for name in row.families}
+    titles = ", ".join(FAMILIES[name].title for name in sorted(families)).split(", ")
+    return sorted(set(titles) - {*QUALIFIERS})
+
+
+@pytest.mark.parametrize("model", models_of_gguf())
+def test_every_model_of_the_families_has_a_known_pre_tokenizer(model: str, tmp_path: Path) -> None:
+    pres = [pre for pre, models in MODELS_OF_PRES.items() if model in models]
+    assert pres
+    for pre in pres:
+        values = pieces() if pre == "llama" else bundled_bpe(pre)
+        tokenizer = Tokenizer.load(write(tmp_path / "m.gguf", values), None)
+        assert "quickly" in tokenizer.decode(tokenizer.encode("quickly a"))
+
+
+@pytest.mark.parametrize("pre", [..., "", "default"])
+def test_a_file_without_a_pre_tokenizer_is_read_with_a_warning(
+    pre: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reference = library_tokenizer("default")
+    reference.save(str(tmp_path / "tokenizer.json"))
+    values = gguf_files.bpe_of(tmp_path, "", 0) | {"tokenizer.ggml.pre": pre}
+    kept = {key: item for key, item in values.items() if item is not ...}
+    tokenizer = Tokenizer.load(write(tmp_path / "m.gguf", kept), None)
+    (record,) = caplog.records
+    assert str(tmp_path / "m.gguf") in record.getMessage()
+    assert "llama.cpp's default" in record.getMessage()
+    assert "tokenizer=DIRECTORY" in record.getMessage()
+    for text in TEXTS:
+        assert tokenizer.encode(text) == reference.encode(text).ids
+
+
+# Special tokens
+
+
+@pytest.mark.parametrize("value", [-1, 2**32 - 1, 10**6])
+@pytest.mark.parametrize("name", ["padding", "seperator", "unknown", "mask", "eot", "fim_pre"])
+def test_an_unused_special_token_may_be_absent(name: str, value: int, tmp_path: Path) -> None:
+    key = f"tokenizer.ggml.{name}_token_id"
+    values = bundled_bpe("gpt-2") | {key: Signed(value) if value < 0 else value}
+    tokenizer = Tokenizer.load(write(tmp_path / "m.gguf", values), None)
+    assert not tokenizer.special_tokens
+    assert tokenizer.encode("Hi")
+
+
+@pytest.mark.parametrize("value", [Signed(-1), 2**32 - 1])
+@pytest.mark.parametrize("name", ["bos", "eos"])
+def test_bos_and_eos_may_be_absent_unless_they_are_added(
+    name: str, value: int, tmp_path: Path
+) -> None:
+    values = bundled_bpe("gpt-2") | {f"tokenizer.ggml.{name}_token_id": value}
+    assert Tokenizer.load(write(tmp_path / "m.gguf", values), None).encode("Hi")
+    values[f"tokenizer.ggml.add_{name}_token"] = True
+    with pytest.raises(TokenizerError, match=f"sets add_{name}_token but names no {name}_token"):
+        Tokenizer.load(write(tmp_path / "m.gguf", values), None)
+
+
+@pytest.mark.parametrize(
+    ("token", "is_special"),
+    [
+        *[(token, True) for token in ("<|im_start|>", "<|im_end|>", "<end_of_turn>", "<EOT>")],
+        *[(token, False) for token in ("<tool_call>", "</think>", "[INST]")],
+    ],
+)
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_an_added_token_is_one_token_even_if_its_type_is_normal(
+    kind: str, token: str, is_special: bool, tmp_path: Path
+) -> None:
+    values = bundled_bpe("gpt-2") if kind == "gpt2" else pieces()
+    index = len(values["tokenizer.ggml.tokens"])
+    values["tokenizer.ggml.tokens"].append(token)
+    values["tokenizer.ggml.token_type"].append(NORMAL)
+    values.setdefault("tokenizer.ggml.scores", [0.0] * index).append(-(10.0**6))
+    tokenizer = Tokenizer.load(write(tmp_path / "m.gguf", values), None)
+    assert index in tokenizer.encode(f"quickly{token}a")
+    assert (index in tokenizer.special_ids) is is_special
+
+
+def test_a_special_id_makes_a_normal_token_special_unless_texts_have_it(tmp_path: Path) -> None:
+    values = bundled_bpe("gpt-2")
+    tokens, kinds = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.token_type"]
+    tokens.append("~endoftext~")
+    kinds.append(NORMAL)
+    word = tokens.index("Ġthe")
+    for index, is_special in ((len(tokens) - 1, True), (word, False)):
+        values["tokenizer.ggml.eos_token_id"] = index
+        tokenizer = Tokenizer.load(write(tmp_path / "m.gguf", values), None)
+        assert (index in tokenizer.special_ids) is is_special
+
+
+def test_pieces_in_brackets_that_merges_reach_stay_text(tmp_path: Path) -> None:
+    values = bundled_bpe("gpt-2")
+    values["tokenizer.ggml.tokens"] += ["<b", "<br", "<br>"]
+    values["tokenizer.ggml.token_type"] += [NORMAL] * 3
+    values["tokenizer.ggml.merges"] += ["< b", "<b r", "<br >"]
+    tokenizer = Tokenizer.load(write(tmp_path / "m.gguf", values), None)
+    assert "<br>" not in tokenizer.added_tokens.values()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name", "strips"),
+    [
+        ("phi3", "Phi 3.5 Mini Instruct", True),
+        ("phi3", None, True),
+        ("llama", "Phi-3 Mini 4K", True),
+        ("llama", "phi3", True),
+        ("llama", "Phi_3", True),
+        ("llama", "Phi 4", False),
+        ("llama", None, False),
+    ],
+)
+def test_spaces_after_special_tokens_of_phi_3_are_part_of_them(
+    architecture: str, name: str | None, strips: bool, tmp_path: Path
+) -> None:
+    values = pieces() | {"general.architecture": architecture}
+    values |= {} if name is None else {"general.name": name}
+    first = len(values["tokenizer.ggml.tokens"])
+    for token in ("<|user|>", "<|end|>", "<|assistant|>", "<|endoftext|>"):
+        values["tokenizer.ggml.tokens"].append(token)
+        values["tokenizer.ggml.token_type"].append(CONTROL)
+        values["tokenizer.ggml.scores"].append(0.0)
+    user, end, assistant, end_of_text = range(first, first + 4)
+    tokenizer = Tokenizer.load(write(tmp_path / "m.gguf", values), None)
+    word, newline = (sentencepiece(text, values) for text in ("quickly", "\n"))
+    text = "<|user|>\nquickly<|end|>\n<|assistant|>\n"
+    between = [] if strips else newline
+    spaced = word if strips else sentencepiece("\nquickly", values)
+    expected = [1, user, *spaced, end, *between, assistant, *between]
+    assert tokenizer.encode(text) == expected
+    # The end of a text keeps the space after it.
+    assert tokenizer.encode("<|endoftext|>\n") == [1, end_of_text, *newline]
+
+
+@pytest.mark.parametrize(("adds_bos", "adds_eos"), [(False, True), (0, 1), (True, False), (1, 0)])
+def test_the_file_can_say_whether_bos_and_eos_are_added(
+    adds_bos: Any, adds_eos: Any, tmp_path: Path
+) -> None:
+    values = bundled_bpe("llama-bpe") | {
         "tokenizer.ggml.bos_token_id": 0,
         "tokenizer.ggml.eos_token_id": 1,
-        "tokenizer.ggml.add_bos_token": False,
-        "tokenizer.ggml.add_eos_token": True,
+        "tokenizer.ggml.add_bos_token": adds_bos,
+        "tokenizer.ggml.add_eos_token": adds_eos,
     }
     ids = Tokenizer.load(write(tmp_path / "m.gguf", values), None).encode("Hi")
-    assert ids[0] != 0
-    assert ids[-1] == 1
+    assert (ids[0] == 0) is bool(adds_bos)
+    assert (ids[-1] == 1) is bool(adds_eos)
 
 
 # SentencePiece
@@ -264,7 +471,7 @@ def test_the_space_before_a_text_can_be_off(tmp_path: Path) -> None:
 
 
 def test_templates_are_in_the_metadata(tmp_path: Path) -> None:
-    values = gguf_files.bpe_of(BUNDLED_DIRECTORY, "gpt-2", 0)
+    values = bundled_bpe("gpt-2")
     path = write(tmp_path / "m.gguf", values)
     with pytest.raises(ChatTemplateError, match=r"no chat template in the metadata of .*m\.gguf"):
         TemplateFiles(path).read()
@@ -289,8 +496,8 @@ def test_a_tokenizer_that_is_given_takes_precedence(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"model": "bert"}, r"kind 'bert'; mie reads 'gpt2' and 'llama' \(pass"),
-        ({"pre": "default"}, r"splits texts by 'default' .*; known: gpt-2, .*tokenizer=DIRECTORY"),
-        ({"pre": ...}, "splits texts by None"),
+        ({"pre": "other"}, r"splits texts by 'other' .*; known: .*gpt-2, .*tokenizer=DIRECTORY"),
+        ({"pre": 1}, "splits texts by 1"),
         ({"tokens": ...}, "has no tokenizer.ggml.tokens of type str"),
         ({"tokens": [1, 2]}, "has no tokenizer.ggml.tokens of type str"),
         ({"tokens": ["a", "a"], "token_type": [1, 1]}, "has a token twice"),
@@ -299,10 +506,13 @@ def test_a_tokenizer_that_is_given_takes_precedence(tmp_path: Path) -> None:
         ({"merges": ["no such"]}, "is not a tokenizer"),
         ({"bos_token_id": 10**6}, "bos_token_id 1000000, which is not a token"),
         ({"bos_token_id": "x"}, "bos_token_id 'x', which is not a token"),
+        ({"padding_token_id": "x"}, "padding_token_id 'x', which is not a token"),
+        ({"add_bos_token": 2}, "add_bos_token 2, which is not a boolean"),
+        ({"add_eos_token": "yes"}, "add_eos_token 'yes', which is not a boolean"),
     ],
 )
 def test_a_broken_vocabulary_is_refused(changes, message, tmp_path) -> None:
-    values = gguf_files.bpe_of(BUNDLED_DIRECTORY, "gpt-2", 0)
+    values = bundled_bpe("gpt-2")
     values |= {f"tokenizer.ggml.{key}": item for key, item in changes.items()}
     kept = {key: item for key, item in values.items() if item is not ...}
     with pytest.raises(TokenizerError, match=message) as caught:
@@ -316,7 +526,7 @@ def test_a_broken_vocabulary_is_refused(changes, message, tmp_path) -> None:
         ({"scores": ...}, "has no tokenizer.ggml.scores of type float"),
         ({"scores": [1.0]}, "but 1 scores"),
         ({"precompiled_charsmap": [1, 2]}, r"precompiled_charsmap, which is not read \(pass"),
-        ({"add_space_prefix": 1}, "add_space_prefix 1, which is not a boolean"),
+        ({"add_space_prefix": 2}, "add_space_prefix 2, which is not a boolean"),
         ({"tokens": ["x" * 257], "token_type": [1], "scores": [0.0]}, "257 characters; the limit"),
     ],
 )

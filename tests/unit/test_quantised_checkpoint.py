@@ -247,6 +247,23 @@ def test_other_methods_are_refused_with_a_way_out(method: str):
     assert len(message) < 500
 
 
+@pytest.mark.parametrize("own", [{}, {"mode": "mxfp4"}, {"model.layers.0.mlp": {"bits": 8}}])
+@pytest.mark.parametrize("is_twice", [True, False])
+@pytest.mark.parametrize("is_wrapped", [True, False])
+def test_a_quantised_model_of_mlx_is_refused_by_name(
+    own: dict[str, Any], is_twice: bool, is_wrapped: bool
+):
+    scheme = {"group_size": 64, "bits": 4, **own}
+    config = {"quantization": scheme, **({"quantization_config": scheme} if is_twice else {})}
+    if is_wrapped:
+        text = {**LLAMA, "model_type": "gemma3_text"}
+        config |= {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    else:
+        config = LLAMA | config
+    with pytest.raises(UnsupportedModelError, match=r"MLX's quantisation .*the unquantised model"):
+        ModelConfig.from_hf(config)
+
+
 def changed_group(**changes: Any) -> dict[str, Any]:
     [group] = PACKED["config_groups"].values()
     return PACKED | {"config_groups": {"a": group | {"weights": group["weights"] | changes}}}

@@ -78,6 +78,9 @@ def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
         ('{"eos_token": 5}', "eos_token must be a string, got 5"),
         ('{"eos_token": "<nope>"}', "eos_token in .* is '<nope>', which .* does not have"),
         ('{"add_bos_token": true}', "sets add_bos_token but names no bos_token"),
+        ('{"add_eos_token": 1}', "sets add_eos_token but names no eos_token"),
+        ('{"add_bos_token": 2}', "add_bos_token must be a boolean, got 2"),
+        ('{"add_eos_token": "yes"}', "add_eos_token must be a boolean, got 'yes'"),
     ],
 )
 def test_a_broken_tokenizer_config_is_named(tmp_path: Path, text: str, message: str) -> None:

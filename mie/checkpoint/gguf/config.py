@@ -9,7 +9,8 @@ from typing import Any
 
 from mie.checkpoint.families import FAMILIES
 from mie.checkpoint.gguf.architectures import ARCHITECTURES, GgufArchitecture, family_of
-from mie.checkpoint.gguf.header import STRING, GgufArray, GgufHeader, decimal
+from mie.checkpoint.gguf.header import NO_TOKEN, STRING, GgufArray, GgufHeader, decimal
+from mie.checkpoint.gguf.tokenizer import END_TOKENS
 from mie.errors import ModelError, TokenizerError, UnsupportedModelError, WeightsError, shown
 from mie.system.files import open_file
 
@@ -17,13 +18,7 @@ _KEYS, _SAMPLING = json.loads(
     Path(__file__).with_name("keys.json").read_text(encoding="utf-8")
 ).values()
 """Keys of ``config.json`` and `SamplingParams`, and of the metadata after a prefix."""
-_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
-_END_TOKENS = {
-    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>",
-    "<end_of_turn>", "<EOT>", "<|return|>", "<|call|>",
-}  # fmt: skip
-"""Tokens that end a text in every model that has them, as in llama.cpp."""
-
+_OTHER_ENDS = ("eot_token_id", "eom_token_id")
 _MAY_HAVE_BIAS = ("attn_q", "attn_qkv", "attn_output", "ffn_down")
 _LAYERS_OF_27B = (46, 62)  # Gemma 2 and 3, whose scores are scaled by the average head
 _ROUNDING = 1e-6  # relative, of float32
@@ -57,7 +52,7 @@ def hf_config(header: GgufHeader) -> dict[str, Any]:
         "mlp_bias": has_bias["ffn_down"],
         "partial_rotary_factor": _rotary_part(values, name, config["head_dim"]),
         "rope_scaling": _rope_scaling(header, name, config),
-        "bos_token_id": values.get("tokenizer.ggml.bos_token_id"),
+        "bos_token_id": _special_id(header, "bos_token_id"),
         "eos_token_id": _end_ids(header),
         "dtype": "float16" if embedding is None else _dtype(embedding.dtype),
     }
@@ -91,7 +86,7 @@ def _of_family(
         is_27b = config["num_hidden_layers"] in _LAYERS_OF_27B
         divided = _quotient(config, "hidden_size", "num_attention_heads")
         found["query_pre_attn_scalar"] = divided if is_27b else config["head_dim"]
-    if values.get(f"{name}.rope.scaling.finetuned", True) is not True:
+    if not values.get(f"{name}.rope.scaling.finetuned", True):
         raise UnsupportedModelError(
             f"{header.path}: layers without RoPE ({name}.rope.scaling.finetuned) are not supported "
             f"in {architecture}"
@@ -118,18 +113,29 @@ def _dtype(kind: str) -> str:
 
 
 def _end_ids(header: GgufHeader) -> list[Any]:
-    values = [header.values.get(f"tokenizer.ggml.{key}") for key in _END_KEYS]
-    found = [value for value in values if value is not None]
     tokens = header.values.get("tokenizer.ggml.tokens")
+    values = [_special_id(header, key) for key in ("eos_token_id", *_OTHER_ENDS)]
+    found = [value for value in values if value is not None]
     if isinstance(tokens, GgufArray) and tokens.kind == STRING:
         try:
-            ends = {text: index for index, text in enumerate(tokens) if text in _END_TOKENS}
+            ends = {text: index for index, text in enumerate(tokens) if text in END_TOKENS}
         except UnicodeDecodeError as error:
             raise TokenizerError(f"{header.path} has a token that is not UTF-8") from error
         found += ends.values()
         if {"<|return|>", "<|call|>"} <= ends.keys():  # harmony, where it ends only a message
             found = [index for index in found if index != ends.get("<|end|>")]
     return list(dict.fromkeys(found))
+
+
+def _special_id(header: GgufHeader, key: str) -> Any:
+    """Return the id of a special token, or None if the model lacks the token.
+
+    BOS and EOS must be in the vocabulary. Other tokens that end a text may be left out.
+    """
+    value = header.values.get(f"tokenizer.ggml.{key}")
+    tokens = header.values.get("tokenizer.ggml.tokens")
+    is_absent = isinstance(tokens, GgufArray) and isinstance(value, int) and value >= tokens.count
+    return None if value in NO_TOKEN or (is_absent and key in _OTHER_ENDS) else value
 
 
 def _rotary_part(values: Mapping[str, Any], name: str, head_dim: Any) -> float | None:

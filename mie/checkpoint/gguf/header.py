@@ -53,6 +53,8 @@ _TYPES = (
 _SCALARS = {**dict(enumerate("BbHhIif?")), **dict(enumerate("Qqd", 10))}
 """The codes of `struct` by the numbers of types of values."""
 STRING, _ARRAY = 8, 9
+NO_TOKEN = (-1, (1 << 32) - 1)
+"""The ids of special tokens that a model lacks; the second is -1 in 32 bits without a sign."""
 _LENGTH = struct.Struct("<Q")
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _MAX_DIMENSIONS = 4

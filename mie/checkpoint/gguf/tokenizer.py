@@ -5,11 +5,13 @@ Two kinds are read: byte-level BPE with merges ("gpt2"), and SentencePiece's BPE
 original model in all that changes tokens.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import logging
+import re
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from mie.checkpoint.gguf.header import GgufArray, GgufHeader
+from mie.checkpoint.gguf.header import NO_TOKEN, GgufArray, GgufHeader
+from mie.checkpoint.gguf.splitters import DEFAULT, SPLITTERS, Splitter
 from mie.checkpoint.size_limits import MAX_PIECE_CHARACTERS, MAX_PIECE_LENGTH
 from mie.errors import TokenizerError, shown
 
@@ -22,88 +24,35 @@ _SPECIAL_IDS: Mapping[str, str] = {
     "pad_token": "padding_token_id",
     "sep_token": "seperator_token_id",  # so spelled in the format
 }
+_USED = ("bos_token", "eos_token")
 _SPACE = "▁"
 
+END_TOKENS = {
+    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>",
+    "<end_of_turn>", "<EOT>", "<|return|>", "<|call|>",
+}  # fmt: skip
+"""Tokens that end a text in every model that has them, as in llama.cpp."""
 
-@dataclass(frozen=True, kw_only=True)
-class _Splitter:
-    """How a text is split into words before merges: by patterns in turn, or by named steps."""
+_BRACKETED = re.compile(r"<.+>|\[.+\]")
+_KEEP_SPACES_OF_PHI_3 = ("<unk>", "<s>", "<|endoftext|>")
 
-    patterns: tuple[str, ...] = ()
-    splits_digits: bool = False
-    normalizer: str = ""
-    ignores_merges: bool = False
-    """Whether a word that is a token is not merged."""
-    adds_bos: bool = False
-
-
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2 = _LLAMA3.replace("{1,3}", "")
-_TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_CASES = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
-_ENDING = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_GPT4O = _TEKKEN.replace(f"|{_CASES}+", f"{_ENDING}|{_CASES}+").replace(
-    r"|\p{N}|", rf"{_ENDING}|\p{{N}}{{1,3}}|"
-)
-_SEED = _QWEN2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
-_HUNYUAN = (
-    r"\p{N}{1,3}",
-    "[一-龥\u3040-ゟ゠-ヿ]+",
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-)
-_OF_LLAMA3 = _Splitter(patterns=(_LLAMA3,), ignores_merges=True, adds_bos=True)
-_OF_GPT4 = _Splitter(patterns=(_LLAMA3,))
-_OF_QWEN2 = _Splitter(patterns=(_QWEN2,), normalizer="NFC")
-_OF_TEKKEN = _Splitter(patterns=(_TEKKEN,), ignores_merges=True, adds_bos=True)
-_DIGITS = _Splitter(splits_digits=True)
-_SPLITTERS: Mapping[str, _Splitter] = {
-    "gpt-2": _Splitter(),
-    "smollm": _DIGITS,
-    "starcoder": _DIGITS,
-    "refact": _DIGITS,  # Granite 3
-    "llama-bpe": _OF_LLAMA3,
-    "llama3": _OF_LLAMA3,
-    "llama-v3": _OF_LLAMA3,
-    "smaug-bpe": _Splitter(patterns=(_LLAMA3,), ignores_merges=True),  # SmolLM3
-    "dbrx": _OF_GPT4,  # Granite 4, OLMo 2 and 3, Phi-4
-    "glm4": _OF_GPT4,
-    "chatglm-bpe": _OF_GPT4,
-    "gpt-4o": _Splitter(patterns=(_GPT4O,)),  # Phi-4-mini
-    "seed-coder": _Splitter(patterns=(_SEED,)),
-    "hunyuan-dense": _Splitter(patterns=_HUNYUAN),
-    "qwen2": _OF_QWEN2,
-    "deepseek-r1-qwen": _OF_QWEN2,
-    "tekken": _OF_TEKKEN,
-    "pixtral": _OF_TEKKEN,
-}
-"""The splitters by ``tokenizer.ggml.pre``. The patterns are those of the models' own files."""
+logger = logging.getLogger(__name__)
 
 
 def tokenizer_config(header: GgufHeader) -> dict[str, Any]:
     """Return the model's ``tokenizer_config.json``: special tokens and chat templates.
 
     Raises:
-        TokenizerError: an id has no token, or a value is of a wrong kind.
+        TokenizerError: the id of BOS or EOS has no token, or a value is of a wrong kind.
     """
     found = _Vocabulary(header)
-    tokens = {}
-    for name, key in _SPECIAL_IDS.items():
-        token_id = header.values.get(_PREFIX + key)
-        if token_id is not None:
-            tokens[name] = found.token(token_id, key)
+    tokens = {name: found.token(key, is_used=name in _USED) for name, key in _SPECIAL_IDS.items()}
     adds_bos = found.model == "llama" or found.splitter.adds_bos
+    has_bos = tokens["bos_token"] is not None
     return {
-        **tokens,
-        "add_bos_token": header.values.get(_PREFIX + "add_bos_token", adds_bos),
-        "add_eos_token": header.values.get(_PREFIX + "add_eos_token", False),
+        **{name: token for name, token in tokens.items() if token is not None},
+        "add_bos_token": found.flag("add_bos_token", adds_bos and has_bos),
+        "add_eos_token": found.flag("add_eos_token", False),
         "chat_template": _chat_templates(header),
     }
 
@@ -116,17 +65,21 @@ def tokenizer_json(header: GgufHeader) -> dict[str, Any]:
     """
     found = _Vocabulary(header)
     parts = _bpe(found) if found.model == "gpt2" else _sentencepiece(found)
+    merged = {one + two for one, two in parts["model"]["merges"]}
+    strips = found.is_phi_3
     added = [
         {
             "id": index,
             "content": token,
             "single_word": False,
             "lstrip": False,
-            "rstrip": False,
+            "rstrip": strips and token not in _KEEP_SPACES_OF_PHI_3,
             "normalized": False,
             "special": kind != _USER_DEFINED,
         }
-        for index, (token, kind) in enumerate(zip(found.tokens, found.kinds, strict=True))
+        for index, (token, kind) in enumerate(
+            zip(found.tokens, found.mended_kinds(merged), strict=True)
+        )
         if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
     ]
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **parts}
@@ -142,7 +95,7 @@ class _Vocabulary:
             raise self.error(
                 f"has a tokenizer of kind {shown(self.model)}; mie reads 'gpt2' and 'llama'", True
             )
-        self.splitter = self._splitter() if self.model == "gpt2" else _Splitter()
+        self.splitter = self._splitter() if self.model == "gpt2" else Splitter()
         self.tokens = self.array("tokens", str)
         self.kinds = self.array("token_type", int, [_NORMAL] * len(self.tokens))
         if len(self.kinds) != len(self.tokens):
@@ -161,6 +114,42 @@ class _Vocabulary:
             raise self.error("has a token twice")
         return ids
 
+    @property
+    def is_phi_3(self) -> bool:
+        """Whether the model is a Phi-3, whose special tokens swallow the space after them.
+
+        No key of the file has this property of tokens. Phi-4 has the same architecture and another
+        kind of vocabulary.
+        """
+        name = str(self._header.values.get("general.name", "")).lower()
+        architecture = self._header.values.get("general.architecture")
+        is_named = "phi3" in re.sub(r"[-_ ]", "", name)
+        return self.model == "llama" and (architecture == "phi3" or is_named)
+
+    def mended_kinds(self, merged: Set[str]) -> list[int]:
+        """Return the kinds of the tokens, of which some files call added tokens normal ones.
+
+        A text would never become such a token, because it is not one of the ``merged`` pieces.
+        """
+        special = {
+            value
+            for key, value in self._header.values.items()
+            if key.startswith(_PREFIX) and key.endswith("_token_id")
+        }
+        kinds = list(self.kinds)
+        for index, (token, kind) in enumerate(zip(self.tokens, kinds, strict=True)):
+            if kind != _NORMAL or len(token) < 2:
+                continue
+            if token in END_TOKENS:
+                kinds[index] = _CONTROL
+            elif token in merged:
+                continue
+            elif index in special:
+                kinds[index] = _CONTROL
+            elif _BRACKETED.fullmatch(token):
+                kinds[index] = _CONTROL if token.startswith("<|") else _USER_DEFINED
+        return kinds
+
     def array(self, key: str, kind: type, default: Sequence[Any] | None = None) -> Sequence[Any]:
         """Return the elements of an array, which are of one kind."""
         array = self._header.values.get(_PREFIX + key)
@@ -175,29 +164,40 @@ class _Vocabulary:
         return values
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return the boolean under ``key``."""
+        """Return the boolean under ``key``, which some files write as 0 or 1."""
         value = self._header.values.get(_PREFIX + key, default)
-        if not isinstance(value, bool):
+        if value not in (0, 1):
             raise self.error(f"has {_PREFIX}{key} {shown(value)}, which is not a boolean")
-        return value
+        return bool(value)
 
-    def token(self, token_id: Any, key: str) -> str:
-        """Return the token of an id under ``key``."""
-        if not isinstance(token_id, int) or not 0 <= token_id < len(self.tokens):
+    def token(self, key: str, *, is_used: bool = False) -> str | None:
+        """Return the token of the id under ``key``, or None if the model has no such token.
+
+        Raises:
+            TokenizerError: the value is no integer. Or ``is_used`` is set, and the id is not in the
+                vocabulary.
+        """
+        token_id = self._header.values.get(_PREFIX + key)
+        if token_id is None or token_id in NO_TOKEN:
+            return None
+        is_id = isinstance(token_id, int)
+        if is_id and 0 <= token_id < len(self.tokens):
+            return str(self.tokens[token_id])
+        if is_used or not is_id:
             raise self.error(f"has {_PREFIX}{key} {shown(token_id)}, which is not a token")
-        return str(self.tokens[token_id])
+        return None
 
     def error(self, problem: str, has_remedy: bool = False) -> TokenizerError:
         """Return the error for a problem of the file."""
         remedy = " (pass the original model's tokenizer: tokenizer=DIRECTORY)" if has_remedy else ""
         return TokenizerError(f"{self._header.path} {problem}{remedy}")
 
-    def _splitter(self) -> _Splitter:
-        name = self._header.values.get(_PREFIX + "pre")
-        if not isinstance(name, str) or name not in _SPLITTERS:
-            known = ", ".join(_SPLITTERS)
+    def _splitter(self) -> Splitter:
+        name = self._header.values.get(_PREFIX + "pre") or DEFAULT
+        if not isinstance(name, str) or name not in SPLITTERS:
+            known = ", ".join(SPLITTERS)
             raise self.error(f"splits texts by {shown(name)} ({_PREFIX}pre); known: {known}", True)
-        return _SPLITTERS[name]
+        return SPLITTERS[name]
 
     def refuse(self, key: str) -> None:
         """Raise if the file has a value under ``key``, which would change the text."""
@@ -214,17 +214,25 @@ def _bpe(found: _Vocabulary) -> dict[str, Any]:
             raise found.error(f"has the merge {shown(merge)} without a space")
         merges.append([merge[:place], merge[place + 1 :]])
     splitter = found.splitter
+    if splitter is SPLITTERS[DEFAULT]:
+        logger.warning(
+            "%s",
+            found.error(
+                f"does not name its pre-tokenizer ({_PREFIX}pre), so texts are split by "
+                "llama.cpp's default and may have other tokens than in the model's "
+                "training",
+                True,
+            ),
+        )
     split = {"type": "Split", "behavior": "Isolated", "invert": False}
-    own: list[dict[str, Any]] = [
-        {**split, "pattern": {"Regex": pattern}} for pattern in splitter.patterns
-    ]
-    if splitter.splits_digits:
-        own = [{"type": "Digits", "individual_digits": True}]
-    to_bytes = _byte_level(use_regex=not splitter.patterns)
+    splits = [{**split, "pattern": {"Regex": pattern}} for pattern in splitter.patterns]
     model = {"ignore_merges": splitter.ignores_merges, "byte_fallback": False, "fuse_unk": False}
     return {
         "normalizer": {"type": splitter.normalizer} if splitter.normalizer else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*own, to_bytes]},
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [*splits, _byte_level(use_regex=False)],
+        },
         "post_processor": None,
         "decoder": _byte_level(use_regex=True),
         "model": {"type": "BPE", **model, "vocab": found.ids, "merges": merges},
@@ -241,8 +249,8 @@ def _sentencepiece(found: _Vocabulary) -> dict[str, Any]:
     found.refuse("precompiled_charsmap")
     found.refuse("remove_extra_whitespaces")
     ids = found.ids
-    unknown = next((t for t, kind in zip(found.tokens, found.kinds, strict=True)
-                    if kind == _UNKNOWN), None)  # fmt: skip
+    typed = zip(found.tokens, found.kinds, strict=True)
+    unknown = found.token("unknown_token_id") or next((t for t, k in typed if k == _UNKNOWN), None)
     to_marks = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     prefix = (
         [{"type": "Prepend", "prepend": _SPACE}] if found.flag("add_space_prefix", True) else []
