@@ -30,6 +30,9 @@ _PARAMETERS: Mapping[str, str] = {
     "max_new_tokens": "max_tokens",
 }
 
+CONVERSATION: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+"""The sampling parameters of conversations with a model that recommends none, as in llama.cpp."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationConfig:
@@ -39,6 +42,24 @@ class GenerationConfig:
     eos_token_ids: tuple[int, ...] = ()
     """The end-of-sequence ids of the file, in addition to the model's."""
     source: str = "vllm"
+    is_neutral: bool = False
+    """Whether the user turned recommendations off."""
+
+    @property
+    def recommends(self) -> bool:
+        """Whether the model or the user says how to sample."""
+        return not CONVERSATION.keys().isdisjoint(self.sampling)
+
+    @property
+    def conversation(self) -> Mapping[str, Any]:
+        """The default sampling parameters of a conversation.
+
+        A model that recommends none has those of `CONVERSATION`, since few small models stay
+        sensible at temperature 1 with the whole vocabulary.
+        """
+        if self.is_neutral or self.recommends:
+            return self.sampling
+        return {**CONVERSATION, **self.sampling}
 
     @classmethod
     def load(
@@ -70,6 +91,7 @@ class GenerationConfig:
             },
             eos_token_ids=JsonReader(values=values, source=str(path)).token_ids("eos_token_id"),
             source=_source(path, overrides),
+            is_neutral=where == "vllm",
         )
 
 

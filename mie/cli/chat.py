@@ -94,14 +94,19 @@ def _new_chat(args: argparse.Namespace, stack: ExitStack, look: Look, tells_spee
     tags: dict[str, Any] = {} if args.reasoning_parser else {"reasoning_parser": "auto"}
 
     def load(name: str) -> LLM:
-        return load_llm(argparse.Namespace(**{**vars(args), "model": name}), **tags)
+        llm = load_llm(argparse.Namespace(**{**vars(args), "model": name}), **tags)
+        report_sampling_defaults(args, llm, is_conversation=True)
+        return llm
 
     def params_of(llm: LLM, settings: Mapping[str, Any]) -> SamplingParams:
-        return sampling_params(args, settings, llm.generation_config.sampling)
+        return sampling_params(args, settings, llm.generation_config.conversation)
 
     # A model without --trace has no other owner than the conversation, so that /model can free it.
-    llm = stack.enter_context(llm_with_trace(args, **tags)) if args.trace else load(args.model)
-    report_sampling_defaults(args, llm)
+    if args.trace:
+        llm = stack.enter_context(llm_with_trace(args, **tags))
+        report_sampling_defaults(args, llm, is_conversation=True)
+    else:
+        llm = load(args.model)
     params = params_of(llm, {})
     return Chat(
         conversation=Conversation(llm, params, args.system, look=look, tells_speed=tells_speed),

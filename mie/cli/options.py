@@ -160,19 +160,24 @@ def sampling_params(
     )
 
 
-def report_sampling_defaults(args: argparse.Namespace, llm: LLM) -> None:
-    """Print on standard error which defaults of the model are used and have an effect."""
+def report_sampling_defaults(
+    args: argparse.Namespace, llm: LLM, *, is_conversation: bool = False
+) -> None:
+    """Print on standard error which default parameters are used and have an effect."""
     from mie.config.params.sampling import SamplingParams
 
-    neutral = SamplingParams()
+    neutral, generation = SamplingParams(), llm.generation_config
+    is_own = not is_conversation or generation.recommends
+    defaults = generation.conversation if is_conversation else generation.sampling
     in_force = [
         f"{name}={value}"
-        for name, value in llm.generation_config.sampling.items()
+        for name, value in defaults.items()
         if name not in _given_sampling(args) and value != getattr(neutral, name)
     ]
     if in_force:
+        whose = "of the model" if is_own else "of conversations, as the model recommends none"
         note = "--generation-config vllm ignores them"
-        print(f"[sampling defaults of the model: {', '.join(in_force)} · {note}]", file=sys.stderr)
+        print(f"[sampling defaults {whose}: {', '.join(in_force)} · {note}]", file=sys.stderr)
 
 
 def _given_sampling(args: argparse.Namespace) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from mie.serve.metrics import ServerMetrics
 from mie.serve.page.routes import PageRoutes
 from mie.serve.page.shell import PageShell
 from mie.serve.routes import routes
-from mie.serve.serving import Serving, without_paths
+from mie.serve.serving import Serving, names_of, without_paths
 from mie.system.threads import call_in_thread, start_thread
 
 logger = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ class EngineEdge(Edge):
     """The routes, if this is one of several engines of a server."""
 
     def __init__(self, engine: AsyncLLM, config: ServeConfig) -> None:
-        name = (config.served_model_name or [engine.model])[0]
+        name = (config.served_model_name or names_of(engine.model))[0]
         metrics = ServerMetrics(engine, name)
         super().__init__(config, Health(engine, config.watchdog_timeout), metrics)
         self.queue_limit = QueueLimit(engine, config, metrics.reject)
@@ -206,6 +206,15 @@ async def summary(engine: AsyncLLM) -> list[str]:
         values = ", ".join(f"{name}={value}" for name, value in generation.sampling.items())
         note = "--generation-config vllm ignores the file"
         defaults = f"sampling defaults of {generation.source}: {values} ({note})"
+    more = {
+        name: value
+        for name, value in generation.conversation.items()
+        if name not in generation.sampling
+    }
+    if more:
+        values = ", ".join(f"{name}={value}" for name, value in more.items())
+        note = "the model recommends none; --generation-config vllm ignores them"
+        defaults += f"; in conversations on /chat and Ollama's routes: {values} ({note})"
     return [
         f"{facts.model} · {facts.backend} · {facts.dtype} · context of "
         f"{facts.max_model_len:,} tokens · {facts.num_blocks:,} blocks of {facts.block_size} "

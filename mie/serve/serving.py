@@ -55,6 +55,11 @@ class Asked(Generic[A]):
     structure_name: str = field(init=False)
     """The client's field that describes the structure of the answer."""
 
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """Sampling parameters that the client need not give."""
+        return self.serving.defaults
+
     def set_params(
         self,
         structure_name: str,
@@ -75,7 +80,7 @@ class Asked(Generic[A]):
             ConfigError: a value is out of range, or values contradict each other.
         """
         values: dict[str, Any] = {"max_tokens": None} if fills_context else {}
-        values |= self.serving.defaults
+        values |= self.defaults
         values |= {name: value for name, value in given.items() if value is not None}
         kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
         with naming_structure(structure_name):
@@ -100,10 +105,12 @@ class Serving:
     def __post_init__(self) -> None:
         self.created = int(time.time())
         self.chat_template = _chat_template(self.config.chat_template)
-        self.names = tuple(self.config.served_model_name or _names(self.facts.model))
+        self.names = tuple(self.config.served_model_name or names_of(self.facts.model))
         self.system_fingerprint = f"fp_{self.digest[:12]}"
         self.defaults: Mapping[str, Any] = dict(self.engine.generation_config.sampling)
         """Sampling parameters that the model's files, or the command line, recommend."""
+        self.conversation_defaults = dict(self.engine.generation_config.conversation)
+        """The same for conversations on the page and in Ollama's dialect."""
         self._reports: set[str] = set()
         self.pace = Pace(self.config.max_chunks_per_second)
         self.running: dict[str, Writer[Any]] = {}
@@ -207,10 +214,14 @@ def salt_of(scope: Scope, cache_salt: str | None) -> str | None:
     return hashlib.sha256(f"{of_key}\0{cache_salt}".encode()).hexdigest()
 
 
-def _names(model: str) -> list[str]:
-    """The names of a model that was loaded from a directory, or under a name."""
-    last = Path(model).name
-    return [model] if last == model else [model, last]
+def names_of(model: str) -> list[str]:
+    """The names of a model that was loaded from a path, or under a name.
+
+    The first is for people: a path on this machine gives way to the name of the file.
+    """
+    is_path = os.path.exists(model)
+    last = os.path.basename(os.path.abspath(model)) if is_path else Path(model).name
+    return list(dict.fromkeys([last, model] if is_path else [model, last]))
 
 
 def _digest(facts: ModelFacts, config: EngineConfig, weights: str) -> str:

@@ -85,6 +85,57 @@ async def test_a_request_gets_what_the_model_recommends_unless_it_says_otherwise
     assert await ask(default, temperature=0) == await ask(neutral, temperature=0)
 
 
+CONVERSATION = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+
+
+@pytest.fixture(scope="module")
+def plain_engine(tmp_path_factory):
+    """The engine of the bundled model without its recommendations."""
+    folder = tmp_path_factory.mktemp("plain") / "model"
+    shutil.copytree(BUNDLED_DIRECTORY, folder)
+    (folder / "generation_config.json").unlink()
+    engine = engine_of(str(folder))
+    yield engine
+    engine.shutdown()
+
+
+@pytest.mark.parametrize("is_page", [False, True], ids=["elsewhere", "page"])
+@pytest.mark.parametrize("path", DIALECTS)
+async def test_conversations_have_defaults_where_the_model_recommends_none(
+    plain_engine, path, is_page
+):
+    """Ollama's routes and the page's chat are conversations. Other routes under /v1 are neutral."""
+
+    async def ask(**given):
+        async with client_of(plain_engine) as client:
+            given = {"seed": 5, **given}
+            given = {"options": {"num_predict": 12, **given}} if "/api/" in path else given
+            headers = {"x-mie-page": "1"} if is_page else {}
+            return text_of(
+                await client.post(path, json={**DIALECTS[path], **given}, headers=headers)
+            )
+
+    neutral = {"temperature": 1, "top_p": 1}
+    is_conversation = "/api/" in path or (is_page and path == "/v1/chat/completions")
+    if path not in ("/v1/responses", "/v1/messages"):  # these lack a field of the four
+        spelled_out = await ask(**CONVERSATION)
+        assert spelled_out != await ask(**neutral, top_k=-1, min_p=0)
+        assert (await ask() == spelled_out) == is_conversation
+    if not is_conversation:
+        assert await ask() == await ask(**neutral)
+
+
+async def test_the_server_says_which_defaults_conversations_have(plain_engine, capsys):
+    async with server_of(plain_engine), client_of(plain_engine) as client:
+        shown = (await client.post("/api/show", json={})).json()
+    values = "temperature=0.8, top_k=40, top_p=0.95, min_p=0.05"
+    note = "the model recommends none; --generation-config vllm ignores them"
+    where = "in conversations on /chat and Ollama's routes"
+    [said] = [line for line in capsys.readouterr().err.splitlines() if "sampling" in line]
+    assert said == f"[sampling defaults: neutral; {where}: {values} ({note})]"
+    assert shown["parameters"] == "temperature 0.8\ntop_p 0.95\ntop_k 40\nmin_p 0.05"
+
+
 async def test_a_recommended_length_holds_where_a_request_names_none(engines):
     async def ask(engine, **given):
         body = {"messages": MESSAGES, "ignore_eos": True, **given}

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import small_tokenizers
 import tiny_models
+from gguf_files import gguf_bytes
 
 from mie import LLM, EngineArgs, SamplingParams
+from mie.checkpoint.generation import GenerationConfig
 from mie.cli.options import (
     add_engine_options,
     add_sampling_options,
@@ -111,6 +113,38 @@ def test_mistakes_are_named_before_weights_are_read(generation, settings, error,
         LLM(directory, skip_tokenizer_init=True, **settings)
 
 
+CONVERSATION = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+
+
+@pytest.mark.parametrize("sets", [set(), *({name} for name in CONVERSATION), {*CONVERSATION}])
+@pytest.mark.parametrize(
+    "others", [{}, {"max_new_tokens": 9}, {"repetition_penalty": 1.2}, {"do_sample": True}]
+)
+def test_a_conversation_has_defaults_of_its_own_only_where_the_file_has_none(
+    sets: set[str], others: dict[str, Any], tmp_path: Path
+) -> None:
+    own = {name: RECOMMENDED[name] for name in sets}
+    directory = model(tmp_path, {**own, **others, "eos_token_id": 2})
+    found = GenerationConfig.load(directory)
+    assert found.conversation == {**(own or CONVERSATION), **found.sampling}
+    assert found.sampling.items() >= own.items()
+    assert found.sampling.keys().isdisjoint(CONVERSATION.keys() - sets)
+    assert GenerationConfig.load(directory, "vllm").conversation == {}
+    overridden = GenerationConfig.load(directory, "auto", {"top_k": 3})
+    assert overridden.conversation == overridden.sampling
+
+
+def test_a_conversation_without_any_file_has_these_defaults(tmp_path: Path) -> None:
+    assert GenerationConfig.load(model(tmp_path / "model", None)).conversation == CONVERSATION
+    gguf = tmp_path / "model.gguf"
+    gguf.write_bytes(gguf_bytes({"general.architecture": "llama"}, {}))
+    assert GenerationConfig.load(gguf).conversation == CONVERSATION
+    gguf.write_bytes(
+        gguf_bytes({"general.architecture": "llama", "general.sampling.temp": 0.25}, {})
+    )
+    assert GenerationConfig.load(gguf).conversation == {"temperature": 0.25}
+
+
 # They are used only where no parameters are given.
 
 
@@ -154,6 +188,23 @@ def test_the_command_line_prints_the_defaults_in_use(tmp_path, capsys) -> None:
     assert said("--temperature", "0") == f"[sampling defaults of the model: top_k=20 · {note}]\n"
     assert said("--temperature", "0", "--top-k", "0") == ""
     assert said("--generation-config", "vllm") == ""
+
+
+def test_the_first_line_of_a_conversation_gives_the_defaults_in_use(tmp_path, capsys) -> None:
+    def said(generation: dict[str, Any], *words: str) -> str:
+        source = ("--model", str(model(tmp_path, generation)), "--load-format", "dummy")
+        fixed = ("--skip-tokenizer-init", "--num-blocks", "16", "--num-threads", "1")
+        args = arguments(*source, *fixed, *words)
+        report_sampling_defaults(args, load_llm(args), is_conversation=True)
+        return capsys.readouterr().err
+
+    note = "--generation-config vllm ignores them"
+    opening = "[sampling defaults of conversations, as the model recommends none"
+    values = "top_k=40, top_p=0.95, min_p=0.05"
+    assert said({}) == f"{opening}: temperature=0.8, {values} · {note}]\n"
+    assert said({}, "--temperature", "0") == f"{opening}: {values} · {note}]\n"
+    assert said({"top_k": 7}) == f"[sampling defaults of the model: top_k=7 · {note}]\n"
+    assert said({}, "--generation-config", "vllm") == ""
 
 
 # The end of a text.

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from typing import Any, TypeVar, cast
 
@@ -64,6 +64,10 @@ class LineWriter(PartsWriter[T]):
     media_type = NDJSON
     id_prefix = "ollama-"
 
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        return self.serving.conversation_defaults
+
     async def complete(self, prompt: dict[str, Any]) -> ASGIApp:
         """Answer a prompt with the parameters of the body."""
         body, serving = self.body, self.serving
@@ -76,7 +80,7 @@ class LineWriter(PartsWriter[T]):
                 raise invalid(f"{message} (--max-model-len)", "options")
             if num_prompt >= context:
                 raise too_long(num_prompt, None, context)
-            wanted = num_new or serving.defaults.get("max_tokens") or context
+            wanted = num_new or self.defaults.get("max_tokens") or context
             num_new = min(wanted, context - num_prompt)
         logprobs = num_logprobs(body.top_logprobs, body.logprobs, "logprobs=true")
         structure = None

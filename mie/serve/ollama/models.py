@@ -49,7 +49,7 @@ async def show(asked: Asked[ShowRequest]) -> Response:
     capabilities = await _capabilities(serving)
     return json_response(
         description(asked.model, serving.facts, serving.created, serving.template_text)
-        | {"parameters": _parameters(serving.defaults), "capabilities": capabilities},
+        | {"parameters": _parameters(serving.conversation_defaults), "capabilities": capabilities},
         asked.headers,
     )
 

@@ -1,18 +1,19 @@
 """``POST /v1/chat/completions``."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from starlette.types import ASGIApp
 
 from mie.frontend.outputs import CompletionOutput, LogprobRow
-from mie.serve.asgi import json_string
+from mie.serve.asgi import header, json_string
 from mie.serve.body import Body
 from mie.serve.errors import unsupported
 from mie.serve.openai.chunks import ChunkWriter, set_params
 from mie.serve.openai.protocol import ChatCompletionRequest, TemplateFields
+from mie.serve.page.access import PAGE_HEADER
 from mie.serve.serving import Serving
 from mie.serve.writer import Choice, num_logprobs
 from mie.structured.tools.parser import JsonEnd
@@ -58,6 +59,12 @@ class ChatWriter(ChunkWriter[ChatCompletionRequest]):
         object = "chat.completion.chunk" if is_stream else "chat.completion"
         super().__init__(object=object, **asked)
         self._sends_reasoning = self.body.include_reasoning is not False
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """The model's, and on the page those of a conversation."""
+        is_page = header(self.scope, PAGE_HEADER) is not None
+        return self.serving.conversation_defaults if is_page else self.serving.defaults
 
     async def run(self) -> ASGIApp:
         body = self.body
