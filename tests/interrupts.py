@@ -59,7 +59,14 @@ def handlers() -> Iterator[None]:
 class Injector:
     """Raises at a line of `mie`, and optionally once more at a call soon afterwards."""
 
-    def __init__(self, strike: Callable[[], object], line: int, second_call: int | None = None):
+    def __init__(
+        self,
+        strike: Callable[[], object],
+        line: int,
+        second_call: int | None = None,
+        counts: Callable[[FrameType], bool] = lambda frame: True,
+    ):
+        """``counts`` tells whether a line of a frame counts."""
         self.num_lines = 0
         """Number of lines that ran."""
         self.where: list[str] = []
@@ -67,6 +74,7 @@ class Injector:
         self._strike = strike
         self._line = line
         self._second_call = second_call
+        self._counts = counts
 
     def run(self, function: Callable[[], object]) -> object:
         """Call the function with interruptions."""
@@ -81,7 +89,8 @@ class Injector:
         return self._trace_lines if frame.f_code.co_filename.startswith(ROOT) else None
 
     def _trace_lines(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "line" and not _leaves_with(frame) and not _is_nop(frame):
+        is_line = event == "line" and not _leaves_with(frame) and not _is_nop(frame)
+        if is_line and self._counts(frame):
             self.num_lines += 1
             if self.num_lines == self._line:
                 self.where.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")

@@ -185,12 +185,16 @@ class Engine:
             if request is not None:
                 self.scheduler.abort(request)
 
-    def fail(self, request_id: str, error: Exception) -> None:
-        """End a request that caused an error. The other requests continue."""
-        with self._changing(request_id) as request:
-            if request is not None:
-                logger.error("request %s failed: %s: %s", request_id, type(error).__name__, error)
-                request.error = error
+    def fail(self, request: Request, error: Exception) -> None:
+        """End a request that caused an error. The other requests continue.
+
+        A request that has ended already is only marked.
+        """
+        with self._changing(request.request_id) as unfinished:
+            what = f"{type(error).__name__}: {error}"
+            logger.error("request %s failed: %s", request.request_id, what)
+            request.error = error
+            if unfinished is request:
                 self.scheduler.abort(request, "error")
 
     def finish(
@@ -283,7 +287,7 @@ class Engine:
         owner = self.scheduler.owner_of(fault.row)
         if owner is None or not is_of_the_request(fault.error):
             raise fault.error from None
-        self.fail(owner.request_id, fault.error)
+        self.fail(owner, fault.error)
         return owner.request_id
 
     def _finish_step(

@@ -123,9 +123,7 @@ class OutputProcessor:
         except Exception as error:
             if not is_of_the_request(error):
                 raise
-            state.fail()
-            self._engine.fail(request_id, error)
-            state.advance()
+            self._fail(state, error)
         for choice in state.stopped():
             self._engine.finish(request_id, choice.sequence.index, "stop", choice.stop_reason)
         collector = state.collector()
@@ -135,3 +133,8 @@ class OutputProcessor:
             if collector is not None and not state.is_beam:  # a beam may keep blocks
                 collector.request_ids.discard(request_id)
             del self._states[request_id]
+
+    def _fail(self, state: PreparedRequest, error: Exception) -> None:
+        """End a request with an error, also if the engine has computed its last step."""
+        self._engine.fail(state, error)
+        state.fail(error)

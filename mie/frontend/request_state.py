@@ -6,6 +6,7 @@ is derived from them, so that anything an exception leaves half-done is derived 
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
@@ -19,6 +20,7 @@ from mie.errors import RequestError
 from mie.frontend.outputs import CompletionOutput, Logprob, LogprobRow, RequestOutput
 from mie.sched.result import TokenLogprobs
 from mie.sched.sequence import FinishReason, Request, Sequence
+from mie.system.threads import is_of_the_request
 from mie.text.stream import TextStream
 from mie.text.tokenizer import Tokenizer
 
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
     from mie.frontend.conversation import AnswerState
     from mie.structured.tools.formats import AnswerFormat
+
+logger = logging.getLogger(__name__)
 
 
 class Collector:
@@ -140,6 +144,7 @@ class PreparedRequest(Request):
         self._lock = threading.Lock()  # the engine's thread adds, the caller's takes
         self._is_filed = False  # it is in its collector's news
         self._is_over = False  # the final output was handed out
+        self._fault: Exception | None = None  # raised by `take`, for `advance` to raise again
         self._prompt_rows: list[LogprobRow | None] = [None]
         self._num_prompt_taken = 0
         key = "" if self.answer is None else os.urandom(16).hex()
@@ -152,9 +157,11 @@ class PreparedRequest(Request):
         """Process the sequences' new tokens.
 
         Raises:
-            Exception: any error of the tokenizer, for which the request is to blame.
+            Exception: any error of the tokenizer or of a parser, for which the request is to blame.
         """
         with self._lock:
+            if self._fault is not None:
+                raise self._fault
             for choice in self._choices:
                 self._advance(choice)
             self.is_answered = all(choice.finish_reason for choice in self._choices)
@@ -186,35 +193,49 @@ class PreparedRequest(Request):
         """Return the choices that have met a stop string while their sequences still run."""
         return [c for c in self._choices if c.finish_reason and not c.sequence.finish_reason]
 
-    def fail(self) -> None:
-        """Stop decoding text, because the tokenizer failed."""
+    def fail(self, error: Exception) -> None:
+        """End the answer with this error. Its tokens are kept, and no more text is decoded.
+
+        The sequences may have ended without an error, because the text of the last token comes
+        after the last step.
+        """
         with self._lock:
-            self._tokenizer = None
-            for choice in self._choices:
-                choice.stream, choice.is_broken = None, False
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self.error = self.error or error
+        self._tokenizer = self._fault = None
+        for choice in self._choices:
+            choice.stream = choice.answer = None
+            if choice.is_broken or choice.finish_reason is None:
+                choice.is_broken, choice.finish_reason = False, None
+                self._advance(choice)
+                choice.finish_reason, choice.stop_reason = "error", None
+        self.is_answered = True
 
     def take(self) -> RequestOutput | None:
-        """Return the next output for the caller, or None after the final one.
+        """Return the next output for the caller, or None if there is none (any more).
 
-        Under CUMULATIVE it has everything so far, otherwise only the news.
+        Under CUMULATIVE it has everything so far, otherwise only the news. If making the output
+        raises, the request fails: at once if it has ended, and otherwise in the engine's thread.
         """
         with self._lock:
             if self._is_over:
                 return None
-            error = self.error
-            self.metrics.num_generation_tokens = sum(each.num_tokens for each in self._choices)
-            output = RequestOutput(
-                request_id=self.request_id,
-                prompt=self.prompt,
-                prompt_token_ids=self.token_ids,
-                prompt_logprobs=self._take_prompt_logprobs(),
-                outputs=[self._completion(each) for each in self._choices if self._is_due(each)],
-                finished=self.is_answered,
-                num_cached_tokens=self.metrics.num_cached_tokens,
-                metrics=self.metrics,
-                error=None if error is None else f"{type(error).__name__}: {error}",
-                is_invalid=isinstance(error, RequestError),
-            )
+            if any(choice.is_broken for choice in self._choices):  # the next turn files it again
+                self._is_filed = False
+                return None
+            try:
+                output = self._output()
+            except Exception as error:
+                if not is_of_the_request(error):
+                    raise
+                logger.exception("the output of request %s cannot be made", self.request_id)
+                if not self.is_answered:
+                    self._is_filed, self._fault = False, error
+                    return None
+                self._fail(error)
+                output = self._output()
             for choice in self._choices:
                 choice.num_taken = choice.num_tokens
                 choice.num_characters_taken = len(choice.text)
@@ -224,6 +245,22 @@ class PreparedRequest(Request):
             self._is_filed = False
             self._is_over = output.finished
         return output
+
+    def _output(self) -> RequestOutput:
+        error = self.error
+        self.metrics.num_generation_tokens = sum(each.num_tokens for each in self._choices)
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.token_ids,
+            prompt_logprobs=self._take_prompt_logprobs(),
+            outputs=[self._completion(each) for each in self._choices if self._is_due(each)],
+            finished=self.is_answered,
+            num_cached_tokens=self.metrics.num_cached_tokens,
+            metrics=self.metrics,
+            error=None if error is None else f"{type(error).__name__}: {error}",
+            is_invalid=isinstance(error, RequestError),
+        )
 
     def _is_due(self, choice: _Choice) -> bool:
         """Return whether the next output has this choice. Under DELTA it must have news."""
@@ -265,10 +302,11 @@ class PreparedRequest(Request):
 
     def _advance(self, choice: _Choice) -> None:
         sequence = choice.sequence
-        if choice.finish_reason is not None:
-            return
         if choice.is_broken:
             choice.begin(self._new_stream())
+            choice.is_broken = False
+        if choice.finish_reason is not None:
+            return
         reason = sequence.finish_reason
         num_prompt = len(self.token_ids)
         first = num_prompt + choice.num_tokens

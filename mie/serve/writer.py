@@ -311,11 +311,11 @@ class Writer(Asked[A], EventStream, ABC):
         """End unfinished prompts before the next step, and forget the request. It never waits."""
         if self._timer is not None:
             self._timer.cancel()
+        self.serving.running.pop(self.response_id, None)
         self._stream.close()
         num_prompt = sum(len(each.token_ids) for each in self.prepared)
         work = work_of(num_prompt, self._stream.num_generated, self._stream.metrics)
         facts_of(self.scope).update(work)
-        self.serving.running.pop(self.response_id, None)
 
 
 def num_logprobs(wanted: int | None, is_on: bool | None, switch: str) -> int | None:

@@ -118,6 +118,32 @@ def test_only_the_request_that_makes_a_step_raise_fails(llm, alone, monkeypatch)
     assert outputs[-1].request_id == request_id
 
 
+@pytest.mark.parametrize("name", ["advance", "_output"])
+def test_an_error_after_the_last_token_fails_only_its_request(llm, alone, monkeypatch, name):
+    from mie.frontend.request_state import PreparedRequest
+
+    original, others = getattr(PreparedRequest, name), []
+
+    def method(request):
+        is_bad = request.params.top_k == 7 and request.is_finished
+        if is_bad and request.error is None and request._tokenizer is not None:
+            others.extend(llm.engine.requests)
+            raise ZeroDivisionError("its text")
+        return original(request)
+
+    monkeypatch.setattr(PreparedRequest, name, method)
+    bad = params(top_k=7, max_tokens=3)
+    with pytest.raises(RequestFailedError, match="ZeroDivisionError: its text") as caught:
+        llm.generate([PROMPTS[0], PROMPTS[1]], [params(), bad], use_tqdm=False)
+    good, failed = caught.value.outputs
+    assert good.outputs[0].text == alone[0]
+    assert (failed.finished, failed.outputs[0].finish_reason) == (True, "error")
+    assert bool(others) == (name == "advance")
+    with pytest.raises(RequestFailedError, match="its text"):
+        list(llm.stream(PROMPTS[0], bad))
+    assert not llm.loop.processor._states
+
+
 def test_an_observer_that_raises_costs_no_output(llm, alone, caplog):
     def observer(stats):
         raise ValueError("it does not like them")
