@@ -32,7 +32,6 @@ from typing import Any
 
 import numpy as np
 import safetensors
-import safetensors.torch
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
@@ -116,35 +115,11 @@ def save_model(case: Case, seed: int, directory: Path) -> None:
     model = AutoModelForCausalLM.from_config(case.config_class(**case.config))
     randomize(model)
     model.to(case.dtype).save_pretrained(directory, max_shard_size=case.max_shard_size)
-    if model.config.model_type == "olmo_hybrid":
-        restore_names(directory)
     for path in directory.glob("*.safetensors"):
         path.chmod(0o644)
     if case.transformers_4_config:
         path = directory / "config.json"
         write_json(path, spelled_as_transformers_4(json.loads(path.read_text())))
-
-
-def restore_names(directory: Path) -> None:
-    """Name and split the tensors of OLMo hybrid as the published files do.
-
-    transformers reads those. But it saves the norm after attention under another layer's name, and
-    three convolutions of equal sizes.
-    """
-    for path in directory.glob("*.safetensors"):
-        tensors = safetensors.torch.load_file(path)
-        attends = {name.partition(".self_attn.")[0] for name in tensors if ".self_attn." in name}
-        wrong = [f"{layer}.feedforward_layer_norm.weight" for layer in attends]
-        for name in tensors.keys() & wrong:
-            right = name.replace("feedforward_layer_norm", "post_attention_layernorm")
-            tensors[right] = tensors.pop(name)
-        for first in [name for name in tensors if name.endswith("q_conv1d.weight")]:
-            names = [first.replace("q_conv", f"{part}_conv") for part in "qkv"]
-            kernels = torch.cat([tensors[name] for name in names])
-            sizes = [len(tensors[name.replace("conv1d", "proj")]) for name in names]
-            parts = [part.contiguous() for part in kernels.split(sizes)]
-            tensors |= dict(zip(names, parts, strict=True))
-        safetensors.torch.save_file(tensors, path, {"format": "pt"})
 
 
 @torch.no_grad()

@@ -235,6 +235,13 @@ def _read_config(reader: JsonReader, architecture: str) -> ModelConfig:
     num_heads = reader.integer("num_attention_heads", maximum=MAX_WIDTH)
     vocab_size = reader.integer("vocab_size", maximum=MAX_VOCABULARY)
     head_dim = _head_dim(reader, hidden_size, num_heads)
+    if family.norms_hidden_size and num_heads * head_dim != hidden_size:
+        raise reader.error(
+            "head_dim",
+            f"must be {hidden_size // num_heads}, hidden_size / num_attention_heads, because the "
+            f"norm of {architecture}'s queries has the size of the hidden states",
+            head_dim,
+        )
     has_biases = "use_bias" in family.implements and reader.flag("use_bias", default=False)
     o_bias = family.o_bias_key is not None and reader.flag(family.o_bias_key, default=False)
     inner, least = "intermediate_size", 1
@@ -259,9 +266,7 @@ def _read_config(reader: JsonReader, architecture: str) -> ModelConfig:
         rms_norm_eps=reader.number("rms_norm_eps", default=1e-6, low=MIN_EPS, high=MAX_EPS),
         max_position_embeddings=reader.integer("max_position_embeddings", maximum=MAX_CONTEXT),
         tie_word_embeddings=reader.flag("tie_word_embeddings", default=False),
-        qkv_bias=has_biases
-        or family.always_qkv_bias
-        or reader.flag("attention_bias", default=False),
+        qkv_bias=has_biases or _qkv_bias(reader, family),
         o_bias=has_biases or o_bias,
         mlp_bias=has_biases or reader.flag("mlp_bias", default=False),
         qk_norm=family.qk_norm,
@@ -325,6 +330,12 @@ def _num_kv_heads(reader: JsonReader, num_heads: int) -> int:
             "num_key_value_heads", f"must divide num_attention_heads ({num_heads})", num_kv_heads
         )
     return num_kv_heads
+
+
+def _qkv_bias(reader: JsonReader, family: Family) -> bool:
+    if "qkv_bias" in family.implements:
+        return reader.flag("qkv_bias", default=True)
+    return family.always_qkv_bias or reader.flag("attention_bias", default=False)
 
 
 def _head_dim(reader: JsonReader, hidden_size: int, num_heads: int) -> int:

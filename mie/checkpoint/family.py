@@ -104,6 +104,8 @@ class Family:
     """The flag for a bias of attention's output, or None if it never has one."""
     qk_norm: QkNorm | None = None
     """The norms of queries and keys: of each head, before or after RoPE, or of all heads."""
+    norms_hidden_size: bool = False
+    """Whether the norm of queries has the size of the hidden states, and so have the heads."""
     rope_by_type: bool = False
     """Whether ``rope_scaling`` is for full attention, and ``rope_parameters`` by layer type."""
     rope_is_interleaved: bool = False

@@ -26,6 +26,7 @@ from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.entries import TensorEntry, some
 from mie.checkpoint.quantisation import Quantisation
 from mie.checkpoint.safetensors_header import read_entries
+from mie.checkpoint.spellings import divided_as, renamed
 from mie.checkpoint.stacked import unstacked
 from mie.checkpoint.tensors import Shape, expected_tensors
 from mie.errors import WeightsError, shown
@@ -109,6 +110,8 @@ class Checkpoint:
                 raise WeightsError(f"{directory} is a GGUF file and has no quantization_config")
             return open_gguf(Path(directory), expected)
         found = unstacked(_text_entries(read_entries(Path(directory))), expected)
+        found = renamed(found, expected)
+        expected = divided_as(found, expected)
         ignored = [name for name in found if name not in expected and _IGNORED.fullmatch(name)]
         if quantisation is not None:
             from mie.checkpoint.quantised import open_quantised  # which imports this module

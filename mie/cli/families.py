@@ -41,10 +41,11 @@ def _features(family: Family) -> Iterator[str]:
         yield "gated attention"
     if family.windows in _WINDOWS:
         yield _WINDOWS[family.windows]
-    if family.always_qkv_bias:
+    has_qkv_bias = family.always_qkv_bias or "qkv_bias" in family.implements
+    if has_qkv_bias:
         yield "biases of q, k and v"
     for key, text in _KEYS.items():
-        if key in family.implements and not (family.always_qkv_bias and key == "attention_bias"):
+        if key in family.implements and not (has_qkv_bias and key == "attention_bias"):
             yield text
     if family.expert_size is not None:
         yield "experts"

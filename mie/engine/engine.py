@@ -81,8 +81,8 @@ class Engine:
         """Number of token ids that the model knows."""
         self.backend = backend
         """Name of the backend that computes."""
-        self.max_model_len = scheduler.max_model_len
-        """Maximum number of tokens of a prompt and its answer together."""
+        self.max_model_len = scheduler.longest
+        """Maximum number of tokens of a prompt and its answer that the KV cache holds."""
         self.eos_token_ids = tuple(eos_token_ids)
         self._constraints = constraints
         self._requests: dict[str, Request] = {}

@@ -154,7 +154,7 @@ class Preparer:
         elif not is_token_list(token_ids):
             raise RequestError(f"prompt_token_ids must be a list; got {shown(token_ids)}")
         kept = truncated(token_ids, params, self.engine.max_model_len)
-        check_length(len(kept), self.engine.max_model_len)
+        check_length(len(kept), self.engine.scheduler.max_model_len)
         return text, kept.tolist() if hasattr(kept, "tolist") else list(kept)
 
 

@@ -139,6 +139,13 @@ def load_engine(
         "mie:weights_bytes": plan.weight_bytes,
         "mie:kv_bytes": plan.num_blocks * plan.block_bytes,
     }
+    if scheduler.longest < plan.max_model_len:
+        text = (
+            "a prompt and its answer have at most %d tokens: the KV cache holds no more, and "
+            "max_model_len is %d (raise num_blocks to at least %d, or lower max_model_len)"
+        )
+        num_blocks = scheduler.manager.blocks_needed(plan.max_model_len - 1)
+        logger.warning(text, scheduler.longest, plan.max_model_len, num_blocks)
     if model.left_out:
         logger.warning("only the text part is loaded, without %s", ", ".join(model.left_out))
     logger.info("loaded %s on %s in %.2f s", directory, backend, time.perf_counter() - began)

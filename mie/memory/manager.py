@@ -176,9 +176,11 @@ class KVCacheManager:
     ) -> BlockTable:
         """Open a second table over the same blocks, including a partial last block.
 
-        The table must have no empty blocks, and ``token_ids`` must begin with its stored tokens.
+        The table must have run since its last copy or import, and have no empty blocks.
+        ``token_ids`` must begin with its stored tokens.
         """
         assert table.node is not None, "the table is closed"
+        assert table.has_run, "cannot fork blocks whose copy or import is only planned"
         assert len(table.block_ids) == self.blocks_for(table.num_tokens), "cannot fork empty blocks"
         twin = BlockTable(owner, row, token_ids)
         self._pool.incref(*table.block_ids)

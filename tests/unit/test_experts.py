@@ -1,5 +1,6 @@
 """Test routing, stacks of experts in files, and their settings."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tiny_models import GPT_OSS, QWEN3_MOE, random_weights, write_model
 from mie import LLM
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.tensors import expected_tensors
-from mie.errors import WeightsError
+from mie.errors import ModelError, WeightsError
 from mie.load.quantisation import rounded_forms
 from mie.ops.experts import by_expert, experts, route, route_by_sigmoid
 
@@ -192,3 +193,28 @@ def test_dense_layers_beside_a_shared_expert_have_an_mlp_of_another_size(name: s
     assert shapes[own.format(0)] == (56, 32)
     assert shapes[f"{shared.format(1)}.weight"] == (24, 32)
     assert not {own.format(1), f"{shared.format(0)}.weight"} & shapes.keys()
+
+
+def test_qwen2_moe_runs_without_the_biases_that_its_file_switches_off(tmp_path: Path) -> None:
+    source = GOLDEN / "qwen2_moe_shared"
+    tensors = load_file(source / "model.safetensors")
+    biases = [name for name in tensors if name.endswith("_proj.bias")]
+    assert len(biases) == 9
+    for folder, has_biases in (("zeros", True), ("none", False)):
+        (tmp_path / folder).mkdir()
+        zeros = {name: np.zeros_like(tensors[name]) for name in biases if has_biases}
+        kept = {name: tensor for name, tensor in tensors.items() if name not in biases}
+        save_file({**kept, **zeros}, tmp_path / folder / "model.safetensors")
+        config = {**golden_values("qwen2_moe_shared"), "qkv_bias": has_biases}
+        (tmp_path / folder / "config.json").write_text(json.dumps(config))
+    assert greedy(tmp_path / "none") == greedy(tmp_path / "zeros") != greedy(source)
+
+
+@pytest.mark.parametrize("head_dim", [2, 4, 24, 64])
+def test_olmoe_names_the_head_dim_that_its_norms_do_not_fit(head_dim: int) -> None:
+    values = golden_values("olmoe_experts")
+    fitting = values["hidden_size"] // values["num_attention_heads"]
+    assert golden_config("olmoe_experts", head_dim=fitting) == golden_config("olmoe_experts")
+    assert head_dim != fitting
+    with pytest.raises(ModelError, match=f"head_dim.*must be {fitting}.*{head_dim}"):
+        golden_config("olmoe_experts", head_dim=head_dim)

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from mie import LLM, SamplingParams
 from mie.checkpoint.config import FAMILIES, ModelConfig
 from mie.checkpoint.recurrent import RecurrentConfig
-from mie.errors import ConfigError
+from mie.errors import ConfigError, WeightsError
 from mie.ops.recurrent_shape import RecurrentShape
 from mie.sampling_params import BeamSearchParams
 
@@ -204,3 +204,76 @@ def test_layers_follow_from_the_interval_where_no_types_are_given() -> None:
     changes = {"layer_types": None, "num_hidden_layers": 8, "full_attention_interval": 3}
     config = golden_config("qwen35_delta", **changes)
     assert config.layers_recurrent == (True, True, False, True, True, False, True, True)
+
+
+def published(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Return OLMo hybrid's tensors as published files have them."""
+    named = {**tensors}
+    for name in tensors:
+        if ".self_attn.q_proj." in name:
+            layer = name.partition(".self_attn.")[0]
+            norm = named.pop(f"{layer}.feedforward_layer_norm.weight")
+            named[f"{layer}.post_attention_layernorm.weight"] = norm
+        if name.endswith("q_conv1d.weight"):
+            parts = [name.replace("q_conv1d", f"{part}_conv1d") for part in "qkv"]
+            kernels = np.concatenate([tensors[part] for part in parts])
+            sizes = [len(tensors[part.replace("conv1d", "proj")]) for part in parts]
+            cuts = np.split(kernels, np.cumsum(sizes)[:-1])
+            named |= dict(zip(parts, map(np.ascontiguousarray, cuts), strict=True))
+    return named
+
+
+def under_own_names(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Return the published tensors with the names of norms that transformers uses in memory."""
+    return {
+        name.replace(".attention_layer_norm.", ".input_layernorm.").replace(
+            ".feedforward_layer_norm.", ".post_attention_layernorm."
+        ): tensor
+        for name, tensor in published(tensors).items()
+    }
+
+
+@pytest.mark.parametrize("spelling", [dict, published, under_own_names])
+def test_olmo_hybrid_runs_from_every_spelling_of_its_tensors(tmp_path: Path, spelling: Any) -> None:
+    """The golden file is spelled as transformers 5.24 saves it."""
+    tensors = load_file(GOLDEN / "olmo_hybrid" / "model.safetensors")
+    assert "model.layers.1.feedforward_layer_norm.weight" in tensors
+    save_file(spelling(tensors), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((GOLDEN / "olmo_hybrid" / "config.json").read_bytes())
+    golden = np.load(GOLDEN / "olmo_hybrid" / "golden.npz")
+    wanted = golden["short.greedy"].tolist()[:8]
+    found = greedy(tmp_path, prompt=golden["short.ids"].tolist(), backend="numpy")
+    assert found[:8] == wanted
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("model.layers.0.attention_layer_norm.weight"), "1 missing"),
+        (
+            lambda t: t.update(
+                {"model.layers.0.input_layernorm.weight": t["model.norm.weight"].copy()}
+            ),
+            "1 unexpected",
+        ),
+        (
+            lambda t: t.update(
+                {
+                    "model.layers.0.linear_attn.v_conv1d.weight": t[
+                        "model.layers.0.linear_attn.v_conv1d.weight"
+                    ][:-1].copy()
+                }
+            ),
+            "config.json asks for",
+        ),
+    ],
+)
+def test_tensors_that_no_spelling_explains_are_refused(
+    tmp_path: Path, change: Any, message: str
+) -> None:
+    tensors = load_file(GOLDEN / "olmo_hybrid" / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((GOLDEN / "olmo_hybrid" / "config.json").read_bytes())
+    with pytest.raises(WeightsError, match=message):
+        LLM(str(tmp_path), skip_tokenizer_init=True, backend="numpy")

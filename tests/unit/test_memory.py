@@ -5,7 +5,10 @@ from audit import check_memory
 
 from mie.memory.manager import KVCacheManager
 from mie.memory.pool import BlockPool
+from mie.memory.stateful import StatefulManager
 from mie.memory.table import Moves
+from mie.memory.window import Window
+from mie.memory.windowed import WindowedManager
 
 B = 4
 
@@ -88,6 +91,40 @@ def test_a_pinned_source_never_costs_the_last_block():
 
 
 # Forks.
+
+
+@pytest.mark.parametrize("num_computed", [1, 4, 5, 7])
+@pytest.mark.parametrize("kind", ["plain", "windowed", "stateful"])
+def test_a_restored_table_is_not_forked_before_it_has_run(kind, num_computed):
+    memory = {
+        "plain": lambda: manager(num_host_blocks=8),
+        "windowed": lambda: WindowedManager(
+            12,
+            B,
+            window=Window(size=6, num_groups=1, block_size=B, max_chunk=8),
+            num_host_blocks=12,
+        ),
+        "stateful": lambda: StatefulManager(
+            8, B, num_states=4, num_host_states=2, num_host_blocks=8
+        ),
+    }[kind]()
+
+    def opened_with_state(host=None):
+        room = memory.find_room(list(range(num_computed + 1)), host=host, use_cache=False)
+        table = memory.open_table(room, (0, 0), 0)
+        memory.open_state(table, room, [])
+        return table
+
+    host = memory.swap_out(table := compute(memory, opened_with_state(), num_computed))
+    memory.close_table(table)
+    memory.take_moves()
+    memory.end_step()
+    table = opened_with_state(host)
+    assert table.num_tokens == num_computed
+    with pytest.raises(AssertionError, match="only planned"):
+        fork(memory, table)
+    compute(memory, table)
+    assert fork(memory, table).num_tokens == num_computed + 1
 
 
 def test_each_writer_but_the_last_copies_a_forked_partial_block():

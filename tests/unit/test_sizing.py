@@ -11,6 +11,7 @@ import pytest
 import tiny_hybrids
 import tiny_models
 
+from mie import LLM, SamplingParams
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.tensors import num_parameters
 from mie.config.engine import EngineConfig
@@ -87,6 +88,37 @@ def test_the_swap_pool_comes_from_memory_that_the_cache_leaves(monkeypatch: pyte
     assert "swap" not in own.table()
     asked = planned(BLOCK, is_shared=False, preemption_mode="swap", swap_space=7 * BLOCK + 1)
     assert asked.num_host_blocks == 7
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("num_blocks", [4, 9, 17])
+def test_a_pool_shorter_than_the_context_is_announced_and_is_the_limit(
+    tiny, caplog, family: str, num_blocks: int
+):
+    settings = {"block_size": 4, "max_model_len": 100, "max_num_batched_tokens": 16}
+    caplog.set_level("WARNING")
+    llm = LLM(
+        str(tiny[family].directory),
+        skip_tokenizer_init=True,
+        backend="numpy",
+        num_blocks=num_blocks,
+        **settings,
+    )
+    limit = llm.llm_engine.engine.max_model_len
+    assert limit < 100
+    [line] = [record.getMessage() for record in caplog.records]
+    assert f"have at most {limit} tokens" in line
+    params = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True)
+    [output] = llm.generate([[5, 6, 7]], params, use_tqdm=False)
+    assert output.outputs[0].finish_reason == "length"
+    assert len(output.outputs[0].token_ids) == limit - 3
+    least = int(re.findall("num_blocks to at least ([0-9]+)", line)[0])
+    for enough, number in ((True, least), (False, least - 1)):
+        caplog.clear()
+        config = EngineConfig(num_blocks=number, **settings)
+        engine = load_engine(tiny[family].directory, config, backend="numpy")
+        assert (engine.max_model_len == 100) == enough
+        assert bool(caplog.records) != enough
 
 
 # Plans that do not fit.
