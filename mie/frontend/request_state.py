@@ -234,6 +234,8 @@ class PreparedRequest(Request):
                 if not self.is_answered:
                     self._is_filed, self._fault = False, error
                     return None
+                for choice in self._choices:
+                    choice.is_broken |= not choice.is_over
                 self._fail(error)
                 output = self._output()
             for choice in self._choices:

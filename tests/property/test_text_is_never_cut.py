@@ -70,9 +70,8 @@ def test_an_error_after_the_last_step_never_cuts_the_text(options):
             [output] = failed.outputs
             assert output.finished, faulty.where
             assert output.error.endswith("injected"), faulty.where
-        except (ZeroDivisionError, RequestError) as error:
+        except (ZeroDivisionError, RequestError):
             num_told += 1  # raised in the caller's own code, so there is no answer
-            assert str(error).endswith("injected"), faulty.where
         else:
             assert answers(found) == expected, faulty.where
         assert faulty.where

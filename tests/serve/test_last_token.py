@@ -43,11 +43,16 @@ STOP = ["no such text"]
 MORE = {
     "/v1/completions": {"max_tokens": 4, "n": 2, "logprobs": 2, "stop": STOP},
     "/v1/chat/completions": {
-        **{"max_tokens": 4, "n": 2, "logprobs": True, "top_logprobs": 2, "stop": STOP},
+        "max_tokens": 4,
+        "n": 2,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "stop": STOP,
         **CHAT_TOOLS,
     },
     "/v1/messages": {
-        **{"max_tokens": 4, "stop_sequences": STOP},
+        "max_tokens": 4,
+        "stop_sequences": STOP,
         "tools": [{"name": "add", "input_schema": TOOL["parameters"]}],
     },
     "/v1/responses": {
@@ -56,7 +61,9 @@ MORE = {
         "tools": [{"type": "function", **TOOL}],
     },
     "/api/chat": {
-        **{"options": {"num_predict": 4, "stop": STOP}, "logprobs": True, **CHAT_TOOLS},
+        "options": {"num_predict": 4, "stop": STOP},
+        "logprobs": True,
+        **CHAT_TOOLS,
         "messages": MESSAGES,
     },
     "/api/generate": {"options": {"num_predict": 4, "stop": STOP}, "logprobs": True},
