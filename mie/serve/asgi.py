@@ -81,10 +81,12 @@ class Failures:
         except Exception as error:
             if has_begun and not has_ended:
                 raise  # uvicorn logs it, and closes the connection: the answer cannot be completed
-            request_id = scope.get("mie.request_id")
-            logger.error("request %s met a bug: %r", request_id, error, exc_info=error)
+            request_id, failed = scope.get("mie.request_id"), api_error(error)
+            if failed.status == 500:
+                logger.error("request %s met a bug: %r", request_id, error, exc_info=error)
+            else:
+                logger.error("request %s was not served: %r", request_id, error)
             if not has_begun:
-                failed = api_error(error)
                 if request_id is not None:
                     failed.message += f"; the request's id is {request_id}"
                 await answer(failed, scope, receive, send)

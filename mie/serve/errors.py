@@ -4,6 +4,7 @@ Every error is an `ApiError`: a status, and the four keys of OpenAI's error body
 become one by `api_error`. Other dialects have their own bodies, made of the same fields.
 """
 
+import errno
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -21,6 +22,7 @@ from mie.errors import (
     RequestError,
     RequestFailedError,
     ThreadLimitError,
+    WorkerError,
     shown,
 )
 from mie.frontend.outputs import CompletionOutput, RequestOutput
@@ -182,6 +184,13 @@ def too_long(num_prompt: int | None, num_new: int | None, max_model_len: int) ->
     )
 
 
+def _is_refused_by_system(error: Exception) -> bool:
+    """Return whether the system has no file descriptor, process or memory left for now."""
+    cause = error.__cause__ if isinstance(error, WorkerError) else error
+    return isinstance(cause, OSError) and cause.errno in _NONE_LEFT
+
+
+_NONE_LEFT = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
 _FIRST_WORD = re.compile(r"(?:each of )?([a-z][a-z_]+)\b")
 
 
@@ -195,7 +204,7 @@ def api_error(error: Exception, known_params: Set[str] = frozenset()) -> ApiErro
         return error
     if isinstance(error, EngineDeadError):
         return unavailable(f"the engine is not serving: {error}", MAX_RETRY_AFTER)
-    if isinstance(error, ThreadLimitError):
+    if isinstance(error, ThreadLimitError) or _is_refused_by_system(error):
         return unavailable(str(error), 1)
     if isinstance(error, RequestFailedError):
         return ApiError(500, str(error), code="request_failed")

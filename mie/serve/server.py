@@ -23,7 +23,9 @@ from mie.serve.app import FLUSH_SECONDS, Edge, create_app
 from mie.serve.config import ServeConfig
 from mie.serve.http_protocol import LimitedProtocol
 from mie.serve.keys import Keys
+from mie.serve.listener import Listener
 from mie.serve.router import ModelsEdge, create_router
+from mie.system.resources import raise_open_files
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ def serve(load: Callable[[], AsyncLLM | ModelsEdge], config: ServeConfig) -> int
         ConfigError: the server cannot listen there, or a certificate is unusable.
     """
     check_sockets(config)
+    raise_open_files()
     with bound(config) as listener, logging_as(config.log_format):
         engine = load()
         gc.collect()
@@ -90,6 +93,8 @@ class Server:
 
     async def _run(self, listener: socket.socket, on_ready: Callable[[str], object]) -> int:
         assert self._is_ending is not None
+        if isinstance(listener, Listener):
+            listener.watch(asyncio.get_running_loop())
         for line in await self._edge.summary():
             self._say(line)
         listen(listener)
@@ -150,6 +155,9 @@ async def serve_app(
     app: Starlette, config: ServeConfig, listener: socket.socket, title: str
 ) -> None:
     """Serve an application without an engine of its own until a signal, and let requests end."""
+    raise_open_files()
+    if isinstance(listener, Listener):
+        listener.watch(asyncio.get_running_loop())
     server = Uvicorn(uvicorn_config(app, config))
     server.config.timeout_graceful_shutdown = int(config.shutdown_timeout)
 
@@ -239,7 +247,7 @@ def uvicorn_config(app: Starlette, config: ServeConfig) -> uvicorn.Config:
 
 
 @contextmanager
-def bound(config: ServeConfig) -> Iterator[socket.socket]:
+def bound(config: ServeConfig) -> Iterator[Listener]:
     """Return a socket that has the server's address, and does not listen yet.
 
     Raises:
@@ -249,6 +257,7 @@ def bound(config: ServeConfig) -> Iterator[socket.socket]:
         listener = _bound_to_port(config.host, config.port)
     else:
         listener = _bound_to_path(config.uds)
+    listener.is_encrypted = config.ssl_certfile is not None
     try:
         with listener:
             yield listener
@@ -257,14 +266,14 @@ def bound(config: ServeConfig) -> Iterator[socket.socket]:
             Path(config.uds).unlink(missing_ok=True)
 
 
-def _bound_to_port(host: str, port: int) -> socket.socket:
+def _bound_to_port(host: str, port: int) -> Listener:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         # Without the protocol, asyncio does not know that this is TCP, and leaves Nagle's algorithm
         # on. The body of an answer then waits 40 ms for the client to acknowledge the head.
-        listener = socket.socket(family, kind, protocol)
+        listener = Listener(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
@@ -288,9 +297,9 @@ def listen(listener: socket.socket) -> None:
         raise ConfigError(f"cannot listen on {address}: {error.strerror}") from error
 
 
-def _bound_to_path(path: str) -> socket.socket:
+def _bound_to_path(path: str) -> Listener:
     """Take a Unix socket for this user and group. A socket without a server is replaced."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = Listener(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with suppress(FileNotFoundError):
             if stat.S_ISSOCK(os.stat(path).st_mode) and not _is_served(path):

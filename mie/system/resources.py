@@ -1,4 +1,4 @@
-"""Count the CPUs and the bytes of memory that are available to this process.
+"""Count the CPUs, the bytes of memory and the open files that this process may have.
 
 A control group, such as a container, may allow less than the machine has, and so may a limit of the
 process itself (``ulimit -v`` and ``-d``). A limit of any group
@@ -9,7 +9,9 @@ applies, from the process's own group up to the root. Version 2 has one tree of 
 import math
 import os
 import re
+import resource
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 Read = Callable[[str], str | None]
@@ -33,6 +35,25 @@ LIBRARY_BYTES, THREAD_BYTES = 160 << 20, 16 << 20
 BLAS reserves a buffer of 66 MiB at its first product, and malloc keeps memory that the steps of
 each thread have freed. Both count towards a limit even where no page is touched.
 """
+
+MOST_FILES = 1 << 16
+"""Maximum of open files for which `raise_open_files` asks."""
+
+
+def raise_open_files() -> int:
+    """Raise the limit of open files as far as the process may, and return it.
+
+    Connections count as open files, and shells often begin with a limit of 1,024.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    wanted = MOST_FILES if hard == unlimited else min(hard, MOST_FILES)
+    if soft == unlimited or soft >= wanted:
+        return soft
+    with suppress(ValueError, OSError):  # some systems have a lower limit than they tell
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return soft
 
 
 def read_text(path: str) -> str | None:

@@ -53,7 +53,10 @@ class Worker:
             WorkerError: the process cannot be started.
         """
         command = _command(module, packages, arguments)
-        mine, its = socket.socketpair()
+        try:
+            mine, its = socket.socketpair()
+        except OSError as error:
+            raise _cannot_start(str(error)) from error
         with its:
             try:
                 process = subprocess.Popen(
