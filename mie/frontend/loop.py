@@ -34,6 +34,11 @@ MOST_FAULTS = 2
 
 A failed turn is tried again, because memory may have been short for a moment.
 """
+MOST_SHORTAGES = 8
+"""Number of consecutive turns without enough memory after which the engine is dead.
+
+After the second one, each turn begins by ending the largest request, and the count starts over.
+"""
 PATIENCE = 0.1
 """Seconds after which a sleeping thread checks whether another thread turns the loop."""
 
@@ -54,6 +59,7 @@ class EngineLoop:
         """The reason why the engine is dead, or None."""
         self._survives_fork = survives_fork
         self._num_faults = 0
+        self._is_short = False  # of memory: the next turn begins by ending the largest request
         self._thread: threading.Thread | None = None
         self._is_stopping = False
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the thread
@@ -241,6 +247,9 @@ class EngineLoop:
         """
         self.check_alive()
         try:
+            if self._is_short:
+                self.processor.fail_largest()
+                self._is_short, self._num_faults = False, MOST_FAULTS - 1
             if self._is_behind:
                 self.processor.catch_up()
             self._is_behind = True
@@ -273,7 +282,9 @@ class EngineLoop:
     def _count_fault(self, error: Exception) -> None:
         """Count a failed turn for which no request is to blame."""
         self._num_faults += 1
-        if self._num_faults < MOST_FAULTS:
+        is_short = isinstance(error, MemoryError)
+        if self._num_faults < (MOST_SHORTAGES if is_short else MOST_FAULTS):
+            self._is_short = is_short and self._num_faults >= MOST_FAULTS
             logger.error("a step failed and will be retried: %r", error, exc_info=error)
             return
         logger.critical("the engine is dead: %r", error, exc_info=error)
@@ -355,7 +366,11 @@ class EngineLoop:
                     if not self.has_work:
                         self._sleep()
                     self.turn()
-                    self._wake_ready()
+                    try:
+                        self._wake_ready()
+                    except MemoryError as error:
+                        self._is_behind = True  # the next turn comes at once and wakes them
+                        self._count_fault(error)
         except EngineDeadError:
             pass  # the callers are notified below
         finally:

@@ -103,6 +103,24 @@ class OutputProcessor:
         for request_id in list(self._states):
             self._advance(request_id)
 
+    @property
+    def has_requests(self) -> bool:
+        """Whether any request is not answered yet."""
+        return bool(self._states)
+
+    def fail_largest(self) -> None:
+        """End the request that takes the most memory, so that the others can go on."""
+        if not self._states:
+            return
+        largest = max(self._states.values(), key=lambda state: (state.size, state.number))
+        error = MemoryError(
+            "the memory did not suffice for the next step, and this request of "
+            f"{largest.num_prompt} prompt tokens was the largest (try again later, shorten the "
+            "prompt, or ask for fewer choices or log-probabilities)"
+        )
+        self._fail(largest, error)
+        self._file(largest)
+
     def drop_all(self) -> None:
         """Forget every request, in a forked child whose parent serves them."""
         self._states.clear()
@@ -124,6 +142,11 @@ class OutputProcessor:
             if not is_of_the_request(error):
                 raise
             self._fail(state, error)
+        self._file(state)
+
+    def _file(self, state: PreparedRequest) -> None:
+        """Hand a request's news to its caller, and forget the request if it is answered."""
+        request_id = state.request_id
         for choice in state.stopped():
             self._engine.finish(request_id, choice.sequence.index, "stop", choice.stop_reason)
         collector = state.collector()

@@ -108,6 +108,13 @@ class Request:
         return 0 if self.params.prompt_logprobs is None else self.num_prompt - 1
 
     @property
+    def size(self) -> int:
+        """The number of values that it holds: tokens, and log-probabilities with their tokens."""
+        rows = [self.prompt_logprobs, *(seq.logprobs for seq in self.sequences)]
+        num_tokens = sum(seq.num_tokens for seq in self.sequences)
+        return num_tokens + sum(2 * len(each[0].token_ids) * len(each) for each in rows if each)
+
+    @property
     def is_finished(self) -> bool:
         """Whether all choices have ended."""
         return all(seq.finish_reason for seq in self.sequences)
