@@ -25,8 +25,11 @@ RESERVED = 64
 REPORT_SECONDS = 1.0
 """Minimum time between two lines of the log about refused connections."""
 REST_SECONDS = 0.5
-"""Time without another attempt after a failed one. asyncio waits for a second before it retries,
-but some of its versions first repeat the attempt for every place of the backlog."""
+"""Time without another attempt after a failed one.
+
+asyncio waits for a second before it tries again, but some of its versions first repeat the attempt
+for every place of the backlog.
+"""
 _MESSAGE = "the server has too many connections (try again, or raise its limit, `ulimit -n`)"
 
 
