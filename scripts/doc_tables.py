@@ -4,6 +4,8 @@
 
 * A table of settings is between ``<!-- settings: SECTION -->`` and ``<!-- end of settings -->``.
   SECTION is one of `mie.config.settings.Setting`.
+* docs/fields.md has the fields of requests without an effect, of mie/serve/fields.yaml, between
+  ``<!-- fields -->`` and ``<!-- end of fields -->``.
 * docs/gpu/predictions.md compares predicted with published times, of docs/gpu/published.json.
 * docs/vllm.md says which names of vLLM's offline API run in mie, and why the others do not. The
   names come from docs/vllm.json (vllm_names.py), and the answers from mie itself: its classes, and
@@ -16,7 +18,7 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -278,11 +280,64 @@ def page(text: str) -> str:
     return "\n".join([introduction + BEGIN, summary, *(x for o in owners() for x in section(o))])
 
 
+# Fields of requests.
+
+
+FIELDS = re.compile(r"(<!-- fields -->\n).*?(<!-- end of fields -->)", re.DOTALL)
+OBJECTS = {
+    "openai": "`/v1/completions`, `/v1/chat/completions`, `/tokenize`",
+    "stream_options": "`stream_options` of these routes",
+    "responses": "`/v1/responses`",
+    "responses.input.reasoning": "an item `reasoning` in `input` of `/v1/responses`",
+    "messages": "`/v1/messages`",
+    "messages.tools": "an entry of `tools` of `/v1/messages`",
+    "ollama": "`/api/chat`, `/api/generate`",
+    "ollama_options": "`options` of these routes",
+    "llama": "`/completion`, and `options` of `/api/chat` and `/api/generate`",
+    "llama_completion": "`/completion`",
+}
+
+
+def with_fields(text: str) -> str:
+    """Return the page with its table of the fields without an effect."""
+    return FIELDS.sub(lambda match: f"{match[1]}{''.join(_of_fields())}{match[2]}", text)
+
+
+def _of_fields() -> Iterator[str]:
+    import yaml  # of the extra 'serve'
+
+    rows = yaml.safe_load((DOCS.parent / "mie/serve/fields.yaml").read_text(encoding="utf-8"))
+    for name, fields in rows.items():
+        route, _, place = name.partition(".")
+        of_place = f"`{place}` of `/v1/{route}`"
+        yield f"\n### Fields of {OBJECTS.get(name, of_place)}\n\n"
+        yield "| field | says nothing | hint | otherwise |\n|---|---|---|---|\n"
+        for field, row in fields.items():
+            yield f"| `{field}` | {' | '.join(_of_field(row))} |\n"
+    yield "\n"
+
+
+def _of_field(row: Any) -> tuple[str, str, str]:
+    """Return the cells of a field: neutral values, hints, and the reason of a refusal."""
+    if row is None:
+        return "any value", "", ""
+    if not isinstance(row, Mapping):
+        return _values(row[1:]), "", f"refused: {row[0]}"
+    hints, neutral, why = row["hints"], _values(row.get("neutral", ())), row["why"]
+    if hints == "any":
+        return neutral, f"any {'other ' if neutral else ''}value: {why}", ""
+    return neutral, f"{_values(hints)}: {why}", "refused"
+
+
+def _values(values: Sequence[Any]) -> str:
+    return ", ".join(f"`{json.dumps(each)}`" for each in values)
+
+
 def main() -> None:
     """Write every page that changes."""
     for path in sorted(DOCS.rglob("*.md")):
         before = path.read_text(encoding="utf-8")
-        after = rewritten(before)
+        after = with_fields(rewritten(before))
         after = page(after) if path == PAGE else after
         if after != before:
             path.write_text(after, encoding="utf-8")

@@ -3,23 +3,21 @@
 A field is one of four kinds, at every depth:
 
 * Declared: it has an effect, or is refused by name where it cannot have one.
-* `Unsupported`: a value that changes nothing is accepted, and any other is refused by name.
+* `Unsupported`: a demand that mie does not meet is refused by name. A value that says no more than
+  leaving the field out is accepted, and so is a hint, which the header ``x-mie-ignored`` names.
 * `WithoutEffect`: clients send it for their own or their provider's records.
-* Unknown: named in the header ``x-mie-ignored`` and once in the log, or refused with ``--strict``.
+* Unknown: named in the header too.
 
-The fields of the second and third kind that requests have are a table, ``fields.yaml``.
+The fields of the second and third kind are a table, ``fields.yaml``.
 """
 
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
-import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -31,17 +29,15 @@ from pydantic import (
     PrivateAttr,
     ValidationError,
     ValidationInfo,
-    WithJsonSchema,
-    create_model,
     model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError, core_schema, from_json
 from starlette.requests import Request
 
 from mie.errors import shown
-from mie.serve.asgi import route_of
 from mie.serve.errors import ApiError, invalid, unsupported
-from mie.serve.serving import Serving
+from mie.serve.fields import marks_of
+from mie.serve.serving import MAX_NAMED, Asked, Serving
 
 logger = logging.getLogger(__name__)
 
@@ -49,19 +45,15 @@ MAX_FIELDS = 1000
 """Maximum number of fields of an object that a schema describes. Clients know about a hundred."""
 MAX_OBJECTS = 2**16
 """Maximum number of such objects in a body: messages, parts, calls and so on."""
-MAX_NAMED = 20
-"""Maximum number of unknown fields that the header names."""
 
 T = TypeVar("T")
 B = TypeVar("B", bound="Body")
-R = TypeVar("R")
+R = TypeVar("R", bound=Asked[Any])
 
 Items = Annotated[list[T], Field(fail_fast=True)]
 """A list that is checked up to its first wrong item.
 
 Pydantic would make an error of each, and a body may hold millions."""
-WithoutEffect = Annotated[Any, WithJsonSchema({"description": "It has no effect."})]
-"""A field that may have any value, since none could change an answer."""
 
 
 class Body(BaseModel):
@@ -92,6 +84,10 @@ class Body(BaseModel):
         body = handler(value)
         body._given = value
         return body
+
+
+class IgnoredObject(Body):
+    """An object that is accepted and has no effect, such as a tool that another server runs."""
 
 
 def whole(value: Any) -> Any:
@@ -133,55 +129,6 @@ def all_of(*conditions: dict[str, Any]) -> ConfigDict:
     The code that reads the fields checks the conditions.
     """
     return ConfigDict(json_schema_extra={"allOf": [*conditions]})
-
-
-@dataclass(frozen=True)
-class Unsupported:
-    """Marks a field that mie knows and does not implement."""
-
-    why: str
-    neutral: Sequence[Any] = ()
-    """Values that change nothing, beside null."""
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> core_schema.CoreSchema:
-        return core_schema.no_info_plain_validator_function(self._check)
-
-    def __get_pydantic_json_schema__(
-        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        return {"enum": [None, *self.neutral], "description": self.why}
-
-    def _check(self, value: object) -> object:
-        if value is None or any(_is_same(value, each) for each in self.neutral):
-            return value
-        raise PydanticCustomError("unsupported", "{why}", {"why": self.why})
-
-
-def _is_same(value: object, other: object) -> bool:
-    """Return whether two values are equal in JSON, where 1 is 1.0 and false is not 0."""
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
-
-
-_TABLE: Mapping[str, Mapping[str, list[Any] | None]] = MappingProxyType(
-    yaml.safe_load(Path(__file__).with_name("fields.yaml").read_text(encoding="utf-8"))
-)
-
-
-def with_fields_of(dialect: str) -> Callable[[type[B]], type[B]]:
-    """Return a decorator that adds a dialect's fields of ``fields.yaml`` to a body."""
-
-    def add(body: type[B]) -> type[B]:
-        fields: dict[str, Any] = {}
-        for name, row in _TABLE[dialect].items():
-            kind = WithoutEffect if row is None else Annotated[Any, Unsupported(row[0], row[1:])]
-            fields[name] = (kind, None)
-        return create_model(
-            body.__name__, __base__=body, __module__=body.__module__, __doc__=body.__doc__, **fields
-        )
-
-    return add
 
 
 @dataclass(frozen=True)
@@ -268,43 +215,31 @@ async def read(request: Request, cls: type[B], kind: Callable[..., R]) -> R:
     """Return a request with its body, checked, as an `Asked` of some ``kind``.
 
     Raises:
-        ApiError: the body is wrong; see `parse`.
+        ApiError: the body is wrong; see `parse`. Or it has a field without an effect, and the
+            server runs with ``--strict``.
     """
     serving: Serving = request.app.state.serving
     body = parse(await request.body(), cls, serving)
     model = serving.check_model(getattr(body, "model", None))
-    headers = _report(body, serving, route_of(request.scope))
-    scope = request.scope
-    return kind(body=body, model=model, headers=headers, serving=serving, scope=scope)
+    asked = kind(body=body, model=model, headers={}, serving=serving, scope=request.scope)
+    asked.ignore(*itertools.islice(ignored_fields(body), MAX_NAMED))
+    return asked
 
 
-def unknown_fields(value: object, place: str = "") -> Iterator[str]:
-    """Yield the paths of the fields that the schema of a body does not declare."""
-    if isinstance(value, Body):
+def ignored_fields(value: object, place: str = "") -> Iterator[str]:
+    """Yield the paths of the fields of a body that are unknown, and of its hints."""
+    if isinstance(value, IgnoredObject):
+        yield place[:-1]
+    elif isinstance(value, Body):
         yield from (f"{place}{_header_safe(name)}" for name in value.model_extra or ())
+        hints = marks_of(type(value))
         for name, inner in vars(value).items():
-            yield from unknown_fields(inner, f"{place}{name}.")
+            if name in hints and hints[name].is_hint(inner):
+                yield f"{place}{name}"
+            yield from ignored_fields(inner, f"{place}{name}.")
     elif isinstance(value, list) and value and isinstance(value[0], Body):
         for index, each in enumerate(value):
-            yield from unknown_fields(each, f"{place}{index}.")
-
-
-def _report(body: Body, serving: Serving, path: str) -> dict[str, str]:
-    """Return the header that names the unknown fields.
-
-    Raises:
-        ApiError: there is one, and the server runs with ``--strict``.
-    """
-    unknown = list(itertools.islice(unknown_fields(body), MAX_NAMED))
-    if not unknown:
-        return {}
-    names = ",".join(unknown)
-    if serving.config.strict:
-        message = f"unknown fields: {names} (the server runs with --strict)"
-        raise ApiError(400, message, code="unknown_parameter", param=unknown[0])
-    if serving.is_first_report(names):
-        logger.warning("POST %s: ignored unknown fields: %s", path, names)
-    return {"x-mie-ignored": names}
+            yield from ignored_fields(each, f"{place}{index}.")
 
 
 def _header_safe(name: str) -> str:

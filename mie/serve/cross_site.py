@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mie.errors import shown_text
 from mie.serve.asgi import answer, facts_of, header, route_of
 from mie.serve.config import ServeConfig
-from mie.serve.errors import ApiError
+from mie.serve.errors import ApiError, dialect_of
 
 JSON = "application/json"
 CONTENT_TYPES = {"/mie/trace": "application/x-ndjson"}
@@ -25,6 +25,7 @@ class CrossSite:
     * ``Origin`` names the page's site. Where browsers send none, ``Sec-Fetch-Site`` says whether
       it is another one.
     * ``Content-Type`` is JSON, which no form has. Browsers ask the server before a script sends it.
+      Ollama's routes take a body without a type, too, if no header shows that a page sends it.
 
     With keys, only the content type is checked, because a page of another site has no key.
     """
@@ -125,7 +126,7 @@ def _of_content_type(scope: Scope) -> ApiError | None:
     given = header(scope, b"content-type")
     kind = (given or "").partition(";")[0].strip().lower()
     length = header(scope, b"transfer-encoding") or header(scope, b"content-length") or "0"
-    if kind == wanted or (given is None and length == "0"):
+    if kind == wanted or (given is None and (length == "0" or _is_of_ollama(scope))):
         return None
     got = "none" if given is None else shown_text(given)
     return ApiError(
@@ -134,6 +135,17 @@ def _of_content_type(scope: Scope) -> ApiError | None:
         code="unsupported_media_type",
         headers=_CLOSE,
     )
+
+
+def _is_of_ollama(scope: Scope) -> bool:
+    """Return whether a request without a content type is a program's to Ollama's routes.
+
+    Ollama reads any body as JSON, so its clients may name no type. Browsers always name the page
+    that sends a POST.
+    """
+    names = {name for name, _ in scope["headers"]}
+    is_of_page = b"origin" in names or any(name.startswith(b"sec-fetch-") for name in names)
+    return dialect_of(route_of(scope)) == "ollama" and not is_of_page
 
 
 _CLOSE = {"connection": "close"}  # the body is not read

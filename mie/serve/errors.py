@@ -169,16 +169,15 @@ def refuse_failed(outputs: Iterable[RequestOutput]) -> None:
             raise ApiError(400 if output.is_invalid else 500, message, code="request_failed")
 
 
-def too_long(num_prompt: int | None, num_new: int | None, max_model_len: int) -> ApiError:
+def too_long(num_prompt: int | None, max_model_len: int) -> ApiError:
     """The 400 for a prompt that leaves no room for its answer in the context."""
     prompt = "the prompt is longer" if num_prompt is None else f"the prompt has {num_prompt} tokens"
-    asked = "" if num_new is None else f" and max_tokens asks for {num_new}"
     return ApiError(
         400,
-        f"{prompt}{asked}; the context holds {max_model_len} tokens, the answer included (shorten "
-        "the prompt" + (")" if num_new is None else ", or lower max_tokens)"),
+        f"{prompt}; the context holds {max_model_len} tokens, the answer included (shorten the "
+        "prompt)",
         code="context_length_exceeded",
-        param="prompt" if num_new is None else "max_tokens",
+        param="prompt",
         n_prompt_tokens=num_prompt,
         n_ctx=max_model_len,
     )
@@ -209,7 +208,7 @@ def api_error(error: Exception, known_params: Set[str] = frozenset()) -> ApiErro
     if isinstance(error, RequestFailedError):
         return ApiError(500, str(error), code="request_failed")
     if isinstance(error, PromptTooLongError):
-        return too_long(error.num_tokens, None, error.max_model_len)
+        return too_long(error.num_tokens, error.max_model_len)
     if isinstance(error, ChatTemplateError):
         return invalid(str(error), "messages")
     if isinstance(error, (RequestError, ConfigError)):

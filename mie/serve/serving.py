@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +17,9 @@ from starlette.types import Scope
 from mie.async_llm import AsyncLLM, ModelFacts
 from mie.config.engine import EngineConfig
 from mie.config.params.sampling import RequestOutputKind, SamplingParams
-from mie.serve.asgi import Pace
+from mie.serve.asgi import Pace, route_of
 from mie.serve.config import ServeConfig
-from mie.serve.errors import invalid, naming_structure, no_model
+from mie.serve.errors import ApiError, invalid, naming_structure, no_model
 from mie.serve.limits import QueueLimit
 from mie.text.messages import Message
 from mie.text.pretrained import PretrainedTokenizer
@@ -32,8 +33,13 @@ logger = logging.getLogger(__name__)
 LATEST = ":latest"
 """The tag that Ollama's clients add to the name of a model without one."""
 MAX_REPORTS = 1000
-"""Maximum number of different lines that the log gets about unknown fields."""
-
+"""Maximum number of different lines that the log gets about fields without an effect."""
+MAX_NAMED = 20
+"""Maximum number of fields of a body that the header names."""
+IGNORED = "x-mie-ignored"
+"""The header that names fields without an effect."""
+SWITCHES = ("enable_thinking", "thinking")
+"""The variables with which chat templates turn reasoning on and off."""
 
 A = TypeVar("A", covariant=True)
 
@@ -50,8 +56,8 @@ class Asked(Generic[A]):
     serving: Serving
     scope: Scope
     params: SamplingParams = field(init=False)
-    must_fit: bool = field(init=False)
-    """Whether ``params.max_tokens`` is the client's own, for which the context must have room."""
+    limit: tuple[str, int] | None = field(init=False)
+    """The client's field that limits the length of the answer, and the number of tokens."""
     structure_name: str = field(init=False)
     """The client's field that describes the structure of the answer."""
 
@@ -66,27 +72,50 @@ class Asked(Generic[A]):
         stream: bool | None,
         *,
         fills_context: bool = True,
-        must_fit: bool = True,
+        limit_name: str | None = "max_tokens",
         **given: Any,
     ) -> None:
         """Set the sampling parameters: those given over the model's own. None is not given.
 
-        If the answer ``fills_context``, the rest of the context is its default length. If it
-        ``must_fit``, a client's ``max_tokens`` is refused where it exceeds that rest. Refusals of a
-        structured output begin with ``structure_name``.
+        If the answer ``fills_context``, the rest of the context is its default length.
+        ``limit_name`` is the client's name of ``max_tokens``, or None if the answer itself states
+        that the context has ended it. A negative limit is the rest of the context.
+        Refusals of a structured output begin with ``structure_name``.
 
         Raises:
             ApiError: the answer cannot be made to match.
             ConfigError: a value is out of range, or values contradict each other.
         """
+        limit = given.get("max_tokens")
+        self.limit = None
+        if limit is not None and limit < 0:
+            given["max_tokens"] = self.serving.facts.max_model_len
+        elif limit is not None and limit_name is not None:
+            self.limit = limit_name, limit
         values: dict[str, Any] = {"max_tokens": None} if fills_context else {}
         values |= self.defaults
         values |= {name: value for name, value in given.items() if value is not None}
         kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
         with naming_structure(structure_name):
             self.params = SamplingParams(**values, output_kind=kind)
-        self.must_fit = must_fit and given.get("max_tokens") is not None
         self.structure_name = structure_name
+
+    def ignore(self, *names: str) -> None:
+        """Name fields of the request that have no effect, in the header and once in the log.
+
+        Raises:
+            ApiError: there is one, and the server runs with ``--strict``.
+        """
+        if not names:
+            return
+        text, path = ",".join(names), route_of(self.scope)
+        if self.serving.config.strict:
+            message = f"fields without an effect: {text} (the server runs with --strict)"
+            raise ApiError(400, message, code="unknown_parameter", param=names[0])
+        if self.serving.is_first_report(text):
+            logger.warning("POST %s: ignored fields: %s", path, text)
+        before = self.headers.get(IGNORED)
+        self.headers[IGNORED] = text if before is None else f"{before},{text}"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -196,6 +225,25 @@ class Serving:
         if self.engine.engine_config.scheduling_policy != "priority":
             return priority or 0
         return max(priority or 0, self.config.highest_priority)
+
+
+def reasoning_variables(
+    template: str, *, is_on: bool | None = None, effort: str | None = None
+) -> dict[str, Any]:
+    """Return the variables that turn reasoning on or off, and set how much a model reasons.
+
+    Only variables that the chat template reads are among them. An effort of "none" turns
+    reasoning off.
+    """
+    wanted: dict[str, Any] = {"reasoning_effort": effort}
+    if effort == "none":
+        wanted, is_on = {}, False
+    wanted |= dict.fromkeys(SWITCHES, is_on)
+    return {
+        name: value
+        for name, value in wanted.items()
+        if value is not None and re.search(rf"(?<![\w.'\"]){name}\b", template)
+    }
 
 
 def without_paths(message: str, directories: Iterable[Path]) -> str:

@@ -30,7 +30,6 @@ from mie.serve.errors import (
     naming_structure,
     refuse_failed,
     refuse_unfinished,
-    too_long,
 )
 from mie.serve.openai.logprobs import LogprobWriter, TextOffsets
 from mie.serve.parts import PartEvent, Parts
@@ -260,10 +259,10 @@ class Writer(Asked[A], EventStream, ABC):
                 caller=self.scope.get("mie.client"),
                 add_special_tokens=self.add_special_tokens,
             )
-        num_prompt, num_new = len(prepared.token_ids), prepared.params.max_tokens or 0
-        most = serving.facts.max_model_len
-        if self.must_fit and num_prompt + num_new > most:
-            raise too_long(num_prompt, num_new, most)
+        rest = serving.facts.max_model_len - len(prepared.token_ids)
+        if self.limit is not None and self.limit[1] > rest:
+            self.ignore(self.limit[0])
+            self.limit = None  # it is named once for all prompts
         return prepared
 
     def _check_logprobs(self, limit: int) -> None:

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mie.errors import ChatTemplateError, ConfigError, RequestError, TokenizerError, printable
-from mie.text.messages import Message, checked_messages, conversation, for_channels
+from mie.text.messages import (
+    Message,
+    checked_messages,
+    conversation,
+    for_channels,
+    without_developers,
+)
 from mie.text.tokenizer import CONFIG_NAME, TokenizerConfig, read_text
 
 if TYPE_CHECKING:
@@ -210,6 +216,8 @@ class ChatTemplates:
         given = conversation(messages, content_format)
         if "<|channel|>" in template.source:
             given = for_channels(given)
+        if "developer" not in template.source:
+            given = without_developers(given)
         return template.render(
             given,
             add_generation_prompt=add_generation_prompt,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from mie.errors import RequestError, shown
@@ -23,12 +24,11 @@ def conversation(messages: Sequence[Message], content_format: str = "string") ->
     With ``content_format`` "string" a content is text, and text parts are joined by newlines. With
     "openai" it is a list of ``{"type": "text", "text": …}``. A content of None becomes an empty
     text, except in an assistant's message with tool calls. A tool may return any JSON value.
-    Arguments of tool calls that are JSON text become objects. The reasoning of an assistant's
-    message has all names under which templates look for it.
+    Arguments of tool calls that are JSON text become objects. Those of a call that was cut stay
+    text. The reasoning of an assistant's message has all names under which templates look for it.
 
     Raises:
-        RequestError: there are no messages, one lacks its role, its content is not text, or the
-            arguments of a tool call are not JSON.
+        RequestError: there are no messages, one lacks its role, or its content is not text.
     """
     checked = checked_messages(messages)
     return [
@@ -128,10 +128,8 @@ def _call(call: Any, where: str) -> Any:
         raise RequestError(f'{where} must be {{"function": {{"name": …, "arguments": …}}}}')
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
-        try:
+        with suppress(ValueError, RecursionError):  # a call that max_tokens or a stop string cut
             arguments = json.loads(arguments)
-        except (ValueError, RecursionError) as error:
-            raise RequestError(f"{where}: arguments is not valid JSON: {error}") from error
     return {**call, "function": {**function, "arguments": arguments}}
 
 
@@ -148,6 +146,14 @@ def for_channels(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if message.get("tool_calls") and message.get("thinking"):
             message.pop("content", None)
     return given
+
+
+def without_developers(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages for a template that does not know OpenAI's role "developer"."""
+    return [
+        {**message, "role": "system"} if message["role"] == "developer" else message
+        for message in messages
+    ]
 
 
 def _is_list(value: object) -> bool:

@@ -117,8 +117,8 @@ def test_errors_reach_the_client_as_its_own_exceptions(claude: anthropic.Anthrop
     with pytest.raises(anthropic.NotFoundError) as not_found:
         create(claude, model="another")
     assert not_found.value.body["error"]["type"] == "not_found_error"
-    with pytest.raises(anthropic.BadRequestError, match="max_tokens asks for"):
-        create(claude, max_tokens=10**4)
+    with pytest.raises(anthropic.BadRequestError, match="inference_geo is not supported"):
+        create(claude, inference_geo="us")
 
 
 def test_a_broken_body_and_an_unknown_route_have_the_shape_too(server: Any):

@@ -224,16 +224,18 @@ def test_errors_reach_the_client_as_its_own(server: Any, client: ollama.Client):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"options": {"num_ctx": 4096}}, "options.num_ctx is 4096; this server's context holds"),
         ({"options": {"num_predict": 0}}, "options.num_predict must be at least 1"),
         ({"options": {"mirostat": 1}}, "options.mirostat is not supported: use top_p"),
-        ({"options": {"repeat_last_n": 64}}, "options.repeat_last_n is not supported"),
+        (
+            {"options": {"repeat_last_n": 64, "repeat_penalty": 1.1}},
+            "options.repeat_last_n is not supported",
+        ),
         ({"options": {"top_k": 1.5}}, "options.top_k"),
         ({"format": "xml"}, "format"),
         ({"format": {"type": "hiccup"}}, "format"),
         ({"think": "much"}, "think"),
         ({"template": "{{ .Prompt }}"}, "template is not supported"),
-        ({"truncate": True}, "truncate is not supported"),
+        ({"truncate": 7}, "truncate is not supported"),
         ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
         ({"messages": [{**USER, "images": ["aGk="]}]}, "messages.0.images is not supported"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role"),

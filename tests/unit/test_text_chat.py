@@ -192,8 +192,8 @@ def test_tool_calls_get_their_arguments_as_objects() -> None:
 
     assert called('{"x": [1]}') == called({"x": [1]}) == {"x": [1]}
     assert called(None) == called("") == {}
-    with pytest.raises(RequestError, match=r"messages\[0\]\.tool_calls\[0\]: arguments is not"):
-        called("{x")
+    for cut in ('{"x": [1', '{"x": "', "{", "[" * 10**5):
+        assert called(cut) == cut
     (message,) = conversation([{"role": "assistant", "tool_calls": [], "content": "x"}])
     assert message == {"role": "assistant", "content": "x"}
     with pytest.raises(RequestError, match=r"tool_calls\[0\] must be"):

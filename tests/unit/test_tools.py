@@ -209,10 +209,10 @@ def tool(name: str = "add", **function: Any) -> dict[str, Any]:
 
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "no list": (("add",), "tools must be a list of functions; got 'add'"),
-    "many": (([tool()] * 129,), f"tools must have 1 to {MOST_TOOLS} entries; got 129"),
+    "many": (([tool()] * 1025,), f"tools must have 1 to {MOST_TOOLS} entries; got 1025"),
     "no object": (([1],), "tools[0] must be {'type': 'function'"),
     "no function": (([{"type": "function"}],), "tools[0].function must be an object; got None"),
-    "a bad name": (([tool('a"b')],), "tools[0].function.name must be 1 to 64"),
+    "a bad name": (([tool('a"b')],), "tools[0].function.name must be 1 to 128"),
     "the same name": (([tool(), tool()],), "tools has the name add 2 times"),
     "no schema": (([tool(parameters=[])],), "tools[0].function.parameters must be the JSON"),
     "a list": (([tool(parameters={"type": "array"})],), "tools[0].function.parameters must be"),

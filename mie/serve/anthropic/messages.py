@@ -14,30 +14,36 @@ from mie.serve.anthropic.protocol import (
     ClientTool,
     CountTokensRequest,
     MessagesRequest,
+    RedactedThinkingBlock,
+    SystemTurn,
     TextBlock,
     ThinkingBlock,
+    ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
 from mie.serve.asgi import json_string
 from mie.serve.errors import ApiError, anthropic_body
+from mie.serve.openai.tools import own_tools
 from mie.serve.parts import Part, PartEvent
-from mie.serve.serving import Asked, Serving
+from mie.serve.serving import Asked, reasoning_variables
 from mie.serve.writer import Choice, PartsWriter, json_response
 from mie.structured.tools.definitions import call_message
 
 
 async def count_tokens(asked: Asked[CountTokensRequest]) -> Response:
     """Count the tokens that a conversation has as a prompt."""
-    prompt = await _prompt(asked.body, asked.serving)
+    prompt = await _prompt(asked)
     return json_response({"input_tokens": len(prompt["prompt_token_ids"])}, asked.headers)
 
 
 # The request in the words of chats.
 
 
-async def _prompt(body: CountTokensRequest, serving: Serving) -> dict[str, Any]:
+async def _prompt(asked: Asked[CountTokensRequest]) -> dict[str, Any]:
     """Return the conversation as a prompt. The answer continues a last turn of the assistant."""
+    body, serving = asked.body, asked.serving
+    tools = own_tools(body.tools)
     is_prefilled = body.messages[-1].role == "assistant"
     choice = body.tool_choice
     kind = None if choice is None else choice.type
@@ -48,10 +54,29 @@ async def _prompt(body: CountTokensRequest, serving: Serving) -> dict[str, Any]:
         _conversation(body),
         add_generation_prompt=not is_prefilled,
         continue_final_message=is_prefilled,
-        tools=[_tool(tool) for tool in body.tools or ()] or None,
-        tool_choice=known.get(kind) if body.tools or kind in ("any", "tool") else None,
+        chat_template_kwargs=_reasoning(asked),
+        tools=[_tool(tool) for tool in tools] or None,
+        tool_choice=known.get(kind) if tools or kind in ("any", "tool") else None,
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
     )
+
+
+def _reasoning(asked: Asked[CountTokensRequest]) -> dict[str, Any]:
+    """Return the template's variables about reasoning, and name fields that it does not read."""
+    body, template = asked.body, asked.serving.template_text
+    found: dict[str, Any] = {}
+    if (thinking := body.thinking) is not None:
+        is_on = {"enabled": True, "disabled": False}.get(thinking.type)
+        found = reasoning_variables(template, is_on=is_on)
+        if not found:
+            asked.ignore("thinking")
+    effort = None if body.output_config is None else body.output_config.effort
+    if effort is not None:
+        of_effort = reasoning_variables(template, effort=effort)
+        if not of_effort:
+            asked.ignore("output_config.effort")
+        found |= of_effort
+    return found
 
 
 def _tool(tool: ClientTool) -> dict[str, Any]:
@@ -66,12 +91,18 @@ def _conversation(body: CountTokensRequest) -> list[dict[str, Any]]:
 
     The system prompt is the first message. Turns of the same role that follow each other are
     joined, as Anthropic joins them, because templates may refuse them. Each result of a tool
-    is a separate message.
+    is a separate message. Instructions after the first turn are a part of the user's turn, since
+    many templates take a system message in the first place only.
     """
     found: list[dict[str, Any]] = []
     if body.system:
-        found.append({"role": "system", "content": _text(body.system)})
+        found.append({"role": "system", "content": [_text(body.system)]})
     for turn in body.messages:
+        if isinstance(turn, SystemTurn):
+            is_first = not found or found[-1]["role"] == "system"
+            message = _message_of("system" if is_first else "user", found)
+            message["content"].append(_text(turn.content))
+            continue
         if isinstance(turn.content, str):
             _message_of(turn.role, found)["content"].append(turn.content)
             continue
@@ -85,7 +116,7 @@ def _conversation(body: CountTokensRequest) -> list[dict[str, Any]]:
 def _add_block(
     found: list[dict[str, Any]],
     role: str,
-    block: TextBlock | ToolResultBlock | ToolUseBlock | ThinkingBlock,
+    block: TextBlock | ToolResultBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock,
 ) -> None:
     if isinstance(block, TextBlock):
         _message_of(role, found)["content"].append(block.text)
@@ -94,7 +125,7 @@ def _add_block(
         found.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
     elif isinstance(block, ThinkingBlock):
         _message_of("assistant", found).setdefault("reasoning", []).append(block.thinking)
-    else:
+    elif isinstance(block, ToolUseBlock):
         call = call_message(block.id, block.name, block.input)
         _message_of("assistant", found).setdefault("tool_calls", []).append(call)
 
@@ -108,7 +139,7 @@ def _message_of(role: str, found: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _joined(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message with its texts joined at once, which takes linear time."""
-    if message["role"] in ("user", "assistant"):
+    if message["role"] in ("system", "user", "assistant"):
         content = message["content"]
         message["content"] = "\n".join(content) if content else None
     if "reasoning" in message:
@@ -116,7 +147,7 @@ def _joined(message: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
-def _text(content: str | Iterable[TextBlock]) -> str:
+def _text(content: str | Iterable[TextBlock | ToolReferenceBlock]) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
 
@@ -162,7 +193,7 @@ class MessageWriter(PartsWriter[MessagesRequest]):
             seed=body.seed,
             structured_outputs=structure,
         )
-        return await self.respond([await _prompt(body, self.serving)])
+        return await self.respond([await _prompt(self)])
 
     def ended(self, choice: Choice) -> dict[str, Any]:
         content = [block for part in choice.parts.all if (block := _block(part)) is not None]

@@ -2,35 +2,16 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag, WithJsonSchema
 
 from mie.config.engine import DEFAULT_LIMITS
-from mie.serve.body import (
-    SOME,
-    AtMost,
-    Body,
-    Items,
-    Unsupported,
-    WithoutEffect,
-    all_of,
-    any_of,
-    with_fields_of,
-)
+from mie.serve.body import SOME, AtMost, Body, IgnoredObject, Items, all_of, any_of
+from mie.serve.fields import Unsupported, WithoutEffect, with_fields_of
 from mie.serve.openai.formats import Schema
-from mie.serve.openai.protocol import (
-    Count,
-    Integer64,
-    Natural,
-    Queued,
-    Stop,
-    Temperature,
-    ToolName,
-    TopP,
-)
+from mie.serve.openai.protocol import Count, Integer64, Natural, Queued, Stop, Temperature, TopP
+from mie.serve.openai.tools import OtherTool, SomeOwn, ToolName, is_other
 from mie.structured.tools.definitions import MOST_TOOLS
 from mie.text.messages import MOST_MESSAGES
-
-_NO_BUDGET = "the chat template decides whether a model reasons, and it has no budget"
 
 
 class Block(Body):
@@ -47,12 +28,27 @@ class TextBlock(Block):
     citations: Annotated[Any, Unsupported("the model reads no sources", ([], {}, ""))] = None
 
 
+class ToolReferenceBlock(Block):
+    """The name of a tool that a search found. The model is offered all tools anyway."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+
+    @property
+    def text(self) -> str:
+        """The name, which the model reads as the result."""
+        return self.tool_name
+
+
+ResultBlock = Annotated[TextBlock | ToolReferenceBlock, Field(discriminator="type")]
+
+
 class ToolResultBlock(Block):
     """The result of a call."""
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Items[TextBlock] | None = None
+    content: str | Items[ResultBlock] | None = None
     is_error: WithoutEffect = None  # the text says so
 
 
@@ -74,8 +70,16 @@ class ThinkingBlock(Block):
     signature: WithoutEffect = None
 
 
+class RedactedThinkingBlock(IgnoredObject):
+    """Reasoning that only Anthropic can read."""
+
+    type: Literal["redacted_thinking"]
+
+
 UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
-AssistantBlock = Annotated[TextBlock | ToolUseBlock | ThinkingBlock, Field(discriminator="type")]
+AssistantBlock = Annotated[
+    TextBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock, Field(discriminator="type")
+]
 
 
 class UserTurn(Body):
@@ -92,18 +96,36 @@ class AssistantTurn(Body):
     content: str | Items[AssistantBlock]
 
 
-Turn = Annotated[UserTurn | AssistantTurn, Field(discriminator="role")]
+class SystemTurn(Body):
+    """Instructions between the turns."""
+
+    role: Literal["system"]
+    content: str | Items[TextBlock]
 
 
+Turn = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
+
+
+@with_fields_of("messages.tools")
 class ClientTool(Body):
     """A tool of the client's own."""
 
-    type: Annotated[Any, Unsupported("tools have a name and an input_schema", ("custom",))] = None
+    type: Literal["custom"] | None = None
     name: ToolName
     description: str | None = None
     input_schema: Schema
     strict: bool | None = None
     cache_control: WithoutEffect = None
+
+
+class ServerTool(OtherTool):
+    """A tool that Anthropic defines, such as a web search. The model is not offered it."""
+
+    type: Annotated[str, WithJsonSchema({"type": "string", "not": {"const": "custom"}})]
+
+
+def _kind_of_tool(tool: Any) -> str:
+    return "other" if is_other(tool, "custom") else "own"
 
 
 class ClientToolChoice(Body):
@@ -128,11 +150,20 @@ class SchemaFormat(Body):
     strict: bool | None = None
 
 
+@with_fields_of("messages.output_config")
 class OutputConfig(Body):
     """The constraint of an answer."""
 
     format: SchemaFormat | None = None
-    effort: Annotated[Any, Unsupported(_NO_BUDGET)] = None
+    effort: str | None = None
+    """How much the model reasons, if its chat template reads that."""
+
+
+@with_fields_of("messages.thinking")
+class Thinking(Body):
+    """Whether the model reasons, if its chat template has a switch."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
 
 
 _CHOSEN = any_of(
@@ -158,8 +189,22 @@ class CountTokensRequest(Body):
     model: str | None = None
     messages: Annotated[Items[Turn], Field(min_length=1), AtMost(MOST_MESSAGES)]
     system: str | Items[TextBlock] | None = None
-    tools: Annotated[Items[ClientTool], AtMost(MOST_TOOLS)] | None = None
+    tools: (
+        Annotated[
+            Items[
+                Annotated[
+                    Annotated[ClientTool, Tag("own")] | Annotated[ServerTool, Tag("other")],
+                    Discriminator(_kind_of_tool),
+                ]
+            ],
+            AtMost(MOST_TOOLS),
+            SomeOwn(("custom",)),
+        ]
+        | None
+    ) = None
     tool_choice: ClientToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
 
 
 class MessagesRequest(CountTokensRequest, Queued):
@@ -167,7 +212,6 @@ class MessagesRequest(CountTokensRequest, Queued):
 
     max_tokens: Count
     stop_sequences: Annotated[Items[Stop], AtMost(DEFAULT_LIMITS.max_stop_strings)] | None = None
-    output_config: OutputConfig | None = None
     stream: bool | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None

@@ -13,9 +13,10 @@ from starlette.types import ASGIApp
 from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import shown
 from mie.frontend.outputs import RequestOutput
-from mie.serve.body import AtMost, Items, refused, with_fields_of
+from mie.serve.body import AtMost, Items, refused
 from mie.serve.errors import ApiError, body_of, invalid, refuse_unfinished
-from mie.serve.llama.options import LlamaOptions, NumPredict, max_tokens, sampling
+from mie.serve.fields import with_fields_of
+from mie.serve.llama.options import LlamaOptions, NumPredict, sampling
 from mie.serve.openai.formats import Schema
 from mie.serve.openai.protocol import MAX_BIASES, Biases, Natural, Prompt, Queued
 from mie.serve.serving import Serving
@@ -108,8 +109,8 @@ class CompletionWriter(Writer[CompletionBody]):
             body.stream,
             n=1,
             **sampling(body),
-            must_fit=False,
-            max_tokens=max_tokens(serving, body.n_predict),
+            limit_name=None,
+            max_tokens=body.n_predict,
             logprobs=body.n_probs or None,
             logit_bias=body.logit_bias,
             ignore_eos=body.ignore_eos,

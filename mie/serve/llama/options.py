@@ -5,9 +5,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, WithJsonSchema
 
 from mie.config.engine import DEFAULT_LIMITS
-from mie.serve.body import AtMost, Body, Items, Whole, refused, with_fields_of
+from mie.serve.body import AtMost, Body, Items, Whole, refused
+from mie.serve.fields import with_fields_of
 from mie.serve.openai.protocol import Integer64, NaturalOrAll, Penalty, Stop, Temperature, TopP
-from mie.serve.serving import Serving
 
 
 def _not_zero(number: int) -> int:
@@ -50,8 +50,3 @@ def sampling(options: LlamaOptions | None) -> dict[str, Any]:
     same = {name: getattr(options, name) for name in _SAME}
     seed = None if options.seed == -1 else options.seed
     return {**same, "repetition_penalty": options.repeat_penalty, "seed": seed}
-
-
-def max_tokens(serving: Serving, wanted: int | None) -> int | None:
-    """Return a `NumPredict` as the maximum number of new tokens; None is the model's default."""
-    return serving.facts.max_model_len if wanted is not None and wanted < 0 else wanted

@@ -12,16 +12,15 @@ from starlette.types import ASGIApp
 from mie.config.params.structured import StructuredOutputsParams
 from mie.serve.asgi import NDJSON
 from mie.serve.errors import ApiError, invalid, ollama_body, too_long, unsupported
-from mie.serve.llama.options import max_tokens, sampling
+from mie.serve.llama.options import sampling
 from mie.serve.ollama.protocol import Answered, ChatRequest, GenerateRequest, Options, Turn
+from mie.serve.openai.tools import own_tools
 from mie.serve.parts import Part, PartEvent
+from mie.serve.serving import SWITCHES
 from mie.serve.writer import Choice, PartsWriter, json_response, num_logprobs
 from mie.structured.tools.definitions import call_message
 
 T = TypeVar("T", bound=Answered, covariant=True)
-
-_SWITCHES = ("enable_thinking", "thinking")
-"""The variables with which chat templates turn reasoning on and off."""
 
 
 def unloaded(model: str, path: str) -> Response:
@@ -72,15 +71,16 @@ class LineWriter(PartsWriter[T]):
         """Answer a prompt with the parameters of the body."""
         body, serving = self.body, self.serving
         options: Options = body.options or Options()
-        num_new, context = max_tokens(serving, options.num_predict), options.num_ctx
+        num_new, context = options.num_predict, options.num_ctx
         if context is not None:
             num_prompt, most = len(prompt["prompt_token_ids"]), serving.facts.max_model_len
             if context > most:
-                message = f"options.num_ctx is {context}; this server's context holds {most} tokens"
-                raise invalid(f"{message} (--max-model-len)", "options")
+                self.ignore("options.num_ctx")
+                context = most
             if num_prompt >= context:
-                raise too_long(num_prompt, None, context)
+                raise too_long(num_prompt, context)
             wanted = num_new or self.defaults.get("max_tokens") or context
+            wanted = context if wanted < 0 else wanted
             num_new = min(wanted, context - num_prompt)
         logprobs = num_logprobs(body.top_logprobs, body.logprobs, "logprobs=true")
         structure = None
@@ -92,13 +92,35 @@ class LineWriter(PartsWriter[T]):
             "format",
             body.stream is not False,
             n=1,
-            **sampling(options),
-            must_fit=False,
+            **(sampling(options) | self._penalties(options)),
+            limit_name="options.num_predict",
             max_tokens=num_new,
             logprobs=logprobs,
             structured_outputs=structure,
         )
+        self._check_penalties(options)
         return await self.respond([prompt])
+
+    @staticmethod
+    def _penalties(options: Options) -> dict[str, float]:
+        """Return the penalties of options that turn them off."""
+        if options.repeat_last_n != 0:
+            return {}
+        return {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+
+    def _check_penalties(self, options: Options) -> None:
+        """Name ``repeat_last_n`` where nothing is penalised.
+
+        Raises:
+            ApiError: penalties cover more tokens than it says.
+        """
+        last, params = options.repeat_last_n, self.params
+        if last is None or last <= 0 or last >= self.serving.facts.max_model_len:
+            return
+        if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
+            why = "penalties cover the prompt and the whole answer (send -1)"
+            raise unsupported("options.repeat_last_n", f"{why}; got {last}")
+        self.ignore("options.repeat_last_n")
 
     def loaded(self) -> Response:
         """Answer a request without a prompt, with which clients load a model or unload it."""
@@ -115,7 +137,7 @@ class LineWriter(PartsWriter[T]):
         """
         serving, think = self.serving, self.body.think
         is_prefilled = messages[-1]["role"] == "assistant" and bool(messages[-1]["content"])
-        variables = {} if think is None else dict.fromkeys(_SWITCHES, bool(think))
+        variables = {} if think is None else dict.fromkeys(SWITCHES, bool(think))
         prompt = await serving.chat_prompt(
             messages,
             add_generation_prompt=not is_prefilled,
@@ -128,7 +150,7 @@ class LineWriter(PartsWriter[T]):
             return prompt
         if not reasons(prompt):
             raise unsupported("think", f"{self.model} does not support thinking")
-        if not re.search(rf"\b({'|'.join(_SWITCHES)}|reasoning_effort)\b", serving.template_text):
+        if not re.search(rf"\b({'|'.join(SWITCHES)}|reasoning_effort)\b", serving.template_text):
             message = "this model's chat template has no switch; the model decides"
             raise unsupported("think", message)
         return prompt
@@ -200,7 +222,7 @@ class ChatLines(LineWriter[ChatRequest]):
         if not self.body.messages:
             return self.loaded()
         messages = [_message(turn) for turn in self.body.messages]
-        tools = [tool.given for tool in self.body.tools or ()] or None
+        tools = [tool.given for tool in own_tools(self.body.tools)] or None
         return await self.complete(await self.chat_prompt(messages, tools=tools))
 
     @staticmethod

@@ -4,13 +4,16 @@ import math
 import re
 from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
 from mie.errors import shown
-from mie.serve.body import AtMost, Body, Items, Unsupported, WithoutEffect, with_fields_of
+from mie.serve.body import AtMost, Body, Items, Whole
 from mie.serve.errors import invalid
+from mie.serve.fields import Unsupported, WithoutEffect, with_fields_of
 from mie.serve.llama.options import LlamaOptions, NumPredict
 from mie.serve.openai.formats import Schema
-from mie.serve.openai.protocol import Count, Natural, Queued, Tool
-from mie.structured.tools.definitions import MOST_TOOLS
+from mie.serve.openai.protocol import Count, Natural, Queued
+from mie.serve.openai.tools import Tools
 from mie.text.messages import MOST_MESSAGES
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -52,6 +55,8 @@ class Options(LlamaOptions):
 
     num_ctx: Count | None = None
     """Tokens of the prompt and the answer together, at most those of the server's context."""
+    repeat_last_n: Annotated[int, Field(ge=-1), Whole] | None = None
+    """The number of last tokens that penalties cover; 0 turns them off, and -1 is all."""
     num_predict: NumPredict | None = None
 
 
@@ -103,7 +108,7 @@ class Turn(Body):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    tool_calls: Annotated[Items[Call], AtMost(MOST_TOOLS)] | None = None
+    tool_calls: Annotated[Items[Call], AtMost(MOST_MESSAGES)] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
     images: Annotated[Any, Unsupported(_TEXT_ONLY, ([],))] = None
@@ -113,7 +118,7 @@ class ChatRequest(Answered):
     """The body of ``POST /api/chat``."""
 
     messages: Annotated[Items[Turn], AtMost(MOST_MESSAGES)] | None = None
-    tools: Annotated[Items[Tool], AtMost(MOST_TOOLS)] | None = None
+    tools: Tools | None = None
 
 
 class ShowRequest(Body):

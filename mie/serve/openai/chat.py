@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -13,16 +14,23 @@ from mie.serve.body import Body
 from mie.serve.errors import unsupported
 from mie.serve.openai.chunks import ChunkWriter, set_params
 from mie.serve.openai.protocol import ChatCompletionRequest, TemplateFields
+from mie.serve.openai.tools import choice_of, own_tools
 from mie.serve.page.access import PAGE_HEADER
-from mie.serve.serving import Serving
+from mie.serve.serving import Serving, reasoning_variables
 from mie.serve.writer import Choice, num_logprobs
 from mie.structured.tools.parser import JsonEnd
 
 
 async def chat_prompt(
-    body: TemplateFields, serving: Serving, *, parallel_tool_calls: bool | None = None
+    body: TemplateFields,
+    serving: Serving,
+    *,
+    parallel_tool_calls: bool | None = None,
+    variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return a conversation as a prompt, as text and in tokens.
+
+    ``variables`` of the chat template make way for the request's own.
 
     Raises:
         ApiError: the request may not bring its own template.
@@ -33,16 +41,16 @@ async def chat_prompt(
             "chat_template",
             "requests may not bring their own (--trust-request-chat-template lets them)",
         )
-    adds, choice = body.add_generation_prompt, body.tool_choice
+    adds, choice, tools = body.add_generation_prompt, body.tool_choice, own_tools(body.tools)
     return await serving.chat_prompt(
         [message.given for message in body.messages],
         chat_template=body.chat_template,
         chat_template_content_format=body.chat_template_content_format or "auto",
         add_generation_prompt=not body.continue_final_message if adds is None else adds,
         continue_final_message=bool(body.continue_final_message),
-        chat_template_kwargs=body.chat_template_kwargs,
-        tools=None if body.tools is None else [tool.given for tool in body.tools],
-        tool_choice=choice.given if isinstance(choice, Body) else choice,
+        chat_template_kwargs={**variables, **(body.chat_template_kwargs or {})},
+        tools=[tool.given for tool in tools] or None,
+        tool_choice=choice_of(choice.given if isinstance(choice, Body) else choice, tools),
         parallel_tool_calls=parallel_tool_calls,
     )
 
@@ -68,15 +76,20 @@ class ChatWriter(ChunkWriter[ChatCompletionRequest]):
 
     async def run(self) -> ASGIApp:
         body = self.body
-        max_tokens = body.max_completion_tokens
+        name, max_tokens = "max_completion_tokens", body.max_completion_tokens
         if max_tokens is None:
-            max_tokens = body.max_tokens
+            name, max_tokens = "max_tokens", body.max_tokens
         logprobs = num_logprobs(body.top_logprobs, body.logprobs, "logprobs=true")
-        set_params(self, max_tokens=max_tokens, logprobs=logprobs)
+        set_params(self, limit_name=name, max_tokens=max_tokens, logprobs=logprobs)
+        template = body.chat_template or self.serving.template_text
+        variables = reasoning_variables(template, effort=body.reasoning_effort)
+        if body.reasoning_effort is not None and not variables:
+            self.ignore("reasoning_effort")
         parallel = body.parallel_tool_calls
-        return await self.respond(
-            [await chat_prompt(body, self.serving, parallel_tool_calls=parallel)]
+        prompt = await chat_prompt(
+            body, self.serving, parallel_tool_calls=parallel, variables=variables
         )
+        return await self.respond([prompt])
 
     def first(self, choice: Choice) -> tuple[str, str]:
         return '"delta": {"role": "assistant", "content": ""}', ""

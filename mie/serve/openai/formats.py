@@ -4,7 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mie.serve.body import ABSENT, OFF, SOME, TEXT, AtMost, Body, Items, Unsupported, all_of, any_of
+from mie.serve.body import ABSENT, OFF, SOME, TEXT, AtMost, Body, Items, all_of, any_of
+from mie.serve.fields import Unsupported
 
 MAX_CHOICES = 2**16
 

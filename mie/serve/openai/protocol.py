@@ -5,7 +5,15 @@ Types are checked strictly, and null stands for the default.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, PlainValidator, Tag, ValidationInfo, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    ValidationInfo,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticCustomError
 
 from mie.config.engine import DEFAULT_LIMITS
@@ -16,18 +24,16 @@ from mie.serve.body import (
     AtMost,
     Body,
     Items,
-    Unsupported,
     Whole,
-    WithoutEffect,
     all_of,
     any_of,
     limit,
     refused,
     whole,
-    with_fields_of,
 )
-from mie.serve.openai.formats import ResponseFormat, Schema, StructuredOutputs
-from mie.structured.tools.definitions import MOST_TOOLS, NAME
+from mie.serve.fields import Unsupported, WithoutEffect, with_fields_of
+from mie.serve.openai.formats import ResponseFormat, StructuredOutputs
+from mie.serve.openai.tools import ToolChoice, Tools
 from mie.text.messages import MOST_MESSAGES
 
 MAX_STOP_STRINGS = 16
@@ -44,6 +50,22 @@ Count = Annotated[int, Field(ge=1), Whole]
 Natural = Annotated[int, Field(ge=0), Whole]
 NaturalOrAll = Annotated[int, Field(ge=-1), Whole]
 TokenId = Natural
+
+
+def _not_zero(number: int) -> int:
+    if number == 0:
+        raise refused("must be at least 1, or -1 for the rest of the context; got 0")
+    return number
+
+
+Limit = Annotated[
+    int,
+    AfterValidator(_not_zero),
+    Field(ge=-1),
+    Whole,
+    WithJsonSchema({"type": "integer", "minimum": -1, "not": {"const": 0}}),
+]
+"""The maximum number of new tokens; -1 is the rest of the context."""
 Integer64 = Annotated[int, Field(ge=-(2**63), lt=2**63), Whole]
 Temperature = Annotated[float, Field(ge=0, le=1000)]
 TopP = Annotated[float, Field(gt=0, le=1)]
@@ -121,44 +143,6 @@ Biases = Annotated[
 ]
 
 
-# Tools.
-
-ToolName = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
-
-
-class FunctionName(Body):
-    """The name of a function."""
-
-    name: ToolName
-
-
-class Function(FunctionName):
-    """A function that the model may call."""
-
-    description: str | None = None
-    parameters: Schema | None = None
-    strict: bool | None = None
-
-
-class Tool(Body):
-    """A tool of a chat."""
-
-    type: Literal["function"] = "function"
-    function: Function
-
-
-class NamedTool(Body):
-    """The choice of one tool."""
-
-    type: Literal["function"]
-    function: FunctionName
-
-
-Tools = Annotated[Items[Tool], Field(min_length=1), AtMost(MOST_TOOLS)]
-Choice = Literal["none", "auto", "required"]
-ToolChoice = Choice | NamedTool
-
-
 # Messages.
 
 
@@ -223,7 +207,7 @@ class ChatMessage(Body):
     name: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: Annotated[Items[Call], AtMost(MOST_TOOLS)] | None = None
+    tool_calls: Annotated[Items[Call], AtMost(MOST_MESSAGES)] | None = None
     tool_call_id: str | None = None
     function_call: Annotated[Any, Unsupported("send tool_calls")] = None
     audio: Annotated[Any, Unsupported("the model reads and writes text only")] = None
@@ -258,6 +242,7 @@ Messages = Annotated[Items[Message], Field(min_length=1), AtMost(MOST_MESSAGES)]
 # Requests.
 
 
+@with_fields_of("stream_options")
 class StreamOptions(Body):
     """The reports of a stream beside its text."""
 
@@ -265,12 +250,11 @@ class StreamOptions(Body):
     """Send one more chunk, without choices, that has the usage."""
     continuous_usage_stats: bool | None = None
     """Send the usage so far in every chunk (vLLM)."""
-    include_obfuscation: Annotated[Any, Unsupported("chunks are not padded", (False,))] = None
 
 
 STREAMED = any_of({"stream_options": ABSENT}, {"stream": {"const": True}})
 """Options of a stream need one."""
-CHOSEN = any_of({"tool_choice": {"enum": [None, "none"]}}, {"tools": SOME})
+CHOSEN = any_of({"tool_choice": {"enum": [None, "none", "auto"]}}, {"tools": SOME})
 """A choice of a tool needs tools."""
 
 
@@ -340,7 +324,8 @@ class CompletionRequest(GenerationBody):
     """The body of ``POST /v1/completions``."""
 
     prompt: Prompt
-    max_tokens: Natural | None = None
+    max_tokens: NaturalOrAll | None = None
+    """The maximum number of new tokens; -1 is the rest of the context."""
     echo: bool | None = None
     logprobs: NaturalOrAll | None = None
     add_special_tokens: bool | None = None
@@ -366,9 +351,12 @@ class ChatCompletionRequest(TemplateFields, GenerationBody):
 
     model_config = all_of(CHOSEN)
 
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
+    max_tokens: Limit | None = None
+    """The maximum number of new tokens; -1 is the rest of the context."""
+    max_completion_tokens: Limit | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    """How much the model reasons, if its chat template reads that."""
     include_reasoning: bool | None = None
     """Whether the answer has the model's reasoning (vLLM)."""
     logprobs: bool | None = None

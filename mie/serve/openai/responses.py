@@ -24,7 +24,9 @@ from mie.serve.openai.responses_protocol import (
     ReasoningItem,
     ResponsesRequest,
 )
+from mie.serve.openai.tools import choice_of, own_tools
 from mie.serve.parts import Part, PartEvent
+from mie.serve.serving import reasoning_variables
 from mie.serve.writer import Choice, PartsWriter, num_logprobs, status_of
 from mie.structured.tools.definitions import call_message
 
@@ -42,7 +44,10 @@ def _tool(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _conversation(body: ResponsesRequest) -> list[dict[str, Any]]:
-    """Return the messages as a chat template takes them, the instructions first."""
+    """Return the messages as a chat template takes them, the instructions first.
+
+    System messages at the beginning are joined, since templates take one in the first place only.
+    """
     messages: list[dict[str, Any]] = []
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})
@@ -60,7 +65,9 @@ def _add(
     last: dict[str, Any] = messages[-1] if messages else {"role": None}
     if isinstance(item, MessageItem):
         content = item.given["content"]
-        if "reasoning" in last and last["content"] is None and item.role == "assistant":
+        if len(messages) == 1 and {last["role"], item.role} <= {"system", "developer"}:
+            last["content"] = _parts(last["content"]) + _parts(content)
+        elif "reasoning" in last and last["content"] is None and item.role == "assistant":
             last["content"] = content
         else:
             messages.append({"role": item.role, "content": content})
@@ -73,9 +80,12 @@ def _add(
     elif isinstance(item, OutputItem):
         output = {"tool_call_id": item.call_id, "content": item.given["output"]}
         messages.append({"role": "tool", **output})
-    else:
-        text = "".join(part.text for part in item.content or ())
+    elif text := "".join(part.text for part in item.content or ()):
         messages.append({"role": "assistant", "content": None, "reasoning": text})
+
+
+def _parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 # The answer.
@@ -96,6 +106,7 @@ class ResponseWriter(PartsWriter[ResponsesRequest]):
     id_prefix = "resp_"
 
     _number = 0  # of the next event
+    _effort: str | None = None  # of the reasoning, if the chat template reads it
 
     async def run(self) -> ASGIApp:
         body = self.body
@@ -110,6 +121,7 @@ class ResponseWriter(PartsWriter[ResponsesRequest]):
             temperature=body.temperature,
             top_p=body.top_p,
             seed=body.seed,
+            limit_name="max_output_tokens",
             max_tokens=body.max_output_tokens,
             logprobs=logprobs,
             structured_outputs=_structure_of(body),
@@ -117,13 +129,25 @@ class ResponseWriter(PartsWriter[ResponsesRequest]):
         choice: Any = body.tool_choice
         if isinstance(choice, NamedFunction):
             choice = {"type": "function", "function": {"name": choice.name}}
+        self.ignore(*(f"include.{i}" for i, x in enumerate(body.include or ()) if x != LOGPROBS))
+        tools = own_tools(body.tools)
         prompt = await self.serving.chat_prompt(
             _conversation(body),
-            tools=[_tool(tool.given) for tool in body.tools or ()] or None,
-            tool_choice=None if choice == "auto" and not body.tools else choice,
+            chat_template_kwargs=self._reasoning(),
+            tools=[_tool(tool.given) for tool in tools] or None,
+            tool_choice=choice_of(choice, tools),
             parallel_tool_calls=body.parallel_tool_calls,
         )
         return await self.respond([prompt])
+
+    def _reasoning(self) -> dict[str, Any]:
+        """Return the template's variables about reasoning, and name an effort without effect."""
+        effort = None if self.body.reasoning is None else self.body.reasoning.effort
+        found = reasoning_variables(self.serving.template_text, effort=effort)
+        if effort is not None and not found:
+            self.ignore("reasoning.effort")
+        self._effort = effort if found else None
+        return found
 
     @cached_property
     def _fields(self) -> dict[str, Any]:
@@ -140,7 +164,7 @@ class ResponseWriter(PartsWriter[ResponsesRequest]):
             "metadata": body.metadata or {},
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": self._effort, "summary": None},
             "service_tier": "default",
             "store": False,
             "temperature": params.temperature,

@@ -4,26 +4,36 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from mie.serve.body import AtMost, Body, Items, Unsupported, WithoutEffect, all_of, with_fields_of
+from mie.serve.body import AtMost, Body, Items, all_of
+from mie.serve.fields import WithoutEffect, with_fields_of
 from mie.serve.openai.formats import JsonObjectFormat, NamedSchema, Text, TextFormat
 from mie.serve.openai.protocol import (
     CHOSEN,
-    Choice,
     Content,
-    Count,
-    Function,
-    FunctionName,
     Integer64,
+    Limit,
     Natural,
     Queued,
     Temperature,
     TopP,
 )
+from mie.serve.openai.tools import Choice, Function, FunctionName, OtherTool, SomeOwn, is_other
 from mie.structured.tools.definitions import MOST_TOOLS
 from mie.text.messages import MOST_MESSAGES
 
 LOGPROBS = "message.output_text.logprobs"
 """The entry of ``include`` that asks for log-probabilities."""
+Included = Literal[
+    "message.output_text.logprobs",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+"""Parts of answers that are sent on demand. Answers of mie have only the first."""
 
 
 class FlatSchemaFormat(NamedSchema):
@@ -32,6 +42,7 @@ class FlatSchemaFormat(NamedSchema):
     type: Literal["json_schema"]
 
 
+@with_fields_of("responses.text")
 class TextOptions(Body):
     """The constraint of an answer's text."""
 
@@ -39,7 +50,6 @@ class TextOptions(Body):
         Annotated[TextFormat | JsonObjectFormat | FlatSchemaFormat, Field(discriminator="type")]
         | None
     ) = None
-    verbosity: Annotated[Any, Unsupported("the model has no such setting", ("medium",))] = None
 
 
 class FunctionTool(Function):
@@ -94,13 +104,13 @@ class ReasoningText(Body):
     text: str
 
 
+@with_fields_of("responses.input.reasoning")
 class ReasoningItem(Item):
     """The reasoning that the model wrote before an answer."""
 
     type: Literal["reasoning"]
     content: Items[ReasoningText] | None = None
     summary: WithoutEffect = None
-    encrypted_content: Annotated[Any, Unsupported("reasoning is sent as text")] = None
 
 
 def _kind(item: Any) -> str:
@@ -116,10 +126,21 @@ InputItem = Annotated[
 ]
 
 
+@with_fields_of("responses.stream_options")
 class ResponseStreamOptions(Body):
     """The additions of a stream to its events."""
 
-    include_obfuscation: Annotated[Any, Unsupported("chunks are not padded", (False,))] = None
+
+@with_fields_of("responses.reasoning")
+class ReasoningOptions(Body):
+    """How much the model reasons."""
+
+    effort: str | None = None
+    """A value of the chat template's own, if the template reads one."""
+
+
+def _kind_of_tool(tool: Any) -> str:
+    return "other" if is_other(tool, "function") else "own"
 
 
 @with_fields_of("responses")
@@ -131,16 +152,29 @@ class ResponsesRequest(Queued):
     model: str | None = None
     input: Text | Annotated[Items[InputItem], Field(min_length=1), AtMost(MOST_MESSAGES)]
     instructions: str | None = None
-    max_output_tokens: Count | None = None
+    max_output_tokens: Limit | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
-    include: Annotated[Items[Literal["message.output_text.logprobs"]], AtMost(16)] | None = None
+    include: Annotated[Items[Included], AtMost(16)] | None = None
     top_logprobs: Natural | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], AtMost(16)] | None = None
     text: TextOptions | None = None
-    tools: Annotated[Items[FunctionTool], AtMost(MOST_TOOLS)] | None = None
+    reasoning: ReasoningOptions | None = None
+    tools: (
+        Annotated[
+            Items[
+                Annotated[
+                    Annotated[FunctionTool, Tag("own")] | Annotated[OtherTool, Tag("other")],
+                    Discriminator(_kind_of_tool),
+                ]
+            ],
+            AtMost(MOST_TOOLS),
+            SomeOwn(("function",)),
+        ]
+        | None
+    ) = None
     tool_choice: Choice | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
     seed: Integer64 | None = None  # mie's own

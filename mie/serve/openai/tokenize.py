@@ -9,8 +9,9 @@ from typing import Annotated, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mie.serve.body import ABSENT, OFF, SOME, TEXT, AtMost, Items, Unsupported, all_of, any_of
+from mie.serve.body import ABSENT, OFF, SOME, TEXT, AtMost, Items, all_of, any_of
 from mie.serve.errors import invalid, unsupported
+from mie.serve.fields import Unsupported
 from mie.serve.openai.chat import chat_prompt
 from mie.serve.openai.protocol import Messages, OtherFields, TemplateFields, TokenId
 from mie.serve.serving import Asked, Serving

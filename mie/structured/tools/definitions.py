@@ -1,14 +1,16 @@
 """The tools of a request, which of them the model may call, and its calls."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mie.errors import RequestError, shown
 
-MOST_TOOLS = 128
-NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+MOST_TOOLS = 1024
+"""Maximum number of tools. An agent with servers of tools has hundreds."""
+NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 """Names of tools, which the formats write without escapes."""
 
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
@@ -85,10 +87,9 @@ def _tools(tools: object) -> tuple[Tool, ...]:
     if not 1 <= len(tools) <= MOST_TOOLS:
         raise RequestError(f"tools must have 1 to {MOST_TOOLS} entries; got {len(tools)}")
     known = tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools))
-    names = [tool.name for tool in known]
-    for name in names:
-        if names.count(name) > 1:
-            raise RequestError(f"tools has the name {name} {names.count(name)} times; names differ")
+    for name, count in Counter(tool.name for tool in known).items():
+        if count > 1:
+            raise RequestError(f"tools has the name {name} {count} times; names differ")
     return known
 
 
@@ -103,7 +104,7 @@ def _tool(tool: object, where: str) -> Tool:
     name = function.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise RequestError(
-            f"{where}.function.name must be 1 to 64 letters, digits, '_', '-', '.' or ':'; got "
+            f"{where}.function.name must be 1 to 128 letters, digits, '_', '-', '.' or ':'; got "
             f"{shown(name)}"
         )
     parameters = function.get("parameters")
