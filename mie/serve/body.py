@@ -16,7 +16,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -36,7 +36,7 @@ from starlette.requests import Request
 
 from mie.errors import shown
 from mie.serve.errors import ApiError, invalid, unsupported
-from mie.serve.fields import marks_of
+from mie.serve.fields import Unsupported, hints_of
 from mie.serve.serving import MAX_NAMED, Asked, Serving
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,16 @@ class Body(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
+    hints: ClassVar[Mapping[str, Unsupported]]
+    """The marks of the fields that may have hints."""
+
     _given: dict[str, Any] = PrivateAttr()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Note the fields that may have hints, since every object of a request is searched."""
+        super().__pydantic_init_subclass__(**kwargs)
+        cls.hints = hints_of(cls)
 
     @property
     def given(self) -> dict[str, Any]:
@@ -232,9 +241,8 @@ def ignored_fields(value: object, place: str = "") -> Iterator[str]:
         yield place[:-1]
     elif isinstance(value, Body):
         yield from (f"{place}{_header_safe(name)}" for name in value.model_extra or ())
-        hints = marks_of(type(value))
         for name, inner in vars(value).items():
-            if name in hints and hints[name].is_hint(inner):
+            if name in value.hints and value.hints[name].is_hint(inner):
                 yield f"{place}{name}"
             yield from ignored_fields(inner, f"{place}{name}.")
     elif isinstance(value, list) and value and isinstance(value[0], Body):

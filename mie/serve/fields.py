@@ -6,7 +6,6 @@ would be broken: it is refused by name. The table ``fields.yaml`` says which val
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
@@ -70,8 +69,7 @@ def _is_same(value: object, other: object) -> bool:
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
-@cache
-def marks_of(body: type[BaseModel]) -> Mapping[str, Unsupported]:
+def hints_of(body: type[BaseModel]) -> Mapping[str, Unsupported]:
     """Return the marks of a body's fields that may have hints, by the names of the fields."""
     marked = ((n, m) for n, field in body.model_fields.items() for m in field.metadata)
     return {n: m for n, m in marked if isinstance(m, Unsupported) and m.hints != ()}
