@@ -14,7 +14,7 @@ The fields of the second and third kind are a table, ``fields.yaml``.
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeVar
 
