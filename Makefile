@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # Each worker and each command of the tests imports what the others have compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo site test test-all test-lowest check check-build docs clean
+.PHONY: demo site test test-all test-lowest test-pythons check check-build docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/mie generate --temperature 0.7 --seed 5 \
@@ -35,6 +35,10 @@ test-lowest:
 	build/lowest/bin/python -m pytest -m "not slow" tests/unit tests/golden tests/parity \
 	  --ignore tests/unit/test_ops_jit_machine_code.py \
 	  tests/property/test_engine_equals_naive.py tests/serve/test_chat.py tests/serve/test_completions.py
+
+# The newest obtainable patch release of each supported Python. One that cannot be had is skipped.
+test-pythons: $(VENV)/.installed
+	$(BIN)/python scripts/try_pythons.py
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -4,7 +4,7 @@ An expression describes each answer, so the record is always complete. The bundl
 seen JSON and knows such sentences well. For other models, a JSON schema gives the whole record in
 one answer (structured.py).
 
-It needs llguidance: pip install 'mie[structured]'
+It needs llguidance: pip install '.[structured]'
 """
 
 import json

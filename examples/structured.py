@@ -2,7 +2,7 @@
 
 The form is always right. Its content is the choice of the model, which has never seen JSON.
 
-It needs llguidance: pip install 'mie[structured]'
+It needs llguidance: pip install '.[structured]'
 """
 
 import json

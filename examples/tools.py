@@ -3,7 +3,7 @@
 ``tool_choice="required"`` makes the answer a call of one of the functions, with arguments that its
 schema accepts. A model that is trained for tools decides with "auto", the default.
 
-It needs llguidance: pip install 'mie[structured]'
+It needs llguidance: pip install '.[structured]'
 """
 
 import json

@@ -5,7 +5,7 @@
 The wheel is built from the source distribution and installed in a fresh environment. There it runs
 the program of the README, the command line and `mie doctor`. `--offline` takes the dependencies
 from this environment and needs no package index. `--release` also checks that the changelog dates
-this version.
+this version, and that the README installs it by its name.
 """
 
 import argparse
@@ -35,6 +35,8 @@ def main() -> int:
         wheel = build(output.resolve(), Path(folder))
         found = problems_of(wheel)
         if options.release:
+            if not installs((ROOT / "README.md").read_text(encoding="utf-8"), "mie"):
+                found.append("README.md installs from a clone, and not the release by its name")
             found += undated(version_of(wheel), (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
         for problem in found:
             print(f"check_build: {problem}", file=sys.stderr)
@@ -70,13 +72,18 @@ def problems_of(wheel: Path) -> list[str]:
         for name in names
         if not name.startswith("mie/") and ".dist-info/" not in name
     ]
-    if not re.search(r"^ +pip install '?mie", "\n".join(description.splitlines()[:12]), re.M):
+    if not installs(description, r"mie|\."):
         found.append("the description does not begin with the install command")
     found += [
         f"the description has {match[0]!r}, which leads nowhere on the package index"
         for match in re.finditer(r"!\[[^]]*\]|\]\((?!https?:|#)[^)]*\)|<!--.*?-->", description)
     ]
     return found
+
+
+def installs(text: str, what: str) -> bool:
+    """Return whether a text begins with a command that installs mie from ``what``, a pattern."""
+    return bool(re.search(rf"^ +pip install '?({what})", "\n".join(text.splitlines()[:24]), re.M))
 
 
 def undated(version: str, changelog: str) -> list[str]:

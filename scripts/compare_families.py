@@ -1,6 +1,6 @@
 """Compare every family with Hugging Face transformers, on golden models with other sizes and flags.
 
-    pip install "mie[bench]" safetensors
+    pip install '.[bench]' safetensors
     python scripts/compare_families.py [MODEL_TYPE ...] [--seeds 3] [--backends numpy jit]
 
 Each model is one of `golden_cases.json` with random sizes, numbers of heads, windows and flags. Its

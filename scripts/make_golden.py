@@ -1,6 +1,6 @@
 """Make the golden models: tiny random models, with the logits that Hugging Face computes for them.
 
-    pip install "mie[bench]" safetensors
+    pip install '.[bench]' safetensors
     python scripts/make_golden.py [NAME ...] [--output tests/golden/models]
 
 Each directory is a model as transformers saves it. ``golden.npz`` has the rotation frequencies that

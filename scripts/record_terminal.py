@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs/pictures/terminal.svg"
 NAME = "stories/tiny-GGUF"
 COMMANDS = (
-    "pip install 'mie[all]'",
+    "pip install '.[all]'",
     f"mie pull {NAME}:Q8_0",
     f'mie run {NAME} "Tell me a story about Mia the otter, the mill and a bell."',
 )

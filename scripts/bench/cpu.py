@@ -1,6 +1,6 @@
 """Measure generation on a CPU, with mie and other engines in the same run.
 
-    pip install "mie[bench]"
+    pip install '.[bench]'
     python scripts/benchmark.py cpu [--models NAME ...] [--engines NAME ...] [--workloads NAME ...]
                                     [--mie-variant NAME:KEY=VALUE,...] [--output PREFIX]
 

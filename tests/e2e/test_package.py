@@ -82,7 +82,14 @@ def test_the_sdist_has_the_tests_and_everything_for_a_build(tmp_path: Path) -> N
     with tarfile.open(build("build_sdist", tmp_path)) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert files_under("mie", "tests", "examples", "scripts", "docs") <= names
-    assert {"README.md", "LICENSE", "pyproject.toml", "Makefile", "constraints.txt"} <= names
+    assert {
+        "README.md",
+        "SECURITY.md",
+        "LICENSE",
+        "pyproject.toml",
+        "Makefile",
+        "constraints.txt",
+    } <= names
     assert not any(name.startswith(("shared", ".git/", ".venv")) for name in names)
 
 
