@@ -1,6 +1,7 @@
 """Make small tokenizers of every kind that the text room must support."""
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -51,35 +52,46 @@ def llama2() -> Tokenizer:
 
     It has ``▁`` for spaces, ``<0xE2>`` for unknown bytes, and BOS in front.
     """
-    backend = Backend(models.BPE())
-    backend.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    backend = _with_byte_tokens(normalizers.Prepend("▁"))
+    backend.decoder = DECODERS["llama2"]
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
     )
+    return wrap(backend, bos_token="<s>", eos_token="</s>")
+
+
+def phi3() -> Tokenizer:
+    """Return a tokenizer like that of Phi-3, whose special tokens swallow the space after them."""
+    backend = _with_byte_tokens(normalizers.Prepend("▁"))
+    backend.add_special_tokens([AddedToken(f"<|{name}|>", rstrip=True) for name in ("user", "end")])
+    backend.decoder = DECODERS["llama2"]
+    return wrap(backend, bos_token="<s>", eos_token="<|end|>")
+
+
+def gemma() -> Tokenizer:
+    """Return a tokenizer like those of Gemma: no space in front, and some emoji in one piece."""
+    backend = _with_byte_tokens(pieces=["😀", "🎉"])
+    backend.decoder = DECODERS["gemma"]
+    return wrap(backend, bos_token="<s>", eos_token="</s>")
+
+
+def _with_byte_tokens(*prefix: normalizers.Normalizer, pieces: Sequence[str] = ()) -> Backend:
+    backend = Backend(models.BPE())
+    backend.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
     words = SENTENCES[:2]
     backend.train_from_iterator(words, trainers.BpeTrainer(vocab_size=200, show_progress=False))
     spec = json.loads(backend.to_str())
     trained = sorted(spec["model"]["vocab"], key=spec["model"]["vocab"].get)
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *trained]
+    known = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     spec["model"] |= {
-        "vocab": {token: i for i, token in enumerate(tokens)},
+        "vocab": {token: i for i, token in enumerate([*known, *trained, *pieces])},
         "unk_token": "<unk>",
         "fuse_unk": True,
         "byte_fallback": True,
     }
     backend = Backend.from_str(json.dumps(spec))
     backend.add_special_tokens(["<unk>", "<s>", "</s>"])
-    backend.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    backend.post_processor = processors.TemplateProcessing(
-        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
-    )
-    return wrap(backend, bos_token="<s>", eos_token="</s>")
+    return backend
 
 
 def metaspace() -> Tokenizer:
@@ -129,6 +141,12 @@ KINDS = {
     maker.__name__: cache(maker)
     for maker in (byte_level, llama2, metaspace, wordpiece, end_of_word, no_decoder)
 }
+
+BYTE_KINDS = {
+    **{maker.__name__: cache(maker) for maker in (gemma, phi3)},
+    **{name: KINDS[name] for name in ("byte_level", "llama2")},
+}
+"""The kinds whose texts are the bytes of their tokens."""
 
 ODD_TOKENS = [
     *(f"<0x{byte:02X}>" for byte in (0x0A, 0x20, 0x41, 0x80, 0xA9, 0xC3, 0xE2, 0x82, 0xAC, 0xF0)),

@@ -18,10 +18,9 @@ class TextStream:
         text, stopped_by = stream.add([token_id])      # in every step
         text += stream.finish()[0]                     # if no stop string ended the text
 
-    A stop string is found with the token that completes it, even if the detokenizer still holds
-    back that token's bytes. (Llama-2's newline is a byte token, whose text is settled by the next
-    token.) Only new text is searched, never the prompt. The choices of one request are `fork` s of
-    one stream, so that the prompt and the stop strings are prepared once.
+    A stop string is found with the token that completes it, even if the detokenizer holds back the
+    whole text. Only new text is searched, never the prompt. The choices of one request are `fork` s
+    of one stream, so that the prompt and the stop strings are prepared once.
     """
 
     def __init__(
@@ -51,8 +50,11 @@ class TextStream:
         ``armed`` is false while ``min_tokens`` forbids stopping. A stop string that these tokens
         complete is then ordinary text. One that they begin counts when it is complete.
         """
-        text, found = self._search(self._detokenizer.add(token_ids), armed)
-        if found is not None or not self._searches:
+        text = self._detokenizer.add(token_ids)
+        if not self._searches:
+            return text, None
+        text, found = self._search(text, armed)
+        if found is not None:
             return text, found
         pending = self._detokenizer.pending()
         if not armed:

@@ -1,6 +1,6 @@
 """Find the exact bytes of single tokens, which may be less than a character."""
 
-from mie.text.detokenizer import BYTE_TOKEN, Detokenizer, letters_to_bytes
+from mie.text.detokenizer import Detokenizer
 from mie.text.tokenizer import Tokenizer
 
 
@@ -12,30 +12,22 @@ class TokenBytes:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        kinds = {step["type"] for step in tokenizer.decoder_steps}
-        self._is_byte_level = "ByteLevel" in kinds
-        self._has_bytes = "ByteFallback" in kinds
-        self._known: dict[int, bytes] = {}
+        self._table = tokenizer.byte_table
+        self._known: dict[int, bytes] = {}  # if there is no table
         self._inside: Detokenizer | None = None
 
     def __call__(self, token_id: int) -> bytes:
         """Return the bytes of a token; an id that stands for nothing has none."""
+        if self._table is not None:
+            return self._table[token_id]
         known = self._known.get(token_id)
         if known is None:
             known = self._known[token_id] = self._bytes(token_id)
         return known
 
     def _bytes(self, token_id: int) -> bytes:
-        token = self._tokenizer.id_to_token(token_id)
-        if token is None:
-            return b""
         if token_id in self._tokenizer.added_tokens:
             return self._tokenizer.added_tokens[token_id].encode()
-        if self._is_byte_level:
-            return letters_to_bytes(token)
-        byte = BYTE_TOKEN.fullmatch(token) if self._has_bytes else None
-        if byte is not None:
-            return bytes([int(byte.group(1), 16)])
         stream = self._after_a_word().fork()
         return (stream.add([token_id]) + stream.finish()).encode()
 

@@ -16,6 +16,7 @@ from mie.checkpoint.gguf.header import read_gguf
 from mie.errors import MieError, RequestError, TokenizerError, printable, shown
 from mie.system.files import read_file, read_json_object
 from mie.system.threads import is_of_the_request
+from mie.text.byte_table import ByteTable
 from mie.text.tokenizer_checks import check_model, checked_tokenizer
 
 if TYPE_CHECKING:
@@ -119,8 +120,9 @@ class Tokenizer:
 
     Special tokens are added as Hugging Face adds them, by the post-processor in ``tokenizer.json``.
     If it adds none, ``add_bos_token`` and ``add_eos_token`` of ``tokenizer_config.json`` decide.
-    ``decode`` equals that of the tokenizers library. It does not apply
-    ``clean_up_tokenization_spaces``, which would rewrite text that a stream has already shown.
+    ``decode`` equals that of the tokenizers library, but broken bytes do not destroy the complete
+    characters before them. It does not apply ``clean_up_tokenization_spaces``, which would rewrite
+    text that a stream has already shown.
     """
 
     def __init__(
@@ -191,9 +193,13 @@ class Tokenizer:
             return ""  # The library's Strip panics on an empty list.
         with library_errors(RequestError, f"{self._source} cannot decode the tokens"):
             try:
-                return self._backend.decode(list(token_ids), skip_special_tokens)
+                text: str = self._backend.decode(list(token_ids), skip_special_tokens)
             except (OverflowError, TypeError) as error:
                 raise RequestError(f"token ids must be integers in [0, 2**32): {error}") from error
+        if "\ufffd" not in text or self.byte_table is None:
+            return text
+        skipped = self.special_ids if skip_special_tokens else frozenset()
+        return self.byte_table.text(each for each in token_ids if each not in skipped)
 
     def token_str(self, token_id: int) -> str:
         """Return the text of a single token, which may be a special one."""
@@ -228,6 +234,11 @@ class Tokenizer:
         decoder = self._backend.decoder
         return () if decoder is None else tuple(_unnested(json.loads(decoder.__getstate__())))
 
+    @cached_property
+    def byte_table(self) -> ByteTable | None:
+        """The bytes of each token, or None if the decoder needs more than the bytes of tokens."""
+        return ByteTable.of(self.decoder_steps, self._spell)
+
     def to_json(self) -> str:
         """Return the contents of ``tokenizer.json``."""
         return str(self._backend.to_str())
@@ -249,6 +260,10 @@ class Tokenizer:
 
     def _added_tokens(self) -> dict[int, Any]:
         return dict(self._backend.get_added_tokens_decoder())
+
+    def _spell(self, token_id: int) -> str | None:
+        with library_errors(RequestError, f"{self._source} cannot decode the tokens"):
+            return self.id_to_token(token_id)
 
     def _special_id(self, name: str) -> int | None:
         text = self.config.special_tokens.get(name)

@@ -5,12 +5,14 @@ import itertools
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from small_tokenizers import DECODERS, KINDS, ODD_TOKENS, with_decoder
+from small_tokenizers import BYTE_KINDS, DECODERS, KINDS, ODD_TOKENS, with_decoder
 
+from mie.serve.openai.logprobs import TextOffsets
 from mie.text.detokenizer import Detokenizer
+from mie.text.token_bytes import TokenBytes
 from mie.text.tokenizer import Tokenizer
 
-TOKENIZERS = {**{name: make() for name, make in KINDS.items()}} | {
+TOKENIZERS = {name: make() for name, make in (KINDS | BYTE_KINDS).items()} | {
     f"decoder:{name}": with_decoder(name) for name in DECODERS
 }
 
@@ -39,6 +41,60 @@ def test_deltas_join_to_decode(
     ids = list(itertools.chain(*chunks))
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip)
     assert joined(detokenizer, chunks) == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+def by_library(tokenizer: Tokenizer, ids: list[int], skip: bool = True) -> str:
+    return str(tokenizer._backend.decode(ids, skip)) if ids else ""
+
+
+@given(streams(), st.booleans())
+def test_whole_characters_are_those_of_the_library(
+    stream: tuple[Tokenizer, list[list[int]], list[int]], skip: bool
+) -> None:
+    tokenizer, chunks, _ = stream
+    ids = list(itertools.chain(*chunks))
+    text, wanted = tokenizer.decode(ids, skip), by_library(tokenizer, ids, skip)
+    steps = {step["type"] for step in tokenizer.decoder_steps}
+    if "\ufffd" not in wanted or "ByteFallback" not in steps:
+        assert text == wanted
+        return
+    # The library replaces each byte of a run with a broken character.
+    found = iter(text)
+    assert all(character in found for character in wanted.replace("\ufffd", ""))
+
+
+characters = st.sampled_from([*"ab \n\té猫▁", *"🦄🫠🫥🪬🫱😀🎉", "\u0301", "\u200d", "the"])
+texts = st.lists(characters, max_size=12).map("".join)
+
+
+@pytest.mark.parametrize("name", BYTE_KINDS)
+@given(texts, st.data())
+def test_a_cut_destroys_no_complete_character(name: str, text: str, data: st.DataObject) -> None:
+    tokenizer = TOKENIZERS[name]
+    text = text.replace("▁", "") if name != "byte_level" else text
+    encoded = tokenizer._backend.encode(text, add_special_tokens=False)
+    ids, starts = encoded.ids, [start for start, _ in encoded.offsets]
+    starts.append(len(text))
+    assert tokenizer.decode(ids) == by_library(tokenizer, ids) == text
+    # A stream holds back nothing but the first bytes of a character.
+    stream, shown = Detokenizer(tokenizer), ""
+    for end, token_id in enumerate(ids, start=1):
+        shown += stream.add([token_id])
+        assert shown == text[: starts[end]]
+        is_inside = "\ufffd" in by_library(tokenizer, ids[:end])
+        broken = "\ufffd" if is_inside else ""
+        assert tokenizer.decode(ids[:end]) == shown + broken
+        assert stream.pending() == stream.fork().finish() == broken
+    # A token begins where the characters end that the tokens before it complete.
+    assert TextOffsets(tokenizer, (), False).add(ids) == starts[:-1]
+    spell = TokenBytes(tokenizer)
+    prefix = " " if ids and name in ("llama2", "phi3") else ""
+    assert b"".join(map(spell, ids)).decode() == prefix + text
+    # The rest continues the text of a prompt.
+    cut = data.draw(st.integers(0, len(ids)))
+    rest = Detokenizer(tokenizer, ids[:cut])
+    after = "".join([rest.add([token_id]) for token_id in ids[cut:]]) + rest.finish()
+    assert after == text[starts[cut] :]
 
 
 @given(streams())
@@ -110,6 +166,7 @@ def test_the_awkward_vocabulary_exercises_every_kind_of_step() -> None:
     assert held_back == {
         "bpe",
         "ctc",
+        "fallback_then_metaspace",
         "fused_metaspace",
         "fused_replace_pair",
         "metaspace_then_strip",

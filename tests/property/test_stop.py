@@ -2,10 +2,12 @@
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-from small_tokenizers import KINDS
+from small_tokenizers import BYTE_KINDS
+from small_tokenizers import KINDS as OTHER_KINDS
 
 from mie.text.stream import StopStrings, TextStream
 
+KINDS = OTHER_KINDS | BYTE_KINDS
 letters = st.text(alphabet="ab\n", max_size=12)
 stops = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), max_size=4)
 
@@ -136,3 +138,22 @@ def test_a_text_stream_stops_with_the_token_that_completes_a_stop_string(
         # string.
         assert by_find(decoded, stop, include)[1] is None
     assert (text, found) == by_find(tokenizer.decode(ids[:used]), stop, include)
+
+
+@given(st.text(alphabet="ab \né猫🦄🫠", max_size=10), st.data(), st.sampled_from([*BYTE_KINDS]))
+def test_a_stop_string_of_several_tokens_a_character_is_found_at_its_last_byte(
+    text: str, data: st.DataObject, kind: str
+) -> None:
+    tokenizer = BYTE_KINDS[kind]()
+    begin = data.draw(st.integers(0, max(0, len(text) - 1)))
+    stop = text[begin : begin + data.draw(st.integers(1, 3))]
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    if not stop:
+        return
+    stream, written = TextStream(tokenizer, stop=[stop]), ""
+    for token_id in ids:
+        more, found = stream.add([token_id])
+        written += more
+        if found:
+            break
+    assert (written, found) == by_find(text, [stop], include=False)

@@ -1,7 +1,9 @@
 """Test Detokenizer and TextStream case by case; property/ tests the general promise."""
 
+from typing import Any
+
 import pytest
-from small_tokenizers import KINDS, wrap
+from small_tokenizers import BYTE_KINDS, KINDS, wrap
 from tokenizers import Tokenizer as Backend
 
 from mie.text.detokenizer import Detokenizer
@@ -19,12 +21,24 @@ def test_the_space_between_prompt_and_text_is_kept() -> None:
     assert Detokenizer(tokenizer, [1]).add(word) == "the"  # BOS is not text.
 
 
-def test_bytes_held_back_inside_min_tokens_stop_nothing_later() -> None:
-    tokenizer = KINDS["llama2"]()
+@pytest.mark.parametrize("kind", BYTE_KINDS)
+def test_a_text_that_is_cut_inside_a_character_keeps_the_characters_before(kind: str) -> None:
+    tokenizer = BYTE_KINDS[kind]()
+    ids = tokenizer.encode("🫠🫥🪬🫱", add_special_tokens=False)[:-1]
+    assert tokenizer.decode(ids) == "🫠🫥🪬\ufffd"
+    stream = Detokenizer(tokenizer)
+    deltas = [stream.add([token_id]) for token_id in ids]
+    assert [delta for delta in deltas if delta] == ["🫠", "🫥", "🪬"]
+    assert stream.finish() == "\ufffd"
+
+
+@pytest.mark.parametrize("kind", ["llama2", "gemma", "phi3"])
+def test_a_byte_token_that_is_a_character_is_settled_at_once(kind: str) -> None:
+    tokenizer = BYTE_KINDS[kind]()
     word = tokenizer.token_to_id("▁the")
     stream = TextStream(tokenizer, [word], stop=["\n"])
-    assert stream.add([NEWLINE], armed=False) == ("", None)
-    assert stream.add([word]) == ("\n the", None)
+    assert stream.add([NEWLINE], armed=False) == ("\n", None)
+    assert stream.add([word]) == (" the", None)
     assert stream.add([NEWLINE]) == ("", "\n")
     stream = TextStream(tokenizer, [word], stop=["\n\n"])
     assert stream.add([NEWLINE], armed=False) == ("", None)
@@ -36,8 +50,53 @@ def test_a_character_that_the_prompt_began_is_new_text() -> None:
     stream = TextStream(tokenizer, [NEWLINE, 3 + 0xC3], stop=["é"])
     assert stream.add([3 + 0xA9]) == ("", "é")
     broken = Detokenizer(tokenizer, [3 + 0xC3])
-    assert broken.add([3 + 0x41]) == ""
-    assert broken.finish() == "\ufffd"  # of two bytes, the first of which belongs to the prompt
+    assert broken.add([3 + 0x41]) == "A"  # the broken character belongs to the prompt
+    assert broken.finish() == ""
+
+
+def test_text_held_back_inside_min_tokens_stops_nothing_later() -> None:
+    tokenizer = KINDS["end_of_word"]()  # its text is complete at the end
+    far, *rest = tokenizer.encode("far from the far sea", add_special_tokens=False)
+    stream = TextStream(tokenizer, stop=["far"])
+    assert stream.add([far], armed=False) == ("", None)
+    assert stream.add(rest) == ("far from the ", "far")
+
+
+@pytest.mark.parametrize("kind", BYTE_KINDS)
+@pytest.mark.parametrize("spaces", [True, False])
+def test_special_tokens_are_skipped_kept_or_shown_beside_broken_characters(
+    kind: str, spaces: bool
+) -> None:
+    tokenizer = BYTE_KINDS[kind]()
+    one, two = sorted(tokenizer.special_ids)[-2:]
+    names = [tokenizer.id_to_token(token_id) for token_id in (one, two)]
+    parts = tokenizer.encode("🫠", add_special_tokens=False)
+    ids = [*parts, one, two, *parts[:-1], one, *parts]
+
+    def text(**options: Any) -> str:
+        stream = Detokenizer(tokenizer, **options)
+        return "".join(stream.add([token_id]) for token_id in ids) + stream.finish()
+
+    first, second = names
+    # A special token that is skipped is not there, so the bytes around it are neighbours.
+    assert text() == tokenizer.decode(ids)
+    shown = text(skip_special_tokens=False, spaces_between_special_tokens=spaces)
+    assert shown == tokenizer.decode(ids, skip_special_tokens=False)
+    assert shown.startswith(f"🫠{first}{second}")
+    assert f"\ufffd{first}" in shown
+    kept = text(kept_tokens=[second])
+    assert second in kept
+    assert first not in kept
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kept_tokens_stay_in_the_text_of_every_kind(kind: str) -> None:
+    backend = Backend.from_str(KINDS[kind]()._backend.to_str())
+    backend.add_special_tokens(["<x>", "<y>"])
+    tokenizer = wrap(backend)
+    ids = [tokenizer.token_to_id(token) for token in ("<x>", "<y>")]
+    stream = Detokenizer(tokenizer, kept_tokens=["<x>"])
+    assert (stream.add(ids) + stream.finish()).strip() == "<x>"
 
 
 @pytest.mark.parametrize(("kind", "token"), [("no_decoder", "cat"), ("wordpiece", "the")])
