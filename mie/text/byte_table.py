@@ -78,8 +78,10 @@ class ByteTable(dict[int, bytes]):
         return data
 
     def strip(self, data: bytes, num_left: int) -> tuple[bytes, int]:
-        """Return the ``data`` of a text that begins with it, and the number of bytes that may still
-        be removed. ``num_left`` of them may be removed from ``data``."""
+        """Return the first ``data`` of a text without the bytes that are removed.
+
+        At most ``num_left`` bytes are removed. The second result is the number for later data.
+        """
         while num_left and data.startswith(self.stripped):
             data, num_left = data[1:], num_left - 1
         return data, 0 if data else num_left
