@@ -1,5 +1,7 @@
 """Check that stop strings in pieces behave as ``str.find`` on the whole text."""
 
+import random
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 from small_tokenizers import BYTE_KINDS
@@ -157,3 +159,19 @@ def test_a_stop_string_of_several_tokens_a_character_is_found_at_its_last_byte(
         if found:
             break
     assert (written, found) == by_find(text, [stop], include=False)
+
+
+def test_any_depth_of_falling_back_finds_what_find_finds() -> None:
+    """Texts are joined beginnings of the stop strings, so a mismatch often falls back twice."""
+    rng = random.Random(5)
+    deep = 0
+    for _ in range(1500):
+        stop = ["".join(rng.choices("aab", k=rng.randint(2, 9))) for _ in range(rng.randint(1, 4))]
+        parts = [word[: rng.randint(1, len(word))] for word in rng.choices(stop, k=4)]
+        text = "".join(parts) + rng.choice("abx")
+        search = StopStrings(stop)
+        more, found = search.add(text)
+        assert (more + search.flush(), found) == by_find(text, stop, include=False), (stop, text)
+        borders = [n for n in range(1, len(stop[0])) if stop[0].startswith(stop[0][-n:])]
+        deep += len(borders) > 1
+    assert deep > 200, "many stop strings end with their own beginning in several ways"

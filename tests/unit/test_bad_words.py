@@ -1,5 +1,7 @@
 """Test bad words: their tokens, their bans, and that no answer contains one."""
 
+import dataclasses
+
 import pytest
 import small_tokenizers
 
@@ -81,3 +83,31 @@ def test_an_answer_has_no_bad_word():
         assert text
         assert not words & set(text.split()), text
     assert texts() == before
+
+
+@pytest.mark.parametrize("num_before", [0, 1, 2, 3])
+@pytest.mark.parametrize("length", [1, 2, 3, 4])
+def test_a_bad_word_counts_only_where_all_of_it_is_output(tiny, length, num_before):
+    """The first tokens of the word end the prompt, and the others are forced by their logits."""
+    engine = load_engine(tiny["llama"].directory, EngineConfig(num_blocks=16), backend="numpy")
+    word = [11, 12, 13, 14][:length]
+    num_before = min(num_before, length - 1)
+    for is_alone in (True, False):  # beside a shorter word, and without one
+        words = [word] if is_alone else [word, [30, 31], [32]]
+        for count in range(num_before, length):
+            params = SamplingParams(
+                max_tokens=1,
+                temperature=0,
+                bad_words_token_ids=words,
+                logit_bias={word[count]: 100.0},
+                trace_decode_token_ids=word[num_before:count] or None,
+            )
+            engine.add_request(
+                [5, 6, *word[:num_before]], dataclasses.replace(params, max_tokens=count + 1)
+            )
+            found: list[int] = []
+            while engine.has_work:
+                for output in engine.step().outputs:
+                    found += output.token_ids
+            is_banned = num_before == 0 and count == length - 1
+            assert (found[count - num_before] == word[count]) != is_banned

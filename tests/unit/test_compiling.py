@@ -1,6 +1,7 @@
 """Check that descriptions are compiled in turn, once, and in a worker that can be killed."""
 
 import os
+import random
 import signal
 import time
 from concurrent.futures import CancelledError, Future
@@ -142,3 +143,60 @@ def test_grammars_that_are_dropped_end_their_worker(grammars: Grammars):
         thread.join()
     del own, thread
     assert_ends(pid)
+
+
+@pytest.mark.parametrize(
+    "leaves", ["while it waits", pytest.param("while it is compiled", marks=pytest.mark.slow)]
+)
+def test_a_caller_who_leaves_ends_nothing_that_another_waits_for(grammars: Grammars, leaves: str):
+    grammars.start(regex("x"))
+    shared = hostile(7) if leaves == "while it is compiled" else regex("shared")
+    first = grammars.submit(hostile(0), "A")
+    if leaves == "while it waits":
+        begun(grammars)
+    else:
+        first.cancel()
+    waiting = [grammars.submit(shared, caller) for caller in "ABC"]
+    if leaves == "while it is compiled":
+        begun(grammars)
+    for future in waiting[:2]:
+        assert future.cancel()
+    first.cancel()
+    if leaves == "while it waits":
+        assert waiting[2].result(timeout=60) is not None
+    else:
+        with pytest.raises(RequestError, match="takes more than 1 s of CPU time to compile"):
+            waiting[2].result(timeout=60)
+
+
+def test_every_job_that_is_waited_for_has_one_turn():
+    """Callers join and leave at random; a plain model says which jobs are still wanted."""
+    rng = random.Random(3)
+    for _ in range(300):
+        turns, waiting = Turns(), {}
+        running = None
+        for _ in range(rng.randint(1, 40)):
+            action = rng.choice(["join", "join", "leave", "turn"])
+            if action == "join":
+                key, future = rng.choice("abcd"), Future()
+                waiting[future] = (key, turns.join(regex(key), rng.choice("ABC"), future))
+            elif action == "leave" and waiting:
+                future = rng.choice([*waiting])
+                _, job = waiting.pop(future)
+                turns.leave(job, future)
+            elif action == "turn":
+                if running is not None:
+                    turns.end(running)
+                    waiting = {f: each for f, each in waiting.items() if each[1] is not running}
+                running = turns.begin()
+                assert (running is not None) == bool(waiting)
+                assert running is None or running.futures <= waiting.keys()
+        if running is not None:
+            turns.end(running)
+            waiting = {f: each for f, each in waiting.items() if each[1] is not running}
+        served = []
+        while (job := turns.begin()) is not None:
+            served += job.futures
+            turns.end(job)
+        assert len(served) == len({*served})
+        assert {*served} == waiting.keys()

@@ -40,3 +40,12 @@ def test_only_some_bytes_of_a_tensor_are_read(tmp_path):
 def test_weights_that_are_gone_are_an_error_with_their_name(tmp_path):
     with pytest.raises(WeightsError, match=str(tmp_path)):
         weights_digest(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["first", "middle", "last"])
+@pytest.mark.parametrize("size", [1, 7, 1000, 1 << 18])
+def test_the_beginning_the_middle_and_the_end_of_a_tensor_are_read(tmp_path, size, place):
+    tensor = np.zeros(size, np.float32)
+    other = tensor.copy()
+    other[{"first": 0, "middle": size // 2, "last": size - 1}[place]] = 1
+    assert written(tmp_path / "one", own=tensor) != written(tmp_path / "other", own=other)

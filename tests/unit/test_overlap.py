@@ -1,6 +1,7 @@
 """Test steps that are launched before the previous one is done."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from audit import check_scheduler
@@ -143,3 +144,37 @@ def test_a_new_request_waits_for_one_launched_step_at_most(tiny):
     engine.add_request([7, 8], params, "second")
     steps = [{new.request_id for new in engine.step().outputs} for _ in range(2)]
     assert steps == [{"first"}, {"first", "second"}]
+
+
+READERS = {
+    "frequency_penalty": {"frequency_penalty": 2.0},
+    "presence_penalty": {"presence_penalty": 2.0},
+    "repetition_penalty": {"repetition_penalty": 3.0},
+    "bad_words_token_ids": {},  # the answer's own pairs of tokens
+    "logprobs": {"logprobs": 2},
+    "min_tokens": {"min_tokens": 9, "stop_token_ids": [*range(20)]},
+    "logit_bias": {"logit_bias": {7: 3.0}},
+    "min_p": {"temperature": 1.0, "min_p": 0.2, "seed": 3},
+}
+"""Parameters, most of which read tokens that a step launched ahead does not have yet."""
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_no_parameter_reads_tokens_before_they_are_known(tiny, name):
+    directory = tiny["llama"].directory
+    params = {"max_tokens": 16, "ignore_eos": True, "temperature": 0.0}
+
+    def tokens(is_async: bool, **more) -> list[int]:
+        config = EngineConfig(async_scheduling=is_async, **SIZES)
+        engine = load_engine(directory, config, backend="numpy")
+        engine.add_request([4, 5, 6], SamplingParams(**{**params, **more}))
+        [found] = run(engine).values()
+        return found
+
+    plain = tokens(False)
+    more = READERS[name]
+    if name == "bad_words_token_ids":
+        more = {name: [[a, b] for a, b in pairwise(plain)]}
+    wanted = tokens(False, **more)
+    assert tokens(True, **more) == wanted
+    assert (wanted == plain) == (name == "logprobs"), "the parameter has an effect"

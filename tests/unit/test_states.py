@@ -292,3 +292,38 @@ def test_a_preempted_sequence_goes_on_from_its_latest_snapshot() -> None:
     num_again = engine._runner.num_computed - (len(prompt) + 2 * 39)
     assert 0 < num_again <= 2 * 3 * (B - 1)
     assert len(kept(engine)) == 3, "no preemption leaves a snapshot behind"
+
+
+@pytest.mark.parametrize("ends", [0, 1])
+@pytest.mark.parametrize("num_steps", [2, 3, 4])
+def test_a_choice_that_ends_leaves_the_snapshot_that_its_fork_had(num_steps: int, ends: int):
+    """The prompt fills its last block, so both choices begin from a snapshot after all of it."""
+    engine = engine_of(max_num_seqs=4)
+    prompt = words(1, 2, 3, 4)  # 28 tokens
+    params = SamplingParams(n=2, max_tokens=20, ignore_eos=True)
+    name = engine.add_request(prompt, params)
+    for _ in range(num_steps):
+        engine.step()
+    sequences = engine.request(name).sequences
+    assert all(0 < seq.num_generated < B for seq in sequences)
+    engine.finish(name, ends, "stop", None)
+    said = list(sequences[ends].token_ids)
+    while engine.has_work:
+        engine.step()
+    assert (None, tuple(prompt)) in kept(engine)
+    # The answer that ended goes on from the end of the prompt.
+    assert computed_by(engine, [*said, *words(9)]) == len(said) - 28 + 7 + PARAMS.max_tokens - 1
+
+
+def test_a_snapshot_is_as_young_as_its_latest_use():
+    """Four slots: the running sequence has one, and three are for snapshots of equal worth."""
+    engine = engine_of(num_states=4, max_num_seqs=1)
+    once = SamplingParams(max_tokens=1, ignore_eos=True)
+    prompts = {name: words(number)[:5] for number, name in enumerate("ABCDEF", 10)}
+    for name in "ABCD":
+        answer(engine, prompts[name], params=once)
+    assert {tokens[:4] for _, tokens in kept(engine)} == {tuple(prompts[n][:4]) for n in "BCD"}
+    answer(engine, prompts["C"], params=once)
+    for name in "EF":
+        answer(engine, prompts[name], params=once)
+    assert {tokens[:4] for _, tokens in kept(engine)} == {tuple(prompts[n][:4]) for n in "CEF"}

@@ -538,3 +538,39 @@ def test_the_options_of_the_command_line(capsys: pytest.CaptureFixture[str], tmp
     ):
         assert main(["generate", "--temperature", "9", "--seed", "1", *options, "Hi"]) == 0
         assert re.fullmatch(pattern, capsys.readouterr().out.strip())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bias", [0.0, 100.0])
+@pytest.mark.parametrize(
+    ("structure", "is_endless"),
+    [
+        ({"regex": "a*"}, True),
+        ({"regex": "(ab)+"}, True),
+        ({"grammar": 'start: "x" start | "y"*'}, True),
+        ({"regex": "abc"}, False),
+        ({"choice": ["one"]}, False),
+    ],
+)
+def test_ignore_eos_ends_a_structure_only_where_nothing_else_may_follow(
+    structure: dict[str, Any], is_endless: bool, bias: float, temperature: float
+):
+    llm = bundled()
+    ends = llm.engine.eos_token_ids
+    params = params_of(
+        **structure,
+        ignore_eos=True,
+        max_tokens=12,
+        temperature=temperature,
+        logit_bias=dict.fromkeys(ends, bias),
+    )
+    [output] = llm.generate("Hm", params, use_tqdm=False)
+    [answer] = output.outputs
+    if is_endless:
+        assert not {*answer.token_ids} & {*ends}
+        assert (answer.finish_reason, len(answer.token_ids)) == ("length", 12)
+    else:
+        first_end = next(at for at, token in enumerate(answer.token_ids) if token in ends)
+        assert llm.get_tokenizer().decode(answer.token_ids[:first_end]) == (
+            structure.get("regex") or structure["choice"][0]
+        )
