@@ -5,6 +5,7 @@ token, and draws the next token from that number. So it notices a stale, missing
 slot in the step that reads it. The expected output is known under any schedule (`expected_tokens`).
 """
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -348,8 +349,14 @@ def scripted_engine(
     max_model_len: int,
     num_host_blocks: int = 0,
     num_states: tuple[int, int] = (0, 0),
+    clock: Callable[[], float] = time.perf_counter,
+    on_schedule: Callable[[], object] | None = None,
+    on_run: Callable[[], object] | None = None,
 ) -> Engine:
-    """Return an engine with the scripted model, whose vocabulary has `VOCAB_SIZE` ids and `EOS`."""
+    """Return an engine with the scripted model, whose vocabulary has `VOCAB_SIZE` ids and `EOS`.
+
+    ``on_schedule`` and ``on_run`` are called when a step is planned and when it runs.
+    """
     log = EventLog(config.event_log_steps)
     scheduler = new_scheduler(config, num_blocks, max_model_len, log, num_host_blocks, num_states)
     runner: Any = ScriptedRunner(
@@ -362,4 +369,17 @@ def scripted_engine(
     )
     if config.async_scheduling:
         runner = OverlappingRunner(runner, scheduler.ahead)
-    return Engine(config, scheduler, runner, log, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))
+    for part, name, call in ((scheduler, "schedule", on_schedule), (runner, "run", on_run)):
+        if call is not None:
+            setattr(part, name, _after(call, getattr(part, name)))
+    return Engine(
+        config, scheduler, runner, log, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,), clock=clock
+    )
+
+
+def _after(call: Callable[[], object], function: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*args: Any, **kwargs: Any) -> Any:
+        call()
+        return function(*args, **kwargs)
+
+    return called

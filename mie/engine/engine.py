@@ -303,13 +303,13 @@ class Engine:
         sampled = self.scheduler.update(plan, result)
         self._state = "finishing"
         times.append(self._clock())
-        last_times = [seq.request.metrics.last_token_time for seq in sampled]
+        last_times = [seq.last_token_time for seq in sampled]
         for owner in owners:
             if owner and owner.metrics.first_step_time is None:
                 owner.metrics.first_step_time = times[0]
         for seq in sampled:
             metrics = seq.request.metrics
-            metrics.last_token_time = times[-1]
+            metrics.last_token_time = seq.last_token_time = times[-1]
             if metrics.first_token_time is None:
                 metrics.first_token_time = times[-1]
         num_finished = self._forget_finished([seq.request for seq in sampled if seq.finish_reason])

@@ -155,6 +155,8 @@ class Sequence:
     stop_reason: int | str | None = None
     num_given: int = 0
     """Number of output tokens that steps have returned."""
+    last_token_time: float | None = None
+    """When its latest token was sampled. The engine sets it."""
     num_lost: int = 0
     """Number of computed tokens that its last preemption discarded."""
 

@@ -20,6 +20,7 @@ from mie.config.params.sampling import SamplingParams
 from mie.memory.manager import KVCacheManager
 from mie.memory.window import Window
 from mie.memory.windowed import WindowedManager
+from mie.sched.fair import split
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Request
 
@@ -407,3 +408,29 @@ def test_choices_do_not_take_the_seat_of_the_next_client():
     assert seats(server) == {"a": 1, "b": 1}
     server.step()
     assert seats(server) == {"a": 2, "b": 1}
+
+
+@given(
+    st.integers(0, 300),
+    st.lists(
+        st.tuples(st.integers(1, 60), st.sampled_from([0.3, 1.0, 1.0, 2.5, 7.0])),
+        min_size=1,
+        max_size=7,
+    ),
+)
+def test_a_division_gives_out_every_token_that_is_wanted(total, clients):
+    wanted = {name: number for name, (number, _) in enumerate(clients)}
+    weights = {name: weight for name, (_, weight) in enumerate(clients)}
+    parts = split(total, wanted, weights)
+    assert sum(parts.values()) == min(total, sum(wanted.values())), "no rest of a rounding is lost"
+    level, left, poor = 0.0, float(total), dict(wanted)  # all get the same for a unit of weight
+    while poor and left > 1e-9:
+        step = min([left / sum(weights[n] for n in poor), *(poor[n] / weights[n] for n in poor)])
+        level += step
+        left -= step * sum(weights[n] for n in poor)
+        poor = {n: poor[n] - step * weights[n] for n in poor}
+        poor = {n: number for n, number in poor.items() if number > 1e-9}
+    for name, part in parts.items():
+        ideal = min(wanted[name], level * weights[name])
+        assert 0 <= part <= wanted[name]
+        assert abs(part - ideal) <= len(parts)

@@ -1,5 +1,6 @@
 """Test the engine: its refusals, its recoveries and its reports."""
 
+import dataclasses
 import errno
 import io
 import re
@@ -117,3 +118,26 @@ def test_a_full_disk_ends_the_event_log_and_not_the_requests(tiny, caplog):
     assert engine.log_error.errno == errno.ENOSPC
     assert file.getvalue().count('"event":"step"') == 2
     assert engine.scheduler.manager.num_used == 0
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**40])
+def test_no_request_without_a_seed_draws_what_one_with_a_seed_draws(tiny, seed):
+    """A user's seed may be the engine's, and may be any number near it or near a request's."""
+    config = EngineConfig(num_blocks=64, seed=seed, enable_prefix_caching=False)
+    engine = load_engine(tiny["llama"].directory, config, backend="numpy")
+    params = SamplingParams(temperature=1000.0, max_tokens=12, ignore_eos=True)
+    tokens: dict[str, list[int]] = {}
+
+    def add(user_seed: int | None) -> None:
+        own = dataclasses.replace(params, seed=user_seed)
+        tokens[engine.add_request([5, 6, 7], own)] = []
+
+    for _ in range(4):
+        add(None)
+    for user_seed in {0, 1, 2, 3, seed, seed + 1, seed + 2}:
+        add(user_seed)
+    while engine.has_work:
+        for output in engine.step().outputs:
+            tokens[output.request_id] += output.token_ids
+    texts = {tuple(each) for each in tokens.values()}
+    assert len(texts) == len(tokens)
