@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 from mie.base.reprs import changed_repr
 from mie.config.params.values import integer, real
 from mie.config.settings import Setting, declared_in, settings_of
-from mie.errors import ConfigError, shown
+from mie.errors import ConfigError, shown, shown_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,13 +91,13 @@ check_integer, check_real = integer, real
 def check_switch(name: str, value: object) -> None:
     """Raise `ConfigError` unless ``value`` is True or False."""
     if not isinstance(value, bool):
-        raise ConfigError(f"{name} must be True or False; got {value!r}")
+        raise ConfigError(f"{name} must be True or False; got {shown(value)}")
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Raise `ConfigError` unless ``value`` is one of ``choices``."""
     if value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}; got {shown(value)}")
 
 
 def check_settings(values: object) -> None:
@@ -108,7 +108,7 @@ def check_settings(values: object) -> None:
         for other, needed in declared.needs.items():
             if value != default and getattr(values, other) != needed:
                 got = getattr(values, other)
-                raise ConfigError(f"{name} needs {other}={needed!r}; got {got!r}")
+                raise ConfigError(f"{name} needs {other}={needed!r}; got {shown(got)}")
 
 
 def check_setting(name: str, value: Any, default: Any, declared: Setting) -> None:
@@ -254,5 +254,7 @@ def limits_of(value: RequestLimits | Mapping[str, Any] | None) -> RequestLimits:
     if isinstance(value, RequestLimits):
         return value
     if value is not None and not isinstance(value, Mapping):
-        raise ConfigError(f"request_limits must be a dictionary or RequestLimits; got {value!r}")
-    return RequestLimits(**{str(name): limit for name, limit in (value or {}).items()})
+        raise ConfigError(
+            f"request_limits must be a dictionary or RequestLimits; got {shown(value)}"
+        )
+    return RequestLimits(**{shown_text(name): limit for name, limit in (value or {}).items()})

@@ -23,7 +23,7 @@ from mie.config.engine import (
 )
 from mie.config.settings import AUTO_BACKENDS, Setting, declared_in, settings_of
 from mie.config.vllm_names import VllmNames, refuse_what_vllm_has
-from mie.errors import ConfigError
+from mie.errors import ConfigError, shown
 
 P = ParamSpec("P")
 
@@ -84,7 +84,7 @@ class EngineArgs(VllmNames, EngineSettings, ModelSettings):
         for name in ("hf_overrides", "override_generation_config"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, Mapping):
-                raise ConfigError(f"{name} must be a dictionary; got {value!r}")
+                raise ConfigError(f"{name} must be a dictionary; got {shown(value)}")
         self.engine_config()
         _ = self.limits  # reading the property checks them
 

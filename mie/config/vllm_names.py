@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mie.errors import ConfigError
+from mie.errors import ConfigError, shown
 
 _TABLES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 _UNTYPED, _TYPED = (
@@ -141,7 +141,7 @@ def refuse_what_vllm_has(values: VllmNames) -> None:
             continue
         allowed = " or ".join(map(repr, declared.allowed))
         raise ConfigError(
-            f"{each.name}={value!r} is not supported: {declared.why} (leave it out, or pass "
+            f"{each.name}={shown(value)} is not supported: {declared.why} (leave it out, or pass "
             f"{allowed})"
         )
 

@@ -4,14 +4,17 @@ Almost nothing is counted while the engine runs. A request that ends leaves a re
 numbers of a running request are read from the request itself. So an exception at any line counts
 nothing twice, and every request ends with exactly one ``finished_reason``.
 
-The engine's thread only takes a `Snapshot`, which another thread adds up.
+The engine's thread only takes a `Snapshot`, which another thread adds up. A number that cannot be
+counted is left out, so that no request can end the engine by its numbers.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
@@ -24,6 +27,8 @@ from mie.memory.manager import KVCacheManager
 from mie.memory.stateful import StatefulManager
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Request
+
+logger = logging.getLogger(__name__)
 
 # fmt: off
 LATENCIES = (
@@ -143,12 +148,29 @@ Limits of None are numbers of tokens up to the context.
 """
 
 
+class _Losses:
+    """The metrics that lack a number because of an error. The log names each of them once."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def count(self, name: str, add: Callable[[], object]) -> None:
+        """Call a function that adds a number to a metric, and survive its errors."""
+        try:
+            add()
+        except Exception as error:
+            if name not in self._names:
+                self._names.add(name)
+                logger.error("%s lacks a number from now on: %r", name, error, exc_info=error)
+
+
 class _Totals:
     """The sums over all requests."""
 
-    def __init__(self, max_model_len: int) -> None:
+    def __init__(self, max_model_len: int, losses: _Losses) -> None:
         series = (float(digit * 10**power) for power in range(19) for digit in (1, 2, 5))
         tokens = tuple(takewhile(lambda limit: limit <= max_model_len, series))
+        self._losses = losses
         self.counts = dict.fromkeys(_COUNTS, 0)
         self.num_ended = dict.fromkeys(REASONS, 0)
         self.histograms = {
@@ -165,13 +187,19 @@ class _Totals:
         return totals
 
     def _add(self, record: _Record) -> None:
-        for name, count_of in _COUNTS.items():
-            self.counts[name] += count_of(record)
+        for name in _COUNTS:
+            self._losses.count(name, partial(self._count, name, record))
         if record.reason is not None:
             self.num_ended[record.reason] += 1
-        for name, (_, value_of) in _OF_A_REQUEST.items():
+        for name in _OF_A_REQUEST:
             if record.reason is not None or name == FIRST_TOKEN:
-                self.histograms[name].observe(value_of(record))
+                self._losses.count(name, partial(self._observe, name, record))
+
+    def _count(self, name: str, record: _Record) -> None:
+        self.counts[name] += _COUNTS[name](record)
+
+    def _observe(self, name: str, record: _Record) -> None:
+        self.histograms[name].observe(_OF_A_REQUEST[name][1](record))
 
 
 Labels = Mapping[str, str]
@@ -183,31 +211,38 @@ class EngineMetrics:
     def __init__(self, max_model_len: int) -> None:
         self.sizes: Mapping[str, int] = {}
         """Gauges that do not change: name -> bytes."""
+        self._losses = _Losses()
         self._step_tokens, self._token_gaps = Tally(STEP_TOKENS), Tally(TOKEN_TIMES)
         self._phases = {phase: Tally(FINE_TIMES) for phase in PHASES}
         self._rows = {kind: Tally(STEP_TOKENS) for kind in ("prefill", "decode")}
         # One tuple, so that adding the records up is a single change.
-        self._ended: tuple[_Totals, dict[int, _Record]] = (_Totals(max_model_len), {})
+        self._ended: tuple[_Totals, dict[int, _Record]] = (_Totals(max_model_len, self._losses), {})
 
     def add_step(self, stats: StepStats, gaps: Iterable[float]) -> None:
         """Count a step: its tokens, the time of each phase, and the seconds between tokens.
 
         ``gaps`` are those since the previous token of each choice that got one.
         """
-        self._step_tokens.observe(stats.num_prefill_tokens + stats.num_decode_tokens)
-        for gap in gaps:
-            self._token_gaps.observe(gap)
-        self._phases["schedule"].observe(stats.schedule_seconds)
-        self._phases["run"].observe(stats.run_seconds)
-        self._phases["update"].observe(stats.update_seconds)
-        self._rows["prefill"].observe(stats.num_prefill_tokens)
-        self._rows["decode"].observe(stats.num_decode_tokens)
+        num_tokens = stats.num_prefill_tokens + stats.num_decode_tokens
+        for name, tally, number in (
+            ("vllm:iteration_tokens_total", self._step_tokens, num_tokens),
+            *(("vllm:inter_token_latency_seconds", self._token_gaps, gap) for gap in gaps),
+            ("mie:step_seconds", self._phases["schedule"], stats.schedule_seconds),
+            ("mie:step_seconds", self._phases["run"], stats.run_seconds),
+            ("mie:step_seconds", self._phases["update"], stats.update_seconds),
+            ("mie:batch_rows", self._rows["prefill"], stats.num_prefill_tokens),
+            ("mie:batch_rows", self._rows["decode"], stats.num_decode_tokens),
+        ):
+            self._losses.count(name, partial(tally.observe, number))
 
     def end(self, request: Request) -> None:
         """Record that a request has ended. Recording it again changes nothing."""
         totals, records = self._ended
         if len(records) >= MOST_RECORDS:
             self._ended = (totals.with_records(records.values()), {})
+        self._losses.count("a metric of each request", partial(self._record, request))
+
+    def _record(self, request: Request) -> None:
         self._ended[1][request.number] = _record(request)
 
     def snapshot(

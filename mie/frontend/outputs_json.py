@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from mie.errors import ConfigError
+from mie.errors import ConfigError, shown
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ def _decoded(hint: Any, value: Any, where: str) -> Any:
     # Not isinstance, because True must not be accepted as an integer.
     if hint is Any or type(value) is hint or (origin is Literal and value in arguments):
         return value
-    raise ConfigError(f"{where} must be {getattr(hint, '__name__', hint)}; got {value!r}")
+    raise ConfigError(f"{where} must be {getattr(hint, '__name__', hint)}; got {shown(value)}")
 
 
 def _key(hint: Any, key: str, where: str) -> Any:

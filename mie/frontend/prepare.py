@@ -100,6 +100,7 @@ class Preparer:
         """Begin to compile the constraint of a request's output, if it has one.
 
         Wait for the future, and hold it, so that `constrained` need not wait. Callers take turns.
+        Requests with equal cache salts share what is compiled.
 
         Raises:
             RequestError: nothing can be generated.
@@ -107,7 +108,8 @@ class Preparer:
         """
         if prepared.params.structured_outputs is None or self.constraints is None:
             return None
-        return self.constraints.submit(structure_of(prepared.params), caller)
+        structure, salt = structure_of(prepared.params), prepared.cache_salt
+        return self.constraints.submit(structure, caller, salt)
 
     def constrained(self, prepared: PreparedRequest) -> PreparedRequest:
         """Return the request with its constraint, for which this may wait.

@@ -1,5 +1,6 @@
 """Find the models of a folder, describe them, and measure them before they are loaded."""
 
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,11 +13,13 @@ from mie.checkpoint.gguf.files import gguf_files, shards
 from mie.checkpoint.safetensors_header import weights_digest
 from mie.checkpoint.tensors import num_parameters
 from mie.config.engine_args import EngineArgs
-from mie.errors import ChatTemplateError, ConfigError
+from mie.errors import ChatTemplateError, ConfigError, shown
 from mie.load.backends import load_backend
 from mie.load.engine import opened, widest
 from mie.load.sizing import plan_memory
 from mie.text.chat import TemplateFiles
+
+logger = logging.getLogger(__name__)
 
 SHARE = 0.8
 """The share of the available memory that models may take by default."""
@@ -76,6 +79,7 @@ class ModelsDirectory:
         self.max_num_seqs = config.max_num_seqs
         """The sequences of each model that run at once."""
         self._settings = dict(settings)
+        self._unnamed: set[str] = set()
         try:
             self.find()
         except OSError as error:
@@ -107,7 +111,20 @@ class ModelsDirectory:
                     found.update(_models_at(path))
         for name, path in gguf_files(self.folder).items():
             found[path.name if name in found else name] = path
-        return found
+        return {name: path for name, path in found.items() if self._can_be_named(name)}
+
+    def _can_be_named(self, name: str) -> bool:
+        """Return whether a request can have this name. The log gets each that no request can."""
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            if name not in self._unnamed:
+                self._unnamed.add(name)
+                logger.warning(
+                    "the model %s is left out: its name is not UTF-8 (rename it)", shown(name)
+                )
+            return False
+        return True
 
     def describe(self, path: Path) -> ModelFiles:
         """Return the facts in the files of a model.

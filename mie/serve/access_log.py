@@ -73,11 +73,17 @@ class AccessLog:
             seconds = time.perf_counter() - start
             if scope.get("mie.client_left"):
                 status = CLIENT_LEFT
-            path = route_of(scope)
-            route = path if path in self._paths else None
-            if self._tracing is not None and scope["method"] == "POST" and path not in OPEN_ROUTES:
-                self._tracing.record(scope, route, status, start_ns)
-            self._end(scope, route, status, seconds)
+            try:
+                self._note(scope, status, seconds, start_ns)
+            except Exception as error:  # the answer is sent, and bookkeeping must not spoil it
+                logger.error("a request is not counted", exc_info=error)
+
+    def _note(self, scope: Scope, status: int, seconds: float, start_ns: int) -> None:
+        path = route_of(scope)
+        route = path if path in self._paths else None
+        if self._tracing is not None and scope["method"] == "POST" and path not in OPEN_ROUTES:
+            self._tracing.record(scope, route, status, start_ns)
+        self._end(scope, route, status, seconds)
 
     def _end(self, scope: Scope, route: str | None, status: int, seconds: float) -> None:
         path, method = route_of(scope), scope["method"]
@@ -207,6 +213,12 @@ def logging_as(format: str) -> Iterator[None]:
 SPAN_SECONDS = 5.0
 """Time after which spans are given up that the endpoint does not take."""
 
+MAX_TRACE_HEADER = 512
+"""Maximum characters of a header with a trace. Longer ones are ignored.
+
+Libraries split them by patterns, and some take quadratic time.
+"""
+
 ATTRIBUTES = {
     "num_prompt_tokens": "gen_ai.usage.prompt_tokens",
     "num_output_tokens": "gen_ai.usage.completion_tokens",
@@ -253,7 +265,8 @@ class Tracing:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         names = ("traceparent", "tracestate")
-        carrier = {name: header(scope, name.encode()) or "" for name in names}
+        headers = {name: header(scope, name.encode()) or "" for name in names}
+        carrier = {n: text for n, text in headers.items() if len(text) <= MAX_TRACE_HEADER}
         span = self._tracer.start_span(
             "llm_request",
             context=TraceContextTextMapPropagator().extract(carrier),

@@ -31,7 +31,7 @@ from mie.serve.metrics import ServerMetrics
 from mie.serve.page.routes import PageRoutes
 from mie.serve.page.shell import PageShell
 from mie.serve.routes import routes
-from mie.serve.serving import Serving, names_of, without_paths
+from mie.serve.serving import Serving, in_utf8, names_of, without_paths
 from mie.system.threads import call_in_thread, start_thread
 
 logger = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ class EngineEdge(Edge):
     """The routes, if this is one of several engines of a server."""
 
     def __init__(self, engine: AsyncLLM, config: ServeConfig) -> None:
-        name = (config.served_model_name or names_of(engine.model))[0]
+        name = in_utf8((config.served_model_name or names_of(engine.model))[0])
         metrics = ServerMetrics(engine, name)
         super().__init__(config, Health(engine, config.watchdog_timeout), metrics)
         self.queue_limit = QueueLimit(engine, config, metrics.reject)

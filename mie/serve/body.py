@@ -20,7 +20,6 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -31,12 +30,14 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError, core_schema, from_json
+from pydantic_core import ErrorDetails, PydanticCustomError, core_schema
 from starlette.requests import Request
 
+from mie.config.params.values import MAX_INTEGER
 from mie.errors import shown
 from mie.serve.errors import ApiError, invalid, unsupported
 from mie.serve.fields import Unsupported, hints_of
+from mie.serve.json_text import json_object
 from mie.serve.serving import MAX_NAMED, Asked, Serving
 
 logger = logging.getLogger(__name__)
@@ -104,8 +105,32 @@ def whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole = BeforeValidator(whole)
-"""Marks an integer, after its range."""
+@dataclass(frozen=True)
+class Whole:
+    """Marks an integer. Its range has two ends, because JSON allows integers of any size."""
+
+    low: int
+    high: int = MAX_INTEGER
+    instead_of_zero: str | None = None
+    """The values that are allowed, if zero is not."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        number = core_schema.int_schema(ge=self.low, le=self.high, strict=True)
+        return core_schema.no_info_before_validator_function(self._check, number)
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        found = handler(schema)
+        return found if self.instead_of_zero is None else {**found, "not": {"const": 0}}
+
+    def _check(self, value: Any) -> Any:
+        number = whole(value)
+        if self.instead_of_zero is not None and type(number) is int and number == 0:
+            raise refused(f"must be {self.instead_of_zero}; got 0")
+        return number
 
 
 def any_of(*alternatives: dict[str, Any]) -> dict[str, Any]:
@@ -187,21 +212,6 @@ def limits_of(serving: Serving) -> dict[str, Any]:
 def refused(message: str) -> PydanticCustomError:
     """Return a validator's error. ``message`` continues the name of the field."""
     return PydanticCustomError("refused", "{message}", {"message": message})
-
-
-def json_object(data: bytes) -> dict[str, Any]:
-    """Return a body's object, or raise the 400 of one that is none."""
-    try:
-        values = from_json(data, allow_inf_nan=False)
-    except ValueError as error:
-        what = f"the body is not valid JSON: {error}"
-        if "recursion limit" in str(error):
-            what = "the body nests more than 200 levels of objects and lists, which is the limit"
-        raise invalid(what, code="invalid_json") from error
-    if not isinstance(values, dict):
-        kind = type(values).__name__
-        raise invalid(f"the body must be a JSON object; got {kind}", code="invalid_json")
-    return values
 
 
 def parse(data: bytes, cls: type[B], serving: Serving | None = None) -> B:

@@ -41,7 +41,13 @@ class CrossSite:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
-        refusal = self._of_host(scope) or self._of_origin(scope) or _of_content_type(scope)
+        refusal = (
+            self._of_host(scope)
+            or _of_number_of_hosts(scope)
+            or self._of_origin(scope)
+            or _of_content_type(scope)
+            or _of_encoding(scope)
+        )
         if refusal is not None:
             return await answer(refusal, scope, receive, send)
         return await self._app(scope, receive, send)
@@ -117,6 +123,28 @@ def address_in(name: str) -> IPv4Address | IPv6Address | None:
         return ip_address(name.removeprefix("[").removesuffix("]"))
     except ValueError:
         return None
+
+
+def _of_number_of_hosts(scope: Scope) -> ApiError | None:
+    """Refuse a request whose name of the server is missing or ambiguous, as RFC 9112 demands."""
+    count = sum(key == b"host" for key, _ in scope["headers"])
+    if count == 1 or (count == 0 and scope.get("http_version") == "1.0"):
+        return None
+    message = f"a request needs one header 'Host'; got {count or 'none'}"
+    return ApiError(400, message, code="invalid_host", headers=_CLOSE)
+
+
+def _of_encoding(scope: Scope) -> ApiError | None:
+    given = header(scope, b"content-encoding")
+    if given is None or given.strip().lower() in ("", "identity"):
+        return None
+    return ApiError(
+        415,
+        f"the body must not be compressed; got content-encoding {shown_text(given)} (send the body "
+        "as it is)",
+        code="unsupported_media_type",
+        headers=_CLOSE,
+    )
 
 
 def _of_content_type(scope: Scope) -> ApiError | None:

@@ -1,6 +1,7 @@
 """`/metrics` in Prometheus' text format: the engine's metrics under vLLM's names, and HTTP's."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -17,6 +18,8 @@ from mie.engine.metrics import Snapshot
 from mie.errors import EngineDeadError
 from mie.serve.asgi import CLIENT_LEFT
 from mie.system.threads import call_in_thread
+
+logger = logging.getLogger(__name__)
 
 LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
 SNAPSHOT_SECONDS = 5.0
@@ -117,6 +120,8 @@ class ServerMetrics:
             self._snapshot = None
         except asyncio.TimeoutError:
             pass  # the step is long, or hangs, and the last snapshot still holds
+        except Exception as error:
+            logger.error("the engine's numbers are those of an earlier scrape", exc_info=error)
 
     def read(self) -> list[Metric]:
         """Return the numbers of the engine, and of HTTP."""

@@ -25,11 +25,12 @@ from mie.errors import EngineDeadError
 from mie.load.directory import ModelsDirectory, PlannedModel
 from mie.serve.app import SAMPLE_SECONDS, Edge, EngineEdge, new_app
 from mie.serve.asgi import Failures, Pace, facts_of, route_of
-from mie.serve.body import Body, json_object, parse
+from mie.serve.body import Body, parse
 from mie.serve.catalogue import Model
 from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, invalid
 from mie.serve.health import ServerHealth, Status
+from mie.serve.json_text import json_object
 from mie.serve.metrics import ServerMetrics
 from mie.serve.models import Models
 from mie.serve.ollama import models as ollama
@@ -41,6 +42,8 @@ from mie.serve.writer import json_response
 
 logger = logging.getLogger(__name__)
 
+KEEP_ALIVE_ROUTES = ("/api/chat", "/api/generate")
+"""Routes whose requests may say how long a model stays loaded."""
 NOT_LOADING = ("/mie/", "/reset_prefix_cache")
 """Routes that tell of a loaded model, or change it. They load none, and keep none loaded."""
 
@@ -156,9 +159,20 @@ class Dispatch:
                 )
             return await model.edge.app(scope, receive_again, send)
         keep_alive = None
-        if path in ("/api/chat", "/api/generate"):
+        if path in KEEP_ALIVE_ROUTES:
             keep_alive = seconds_of(values.get("keep_alive"))
-            if keep_alive == 0 and not (values.get("messages") or values.get("prompt")):
+            is_unload = keep_alive == 0 and not (values.get("messages") or values.get("prompt"))
+            if keep_alive is not None and not self._may_unload(scope):
+                if is_unload:
+                    raise ApiError(
+                        403,
+                        "keep_alive of 0 unloads the model, and this needs the admin key "
+                        "(--admin-api-key); leave keep_alive out",
+                        code="admin_key_required",
+                        param="keep_alive",
+                    )
+                keep_alive, send = None, _naming_keep_alive(send)
+            elif is_unload:
                 self._edge.models.unload(model)
                 name = str(values.get("model", model.name))
                 return await unloaded(name, path)(scope, receive_again, send)
@@ -166,6 +180,11 @@ class Dispatch:
             if keep_alive is not None:
                 model.keep_alive = keep_alive
             return await edge.app(scope, receive_again, send)
+
+    def _may_unload(self, scope: Scope) -> bool:
+        """Return whether a client decides how long a model stays loaded, as ``/models/unload``."""
+        admin_keys = self._edge.config.admin_keys
+        return admin_keys is None or scope.get("mie.client") in admin_keys.names
 
     async def _chosen(self, name: object) -> Model:
         """Return the model of a request.
@@ -180,6 +199,18 @@ class Dispatch:
         if not isinstance(name, str):
             raise invalid("model must be a text", "model")
         return await self._edge.models.catalogue.find(name)
+
+
+def _naming_keep_alive(send: Send) -> Send:
+    """Return a function that sends an answer with ``keep_alive`` among the ignored fields."""
+
+    async def send_and_name(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [*message.get("headers", ()), (b"x-mie-ignored", b"keep_alive")]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return send_and_name
 
 
 class ModelRequest(Body):
@@ -300,7 +331,14 @@ _OWN: Mapping[str, Any] = {
 _SAME = frozenset({"/api/version", "/health", "/ready", "/ping", "/load", "/version", "/metrics"})
 """Routes whose handlers are those of a server with one engine, and know no engine."""
 OWN_OPERATIONS = (
-    *(replace(each, handler=_OWN.get(each.path, each.handler)) for each in OPERATIONS),
+    *(
+        replace(
+            each,
+            handler=_OWN.get(each.path, each.handler),
+            statuses=(*each.statuses, *((403,) if each.path in KEEP_ALIVE_ROUTES else ())),
+        )
+        for each in OPERATIONS
+    ),
     Operation("post", "/models/load", _load, "Success", ModelRequest),
     Operation("post", "/models/unload", _unload, "Success", ModelRequest),
 )

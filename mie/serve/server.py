@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 
 from mie.async_llm import AsyncLLM
 from mie.errors import ConfigError
-from mie.serve.access_log import logging_as
+from mie.serve.access_log import escaped, logging_as
 from mie.serve.app import FLUSH_SECONDS, Edge, create_app
 from mie.serve.config import ServeConfig
 from mie.serve.http_protocol import LimitedProtocol
@@ -148,7 +148,7 @@ class Server:
         if self._config.log_format == "json":
             logger.info("%s", line)
         else:
-            print(f"[{line}]", file=sys.stderr, flush=True)
+            print(f"[{escaped(line)}]", file=sys.stderr, flush=True)
 
 
 async def serve_app(

@@ -134,7 +134,8 @@ class Serving:
     def __post_init__(self) -> None:
         self.created = int(time.time())
         self.chat_template = _chat_template(self.config.chat_template)
-        self.names = tuple(self.config.served_model_name or names_of(self.facts.model))
+        names = self.config.served_model_name or names_of(self.facts.model)
+        self.names = tuple(map(in_utf8, names))
         self.system_fingerprint = f"fp_{self.digest[:12]}"
         self.defaults: Mapping[str, Any] = dict(self.engine.generation_config.sampling)
         """Sampling parameters that the model's files, or the command line, recommend."""
@@ -260,6 +261,11 @@ def salt_of(scope: Scope, cache_salt: str | None) -> str | None:
     if of_key is None or cache_salt is None:
         return of_key or cache_salt
     return hashlib.sha256(f"{of_key}\0{cache_salt}".encode()).hexdigest()
+
+
+def in_utf8(name: str) -> str:
+    """Return a name as clients get it: bytes of a path that are not UTF-8 become U+FFFD."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def names_of(model: str) -> list[str]:

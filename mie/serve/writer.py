@@ -330,7 +330,7 @@ def num_logprobs(wanted: int | None, is_on: bool | None, switch: str) -> int | N
 
 def json_response(content: Any, headers: Mapping[str, str] | None = None) -> Response:
     """Return an answer that is not streamed."""
-    data = json.dumps(content, ensure_ascii=False).encode()
+    data = json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")  # paths may be bytes
     return Response(data, 200, headers, media_type="application/json")
 
 

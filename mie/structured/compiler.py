@@ -13,8 +13,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import WorkerError
+from mie.structured.descriptions import Salted
 from mie.structured.limits import EXCEEDED, START_SECONDS, WALL_SECONDS
 from mie.system.threads import after_fork
 from mie.system.worker import Worker, WorkerEnded, WorkerSilent
@@ -22,15 +22,15 @@ from mie.system.worker import Worker, WorkerEnded, WorkerSilent
 Reply = dict[str, Any]
 """A worker's reply: ``num_bytes``, an ``error`` of the library, or a ``returncode``."""
 
-Work = Callable[[StructuredOutputsParams, Callable[[str], Reply]], Any]
+Work = Callable[[Salted, Callable[[str], Reply]], Any]
 """Compiles a description. Its second argument lets the worker compile a grammar first."""
 
 
 class Compiler:
     """Compiles descriptions in a thread, which lives while there are any.
 
-    Equal descriptions are compiled once, and callers take turns. A description that is not waited
-    for any more is not compiled, and is stopped if it is being compiled.
+    Equal descriptions of a salt are compiled once, and callers take turns. A description that is
+    not waited for any more is not compiled, and is stopped if it is being compiled.
     """
 
     def __init__(self, vocabulary: Callable[[], Mapping[str, Any]], work: Work) -> None:
@@ -53,7 +53,7 @@ class Compiler:
         self._worker: Worker | None = None
         self._waker: socket.socket | None = None  # wakes the thread
 
-    def submit(self, params: StructuredOutputsParams, caller: Hashable) -> Future[Any]:
+    def submit(self, description: Salted, caller: Hashable) -> Future[Any]:
         """Return the future of the result of the work, or of its error. It may be cancelled.
 
         Raises:
@@ -61,7 +61,7 @@ class Compiler:
         """
         future: Future[Any] = Future()
         with self._lock:
-            job = self._turns.join(params, caller, future)
+            job = self._turns.join(description, caller, future)
             if self._thread is None:
                 try:
                     self._start_thread()
@@ -178,7 +178,7 @@ class Compiler:
 class Job:
     """A job and those who wait for it."""
 
-    def __init__(self, key: StructuredOutputsParams) -> None:
+    def __init__(self, key: Salted) -> None:
         self.key = key
         self.futures: set[Future[Any]] = set()
         self.callers: set[Hashable] = set()
@@ -191,12 +191,12 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._jobs: dict[StructuredOutputsParams, Job] = {}  # that wait or run
+        self._jobs: dict[Salted, Job] = {}  # that wait or run
         self._queues: OrderedDict[Hashable, deque[Job]] = OrderedDict()
         self._running: Job | None = None
         self._last: Hashable = None  # the caller who had the last turn
 
-    def join(self, key: StructuredOutputsParams, caller: Hashable, future: Future[Any]) -> Job:
+    def join(self, key: Salted, caller: Hashable, future: Future[Any]) -> Job:
         """Queue a job, or wait for the one with the same key, and return it.
 
         A job that several callers wait for has a place in each of their queues.

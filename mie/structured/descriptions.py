@@ -2,10 +2,21 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import RequestError, shown
+
+
+class Salted(NamedTuple):
+    """A description with the cache salt of its request.
+
+    Only requests with equal salts can notice that one of them has sent the description before.
+    """
+
+    params: StructuredOutputsParams
+    salt: str | None = None
+
 
 COMPACT: Mapping[str, Any] = {
     "whitespace_flexible": False,

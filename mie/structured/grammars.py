@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import RequestError
-from mie.structured.descriptions import grammar_of, kind_of, library
+from mie.structured.descriptions import Salted, grammar_of, kind_of, library
 from mie.structured.limits import (
     EXCEEDED,
     LIBRARY_LIMITS,
@@ -53,15 +53,15 @@ class Grammars:
     def start(self, params: StructuredOutputsParams) -> Matcher:
         """Return a matcher at the beginning of an output.
 
-        This waits while the description is compiled. It does not if a matcher of an equal
-        description exists.
+        This waits while the description is compiled. It does not if an equal description is held,
+        which the request has submitted before.
 
         Raises:
             RequestError: llguidance is not installed, refuses the description or the tokenizer, or
                 the description exceeds a limit.
             WorkerError: the worker process failed, for which the description is not to blame.
         """
-        grammar = self._kept.grammar(params)
+        grammar = self._kept.grammar(Salted(params)) or self._kept.held(params)
         if grammar is None:
             future = self.submit(params)
             try:
@@ -70,27 +70,31 @@ class Grammars:
                 future.cancel()  # an interrupt ends the wait
         return Matcher(grammar, self.eos_token_ids, self.vocab_size)
 
-    def submit(self, params: StructuredOutputsParams, caller: Hashable = None) -> Future[Grammar]:
+    def submit(
+        self, params: StructuredOutputsParams, caller: Hashable = None, salt: str | None = None
+    ) -> Future[Grammar]:
         """Begin to compile a description, and return the future of its grammar, without waiting.
 
         While it is held, `start` returns at once. Callers take turns. The future may be cancelled.
+        Its time reveals nothing about descriptions of other salts.
 
         Raises:
             RequestError: the same description was refused before.
             WorkerError: the system refuses a thread.
         """
-        refusal = self._kept.refusal(params)
+        description = Salted(params, salt)
+        refusal = self._kept.refusal(description)
         if refusal is not None:
             raise RequestError(refusal)
-        grammar = self._kept.grammar(params)
+        grammar = self._kept.grammar(description)
         if grammar is not None:
             from concurrent.futures import Future  # as above
 
             done: Future[Grammar] = Future()
             done.set_result(grammar)
             return done
-        future: Future[Grammar] = self._compiler.submit(params, caller)
-        future.add_done_callback(partial(self._remember, params))
+        future: Future[Grammar] = self._compiler.submit(description, caller)
+        future.add_done_callback(partial(self._remember, description))
         return future
 
     def index(self) -> None:
@@ -98,14 +102,14 @@ class Grammars:
         with suppress(RequestError):  # the first request gets it
             self._vocabulary.indexed()
 
-    def _remember(self, params: StructuredOutputsParams, future: Future[Grammar]) -> None:
+    def _remember(self, description: Salted, future: Future[Grammar]) -> None:
         if future.cancelled():
             return
         error = future.exception()
         if error is None:
-            self._kept.keep(params, future.result())
+            self._kept.keep(description, future.result())
         elif isinstance(error, RequestError):
-            self._kept.refuse(params, str(error))
+            self._kept.refuse(description, str(error))
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,44 +134,50 @@ class Kept:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._held: weakref.WeakValueDictionary[StructuredOutputsParams, Grammar] = (
+        self._held: weakref.WeakValueDictionary[Salted | StructuredOutputsParams, Grammar] = (
             weakref.WeakValueDictionary()
         )
-        self._last: OrderedDict[StructuredOutputsParams, Grammar] = OrderedDict()
-        self._refusals: OrderedDict[StructuredOutputsParams, str] = OrderedDict()
+        self._last: OrderedDict[Salted, Grammar] = OrderedDict()
+        self._refusals: OrderedDict[Salted, str] = OrderedDict()
 
-    def grammar(self, params: StructuredOutputsParams) -> Grammar | None:
+    def grammar(self, description: Salted) -> Grammar | None:
         """Return a grammar that is compiled, and note its use."""
         with self._lock:
-            grammar = self._held.get(params)
+            grammar = self._held.get(description)
             if grammar is not None:
-                self._use(params, grammar)
+                self._use(description, grammar)
             return grammar
 
-    def keep(self, params: StructuredOutputsParams, grammar: Grammar) -> None:
-        """Remember a grammar."""
+    def held(self, params: StructuredOutputsParams) -> Grammar | None:
+        """Return a grammar that is compiled for any salt."""
         with self._lock:
-            self._held[params] = grammar
-            self._use(params, grammar)
+            return self._held.get(params)
 
-    def refusal(self, params: StructuredOutputsParams) -> str | None:
+    def keep(self, description: Salted, grammar: Grammar) -> None:
+        """Remember a grammar. Of equal ones, the one that exists already takes its place."""
+        with self._lock:
+            grammar = self._held.setdefault(description.params, grammar)
+            self._held[description] = grammar
+            self._use(description, grammar)
+
+    def refusal(self, description: Salted) -> str | None:
         """Return why a description was refused, if it was."""
         with self._lock:
-            return self._refusals.get(params)
+            return self._refusals.get(description)
 
-    def refuse(self, params: StructuredOutputsParams, why: str) -> None:
+    def refuse(self, description: Salted, why: str) -> None:
         """Remember a refusal."""
         with self._lock:
-            self._refusals[params] = why
+            self._refusals[description] = why
             if len(self._refusals) > MAX_REFUSALS:
                 self._refusals.popitem(last=False)
 
-    def _use(self, params: StructuredOutputsParams, grammar: Grammar) -> None:
-        self._last[params] = grammar
-        self._last.move_to_end(params)
+    def _use(self, description: Salted, grammar: Grammar) -> None:
+        self._last[description] = grammar
+        self._last.move_to_end(description)
 
         def num_bytes() -> int:
-            return sum(grammar.num_bytes for grammar in self._last.values())
+            return sum(grammar.num_bytes for grammar in set(self._last.values()))
 
         while len(self._last) > MAX_KEPT or num_bytes() > MAX_KEPT_BYTES:
             self._last.popitem(last=False)
@@ -213,9 +223,10 @@ class Vocabulary:
 
 
 def _compiled(
-    vocabulary: Vocabulary, params: StructuredOutputsParams, check: Callable[[str], Reply]
+    vocabulary: Vocabulary, description: Salted, check: Callable[[str], Reply]
 ) -> Grammar:
     """Compile a description in this process, after a worker has compiled it under limits."""
+    params = description.params
     text = grammar_of(params)
     tokens = vocabulary.indexed()
     reply = check(text)

@@ -19,6 +19,7 @@ from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
 from mie.serve.page.access import Sessions
 from mie.serve.server import check_sockets
+from mie.structured.compiler import Compiler
 
 KEY, OTHER = "sk-one", "sk-two"
 PROMPT = "Once upon a time there was an otter who lived by a mill. " * 3
@@ -167,6 +168,25 @@ async def test_a_key_learns_nothing_from_the_cache_of_another(engine, shares, sa
         assert await cached_tokens(client, KEY, salt) == 0
         assert await cached_tokens(client, KEY, salt) > 0
         assert (await cached_tokens(client, OTHER, salt) > 0) == shares
+
+
+@pytest.mark.parametrize("salt", [None, "the same"])
+@pytest.mark.parametrize("shares", [False, True])
+async def test_a_key_learns_nothing_from_the_schemas_of_another(engine, monkeypatch, shares, salt):
+    pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
+    compiled = []
+    submit = Compiler.submit
+    monkeypatch.setattr(
+        Compiler, "submit", lambda *given: (compiled.append(given[1]), submit(*given))[1]
+    )
+    schema = {"const": f"{shares} {salt}"}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    body = {"prompt": PROMPT, "max_tokens": 1, "response_format": form, "cache_salt": salt}
+    async with client_of(engine, locked(share_prefix_cache=shares)) as client:
+        for key, expected in ((KEY, 1), (KEY, 1), (OTHER, 1 if shares else 2)):
+            answer = await client.post("/v1/completions", json=body, headers=bearer(key))
+            assert answer.status_code == 200, answer.text
+            assert len(compiled) == expected
 
 
 @pytest.mark.parametrize(("path", "body"), DIALECTS.items())

@@ -1,10 +1,12 @@
 """Web pages of other sites, which no route answers, and clients that try wrong keys."""
 
 import asyncio
+import gzip
 import logging
 import re
 from pathlib import Path
 
+import httpx2
 import pytest
 import yaml
 from edge_helpers import answer_of, asks, client_of
@@ -90,18 +92,55 @@ def test_a_server_answers_to_addresses_and_to_the_names_that_it_knows(
     assert status(engine, config_of(options), headers={"host": host}) == (200 if is_known else 403)
 
 
-def test_each_host_of_a_request_is_checked_and_none_is_fine(engine):
-    """A client that sends none, such as a load balancer with HTTP/1.0, is no browser."""
-    two = [("host", "localhost"), ("host", "evil.example")]
-    assert status(engine, headers=two) == 403
-
+@pytest.mark.parametrize(
+    ("version", "hosts", "expected"),
+    [
+        ("1.1", ["localhost", "evil.example"], 403),
+        ("1.1", ["localhost", "localhost"], 400),
+        ("1.0", ["localhost", "localhost"], 400),
+        ("1.1", [], 400),
+        ("1.1", ["localhost"], 200),
+        ("1.0", [], 200),  # a load balancer, and no browser
+    ],
+)
+def test_a_request_has_one_host_which_only_http_1_0_may_leave_out(engine, version, hosts, expected):
     async def ask():
         async with client_of(engine) as client:
-            request = client.build_request("GET", "/health")
-            del request.headers["host"]
-            return (await client.send(request)).status_code
 
-    assert asks(ask()) == 200
+            async def app(scope, receive, send):
+                await client.app({**scope, "http_version": version}, receive, send)
+
+            async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app)) as other:
+                request = other.build_request("GET", "http://localhost/health")
+                del request.headers["host"]
+                headers = [*request.headers.raw, *((b"host", each.encode()) for each in hosts)]
+                request.headers = httpx2.Headers(headers)
+                return await other.send(request)
+
+    answer = asks(ask())
+    assert answer.status_code == expected
+    if expected == 400:
+        assert answer.json()["error"]["code"] == "invalid_host"
+        assert answer.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "expected"),
+    [("gzip", 415), ("GZIP", 415), ("gzip, identity", 415), ("br", 415), ("identity", 200)],
+)
+def test_a_compressed_body_is_refused_by_the_name_of_its_encoding(engine, encoding, expected):
+    data = b'{"prompt": "Hello"}'
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    answer = answer_of(
+        engine,
+        "/tokenize",
+        method="POST",
+        content=gzip.compress(data) if "gzip" in encoding.lower() else data,
+        headers=headers,
+    )
+    assert answer.status_code == expected
+    if expected == 415:
+        assert f"got content-encoding {encoding}" in answer.json()["error"]["message"]
 
 
 def test_what_is_refused_is_one_line_of_the_log(engine, caplog):

@@ -94,6 +94,37 @@ def test_equal_descriptions_are_compiled_once(grammars: Grammars):
     assert compiled_seconds(grammars) - before < 2
 
 
+def test_a_salt_reveals_nothing_about_the_descriptions_of_another(grammars: Grammars):
+    num_compiled = 0
+    compiler = grammars._compiler
+    work = compiler._work
+
+    def counted(*args):
+        nonlocal num_compiled
+        num_compiled += 1
+        return work(*args)
+
+    compiler._work = counted
+    for salt in ("one", "one", "two", None, "two", None):
+        grammars.submit(regex("x"), "A", salt).result()
+    assert num_compiled == 3
+    for salt in ("one", "two"):
+        with pytest.raises(RequestError):
+            grammars.submit(regex("("), "A", salt).result()
+        with pytest.raises(RequestError):
+            grammars.submit(regex("("), "A", salt)  # it is remembered
+    assert num_compiled == 5
+
+
+def test_equal_descriptions_of_several_salts_are_one_while_a_request_holds_it(grammars: Grammars):
+    first = grammars.submit(regex("x"), "A", "one").result()
+    held = grammars.start(regex("x"))
+    for salt in ("two", "three"):
+        grammars.submit(regex("x"), "A", salt).result()
+        assert grammars.submit(regex("x"), "A", salt).result() is first
+    assert held.mask()
+
+
 def test_a_description_whose_callers_left_is_stopped_and_others_are_never_begun(grammars: Grammars):
     grammars.start(regex("x"))
     waiting = [grammars.submit(hostile(i)) for i in range(40)]

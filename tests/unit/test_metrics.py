@@ -5,7 +5,9 @@ import asyncio
 import pytest
 
 from mie import LLM, AsyncLLM, SamplingParams
+from mie.base.stats import metric as metric_module
 from mie.base.stats.metric import Counter, Gauge, Histogram, Tally
+from mie.base.stats.request import RequestMetrics
 from mie.errors import EngineDeadError, RequestFailedError
 
 PROMPT = [5, 9, 12, 30, 7, 21, 14, 8, 11]
@@ -169,3 +171,44 @@ def test_a_dead_async_engine_still_has_metrics(tiny):
     before, after = asyncio.run(main())
     assert before == after
     assert after["ended"]["length"] == 1
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "lost"),
+    [
+        (RequestMetrics, "decode_time", "vllm:request_decode_time_seconds"),
+        (RequestMetrics, "queue_time", "vllm:request_queue_time_seconds"),
+        (RequestMetrics, "total_time", "vllm:e2e_request_latency_seconds"),
+        (metric_module, "bisect_left", "vllm:request_prompt_tokens"),
+    ],
+)
+def test_a_number_that_cannot_be_counted_costs_itself_and_a_line_of_the_log(
+    llm, monkeypatch, caplog, owner, name, lost
+):
+    def fails(*values):
+        raise OverflowError("a number that is too large")
+
+    value = property(fails) if owner is RequestMetrics else fails
+    monkeypatch.setattr(owner, name, value)
+    for _ in range(3):
+        outputs = llm.generate([PROMPT] * 30, params(1), use_tqdm=False)
+        assert [len(each.outputs[0].token_ids) for each in outputs] == [1] * 30
+    found = read(llm.get_metrics())
+    assert found["ended"]["length"] == 90
+    assert found["generation_tokens"].value == 90
+    assert found[lost.removeprefix("vllm:")].count == 0
+    if owner is RequestMetrics:
+        assert found["request_prompt_tokens"].count == 90
+    lines = [each.getMessage() for each in caplog.records if lost in each.getMessage()]
+    assert len(lines) == 1
+    assert "OverflowError" in lines[0]
+
+
+@pytest.mark.parametrize("value", [10**400, "x", complex(1, 1)])
+def test_a_tally_that_cannot_take_a_value_stays_as_it_was(value):
+    tally = Tally((1.0, 2.0))
+    tally.observe(1.5)
+    with pytest.raises((OverflowError, TypeError, ValueError)):
+        tally.observe(value)
+    found = tally.read("x", {})
+    assert (found.count, found.sum) == (1, 1.5)

@@ -59,6 +59,42 @@ def test_a_number_is_in_its_range_or_refused_by_name_and_range(name: str):
         refuses(f"{name} must be {kind} {in_range}; got {shown(value)}", **{name: value})
 
 
+LARGEST = 2**63 - 1
+TOO_LARGE = (LARGEST + 1, 2**64, -(2**63) - 1, 10**400, -(10**400), 10**5000)
+UNLIMITED = ("seed", "extra_args")
+"""A seed may be an unsigned integer, and ``extra_args`` are the caller's own."""
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in SamplingParams.__dataclass_fields__ if n not in UNLIMITED]
+)
+def test_no_parameter_takes_an_integer_beyond_64_bits(name: str):
+    for value in TOO_LARGE:
+        for given in (value, [value], [[value]], {value: 1.0}, {value: 1}, {5: value}):
+            with pytest.raises(ConfigError, match=rf"^(each of )*{name}|^StructuredOutputsParams"):
+                SamplingParams(**{name: given})
+            params = SamplingParams()
+            setattr(params, name, given)
+            with pytest.raises(ConfigError, match=rf"^(each of )*{name}|^StructuredOutputsParams"):
+                params.verified()
+
+
+@pytest.mark.parametrize(
+    "name", ["max_tokens", "min_tokens", "top_k", "logprobs", "truncate_prompt_tokens"]
+)
+def test_the_largest_integer_of_64_bits_is_a_parameter(name: str):
+    more = {"max_tokens": None} if name == "min_tokens" else {}
+    assert getattr(SamplingParams(**{name: LARGEST, **more}), name) == LARGEST
+    refuses(f"{name} must be an integer in", **{name: LARGEST + 1, **more})
+
+
+@pytest.mark.parametrize("value", [*TOO_LARGE[:2], 10**400, 10**5000], ids=["1", "2", "3", "4"])
+def test_a_beam_search_takes_no_integer_beyond_64_bits(value: int):
+    for name in ("beam_width", "max_tokens"):
+        with pytest.raises(ConfigError, match=f"^{name} must be an integer"):
+            BeamSearchParams(**{"beam_width": 2, "max_tokens": 4, name: value})
+
+
 @pytest.mark.parametrize(
     "value", [Fraction(1, 10**400), 0 * Fraction(1, 3), np.float32(0), np.timedelta64("NaT")]
 )

@@ -51,8 +51,9 @@ class Tally:
     def observe(self, value: float | None) -> None:
         """Count a value. None, for an event that has not happened, is ignored."""
         if value is not None:
-            self._counts[bisect_left(self._limits, value)] += 1
-            self._sum += value
+            number = float(value)  # raises before anything is counted
+            self._counts[bisect_left(self._limits, number)] += 1
+            self._sum += number
 
     def copy(self) -> Tally:
         """Return the observations so far."""

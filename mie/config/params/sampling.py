@@ -33,7 +33,8 @@ class RequestOutputKind(enum.Enum):
     """All text and tokens, in one output at the end."""
 
 
-# The lowest and the highest value of each number; `RequestLimits` limits ``n``.
+# The lowest and the highest value of each number. `RequestLimits` limits ``n``, and None stands for
+# `values.MAX_INTEGER`.
 INTEGERS: Mapping[str, tuple[int, int | None]] = MappingProxyType(
     {
         "n": (1, None),

@@ -8,7 +8,7 @@ from typing import Any
 from mie.base.refusals import refuses_names
 from mie.config.engine import RequestLimits, check_switch, keyword_checked
 from mie.config.params import values
-from mie.errors import ConfigError, shown
+from mie.errors import ConfigError, shown, shown_text
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _JSON_OPTIONS = {
@@ -104,7 +104,7 @@ def structure_from(given: object, limits: RequestLimits) -> StructuredOutputsPar
         ConfigError: they are neither, or too long.
     """
     if isinstance(given, Mapping):
-        given = StructuredOutputsParams(**{str(name): given[name] for name in given})
+        given = StructuredOutputsParams(**{shown_text(name): given[name] for name in given})
     if given is None:
         return None
     if not isinstance(given, StructuredOutputsParams):

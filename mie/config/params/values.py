@@ -8,7 +8,7 @@ import difflib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from numbers import Integral, Real
 from typing import Any, TypeVar
@@ -16,12 +16,24 @@ from typing import Any, TypeVar
 from mie.base.refusals import NEUTRAL, Neutral
 from mie.errors import ConfigError, shown
 
+MAX_INTEGER = 2**63 - 1
+"""Highest value of an integer that has no lower limit of its own.
+
+Array libraries, clients and metrics have no larger integers, and a float can hold this one.
+"""
+
 
 def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
-    """Return ``value`` as an ``int`` in low … high. Bools and floats are refused."""
+    """Return ``value`` as an ``int`` in low … high. Bools and floats are refused.
+
+    Without a ``high``, the limit is `MAX_INTEGER`.
+    """
     number: int | None = _converted(int, Integral, value)
-    if number is None or number < low or (high is not None and number > high):
-        allowed = f"at least {low}" if high is None else f"in {low} … {high}"
+    most = MAX_INTEGER if high is None else high
+    if number is None or not low <= number <= most:
+        is_too_large = number is not None and number > most
+        is_open = high is None and not is_too_large
+        allowed = f"at least {low}" if is_open else f"in {low} … {most}"
         raise ConfigError(f"{name} must be an integer {allowed}; got {shown(value)}")
     return number
 
@@ -73,10 +85,15 @@ def token_ids(name: str, value: Any, limit: int, *, may_be_empty: bool = False) 
     ids = items(name, value, "a list of token ids", limit)
     if not ids and not may_be_empty:
         raise ConfigError(f"{name} must name at least one token, or be None; got an empty list")
-    if set(map(type, ids)) <= {int} and min(ids, default=0) >= 0:
+    if set(map(type, ids)) <= {int} and _are_ids(ids):
         return ids  # a fast path, because there may be a million
     each = f"each of {name}"
     return tuple([integer(each, token_id, 0) for token_id in ids])
+
+
+def _are_ids(numbers: Sequence[int]) -> bool:
+    """Return whether integers may be ids of tokens in some vocabulary."""
+    return min(numbers, default=0) >= 0 and max(numbers, default=0) <= MAX_INTEGER
 
 
 def strings(
@@ -106,12 +123,12 @@ def biases(name: str, value: Any, limit: int, most: float) -> dict[int, float]:
     keys = items(name, iter(value), "a mapping", limit)
     numbers = list(map(value.__getitem__, keys))
     is_plain = set(map(type, keys)) <= {int} and set(map(type, numbers)) <= {float}
-    if is_plain and min(keys, default=0) >= 0 and all(-most <= x <= most for x in numbers):
+    if is_plain and _are_ids(keys) and all(-most <= x <= most for x in numbers):
         return dict(zip(keys, numbers, strict=True))  # a fast path, because there may be a million
     for key, number in zip(keys, numbers, strict=True):
         is_number = isinstance(key, str) and key.isdecimal() and len(key) < 20
         token_id = _converted(int, Integral, int(key) if is_number else key)
-        if token_id is None or token_id < 0:
+        if token_id is None or not _are_ids((token_id,)):
             raise ConfigError(f"{name} must have token ids as keys; got {shown(key)}")
         bias[token_id] = real(f"{name} of token {token_id}", number, -most, most)
     return bias

@@ -2,27 +2,22 @@
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import Field
 
 from mie.config.engine import DEFAULT_LIMITS
-from mie.serve.body import AtMost, Body, Items, Whole, refused
+from mie.serve.body import AtMost, Body, Items, Whole
 from mie.serve.fields import with_fields_of
-from mie.serve.openai.protocol import Integer64, NaturalOrAll, Penalty, Stop, Temperature, TopP
+from mie.serve.openai.protocol import (
+    REST,
+    Integer64,
+    NaturalOrAll,
+    Penalty,
+    Stop,
+    Temperature,
+    TopP,
+)
 
-
-def _not_zero(number: int) -> int:
-    if number == 0:
-        raise refused("must be at least 1, or -1 for the rest of the context; got 0")
-    return number
-
-
-NumPredict = Annotated[
-    int,
-    AfterValidator(_not_zero),
-    Field(ge=-2),
-    Whole,
-    WithJsonSchema({"type": "integer", "minimum": -2, "not": {"const": 0}}),
-]
+NumPredict = Annotated[int, Whole(-2, instead_of_zero=REST)]
 """The maximum number of new tokens; -1 and -2 are the rest of the context."""
 _SAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop")
 

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from mie.config.params.structured import StructuredOutputsParams
 from mie.serve.asgi import NDJSON
 from mie.serve.errors import ApiError, invalid, ollama_body, too_long, unsupported
+from mie.serve.json_text import json_object
 from mie.serve.llama.options import sampling
 from mie.serve.ollama.protocol import Answered, ChatRequest, GenerateRequest, Options, Turn
 from mie.serve.openai.tools import own_tools
@@ -263,8 +264,8 @@ def _calls(part: Part) -> list[dict[str, Any]]:
     if part.kind != "call":
         return []
     try:
-        arguments = json.loads(part.text)
-    except ValueError:
+        arguments = json_object(part.text.encode())
+    except ApiError:
         return []
     call = part.call
     function = {"index": call.index, "name": call.name, "arguments": arguments}

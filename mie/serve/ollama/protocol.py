@@ -4,8 +4,6 @@ import math
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
-
 from mie.errors import shown
 from mie.serve.body import AtMost, Body, Items, Whole
 from mie.serve.errors import invalid
@@ -18,12 +16,15 @@ from mie.text.messages import MOST_MESSAGES
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ns|us|µs|ms|s|m|h)", re.ASCII)
+_MAX_DURATION_CHARS = 64
+_MAX_SECONDS = 1e9
+"""Longest time that a model stays loaded for a client. Longer times are infinite."""
 
 
 def seconds_of(keep_alive: object) -> float | None:
     """Return how long a model stays loaded after a request; None is for the server to decide.
 
-    It is a number of seconds, or a text such as "1h30m". A negative one is infinite.
+    It is a number of seconds, or a text such as "1h30m". A negative or very long one is infinite.
 
     Raises:
         ApiError: it is neither.
@@ -31,9 +32,10 @@ def seconds_of(keep_alive: object) -> float | None:
     if keep_alive is None:
         return None
     if isinstance(keep_alive, (int, float)) and not isinstance(keep_alive, bool):
-        seconds = float(keep_alive)
+        seconds = float(max(-1, min(keep_alive, _MAX_SECONDS)))  # an integer may exceed a float
     else:
-        text = keep_alive if isinstance(keep_alive, str) else ""
+        is_short = isinstance(keep_alive, str) and len(keep_alive) <= _MAX_DURATION_CHARS
+        text = str(keep_alive) if is_short else ""
         sign, digits = ("-", text[1:]) if text[:1] == "-" else ("", text)
         parts = _PART.findall(f"{digits}s" if digits.isdecimal() else digits)
         if not parts or "".join(map("".join, parts)) not in (digits, f"{digits}s"):
@@ -43,7 +45,7 @@ def seconds_of(keep_alive: object) -> float | None:
             )
         seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
         seconds = -seconds if sign else seconds
-    return math.inf if seconds < 0 else seconds
+    return seconds if 0 <= seconds < _MAX_SECONDS else math.inf
 
 
 _TEXT_ONLY = "the model reads and writes text only"
@@ -55,7 +57,7 @@ class Options(LlamaOptions):
 
     num_ctx: Count | None = None
     """Tokens of the prompt and the answer together, at most those of the server's context."""
-    repeat_last_n: Annotated[int, Field(ge=-1), Whole] | None = None
+    repeat_last_n: Annotated[int, Whole(-1)] | None = None
     """The number of last tokens that penalties cover; 0 turns them off, and -1 is all."""
     num_predict: NumPredict | None = None
 

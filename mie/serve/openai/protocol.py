@@ -5,18 +5,11 @@ Types are checked strictly, and null stands for the default.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    Discriminator,
-    Field,
-    PlainValidator,
-    Tag,
-    ValidationInfo,
-    WithJsonSchema,
-)
+from pydantic import Discriminator, Field, PlainValidator, Tag, ValidationInfo, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from mie.config.engine import DEFAULT_LIMITS
+from mie.config.params.values import MAX_INTEGER
 from mie.errors import shown
 from mie.serve.body import (
     ABSENT,
@@ -46,27 +39,14 @@ MAX_VARIABLES = 256
 Salt = Annotated[str, Field(min_length=1, max_length=DEFAULT_LIMITS.max_cache_salt_chars)]
 Stop = Annotated[str, Field(min_length=1, max_length=DEFAULT_LIMITS.max_stop_chars)]
 BadWord = Annotated[str, Field(min_length=1, max_length=DEFAULT_LIMITS.max_bad_word_length)]
-Count = Annotated[int, Field(ge=1), Whole]
-Natural = Annotated[int, Field(ge=0), Whole]
-NaturalOrAll = Annotated[int, Field(ge=-1), Whole]
+Count = Annotated[int, Whole(1)]
+Natural = Annotated[int, Whole(0)]
+NaturalOrAll = Annotated[int, Whole(-1)]
 TokenId = Natural
-
-
-def _not_zero(number: int) -> int:
-    if number == 0:
-        raise refused("must be at least 1, or -1 for the rest of the context; got 0")
-    return number
-
-
-Limit = Annotated[
-    int,
-    AfterValidator(_not_zero),
-    Field(ge=-1),
-    Whole,
-    WithJsonSchema({"type": "integer", "minimum": -1, "not": {"const": 0}}),
-]
+Integer64 = Annotated[int, Whole(-(2**63))]
+REST = "at least 1, or -1 for the rest of the context"
+Limit = Annotated[int, Whole(-1, instead_of_zero=REST)]
 """The maximum number of new tokens; -1 is the rest of the context."""
-Integer64 = Annotated[int, Field(ge=-(2**63), lt=2**63), Whole]
 Temperature = Annotated[float, Field(ge=0, le=1000)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -114,7 +94,8 @@ def _bad_prompt(prompt: object) -> PydanticCustomError:
     )
 
 
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_ID = {"type": "integer", "minimum": 0, "maximum": MAX_INTEGER}
+_IDS = {"type": "array", "items": _ID, "minItems": 1}
 _STRING = {"type": "string", "minLength": 1}
 Prompt = Annotated[
     list[Any],  # Checked by hand: a union would report every alternative's errors.
@@ -303,13 +284,7 @@ class GenerationBody(OtherFields, Queued):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: (
-        Annotated[
-            int,
-            Field(ge=-1),
-            Whole,
-            WithJsonSchema({"type": "integer", "minimum": -1, "not": {"const": 0}}),
-        ]
-        | None
+        Annotated[int, Whole(-1, instead_of_zero="at least 1, or -1 for as many as fit")] | None
     ) = None
     skip_reading_prefix_cache: bool | None = None
     stream: bool | None = None

@@ -1,8 +1,6 @@
 """The routes of the page that need no engine: its files, logging in, and opening a trace."""
 
-import json
 from functools import cached_property
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,6 +12,7 @@ from mie.serve.asgi import route_of
 from mie.serve.auth import WrongKeys
 from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, invalid, too_many
+from mie.serve.json_text import json_object
 from mie.serve.page.access import Sessions, check_may_see, cookie_for, name_of
 from mie.serve.page.processes import Worker, converted
 
@@ -82,8 +81,7 @@ class PageShell:
     async def _login(self, request: Request) -> Response:
         if not self._config.has_keys:
             raise invalid("this server has no keys, so the page needs no login", "key")
-        body = await _json_object(request)
-        key = body.get("key")
+        key = json_object(await request.body()).get("key")
         name = name_of(self._config, key) if isinstance(key, str) else None
         if name is None:
             unknown = ApiError(401, "the key is not one of this server's", code="invalid_api_key")
@@ -107,13 +105,3 @@ class PageShell:
             raise too_many("another trace is being opened (try again in a moment)", "busy", 2)
         records = await self._uploader.call(lambda: converted(log))
         return Response(records, headers=DATA_HEADERS, media_type=NDJSON)
-
-
-async def _json_object(request: Request) -> dict[str, Any]:
-    try:
-        body = json.loads(await request.body())
-    except (ValueError, RecursionError):
-        body = None
-    if not isinstance(body, dict):
-        raise invalid("the body must be a JSON object")
-    return body
