@@ -33,8 +33,7 @@ class RequestOutputKind(enum.Enum):
     """All text and tokens, in one output at the end."""
 
 
-# The lowest and the highest value of each number. `RequestLimits` limits ``n``, and None stands for
-# `values.MAX_INTEGER`.
+# The lowest and the highest value of each number, or None for 2**63 - 1. (n: `RequestLimits`)
 INTEGERS: Mapping[str, tuple[int, int | None]] = MappingProxyType(
     {
         "n": (1, None),
