@@ -57,6 +57,7 @@ def run(
     *,
     num_at_once: int | None = None,
     is_strict: bool = False,
+    chat_template: str | None = None,
 ) -> Generator[tuple[Key, RequestOutput], None, None]:
     """Yield (key, output) of each request as it ends, at most ``num_at_once`` in the engine.
 
@@ -73,7 +74,8 @@ def run(
                 try:
                     params = params_of(key, request)
                     params.output_kind = RequestOutputKind.FINAL_ONLY
-                    prompt, priority = prompt_of(llm, request), request.get("priority", 0)
+                    prompt = prompt_of(llm, request, chat_template)
+                    priority = request.get("priority", 0)
                     running[llm.add_request(prompt, params, priority=priority)] = key
                 except (ConfigError, RequestError) as error:
                     if is_strict:
@@ -89,8 +91,10 @@ def run(
             llm.abort(request_id)
 
 
-def prompt_of(llm: LLM, request: Request) -> dict[str, Any]:
+def prompt_of(llm: LLM, request: Request, chat_template: str | None = None) -> dict[str, Any]:
     """Return the prompt of a request as `LLM.add_request` takes it.
+
+    ``chat_template`` replaces the model's where the request has messages.
 
     Raises:
         RequestError: the request has none, an empty one, or several.
@@ -102,7 +106,9 @@ def prompt_of(llm: LLM, request: Request) -> dict[str, Any]:
     for name, value in given.items():
         if isinstance(value, (str, list)) and not value:
             raise RequestError(f"{name} is empty")
-    prompt = llm.chat_prompt(given["messages"]) if "messages" in given else given
+    prompt = given
+    if "messages" in given:
+        prompt = llm.chat_prompt(given["messages"], chat_template=chat_template)
     return {**prompt, "cache_salt": request.get("cache_salt")}
 
 

@@ -91,6 +91,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _new_chat(args: argparse.Namespace, stack: ExitStack, look: Look, tells_speed: bool) -> Chat:
     """Load the model. The event log of ``--trace`` is closed with ``stack``."""
+    from mie.text.template_files import template_given
+
+    template = template_given(args.chat_template)  # refuse a file that cannot be read
     tags: dict[str, Any] = {} if args.reasoning_parser else {"reasoning_parser": "auto"}
 
     def load(name: str) -> LLM:
@@ -109,7 +112,15 @@ def _new_chat(args: argparse.Namespace, stack: ExitStack, look: Look, tells_spee
         llm = load(args.model)
     params = params_of(llm, {})
     return Chat(
-        conversation=Conversation(llm, params, args.system, look=look, tells_speed=tells_speed),
+        conversation=Conversation(
+            llm,
+            params,
+            args.system,
+            look=look,
+            tells_speed=tells_speed,
+            when_full=args.when_full,
+            chat_template=template,
+        ),
         model=getattr(args, "title", args.model),
         load=load,
         params_of=params_of,

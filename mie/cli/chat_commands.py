@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mie.base.reprs import count
 from mie.cli.answer_writer import REASONING, Look
-from mie.cli.conversation import Conversation
+from mie.cli.conversation import WHEN_FULL, Conversation
 from mie.cli.options import parse_sampling
 from mie.cli.parser import did_you_mean
 from mie.cli.terminal import ReadLine, typing_hidden
@@ -94,6 +94,7 @@ class Chat:
             look = self.conversation.look
             markdown = "on" if look.markdown else "off"
             shown = {**self.settings, "markdown": markdown, "reasoning": look.reasoning}
+            shown["when_full"] = self.conversation.when_full
             _note(", ".join(f"{name}={value}" for name, value in shown.items()))
         elif not text.strip():
             raise ConfigError(f"/set {name} needs a value, as in /set temperature 0.3")
@@ -102,7 +103,11 @@ class Chat:
 
     def _set_one(self, name: str, text: str) -> None:
         look = self.conversation.look
-        if name == "reasoning":
+        if name == "when_full":
+            if text not in WHEN_FULL:
+                raise ConfigError(f"when_full is one of {', '.join(WHEN_FULL)}; got {text!r}")
+            self.conversation.when_full = text
+        elif name == "reasoning":
             if text not in REASONING:
                 raise ConfigError(f"reasoning is one of {', '.join(REASONING)}; got {text!r}")
             look.reasoning = text
@@ -142,6 +147,10 @@ class Chat:
                 return
         with typing_hidden(sys.stdin):
             self.conversation.answer_again(argument)
+
+    def _drop(self, _: str) -> None:
+        with typing_hidden(sys.stdin):
+            self.conversation.drop()
 
     def _undo(self, _: str) -> None:
         text = self.conversation.undo()
@@ -231,6 +240,7 @@ _COMMANDS: Mapping[str, _Command] = {
         _Command("/regenerate", "answer the last message again", Chat._regenerate),
         _Command("/edit [TEXT]", "change the last message, and answer it", Chat._edit),
         _Command("/undo", "forget the last message and its answer", Chat._undo),
+        _Command("/drop", "forget the oldest turns, and send what did not fit", Chat._drop),
         _Command("/reset", "forget everything but the system message", Chat._reset),
         _Command("/save FILE", "write the conversation to a file", Chat._save),
         _Command("/load FILE", "go on with the conversation of a file", Chat._load_file),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 _BAR = 30
 """Characters of the meter of the context."""
+WHEN_FULL = ("ask", "drop")
+"""How to treat a message for which the context has no room: refuse it, or drop the oldest turns."""
+_SHARE_OF_ANSWER = 4
+"""Dropped turns leave at least this share of the context for the answer, if so much can be left."""
 
 
 @dataclass(kw_only=True)
@@ -53,6 +58,7 @@ class Conversation:
     """A model and the messages so far. Answers are printed as they are generated.
 
     With ``tells_speed`` each answer is followed by a line with its tokens per second.
+    ``when_full`` is one of `WHEN_FULL`. ``chat_template`` replaces the model's.
 
     Raises:
         ChatTemplateError: the model has no chat template, or one without a system message.
@@ -66,8 +72,14 @@ class Conversation:
         *,
         look: Look | None = None,
         tells_speed: bool = False,
+        when_full: str = "ask",
+        chat_template: str | None = None,
     ) -> None:
-        self.llm, self.params = llm, params
+        self.llm, self.params, self.when_full = llm, params, when_full
+        self._options: dict[str, Any] = {}
+        if chat_template is not None:
+            self._options["chat_template"] = chat_template
+        self._refused: tuple[list[dict[str, str]], str] | None = None  # turns, and a message
         self.look = look or Look(markdown=False)
         self.stats: Stats | None = None
         self._tells_speed = tells_speed
@@ -86,7 +98,7 @@ class Conversation:
         """The number of tokens that the conversation takes of the context."""
         if not self._turns:
             return 0
-        return len(self.llm.chat_prompt(self.messages)["prompt_token_ids"])
+        return len(self._prompt(self.messages)["prompt_token_ids"])
 
     def meter(self) -> str:
         """Return a picture of the context: how much of it the conversation takes."""
@@ -107,14 +119,14 @@ class Conversation:
         try:
             turns = self._turns or [{"role": "user", "content": "Hello"}]
             opening = self.messages[: len(self.messages) - len(self._turns)]
-            self.llm.apply_chat_template([*opening, *turns])
+            self.llm.apply_chat_template([*opening, *turns], **self._options)
         except RequestError:
             self.system = before
             raise
 
     def reset(self) -> None:
         """Forget everything but the system message."""
-        self._turns = []
+        self._turns, self._refused = [], None
 
     def replace(self, messages: Sequence[Any]) -> None:
         """Take the messages of another conversation.
@@ -138,6 +150,7 @@ class Conversation:
         except RequestError:
             self._turns = before
             raise
+        self._refused = None
 
     def undo(self) -> str:
         """Forget the last message and its answer, and return the message.
@@ -148,6 +161,7 @@ class Conversation:
         if not self._turns:
             raise RequestError("there is no message yet")
         text, self._turns = self._turns[-2]["content"], self._turns[:-2]
+        self._refused = None
         return text
 
     def answer_again(self, text: str | None = None) -> None:
@@ -156,24 +170,42 @@ class Conversation:
         Raises:
             RequestError: there is no message, or ``text`` cannot be answered. Nothing changes.
         """
-        before = self._turns
-        last = self.undo()
+        if not self._turns:
+            raise RequestError("there is no message yet")
+        last = self._turns[-2]["content"]
+        self._answer_after(self._turns[:-2], last if text is None else text, drops=False)
+
+    def drop(self) -> None:
+        """Answer the message that did not fit the context, after dropping the oldest turns.
+
+        Raises:
+            RequestError: there is no such message, or it cannot be answered. Nothing changes.
+        """
+        if self._refused is None:
+            raise RequestError("no message waits: /drop answers one that did not fit the context")
+        turns, text = self._refused
+        self._answer_after(turns, text, drops=True)
+
+    def _answer_after(self, turns: list[dict[str, str]], text: str, *, drops: bool) -> None:
+        before, self._turns = self._turns, turns
         try:
-            self.answer(last if text is None else text)
+            self.answer(text, drops=drops)
         finally:
-            if len(self._turns) < len(before):  # no answer came
+            if self._turns is turns:  # no answer came
                 self._turns = before
 
-    def answer(self, text: str) -> None:
+    def answer(self, text: str, *, drops: bool = False) -> None:
         """Print the answer to ``text``, and remember both. Ctrl-C ends the answer early.
+
+        If the context has no room, the oldest turns are dropped, provided that ``drops`` or the
+        setting `when_full` says so. The system message stays.
 
         Raises:
             RequestError: the conversation does not fit the context, or the template rejects it;
                 ``text`` is not remembered.
         """
         user = {"role": "user", "content": text}
-        prompt = self.llm.chat_prompt([*self.messages, user])
-        self._check_fits(len(prompt["prompt_token_ids"]))
+        prompt, kept = self._fitting(user, drops or self.when_full == "drop")
         stats = Stats(num_prompt_tokens=len(prompt["prompt_token_ids"]), began=perf_counter())
         choice, is_stopped = self._printed(prompt, stats)
         stats.seconds = perf_counter() - stats.began
@@ -185,7 +217,8 @@ class Conversation:
         if notes:
             print(f"[{' · '.join(notes)}]", file=sys.stderr)
         if choice is not None and choice.text:
-            self._turns = [*self._turns, user, {"role": "assistant", "content": choice.text}]
+            self._turns = [*kept, user, {"role": "assistant", "content": choice.text}]
+            self._refused = None
 
     def _printed(
         self, prompt: dict[str, Any], stats: Stats
@@ -212,14 +245,54 @@ class Conversation:
             writer.finish()
         return choice, is_stopped
 
-    def _check_fits(self, num_tokens: int) -> None:
-        limit = self.llm.engine.max_model_len
-        if num_tokens >= limit:
+    def _prompt(self, messages: list[dict[str, str]]) -> dict[str, Any]:
+        return self.llm.chat_prompt(messages, **self._options)
+
+    def _fitting(
+        self, user: dict[str, str], drops: bool
+    ) -> tuple[dict[str, Any], list[dict[str, str]]]:
+        """Return a prompt that fits the context, and the turns in it before the message.
+
+        Raises:
+            RequestError: the message does not fit, with the turns or, if it ``drops`` them, alone.
+        """
+        prompt, limit = self._prompt([*self.messages, user]), self.llm.engine.max_model_len
+        num_tokens, num_turns = len(prompt["prompt_token_ids"]), len(self._turns) // 2
+        if num_tokens < limit:
+            return prompt, self._turns
+        opening = self.messages[: len(self.messages) - len(self._turns)]
+
+        def without(num_dropped: int) -> dict[str, Any]:
+            return self._prompt([*opening, *self._turns[2 * num_dropped :], user])
+
+        alone = num_tokens if not num_turns else len(without(num_turns)["prompt_token_ids"])
+        if alone >= limit:
+            raise RequestError(
+                f"the message has {alone} tokens with the system message and the template; the"
+                f" context holds {limit}, including the answer. The message was not sent: send a"
+                " shorter one, or raise --max-model-len"
+            )
+        if not drops:
+            self._refused = self._turns, user["content"]
             raise RequestError(
                 f"the conversation has {num_tokens} tokens with this message; the context holds"
-                f" {limit}, including the answer. The message was not sent: use /reset, or send a"
+                f" {limit}, including the answer. The message was not sent: use /drop to forget the"
+                " oldest turns and send it (/set when_full drop always does), use /reset, or send a"
                 " shorter one"
             )
+        most = limit - min(limit // _SHARE_OF_ANSWER, self.params.max_tokens or limit)
+        num_dropped = bisect_left(
+            range(num_turns),  # the last resort is to drop all of them
+            True,
+            1,
+            key=lambda number: len(without(number)["prompt_token_ids"]) <= most,
+        )
+        print(
+            f"[the context of {limit} tokens is full: forgot the oldest {num_dropped} of "
+            f"{count(num_turns, 'turn')}]",
+            file=sys.stderr,
+        )
+        return without(num_dropped), self._turns[2 * num_dropped :]
 
     def _why_cut(self, choice: CompletionOutput | None) -> list[str]:
         if choice is None or choice.finish_reason != "length":

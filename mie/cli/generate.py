@@ -53,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read(args: argparse.Namespace) -> list[Line]:
+    if args.chat_template is not None and not args.chat and args.input is None:
+        raise ConfigError("--chat-template needs --chat or --input")
     if args.system is not None and not args.chat:
         raise ConfigError("--system needs --chat, which applies the chat template")
     if args.input is None:
@@ -95,9 +97,12 @@ class _Printer:
     """Answers the requests of one command, and prints the answers in order."""
 
     def __init__(self, llm: LLM, args: argparse.Namespace, lines: Sequence[Line]) -> None:
+        from mie.text.template_files import template_given
+
         self._llm = llm
         self._args = args
         self._lines = lines
+        self._template = template_given(args.chat_template)
         self._began = perf_counter()
         self._first_token: float | None = None
         self._num_done = 0
@@ -107,7 +112,8 @@ class _Printer:
         from mie.batch.requests import prompt_of
 
         (line,) = self._lines
-        params, prompt = self._params(line.source, line.request), prompt_of(self._llm, line.request)
+        params = self._params(line.source, line.request)
+        prompt = prompt_of(self._llm, line.request, self._template)
         with closing(self._llm.stream(prompt, params)) as outputs:
             for output in outputs:
                 self._note_first_token(output)
@@ -126,7 +132,13 @@ class _Printer:
         shown = bool(self._args.input) and sys.stderr.isatty()
 
         def answers(requests: Mapping[str, Request]) -> Iterator[tuple[str, RequestOutput]]:
-            return run(self._llm, requests.items(), self._params, is_strict=not self._args.input)
+            return run(
+                self._llm,
+                requests.items(),
+                self._params,
+                is_strict=not self._args.input,
+                chat_template=self._template,
+            )
 
         def write(line: Line, output: RequestOutput | None) -> None:
             self._note_first_token(output)

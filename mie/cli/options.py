@@ -35,7 +35,10 @@ _CHOICES = ("n", "logprobs")
 
 def add_engine_options(parser: argparse.ArgumentParser, *, names_model: bool = True) -> None:
     """Add options for every setting of the engine, and ``--model`` if it ``names_model``."""
-    EngineArgs.add_cli_args(parser, omit=_NOT_OPTIONS if names_model else (*_NOT_OPTIONS, "model"))
+    omit = [*_NOT_OPTIONS] if names_model else [*_NOT_OPTIONS, "model"]
+    if "--chat-template" in parser._option_string_actions:  # the command has an effect for it
+        omit.append("chat_template")
+    EngineArgs.add_cli_args(parser, omit=omit)
 
 
 def add_sampling_options(
@@ -83,7 +86,7 @@ def load_llm(args: argparse.Namespace, trace: TextIO | None = None, **more: Any)
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the given options by their names in `EngineArgs`, without the model."""
-    return given(args, EngineArgs, omit=("model", *_NOT_OPTIONS))
+    return given(args, EngineArgs, omit=("model", "chat_template", *_NOT_OPTIONS))
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from mie.frontend.outputs import Prompt, RequestOutput
 from mie.frontend.prepare import Preparer
 from mie.frontend.request_state import Collector, PreparedRequest
 from mie.load.parts import build
-from mie.text.chat import TemplateFiles
 from mie.text.pretrained import PretrainedTokenizer
+from mie.text.template_files import TemplateFiles
 
 
 @refuses_names

@@ -17,7 +17,7 @@ from mie.errors import ChatTemplateError, ConfigError, shown
 from mie.load.backends import load_backend
 from mie.load.engine import opened, widest
 from mie.load.sizing import plan_memory
-from mie.text.chat import TemplateFiles
+from mie.text.template_files import TemplateFiles
 
 logger = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ from mie.serve.errors import ApiError, invalid, naming_structure, no_model
 from mie.serve.limits import QueueLimit
 from mie.text.messages import Message
 from mie.text.pretrained import PretrainedTokenizer
+from mie.text.template_files import template_given
 from mie.version import __version__
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class Serving:
 
     def __post_init__(self) -> None:
         self.created = int(time.time())
-        self.chat_template = _chat_template(self.config.chat_template)
+        self.chat_template = template_given(self.config.chat_template)
         names = self.config.served_model_name or names_of(self.facts.model)
         self.names = tuple(map(in_utf8, names))
         self.system_fingerprint = f"fp_{self.digest[:12]}"
@@ -283,10 +284,3 @@ def _digest(facts: ModelFacts, config: EngineConfig, weights: str) -> str:
     settings = (config.batch_invariant, config.kv_cache_dtype, config.weight_dtype)
     what = (weights, facts.backend, facts.dtype, *settings, config.linear_plan, __version__)
     return hashlib.sha256(repr(what).encode()).hexdigest()
-
-
-def _chat_template(given: str | None) -> str | None:
-    """Return the text of a template file, or the name of one of the model's."""
-    if given is None or not Path(given).is_file():
-        return given
-    return Path(given).read_text(encoding="utf-8")

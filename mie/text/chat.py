@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mie.errors import ChatTemplateError, ConfigError, RequestError, TokenizerError, printable
+from mie.errors import ChatTemplateError, ConfigError, RequestError, printable, shown
 from mie.text.messages import (
     Message,
     checked_messages,
@@ -16,14 +15,11 @@ from mie.text.messages import (
     for_channels,
     without_developers,
 )
-from mie.text.tokenizer import CONFIG_NAME, TokenizerConfig, read_text
+from mie.text.template_files import TemplateFiles, is_template
 
 if TYPE_CHECKING:
     from mie.text.renderer import TemplateRenderer
 
-TEMPLATE_FILE = "chat_template.jinja"
-MORE_TEMPLATES = "additional_chat_templates"
-_LARGEST_FILE = 1 << 20  # bytes
 LARGEST_TEMPLATE = 128 << 10  # characters; the longest in use are about 30,000
 CONTENT_FORMATS = ("auto", "string", "openai")
 
@@ -177,6 +173,12 @@ class ChatTemplates:
         """
         names = self._files.names
         if chat_template is not None and chat_template not in names:
+            if not is_template(chat_template):
+                known = f" ({', '.join(names)})" if names else ""
+                raise ChatTemplateError(
+                    f"chat_template {shown(chat_template)} is neither a file, nor the text of a "
+                    f"template, nor the name of one of the model's{known}"
+                )
             return self._new(chat_template, "the chat template")
         default = "tool_use" if tools and "tool_use" in names else "default"
         name = chat_template or default
@@ -230,95 +232,6 @@ class ChatTemplates:
     def _new(self, source: str, name: str) -> ChatTemplate:
         tokens = self._files.special_tokens
         return ChatTemplate(source, special_tokens=tokens, name=name, renderer=self._renderer)
-
-
-class TemplateFiles:
-    """The chat templates of ``directory``, which may be a GGUF file, by name.
-
-    The one called ``default`` is in ``chat_template.jinja``. Any template may be in
-    ``tokenizer_config.json`` under ``chat_template`` (one template, or a list of named ones), or in
-    ``additional_chat_templates/NAME.jinja``. The first of these places that has it is used.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    @cached_property
-    def _config(self) -> TokenizerConfig:
-        return TokenizerConfig.load(self._directory)
-
-    @property
-    def special_tokens(self) -> dict[str, str]:
-        """Special tokens that templates can use by name: ``{"eos_token": "</s>", …}``."""
-        return dict(self._config.special_tokens)
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """The names of all templates."""
-        own = ["default"] if (self._directory / TEMPLATE_FILE).is_file() else []
-        more = sorted(path.stem for path in (self._directory / MORE_TEMPLATES).glob("*.jinja"))
-        return tuple(dict.fromkeys([*own, *self._in_config(), *more]))
-
-    def read(self, name: str = "default") -> tuple[str, str]:
-        """Return the template called ``name``, and where it was found.
-
-        Raises:
-            ChatTemplateError: there is no template of that name, or it cannot be read.
-            TokenizerError: ``tokenizer_config.json`` is broken.
-        """
-        path = self._directory / TEMPLATE_FILE
-        if name == "default" and path.is_file():
-            return _read_template(path), str(path)
-        named = self._in_config()
-        if name in named:
-            return named[name], f"chat_template in {self._directory / CONFIG_NAME}"
-        if name in self.names:
-            path = self._directory / MORE_TEMPLATES / f"{name}.jinja"
-            return _read_template(path), str(path)
-        raise ChatTemplateError(_no_template(self._directory, name, self.names))
-
-    def _in_config(self) -> dict[str, str]:
-        """Return the templates in ``tokenizer_config.json``. A template without a name is the
-        default."""
-        templates = self._config.chat_template
-        if templates is None:
-            return {}
-        if isinstance(templates, str):
-            return {"default": templates}
-        entries = templates if isinstance(templates, list) else [templates]
-        named = {
-            str(entry["name"]): entry["template"]
-            for entry in entries
-            if isinstance(entry, dict) and {"name", "template"} <= entry.keys()
-        }
-        if len(named) < len(entries) or not all(isinstance(text, str) for text in named.values()):
-            raise TokenizerError(
-                f"{self._directory / CONFIG_NAME}: chat_template must be a string, or a"
-                ' list of {"name": …, "template": …} objects with different names'
-            )
-        return named
-
-
-def _no_template(directory: Path, name: str, others: Sequence[str]) -> str:
-    if directory.is_file():
-        return (
-            f"no chat template{'' if name == 'default' else f' {name!r}'} in the metadata of"
-            f" {directory}; pass a template (chat_template=…), or generate from a plain prompt"
-        )
-    tried = f"{TEMPLATE_FILE}, tokenizer_config.json, {MORE_TEMPLATES}/{name}.jinja"
-    known = f" (there are others: {', '.join(sorted(others))})" if others else ""
-    which = "no chat template" if name == "default" else f"no chat template {name!r}"
-    return (
-        f"{which} in {directory}: tried {tried}{known}. Put a jinja2 template into"
-        f" {directory / TEMPLATE_FILE}, or generate from a plain prompt"
-    )
-
-
-def _read_template(path: Path) -> str:
-    try:
-        return read_text(path, _LARGEST_FILE)
-    except TokenizerError as error:
-        raise ChatTemplateError(str(error)) from error
 
 
 def _new_renderer() -> TemplateRenderer:

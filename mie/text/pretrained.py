@@ -7,8 +7,9 @@ from functools import cached_property
 from typing import Any, overload
 
 from mie.errors import ConfigError, RequestError
-from mie.text.chat import ChatTemplates, TemplateFiles
+from mie.text.chat import ChatTemplates
 from mie.text.messages import Message, checked_messages, is_batch
+from mie.text.template_files import TemplateFiles
 from mie.text.tokenizer import Tokenizer, library_errors
 
 _NO_EFFECT: Mapping[str, tuple[Any, ...]] = {

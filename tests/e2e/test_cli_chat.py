@@ -1,10 +1,12 @@
 """Test ``mie chat`` as a process, with messages from a pipe or a pseudo-terminal."""
 
 import fcntl
+import json
 import os
 import pty
 import re
 import select
+import shutil
 import signal
 import struct
 import termios
@@ -44,6 +46,76 @@ def test_a_full_context_is_reported_and_nothing_is_dropped() -> None:
     assert cut_again == cut
     first, second = process.stdout.decode().splitlines()
     assert first == second
+
+
+def test_a_full_context_drops_the_oldest_turns_if_told_to() -> None:
+    options = ("--max-model-len", "48", "--max-tokens", "8", "--ignore-eos")
+    asked = b"Who are you?\n" * 5
+    process = mie("chat", *GREEDY, *options, "--when-full", "drop", stdin=asked)
+    assert process.returncode == 0
+    said = process.stderr.decode()
+    assert "[the context of 48 tokens is full: forgot the oldest " in said
+    assert len(process.stdout.splitlines()) == 5
+    offered = mie("chat", *GREEDY, *options, stdin=asked + b"/drop\n")
+    assert offered.returncode == 1
+    assert "use /drop to forget the oldest turns and send it" in offered.stderr.decode()
+    assert offered.stderr.decode().splitlines()[-2].startswith("[the context of 48 tokens is full")
+
+
+@pytest.mark.parametrize(
+    ("command", "form"), [("run", "file"), ("chat", "text"), ("chat", "name"), ("generate", "file")]
+)
+def test_a_chat_template_may_be_given(command: str, form: str, tmp_path: Path) -> None:
+    """The template leaves a message out, and begins a story in its place."""
+    text = "{% if messages %}{{ bos_token }}Once upon a time{% endif %}"
+    path = tmp_path / "own.jinja"
+    path.write_text(text)
+    directory = tmp_path / "model"
+    shutil.copytree(BUNDLED_DIRECTORY, directory)
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates" / "story.jinja").write_text(text)
+    given = {"file": path, "text": text, "name": "story"}[form]
+    options = (*GREEDY, "--max-tokens", "8", "--chat-template", given)
+    words = {
+        "run": ("run", directory, *options, "Hello"),
+        "chat": ("chat", directory, *options, "--prompt", "Hello"),
+        "generate": ("generate", "--model", directory, "--chat", *options, "Hello"),
+    }[command]
+    plain = mie("generate", *GREEDY, "--max-tokens", "8", "Once upon a time")
+    assert mie(*words).stdout.strip() == plain.stdout.strip()
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "generate"])
+def test_a_chat_template_that_cannot_be_used_is_refused(command: str, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.jinja"
+    broken.write_bytes(b"\xff{{ x }}")
+    opening = {"run": ("run", "bundled"), "chat": ("chat",), "generate": ("generate", "--chat")}
+    message = {"run": ("Hi",), "chat": ("--prompt", "Hi"), "generate": ("Hi",)}[command]
+    wrong = {
+        "run": ("missing.jinja", "'missing.jinja' is neither a file, nor the text of a template"),
+        "chat": (str(broken), "broken.jinja is not UTF-8 text"),
+        "generate": ("{% if %}", "the chat template is not a jinja2 template"),
+    }
+    given, why = wrong[command]
+    process = mie(*opening[command], "--chat-template", given, *message)
+    assert process.stdout == b""
+    assert why in process.stderr.decode()
+
+
+def test_a_model_without_a_template_gets_a_remedy_that_works(tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(BUNDLED_DIRECTORY, directory)
+    (directory / "chat_template.jinja").unlink(missing_ok=True)
+    path = directory / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    config.pop("chat_template", None)
+    path.write_text(json.dumps(config))
+    line = error_line(mie("run", directory, "Hi", *GREEDY))
+    assert "no chat template in" in line
+    assert "give one (--chat-template FILE with mie run, chat, generate or serve" in line
+    template = tmp_path / "own.jinja"
+    template.write_text("{{ messages[0]['content'] }}")
+    assert mie("run", directory, "Hi", "--chat-template", template).returncode == 0
 
 
 def test_an_interrupt_stops_the_answer_but_not_the_program() -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from mie.structured.tools.channels import unfinished_header
 from mie.structured.tools.forced import new_parser
 from mie.structured.tools.formats import ANALYSIS, FINAL, HARMONY, AnswerFormat
-from mie.text.chat import ChatTemplates, TemplateFiles
+from mie.text.chat import ChatTemplates
+from mie.text.template_files import TemplateFiles
 
 TOOLS = frozenset({"get_weather", "edit"})
 FORM = AnswerFormat(reasoning=ANALYSIS, calls=HARMONY, names=TOOLS)

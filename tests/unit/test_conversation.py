@@ -1,5 +1,7 @@
 """Test conversations and their commands with a model that is played by the test."""
 
+import contextlib
+import io
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -7,6 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mie.cli.chat_commands import Chat, Ended, commands_help
 from mie.cli.conversation import Conversation
@@ -18,18 +22,19 @@ class FakeLLM:
     """Answers "a1", "a2" …. A message "loop" is interrupted after its first piece."""
 
     engine = SimpleNamespace(max_model_len=100)
-    generation_config = SimpleNamespace(sampling={})
+    generation_config = SimpleNamespace(sampling={}, conversation={})
 
     def __init__(self) -> None:
         self.prompts: list[list[dict[str, str]]] = []
         self.num_closed = 0
 
-    def apply_chat_template(self, messages: Any) -> str:
+    def apply_chat_template(self, messages: Any, **options: str) -> str:
         if messages[0]["content"] == "refused":
             raise ChatTemplateError("no system message")
         return str(messages)
 
-    def chat_prompt(self, messages: list[dict[str, str]]) -> dict[str, Any]:
+    def chat_prompt(self, messages: list[dict[str, str]], **options: str) -> dict[str, Any]:
+        self.options = options
         return {"messages": messages, "prompt_token_ids": [0] * (20 * len(messages))}
 
     def stream(self, prompt: dict[str, Any], params: SamplingParams) -> Iterator[Any]:
@@ -88,10 +93,128 @@ def test_a_message_that_does_not_fit_is_not_remembered() -> None:
     talk.answer("one")
     talk.answer("two")
     before = list(talk.messages)
-    with pytest.raises(RequestError, match=r"has 100 tokens .* holds 100, .* not sent: use /reset"):
+    with pytest.raises(RequestError, match=r"has 100 tokens .* holds 100, .* not sent: use /drop"):
         talk.answer("three")
     assert talk.messages == before
     assert len(llm.prompts) == 2
+
+
+def talk_of(num_turns: int, system: str | None = None) -> tuple[FakeLLM, Conversation]:
+    """A conversation of so many turns, in a context that has room for all of them."""
+    llm, talk = conversation(system)
+    llm.engine = SimpleNamespace(max_model_len=10_000)
+    for number in range(num_turns):
+        talk.answer(f"q{number}")
+    return llm, talk
+
+
+@pytest.mark.parametrize("way", ["setting", "command"])
+@pytest.mark.parametrize("system", [None, "Be brief."])
+@given(
+    num_turns=st.integers(1, 9), limit=st.integers(41, 400), most=st.none() | st.integers(1, 400)
+)
+@settings(max_examples=40, deadline=None)
+def test_the_oldest_turns_give_way_and_the_system_message_stays(
+    system: str | None, way: str, num_turns: int, limit: int, most: int | None
+) -> None:
+    """A message has 20 tokens in this model. As few turns go as leave a quarter for the answer."""
+    llm, talk = talk_of(num_turns, system)
+    llm.engine = SimpleNamespace(max_model_len=limit)
+    talk.params = SamplingParams(max_tokens=most)
+    before = talk.messages
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors):
+        if way == "setting":
+            talk.when_full = "drop"
+            talk.answer("new")
+        elif 20 * (len(before) + 1) < limit:
+            talk.answer("new")
+        else:
+            with pytest.raises(RequestError, match="use /drop"):
+                talk.answer("new")
+            assert talk.messages == before
+            talk.drop()
+    opening = before[: len(before) - 2 * num_turns]
+    *kept, answer = talk.messages
+    assert answer["role"] == "assistant"
+    assert kept == llm.prompts[-1]
+    num_dropped = num_turns - (len(kept) - len(opening)) // 2
+    assert kept == [*opening, *before[len(opening) + 2 * num_dropped :], say("user", "new")]
+    assert 20 * len(kept) < limit
+    if num_dropped:
+        assert f"forgot the oldest {num_dropped} of {num_turns} turn" in errors.getvalue()
+        room = min(limit // 4, most or limit)
+        assert 20 * (len(kept) + 2) > limit - room or num_dropped == 1
+        assert 20 * len(kept) <= limit - room or num_dropped == num_turns
+    else:
+        assert errors.getvalue() == ""
+        assert 20 * (len(before) + 1) < limit
+
+
+def test_a_message_that_fits_no_empty_context_is_refused_and_drops_nothing() -> None:
+    llm, talk = talk_of(3, "Be brief.")
+    llm.engine = SimpleNamespace(max_model_len=40)
+    talk.when_full = "drop"
+    before = talk.messages
+    with pytest.raises(RequestError, match=r"the message has 40 tokens .* raise --max-model-len"):
+        talk.answer("new")
+    assert talk.messages == before
+    with pytest.raises(RequestError, match="no message waits"):
+        talk.drop()
+
+
+def test_a_dropped_turn_comes_back_if_no_answer_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, talk = talk_of(4)
+    llm.engine = SimpleNamespace(max_model_len=100)
+    before = talk.messages
+
+    def fail(prompt: Any, params: Any) -> Iterator[Any]:
+        raise RequestError("it failed")
+        yield
+
+    monkeypatch.setattr(llm, "stream", fail)
+    with pytest.raises(RequestError, match="use /drop"):
+        talk.answer("new")
+    for _ in range(2):
+        with pytest.raises(RequestError, match="it failed"):
+            talk.drop()
+        assert talk.messages == before
+
+
+def test_an_answer_may_be_regenerated_after_the_oldest_turns_were_dropped() -> None:
+    llm, talk = talk_of(4)
+    llm.engine = SimpleNamespace(max_model_len=101)
+    talk.when_full = "drop"
+    talk.answer_again("other")
+    assert [each["content"] for each in talk.messages[-2:]] == ["other", "a5"]
+    assert len(talk.messages) == 4
+    talk.when_full = "ask"
+    llm.engine = SimpleNamespace(max_model_len=60)
+    with pytest.raises(RequestError, match="use /drop"):
+        talk.answer_again("third")
+    assert talk.messages[-2]["content"] == "other"
+    talk.drop()
+    assert talk.messages == [say("user", "third"), say("assistant", "a6")]
+
+
+def test_a_reset_forgets_the_message_that_waits() -> None:
+    llm, talk = talk_of(4)
+    llm.engine = SimpleNamespace(max_model_len=100)
+    with pytest.raises(RequestError, match="use /drop"):
+        talk.answer("new")
+    talk.reset()
+    with pytest.raises(RequestError, match="no message waits"):
+        talk.drop()
+
+
+def test_the_template_of_the_command_line_writes_every_prompt() -> None:
+    llm = FakeLLM()
+    talk = Conversation(llm, SamplingParams(), None, chat_template="{{ x }}")  # type: ignore[arg-type]
+    talk.answer("one")
+    assert llm.options == {"chat_template": "{{ x }}"}
+    llm.options = {}
+    assert talk.num_tokens == 40
+    assert llm.options == {"chat_template": "{{ x }}"}
 
 
 def params_of(llm: Any, settings: Mapping[str, Any]) -> SamplingParams:
@@ -137,6 +260,7 @@ def test_settings_apply_to_the_next_answer(errors: Errors) -> None:
         ("/set seed", "/set seed needs a value"),
         ("/set n 2", "unknown setting 'n'"),
         ("/set reasoning loud", "reasoning is one of dim, hide; got 'loud'"),
+        ("/set when_full wait", "when_full is one of ask, drop; got 'wait'"),
     ):
         assert not talk.execute(command)
         assert why in errors()
@@ -157,6 +281,26 @@ def test_the_last_message_is_answered_again_changed_or_forgotten(errors: Errors)
     assert users(talk) == ["one", "three"]
     assert talk.execute("/undo")
     assert users(talk) == ["one"]
+
+
+def test_the_setting_and_the_command_for_a_full_context(errors: Errors) -> None:
+    _, talk = chat()
+    for text in ("one", "two"):
+        assert talk.say(text)
+    errors()
+    assert not talk.say("three")
+    assert "use /drop to forget the oldest turns and send it (/set when_full drop" in errors()
+    assert talk.execute("/drop")
+    assert errors() == "[the context of 100 tokens is full: forgot the oldest 1 of 2 turns]\n"
+    assert users(talk) == ["two", "three"]
+    assert talk.execute("/set when_full drop")
+    assert talk.say("four")
+    assert "forgot the oldest 1 of 2 turns" in errors()
+    assert users(talk) == ["three", "four"]
+    assert talk.execute("/set")
+    assert "when_full=drop" in errors()
+    assert not talk.execute("/drop")
+    assert "no message waits" in errors()
 
 
 def test_edit_shows_the_message_on_a_terminal(errors: Errors) -> None:

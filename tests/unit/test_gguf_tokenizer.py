@@ -17,7 +17,7 @@ from mie.checkpoint.families import FAMILIES
 from mie.checkpoint.gguf.architectures import ARCHITECTURES
 from mie.checkpoint.locate import BUNDLED_DIRECTORY
 from mie.errors import ChatTemplateError, TokenizerError
-from mie.text.chat import TemplateFiles
+from mie.text.template_files import TemplateFiles
 from mie.text.tokenizer import Tokenizer
 
 TEXTS = [

@@ -9,9 +9,10 @@ import pytest
 from tables import table
 
 from mie.errors import ChatTemplateError, ConfigError, RequestError
-from mie.text.chat import ChatTemplate, ChatTemplates, TemplateFiles
+from mie.text.chat import ChatTemplate, ChatTemplates
 from mie.text.messages import conversation
 from mie.text.renderer import TemplateRenderer
+from mie.text.template_files import TemplateFiles
 
 HELLO = [{"role": "user", "content": "hello"}]
 CHATML = """{% for message in messages %}

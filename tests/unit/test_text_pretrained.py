@@ -8,8 +8,8 @@ import pytest
 
 import mie
 from mie.errors import ConfigError, RequestError
-from mie.text.chat import TemplateFiles
 from mie.text.pretrained import PretrainedTokenizer
+from mie.text.template_files import TemplateFiles
 from mie.text.tokenizer import Tokenizer
 
 BUNDLED = Path(mie.__file__).parent / "assets" / "tiny"
