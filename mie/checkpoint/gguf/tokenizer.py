@@ -7,7 +7,7 @@ original model in all that changes tokens.
 
 import logging
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mie.checkpoint.gguf.header import NO_TOKEN, GgufArray, GgufHeader
@@ -65,7 +65,7 @@ def tokenizer_json(header: GgufHeader) -> dict[str, Any]:
     """
     found = _Vocabulary(header)
     parts = _bpe(found) if found.model == "gpt2" else _sentencepiece(found)
-    merged = {one + two for one, two in parts["model"]["merges"]}
+    kinds = found.mended_kinds(parts["model"]["merges"])
     strips = found.is_phi_3
     added = [
         {
@@ -77,9 +77,7 @@ def tokenizer_json(header: GgufHeader) -> dict[str, Any]:
             "normalized": False,
             "special": kind != _USER_DEFINED,
         }
-        for index, (token, kind) in enumerate(
-            zip(found.tokens, found.mended_kinds(merged), strict=True)
-        )
+        for index, (token, kind) in enumerate(zip(found.tokens, kinds, strict=True))
         if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
     ]
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **parts}
@@ -126,10 +124,10 @@ class _Vocabulary:
         is_named = "phi3" in re.sub(r"[-_ ]", "", name)
         return self.model == "llama" and (architecture == "phi3" or is_named)
 
-    def mended_kinds(self, merged: Set[str]) -> list[int]:
+    def mended_kinds(self, merges: Iterable[Sequence[str]]) -> list[int]:
         """Return the kinds of the tokens, of which some files call added tokens normal ones.
 
-        A text would never become such a token, because it is not one of the ``merged`` pieces.
+        A text never becomes such a token, because none of the ``merges`` makes it.
         """
         special = {
             value
@@ -137,17 +135,20 @@ class _Vocabulary:
             if key.startswith(_PREFIX) and key.endswith("_token_id")
         }
         kinds = list(self.kinds)
-        for index, (token, kind) in enumerate(zip(self.tokens, kinds, strict=True)):
-            if kind != _NORMAL or len(token) < 2:
-                continue
+        suspects = {
+            token: index
+            for index, (token, kind) in enumerate(zip(self.tokens, kinds, strict=True))
+            if kind == _NORMAL
+            and len(token) > 1
+            and (index in special or _BRACKETED.fullmatch(token))
+        }
+        merged = {piece for one, two in merges if (piece := one + two) in suspects}
+        for token, index in suspects.items():
             if token in END_TOKENS:
                 kinds[index] = _CONTROL
-            elif token in merged:
-                continue
-            elif index in special:
-                kinds[index] = _CONTROL
-            elif _BRACKETED.fullmatch(token):
-                kinds[index] = _CONTROL if token.startswith("<|") else _USER_DEFINED
+            elif token not in merged:
+                is_control = index in special or token.startswith("<|")
+                kinds[index] = _CONTROL if is_control else _USER_DEFINED
         return kinds
 
     def array(self, key: str, kind: type, default: Sequence[Any] | None = None) -> Sequence[Any]:
