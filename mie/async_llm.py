@@ -62,6 +62,8 @@ class ModelFacts:
     """Memory of the weights."""
     kv_bytes: int
     """Memory of the KV cache."""
+    answer_bytes: int
+    """Memory that the plan leaves to the log-probabilities of answers."""
 
 
 class Pulse(NamedTuple):
@@ -206,6 +208,10 @@ class AsyncLLM:
         """Return a client's queue; under other policies than fair, that of all clients."""
         return self._loop.engine.queue(client)
 
+    def most_logprobs(self, prepared: PreparedRequest) -> int:
+        """Return how many log-probabilities the answer to a request may have."""
+        return self._loop.engine.most_logprobs(prepared)
+
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return a text's token ids, or raise `RequestError`: no tokenizer, or too long a text."""
         encode = self._llm.llm_engine.preparer.encode
@@ -272,6 +278,7 @@ class AsyncLLM:
             quantization=of_files if args.quantization in (None, "auto") else args.quantization,
             weights_bytes=sizes["mie:weights_bytes"],
             kv_bytes=sizes["mie:kv_bytes"],
+            answer_bytes=sizes["mie:answer_bytes"],
         )
 
     async def weights_digest(self) -> str:

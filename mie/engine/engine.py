@@ -27,7 +27,7 @@ from mie.events import EventLog
 from mie.sched.plan import StepPlan
 from mie.sched.result import StepResult
 from mie.sched.scheduler import Scheduler
-from mie.sched.sequence import FinishReason, Request
+from mie.sched.sequence import LOGPROBS_PER_TOKEN, FinishReason, Request
 from mie.system.threads import is_of_the_request
 
 logger = logging.getLogger(__name__)
@@ -245,12 +245,17 @@ class Engine:
         """
         waiting = [seq for seq in [*self.scheduler.waiting] if seq.request.client == client]
         arrivals = [seq.request.metrics.arrival_time for seq in waiting]
+        num_logprobs = sum(map(self.most_logprobs, {seq.request for seq in waiting}))
         return QueueState(
             num_requests=len(waiting),
-            num_tokens=sum(seq.num_tokens for seq in waiting),
+            num_tokens=sum(seq.num_tokens for seq in waiting) + num_logprobs // LOGPROBS_PER_TOKEN,
             num_free_seats=self.config.max_num_seqs - len(self.scheduler.running),
             longest_wait=self._clock() - min(arrivals) if arrivals else 0.0,
         )
+
+    def most_logprobs(self, request: Request) -> int:
+        """Return how many log-probabilities a request's answer may have. Any thread may call it."""
+        return request.most_logprobs(self.vocab_size, self.max_model_len)
 
     def step(self) -> StepOutput:
         """Compute one step.

@@ -134,6 +134,11 @@ class PreparedRequest(Request):
     """The text of the prompt, if it has one."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     answer: AnswerFormat | None = None
+    has_rows: bool = True
+    """Whether outputs have rows of log-probabilities.
+
+    Otherwise the caller reads `prompt_logprobs` and `Sequence.logprobs`, which take less memory.
+    """
 
     def begin(self, tokenizer: Tokenizer | None, collector: CollectorRef) -> None:
         """Start the answer, after `enter`."""
@@ -274,7 +279,8 @@ class PreparedRequest(Request):
         return self.output_kind is RequestOutputKind.DELTA
 
     def _completion(self, choice: _Choice) -> CompletionOutput:
-        is_delta, has_logprobs = self._is_delta, self.params.logprobs is not None
+        is_delta = self._is_delta
+        has_logprobs = self.params.logprobs is not None and self.has_rows
         start = choice.num_taken if is_delta else 0
         num_prompt = len(self.token_ids)
         new_text, answer = choice.text[choice.num_characters_taken :], choice.answer
@@ -294,7 +300,7 @@ class PreparedRequest(Request):
         )
 
     def _take_prompt_logprobs(self) -> list[LogprobRow | None] | None:
-        if self.params.prompt_logprobs is None:
+        if self.params.prompt_logprobs is None or not self.has_rows:
             return None
         rows = self._prompt_rows
         rows.extend(map(self._logprob_row, self.prompt_logprobs[len(rows) - 1 :]))
@@ -331,7 +337,7 @@ class PreparedRequest(Request):
         ``reason`` is the reason if the sequence ends with this token.
         """
         params = self.params
-        if params.logprobs is not None:
+        if params.logprobs is not None and self.has_rows:
             row: TokenLogprobs = choice.sequence.logprobs[choice.num_tokens]
             choice.logprobs.append(self._logprob_row(row))
             choice.cumulative_logprob += row.logprobs[0]
@@ -376,14 +382,12 @@ class PreparedRequest(Request):
 
     def _logprob_row(self, row: TokenLogprobs) -> LogprobRow:
         """Return a row with the chosen token's rank. The others are ordered by rank."""
-        entries = {}
-        others = 0
-        for token_id, logprob in zip(row.token_ids, row.logprobs, strict=True):
-            if token_id == row.token_ids[0]:
-                rank = row.rank
-            else:
-                others += 1
-                rank = others + (row.rank <= others)
-            text = self._tokenizer.token_str(token_id) if self._tokenizer else None
-            entries[token_id] = Logprob(logprob=logprob, rank=rank, decoded_token=text)
-        return entries
+        tokenizer = self._tokenizer
+        return {
+            token_id: Logprob(
+                logprob=logprob,
+                rank=rank,
+                decoded_token=tokenizer.token_str(token_id) if tokenizer else None,
+            )
+            for token_id, (logprob, rank) in row.ranked().items()
+        }

@@ -138,6 +138,7 @@ def load_engine(
     engine.metrics.sizes = {
         "mie:weights_bytes": plan.weight_bytes,
         "mie:kv_bytes": plan.num_blocks * plan.block_bytes,
+        "mie:answer_bytes": plan.answer_bytes,
     }
     if scheduler.longest < plan.max_model_len:
         text = (

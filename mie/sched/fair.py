@@ -20,7 +20,7 @@ from mie.memory.manager import KVCacheManager
 from mie.memory.table import Emit
 from mie.sched.policy import Budget, Policy
 from mie.sched.seats import dequeue, enqueue
-from mie.sched.sequence import Request, Sequence
+from mie.sched.sequence import LOGPROBS_PER_TOKEN, Request, Sequence
 
 K = TypeVar("K")
 
@@ -38,7 +38,7 @@ MOST_ACCOUNTS = 1024
 
 
 def cost(request: Request) -> int:
-    """Return the weighted number of tokens that a request was served so far.
+    """Return the weighted number of tokens and log-probabilities that a request was served so far.
 
     Prompt tokens from the prefix cache cost nothing, and neither do tokens that a preemption lost.
     """
@@ -46,7 +46,8 @@ def cost(request: Request) -> int:
         return 0
     num_generated = sum(seq.num_generated for seq in request.sequences)
     num_computed = request.num_prompt - request.metrics.num_cached_tokens
-    return PROMPT_WEIGHT * num_computed + OUTPUT_WEIGHT * num_generated
+    tokens = PROMPT_WEIGHT * num_computed + OUTPUT_WEIGHT * num_generated
+    return tokens + request.num_logprobs // LOGPROBS_PER_TOKEN
 
 
 class FairPolicy(Policy):

@@ -14,6 +14,12 @@ from mie.sched.result import TokenLogprobs
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
+LOGPROBS_PER_TOKEN = 16
+"""Number of log-probabilities that cost as much as a token of a prompt.
+
+Each is chosen from the vocabulary, kept, and written to the answer.
+"""
+
 
 @dataclass(eq=False, repr=False)
 class Request:
@@ -107,12 +113,31 @@ class Request:
         """The number of positions whose next prompt token gets a log-probability."""
         return 0 if self.params.prompt_logprobs is None else self.num_prompt - 1
 
+    def most_logprobs(self, vocab_size: int, max_model_len: int) -> int:
+        """Return how many log-probabilities its answer may have."""
+        params, num_prompt = self.params, len(self.token_ids)
+        num_new = max(0, max_model_len - num_prompt)
+        if params.max_tokens is not None:
+            num_new = min(num_new, params.max_tokens)
+        found = 0
+        for count, wanted in (
+            (num_prompt, params.prompt_logprobs),
+            (params.n * num_new, params.logprobs),
+        ):
+            if wanted is not None:  # -1 asks for the whole vocabulary
+                found += count * (1 + (vocab_size if wanted < 0 else wanted))
+        return found
+
+    @property
+    def num_logprobs(self) -> int:
+        """The number of log-probabilities that it holds, of the prompt and of all choices."""
+        rows = [self.prompt_logprobs, *(seq.logprobs for seq in self.sequences)]
+        return sum(len(each[0].token_ids) * len(each) for each in rows if each)
+
     @property
     def size(self) -> int:
         """The number of values that it holds: tokens, and log-probabilities with their tokens."""
-        rows = [self.prompt_logprobs, *(seq.logprobs for seq in self.sequences)]
-        num_tokens = sum(seq.num_tokens for seq in self.sequences)
-        return num_tokens + sum(2 * len(each[0].token_ids) * len(each) for each in rows if each)
+        return sum(seq.num_tokens for seq in self.sequences) + 2 * self.num_logprobs
 
     @property
     def is_finished(self) -> bool:

@@ -34,6 +34,7 @@ class ServeConfig:
     max_request_bytes: int = 8 * 2**20
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
+    max_answer_bytes: int | None = None
     log_format: str = "text"
     log_prompts: bool = False
     otlp_traces_endpoint: str | None = None

@@ -11,6 +11,7 @@ from mie.async_llm import AsyncLLM
 from mie.base.stats.step import QueueState
 from mie.errors import RequestError
 from mie.frontend.request_state import PreparedRequest
+from mie.sched.sequence import LOGPROBS_PER_TOKEN
 from mie.serve.config import ServeConfig
 from mie.serve.errors import MAX_RETRY_AFTER, invalid, too_many
 
@@ -45,6 +46,8 @@ class QueueLimit:
         self._max_tokens = config.max_num_queued_tokens
         self._on_rejection = on_rejection
         self._num_entering: Counter[str | None] = Counter()
+        self._max_answer_bytes = config.max_answer_bytes
+        self._answer_bytes: Counter[str | None] = Counter()
 
     def client_of(self, scope: Scope) -> str | None:
         """Return the client for which the engine counts a request."""
@@ -85,8 +88,44 @@ class QueueLimit:
         self._check_reqs(queue, len(prepared) - queue.num_free_seats + queue.num_requests)
         most = self._max_tokens
         got = queue.num_tokens + sum(len(each.token_ids) for each in prepared)
+        got += sum(map(self._engine.most_logprobs, prepared)) // LOGPROBS_PER_TOKEN
         if most is not None and queue.num_requests and got > most:
             raise _full("max_num_queued_tokens", f"{got} prompt tokens", most, queue)
+
+    def hold_answer(self, client: str | None, num_bytes: int, planned: int) -> None:
+        """Count the memory of an answer with log-probabilities, until `release_answer`.
+
+        Of several keys, each may take half of the memory. ``planned`` is the default limit.
+
+        Raises:
+            ApiError: the answer is too large, or the answers that are being made leave no room.
+        """
+        limit = planned if self._max_answer_bytes is None else self._max_answer_bytes
+        own_limit = limit if client is None else limit // 2
+        if num_bytes > own_limit:
+            raise invalid(
+                f"logprobs: the answer may take {num_bytes} bytes with its log-probabilities; the "
+                f"limit is {own_limit} (ask for fewer of them, or for a shorter answer; "
+                "--max-answer-bytes raises the limit)",
+                "logprobs",
+            )
+        got = self._answer_bytes.total() + num_bytes
+        if got > limit or self._answer_bytes[client] + num_bytes > own_limit:
+            self._on_rejection("max_answer_bytes")
+            raise too_many(
+                "the answers that are being made leave no memory for another one with "
+                f"{num_bytes} bytes of log-probabilities, and --max-answer-bytes is {limit} (try "
+                "again in 1 s)",
+                "queue_full",
+                1,
+            )
+        self._answer_bytes[client] += num_bytes
+
+    def release_answer(self, client: str | None, num_bytes: int) -> None:
+        """Count an answer no more, because it was sent or given up."""
+        self._answer_bytes[client] -= num_bytes
+        if not self._answer_bytes[client]:
+            del self._answer_bytes[client]
 
     def _check_reqs(self, queue: QueueState, num_queued: int) -> None:
         if num_queued > self._max_reqs:

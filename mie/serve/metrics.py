@@ -21,13 +21,14 @@ from mie.system.threads import call_in_thread
 
 logger = logging.getLogger(__name__)
 
-LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
+LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens", "max_answer_bytes")
 SNAPSHOT_SECONDS = 5.0
 """Time after which a scrape gets the engine's numbers of the scrape before."""
 REQUEST_TIMES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Seconds; the limits of HTTP requests' durations."""
 
 HELP = {
+    "mie:answer_bytes": "Memory that the plan leaves to the log-probabilities of answers.",
     "vllm:num_requests_running": "Sequences that run.",
     "vllm:num_requests_waiting": "Sequences that wait.",
     "vllm:kv_cache_usage_perc": "Fraction of the KV cache's blocks that are in use (0 … 1).",

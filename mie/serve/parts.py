@@ -1,9 +1,10 @@
 """The parts of an answer, one after another: reasoning, text, and calls of tools."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from mie.frontend.outputs import CompletionOutput
+from mie.sched.result import TokenLogprobs
 from mie.structured.tools.definitions import ToolCall
 
 Kind = Literal["reasoning", "text", "call"]
@@ -18,7 +19,7 @@ class Part:
         """Its place in the answer."""
         self._call = call
         self.text = ""
-        self.logprobs: list[dict[str, Any]] = []
+        self.logprobs: list[TokenLogprobs] = []
 
     @property
     def call(self) -> ToolCall:
@@ -33,7 +34,7 @@ class PartEvent(NamedTuple):
     what: Literal["begin", "grow", "end"]
     part: Part
     text: str = ""
-    logprobs: Sequence[dict[str, Any]] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
 
 
 class Parts:
@@ -41,7 +42,7 @@ class Parts:
 
     def __init__(self) -> None:
         self.all: list[Part] = []
-        self._waiting: list[dict[str, Any]] = []  # of tokens whose text is still to come
+        self._waiting: list[TokenLogprobs] = []  # of tokens whose text is still to come
 
     @property
     def last_call(self) -> Part | None:
@@ -49,10 +50,10 @@ class Parts:
         return next((part for part in reversed(self.all) if part.kind == "call"), None)
 
     def add(
-        self, choice: CompletionOutput, logprobs: list[dict[str, Any]] | None = None
+        self, choice: CompletionOutput, logprobs: Sequence[TokenLogprobs] = ()
     ) -> Iterator[PartEvent]:
         """Yield the events of a choice's new output, in the order in which the model wrote it."""
-        self._waiting += logprobs or ()
+        self._waiting += logprobs
         calls = list(choice.tool_calls or ())
         last = self.all[-1] if self.all else None
         if calls and last is not None and last.kind == "call" and calls[0].index == last.call.index:
@@ -80,7 +81,7 @@ class Parts:
             if last is not None:
                 yield PartEvent("end", last)
             yield from self._begin(kind, call)
-        logprobs: list[dict[str, Any]] = []
+        logprobs: list[TokenLogprobs] = []
         if kind == "text":
             logprobs, self._waiting = self._waiting, []
         if text or logprobs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import os
@@ -144,6 +145,8 @@ class Serving:
         """The same for conversations on the page and in Ollama's dialect."""
         self._reports: set[str] = set()
         self.pace = Pace(self.config.max_chunks_per_second)
+        self.writing = asyncio.Lock()
+        """Held while a large answer is written, of which there is one at a time."""
         self.running: dict[str, Writer[Any]] = {}
         """The answers that are being generated, by their ids."""
 

@@ -9,7 +9,7 @@ import json
 import logging
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -18,9 +18,10 @@ from starlette.types import ASGIApp
 
 from mie.config.params.sampling import RequestOutputKind
 from mie.errors import MieError
-from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
+from mie.frontend.outputs import CompletionOutput, RequestOutput
 from mie.frontend.request_state import PreparedRequest
 from mie.frontend.stream import OutputStream
+from mie.sched.result import TokenLogprobs
 from mie.serve.access_log import work_of
 from mie.serve.asgi import EventStream, facts_of
 from mie.serve.errors import (
@@ -34,8 +35,13 @@ from mie.serve.errors import (
 from mie.serve.openai.logprobs import LogprobWriter, TextOffsets
 from mie.serve.parts import PartEvent, Parts
 from mie.serve.serving import A, Asked, salt_of
+from mie.serve.written import PART_BYTES, LargeAnswer, json_text, written
+from mie.system.threads import call_in_thread
 
 logger = logging.getLogger(__name__)
+
+HELD_BYTES, WRITTEN_BYTES = 80, 160
+"""Memory of a log-probability that an answer holds, and of each of its texts in the answer."""
 
 
 class Choice:
@@ -53,9 +59,9 @@ class Choice:
         self.offsets: TextOffsets | None = None
         self.num_tokens = 0
         self.token_ids: list[int] = []
-        self.rows: list[LogprobRow] = []
+        self.rows: list[TokenLogprobs] = []
 
-    def take(self) -> tuple[list[int], list[LogprobRow]]:
+    def take(self) -> tuple[list[int], list[TokenLogprobs]]:
         """Return the waiting tokens and their log-probabilities, and forget them."""
         taken = self.token_ids, self.rows
         self.token_ids, self.rows = [], []
@@ -90,6 +96,8 @@ class Writer(Asked[A], EventStream, ABC):
         self._news: list[RequestOutput] = []  # outputs whose events are to be written
         self._has_begun = False
         self._stream: OutputStream
+        self._answer_bytes = 0  # the memory that is counted for the log-probabilities
+        self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._is_quiet = self._is_overdue = self._is_paced = False
 
@@ -166,11 +174,17 @@ class Writer(Asked[A], EventStream, ABC):
         if choice is None:
             choice = self.choices[index] = Choice(index)
         choice.request, choice.new = output, new
-        choice.num_tokens += len(new.token_ids)
+        first, choice.num_tokens = choice.num_tokens, choice.num_tokens + len(new.token_ids)
         if self.keeps_tokens:
+            rows = self.prepared[self.place(output)].sequences[new.index].logprobs
             choice.token_ids += new.token_ids
-            choice.rows += new.logprobs or ()
+            choice.rows += rows[first : choice.num_tokens]
         return choice
+
+    def prompt_rows(self, choice: Choice) -> list[TokenLogprobs | None]:
+        """Return the log-probabilities of a choice's prompt, of which the first token has none."""
+        request = self.prepared[choice.index // self.params.n]
+        return [] if self.params.prompt_logprobs is None else [None, *request.prompt_logprobs]
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the events of the stream, the first from outputs that have come."""
@@ -216,12 +230,32 @@ class Writer(Asked[A], EventStream, ABC):
                 await self._next()
             outputs = sorted(self.finished, key=self.place)
             refuse_failed(outputs)
-            answer = self.whole([self._noted(x, new) for x in outputs for new in x.outputs])
+            choices = [self._noted(x, new) for x in outputs for new in x.outputs]
+            if self._answer_bytes < PART_BYTES:
+                answer: ASGIApp = _json_answer(json_text(self.whole(choices)), self.headers)
+            else:
+                # One after another, so that they leave threads and memory to others.
+                async with self.serving.writing:
+                    parts = await call_in_thread(self._parts_of, choices)
+                answer = LargeAnswer(parts, self.headers, self._release)
         except BaseException:
             self.close()
+            self._release()
             raise
         self.close()
-        return json_response(answer, self.headers)
+        if not isinstance(answer, LargeAnswer):
+            self._release()
+        return answer
+
+    def _parts_of(self, choices: list[Choice]) -> list[bytes]:
+        return written(self.whole(choices), lambda: not self._is_closed)
+
+    def _release(self) -> None:
+        """Count the memory of the log-probabilities no more."""
+        num_bytes, self._answer_bytes = self._answer_bytes, 0
+        if num_bytes:
+            limit = self.serving.queue_limit
+            limit.release_answer(limit.client_of(self.scope), num_bytes)
 
     async def _start(self, prompts: Sequence[Any]) -> None:
         """Prepare the prompts and queue them, all or none."""
@@ -240,11 +274,33 @@ class Writer(Asked[A], EventStream, ABC):
                 )
                 for place, prompt in enumerate(prompts)
             ]
-            self._stream = await engine.add(self.prepared, partial(limit.check, self.prepared))
+            self._hold()
+            try:
+                self._stream = await engine.add(self.prepared, partial(limit.check, self.prepared))
+            except BaseException:
+                self._release()
+                raise
         serving.running[self.response_id] = self
         if serving.config.log_prompts:
             texts = [each.prompt or each.token_ids for each in self.prepared]
             facts_of(scope)["prompts"] = json.dumps(texts, ensure_ascii=True)
+
+    def _hold(self) -> None:
+        """Count the memory of the log-probabilities, which the engine's outputs leave out."""
+        num_bytes = 0
+        is_stream = self.params.output_kind is RequestOutputKind.DELTA
+        for each in self.prepared:
+            each.has_rows = False
+            count = self.serving.engine.most_logprobs(each)
+            # Each of n choices repeats those of the prompt, and an echo has them once more.
+            num_texts = 1 if is_stream else self.params.n + (self.params.logprobs is not None)
+            num_bytes += count * (HELD_BYTES + num_texts * WRITTEN_BYTES)
+        if num_bytes:
+            limit = self.serving.queue_limit
+            limit.hold_answer(
+                limit.client_of(self.scope), num_bytes, self.serving.facts.answer_bytes
+            )
+            self._answer_bytes = num_bytes
 
     async def _prepare(self, prompt: Any, request_id: str) -> PreparedRequest:
         serving, body = self.serving, cast(Any, self.body)
@@ -308,8 +364,11 @@ class Writer(Asked[A], EventStream, ABC):
 
     def close(self) -> None:
         """End unfinished prompts before the next step, and forget the request. It never waits."""
+        self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
+        if self.params.output_kind is RequestOutputKind.DELTA:
+            self._release()
         self.serving.running.pop(self.response_id, None)
         self._stream.close()
         num_prompt = sum(len(each.token_ids) for each in self.prepared)
@@ -330,7 +389,11 @@ def num_logprobs(wanted: int | None, is_on: bool | None, switch: str) -> int | N
 
 def json_response(content: Any, headers: Mapping[str, str] | None = None) -> Response:
     """Return an answer that is not streamed."""
-    data = json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")  # paths may be bytes
+    return _json_answer(json.dumps(content, ensure_ascii=False), headers)
+
+
+def _json_answer(text: str, headers: Mapping[str, str] | None) -> Response:
+    data = text.encode("utf-8", "replace")  # paths may be bytes
     return Response(data, 200, headers, media_type="application/json")
 
 
@@ -367,8 +430,11 @@ class PartsWriter(Writer[A]):
 
     def _add(self, choice: Choice) -> Iterator[PartEvent]:
         _, rows = choice.take()
-        logprobs = None if self.logprobs is None else self.logprobs.chat(rows)["content"]
-        return choice.parts.add(choice.new, logprobs)
+        return choice.parts.add(choice.new, rows)
+
+    def entries(self, rows: Iterable[TokenLogprobs]) -> Iterator[dict[str, Any]]:
+        """Yield the log-probabilities of a part, if they are wanted."""
+        return iter(()) if self.logprobs is None else self.logprobs.entries(rows)
 
 
 def status_of(choice: CompletionOutput) -> str:

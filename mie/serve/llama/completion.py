@@ -1,6 +1,5 @@
 """``POST /completion`` and ``GET /props``."""
 
-import json
 from collections.abc import Iterator
 from functools import reduce
 from typing import Annotated, Any
@@ -21,6 +20,7 @@ from mie.serve.openai.formats import Schema
 from mie.serve.openai.protocol import MAX_BIASES, Biases, Natural, Prompt, Queued
 from mie.serve.serving import Serving
 from mie.serve.writer import Choice, Writer, json_response
+from mie.serve.written import json_text
 from mie.version import __version__
 
 _SETTINGS = (
@@ -151,7 +151,7 @@ class CompletionWriter(Writer[CompletionBody]):
             "tokens_evaluated": len(choice.request.prompt_token_ids),
         }
         if self.logprobs is not None:
-            part["completion_probabilities"] = self.logprobs.chat(choice.rows)["content"]
+            part["completion_probabilities"] = self.logprobs.entries(choice.rows)
         return part
 
     def _last(self, choice: Choice) -> dict[str, Any]:
@@ -229,4 +229,4 @@ def _timings(
 
 
 def _event(data: dict[str, Any]) -> str:
-    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
+    return f"data: {json_text(data)}\n\n"

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from mie.config.params.structured import StructuredOutputsParams
+from mie.sched.result import TokenLogprobs
 from mie.serve.asgi import NDJSON
 from mie.serve.errors import ApiError, invalid, ollama_body, too_long, unsupported
 from mie.serve.json_text import json_object
@@ -165,14 +166,14 @@ class LineWriter(PartsWriter[T]):
 
     def ended(self, choice: Choice) -> dict[str, Any]:
         texts = {"text": "", "reasoning": ""}
-        logprobs = []
+        rows: list[TokenLogprobs] = []
         for part in choice.parts.all:
             if part.kind != "call":
                 texts[part.kind] += part.text
-                logprobs += part.logprobs
+                rows += part.logprobs
         calls = [call for part in choice.parts.all for call in _calls(part)]
         said = self.said(texts["text"], texts["reasoning"], calls)
-        more = {"logprobs": logprobs} if logprobs else {}
+        more = {"logprobs": self.entries(rows)} if rows else {}
         return self._last(said, choice) | more
 
     def write(self, event: PartEvent, status: str) -> Iterator[str]:
@@ -183,7 +184,7 @@ class LineWriter(PartsWriter[T]):
         elif event.what == "grow":
             is_text = part.kind == "text"
             said = self.said(event.text) if is_text else self.said(thinking=event.text)
-            more = {"logprobs": list(event.logprobs)} if event.logprobs else {}
+            more = {"logprobs": list(self.entries(event.logprobs))} if event.logprobs else {}
             yield self._written(said | more)
 
     def finish(self, choice: Choice) -> Iterator[str]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from mie.frontend.outputs import CompletionOutput, LogprobRow
+from mie.frontend.outputs import CompletionOutput
+from mie.sched.result import TokenLogprobs
 from mie.serve.asgi import header, json_string
 from mie.serve.body import Body
 from mie.serve.errors import unsupported
@@ -114,7 +115,7 @@ class ChatWriter(ChunkWriter[ChatCompletionRequest]):
         return finish_reason(choice.new, "" if call is None else call.text)
 
     def logprobs_of(
-        self, choice: Choice, token_ids: list[int], rows: Sequence[LogprobRow | None]
+        self, choice: Choice, token_ids: list[int], rows: Sequence[TokenLogprobs | None]
     ) -> Any:
         assert self.logprobs is not None
         return self.logprobs.chat([row for row in rows if row is not None])
@@ -124,7 +125,7 @@ class ChatWriter(ChunkWriter[ChatCompletionRequest]):
         output = choices[0].request
         if self.sends_prompt_logprobs:
             writer = self.logprobs or self.new_logprobs()
-            answer["prompt_logprobs"] = writer.prompt(output.prompt_logprobs or ())
+            answer["prompt_logprobs"] = writer.prompt(self.prompt_rows(choices[0]))
         if self.has_token_ids:
             answer["prompt_token_ids"] = output.prompt_token_ids
         return answer
@@ -144,7 +145,7 @@ class ChatWriter(ChunkWriter[ChatCompletionRequest]):
         written: dict[str, Any] = {
             "index": choice.index,
             "message": message,
-            "logprobs": self.logprobs and self.logprobs.chat(output.logprobs or ()),
+            "logprobs": self.logprobs and self.logprobs.chat(choice.rows),
             "finish_reason": finish_reason(output, calls[-1].arguments if calls else ""),
             "stop_reason": output.stop_reason,
         }

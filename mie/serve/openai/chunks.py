@@ -12,13 +12,15 @@ from typing import Any, ClassVar, TypeVar
 from mie.config.params.sampling import SamplingParams
 from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import ConfigError
-from mie.frontend.outputs import LogprobRow, RequestOutput
+from mie.frontend.outputs import RequestOutput
+from mie.sched.result import TokenLogprobs
 from mie.serve.asgi import DONE, json_string
 from mie.serve.errors import ApiError, body_of, invalid
 from mie.serve.openai.formats import JsonObjectFormat, JsonSchemaFormat, NamedSchema
 from mie.serve.openai.protocol import GenerationBody
 from mie.serve.serving import Asked
 from mie.serve.writer import Choice, Writer
+from mie.serve.written import json_text
 
 B = TypeVar("B", bound=GenerationBody, covariant=True)
 
@@ -68,7 +70,7 @@ class ChunkWriter(Writer[B]):
 
     @abstractmethod
     def logprobs_of(
-        self, choice: Choice, token_ids: list[int], rows: Sequence[LogprobRow | None]
+        self, choice: Choice, token_ids: list[int], rows: Sequence[TokenLogprobs | None]
     ) -> Any:
         """Return the ``logprobs`` of tokens."""
 
@@ -139,7 +141,7 @@ class ChunkWriter(Writer[B]):
         extras = ""
         if self.logprobs is not None:
             value = self.logprobs_of(choice, token_ids, rows) if token_ids else None
-            extras = f', "logprobs": {json.dumps(value)}'
+            extras = f', "logprobs": {json_text(value)}'
         if self.has_token_ids:
             extras += f', "token_ids": {token_ids}'
         return extras

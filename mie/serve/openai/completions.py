@@ -1,16 +1,17 @@
 """``POST /v1/completions``."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from starlette.types import ASGIApp
 
-from mie.frontend.outputs import LogprobRow, RequestOutput
+from mie.frontend.outputs import RequestOutput
+from mie.sched.result import TokenLogprobs
 from mie.serve.asgi import json_string
 from mie.serve.openai.chunks import ChunkWriter, set_params
 from mie.serve.openai.protocol import CompletionRequest
 from mie.serve.writer import Choice
+from mie.serve.written import json_text
 
 
 class CompletionWriter(ChunkWriter[CompletionRequest]):
@@ -45,8 +46,9 @@ class CompletionWriter(ChunkWriter[CompletionRequest]):
         extras = ""
         if self.logprobs is not None:
             output = choice.request
-            value = self.logprobs_of(choice, output.prompt_token_ids, output.prompt_logprobs or ())
-            extras = f', "logprobs": {json.dumps(value)}'
+            rows = self.prompt_rows(choice)
+            value = self.logprobs_of(choice, output.prompt_token_ids, rows)
+            extras = f', "logprobs": {json_text(value)}'
         if self.has_token_ids:
             extras += ', "token_ids": []'
         return f'"text": {json_string(self._prompt_text(choice.request))}', extras
@@ -55,7 +57,7 @@ class CompletionWriter(ChunkWriter[CompletionRequest]):
         return [f'"text": {json_string(choice.new.text if self.has_new_tokens else "")}']
 
     def logprobs_of(
-        self, choice: Choice, token_ids: list[int], rows: Sequence[LogprobRow | None]
+        self, choice: Choice, token_ids: list[int], rows: Sequence[TokenLogprobs | None]
     ) -> Any:
         assert self.logprobs is not None
         if choice.offsets is None:
@@ -66,7 +68,7 @@ class CompletionWriter(ChunkWriter[CompletionRequest]):
     def choice_of(self, choice: Choice) -> Any:
         request, output = choice.request, choice.new
         text, ids = output.text, output.token_ids
-        rows: list[LogprobRow | None] = [*(output.logprobs or ())]
+        rows: list[TokenLogprobs | None] = [*choice.rows]
         if not self.has_new_tokens:
             text, ids, rows = "", [], []
         new_ids = ids
@@ -74,7 +76,7 @@ class CompletionWriter(ChunkWriter[CompletionRequest]):
             text = self._prompt_text(request) + text
             if self.logprobs is not None:
                 ids = [*request.prompt_token_ids, *ids]
-                rows = [*(request.prompt_logprobs or ()), *rows]
+                rows = [*self.prompt_rows(choice), *rows]
         written: dict[str, Any] = {
             "index": choice.index,
             "text": text,
@@ -84,7 +86,7 @@ class CompletionWriter(ChunkWriter[CompletionRequest]):
         }
         if self.sends_prompt_logprobs:
             writer = self.logprobs or self.new_logprobs()
-            written["prompt_logprobs"] = writer.prompt(request.prompt_logprobs or ())
+            written["prompt_logprobs"] = writer.prompt(self.prompt_rows(choice))
         if self.has_token_ids:
             written["token_ids"] = new_ids
             written["prompt_token_ids"] = request.prompt_token_ids

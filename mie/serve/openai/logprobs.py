@@ -5,10 +5,10 @@ The values are the model's own, before temperature, penalties and any other edit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from mie.frontend.outputs import LogprobRow
+from mie.sched.result import TokenLogprobs
 from mie.text.detokenizer import Detokenizer
 from mie.text.token_bytes import TokenBytes
 from mie.text.tokenizer import Tokenizer
@@ -53,51 +53,50 @@ class LogprobWriter:
         return TextOffsets(self._tokenizer, prompt_token_ids, self._skips_special)
 
     def completion(
-        self, token_ids: Sequence[int], rows: Sequence[LogprobRow | None], offsets: TextOffsets
+        self, token_ids: Sequence[int], rows: Sequence[TokenLogprobs | None], offsets: TextOffsets
     ) -> dict[str, Any]:
-        """Return the ``logprobs`` of a completion; the first token of a prompt has no row."""
+        """Return the ``logprobs`` of a completion; the first token of a prompt has no row.
+
+        Its lists are iterators: see `mie.serve.written`.
+        """
+        assert len(token_ids) == len(rows), "each token has its row"
         return {
-            "tokens": [self.spelled(each) for each in token_ids],
-            "token_logprobs": [
-                None if row is None else finite(row[token_id].logprob)
-                for token_id, row in zip(token_ids, rows, strict=True)
-            ],
-            "top_logprobs": [None if row is None else self._top(row) for row in rows],
+            "tokens": map(self.spelled, token_ids),
+            "token_logprobs": (None if row is None else finite(row.logprobs[0]) for row in rows),
+            "top_logprobs": (None if row is None else self._top(row) for row in rows),
             "text_offset": offsets.add(token_ids),
         }
 
-    def chat(self, rows: Iterable[LogprobRow]) -> dict[str, Any]:
-        """Return the ``logprobs`` of a chat's choice."""
-        return {"content": [self._entry(row) for row in rows], "refusal": None}
+    def chat(self, rows: Iterable[TokenLogprobs]) -> dict[str, Any]:
+        """Return the ``logprobs`` of a chat's choice, whose list is an iterator."""
+        return {"content": self.entries(rows), "refusal": None}
 
-    def prompt(self, rows: Sequence[LogprobRow | None]) -> list[Any]:
-        """Return ``prompt_logprobs`` in vLLM's shape."""
-        return [
-            row
-            and {
+    def entries(self, rows: Iterable[TokenLogprobs]) -> Iterator[dict[str, Any]]:
+        """Yield the log-probabilities of a chat's tokens."""
+        return map(self._entry, rows)
+
+    def prompt(self, rows: Iterable[TokenLogprobs | None]) -> Iterator[Any]:
+        """Yield ``prompt_logprobs`` in vLLM's shape."""
+        for row in rows:
+            yield row and {
                 str(token_id): {
-                    "logprob": finite(each.logprob),
-                    "rank": each.rank,
+                    "logprob": finite(logprob),
+                    "rank": rank,
                     "decoded_token": self.spelled(token_id),
                 }
-                for token_id, each in row.items()
+                for token_id, (logprob, rank) in row.ranked().items()
             }
-            for row in rows
-        ]
 
-    def _top(self, row: LogprobRow) -> dict[str, float]:
+    def _top(self, row: TokenLogprobs) -> dict[str, float]:
         top: dict[str, float] = {}
-        for token_id, each in row.items():
-            top.setdefault(self.spelled(token_id), finite(each.logprob))
+        for token_id, logprob in zip(row.token_ids, row.logprobs, strict=True):
+            top.setdefault(self.spelled(token_id), finite(logprob))
         return top
 
-    def _entry(self, row: LogprobRow) -> dict[str, Any]:
-        (chosen, entry), *_ = row.items()
-        top = sorted(row.items(), key=lambda item: -item[1].logprob)[: self._num_top]
-        return {
-            **self._token(chosen, entry.logprob),
-            "top_logprobs": [self._token(token_id, each.logprob) for token_id, each in top],
-        }
+    def _entry(self, row: TokenLogprobs) -> dict[str, Any]:
+        found = [(token_id, logprob) for token_id, (logprob, _) in row.ranked().items()]
+        top = sorted(found, key=lambda item: -item[1])[: self._num_top]
+        return {**self._token(*found[0]), "top_logprobs": [self._token(*each) for each in top]}
 
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         data = b"" if self._bytes is None else self._bytes(token_id)
@@ -120,14 +119,12 @@ class TextOffsets:
             self._stream = Detokenizer(tokenizer, prompt_token_ids, skips_special)
         self._length = 0
 
-    def add(self, token_ids: Sequence[int]) -> list[int]:
-        """Return where the next tokens begin."""
-        offsets = []
+    def add(self, token_ids: Sequence[int]) -> Iterator[int]:
+        """Yield where the next tokens begin."""
         for token_id in token_ids:
-            offsets.append(self._length)
+            yield self._length
             if self._stream is not None:
                 self._length += len(self._stream.add([token_id]))
-        return offsets
 
 
 def finite(logprob: float) -> float:

@@ -1,6 +1,5 @@
 """``POST /v1/responses``, without storage."""
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -28,6 +27,7 @@ from mie.serve.openai.tools import choice_of, own_tools
 from mie.serve.parts import Part, PartEvent
 from mie.serve.serving import reasoning_variables
 from mie.serve.writer import Choice, PartsWriter, num_logprobs, status_of
+from mie.serve.written import json_text
 from mie.structured.tools.definitions import call_message
 
 # The request in the words of chats.
@@ -216,22 +216,24 @@ class ResponseWriter(PartsWriter[ResponsesRequest]):
         place = {"item_id": self._id(part), "output_index": part.index}
         content = place if part.kind == "call" else {**place, "content_index": 0}
         if event.what == "grow":
-            more = {"logprobs": event.logprobs} if part.kind == "text" else {}
+            more = {"logprobs": self.entries(event.logprobs)} if part.kind == "text" else {}
             yield self._event(f"response.{name}.delta", **content, delta=event.text, **more)
         elif event.what == "begin":
             item = self._item(part, "in_progress")
             yield self._event("response.output_item.added", output_index=part.index, item=item)
             if part.kind == "text":
-                yield self._event("response.content_part.added", **content, part=_content(part))
+                yield self._event(
+                    "response.content_part.added", **content, part=self._content(part)
+                )
         else:
             done: dict[str, Any] = {"text": part.text}
             if part.kind == "call":
                 done = {"name": part.call.name, "arguments": part.text}
             elif part.kind == "text":
-                done["logprobs"] = part.logprobs
+                done["logprobs"] = self.entries(part.logprobs)
             yield self._event(f"response.{name}.done", **content, **done)
             if part.kind == "text":
-                yield self._event("response.content_part.done", **content, part=_content(part))
+                yield self._event("response.content_part.done", **content, part=self._content(part))
             item = self._item(part, status)
             yield self._event("response.output_item.done", output_index=part.index, item=item)
 
@@ -257,7 +259,11 @@ class ResponseWriter(PartsWriter[ResponsesRequest]):
             call = {"call_id": part.call.id, "name": part.call.name, "arguments": part.text}
             return {**item, **call}
         about: dict[str, Any] = {"role": "assistant"} if part.kind == "text" else {"summary": []}
-        return {**item, **about, "content": [] if status == "in_progress" else [_content(part)]}
+        return {
+            **item,
+            **about,
+            "content": [] if status == "in_progress" else [self._content(part)],
+        }
 
     def _unfinished(self, status: str, error: dict[str, Any] | None) -> dict[str, Any]:
         return {
@@ -271,15 +277,12 @@ class ResponseWriter(PartsWriter[ResponsesRequest]):
 
     def _event(self, kind: str, /, **fields: Any) -> str:
         number, self._number = self._number, self._number + 1
-        data = json.dumps({"type": kind, "sequence_number": number, **fields})
+        data = json_text({"type": kind, "sequence_number": number, **fields})
         return f"event: {kind}\ndata: {data}\n\n"
 
-
-def _content(part: Part) -> dict[str, Any]:
-    """Return the content of an item that has text."""
-    content: dict[str, Any] = {"type": _ITEMS[part.kind][2], "text": part.text}
-    return (
-        content
-        if part.kind == "reasoning"
-        else {**content, "annotations": [], "logprobs": part.logprobs}
-    )
+    def _content(self, part: Part) -> dict[str, Any]:
+        """Return the content of an item that has text."""
+        content: dict[str, Any] = {"type": _ITEMS[part.kind][2], "text": part.text}
+        if part.kind == "reasoning":
+            return content
+        return {**content, "annotations": [], "logprobs": self.entries(part.logprobs)}
