@@ -208,10 +208,6 @@ class AsyncLLM:
         """Return a client's queue; under other policies than fair, that of all clients."""
         return self._loop.engine.queue(client)
 
-    def most_logprobs(self, prepared: PreparedRequest) -> int:
-        """Return how many log-probabilities the answer to a request may have."""
-        return self._loop.engine.most_logprobs(prepared)
-
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return a text's token ids, or raise `RequestError`: no tokenizer, or too long a text."""
         encode = self._llm.llm_engine.preparer.encode
@@ -262,7 +258,7 @@ class AsyncLLM:
         """Return facts about the model."""
         engine, args, model = self._loop.engine, self._llm.engine_args, self._llm.model_config
         of_files = model.quantisation.method if model.quantisation else None
-        sizes = engine.metrics.sizes
+        names = ("weights_bytes", "kv_bytes", "answer_bytes")
         return ModelFacts(
             model=os.fspath(args.model),
             max_model_len=engine.max_model_len,
@@ -276,9 +272,7 @@ class AsyncLLM:
             architecture=model.architecture,
             num_parameters=num_parameters(model),
             quantization=of_files if args.quantization in (None, "auto") else args.quantization,
-            weights_bytes=sizes["mie:weights_bytes"],
-            kv_bytes=sizes["mie:kv_bytes"],
-            answer_bytes=sizes["mie:answer_bytes"],
+            **{name: engine.metrics.sizes[f"mie:{name}"] for name in names},
         )
 
     async def weights_digest(self) -> str:

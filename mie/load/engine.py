@@ -36,12 +36,28 @@ from mie.ops.backend import Array, Backend
 from mie.ops.kv_cache import HALVES
 from mie.sched.scheduler import Scheduler
 from mie.system.logs import PreemptionWarnings
+from mie.system.resources import available_bytes
 
 Count = Callable[[int], object]
 """Counts the work that was done since the last call."""
 
 CPUS = ("jit", "numpy", "numpy-plain")
 """The backends that compute in float32 with weights and a cache of 16 bits."""
+
+
+MOST_ANSWER_BYTES = 256 << 20
+"""Maximum memory for the log-probabilities of answers, and at most an eighth of the rest.
+
+A server's ``max_answer_bytes`` sets another one.
+"""
+
+
+def answer_bytes(plan: MemoryPlan) -> int:
+    """Return the bytes that a plan leaves to the log-probabilities of all answers together."""
+    left = available_bytes()
+    if plan.memory.is_shared:
+        left = plan.left_bytes - plan.num_blocks * plan.block_bytes
+    return max(0, min(MOST_ANSWER_BYTES, left // 8))
 
 
 def load_engine(
@@ -138,7 +154,7 @@ def load_engine(
     engine.metrics.sizes = {
         "mie:weights_bytes": plan.weight_bytes,
         "mie:kv_bytes": plan.num_blocks * plan.block_bytes,
-        "mie:answer_bytes": plan.answer_bytes,
+        "mie:answer_bytes": answer_bytes(plan),
     }
     if scheduler.longest < plan.max_model_len:
         text = (

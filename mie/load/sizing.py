@@ -32,12 +32,6 @@ DEFAULT_KV_CACHE_BYTES = 4 << 30
 It is also at most a quarter of the memory that is left there. A GPU's own memory may be filled.
 """
 
-MOST_ANSWER_BYTES = 256 << 20
-"""Maximum memory for the log-probabilities of answers, and at most an eighth of the rest.
-
-A program that allows more says so (``max_answer_bytes`` of a server).
-"""
-
 DEFAULT_SWAP_BYTES = 4 << 30
 """Default maximum of host memory for swapped blocks, and at most a quarter of the rest."""
 
@@ -86,14 +80,6 @@ class MemoryPlan:
         host_bytes = self.host_bytes if self.memory.is_shared else 0
         needed = self.weight_bytes + self.step_bytes + self.num_states * self.state_bytes
         return self.memory.available_bytes - needed - host_bytes
-
-    @property
-    def answer_bytes(self) -> int:
-        """The bytes that the log-probabilities of all answers together may take."""
-        left = available_bytes()
-        if self.memory.is_shared:
-            left = self.left_bytes - self.num_blocks * self.block_bytes
-        return max(0, min(MOST_ANSWER_BYTES, left // 8))
 
     @property
     def total_bytes(self) -> int:

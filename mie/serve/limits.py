@@ -83,12 +83,17 @@ class QueueLimit:
         finally:
             self._num_entering[client] -= num_reqs
 
-    def check(self, prepared: Sequence[PreparedRequest], queue: QueueState) -> None:
-        """Raise `QueueFull` if there is no room for these. The engine's thread calls this."""
+    def check(
+        self, prepared: Sequence[PreparedRequest], num_logprobs: int, queue: QueueState
+    ) -> None:
+        """Raise `QueueFull` if there is no room for these. The engine's thread calls this.
+
+        Their answers may have ``num_logprobs`` log-probabilities.
+        """
         self._check_reqs(queue, len(prepared) - queue.num_free_seats + queue.num_requests)
         most = self._max_tokens
         got = queue.num_tokens + sum(len(each.token_ids) for each in prepared)
-        got += sum(map(self._engine.most_logprobs, prepared)) // LOGPROBS_PER_TOKEN
+        got += num_logprobs // LOGPROBS_PER_TOKEN
         if most is not None and queue.num_requests and got > most:
             raise _full("max_num_queued_tokens", f"{got} prompt tokens", most, queue)
 

@@ -9,7 +9,7 @@ import json
 import logging
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -24,16 +24,9 @@ from mie.frontend.stream import OutputStream
 from mie.sched.result import TokenLogprobs
 from mie.serve.access_log import work_of
 from mie.serve.asgi import EventStream, facts_of
-from mie.serve.errors import (
-    ApiError,
-    api_error,
-    invalid,
-    naming_structure,
-    refuse_failed,
-    refuse_unfinished,
-)
+from mie.serve.errors import ApiError, api_error, invalid, naming_structure, refuse_failed
 from mie.serve.openai.logprobs import LogprobWriter, TextOffsets
-from mie.serve.parts import PartEvent, Parts
+from mie.serve.parts import Parts
 from mie.serve.serving import A, Asked, salt_of
 from mie.serve.written import PART_BYTES, LargeAnswer, json_text, written
 from mie.system.threads import call_in_thread
@@ -97,6 +90,7 @@ class Writer(Asked[A], EventStream, ABC):
         self._has_begun = False
         self._stream: OutputStream
         self._answer_bytes = 0  # the memory that is counted for the log-probabilities
+        self._num_logprobs = 0  # that the engine may compute
         self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._is_quiet = self._is_overdue = self._is_paced = False
@@ -276,7 +270,8 @@ class Writer(Asked[A], EventStream, ABC):
             ]
             self._hold()
             try:
-                self._stream = await engine.add(self.prepared, partial(limit.check, self.prepared))
+                check = partial(limit.check, self.prepared, self._num_logprobs)
+                self._stream = await engine.add(self.prepared, check)
             except BaseException:
                 self._release()
                 raise
@@ -287,19 +282,18 @@ class Writer(Asked[A], EventStream, ABC):
 
     def _hold(self) -> None:
         """Count the memory of the log-probabilities, which the engine's outputs leave out."""
-        num_bytes = 0
+        num_bytes, facts = 0, self.serving.facts
         is_stream = self.params.output_kind is RequestOutputKind.DELTA
         for each in self.prepared:
             each.has_rows = False
-            count = self.serving.engine.most_logprobs(each)
+            count = each.most_logprobs(facts.vocab_size, facts.max_model_len)
             # Each of n choices repeats those of the prompt, and an echo has them once more.
             num_texts = 1 if is_stream else self.params.n + (self.params.logprobs is not None)
+            self._num_logprobs += count
             num_bytes += count * (HELD_BYTES + num_texts * WRITTEN_BYTES)
         if num_bytes:
             limit = self.serving.queue_limit
-            limit.hold_answer(
-                limit.client_of(self.scope), num_bytes, self.serving.facts.answer_bytes
-            )
+            limit.hold_answer(limit.client_of(self.scope), num_bytes, facts.answer_bytes)
             self._answer_bytes = num_bytes
 
     async def _prepare(self, prompt: Any, request_id: str) -> PreparedRequest:
@@ -395,48 +389,3 @@ def json_response(content: Any, headers: Mapping[str, str] | None = None) -> Res
 def _json_answer(text: str, headers: Mapping[str, str] | None) -> Response:
     data = text.encode("utf-8", "replace")  # paths may be bytes
     return Response(data, 200, headers, media_type="application/json")
-
-
-class PartsWriter(Writer[A]):
-    """Writes an answer of one choice as its parts."""
-
-    def write(self, event: PartEvent, status: str) -> Iterator[str]:
-        """Yield the events of a part; ``status`` says how far the part is when it ends."""
-        raise NotImplementedError
-
-    def finish(self, choice: Choice) -> Iterator[str]:
-        """Yield the last events."""
-        raise NotImplementedError
-
-    def ended(self, choice: Choice) -> dict[str, Any]:
-        """Return the whole answer, when all parts have ended."""
-        raise NotImplementedError
-
-    def whole(self, choices: list[Choice]) -> Any:
-        [choice] = choices
-        refuse_unfinished(choice.new)
-        for _ in (*self._add(choice), *choice.parts.end()):
-            pass  # nothing is sent before the end
-        return self.ended(choice)
-
-    def grow(self, choice: Choice) -> Iterator[str]:
-        for event in self._add(choice):
-            yield from self.write(event, "completed")
-        if choice.new.finish_reason is not None:
-            refuse_unfinished(choice.new)
-            for event in choice.parts.end():
-                yield from self.write(event, status_of(choice.new))
-            yield from self.finish(choice)
-
-    def _add(self, choice: Choice) -> Iterator[PartEvent]:
-        _, rows = choice.take()
-        return choice.parts.add(choice.new, rows)
-
-    def entries(self, rows: Iterable[TokenLogprobs]) -> Iterator[dict[str, Any]]:
-        """Yield the log-probabilities of a part, if they are wanted."""
-        return iter(()) if self.logprobs is None else self.logprobs.entries(rows)
-
-
-def status_of(choice: CompletionOutput) -> str:
-    """Return whether a choice is whole, in OpenAI's words."""
-    return "completed" if choice.finish_reason == "stop" else "incomplete"

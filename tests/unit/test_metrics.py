@@ -52,6 +52,7 @@ def test_the_counts_match_the_run(llm):
         "mie:kv_blocks": 0,
         "mie:weights_bytes": num_weight_bytes,
         "mie:kv_bytes": num_kv_bytes,
+        "mie:answer_bytes": found["mie:answer_bytes"].value,
         "mie:cow_copies": llm.engine.stats.memory.num_copies,
         "mie:blocks_evicted": 0,
         "mie:blocks_swapped_out": 0,

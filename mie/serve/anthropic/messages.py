@@ -26,8 +26,9 @@ from mie.serve.asgi import json_string
 from mie.serve.errors import ApiError, anthropic_body
 from mie.serve.openai.tools import own_tools
 from mie.serve.parts import Part, PartEvent
+from mie.serve.parts_writer import PartsWriter
 from mie.serve.serving import Asked, reasoning_variables
-from mie.serve.writer import Choice, PartsWriter, json_response
+from mie.serve.writer import Choice, json_response
 from mie.structured.tools.definitions import call_message
 
 

@@ -18,8 +18,9 @@ from mie.serve.llama.options import sampling
 from mie.serve.ollama.protocol import Answered, ChatRequest, GenerateRequest, Options, Turn
 from mie.serve.openai.tools import own_tools
 from mie.serve.parts import Part, PartEvent
+from mie.serve.parts_writer import PartsWriter
 from mie.serve.serving import SWITCHES
-from mie.serve.writer import Choice, PartsWriter, json_response, num_logprobs
+from mie.serve.writer import Choice, json_response, num_logprobs
 from mie.structured.tools.definitions import call_message
 
 T = TypeVar("T", bound=Answered, covariant=True)

@@ -25,8 +25,9 @@ from mie.serve.openai.responses_protocol import (
 )
 from mie.serve.openai.tools import choice_of, own_tools
 from mie.serve.parts import Part, PartEvent
+from mie.serve.parts_writer import PartsWriter, status_of
 from mie.serve.serving import reasoning_variables
-from mie.serve.writer import Choice, PartsWriter, num_logprobs, status_of
+from mie.serve.writer import Choice, num_logprobs
 from mie.serve.written import json_text
 from mie.structured.tools.definitions import call_message
 
