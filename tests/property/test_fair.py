@@ -11,6 +11,7 @@ clients that have requests waiting all the time from t1 to t2:
 from collections import Counter, deque
 from itertools import combinations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted_runner import answer_to
@@ -434,3 +435,28 @@ def test_a_division_gives_out_every_token_that_is_wanted(total, clients):
         ideal = min(wanted[name], level * weights[name])
         assert 0 <= part <= wanted[name]
         assert abs(part - ideal) <= len(parts)
+
+
+def test_of_clients_served_alike_the_one_with_fewer_seats_is_next():
+    server = Server(num_seqs=4, longest=40, num_blocks=200, budget=8, max_prefill_chunk=2)
+    for client, num_prompt in (("a", 4), ("a", 4), ("b", 8)):
+        server.add(client, num_prompt, 8)
+    earlier, later = server.add("a", 4, 8), server.add("b", 4, 8)
+    server.step()
+    assert server.served == {"a": 8, "b": 12}, "both had 8 before the last seat"
+    assert seats(server) == {"a": 2, "b": 2}
+    assert was_admitted(later)
+    assert not was_admitted(earlier)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1])
+def test_a_prompt_that_was_preempted_counts_against_its_client_once_it_has_a_token(num_tokens):
+    server = Server(num_seqs=1, longest=60, num_blocks=200, budget=4 + 20 * num_tokens)
+    first = server.add("a", 20, 8)
+    other = server.add("b", 30, 8)
+    server.step()
+    [seq] = first.sequences
+    assert seq.num_generated == num_tokens
+    server.scheduler.preempt(seq, by=None)
+    server.step()
+    assert [each.request for each in server.scheduler.running] == [other if num_tokens else first]

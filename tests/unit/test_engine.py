@@ -141,3 +141,51 @@ def test_no_request_without_a_seed_draws_what_one_with_a_seed_draws(tiny, seed):
             tokens[output.request_id] += output.token_ids
     texts = {tuple(each) for each in tokens.values()}
     assert len(texts) == len(tokens)
+
+
+@pytest.mark.parametrize("forced", [["end"], ["end", 7], [7, "end", "end", 8], [9, "stop"]])
+def test_a_forced_token_or_a_token_of_the_prompt_ends_nothing(tiny, forced):
+    engine = load_engine(tiny["llama"].directory, EngineConfig(num_blocks=16), backend="numpy")
+    end = engine.eos_token_ids[0]
+    forced = [{"end": end, "stop": 30}.get(token, token) for token in forced]
+    more = {"trace_decode_token_ids": forced, "stop_token_ids": [30], "logit_bias": {end: 100.0}}
+    params = SamplingParams(temperature=0, max_tokens=len(forced) + 5, **more)
+    engine.add_request([5, end, 30, end], params)
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step().outputs
+    assert [token for output in outputs for token in output.token_ids] == [*forced, end]
+    assert outputs[-1].finish_reason == "stop"
+
+
+def test_an_observer_that_raises_is_removed_and_the_others_go_on(engine, caplog):
+    seen, calls = [], []
+
+    def fail(stats):
+        calls.append(stats)
+        raise ValueError("no more")
+
+    engine.observers += [fail, seen.append]
+    engine.add_request([5, 6, 7], greedy(max_tokens=4))
+    run(engine)
+    assert len(calls) == 1
+    assert len(seen) == engine.stats.num_steps == 4
+    assert fail not in engine.observers
+    assert "an observer of the engine raised, and is removed" in caplog.text
+
+
+def test_metrics_of_many_requests_lose_none(engine):
+    """Records of ended requests are added up now and then."""
+    for count in range(1, 200):
+        engine.add_request([5, 6, 7], greedy(max_tokens=1 + count % 2))
+        run(engine)
+        if count % 33 and count not in (64, 65, 128, 129):
+            continue
+        found = {}
+        for metric in engine.get_metrics("model"):
+            found.setdefault(metric.name, []).append(metric)
+        ended = {m.labels["finished_reason"]: m.value for m in found["vllm:request_success"]}
+        assert ended == {"stop": 0, "length": count, "abort": 0, "error": 0}
+        assert found["vllm:prompt_tokens"][0].value == 3 * count
+        assert found["vllm:generation_tokens"][0].value == count + (count + 1) // 2
+        assert found["vllm:time_to_first_token_seconds"][0].count == count

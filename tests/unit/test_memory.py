@@ -3,8 +3,9 @@
 import pytest
 from audit import check_memory
 
+from mie.base.stats.memory import WINDOW, MemoryStats
 from mie.memory.manager import KVCacheManager
-from mie.memory.pool import BlockPool
+from mie.memory.pool import REGION, BlockPool
 from mie.memory.stateful import StatefulManager
 from mie.memory.table import Moves
 from mie.memory.window import Window
@@ -250,3 +251,34 @@ def test_an_abandoned_step_leaves_no_moves():
     opened(memory, [1] * 5 + [9])
     memory.end_step()
     assert memory.take_moves() == Moves()
+
+
+# Runs of blocks, and the hit rate.
+
+
+@pytest.mark.parametrize("num_regions", [2, 3, 7])
+def test_a_table_begins_in_a_free_region_and_grows_block_by_block(num_regions):
+    pool = BlockPool(num_regions * REGION + 3)
+    runs = [pool.take_run(3, None) for _ in range(num_regions)]
+    assert len({run[0] for run in runs}) == num_regions
+    for run in runs:
+        assert run[0] % REGION == 0
+        assert run == tuple(range(run[0], run[0] + 3))
+        assert pool.take(run[-1]) == run[-1] + 1
+    freed = runs[1]
+    pool.decref(*freed, freed[-1] + 1)
+    in_region = range(freed[0], freed[0] + REGION)
+    pool.decref(*[block for block in in_region if pool.refcount(block)])
+    assert pool.take() == freed[0], "the region is wholly free again"
+
+
+def test_the_hit_rate_covers_the_latest_requests_only():
+    stats = MemoryStats()
+    stats.add_query(10, 0, 0)
+    for count in range(WINDOW - 1):
+        assert stats.hit_rate == pytest.approx(count / (count + 1))
+        stats.add_query(10, 7, 3)
+    assert stats.hit_rate < 1
+    stats.add_query(10, 7, 3)
+    assert stats.hit_rate == 1, "the first request has left the window"
+    assert stats.num_queried_tokens == 10 * (WINDOW + 1)

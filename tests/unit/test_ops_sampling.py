@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from fractions import Fraction
 from itertools import accumulate
 from typing import Any
 
@@ -186,3 +187,34 @@ def test_top_logprobs_of_forbidden_tokens_and_of_one_token():
     ids, logprobs, rank = top_logprobs(frozen([-INF, 1e4, -1e4]), 0, 1)
     assert (ids, logprobs, rank) == ([0, 1], [-INF, 0.0], 3)
     assert top_logprobs(frozen([3.0]), 0, 5) == ([0], [0.0], 1)
+
+
+def test_a_nucleus_is_the_smallest_set_that_reaches_top_p_exactly():
+    rng = np.random.default_rng(1)
+    for _ in range(400):
+        size = int(rng.integers(1, 9))
+        weights = -np.sort(-rng.integers(0, 8, size))
+        weights[0] += 1
+        x = -np.sort(-rng.normal(size=size))
+        share = Fraction(int(rng.integers(1, 64)), 64)
+        sums = np.cumsum(weights).tolist()
+        count = next(n for n, each in enumerate(sums, 1) if each >= share * sums[-1])
+        order = rng.permutation(size)
+        found = nucleus_ids(x[order], weights[order], float(share))
+        assert sorted(order[found].tolist()) == [*range(count)]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_logits_of_16_bits_are_sampled_as_their_float32_values(dtype: type):
+    rng = np.random.default_rng(2)
+    logits = (rng.normal(size=(200, 300)) * 4).astype(dtype)
+    rows = [
+        RowControls(
+            temperature=float(rng.choice([0.3, 1.0, 2.0])),
+            top_p=float(rng.choice([0.5, 0.9, 1.0])),
+            uniform=float(rng.random()),
+        )
+        for _ in logits
+    ]
+    wanted = sample(logits.astype(np.float32), rows)
+    assert sample(logits, rows) == wanted
