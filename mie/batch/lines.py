@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mie.errors import RequestError
+from mie.system.files import without_bom
 
 if TYPE_CHECKING:
     from mie.frontend.outputs import CompletionOutput, Logprob, LogprobRow, RequestOutput
@@ -153,7 +154,7 @@ def raw_lines(path: str) -> Iterator[tuple[int, str, bytes]]:
         content = Path(path).read_bytes() if path != "-" else _standard_input()
     except OSError as error:
         raise RequestError(f"cannot read {path}: {error.strerror or error}") from error
-    lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    lines = without_bom(content).split(b"\n")
     for number, line in enumerate(lines, start=1):
         if line.strip():
             yield number, f"{name}, line {number}", line.rstrip(b"\r")

@@ -6,7 +6,8 @@ anything that changes the computation and is not implemented is refused before w
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,8 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
+
+_ENDING = re.compile(r"(ForCausalLM|LMHeadModel|ForConditionalGeneration|Model)$")
 
 _TABLES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 _FEATURES, _SWITCHES, _BIASES, _REASONS, _ROPE_REASONS = _TABLES.values()
@@ -86,15 +89,24 @@ def _may_be_llama(
     return is_unknown and all(config.get(key) is not None for key in _LLAMA_KEYS)
 
 
+def _nearest(architecture: str, families: Iterable[str]) -> str | None:
+    """Return a hint at the family with the nearest name, or None if none is near.
+
+    The names are compared without their common endings, which would make all of them alike.
+    """
+    stems = {_ENDING.sub("", name): name for name in families}
+    near = difflib.get_close_matches(_ENDING.sub("", architecture[:100]), stems, n=1, cutoff=0.8)
+    return f"nearest: {stems[near[0]]!r}" if near else None
+
+
 def _problems(
     config: Mapping[str, Any], architecture: str, families: Mapping[str, Family], own: Sequence[str]
 ) -> Iterator[str]:
     if architecture not in families:
         text = config.get("text_config")  # the part that is a language model
         config = {**(text if isinstance(text, Mapping) else {}), **config}
-        nearest = difflib.get_close_matches(architecture[:100], families, n=1, cutoff=0.0)
-        reason = _REASONS.get(architecture, f"nearest: {nearest[0]!r}")
-        yield f"architecture {shown(architecture)} ({reason})"
+        reason = _REASONS.get(architecture) or _nearest(architecture, families)
+        yield f"architecture {shown(architecture)}" + (f" ({reason})" if reason else "")
     for feature, keys in _FEATURES.items():
         given = [key for key in keys if config.get(key) not in (None, 0, 1, [], {})]
         used = [key for key in given if key not in own]

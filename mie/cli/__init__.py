@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from mie.cli.parser import ROWS, Parser, declared, epilog_of
+from mie.cli.parser import ROWS, Parser, declared, epilog_of, shows_help
 from mie.errors import MieError, TooLittleMemoryError
 from mie.system.logs import logging_to_stderr
 from mie.version import __version__
@@ -64,7 +64,8 @@ def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog="mie", **texts, formatter_class=formatter)
     parser.add_argument("--version", action="version", version=f"mie {__version__}")
-    commands: Any = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    shows_help(parser)
+    commands: Any = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in set(COMMANDS).intersection(words[:1]) or COMMANDS:
         module = importlib.import_module(f"mie.cli.{command}")
         if hasattr(module, "add_parser"):

@@ -16,6 +16,7 @@ from mie.config.arguments import add_settings, given
 from mie.config.engine_args import EngineArgs
 from mie.config.settings import settings_of
 from mie.errors import ConfigError
+from mie.system.files import without_bom
 
 if TYPE_CHECKING:
     from mie.diff.quality import Quality
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 def _text(name: str) -> str:
     try:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        return data.decode()
+        return without_bom(data).decode()
     except OSError as error:
         raise ConfigError(f"cannot read {name}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

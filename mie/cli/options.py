@@ -7,13 +7,13 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mie.cli.parser import KINDS, add_argument, arguments_of, did_you_mean
 from mie.config.arguments import given
 from mie.config.engine_args import EngineArgs
 from mie.errors import ConfigError
+from mie.system.files import read_utf8
 
 if TYPE_CHECKING:
     from mie.config.params.sampling import SamplingParams
@@ -199,6 +199,6 @@ def _text_or_file(name: str, value: Any) -> Any:
     if not isinstance(value, str) or not value.startswith("@"):
         return value
     try:
-        return Path(value[1:]).read_text(encoding="utf-8")
+        return read_utf8(value[1:])
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {name} {value}: {error}") from error

@@ -4,17 +4,21 @@ A row has ``help``, ``description``, the lines of an ``epilog``, and ``arguments
 an object of argparse keywords with its ``names``. A group has a ``group`` as its title, or one of
 its arguments may be given (``exclusive``). A name stands for the arguments of another row, or for
 a function that adds some. A command of commands has the words above their list (``title``) and in
-place of one (``metavar``).
+place of one (``metavar``). The options that ``--help`` shows may be named (``first``).
 """
 
 import argparse
 import difflib
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from mie.config.arguments import json_object, size_argument
+from mie.config.arguments import integer_argument, json_object, size_argument
+
+_FEW_OPTIONS = 10
+"""Number of options up to which the usage of a command shows all of them."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,10 +35,17 @@ class Parser(argparse.ArgumentParser):
         """Refuse abbreviations: ``--device`` must not become ``--device-ids``."""
         super().__init__(**{**options, "allow_abbrev": False})
 
+    def format_usage(self) -> str:
+        """Return the usage, without options that are not required if there are many."""
+        with self._brief_usage():
+            return super().format_usage()
+
     def format_help(self) -> str:
         """Return the help, short if there are `first` options."""
-        if not self.first:
-            return super().format_help()
+        with self._brief_usage():
+            return self._format_first() if self.first else super().format_help()
+
+    def _format_first(self) -> str:
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, self.first, [])
         formatter.add_text(self.description)
@@ -43,6 +54,24 @@ class Parser(argparse.ArgumentParser):
         formatter.end_section()
         formatter.add_text(self.epilog)
         return formatter.format_help()
+
+    @contextmanager
+    def _brief_usage(self) -> Iterator[None]:
+        """Set a usage of one line as long as the block runs, if there are many options."""
+        usage = self.usage
+        options = [
+            each for each in self._actions if each.option_strings and each.help != argparse.SUPPRESS
+        ]
+        if usage is None and len(options) > _FEW_OPTIONS:
+            needed = [each for each in options if each.required]
+            required = [f"{each.option_strings[-1]} {each.metavar}" for each in needed]
+            positional = [each for each in self._actions if not each.option_strings]
+            words = ["%(prog)s [options]", *required, *map(_word_of, positional)]
+            self.usage = " ".join(words)
+        try:
+            yield
+        finally:
+            self.usage = usage
 
     def parse_known_args(  # type: ignore[override]  # its overloads differ only in the namespace
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -75,6 +104,16 @@ class Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(action, f"invalid choice {str(value)!r}{hint}")
 
 
+def shows_help(parser: argparse.ArgumentParser) -> None:
+    """Let a command of commands print its help, if no command follows."""
+
+    def run(args: argparse.Namespace) -> int:
+        parser.print_help()
+        return 0
+
+    parser.set_defaults(run=run)
+
+
 class _HelpAll(argparse.Action):
     """Prints the help with all options."""
 
@@ -93,8 +132,13 @@ def show_first(parser: argparse.ArgumentParser, options: Sequence[str]) -> None:
     known = parser._option_string_actions
     named = [known[name] for name in (*options, "--help", "--help-all")]
     parser.first = (*positional, *named)
-    words = [f"{x.metavar}" if x.nargs is None else f"[{x.metavar}]" for x in positional]
-    parser.usage = " ".join(["%(prog)s [options]", *words])
+
+
+def _word_of(action: argparse.Action) -> str:
+    """Return a positional argument as a usage shows it."""
+    word = str(action.metavar or action.dest)
+    forms = {None: word, "?": f"[{word}]", "*": f"[{word} ...]", "+": f"{word} [{word} ...]"}
+    return forms[action.nargs]
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
@@ -124,7 +168,7 @@ def setting(text: str) -> tuple[str, Any]:
 
 
 KINDS: Mapping[str, Any] = {
-    "integer": int,
+    "integer": integer_argument,
     "number": float,
     "size": size_argument,
     "json": json_object,
@@ -154,11 +198,14 @@ def declared(
     parser = commands.add_parser(name.rpartition(" ")[2], **texts)
     add_declared(parser, name, **adders)
     if isinstance(run, Mapping):
-        inner = parser.add_subparsers(title=row["title"], metavar=row["metavar"], required=True)
+        shows_help(parser)
+        inner = parser.add_subparsers(title=row["title"], metavar=row["metavar"])
         for each, own in run.items():
             declared(inner, f"{name} {each}", own, **adders)
     elif run is not None:
         parser.set_defaults(run=run)
+    if "first" in row:
+        show_first(parser, row["first"].split())
     return parser
 
 

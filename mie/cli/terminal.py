@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from mie.errors import RequestError
+from mie.system.files import without_bom
 
 _TAB = "    "
 
@@ -168,7 +169,7 @@ def read_all_from_pipe() -> str:
 
 def _decoded(raw: bytes) -> str:
     try:
-        return raw.decode("utf-8")
+        return without_bom(raw).decode("utf-8")
     except UnicodeDecodeError as error:
         raise RequestError(
             f"standard input is not UTF-8: byte 0x{raw[error.start]:02x} in "

@@ -30,6 +30,13 @@ _UNITS: Mapping[str, int] = {
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 
 
+_MULTIPLES: Mapping[str, int] = {
+    **{letter: 1000**power for power, letter in enumerate("kmgt", start=1)},
+    **{letter: 1024**power for power, letter in enumerate("KMGT", start=1)},
+}
+_COUNT = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)([kmgtKMGT])", re.ASCII)
+
+
 def add_settings(parser: argparse.ArgumentParser, cls: type, omit: Collection[str] = ()) -> None:
     """Add an option for each setting of ``cls`` except those in ``omit``, grouped by section.
 
@@ -92,12 +99,39 @@ def _argparse_keywords(default: object, declared: Setting) -> dict[str, Any]:
     help_text = describe(default, declared).replace("%", "%%")
     if declared.kind == "switch":
         return {"action": argparse.BooleanOptionalAction, "help": help_text}
-    types = {"integer": int, "size": size_argument, "number": float, "mapping": json_object}
+    types = {
+        "integer": integer_argument,
+        "size": size_argument,
+        "number": float,
+        "mapping": json_object,
+    }
     return {
         "type": types.get(declared.kind, str),
         "metavar": _METAVARS[declared.kind],
         "help": help_text,
     }
+
+
+def integer_argument(text: str) -> int:
+    """Return the integer that an argument is, for argparse, with vLLM's units.
+
+    The letters k, m, g and t are powers of 1,000, and K, M, G and T are powers of 1,024, which take
+    no decimals: ``"25.6k"`` is 25,600, and ``"4K"`` is 4,096.
+    """
+    match = _COUNT.fullmatch(text.strip())
+    if match is None:
+        try:
+            return int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f"{text[:40]!r} is not an integer such as 4096, 4k (4,000) or 4K (4,096)"
+            ) from None
+    value = Decimal(match[1]) * _MULTIPLES[match[2]]
+    if value != int(value) or ("." in match[1] and match[2].isupper()):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a whole number; K, M, G and T (powers of 1,024) take no decimals"
+        )
+    return int(value)
 
 
 def json_object(text: str) -> dict[str, Any]:

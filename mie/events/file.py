@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from mie.errors import TraceError, shown
 from mie.events.vocabulary import FIELDS, Record, Segment, Snapshot, Step, check_summary, checked
-from mie.system.files import open_file
+from mie.system.files import open_file, without_bom
 
 FORMAT_VERSION = 1
 MAX_LINE_BYTES = 64 << 20
@@ -90,6 +90,8 @@ def segments_of(path: str, file: BinaryIO) -> Iterator[Segment]:
     for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
         if len(line) > MAX_LINE_BYTES:
             raise TraceError(f"{path}, line {number}: it has more than {MAX_LINE_BYTES:,} bytes")
+        if number == 1:
+            line = without_bom(line)
         if draft and not line.endswith(b"\n"):
             yield draft.segment(is_cut=True)
             return

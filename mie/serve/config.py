@@ -4,13 +4,13 @@ import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from mie.config.engine import check_settings, keyword_checked, refuse_unknown
 from mie.config.settings import declared_in
 from mie.errors import ConfigError, needing_extra, shown
 from mie.serve.keys import Keys
+from mie.system.files import read_utf8
 
 
 @keyword_checked
@@ -109,7 +109,7 @@ def arguments_of(file: str, options: Collection[str]) -> list[str]:
     with needing_extra("serve", "--config"):
         import yaml
     try:
-        values = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+        values = yaml.safe_load(read_utf8(file))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read {file}: {error}") from error
     if values is None:

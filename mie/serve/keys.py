@@ -7,10 +7,10 @@ import hmac
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Set
-from pathlib import Path
 
 from mie.config.engine import ClientQuota
 from mie.errors import ConfigError, shown
+from mie.system.files import read_utf8
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HASH = re.compile(r"sha256:([0-9a-f]{64})")
@@ -102,7 +102,7 @@ def _digest(key: str) -> bytes:
 
 def _read(file: str) -> Iterable[tuple[str, bytes, ClientQuota | None]]:
     try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
+        lines = read_utf8(file).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the keys in {file}: {error}") from error
     for number, line in enumerate(lines, start=1):

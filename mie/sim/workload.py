@@ -20,6 +20,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from mie.config.engine import check_integer, refuse_unknown
 from mie.errors import ConfigError
+from mie.system.files import read_utf8
 
 T = TypeVar("T")
 
@@ -216,7 +217,7 @@ class Workload:
             ConfigError: the file cannot be read, or holds no workload.
         """
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_utf8(path)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read the workload {path}: {error}") from error
         return _located(str(path), partial(cls.from_json, text))

@@ -5,6 +5,7 @@ pipes that have no writer. Both are refused before anything is read: files are r
 limited size, and reading never waits.
 """
 
+import codecs
 import errno
 import json
 import os
@@ -69,6 +70,22 @@ def read_file(path: str | PathLike[str], max_bytes: int) -> bytes:
     return data
 
 
+def without_bom(data: bytes) -> bytes:
+    """Return the data of a UTF-8 text without its byte order mark, which some editors write."""
+    return data.removeprefix(codecs.BOM_UTF8)
+
+
+def read_utf8(path: str | PathLike[str]) -> str:
+    """Return the text of a file without its byte order mark, its lines ended by ``"\\n"``.
+
+    Raises:
+        OSError: the file cannot be read.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    text = without_bom(Path(path).read_bytes()).decode("utf-8")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
 def read_json_object(path: Path, max_bytes: int, error_type: type[MieError]) -> dict[str, Any]:
     """Return the JSON object in ``path``.
 
@@ -111,7 +128,9 @@ def parse_json(data: bytes) -> Any:
             seen[name] = value
         return values
 
-    return json.loads(data.decode("utf-8-sig"), object_pairs_hook=unique, parse_int=_integer)
+    return json.loads(
+        without_bom(data).decode("utf-8"), object_pairs_hook=unique, parse_int=_integer
+    )
 
 
 def _integer(digits: str) -> int:

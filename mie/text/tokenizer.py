@@ -14,7 +14,7 @@ from mie.checkpoint.gguf import tokenizer as gguf
 from mie.checkpoint.gguf.files import gguf_remedy
 from mie.checkpoint.gguf.header import read_gguf
 from mie.errors import MieError, RequestError, TokenizerError, printable, shown
-from mie.system.files import read_file, read_json_object
+from mie.system.files import read_file, read_json_object, without_bom
 from mie.system.threads import is_of_the_request
 from mie.text.byte_table import ByteTable
 from mie.text.tokenizer_checks import check_model, checked_tokenizer
@@ -76,7 +76,7 @@ def read_text(path: Path, largest: int) -> str:
         TokenizerError: the file cannot be read, is too large or is not UTF-8.
     """
     try:
-        return read_file(path, largest).decode("utf-8")
+        return without_bom(read_file(path, largest)).decode("utf-8")
     except OSError as error:
         raise TokenizerError(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

@@ -12,6 +12,7 @@ def help_of(*words: str) -> str:
     for word in words:
         [action] = [each for each in parser._actions if each.choices and word in each.choices]
         parser = action.choices[word]  # type: ignore[index]
+    parser.first = ()  # the options of --help-all
     return parser.format_help()
 
 

@@ -23,7 +23,7 @@ def settings(*words: str) -> dict[str, Any]:
 
 
 def test_the_help_says_what_every_option_does(capsys):
-    assert main(["serve", "--help"]) == 0
+    assert main(["serve", "--help-all"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     for name, default, declared in settings_of(ServeConfig):
         if declared.kind != "object":
@@ -35,7 +35,7 @@ def test_the_help_says_what_every_option_does(capsys):
 
 
 def test_the_help_names_the_servers_own_defaults(capsys):
-    main(["serve", "--help"])
+    main(["serve", "--help-all"])
     text = " ".join(capsys.readouterr().out.split())
     for option, default in (
         ("--generation-config NAME", "auto"),

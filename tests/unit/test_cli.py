@@ -4,6 +4,7 @@ import argparse
 import itertools
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 
 from mie.cli import COMMANDS, _parser, main
 from mie.cli.options import add_engine_options, add_sampling_options, sampling_params
+from mie.config.engine_args import EngineArgs
 from mie.config.params.sampling import SamplingParams
+from mie.config.settings import settings_of
 from mie.errors import ConfigError
 
 
@@ -60,6 +63,95 @@ def test_a_requests_own_parameters_take_precedence() -> None:
 def test_an_error_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "--model", "no\nsuch", "Hi"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def commands_of(parser: argparse.ArgumentParser, *words: str) -> Iterator[tuple[str, ...]]:
+    """Yield the words of each command, without those that have commands of their own."""
+    inner = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+    if not inner:
+        yield words
+    for action in inner:
+        for word, each in action.choices.items():
+            yield from commands_of(each, *words, word)
+
+
+LEAVES = list(commands_of(_parser()))
+
+
+@pytest.mark.parametrize("words", LEAVES, ids=" ".join)
+def test_a_usage_is_short_and_the_help_of_many_options_shows_few(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--help"]) == 0
+    shown = capsys.readouterr().out
+    usage = shown.partition("\n\n")[0]
+    assert usage.count("\n") < 4
+    options = re.findall(r"^  (?:-\w, )?(--[\w-]+)", shown, re.MULTILINE)
+    if "--help-all" in options:
+        assert 5 <= len(options) <= 7
+    assert main([*words, "--no-such-option"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") < 6
+    assert "unknown option --no-such-option" in error or "required" in error
+
+
+def test_the_commands_with_most_options_have_a_short_help() -> None:
+    many = {words for words in LEAVES if {"generate", "serve", "batch", "chat"} & {*words}}
+    assert all(_shows_few(words) for words in many if words[0] != "sim")
+
+
+def _shows_few(words: tuple[str, ...]) -> bool:
+    parser: Any = _parser()
+    for word in words:
+        [action] = [each for each in parser._actions if isinstance(each.choices, dict)]
+        parser = action.choices[word]
+    return bool(parser.first)
+
+
+@pytest.mark.parametrize("words", [(), ("bench",), ("sim",)])
+def test_a_command_of_commands_alone_prints_its_help(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(list(words)) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith(" ".join(["usage: mie", *words]))
+    assert not captured.err
+    assert main([*words, "--help"]) == 0
+    assert capsys.readouterr().out == captured.out
+
+
+INTEGERS = [
+    name
+    for name, _, declared in settings_of(EngineArgs)
+    if declared.kind == "integer" and not declared.alias_of and name != "seed"
+]
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(("1k", 1000), ("1K", 1024), ("25.6k", 25_600), ("2m", 2_000_000), ("2M", 2 << 20)),
+        *(("1g", 10**9), ("1G", 1 << 30), ("3t", 3 * 10**12), ("3T", 3 << 40), (" 7 ", 7)),
+        ("-1", -1),
+    ],
+)
+def test_integers_have_vllms_units(name: str, text: str, value: int) -> None:
+    args = parsed(f"--{name.replace('_', '-')}={text}")
+    assert getattr(args, name) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["1.5K", "1.0001k", "k", "1kk", "1 k", "1kb", "1e3", "٣k", "9" * 5000]
+)
+def test_other_units_are_refused_with_an_example(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "--max-model-len", text, "Hi"]) == 2
+    error = capsys.readouterr().err
+    assert "argument --max-model-len" in error
+    assert "such as 4096, 4k (4,000) or 4K (4,096)" in error or "take no decimals" in error
+    assert len(error) < 400
 
 
 def test_the_help_of_chat_begins_with_few_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -235,6 +235,29 @@ def test_an_unknown_architecture_names_the_nearest_and_all_supported() -> None:
     assert all(name in message for name in FAMILIES)
 
 
+OTHERS = (
+    *("GPT2LMHeadModel", "BloomForCausalLM", "OPTForCausalLM", "MambaForCausalLM", "BertModel"),
+    *("GPTNeoXForCausalLM", "T5ForConditionalGeneration", "RWKVForCausalLM", "Model", "x"),
+    *("FalconForCausalLM", "ForCausalLM"),
+)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_an_architecture_of_another_kind_gets_no_nearest_name(name: str) -> None:
+    with pytest.raises(UnsupportedModelError) as error:
+        load(name)
+    assert f"architecture {name!r}" in str(error.value)
+    assert "nearest" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(FAMILIES) if name.index("For") >= 5])
+def test_a_misspelt_architecture_gets_its_own_name(name: str) -> None:
+    stem, ending = name[: name.index("For")], name[name.index("For") :]
+    with pytest.raises(UnsupportedModelError) as error:
+        load(f"{stem}x{ending}")
+    assert f"(nearest: {name!r})" in str(error.value)
+
+
 # Malformed.
 
 

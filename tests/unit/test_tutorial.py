@@ -136,3 +136,16 @@ def test_a_page_shows_the_output_of_its_file(number, capsys, monkeypatch):
             monkeypatch.delitem(sys.modules, name)
     [shown] = blocks(number, "console")
     assert shown == f"$ python docs/tutorial/step_{number}.py\n" + capsys.readouterr().out
+
+
+def test_the_pages_quote_words_of_their_output() -> None:
+    """Step 3 quotes the last token, and step 4 shows a step of the output as arrays."""
+    text = (FOLDER / "step_3.md").read_text(encoding="utf-8")
+    [quoted] = re.findall(r'The last token, "(.*)", is in no block', text)
+    assert blocks(3, "console").pop().splitlines()[1].split()[-1] == quoted
+    text = (FOLDER / "step_4.md").read_text(encoding="utf-8")
+    [words] = re.findall(r"^    tokens +(.*)$", text, re.MULTILINE)
+    [numbers] = re.findall(r"^    positions +(.*)$", text, re.MULTILINE)
+    shown = blocks(4, "console").pop().splitlines()[3].split()
+    pairs = [each[1:].split(":") for each in shown]
+    assert pairs == [list(pair) for pair in zip(numbers.split(), words.split(), strict=True)]
