@@ -6,13 +6,15 @@ import argparse
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mie.cli.bench_report import about, errors, exit_code, report, run_compare, write_results
+from mie.cli.bench_files import check_files, provenance, saved_file, write_results
+from mie.cli.bench_report import about, errors, exit_code, report, run_compare
 from mie.cli.options import DEFAULT_MODEL, engine_options, llm_with_trace, trace_file
+from mie.cli.progress import bar
 from mie.config.arguments import option
 from mie.config.engine import EngineConfig, EngineSettings, check_integer, check_real
 from mie.config.engine_args import EngineArgs
@@ -21,7 +23,7 @@ from mie.errors import ConfigError
 
 if TYPE_CHECKING:
     from mie.cli.bench_report import AnyResult
-    from mie.sim.driver import Bench, LoadResult
+    from mie.sim.driver import Bench, LoadResult, Progress
     from mie.sim.workload import Workload
 
 Number = TypeVar("Number", int, float)
@@ -106,13 +108,18 @@ def open_bench(args: argparse.Namespace) -> Iterator[Bench]:
 
 
 def run_engine_load(
-    bench: Bench, workload: Workload, max_concurrency: int | None = None
+    bench: Bench, workload: Workload, progress: Progress, max_concurrency: int | None = None
 ) -> LoadResult:
     """Run the load with an empty prefix cache."""
     from mie.sim.driver import run_load
 
     bench.engine.reset_prefix_cache()
-    return run_load(bench, workload, max_concurrency=max_concurrency)
+    return run_load(bench, workload, max_concurrency=max_concurrency, progress=progress)
+
+
+def requests_bar(workload: Workload, num_runs: int = 1) -> AbstractContextManager[Progress]:
+    """Return a progress bar that counts the requests that have ended."""
+    return bar("measuring", "request", len(workload.requests) * num_runs)
 
 
 def simulated_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
@@ -168,9 +175,10 @@ def _simulated(args: argparse.Namespace) -> Iterator[Bench]:
 def _run_throughput(args: argparse.Namespace) -> int:
     from mie.sim.metrics import summarize
 
+    check_files(args)
     workload = workload_of(args)
-    with open_bench(args) as bench:
-        result = run_engine_load(bench, workload)
+    with open_bench(args) as bench, requests_bar(workload) as progress:
+        result = run_engine_load(bench, workload, progress)
     summary = summarize(result.records, result.duration_ns, metrics=())
     num_tokens = int(summary["total_input_tokens"] or 0) + int(summary["total_output_tokens"] or 0)
     report(
@@ -202,11 +210,11 @@ def _run_latency(args: argparse.Namespace) -> int:
     for name, low in (("input_len", 1), ("output_len", 1), ("batch_size", 1), ("num_iters", 1)):
         check_integer(name, getattr(args, name), low)
     check_integer("num_iters_warmup", args.num_iters_warmup, 0)
+    check_files(args)
     workload = from_lengths([(args.input_len, args.output_len)] * args.batch_size, name="batch")
-    with open_bench(args) as bench:
-        results = [
-            run_engine_load(bench, workload) for _ in range(args.num_iters_warmup + args.num_iters)
-        ]
+    num_runs = args.num_iters_warmup + args.num_iters
+    with open_bench(args) as bench, requests_bar(workload, num_runs) as progress:
+        results = [run_engine_load(bench, workload, progress) for _ in range(num_runs)]
     latencies = [result.duration_ns / SECOND for result in results[args.num_iters_warmup :]]
     report(
         args,
@@ -238,6 +246,7 @@ def run_serve(args: argparse.Namespace) -> int:
         "goodput": goodput,
     }
     summarize([], 0, **wanted)  # refuses bad values before anything is loaded
+    check_files(args)
     workload = workload_of(args, args.request_rate, args.burstiness)
     place, result = _served(args, workload) if args.base_url else _stepped(args, workload)
     results = {
@@ -252,7 +261,7 @@ def run_serve(args: argparse.Namespace) -> int:
     report(args, results)
     if args.save_result or args.save_detailed:
         details = _details(result) if args.save_detailed else {}
-        write_results(Path(args.result_dir, args.result_filename), {**results, **details})
+        write_results("--save-result", saved_file(args), {**provenance(args), **results, **details})
     return exit_code(result)
 
 
@@ -261,8 +270,8 @@ def _stepped(args: argparse.Namespace, workload: Workload) -> tuple[dict[str, An
     for name in ("api_key", "vocab_size", "openai_only", "reset_prefix_cache"):
         if getattr(args, name):
             raise ConfigError(f"{option(name)} needs --base-url")
-    with open_bench(args) as bench:
-        return place_of(args), run_engine_load(bench, workload, args.max_concurrency)
+    with open_bench(args) as bench, requests_bar(workload) as progress:
+        return place_of(args), run_engine_load(bench, workload, progress, args.max_concurrency)
 
 
 def _served(args: argparse.Namespace, workload: Workload) -> tuple[dict[str, Any], AnyResult]:
@@ -284,12 +293,14 @@ def _served(args: argparse.Namespace, workload: Workload) -> tuple[dict[str, Any
         api_key=args.api_key or os.environ.get("OPENAI_API_KEY"),
         openai_only=args.openai_only,
     )
-    result = run_load_on(
-        server,
-        workload,
-        max_concurrency=args.max_concurrency,
-        reset_prefix_cache=args.reset_prefix_cache,
-    )
+    with requests_bar(workload) as progress:
+        result = run_load_on(
+            server,
+            workload,
+            max_concurrency=args.max_concurrency,
+            reset_prefix_cache=args.reset_prefix_cache,
+            progress=progress,
+        )
     place = {
         "backend": "openai",
         "simulated": False,

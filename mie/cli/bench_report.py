@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from mie.cli.bench_files import provenance, write_results
 from mie.errors import ConfigError
 from mie.system.files import read_json_object
 
@@ -52,22 +53,18 @@ def exit_code(result: AnyResult) -> int:
 
 
 def report(args: argparse.Namespace, results: Mapping[str, Any]) -> None:
-    """Print the results, and write them to the files that ``args`` names.
+    """Print the results, and write them with their provenance to the file that ``args`` names.
 
     Raises:
         ConfigError: the file cannot be written.
     """
+    results = {**provenance(args), **results}
     if args.json:
         print(json.dumps(results, indent=2))
     else:
         print("\n".join(markdown(results)))
     if args.output_json is not None:
-        write_results(Path(args.output_json), results)
-
-
-def write_results(path: Path, results: Mapping[str, Any]) -> None:
-    """Write the results as JSON, or raise `ConfigError`."""
-    write_text(path, json.dumps(results, indent=2) + "\n")
+        write_results("--output-json", Path(args.output_json), results)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +15,7 @@ from mie.cli.diagnosis.cpu import CPU_CHECKS
 from mie.cli.diagnosis.gpu import GPU_CHECKS, JETSON_CHECKS
 from mie.cli.diagnosis.machine import ASK_SECONDS, Check, Facts, Machine, Survey, Topic
 from mie.cli.parser import Commands, declared
+from mie.cli.progress import bar
 from mie.errors import ConfigError
 from mie.system.cache_dir import CacheError, open_cache
 from mie.version import __version__
@@ -159,7 +158,7 @@ def run(args: argparse.Namespace, machine: Machine | None = None) -> int:
         raise ConfigError("--model needs --compile")
     if args.compile:
         return _compile(args)
-    progress = partial(_bar, "examining", "check")
+    progress = partial(bar, "examining", "check")
     names = [args.backend] if args.backend else BACKENDS
     patience = ASK_SECONDS if args.backend else TRIAL_SECONDS
     checks, trials = examine(machine or Machine(), names, progress, patience)
@@ -183,7 +182,7 @@ def _compile(args: argparse.Namespace) -> int:
     """Compile the kernels of backend jit, or of a model on a GPU, and return the exit code."""
     if args.backend != "cupy":
         compiled = compile_kernels(
-            partial(_bar, "compiling kernels", "kernel"),
+            partial(bar, "compiling kernels", "kernel"),
             *([] if args.model is None else _dtypes_of(args.model)),
         )
     elif args.model is None:
@@ -204,18 +203,6 @@ def _dtypes_of(model: str) -> tuple[set[str], set[str]]:
     config = ModelConfig.load(directory)
     checkpoint = Checkpoint.open(directory, expected_tensors(config), config.quantisation)
     return checkpoint.matrix_dtypes, {"float32"}
-
-
-@contextmanager
-def _bar(what: str, unit: str, number: int) -> Iterator[Callable[[int], object]]:
-    """Show a progress bar on a terminal, and nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda num_new: None
-        return
-    from tqdm import tqdm
-
-    with tqdm(total=number, desc=what, unit=unit, leave=False) as bar:
-        yield bar.update
 
 
 def render(checks: Sequence[Check], trials: Mapping[str, Facts]) -> str:

@@ -13,15 +13,8 @@ from typing import Any
 
 from mie.checkpoint.tensors import num_parameters
 from mie.cli.bench import costs_as_place, numbers_in, simulated_config
-from mie.cli.bench_report import (
-    COMPARED,
-    COSTS,
-    number,
-    place_line,
-    table,
-    write_results,
-    write_text,
-)
+from mie.cli.bench_files import check_files, provenance, write_results
+from mie.cli.bench_report import COMPARED, COSTS, number, place_line, table, write_text
 from mie.errors import ConfigError
 
 
@@ -157,9 +150,11 @@ def run_cluster(args: argparse.Namespace) -> int:
             f"--request-router {args.request_router!r} is unknown; known are {', '.join(ROUTERS)}"
         )
     sizes = numbers_in("--replicas", args.replicas, int, "1,3,10")
+    check_files(args)
     rows = [simulate_cluster(load, size, router) for size in sizes for router in routers]
     if args.output_json is not None:
-        write_results(Path(args.output_json), {"clusters": rows})
+        path = Path(args.output_json)
+        write_results("--output-json", path, {**provenance(args), "clusters": rows})
     print("\n".join(map(json.dumps, rows) if args.json else cluster_table(rows)))
     return 0
 

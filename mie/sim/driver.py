@@ -2,7 +2,9 @@
 
 import heapq
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from mie.base.stats.step import StepStats
 from mie.config.params.sampling import SamplingParams
@@ -12,6 +14,9 @@ from mie.errors import RequestError
 from mie.sim.costs import SECOND, Clock
 from mie.sim.metrics import RequestRecord
 from mie.sim.workload import Answer, Workload, WorkloadRequest
+
+Progress: TypeAlias = Callable[[int], object]
+"""A function that is called with the number of requests that have just ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +68,21 @@ class LoadResult:
         return max((stats.num_running for stats in self.steps), default=0)
 
 
-def run_load(bench: Bench, workload: Workload, *, max_concurrency: int | None = None) -> LoadResult:
+def run_load(
+    bench: Bench,
+    workload: Workload,
+    *,
+    max_concurrency: int | None = None,
+    progress: Progress = lambda num_ended: None,
+) -> LoadResult:
     """Send every request at its time and step the engine until all have ended.
 
     With ``max_concurrency`` at most that many are in the engine at once. The others are sent as
     those end, and their arrival is that moment, as in vLLM's benchmark. A request that the engine
-    refuses is recorded with its error, and so are those that come after it.
+    refuses is recorded with its error, and so are those that come after it. ``progress`` is called
+    with the number of requests that have just ended.
     """
-    run = _Run(bench, workload, max_concurrency)
+    run = _Run(bench, workload, max_concurrency, progress)
     engine = bench.engine
     engine.observers.append(run.steps.append)
     try:
@@ -89,7 +101,10 @@ def run_load(bench: Bench, workload: Workload, *, max_concurrency: int | None = 
 class _Run:
     """One run: the requests to come, those in the engine, and the records."""
 
-    def __init__(self, bench: Bench, workload: Workload, max_concurrency: int | None) -> None:
+    def __init__(
+        self, bench: Bench, workload: Workload, max_concurrency: int | None, progress: Progress
+    ) -> None:
+        self._progress = progress
         self.steps: list[StepStats] = []
         self.records: dict[str, RequestRecord] = {}
         self.open_choices: dict[str, int] = {}
@@ -161,6 +176,7 @@ class _Run:
 
     def _refuse(self, record: RequestRecord, error: str) -> None:
         record.error = error
+        self._progress(1)
         for _, request in self._after.pop(record.request_id, []):
             later = RequestRecord(
                 request_id=request.request_id, num_prompt=0, arrival_ns=record.arrival_ns
@@ -185,6 +201,7 @@ class _Run:
         if self.open_choices[record.request_id]:
             return
         del self.open_choices[record.request_id]
+        self._progress(1)
         record.num_cached = output.metrics.num_cached_tokens
         record.num_preemptions = output.metrics.num_preemptions
         self._free_seat(now)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mie.errors import ConfigError, needing_extra
 from mie.sim.costs import SECOND, WallClock
+from mie.sim.driver import Progress
 from mie.sim.metrics import RequestRecord
 from mie.sim.workload import Answer, Workload, WorkloadRequest
 
@@ -74,12 +75,14 @@ def run_load_on(
     *,
     max_concurrency: int | None = None,
     reset_prefix_cache: bool = False,
+    progress: Progress = lambda num_ended: None,
 ) -> ServedResult:
     """Send every request at its time over HTTP and wait until all have ended.
 
     Without ``max_concurrency`` the load is open: requests are sent when they are due. With it, the
     load is closed: at most that many are out at once, and the others arrive when one of these ends.
     A request that fails is recorded with its error, and so are those that come after it.
+    ``progress`` is called with the number of requests that have just ended.
 
     Raises:
         ConfigError: the server cannot be reached, or does not name its models or vocabulary.
@@ -87,7 +90,7 @@ def run_load_on(
     """
     if server.openai_only:
         _refuse_extensions(workload)
-    return asyncio.run(_serve(server, workload, max_concurrency, reset_prefix_cache))
+    return asyncio.run(_serve(server, workload, max_concurrency, reset_prefix_cache, progress))
 
 
 def _refuse_extensions(workload: Workload) -> None:
@@ -105,7 +108,7 @@ def _refuse_extensions(workload: Workload) -> None:
 
 
 async def _serve(
-    server: Server, workload: Workload, max_concurrency: int | None, reset: bool
+    server: Server, workload: Workload, max_concurrency: int | None, reset: bool, progress: Progress
 ) -> ServedResult:
     with needing_extra("serve", "a benchmark over HTTP"):
         import httpx2
@@ -120,7 +123,7 @@ async def _serve(
         vocab_size = server.vocab_size or await _vocab_size(client)
         if reset:
             await _reset_prefix_cache(client)
-        run = _Run(client, server, workload, model, vocab_size, max_concurrency)
+        run = _Run(client, server, workload, model, vocab_size, max_concurrency, progress)
         return await run.serve()
 
 
@@ -180,8 +183,10 @@ class _Run:
         model: str,
         vocab_size: int,
         max_concurrency: int | None,
+        progress: Progress,
     ) -> None:
         self._client = client
+        self._progress = progress
         self._server = server
         self._workload = workload
         self._model = model
@@ -232,6 +237,7 @@ class _Run:
                 await self._send(request, self._now() if has_to_wait else due)
         finally:
             self._ended[request.request_id].set()
+            self._progress(1)
 
     async def _send(self, request: WorkloadRequest, arrival_ns: int) -> None:
         import httpx2

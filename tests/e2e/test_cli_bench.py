@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from command_line import COMMAND, ENVIRONMENT, mie
 
+from mie.version import __version__
+
 SIMULATED = ("--device", "a10g", "--model-shape", "TinyLlama-1.1B")
 
 
@@ -81,6 +83,8 @@ def test_bench_throughput_has_vllms_fields_and_writes_them(tmp_path: Path):
     options = ("--num-prompts", "5", "--random-input-len", "40", "--random-range-ratio", "0.5")
     found = results("throughput", *SIMULATED, *options, "--output-json", path)
     assert json.loads(path.read_text()) == found
+    assert found["mie"] == __version__
+    assert found["settings"]["random_input_len"] == 40
     assert found["num_requests"] == 5
     assert found["total_num_tokens"] == found["total_input_tokens"] + found["total_output_tokens"]
     assert 5 * 20 <= found["total_input_tokens"] <= 5 * 60
