@@ -8,6 +8,7 @@ Names are loaded when they are first used, so that ``import mie`` costs nothing.
 import importlib
 from typing import TYPE_CHECKING
 
+from mie.base.absent import refuse_modules_of_vllm as _refuse_modules_of_vllm
 from mie.system.logs import set_up_logging as _set_up_logging
 from mie.version import __version__ as __version__
 from mie.version import __version_tuple__ as __version_tuple__
@@ -87,6 +88,7 @@ __all__ = [
 ]
 
 _set_up_logging()
+_refuse_modules_of_vllm()
 
 
 def __getattr__(name: str) -> object:

@@ -32,6 +32,9 @@ REFUSED: Mapping[str, Mapping[str, str]] = {
 }
 """Maps a class, or a module of vLLM, to its refused names and their remedies."""
 
+MODULES: Mapping[str, str] = _by_name(_DATA["modules"])
+"""Maps a module of vLLM that mie does not have, without "vllm.", to the remedy."""
+
 NEUTRAL: Mapping[str, Neutral] = {
     owner: {name: (tuple(values), why) for name, (values, why) in table.items()}
     for owner, table in _DATA["neutral"].items()

@@ -26,6 +26,18 @@ if TYPE_CHECKING:
     from mie.sim.driver import Bench, LoadResult, Progress
     from mie.sim.workload import Workload
 
+_CLIENTS = (
+    "vllm",
+    "vllm-chat",
+    "openai",
+    "openai-chat",
+    "openai-audio",
+    "sglang",
+    "tgi",
+    "lmdeploy",
+)
+"""Values of ``--backend`` in vLLM's benchmark, which are kinds of servers."""
+
 Number = TypeVar("Number", int, float)
 
 
@@ -41,6 +53,16 @@ def workload_of(
     from mie.sim.loads import independent
     from mie.sim.workload import Workload
 
+    if args.dataset_name not in (None, "random"):
+        raise ConfigError(
+            f"--dataset-name {args.dataset_name!r} is unknown; write random, or give a file with "
+            "--workload (mie sim workload makes one)"
+        )
+    if args.backend in _CLIENTS:
+        raise ConfigError(
+            f"--backend is the engine's compute backend here, not the kind of a server; got "
+            f"{args.backend!r} (leave it out; --base-url measures any server of OpenAI's interface)"
+        )
     if args.workload is not None:
         return Workload.load(Path(args.workload))
     ratio = args.random_range_ratio

@@ -137,6 +137,7 @@ def show_first(parser: argparse.ArgumentParser, options: Sequence[str]) -> None:
 def _word_of(action: argparse.Action) -> str:
     """Return a positional argument as a usage shows it."""
     word = str(action.metavar or action.dest)
+    forms: Mapping[int | str | None, str]
     forms = {None: word, "?": f"[{word}]", "*": f"[{word} ...]", "+": f"{word} [{word} ...]"}
     return forms[action.nargs]
 
