@@ -26,7 +26,6 @@ import pyte
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from check_build import build
 from gguf_files import convert
 from hub_server import HubServer
 
@@ -178,9 +177,6 @@ def texts_of(y: int, runs: tuple[Run, ...]) -> Iterator[str]:
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        dist = folder / "dist"
-        dist.mkdir()
-        build(dist, folder)
         run([sys.executable, "-m", "venv", folder / "venv"], check=True)
         data = convert(BUNDLED_DIRECTORY, folder / "tiny.gguf", "Q8_0", "gpt-2").read_bytes()
         with HubServer({NAME: {"tiny-Q8_0.gguf": data}}) as hub:
@@ -189,13 +185,12 @@ def main() -> None:
                 "PATH": f"{folder / 'venv/bin'}:{os.environ['PATH']}",
                 "PS1": "$ ",
                 "TERM": "xterm-256color",
-                "PIP_FIND_LINKS": str(dist),
                 "PIP_QUIET": "2",
                 "HF_HOME": str(folder / "hub"),
                 "HF_ENDPOINT": hub.address,
                 "XDG_CACHE_HOME": str(folder / "cache"),
             }
-            PICTURE.write_text(draw(record(environment, folder)), encoding="utf-8")
+            PICTURE.write_text(draw(record(environment, ROOT)), encoding="utf-8")
 
 
 if __name__ == "__main__":
