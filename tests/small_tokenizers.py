@@ -1,6 +1,8 @@
 """Make small tokenizers of every kind that the text room must support."""
 
 import json
+import random
+import string
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -44,6 +46,29 @@ def byte_level() -> Tokenizer:
         ),
     )
     backend.add_tokens([AddedToken("dear reader", special=False), AddedToken("猫 é")])
+    return wrap(backend, bos_token="<|bos|>", eos_token="<|end|>")
+
+
+def many_words(count: int) -> Tokenizer:
+    """Return a tokenizer with a large vocabulary: all bytes, and random words of two letters each.
+
+    Its words have letters, digits and punctuation, with and without a space in front.
+    """
+    rng = random.Random(count)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate(["<|bos|>", "<|end|>", *alphabet])}
+    merges = []
+    known = [*string.ascii_letters, *"0123456789._-@/\u0120"]
+    while len(vocabulary) < count:
+        left, right = rng.choice(known), rng.choice(known)
+        if left + right not in vocabulary and len(left + right) <= 12:
+            vocabulary[left + right] = len(vocabulary)
+            merges.append((left, right))
+            known.append(left + right)
+    backend = Backend(models.BPE(vocab=vocabulary, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<|bos|>", "<|end|>"])
     return wrap(backend, bos_token="<|bos|>", eos_token="<|end|>")
 
 

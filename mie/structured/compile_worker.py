@@ -1,8 +1,8 @@
 """Compile grammars in a separate process, which `mie.structured.compiler` starts.
 
-The first message is the vocabulary. Every other message is a grammar for llguidance, which a forked
-child compiles under the limits, so that a grammar leaves nothing behind. A message that arrives
-meanwhile cancels the grammar; it is empty. Replies are JSON objects.
+The first message is the vocabulary. Every other message is a description of an output. A forked
+child writes and compiles its grammar under the limits, so that a description leaves nothing behind.
+A message that arrives meanwhile cancels the description; it is empty. Replies are JSON objects.
 """
 
 from __future__ import annotations
@@ -15,19 +15,24 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
+from mie.config.params.structured import StructuredOutputsParams
+from mie.errors import RequestError
+from mie.structured.descriptions import grammar_of
 from mie.structured.limits import (
     CPU_SECONDS,
     LIBRARY_LIMITS,
     MEMORY_BYTES,
+    NUM_TRIED,
     OUT_OF_MEMORY,
     STACK_BYTES,
 )
 from mie.system import worker_side
 
 if TYPE_CHECKING:
-    from llguidance import LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer
 
 _LONGEST_REASON = 10_000  # characters
+_ENDS = ('"', "]", "}", "0", ",")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -40,22 +45,22 @@ def main() -> None:
         return
     tokens = LLTokenizer(**json.loads(vocabulary))
     _reply({})
-    while (grammar := worker_side.read_message()) is not None:
-        if grammar:  # an empty one cancels a grammar that has just ended
-            _reply(_compiled_in_child(tokens, grammar.decode()))
+    while (description := worker_side.read_message()) is not None:
+        if description:  # an empty one cancels a description that has just ended
+            _reply(_compiled_in_child(tokens, description.decode()))
 
 
 def _reply(reply: dict[str, Any]) -> None:
     worker_side.write_message(json.dumps(reply).encode())
 
 
-def _compiled_in_child(tokens: LLTokenizer, grammar: str) -> dict[str, Any]:
+def _compiled_in_child(tokens: LLTokenizer, description: str) -> dict[str, Any]:
     """Return the reply of a forked child, or its exit status if it gives none."""
     reader, writer = os.pipe()
     parent = os.getpid()
     child = os.fork()
     if child == 0:
-        _answer_and_exit(tokens, grammar, parent, writer)
+        _answer_and_exit(tokens, description, parent, writer)
     os.close(writer)
     text = b""
     while True:
@@ -74,27 +79,27 @@ def _compiled_in_child(tokens: LLTokenizer, grammar: str) -> dict[str, Any]:
     return reply
 
 
-def _answer_and_exit(tokens: LLTokenizer, grammar: str, parent: int, writer: int) -> None:
-    """Compile a grammar under the limits in this process, which ends with its parent."""
+def _answer_and_exit(tokens: LLTokenizer, description: str, parent: int, writer: int) -> None:
+    """Compile a description under the limits in this process, which ends with its parent."""
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             return
         worker_side.limit_cpu_seconds(CPU_SECONDS)
         threading.stack_size(STACK_BYTES)
-        thread = threading.Thread(target=_answer, args=(tokens, grammar, writer))
+        thread = threading.Thread(target=_answer, args=(tokens, description, writer))
         thread.start()
         thread.join()
     finally:
         os._exit(1)
 
 
-def _answer(tokens: LLTokenizer, grammar: str, writer: int) -> None:
+def _answer(tokens: LLTokenizer, description: str, writer: int) -> None:
     status = 1
     try:
         # Not before this thread has started, which is one of the processes that are forbidden.
         worker_side.limit_address_space(worker_side.address_space() + MEMORY_BYTES)
-        reply = json.dumps(_compiled(tokens, grammar)).encode()
+        reply = json.dumps(_compiled(tokens, description)).encode()
         while reply:
             reply = reply[os.write(writer, reply) :]
         status = 0
@@ -104,15 +109,42 @@ def _answer(tokens: LLTokenizer, grammar: str, writer: int) -> None:
         os._exit(status)
 
 
-def _compiled(tokens: LLTokenizer, grammar: str) -> dict[str, Any]:
-    """Return the memory of the compiled grammar, or the library's error."""
+def _compiled(tokens: LLTokenizer, description: str) -> dict[str, Any]:
+    """Return the grammar and its memory, why the description is refused, or the library's error."""
     from llguidance import LLMatcher, LLParserLimits
 
+    try:
+        grammar = grammar_of(StructuredOutputsParams(**json.loads(description)))
+    except RequestError as refusal:
+        return {"refusal": str(refusal)[:_LONGEST_REASON]}
+    except RecursionError:
+        return {"refusal": "nests too deep (write a simpler one)"}
     before = worker_side.resident_bytes()
     limits = LLParserLimits(**LIBRARY_LIMITS)
     matcher = LLMatcher(tokens, grammar, log_level=0, limits=limits)
-    matcher.compute_bitmask()  # finds grammars that compile and allow nothing
-    if matcher.is_error():
-        return {"error": matcher.get_error()[:_LONGEST_REASON]}
-    matcher.deep_copy()  # which every output does
-    return {"num_bytes": worker_side.resident_bytes() - before}
+    trial = matcher.deep_copy()  # which every output does
+    _try(tokens, trial)
+    if trial.is_error():
+        return {"error": trial.get_error()[:_LONGEST_REASON]}
+    return {"grammar": grammar, "num_bytes": worker_side.resident_bytes() - before}
+
+
+def _try(tokens: LLTokenizer, matcher: LLMatcher) -> None:
+    """Follow a short output.
+
+    This finds grammars that allow nothing, and masks that cost too much.
+
+    It ends each text as soon as possible, to come to many parts of the grammar.
+    """
+    ends = [token for text in _ENDS if len(token := tokens.tokenize_str(text)) == 1]
+    for _ in range(NUM_TRIED):
+        matcher.consume_tokens(matcher.compute_ff_tokens())
+        mask = matcher.compute_bitmask()
+        if matcher.is_stopped():  # also after an error
+            return
+        allowed = int.from_bytes(mask, "little")
+        first = (allowed & -allowed).bit_length() - 1
+        end = next((token for [token] in ends if allowed >> token & 1), first)
+        if end in tokens.eos_tokens:
+            return
+        matcher.consume_token(end)

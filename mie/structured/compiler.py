@@ -20,10 +20,11 @@ from mie.system.threads import after_fork
 from mie.system.worker import Worker, WorkerEnded, WorkerSilent
 
 Reply = dict[str, Any]
-"""A worker's reply: ``num_bytes``, an ``error`` of the library, or a ``returncode``."""
+"""A worker's reply: a ``grammar`` and its ``num_bytes``, or else a ``refusal``, an ``error`` of the
+library, or a ``returncode``."""
 
 Work = Callable[[Salted, Callable[[str], Reply]], Any]
-"""Compiles a description. Its second argument lets the worker compile a grammar first."""
+"""Compiles a description. Its second argument lets the worker compile the description first."""
 
 
 class Compiler:
@@ -122,15 +123,15 @@ class Compiler:
                 self._thread = self._waker = None
             return job
 
-    def _reply(self, job: Job, wake: socket.socket, grammar: str) -> Reply:
-        """Let the worker compile a grammar, and return its reply.
+    def _reply(self, job: Job, wake: socket.socket, description: str) -> Reply:
+        """Let the worker compile a description, and return its reply.
 
         Raises:
-            WorkerError: there is no reply, for which the grammar is not to blame.
+            WorkerError: there is no reply, for which the description is not to blame.
         """
         try:
             worker = self._running_worker()
-            return self._exchange(worker, job, wake, grammar.encode())
+            return self._exchange(worker, job, wake, description.encode())
         except WorkerEnded as end:
             raise WorkerError(_not_compiled(f"the worker process ended ({end})")) from None
         except WorkerSilent:

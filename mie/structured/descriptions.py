@@ -1,11 +1,13 @@
 """Write descriptions of outputs as grammars for llguidance."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from mie.config.params.structured import StructuredOutputsParams
-from mie.errors import RequestError, shown
+from mie.errors import RequestError
+from mie.structured.schemas import rewritten
 
 
 class Salted(NamedTuple):
@@ -25,11 +27,6 @@ COMPACT: Mapping[str, Any] = {
 }
 """Options of llguidance for JSON without whitespace."""
 
-_SCHEMAS = {"$defs", "definitions", "properties", "patternProperties"} | {
-    *("allOf", "anyOf", "oneOf", "prefixItems")
-}
-"""Keywords whose value is a mapping or a list of schemas."""
-
 
 def kind_of(params: StructuredOutputsParams) -> str:
     """Return the name of a description in messages."""
@@ -38,12 +35,14 @@ def kind_of(params: StructuredOutputsParams) -> str:
 
 
 def grammar_of(params: StructuredOutputsParams) -> str:
-    """Return the grammar for llguidance.
+    """Return the grammar for llguidance. A hostile description can make this slow.
 
     Raises:
-        RequestError: llguidance is not installed, or a number is too large for it.
+        RequestError: llguidance is not installed, or the description cannot be followed. Then the
+            message continues the kind of the description.
     """
     matchers = library().LLMatcher
+    is_closed = params.disable_additional_properties
     if params.regex is not None:
         return str(matchers.grammar_from_regex(params.regex))
     if params.choice is not None:
@@ -51,35 +50,62 @@ def grammar_of(params: StructuredOutputsParams) -> str:
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in params.choice)
         return str(matchers.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}"))
     if params.grammar is not None:
-        return str(matchers.grammar_from_lark(params.grammar))
+        return str(matchers.grammar_from_lark(_lark(params.grammar, is_closed=is_closed)))
     schema = json.loads('{"type": "object"}' if params.json_object else str(params.json))
-    if params.disable_additional_properties:
-        close(schema)
-    _check_numbers(schema)
+    schema = rewritten(schema, is_closed=is_closed)
     return str(matchers.grammar_from_json_schema(schema, overrides=_json_options(params)))
 
 
-def _check_numbers(schema: Any) -> None:
-    """Refuse integers that the library cannot hold, by name and wherever they are."""
-    values = [("", schema)]
-    for name, value in values:
-        if isinstance(value, dict):
-            values += value.items()
-        elif isinstance(value, list):
-            values += [(name, each) for each in value]
-        elif isinstance(value, int) and not -(2**63) <= value < 2**64:
-            raise RequestError(
-                f"structured_outputs has a json schema that cannot be followed: {shown(name)} is "
-                f"{shown(value)}; integers may be in -2**63 … 2**64 - 1"
-            )
+def _lark(grammar: str, *, is_closed: bool) -> str:
+    """Return a grammar in llguidance's dialect of Lark, converted from GBNF if it is that."""
+    from llguidance import gbnf_to_lark
+
+    if "::=" not in grammar or gbnf_to_lark.is_lark_syntax(grammar):
+        return _with_rewritten_schemas(grammar, is_closed)
+    try:
+        return str(gbnf_to_lark.gbnf_to_lark(grammar))
+    except RecursionError:
+        raise RequestError("is GBNF that nests too deep") from None
+    except Exception as error:  # the library raises Exception itself
+        raise RequestError(f"is no GBNF that can be read: {error}") from error
+
+
+_SCHEMA_OR_TEXT = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|%json\s*')
+
+
+def _with_rewritten_schemas(lark: str, is_closed: bool) -> str:
+    """Return a grammar whose JSON schemas are rewritten as those of requests are."""
+    parts = []
+    place = 0
+    while found := _SCHEMA_OR_TEXT.search(lark, place):
+        end = found.end()
+        parts.append(lark[place:end])
+        if found.group().startswith("%json"):
+            try:
+                schema, end = json.JSONDecoder().raw_decode(lark, end)
+            except (ValueError, RecursionError):
+                schema = None  # llguidance names the error
+            if isinstance(schema, dict):
+                options = schema.get("x-guidance", {})
+                schema = rewritten(schema, is_closed=is_closed)
+                if isinstance(options, dict):
+                    schema["x-guidance"] = {**options, **_STRICT}
+                parts.append(json.dumps(schema))
+            else:
+                parts.append(lark[found.end() : end])
+        place = end
+    return "".join([*parts, lark[place:]])
+
+
+_STRICT: Mapping[str, Any] = {"lenient": False, "coerce_one_of": False}
+"""Options of llguidance that let it ignore nothing."""
 
 
 def _json_options(params: StructuredOutputsParams) -> Any:
-    strict = {"lenient": False, "coerce_one_of": False}  # regardless of a schema's x-guidance
     if params.whitespace_pattern is not None:
-        return {**strict, "whitespace_pattern": params.whitespace_pattern}
+        return {**_STRICT, "whitespace_pattern": params.whitespace_pattern}
     return {
-        **strict,
+        **_STRICT,
         **(COMPACT if params.disable_any_whitespace else {"whitespace_flexible": True}),
     }
 
@@ -94,22 +120,3 @@ def library() -> Any:
             "'mie[structured]')"
         ) from error
     return llguidance
-
-
-def close(schema: Any) -> None:
-    """Forbid further properties if a schema names some and does not mention others."""
-    if not isinstance(schema, dict):
-        return
-    for name in _SCHEMAS & schema.keys():
-        inner = schema[name]
-        for each in inner.values() if isinstance(inner, dict) else _listed(inner):
-            close(each)
-    for name in ("items", "additionalProperties"):
-        close(schema.get(name))
-    if "properties" in schema:
-        schema.setdefault("additionalProperties", False)
-
-
-def _listed(value: Any) -> list[Any]:
-    """Return a list, or nothing for a value that is no list, which the library refuses."""
-    return value if isinstance(value, list) else []

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from mie.config.params.structured import StructuredOutputsParams
-from mie.errors import RequestError
-from mie.structured.descriptions import Salted, grammar_of, kind_of, library
+from mie.errors import RequestError, printable
+from mie.structured.descriptions import Salted, kind_of, library
 from mie.structured.limits import (
     EXCEEDED,
     LIBRARY_LIMITS,
@@ -227,15 +228,16 @@ def _compiled(
 ) -> Grammar:
     """Compile a description in this process, after a worker has compiled it under limits."""
     params = description.params
-    text = grammar_of(params)
     tokens = vocabulary.indexed()
-    reply = check(text)
+    reply = check(json.dumps(asdict(params)))
+    if "refusal" in reply:
+        raise _refusal(params, printable(reply["refusal"]))
     if "error" in reply:
         raise _refusal(params, f"cannot be followed: {why(reply['error'])}")
-    if "num_bytes" not in reply:
+    if "grammar" not in reply:
         raise _refusal(params, EXCEEDED[reply["returncode"]])
     limits = library().LLParserLimits(**LIBRARY_LIMITS)
-    matcher = library().LLMatcher(tokens, text, log_level=0, limits=limits)
+    matcher = library().LLMatcher(tokens, reply["grammar"], log_level=0, limits=limits)
     if matcher.is_error():
         raise _refusal(params, f"cannot be followed: {why(matcher.get_error())}")
     return Grammar(matcher, reply["num_bytes"])

@@ -7,15 +7,21 @@ from typing import Any
 from mie.errors import printable
 
 LIBRARY_LIMITS: Mapping[str, Any] = {
-    "initial_lexer_fuel": 100_000,
-    "step_lexer_fuel": 20_000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
     "max_lexer_states": 50_000,
 }
-"""Limits of llguidance's own, a tenth and a fifth of its defaults.
+"""Limits of llguidance's own. The first two are its defaults, and the third is a fifth of it.
 
-They limit a step. With the defaults, a mask of ``((a{1000}){1000}){1000}`` takes seconds, and an
-output of ``[a-z ]*[aeiou][a-z ]{30}`` takes 90 MB.
+The limits of CPU time and memory bound the cost of a description. These limits bound the cost of
+one step, which grows with the vocabulary. The first mask of a text with a pattern and a length,
+such as an address of up to 320 characters, needs 30,000 to 100,000 units of ``step_lexer_fuel``
+with 49,152 tokens. A mask that needs 200,000 takes 20 to 50 ms. With 250,000 states, an output of
+``[a-z ]*[aeiou][a-z ]{30}`` takes 90 MB.
 """
+
+NUM_TRIED = 32
+"""Masks that the worker computes to find those that cost too much."""
 
 CPU_SECONDS = 1.0
 """CPU time in which a worker compiles a description. Most take 1 to 10 ms."""
@@ -68,8 +74,9 @@ EXCEEDED = {
 _PLAIN = {
     "NoExtension": "no finite text matches it (does it contradict itself, or refer to itself "
     "without end?)",
-    "Failed to generate regex for integer range": "the bounds of an integer leave no value "
-    "in -2**63 … 2**63 - 1, where integers with bounds may be",
+    "oneOf constraints are not supported": "the alternatives of a oneOf cannot be told apart "
+    "(write anyOf, or require a property in each that has another const)",
+    "Value for 'multipleOf' has too many digits": "a multipleOf has too many digits",
     "recursion limit exceeded": f"it nests more than {MAX_DEPTH} levels deep, which is the limit",
 }
 

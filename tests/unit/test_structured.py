@@ -86,6 +86,11 @@ def test_bad_fields_are_refused_by_name():
     refuses("choice must have at least one text", choice=[])
     refuses("structural_tag is not supported", structural_tag="{}")
     refuses("whitespace_pattern belongs to json", choice=["a"], whitespace_pattern=" ")
+    refuses(
+        "disable_additional_properties belongs to json",
+        regex="a",
+        disable_additional_properties=True,
+    )
     refuses("'jsn'", jsn="{}")
 
 
@@ -108,16 +113,16 @@ BAD = [
     ({"regex": r"(a)\1"}, "backreferences are not supported"),
     ({"grammar": "start: x"}, 'grammar that cannot be followed: .*unknown name: "x"'),
     ({"grammar": "start: " + "(" * 5000 + '"a"' + ")" * 5000}, "too deeply nested"),
-    ({"json": {"not": {"type": "null"}}}, r"Unimplemented keys: \[\"not\"\]"),
+    ({"json": {"not": {"type": "null"}}}, "uses 'not', which is not supported"),
     ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
     ({"json": {"type": "thing"}}, "Invalid type: thing"),
-    ({"json": {"$ref": "https://example.org/x"}}, "not present in a registry"),
+    ({"json": {"$ref": "https://example.org/x"}}, "which is not in the schema"),
     ({"json": {"type": "integer", "minimum": 5, "maximum": 3}}, "Unsatisfiable schema"),
     ({"json": {"$ref": "#"}}, "no finite text matches it"),
     ({"regex": r"[^\s\S]"}, "regex that cannot be followed: no finite text matches it"),
-    ({"json": {"maxLength": 10**20}}, "'maxLength' is 100000000000000000000; integers may be in"),
-    ({"json": {"anyOf": [{"const": 2**64}]}}, "'const' is 18446744073709551616"),
-    ({"json": {"type": "integer", "minimum": 2**63}}, r"no value in -2\*\*63 … 2\*\*63 - 1"),
+    ({"json": {"minLength": 10**20}}, "minLength 100000000000000000000, which no answer reaches"),
+    ({"json": {"anyOf": [{"const": 2**64}]}}, "const 18446744073709551616, which llguidance would"),
+    ({"json": {"type": "integer", "minimum": 2**63}}, "has minimum 9223372036854775808, which"),
     ({"json": {"items": DEEP}}, "it nests more than 124 levels deep, which is the limit"),
     ({"json": {"type": "integer", "multipleOf": 1_000_003}}, EXCEEDED),
     ({"json": {"allOf": CONJUNCTION}}, EXCEEDED),
@@ -172,10 +177,86 @@ def test_what_becomes_too_complex_fails_alone():
     llm = bundled()
     free = SamplingParams(temperature=0, max_tokens=5)
     [alone] = llm.generate("Once", free, use_tqdm=False)
-    complex_one = params_of(regex="((a{1000}){1000}){1000}")
-    with pytest.raises(RequestFailedError, match="too many expressions") as error:
+    complex_one = params_of(regex="[xy]{60}((a{1000}){1000}){1000}")
+    with pytest.raises(RequestFailedError, match="too many states") as error:
         llm.generate(["Once", "Once"], [complex_one, free], use_tqdm=False)
     assert error.value.outputs[1].outputs[0].token_ids == alone.outputs[0].token_ids
+
+
+def test_masks_that_cost_too_much_are_found_before_the_prompt_is_computed():
+    costly = {"type": "string", "pattern": "^(x|((a{1000}){1000}){1000})$"}
+    schema = {"type": "object", "properties": {"a": {"type": "string"}, "b": costly}}
+    for structure in (
+        {"json": {**schema, "required": ["a", "b"]}},
+        {"regex": "[xy]{9}((a{1000}){1000}){1000}"},
+        {"grammar": 'start: /[a-z]+/ ":" /((a{1000}){1000}){1000}/'},
+    ):
+        with pytest.raises(RequestError, match=r"cannot be followed|takes more than"):
+            bundled().generate("Once", params_of(**structure), use_tqdm=False)
+        assert not bundled().engine.has_work
+
+
+def test_texts_with_patterns_and_lengths_are_followed_with_a_large_vocabulary():
+    """The first mask of such a text costs more with more tokens."""
+    tokenizer = small_tokenizers.many_words(12_000)
+    grammars = Grammars(tokenizer, tokenizer.vocab_size, [EOS])
+    for pattern, length in (
+        (r"^[^/]+/[^/]+$", 100),
+        (r"^\S+@\S+\.\S+$", 320),
+        (r"^(\w+\s){5,50}\w+$", 600),
+        ("foo", 500),
+    ):
+        schema = {"type": "string", "pattern": pattern, "maxLength": length}
+        matcher = grammars.start(StructuredOutputsParams(json=schema))
+        for token in tokenizer.encode('"ab', add_special_tokens=False):
+            assert matcher.mask()[token // 8] >> token % 8 & 1
+            matcher.accept(token)
+        assert any(matcher.mask())
+
+
+GBNF = """
+# A list of animals
+root   ::= "[" animal ("," animal)* "]"   # at least one
+animal ::= "fox" | "otter" digit{1,2}
+digit  ::= [0-9]
+"""
+
+
+def test_grammars_in_gbnf_are_converted():
+    for text, is_good in (
+        ("[fox]", True),
+        ("[otter12,fox]", True),
+        ("[]", False),
+        ("[owl]", False),
+    ):
+        assert is_accepted(text, grammar=GBNF) == is_good
+    for grammar, message in (
+        ("root ::= unknown", "no GBNF that can be read: Rule 'unknown' not found"),
+        ('other ::= "a"', "no GBNF that can be read: No 'root' rule found"),
+        ("root ::= [a-", "no GBNF that can be read: Unexpected end of input"),
+        ("root ::= " + "(" * 2000 + '"a"' + ")" * 2000, "nests too deep"),
+    ):
+        with pytest.raises(RequestError, match=re.escape(message)):
+            texts(bundled(), params_of(grammar=grammar))
+
+
+def test_the_schemas_of_a_grammar_follow_the_same_rules():
+    numbers = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    compact = {"x-guidance": {"whitespace_flexible": False, "lenient": True}}
+
+    def grammar(schema: Any) -> str:
+        return f'start: "%json {{" %json {json.dumps({**schema, **compact})} // %json'
+
+    assert is_accepted('%json {{"a":1,"b":2}', grammar=grammar(numbers))
+    closed = {"grammar": grammar(numbers), "disable_additional_properties": True}
+    assert is_accepted('%json {{"a":1}', **closed)
+    assert not is_accepted('%json {{"a":1,"b":2}', **closed)
+    for schema, message in (
+        ({"enum": [2**53 + 1]}, "has enum 9007199254740993, which llguidance would change"),
+        ({"not": {"type": "null"}}, "uses 'not'"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            texts(bundled(), params_of(grammar=grammar(schema)))
 
 
 def test_without_a_tokenizer_they_are_refused():
@@ -220,11 +301,16 @@ def test_every_choice_is_reachable_even_among_thousands():
     assert {*texts(bundled(), params_of(choice=many, n=8))} <= {*many}
 
 
+@cache
+def bundled_grammars() -> Grammars:
+    return Grammars(bundled().tokenizer, 2048, [EOS])
+
+
 def is_accepted(text: str, **structure: Any) -> bool:
     """Return whether a whole answer follows a description."""
     tokenizer = bundled().tokenizer
     ids = [*tokenizer.encode(text, add_special_tokens=False), EOS]
-    matcher = Grammars(tokenizer, 2048, [EOS]).start(StructuredOutputsParams(**structure))
+    matcher = bundled_grammars().start(StructuredOutputsParams(**structure))
     return matcher.validate(ids) == len(ids)
 
 

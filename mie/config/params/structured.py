@@ -11,11 +11,12 @@ from mie.config.params import values
 from mie.errors import ConfigError, shown, shown_text
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
-_JSON_OPTIONS = {
-    "disable_any_whitespace": True,
-    "disable_additional_properties": False,
-    "whitespace_pattern": None,
+_JSON_OPTIONS: Mapping[str, tuple[Any, Sequence[str]]] = {
+    "disable_any_whitespace": (True, ("json", "json_object")),
+    "disable_additional_properties": (False, ("json", "json_object", "grammar")),
+    "whitespace_pattern": (None, ("json", "json_object")),
 }
+"""The default of each option, and the kinds of descriptions that it belongs to."""
 _MAX_CHOICES = 2**16
 
 
@@ -33,12 +34,14 @@ class StructuredOutputsParams:
         Default: None.
     regex: A regular expression in Rust's syntax, which the whole output matches. Default: None.
     choice: Texts of which the output is one; a list of strings. Default: None.
-    grammar: A grammar in llguidance's dialect of Lark, with a rule ``start``. Default: None.
+    grammar: A grammar in llguidance's dialect of Lark with a rule ``start``, or in GBNF with a rule
+        ``root``. Default: None.
     json_object: True for any JSON object. Default: None.
     disable_any_whitespace: Write JSON without whitespace. False lets the model write any
         (in vLLM the default is False). Default: True.
     disable_additional_properties: Allow only the properties that a schema names, where it does not
-        say more. Default: False.
+        have ``additionalProperties``. This applies to the schemas of a grammar, too.
+        Default: False.
     whitespace_pattern: A regular expression for the whitespace between the tokens of JSON. It
         replaces ``disable_any_whitespace``. Default: None.
     structural_tag: Not supported. Default: None.
@@ -90,11 +93,9 @@ class StructuredOutputsParams:
         return sum(len(text) for text in (*texts, *(self.choice or ())) if text)
 
     def _refuse_json_options(self, kind: str) -> None:
-        if kind in ("json", "json_object"):
-            return
-        for name, default in _JSON_OPTIONS.items():
-            if getattr(self, name) != default:
-                raise ConfigError(f"{name} belongs to json and json_object; got it with {kind}")
+        for name, (default, kinds) in _JSON_OPTIONS.items():
+            if kind not in kinds and getattr(self, name) != default:
+                raise ConfigError(f"{name} belongs to {' and '.join(kinds)}; got it with {kind}")
 
 
 def structure_from(given: object, limits: RequestLimits) -> StructuredOutputsParams | None:

@@ -8,7 +8,6 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from mie.config.params.structured import StructuredOutputsParams
 from mie.frontend.outputs import RequestOutput
 from mie.serve.anthropic.protocol import (
     ClientTool,
@@ -24,6 +23,7 @@ from mie.serve.anthropic.protocol import (
 )
 from mie.serve.asgi import json_string
 from mie.serve.errors import ApiError, anthropic_body
+from mie.serve.openai.formats import closed_schema
 from mie.serve.openai.tools import own_tools
 from mie.serve.parts import Part, PartEvent
 from mie.serve.parts_writer import PartsWriter
@@ -181,7 +181,7 @@ class MessageWriter(PartsWriter[MessagesRequest]):
     async def run(self) -> ASGIApp:
         body = self.body
         form = None if body.output_config is None else body.output_config.format
-        structure = None if form is None else StructuredOutputsParams(json=form.schema_)
+        structure = None if form is None else closed_schema(form.schema_)
         self.set_params(
             "output_config",
             body.stream,

@@ -9,14 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import shown
 from mie.frontend.outputs import RequestOutput
 from mie.serve.body import AtMost, Items, refused
 from mie.serve.errors import ApiError, body_of, invalid, refuse_unfinished
 from mie.serve.fields import with_fields_of
 from mie.serve.llama.options import LlamaOptions, NumPredict, sampling
-from mie.serve.openai.formats import Schema
+from mie.serve.openai.formats import Schema, closed_schema
 from mie.serve.openai.protocol import MAX_BIASES, Biases, Natural, Prompt, Queued
 from mie.serve.serving import Serving
 from mie.serve.writer import Choice, Writer, json_response
@@ -115,7 +114,7 @@ class CompletionWriter(Writer[CompletionBody]):
             logit_bias=body.logit_bias,
             ignore_eos=body.ignore_eos,
             skip_reading_prefix_cache=True if body.cache_prompt is False else None,
-            structured_outputs=body.json_schema and StructuredOutputsParams(json=body.json_schema),
+            structured_outputs=body.json_schema and closed_schema(body.json_schema),
         )
         return await self.respond(body.prompt)
 

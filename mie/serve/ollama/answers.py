@@ -16,6 +16,7 @@ from mie.serve.errors import ApiError, invalid, ollama_body, too_long, unsupport
 from mie.serve.json_text import json_object
 from mie.serve.llama.options import sampling
 from mie.serve.ollama.protocol import Answered, ChatRequest, GenerateRequest, Options, Turn
+from mie.serve.openai.formats import closed_schema
 from mie.serve.openai.tools import own_tools
 from mie.serve.parts import Part, PartEvent
 from mie.serve.parts_writer import PartsWriter
@@ -90,7 +91,7 @@ class LineWriter(PartsWriter[T]):
         if body.format == "json":
             structure = StructuredOutputsParams(json_object=True)
         elif body.format:
-            structure = StructuredOutputsParams(json=body.format)
+            structure = closed_schema(body.format)
         self.set_params(
             "format",
             body.stream is not False,

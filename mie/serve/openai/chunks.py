@@ -16,7 +16,7 @@ from mie.frontend.outputs import RequestOutput
 from mie.sched.result import TokenLogprobs
 from mie.serve.asgi import DONE, json_string
 from mie.serve.errors import ApiError, body_of, invalid
-from mie.serve.openai.formats import JsonObjectFormat, JsonSchemaFormat, NamedSchema
+from mie.serve.openai.formats import JsonObjectFormat, JsonSchemaFormat, NamedSchema, closed_schema
 from mie.serve.openai.protocol import GenerationBody
 from mie.serve.serving import Asked
 from mie.serve.writer import Choice, Writer
@@ -266,7 +266,9 @@ def _structure_of(body: GenerationBody) -> tuple[StructuredOutputsParams | None,
 def schema_of(given: NamedSchema | JsonObjectFormat) -> StructuredOutputsParams:
     """Return the JSON schema of a format, or that of any object."""
     if isinstance(given, NamedSchema):
-        return StructuredOutputsParams(json=given.schema_)
+        if given.strict is False:
+            return StructuredOutputsParams(json=given.schema_)
+        return closed_schema(given.schema_)
     if given.schema_ is None:
         return StructuredOutputsParams(json_object=True)
-    return StructuredOutputsParams(json={"type": "object", **given.schema_})
+    return closed_schema({"type": "object", **given.schema_})

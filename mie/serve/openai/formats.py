@@ -1,9 +1,11 @@
 """The structure of an answer: ``response_format``, and vLLM's ``structured_outputs``."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from mie.config.params.structured import StructuredOutputsParams
 from mie.serve.body import ABSENT, OFF, SOME, TEXT, AtMost, Body, Items, all_of, any_of
 from mie.serve.fields import Unsupported
 
@@ -28,7 +30,7 @@ class JsonObjectFormat(Body):
 
 
 class NamedSchema(Body):
-    """A JSON schema. It always holds, whether it is ``strict``."""
+    """A JSON schema. It always holds. Its objects are closed unless ``strict`` is false."""
 
     name: str | None = None
     description: str | None = None
@@ -64,7 +66,9 @@ _JSON_OPTIONS = {
 def _kind_of_structure(name: str) -> dict[str, Any]:
     """Return the schema of the fields if ``name`` gives the structure."""
     others = {each: OFF if each == "json_object" else ABSENT for each in _KINDS if each != name}
-    options = {} if name in ("json", "json_object") else _JSON_OPTIONS
+    options = {} if name in ("json", "json_object") else dict(_JSON_OPTIONS)
+    if name == "grammar":
+        del options["disable_additional_properties"]
     return {name: _KINDS[name], **others, **options}
 
 
@@ -82,3 +86,8 @@ class StructuredOutputs(Body):
     disable_additional_properties: bool | None = None
     whitespace_pattern: str | None = None
     structural_tag: Annotated[Any, Unsupported("write a grammar")] = None
+
+
+def closed_schema(schema: Mapping[str, Any]) -> StructuredOutputsParams:
+    """Return a JSON schema whose objects have only the properties that it names."""
+    return StructuredOutputsParams(json=schema, disable_additional_properties=True)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from mie.config.params.structured import StructuredOutputsParams
-from mie.structured.descriptions import COMPACT, close
+from mie.structured.descriptions import COMPACT
 from mie.structured.tools.channels import ChannelParser
-from mie.structured.tools.definitions import Tool, ToolCall, ToolChoice
+from mie.structured.tools.definitions import ToolCall, ToolChoice
 from mie.structured.tools.formats import AnswerFormat, CallFormat
 from mie.structured.tools.parser import AnswerParser, Divider, JsonEnd, new_call
 
@@ -77,21 +77,13 @@ def grammar_of(
         return " ".join(_terms(text, form, special_id))
 
     again = f"({terms(written.again)} call){{0,{MOST_CALLS - 1}}}" if choice.may_repeat else ""
-    calls = [
-        f"{terms(tool.name + written.middle)} %json {_schema(tool)} {terms(written.after)}"
-        for tool in choice.tools
-    ]
+    calls = []
+    for tool in choice.tools:
+        schema = json.dumps({**tool.parameters, "x-guidance": COMPACT})
+        calls.append(f"{terms(tool.name + written.middle)} %json {schema} {terms(written.after)}")
     start = f"start: {terms(written.begin)} call {again} {terms(written.end)}"
-    return StructuredOutputsParams(grammar="\n".join([start, "call: " + "\n  | ".join(calls)]))
-
-
-def _schema(tool: Tool) -> str:
-    """Return the schema of arguments for compact JSON without keys that it does not name."""
-    text = json.dumps(tool.parameters)
-    schema = json.loads(text)
-    if '"allOf"' not in text:  # two closed schemas would allow nothing together
-        close(schema)
-    return json.dumps({**schema, "x-guidance": COMPACT})
+    text = "\n".join([start, "call: " + "\n  | ".join(calls)])
+    return StructuredOutputsParams(grammar=text, disable_additional_properties=True)
 
 
 def _terms(text: str, form: CallFormat, special_id: Callable[[str], int | None]) -> Iterator[str]:

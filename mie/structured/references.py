@@ -1,0 +1,87 @@
+"""Find the parts of a JSON schema that it refers to."""
+
+from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin
+
+from mie.errors import RequestError, shown
+
+VALUES = ("const", "enum", "default", "example", "examples")
+"""Keywords whose values are not schemas, so that names in them are none."""
+
+DYNAMIC = ("$dynamicRef", "$recursiveRef")
+
+
+class References:
+    """Resolves the references of one schema. References to other documents are refused."""
+
+    def __init__(self, root: dict[str, Any]) -> None:
+        """Index the identifiers and anchors of a schema."""
+        self._root = root
+        self._bases: dict[int, str] = {}  # of each object, by its identity
+        self._named: dict[str, Any] = {}
+        num_resources = 0
+        multiples = set()
+        left: list[tuple[Any, str]] = [(root, "")]
+        for node, base in left:
+            if isinstance(node, list):
+                left += [(each, base) for each in node]
+            elif isinstance(node, dict):
+                for name in ("id", "$id"):
+                    if isinstance(node.get(name), str):
+                        base = _joined(base, node[name])
+                        self._named.setdefault(base, node)
+                        num_resources += node is not root
+                for name in ("$anchor", "$dynamicAnchor"):
+                    if isinstance(node.get(name), str):
+                        self._named.setdefault(f"{urldefrag(base).url}#{node[name]}", node)
+                if isinstance(node.get("multipleOf"), (int, float)):
+                    multiples.add(node["multipleOf"])
+                self._bases[id(node)] = urldefrag(base).url
+                left += [(value, base) for name, value in node.items() if name not in VALUES]
+        self._has_one_resource = num_resources == 0
+        self.has_multiples = len(multiples) > 1
+        """Whether the schema demands multiples of several numbers."""
+
+    def target(self, node: dict[str, Any]) -> Any:
+        """Return the schema that an object refers to, or None if it refers to none.
+
+        Raises:
+            RequestError: the reference leads nowhere or to another document.
+        """
+        name = next((each for each in ("$ref", *DYNAMIC) if each in node), None)
+        if name is None:
+            return None
+        reference = node[name]
+        if not isinstance(reference, str):
+            raise RequestError(f"has a {name} that is not a string: {shown(reference)}")
+        if name in DYNAMIC and not self._has_one_resource:  # it may lead to several places
+            raise RequestError(f"uses {name!r} in several resources, which is not supported")
+        uri, fragment = urldefrag(_joined(self._bases.get(id(node), ""), reference))
+        places = [uri, ""] if reference.startswith("#") else [uri]
+        for place in places:  # many schemas that name themselves mean the whole by "#"
+            found = self._found(place, unquote(fragment))
+            if isinstance(found, (dict, bool)):
+                return found
+        raise RequestError(
+            f"refers to {shown(reference)}, which is not in the schema (write it into $defs; other "
+            "documents are not read)"
+        )
+
+    def _found(self, uri: str, fragment: str) -> Any:
+        if fragment and not fragment.startswith("/"):
+            return self._named.get(f"{uri}#{fragment}")
+        node: Any = self._named.get(uri, None if uri else self._root)
+        for step in fragment.split("/")[1:]:
+            step = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(node, list) and step.isdecimal() and len(step) < 9:
+                node = node[int(step)] if int(step) < len(node) else None
+            else:
+                node = node.get(step) if isinstance(node, dict) else None
+        return node
+
+
+def _joined(base: str, reference: str) -> str:
+    try:
+        return urljoin(base, reference)
+    except ValueError as error:  # such as an address of IPv6 without an end
+        raise RequestError(f"refers to {shown(reference)}, which is no URI: {error}") from error

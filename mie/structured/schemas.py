@@ -1,0 +1,445 @@
+"""Rewrite JSON schemas for llguidance, which has fewer keywords and does not close objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from mie.errors import RequestError, shown
+from mie.structured.references import DYNAMIC, References
+from mie.structured.schema_values import (
+    BOUNDS,
+    COUNTS,
+    check_multiples,
+    check_value,
+    checked_bound,
+    checked_count,
+    multiple_in,
+    text_schemas,
+)
+
+Schema = dict[str, Any]
+Names = frozenset[str]
+
+_DRAFTS = tuple(f"{draft}/schema" for draft in ("2020-12", "2019-09", "draft-07", "draft-06"))
+_TYPES = {
+    **dict.fromkeys(("minLength", "maxLength", "pattern", "format"), "string"),
+    **dict.fromkeys((*BOUNDS, "multipleOf"), "number"),
+    **dict.fromkeys(("items", "prefixItems", "additionalItems", "minItems", "maxItems"), "array"),
+    **dict.fromkeys(("uniqueItems", "contains", "unevaluatedItems"), "array"),
+    **dict.fromkeys(("properties", "patternProperties", "additionalProperties"), "object"),
+    **dict.fromkeys(("propertyNames", "required", "minProperties", "maxProperties"), "object"),
+    **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas"), "object"),
+    "unevaluatedProperties": "object",
+}
+"""The type of the values that a keyword restricts. It has no effect on values of other types."""
+_AS_THEY_ARE = ("type", "required", "multipleOf")
+_MAPPINGS = ("properties", "patternProperties")
+_INNER = ("additionalProperties", "items", "prefixItems", "additionalItems")
+_CHOICES = ("anyOf", "oneOf")
+_DEPENDENT = ("dependentRequired", "dependentSchemas", "dependencies")
+
+
+def rewritten(schema: Schema, *, is_closed: bool) -> Schema:
+    """Return a schema for llguidance. The given schema accepts each of its values.
+
+    Keywords without effect and annotations are left out. If ``is_closed``, an object whose schema
+    names properties has only those, unless the schema has ``additionalProperties``. Each schema of
+    an object may name some: its own, ``allOf``, ``$ref``, the chosen one of ``anyOf`` or ``oneOf``.
+
+    Raises:
+        RequestError: a keyword, a number or a reference cannot be followed. The message continues
+            "the schema".
+    """
+    return _Rewriting(schema, is_closed).result()
+
+
+@dataclass(kw_only=True, eq=False)
+class _Facts:
+    """What schemas of one value say together."""
+
+    names: dict[str, None] = field(default_factory=dict)
+    """The names of properties, in their order."""
+    is_open: bool = False
+    """Whether they say something about properties that they do not name."""
+    multiples: set[Fraction] = field(default_factory=set)
+
+    def add(self, other: _Facts) -> None:
+        self.names |= other.names
+        self.is_open |= other.is_open
+        self.multiples |= other.multiples
+
+
+class _Rewriting:
+    """One schema that is being rewritten.
+
+    ``allowed`` are the names that other schemas of the same object name, or None if the object
+    stays open.
+    """
+
+    def __init__(self, root: Schema, is_closed: bool) -> None:
+        self._root = root
+        self._allowed_at_first: Names | None = frozenset() if is_closed else None
+        self._references = References(root)
+        self._own_facts: dict[int, _Facts] = {}  # by the identity of a schema
+        self._names: dict[tuple[int, Names | None], str] = {}  # of definitions
+        self._definitions: list[tuple[str, Any, Names | None]] = []
+        self._inlined: list[int] = []
+
+    def result(self) -> Schema:
+        schema = self._fresh(self._root)
+        definitions = {}
+        for name, target, allowed in self._definitions:  # which grow
+            definitions[name] = self._of(target, allowed)
+        if isinstance(schema, bool):
+            schema = {} if schema else {"enum": []}
+        if str(self._root.get("$schema")).rstrip("#").endswith((*_DRAFTS, "draft-04/schema")):
+            schema = {"$schema": self._root["$schema"], **schema}
+        return {**schema, "$defs": definitions} if definitions else schema
+
+    def _fresh(self, schema: Any) -> Any:
+        """Rewrite the only schema of a value."""
+        allowed = self._allowed_at_first
+        if _has_references_to_tell_apart(schema):
+            return self._reference(schema, allowed)  # an alternative may contain it
+        return self._of(schema, allowed)
+
+    def _reference(self, target: Any, allowed: Names | None) -> Schema:
+        key = id(target), allowed
+        if key not in self._names:
+            self._names[key] = f"d{len(self._names)}"
+            self._definitions.append((self._names[key], target, allowed))
+        return {"$ref": f"#/$defs/{self._names[key]}"}
+
+    def _of(self, schema: Any, allowed: Names | None) -> Any:
+        """Rewrite a schema, which may be one of several of the same value."""
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise RequestError(f"has {shown(schema)} where a schema must be an object or a boolean")
+        if _is_nothing(schema):
+            return False
+        if self._references.has_multiples:
+            check_multiples(self._facts(schema).multiples)
+        types = _types(schema)
+        allowed = self._also_unevaluated(schema, allowed)
+        written: Schema = {}
+        more: list[Any] = []
+        for name, value in schema.items():
+            if types is None or _TYPES.get(name, "") in ("", *types):
+                self._write(name, value, schema, allowed, written, more)
+        if more:
+            written["allOf"] = [*written.get("allOf", ()), *more]
+        self._write_names(schema, written)
+        if allowed is not None and "properties" in written:
+            self._close(schema, allowed, written)
+        _drop_counts(written)
+        return written
+
+    def _write(
+        self,
+        name: str,
+        value: Any,
+        schema: Schema,
+        allowed: Names | None,
+        written: Schema,
+        more: list[Any],
+    ) -> None:
+        """Write a keyword, and schemas that are to hold as well."""
+        if name in _AS_THEY_ARE:
+            written[name] = value
+        elif name in ("const", "enum"):
+            check_value(name, value)
+            written[name] = value
+        elif name in BOUNDS:
+            _write_bound(name, value, schema, written)
+        elif name in COUNTS:
+            count = checked_count(name, value)
+            if count is not None:
+                written[name] = count
+        elif name in ("pattern", "format"):
+            if "pattern" not in schema or name == "pattern":  # once
+                for each in text_schemas(schema):
+                    is_free = not {*each} & {*written, "anyOf"}
+                    written.update(each) if is_free else more.append(each)
+        elif name in _MAPPINGS:
+            written[name] = {
+                each: self._fresh(inner) for each, inner in _mapping(schema, name).items()
+            }
+        elif name in _INNER:
+            if name != "additionalItems" or isinstance(schema.get("items"), list):
+                is_list = isinstance(value, list)
+                written[name] = (
+                    [self._fresh(each) for each in value] if is_list else self._fresh(value)
+                )
+        elif name == "allOf":
+            written[name] = [
+                self._of(each, self._allowed_in(schema, name, each, allowed))
+                for each in _listed(schema, name)
+            ]
+        elif name in _CHOICES:
+            inherited = self._allowed_in(schema, name, None, allowed)
+            rewrite = self._of if name == "anyOf" else self._alternative
+            written[name] = [rewrite(each, inherited) for each in _listed(schema, name)]
+            _require_discriminator(schema, written[name])
+        elif name in ("$ref", *DYNAMIC):
+            target = self._references.target(schema)
+            inherited = self._allowed_in(schema, "$ref", target, allowed)
+            written.update(self._reference(target, inherited))
+        elif name in _DEPENDENT:
+            self._write_dependent(name, schema, allowed, written, more)
+        elif not _has_no_effect(name, schema):
+            raise RequestError(f"uses {name!r}, which is not supported (leave it out)")
+
+    # Schemas of one value
+
+    def _in_place(self, schema: Schema) -> Iterator[tuple[str, Any]]:
+        """Return the other schemas of the same value, and their keywords."""
+        for name in ("allOf", *_CHOICES):
+            for each in _listed(schema, name):
+                yield name, each
+        for name in _DEPENDENT:
+            for trigger, each in _mapping(schema, name).items():
+                if isinstance(each, dict) and trigger in _texts(schema, "required"):
+                    yield name, each
+        target = self._references.target(schema)
+        if target is not None:
+            yield "$ref", target
+
+    def _facts(self, schema: Any) -> _Facts:
+        """Return what a schema and the others in place say."""
+        found = _Facts()
+        seen = set()
+        left = [schema]
+        for each in left:
+            if isinstance(each, dict) and id(each) not in seen:
+                seen.add(id(each))
+                found.add(self._facts_alone(each))
+                left += [inner for _, inner in self._in_place(each)]
+        return found
+
+    def _facts_alone(self, schema: Schema) -> _Facts:
+        if id(schema) not in self._own_facts:
+            others = ("additionalProperties", "patternProperties", "unevaluatedProperties")
+            multiple = multiple_in(schema)
+            self._own_facts[id(schema)] = _Facts(
+                names=dict.fromkeys([*_mapping(schema, "properties"), *_texts(schema, "required")]),
+                is_open=any(schema.get(name, False) is not False for name in others),
+                multiples=set() if multiple is None else {multiple},
+            )
+        return self._own_facts[id(schema)]
+
+    def _allowed_in(
+        self, schema: Schema, keyword: str, member: Any, allowed: Names | None
+    ) -> Names | None:
+        """Return the names that other schemas may name, for a member or an alternative."""
+        if allowed is None:
+            return None
+        others = _Facts()
+        others.add(self._facts_alone(schema))
+        for name, each in self._in_place(schema):
+            if name != keyword or (name not in _CHOICES and each is not member):
+                others.add(self._facts(each))
+        return None if others.is_open else frozenset({*allowed, *others.names})
+
+    def _close(self, schema: Schema, allowed: Names, written: Schema) -> None:
+        others = _Facts(names=dict.fromkeys(_texts(schema, "required")))
+        for _, each in self._in_place(schema):
+            others.add(self._facts(each))
+        if "additionalProperties" in written or others.is_open:
+            return
+        further = dict.fromkeys([*others.names, *sorted(allowed)], True)
+        properties = written["properties"]
+        written["properties"] = {**dict.fromkeys(properties), **further, **properties}
+        written["additionalProperties"] = False
+
+    def _also_unevaluated(self, schema: Schema, allowed: Names | None) -> Names | None:
+        """Close an object whose schema has ``unevaluatedProperties`` false."""
+        if schema.get("unevaluatedProperties") is not False:
+            return allowed
+        keywords = {name for name, _ in self._in_place(schema)}
+        left = [each for _, each in self._in_place(schema)]
+        seen = set()
+        for each in left:
+            if isinstance(each, dict) and id(each) not in seen:
+                seen.add(id(each))
+                keywords |= {name for name, _ in self._in_place(each)}
+                left += [inner for _, inner in self._in_place(each)]
+        if keywords & {*_CHOICES} or any(self._facts(each).is_open for each in left):
+            raise RequestError(
+                "uses 'unevaluatedProperties' with alternatives or with additionalProperties, "
+                "which is not supported (write additionalProperties)"
+            )
+        return frozenset() if allowed is None else allowed
+
+    def _alternative(self, schema: Any, allowed: Names | None) -> Any:
+        """Rewrite an alternative of ``oneOf``, which llguidance must tell from the others."""
+        is_reference = isinstance(schema, dict) and "$ref" in schema
+        others = schema.keys() & {*_TYPES, "type", "const", "enum", "allOf", *_CHOICES}
+        target = self._references.target(schema) if is_reference and not others else schema
+        if id(target) in self._inlined:
+            target = schema
+        self._inlined.append(id(target))
+        result = self._of(target, allowed)
+        self._inlined.pop()
+        return result
+
+    def _write_dependent(
+        self, name: str, schema: Schema, allowed: Names | None, written: Schema, more: list[Any]
+    ) -> None:
+        required = _texts(schema, "required")
+        for trigger, value in _mapping(schema, name).items():
+            if isinstance(value, list):
+                if trigger in required:
+                    more.append({"type": "object", "required": value})
+                elif not {*map(str, value)} <= {*required}:
+                    raise RequestError(f"uses {name!r}, which is not supported (leave it out)")
+            elif trigger in required:
+                more.append(self._of(value, self._allowed_in(schema, name, value, allowed)))
+            elif not self._accepts_all(value):
+                raise RequestError(f"uses {name!r}, which is not supported (leave it out)")
+
+    def _accepts_all(self, schema: Any) -> bool:
+        return self._of(schema, None) in (True, {})
+
+    def _write_names(self, schema: Schema, written: Schema) -> None:
+        """Write ``propertyNames`` as properties or a pattern, if that is possible."""
+        if "propertyNames" not in schema or "object" not in (_types(schema) or ("object",)):
+            return
+        rule = schema["propertyNames"]
+        while isinstance(rule, dict) and {*rule} - {"title", "description"} == {"$ref"}:
+            rule = self._references.target(rule)
+        names = self._of(rule, None)
+        if names is False:
+            names = {"enum": []}
+        names = {} if names is True else {key: names[key] for key in names if key != "type"}
+        if not names:
+            return
+        others = written.get("additionalProperties", True)
+        given = written.get("properties", {})
+        if names.keys() <= {"const", "enum"}:
+            allowed = list(names.get("enum", [names.get("const")]))
+            if "const" in names:
+                allowed = [each for each in allowed if each == names["const"]]
+            kept = [*(each for each in given if each in allowed), *map(str, allowed)]
+            written["properties"] = {each: given.get(each, others) for each in kept}
+        elif names.keys() <= {"pattern", "format", "minLength", "maxLength"} and not (
+            given or "patternProperties" in written
+        ):
+            written["patternProperties"] = {_name_pattern(names): others}
+        else:
+            raise RequestError(
+                "uses 'propertyNames' that is neither a list nor a pattern nor a length, or beside "
+                "'properties', which is not supported (write patternProperties)"
+            )
+        written["additionalProperties"] = False
+
+
+def _name_pattern(names: Schema) -> str:
+    if "pattern" in names:
+        if names.keys() & {"minLength", "maxLength"}:
+            raise RequestError("uses 'propertyNames' with a pattern and a length (write a pattern)")
+        return str(names["pattern"])
+    if "format" in names:
+        raise RequestError(f"uses 'propertyNames' with format {names['format']} (write a pattern)")
+    return rf"^[\s\S]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
+
+
+def _has_no_effect(name: str, schema: Schema) -> bool:
+    """Return whether a keyword that is not written can be left out."""
+    value = schema[name]
+    if name == "uniqueItems":
+        return value is not True or schema.get("maxItems", 2) in (0, 1)
+    if name == "contains":
+        return schema.get("minContains", 1) == 0 and "maxContains" not in schema
+    if name == "unevaluatedItems":
+        return value is True or value == {} or ("items" in schema and schema["items"] is not False)
+    if name == "unevaluatedProperties":
+        return value is False or value is True or value == {} or "additionalProperties" in schema
+    if name == "if":
+        return all(schema.get(each, True) in (True, {}) for each in ("then", "else"))
+    return name != "not" or value is False
+
+
+def _is_nothing(schema: Schema) -> bool:
+    """Return whether a schema accepts nothing, because of a ``not`` that accepts all."""
+    return schema.get("not", False) in (True, {}) and "not" in schema
+
+
+def _write_bound(name: str, value: Any, schema: Schema, written: Schema) -> None:
+    """Write a bound of numbers. In draft 4 a boolean says whether it is exclusive."""
+    if isinstance(value, bool):
+        return
+    exclusive = f"exclusive{name.capitalize()}"
+    if schema.get(exclusive) is True:
+        name = exclusive
+    name, value = checked_bound(name, value, is_integer=_is_integer(schema))
+    side = BOUNDS[name]
+    if name in written:
+        value = (min if side > 0 else max)(value, written[name])
+    written[name] = value
+
+
+def _is_integer(schema: Schema) -> bool:
+    types = schema.get("type")
+    return types == "integer" or (isinstance(types, list) and "number" not in types)
+
+
+def _drop_counts(written: Schema) -> None:
+    """Leave out numbers of properties that follow from the rest."""
+    if written.get("minProperties", 0) <= len({*_texts(written, "required")}):
+        written.pop("minProperties", None)
+    is_listed = written.get("additionalProperties") is False and "patternProperties" not in written
+    if is_listed and written.get("maxProperties", 0) >= len(written.get("properties", ())):
+        written.pop("maxProperties", None)
+
+
+def _require_discriminator(schema: Schema, alternatives: list[Any]) -> None:
+    """Require the property by which OpenAPI tells alternatives apart."""
+    discriminator = schema.get("discriminator")
+    name = discriminator.get("propertyName") if isinstance(discriminator, dict) else None
+    for each in alternatives:
+        if isinstance(name, str) and isinstance(each, dict) and "properties" in each:
+            each["required"] = [*_texts(each, "required"), name]
+
+
+def _types(schema: Schema) -> list[str] | None:
+    """Return the types that a schema allows, or None if it allows all."""
+    given = schema.get("type")
+    if given is None:
+        return None
+    listed = given if isinstance(given, list) else [given]
+    return ["number" if each == "integer" else str(each) for each in listed]
+
+
+def _has_references_to_tell_apart(schema: Any) -> bool:
+    """Return whether references are among the alternatives of a ``oneOf`` of a value."""
+    left = [schema]
+    for each in left:
+        if isinstance(each, dict):
+            alternatives = _listed(each, "oneOf")
+            if any(isinstance(inner, dict) and "$ref" in inner for inner in alternatives):
+                return True
+            left += [*alternatives, *_listed(each, "anyOf"), *_listed(each, "allOf")]
+    return False
+
+
+def _listed(schema: Schema, name: str) -> list[Any]:
+    value = schema.get(name, [])
+    if not isinstance(value, list):
+        raise RequestError(f"has {name} that is not a list: {shown(value)}")
+    return value
+
+
+def _texts(schema: Schema, name: str) -> list[str]:
+    value = schema.get(name)
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+
+
+def _mapping(schema: Schema, name: str) -> Schema:
+    value = schema.get(name, {})
+    if not isinstance(value, dict):
+        raise RequestError(f"has {name} that is not an object: {shown(value)}")
+    return value
