@@ -20,8 +20,11 @@ from mie.system.threads import after_fork
 from mie.system.worker import Worker, WorkerEnded, WorkerSilent
 
 Reply = dict[str, Any]
-"""A worker's reply: a ``grammar`` and its ``num_bytes``, or else a ``refusal``, an ``error`` of the
-library, or a ``returncode``."""
+"""The reply of a worker.
+
+It has a ``grammar`` and its ``num_bytes``, a ``refusal``, an ``error`` of the library, or a
+``returncode``.
+"""
 
 Work = Callable[[Salted, Callable[[str], Reply]], Any]
 """Compiles a description. Its second argument lets the worker compile the description first."""

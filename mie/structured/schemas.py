@@ -320,7 +320,7 @@ class _Rewriting:
         others = written.get("additionalProperties", True)
         given = written.get("properties", {})
         if names.keys() <= {"const", "enum"}:
-            allowed = list(names.get("enum", [names.get("const")]))
+            allowed = _listed(names, "enum") if "enum" in names else [names["const"]]
             if "const" in names:
                 allowed = [each for each in allowed if each == names["const"]]
             kept = [*(each for each in given if each in allowed), *map(str, allowed)]
