@@ -8,13 +8,25 @@ from fractions import Fraction
 from typing import Any
 
 from mie.errors import RequestError, shown
+from mie.structured.keywords import (
+    drop_counts,
+    has_no_effect,
+    has_references_to_tell_apart,
+    is_nothing,
+    listed,
+    mapping_of,
+    name_pattern,
+    require_discriminator,
+    texts_of,
+    types_of,
+    write_bound,
+)
 from mie.structured.references import DYNAMIC, References
 from mie.structured.schema_values import (
     BOUNDS,
     COUNTS,
     check_multiples,
     check_value,
-    checked_bound,
     checked_count,
     multiple_in,
     text_schemas,
@@ -102,7 +114,7 @@ class _Rewriting:
     def _fresh(self, schema: Any) -> Any:
         """Rewrite the only schema of a value."""
         allowed = self._allowed_at_first
-        if _has_references_to_tell_apart(schema):
+        if has_references_to_tell_apart(schema):
             return self._reference(schema, allowed)  # an alternative may contain it
         return self._of(schema, allowed)
 
@@ -119,11 +131,11 @@ class _Rewriting:
             return schema
         if not isinstance(schema, dict):
             raise RequestError(f"has {shown(schema)} where a schema must be an object or a boolean")
-        if _is_nothing(schema):
+        if is_nothing(schema):
             return False
         if self._references.has_multiples:
             check_multiples(self._facts(schema).multiples)
-        types = _types(schema)
+        types = types_of(schema)
         allowed = self._also_unevaluated(schema, allowed)
         written: Schema = {}
         more: list[Any] = []
@@ -135,7 +147,7 @@ class _Rewriting:
         self._write_names(schema, written)
         if allowed is not None and "properties" in written:
             self._close(schema, allowed, written)
-        _drop_counts(written)
+        drop_counts(written)
         return written
 
     def _write(
@@ -154,7 +166,7 @@ class _Rewriting:
             check_value(name, value)
             written[name] = value
         elif name in BOUNDS:
-            _write_bound(name, value, schema, written)
+            write_bound(name, value, schema, written)
         elif name in COUNTS:
             count = checked_count(name, value)
             if count is not None:
@@ -166,7 +178,7 @@ class _Rewriting:
                     written.update(each) if is_free else more.append(each)
         elif name in _MAPPINGS:
             written[name] = {
-                each: self._fresh(inner) for each, inner in _mapping(schema, name).items()
+                each: self._fresh(inner) for each, inner in mapping_of(schema, name).items()
             }
         elif name in _INNER:
             if name != "additionalItems" or isinstance(schema.get("items"), list):
@@ -177,20 +189,20 @@ class _Rewriting:
         elif name == "allOf":
             written[name] = [
                 self._of(each, self._allowed_in(schema, name, each, allowed))
-                for each in _listed(schema, name)
+                for each in listed(schema, name)
             ]
         elif name in _CHOICES:
             inherited = self._allowed_in(schema, name, None, allowed)
             rewrite = self._of if name == "anyOf" else self._alternative
-            written[name] = [rewrite(each, inherited) for each in _listed(schema, name)]
-            _require_discriminator(schema, written[name])
+            written[name] = [rewrite(each, inherited) for each in listed(schema, name)]
+            require_discriminator(schema, written[name])
         elif name in ("$ref", *DYNAMIC):
             target = self._references.target(schema)
             inherited = self._allowed_in(schema, "$ref", target, allowed)
             written.update(self._reference(target, inherited))
         elif name in _DEPENDENT:
             self._write_dependent(name, schema, allowed, written, more)
-        elif not _has_no_effect(name, schema):
+        elif not has_no_effect(name, schema):
             raise RequestError(f"uses {name!r}, which is not supported (leave it out)")
 
     # Schemas of one value
@@ -198,11 +210,11 @@ class _Rewriting:
     def _in_place(self, schema: Schema) -> Iterator[tuple[str, Any]]:
         """Return the other schemas of the same value, and their keywords."""
         for name in ("allOf", *_CHOICES):
-            for each in _listed(schema, name):
+            for each in listed(schema, name):
                 yield name, each
         for name in _DEPENDENT:
-            for trigger, each in _mapping(schema, name).items():
-                if isinstance(each, dict) and trigger in _texts(schema, "required"):
+            for trigger, each in mapping_of(schema, name).items():
+                if isinstance(each, dict) and trigger in texts_of(schema, "required"):
                     yield name, each
         target = self._references.target(schema)
         if target is not None:
@@ -225,7 +237,9 @@ class _Rewriting:
             others = ("additionalProperties", "patternProperties", "unevaluatedProperties")
             multiple = multiple_in(schema)
             self._own_facts[id(schema)] = _Facts(
-                names=dict.fromkeys([*_mapping(schema, "properties"), *_texts(schema, "required")]),
+                names=dict.fromkeys(
+                    [*mapping_of(schema, "properties"), *texts_of(schema, "required")]
+                ),
                 is_open=any(schema.get(name, False) is not False for name in others),
                 multiples=set() if multiple is None else {multiple},
             )
@@ -245,7 +259,7 @@ class _Rewriting:
         return None if others.is_open else frozenset({*allowed, *others.names})
 
     def _close(self, schema: Schema, allowed: Names, written: Schema) -> None:
-        others = _Facts(names=dict.fromkeys(_texts(schema, "required")))
+        others = _Facts(names=dict.fromkeys(texts_of(schema, "required")))
         for _, each in self._in_place(schema):
             others.add(self._facts(each))
         if "additionalProperties" in written or others.is_open:
@@ -276,9 +290,10 @@ class _Rewriting:
 
     def _alternative(self, schema: Any, allowed: Names | None) -> Any:
         """Rewrite an alternative of ``oneOf``, which llguidance must tell from the others."""
-        is_reference = isinstance(schema, dict) and "$ref" in schema
-        others = schema.keys() & {*_TYPES, "type", "const", "enum", "allOf", *_CHOICES}
-        target = self._references.target(schema) if is_reference and not others else schema
+        target = schema
+        if isinstance(schema, dict) and "$ref" in schema:
+            others = schema.keys() & {*_TYPES, "type", "const", "enum", "allOf", *_CHOICES}
+            target = schema if others else self._references.target(schema)
         if id(target) in self._inlined:
             target = schema
         self._inlined.append(id(target))
@@ -289,8 +304,8 @@ class _Rewriting:
     def _write_dependent(
         self, name: str, schema: Schema, allowed: Names | None, written: Schema, more: list[Any]
     ) -> None:
-        required = _texts(schema, "required")
-        for trigger, value in _mapping(schema, name).items():
+        required = texts_of(schema, "required")
+        for trigger, value in mapping_of(schema, name).items():
             if isinstance(value, list):
                 if trigger in required:
                     more.append({"type": "object", "required": value})
@@ -306,7 +321,7 @@ class _Rewriting:
 
     def _write_names(self, schema: Schema, written: Schema) -> None:
         """Write ``propertyNames`` as properties or a pattern, if that is possible."""
-        if "propertyNames" not in schema or "object" not in (_types(schema) or ("object",)):
+        if "propertyNames" not in schema or "object" not in (types_of(schema) or ("object",)):
             return
         rule = schema["propertyNames"]
         while isinstance(rule, dict) and {*rule} - {"title", "description"} == {"$ref"}:
@@ -320,7 +335,7 @@ class _Rewriting:
         others = written.get("additionalProperties", True)
         given = written.get("properties", {})
         if names.keys() <= {"const", "enum"}:
-            allowed = _listed(names, "enum") if "enum" in names else [names["const"]]
+            allowed = listed(names, "enum") if "enum" in names else [names["const"]]
             if "const" in names:
                 allowed = [each for each in allowed if each == names["const"]]
             kept = [*(each for each in given if each in allowed), *map(str, allowed)]
@@ -328,118 +343,10 @@ class _Rewriting:
         elif names.keys() <= {"pattern", "format", "minLength", "maxLength"} and not (
             given or "patternProperties" in written
         ):
-            written["patternProperties"] = {_name_pattern(names): others}
+            written["patternProperties"] = {name_pattern(names): others}
         else:
             raise RequestError(
                 "uses 'propertyNames' that is neither a list nor a pattern nor a length, or beside "
                 "'properties', which is not supported (write patternProperties)"
             )
         written["additionalProperties"] = False
-
-
-def _name_pattern(names: Schema) -> str:
-    if "pattern" in names:
-        if names.keys() & {"minLength", "maxLength"}:
-            raise RequestError("uses 'propertyNames' with a pattern and a length (write a pattern)")
-        return str(names["pattern"])
-    if "format" in names:
-        raise RequestError(f"uses 'propertyNames' with format {names['format']} (write a pattern)")
-    return rf"^[\s\S]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
-
-
-def _has_no_effect(name: str, schema: Schema) -> bool:
-    """Return whether a keyword that is not written can be left out."""
-    value = schema[name]
-    if name == "uniqueItems":
-        return value is not True or schema.get("maxItems", 2) in (0, 1)
-    if name == "contains":
-        return schema.get("minContains", 1) == 0 and "maxContains" not in schema
-    if name == "unevaluatedItems":
-        return value is True or value == {} or ("items" in schema and schema["items"] is not False)
-    if name == "unevaluatedProperties":
-        return value is False or value is True or value == {} or "additionalProperties" in schema
-    if name == "if":
-        return all(schema.get(each, True) in (True, {}) for each in ("then", "else"))
-    return name != "not" or value is False
-
-
-def _is_nothing(schema: Schema) -> bool:
-    """Return whether a schema accepts nothing, because of a ``not`` that accepts all."""
-    return schema.get("not", False) in (True, {}) and "not" in schema
-
-
-def _write_bound(name: str, value: Any, schema: Schema, written: Schema) -> None:
-    """Write a bound of numbers. In draft 4 a boolean says whether it is exclusive."""
-    if isinstance(value, bool):
-        return
-    exclusive = f"exclusive{name.capitalize()}"
-    if schema.get(exclusive) is True:
-        name = exclusive
-    name, value = checked_bound(name, value, is_integer=_is_integer(schema))
-    side = BOUNDS[name]
-    if name in written:
-        value = (min if side > 0 else max)(value, written[name])
-    written[name] = value
-
-
-def _is_integer(schema: Schema) -> bool:
-    types = schema.get("type")
-    return types == "integer" or (isinstance(types, list) and "number" not in types)
-
-
-def _drop_counts(written: Schema) -> None:
-    """Leave out numbers of properties that follow from the rest."""
-    if written.get("minProperties", 0) <= len({*_texts(written, "required")}):
-        written.pop("minProperties", None)
-    is_listed = written.get("additionalProperties") is False and "patternProperties" not in written
-    if is_listed and written.get("maxProperties", 0) >= len(written.get("properties", ())):
-        written.pop("maxProperties", None)
-
-
-def _require_discriminator(schema: Schema, alternatives: list[Any]) -> None:
-    """Require the property by which OpenAPI tells alternatives apart."""
-    discriminator = schema.get("discriminator")
-    name = discriminator.get("propertyName") if isinstance(discriminator, dict) else None
-    for each in alternatives:
-        if isinstance(name, str) and isinstance(each, dict) and "properties" in each:
-            each["required"] = [*_texts(each, "required"), name]
-
-
-def _types(schema: Schema) -> list[str] | None:
-    """Return the types that a schema allows, or None if it allows all."""
-    given = schema.get("type")
-    if given is None:
-        return None
-    listed = given if isinstance(given, list) else [given]
-    return ["number" if each == "integer" else str(each) for each in listed]
-
-
-def _has_references_to_tell_apart(schema: Any) -> bool:
-    """Return whether references are among the alternatives of a ``oneOf`` of a value."""
-    left = [schema]
-    for each in left:
-        if isinstance(each, dict):
-            alternatives = _listed(each, "oneOf")
-            if any(isinstance(inner, dict) and "$ref" in inner for inner in alternatives):
-                return True
-            left += [*alternatives, *_listed(each, "anyOf"), *_listed(each, "allOf")]
-    return False
-
-
-def _listed(schema: Schema, name: str) -> list[Any]:
-    value = schema.get(name, [])
-    if not isinstance(value, list):
-        raise RequestError(f"has {name} that is not a list: {shown(value)}")
-    return value
-
-
-def _texts(schema: Schema, name: str) -> list[str]:
-    value = schema.get(name)
-    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
-
-
-def _mapping(schema: Schema, name: str) -> Schema:
-    value = schema.get(name, {})
-    if not isinstance(value, dict):
-        raise RequestError(f"has {name} that is not an object: {shown(value)}")
-    return value

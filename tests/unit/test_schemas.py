@@ -526,6 +526,8 @@ def test_references_by_pointer_anchor_and_identifier_are_followed():
         {"type": "integer", "minimum": "x"},
         {"multipleOf": 0},
         {"allOf": [[]]},
+        {"oneOf": [["x"]]},
+        {"propertyNames": {"enum": 5}, "type": "object"},
     ],
     ids=str,
 )
