@@ -2,21 +2,27 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from mie.errors import RequestError
 from mie.structured.tools.channels import unfinished_header
 from mie.structured.tools.definitions import ToolCall, tool_choice_of
 from mie.structured.tools.families import FAMILY_FORMATS, NO_FORMATS
 from mie.structured.tools.forced import grammar_of, new_parser
 from mie.structured.tools.formats import (
     FINAL,
+    HERMES,
     REPLY,
     AnswerFormat,
+    Tags,
     call_format,
     reasoning_tags,
     writes_channels,
+    writes_tools,
 )
-from mie.text.messages import Message
+from mie.structured.tools.stated import HEADING, with_tools_stated
+from mie.text.messages import Message, conversation, has_calls, without_developers
 from mie.text.pretrained import PretrainedTokenizer
 
 
@@ -54,13 +60,29 @@ def prompt_of(
     choice = tool_choice_of(tools, tool_choice, parallel_tool_calls)
     templates = tokenizer.chat_templates
     shown = None if choice is None else tools
-    template = templates.choose(options.get("chat_template"), shown).source
+    chosen = templates.choose(options.get("chat_template"), shown)
+    template = chosen.source
     declared = tokenizer.tokenizer.config.response_template
     family = FAMILY_FORMATS.get(architecture, NO_FORMATS)
     calls = None
     if choice is not None and (choice.is_forced or tool_call_parser != "none"):
         calls = call_format(tool_call_parser, template, declared, family)
+    if not writes_tools(template) and (choice is not None or has_calls(messages)):
+        given = conversation(messages)
+        messages = with_tools_stated(
+            given if "developer" in template else without_developers(given),
+            shown,
+            choice,
+            calls or HERMES,
+            has_system=chosen.has_system,
+        )
+        shown = None
     text = render(messages, tools=shown, **options)
+    if choice is not None and shown is None and HEADING not in text:
+        raise RequestError(
+            "tools are written neither by this model's chat template, nor in a message that it "
+            "writes (give a template that writes tools)"
+        )
     prompt = {"prompt": text, "prompt_token_ids": encode(text)}
     if calls is not None and choice is not None and choice.is_forced:
         form = AnswerFormat(
@@ -81,10 +103,40 @@ def prompt_of(
         before_structure=FINAL if has_channels and text.endswith(REPLY) else "",
     )
     if form.has_channels:
-        form = replace(form, begins_with=unfinished_header(text))
-    elif tags is not None and text.rstrip().endswith(tags.open):
-        form = replace(form, begins_with=tags.open)
+        return {**prompt, "answer": replace(form, begins_with=unfinished_header(text))}
+    if tags is not None:
+        opening = _opening(text, tags, messages, partial(render, tools=shown), options)
+        is_open = tags.open in opening and tags.close not in opening.rpartition(tags.open)[2]
+        is_begun = tags.close in opening or bool(options.get("continue_final_message"))
+        always = reasoning_parser == "deepseek_r1"  # as in vLLM: these models always reason
+        form = replace(
+            form,
+            begins_with=tags.open if is_open or (always and not is_begun) else "",
+            may_lack_open=not is_open and not is_begun,
+        )
     return {**prompt, "answer": form}
+
+
+def _opening(
+    text: str,
+    tags: Tags,
+    messages: Sequence[Message],
+    render: Callable[..., str],
+    options: Mapping[str, Any],
+) -> str:
+    """Return the beginning of the answer, which ends the prompt ``text``.
+
+    The tags of other messages do not count: a user may write about them.
+    """
+    if options.get("continue_final_message"):
+        return str(conversation(messages)[-1]["content"] or "")
+    if tags.open not in text and tags.close not in text:
+        return ""
+    for tag in (tags.open, tags.close):  # the usual cases need no second prompt
+        if text.rstrip().endswith(tag):
+            return tag
+    before = render(messages, **{**options, "add_generation_prompt": False})
+    return text.removeprefix(before) if text.startswith(before) else ""
 
 
 class AnswerState:
@@ -101,15 +153,27 @@ class AnswerState:
     def begin(self) -> None:
         """Read the text from the first character on."""
         self.parser = new_parser(self._form, self._key)
-        self.num_reasoning_tokens = 0
+        self.num_reasoning_tokens = self._num_tokens = 0
 
-    def add(self, text: str, *, is_last: bool) -> str:
-        """Read the text of a token, and return the answer so far, without its other parts."""
+    def add(self, text: str, num_taken: int, *, is_last: bool) -> tuple[str, int]:
+        """Read the text of a token, and return the answer so far, without its other parts.
+
+        The caller has ``num_taken`` characters of the answer before. Text that turns out to be
+        reasoning leaves the answer, so the other value is how many it has of the new one.
+        """
         self.num_reasoning_tokens += self.parser.is_reasoning
+        self._num_tokens += 1
+        before = self.parser.moved
         self.parser.add(text)
         if is_last:
             self.parser.finish()
-        return self.parser.content
+        moved = self.parser.moved
+        if moved is not None and before is None:
+            self.num_reasoning_tokens = self._num_tokens
+            num_left = len(moved) - num_taken
+            self._num_reasoning_taken = max(0, len(moved.lstrip()) - num_left)
+            num_taken = 0
+        return self.parser.content, num_taken
 
     def reasoning(self, *, is_delta: bool) -> str | None:
         """Return the reasoning, or only its new part; None if the format has none."""

@@ -122,7 +122,8 @@ class _Choice:
         if self.answer is None:
             self.text += text
         else:
-            self.text = self.answer.add(text, is_last=self.finish_reason is not None)
+            is_last, num_taken = self.finish_reason is not None, self.num_characters_taken
+            self.text, self.num_characters_taken = self.answer.add(text, num_taken, is_last=is_last)
 
 
 @dataclass(eq=False, repr=False)

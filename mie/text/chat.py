@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from mie.errors import ChatTemplateError, ConfigError, RequestError, printable, shown
@@ -13,6 +13,8 @@ from mie.text.messages import (
     checked_messages,
     conversation,
     for_channels,
+    has_calls,
+    with_arguments_as_text,
     without_developers,
 )
 from mie.text.template_files import TemplateFiles, is_template
@@ -24,6 +26,7 @@ LARGEST_TEMPLATE = 128 << 10  # characters; the longest in use are about 30,000
 CONTENT_FORMATS = ("auto", "string", "openai")
 
 _CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
+_PROBE = "SYSTEM_MESSAGE_TAG"
 
 
 class ChatTemplate:
@@ -62,6 +65,15 @@ class ChatTemplate:
             ChatTemplateError: it is not a valid jinja2 template.
         """
         return str(self._ask({"source": self.source})["format"])
+
+    @cached_property
+    def has_system(self) -> bool:
+        """Whether the template writes a system message."""
+        try:
+            messages = [{"role": "system", "content": _PROBE}, {"role": "user", "content": "Hello"}]
+            return _PROBE in self.render(conversation(messages, self.content_format))
+        except ChatTemplateError:
+            return False
 
     def render(
         self,
@@ -118,7 +130,8 @@ class ChatTemplate:
             "refused": "refused the messages:",
             "long": "rendered too long a prompt:",
         }.get(reply["error"], "failed:")
-        raise ChatTemplateError(f"{self._name} {what} {message}")
+        kind = _BrokenTemplateError if reply["error"] == "failed" else ChatTemplateError
+        raise kind(f"{self._name} {what} {message}")
 
     def _marked(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return ``message`` with a mark at the end of its text."""
@@ -220,18 +233,46 @@ class ChatTemplates:
             given = for_channels(given)
         if "developer" not in template.source:
             given = without_developers(given)
-        return template.render(
-            given,
+        render = partial(
+            template.render,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools or None,
             documents=documents,
             **variables,
         )
+        return _with_calls(render, given) if has_calls(given) else render(given)
 
     def _new(self, source: str, name: str) -> ChatTemplate:
         tokens = self._files.special_tokens
         return ChatTemplate(source, special_tokens=tokens, name=name, renderer=self._renderer)
+
+
+class _BrokenTemplateError(ChatTemplateError):
+    """A template failed while it ran, within the limits."""
+
+
+def _with_calls(render: Callable[[Sequence[Message]], str], messages: list[Any]) -> str:
+    """Return the prompt of messages with calls of tools.
+
+    Most templates write the arguments of a call with ``tojson``, so they are objects. Some write
+    them as they are, as text, which objects break or turn into Python's notation.
+    """
+    failed: _BrokenTemplateError | None = None
+    try:
+        text = render(messages)
+        calls = [call for each in messages for call in each.get("tool_calls") or ()]
+        arguments = [call["function"]["arguments"] for call in calls]
+        if not any(isinstance(each, dict) and each and str(each) in text for each in arguments):
+            return text
+    except _BrokenTemplateError as error:
+        failed = error
+    try:
+        return render(with_arguments_as_text(messages))
+    except ChatTemplateError:
+        if failed is not None:
+            raise failed from None
+        return text
 
 
 def _new_renderer() -> TemplateRenderer:

@@ -133,6 +133,31 @@ def _call(call: Any, where: str) -> Any:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
+def has_calls(messages: Sequence[Message]) -> bool:
+    """Return whether there are calls of tools, or results of them."""
+    return any(
+        isinstance(each, Mapping) and (each.get("tool_calls") or each.get("role") == "tool")
+        for each in (messages if _is_list(messages) else ())
+    )
+
+
+def with_arguments_as_text(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return messages of `conversation` whose calls have their arguments as JSON text."""
+
+    def as_text(call: dict[str, Any]) -> dict[str, Any]:
+        arguments = call["function"]["arguments"]
+        if not isinstance(arguments, str):  # a call that was cut has text
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        return {**call, "function": {**call["function"], "arguments": arguments}}
+
+    return [
+        {**each, "tool_calls": list(map(as_text, each["tool_calls"]))}
+        if each.get("tool_calls")
+        else each
+        for each in messages
+    ]
+
+
 def for_channels(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return messages as harmony's template takes them.
 

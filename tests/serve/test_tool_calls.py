@@ -215,13 +215,31 @@ def test_a_prompt_has_the_tools_and_their_results(server):
     assert answer["usage"]["prompt_tokens"] == counted
 
 
-def test_a_model_whose_template_has_no_tools_refuses_them(server):
-    template = "{{ messages[0]['content'] }}"
+def test_a_template_that_writes_neither_tools_nor_messages_refuses_them(server):
+    template = "{{ messages[0]['role'] }}"
     with live(server.engine, ServeConfig(chat_template=template)) as url:
         answer = server.client.post(f"{url}{CHAT}", json=BODY)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "tools")
-    assert "tools are not written by this model's chat template" in error["message"]
+    assert "tools are written neither by this model's chat template, nor in" in error["message"]
+
+
+def test_a_message_states_the_tools_where_the_template_has_none(server):
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+    call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    history = [
+        *BODY["messages"],
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "42"},
+    ]
+    with live(server.engine, ServeConfig(chat_template=template)) as url:
+        for messages in (BODY["messages"], history):
+            for choice in ("auto", "required", {"type": "function", "function": {"name": "add"}}):
+                body = {**BODY, "messages": messages, "tool_choice": choice}
+                answer = server.client.post(f"{url}{CHAT}", json=body)
+                assert answer.status_code == 200, answer.text
+                calls = answer.json()["choices"][0]["message"].get("tool_calls")
+                assert choice == "auto" or calls
 
 
 # Clients.

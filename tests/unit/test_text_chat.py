@@ -211,3 +211,45 @@ def test_tool_calls_get_their_arguments_as_objects() -> None:
 def test_malformed_messages_are_refused(messages: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         conversation(messages)
+
+
+# Arguments of calls.
+
+ARGUMENTS = {
+    "objects as JSON": "{{ call.function.arguments | tojson }}",
+    "text that is concatenated": "{{ 'x' + call.function.arguments }}",
+    "text that is formatted": "{{ '%s' % call.function.arguments }}",
+    "text that is printed": "{{ call.function.arguments }}",
+    "objects or text": "{% if call.function.arguments is string %}{{ call.function.arguments }}"
+    "{% else %}{{ call.function.arguments | tojson }}{% endif %}",
+    "items": "{% for name, value in call.function.arguments.items() %}{{ '{' + (name | tojson) }}"
+    ": {{ value | tojson }}{{ '}' }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("kind", ARGUMENTS)
+def test_every_template_writes_the_arguments_of_calls_as_json(kind: str) -> None:
+    template = "{% for m in messages %}{% for call in m.tool_calls or [] %}"
+    template += ARGUMENTS[kind] + "{% endfor %}{% endfor %}"
+    templates = ChatTemplates(TemplateFiles(Path("nowhere")))
+    for arguments in ({"a": 1}, {"a": "it's"}, {"é": None}, {"a": [True, '"']}, {"a": "{'b': 1}"}):
+        for given in (arguments, json.dumps(arguments)):
+            call = {"id": "1", "function": {"name": "add", "arguments": given}}
+            messages = [
+                {"role": "user", "content": "Hello"},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+            ]
+            written = templates.render(messages, chat_template=template)
+            assert json.loads(written.lstrip("x")) == arguments
+    templates.close()
+
+
+def test_a_template_that_fails_with_both_kinds_of_arguments_names_the_first_failure() -> None:
+    function = {"name": "add", "arguments": "{}"}
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
+    templates = ChatTemplates(TemplateFiles(Path("nowhere")))
+    with pytest.raises(ChatTemplateError, match="ZeroDivisionError"):
+        templates.render([call], chat_template="{{ 1 / 0 }}")
+    with pytest.raises(ChatTemplateError, match="refused the messages: no"):
+        templates.render([call], chat_template="{{ raise_exception('no') }}")
+    templates.close()

@@ -81,10 +81,19 @@ ANSWERS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=12
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@given(text=ANSWERS, cuts=st.lists(st.integers(0, 400)), begins=st.booleans(), more=st.booleans())
-@example(text="<think>a</think> <tool_call>{", cuts=[3, 20], begins=False, more=True)
-def test_how_an_answer_is_cut_changes_nothing(name, text, cuts, begins, more):
-    form = form_of(FORMATS[name], begins_with="<think>" * begins, may_repeat=more)
+@given(
+    text=ANSWERS,
+    cuts=st.lists(st.integers(0, 400)),
+    begins=st.booleans(),
+    more=st.booleans(),
+    lacks=st.booleans(),
+)
+@example(text="<think>a</think> <tool_call>{", cuts=[3, 20], begins=False, more=True, lacks=False)
+@example(text="a</think> <think>b", cuts=[3], begins=False, more=True, lacks=True)
+def test_how_an_answer_is_cut_changes_nothing(name, text, cuts, begins, more, lacks):
+    form = form_of(
+        FORMATS[name], begins_with="<think>" * begins, may_repeat=more, may_lack_open=lacks
+    )
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [text[a:b] for a, b in pairwise(places)]
     whole = read(form, [text])
@@ -157,6 +166,44 @@ def test_at_most_one_call_without_parallel_calls():
 def test_a_closing_tag_inside_an_argument_ends_nothing():
     text = '<tool_call>{"name": "add", "arguments": {"a": "</tool_call>"}}</tool_call>'
     assert named(read(form_of(formats.HERMES), [text])) == [("add", {"a": "</tool_call>"})]
+
+
+OPENINGS = ["", " ", "\n", "<think>", "\n<think>\n", "<think><think>", "<think>\n\n<think>"]
+
+
+@pytest.mark.parametrize("calls", [None, formats.HERMES, formats.LLAMA3])
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("opening", OPENINGS)
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_reasoning_may_lack_its_opening_tag_or_have_it_twice(calls, begins, opening, size):
+    form = AnswerFormat(
+        reasoning=formats.THINK,
+        calls=calls,
+        names=TOOLS,
+        begins_with="<think>" * begins,
+        may_lack_open=not begins,
+    )
+    text = f"{opening}Hm, a <b> tag.\n</think>\n\nSo </b>."
+    pieces = [text[place : place + size] for place in range(0, len(text), size)]
+    assert read(form, pieces) == ("Hm, a <b> tag.", "So </b>.", [], 0)
+    again = f"{opening}One.</think>\n<think>Two.</think>So."
+    assert read(form, [again])[:2] == ("One.\nTwo.", "So.")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "So.",
+        "I write <think>x</think>.",
+        'So. <tool_call>{"name": "add", "arguments": {"a": "</think>"}}</tool_call>',
+        "<think>a</think>So </think>.",
+        "So </thin",
+    ],
+)
+def test_a_closing_tag_elsewhere_moves_no_text(text: str):
+    lacking = form_of(formats.HERMES, may_lack_open=True)
+    assert read(lacking, [text]) == read(form_of(formats.HERMES), [text])
+    assert read(lacking, list(text)) == read(lacking, [text])
 
 
 def test_reasoning_is_at_the_beginning_or_nowhere():
@@ -255,6 +302,8 @@ TEMPLATE = GOLDEN["templates"]["hermes"]
         ("auto", "{{ tools }} as functools[…]", None, formats.PHI4_MINI),
         ("auto", "{{ tools }} <tool_calls>[…]</tool_calls>", None, formats.HUNYUAN),
         ("auto", "{{ tools }} <|channel|>", None, formats.HARMONY),
+        ("auto", "{{ messages }}", None, formats.HERMES),  # which a system message states
+        ("mistral", "{{ messages }}", None, formats.MISTRAL),
     ],
 )
 def test_the_format_of_calls(parser: str, template: str, declared: Any, expected: CallFormat):
@@ -264,7 +313,6 @@ def test_the_format_of_calls(parser: str, template: str, declared: Any, expected
 @pytest.mark.parametrize(
     ("parser", "template", "declared", "message"),
     [
-        ("hermes", "{{ messages }}", None, "tools are not written by this model's chat template"),
         (
             "auto",
             "{{ tools }}",
@@ -285,6 +333,8 @@ def test_a_family_has_its_format_unless_the_template_shows_another():
     phi, glm = FAMILY_FORMATS["Phi3ForCausalLM"], FAMILY_FORMATS["Glm4ForCausalLM"]
     assert call_format("auto", "<|tool|>{{ tools }}", None, phi) == formats.PHI4_MINI
     assert call_format("auto", "{{ tools }} <tool_call>", None, phi) == formats.HERMES
+    assert call_format("auto", "{{ messages }}", None, phi) == formats.PHI4_MINI
+    assert call_format("auto", "{{ messages }}", None, glm) == formats.HERMES
     assert call_format("auto", "{{ tools }}", TEMPLATE, phi) == calls_in(TEMPLATE)
     assert call_format("auto", "{{ tools }} <tool_call>", None, glm) == formats.HERMES
     with pytest.raises(RequestError, match="calls are a name on a line before JSON, which is not"):

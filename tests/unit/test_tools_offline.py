@@ -176,7 +176,11 @@ def test_tags_that_are_special_tokens_are_kept_and_others_are_not(tmp_path: Path
             {"structured_outputs": {"regex": "a"}},
             "structured_outputs and tools exclude each other",
         ),
-        ({"tools": TOOLS, "chat_template": "x"}, {}, "tools are not written by this model's"),
+        (
+            {"tools": TOOLS, "chat_template": "{# #}x"},
+            {},
+            "tools are written neither by this model's chat template, nor in a message",
+        ),
     ],
 )
 def test_what_cannot_be_called_is_refused(options, params, message):

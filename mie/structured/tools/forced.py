@@ -113,6 +113,7 @@ class ForcedParser:
         self.reasoning = ""
         self.is_reasoning = False
         self.num_unparsed = 0
+        self.moved: str | None = None
         self._form = form
         self._key = key
         self._literals = literals_of(form.calls)

@@ -65,6 +65,8 @@ class AnswerFormat:
     reasoning: Tags | None = None
     begins_with: str = ""
     """Tags at the end of the prompt: the answer continues the part that they open."""
+    may_lack_open: bool = False
+    """Whether text before a closing tag is reasoning, where the model left out the opening tag."""
     calls: CallFormat | None = None
     names: frozenset[str] = frozenset()
     """The names of the tools that may be called."""
@@ -152,24 +154,22 @@ def call_format(
     """Return how a model writes calls; ``parser`` is a name of `CALLS`, "hf" or "auto".
 
     "hf" is the model's response template. "auto" is that one too, or else the format whose tag is
-    in the chat template, or else that of the family.
+    in the chat template, or else that of the family. Where the template does not write tools, a
+    message states the format, so it is Hermes' unless the family has one.
 
     Raises:
-        RequestError: the chat template does not write tools, the format is unknown, or the
-            response template has something that is not supported.
+        RequestError: the format is unknown, or the response template has something that is not
+            supported.
     """
-    if not _USES_TOOLS.search(chat_template):
-        raise RequestError(
-            "tools are not written by this model's chat template (give it one that does: "
-            "chat_template)"
-        )
     if parser == "hf" or (parser == "auto" and response_template is not None):
         calls = calls_in(response_template)
         if calls is not None:
             return calls
         if parser == "hf":
             raise RequestError("tools: the model's response_template has no field tool_calls")
-    if parser == "auto":
+    if parser == "auto" and not writes_tools(chat_template):
+        parser = family.calls or "hermes"
+    elif parser == "auto":
         parser = _named_in(chat_template, family)
     if parser == "none":
         raise RequestError("tool_choice cannot force a call, because tool_call_parser is none")
@@ -208,6 +208,11 @@ def reasoning_tags(
     if found:
         return found[0]
     return None if family.reasoning is None else REASONING[family.reasoning]
+
+
+def writes_tools(chat_template: str) -> bool:
+    """Return whether a chat template writes tools, in one way or another."""
+    return _USES_TOOLS.search(chat_template) is not None or writes_channels(chat_template)
 
 
 def writes_channels(chat_template: str) -> bool:

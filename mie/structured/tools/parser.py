@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from mie.structured.tools.definitions import NAME, ToolCall
-from mie.structured.tools.formats import AnswerFormat, CallFormat
+from mie.structured.tools.formats import AnswerFormat, CallFormat, Tags
 
 LONGEST_HEAD = 256
 """Characters between a tag and JSON after which it is no call."""
@@ -27,6 +27,8 @@ class Divider(ABC):
         self.calls: list[ToolCall] = []
         self.num_unparsed = 0
         """Opening tags, or messages to a recipient, that were no calls."""
+        self.moved: str | None = None
+        """Text that turned out to be reasoning."""
         self._form = form
         self._key = key
         self._content = BorderedText()
@@ -76,10 +78,11 @@ class AnswerParser(Divider):
 
     _held: HeldCall | None = None
     _is_first = True  # no text has come yet
+    _has_reasoned = False
 
     @property
     def is_reasoning(self) -> bool:
-        return self._state == self._think
+        return self._state in (self._think, self._opened)
 
     def _begin(self, is_last: bool) -> bool:
         """Look for reasoning, which is at the beginning of an answer or nowhere."""
@@ -95,7 +98,19 @@ class AnswerParser(Divider):
 
     def _enter_reasoning(self) -> None:
         self._reasoning.border()
+        self._state, self._has_reasoned = self._opened, True
+
+    def _opened(self, is_last: bool) -> bool:
+        """Skip an opening tag that a model writes again, as after a prompt that ends with one."""
+        assert self._form.reasoning is not None
+        tag, found = self._form.reasoning.open, self._buffer.lstrip()
+        if found.startswith(tag):
+            self._buffer = found[len(tag) :]
+            return True
+        if tag.startswith(found) and not is_last:
+            return False
         self._state = self._think
+        return True
 
     def _think(self, is_last: bool) -> bool:
         assert self._form.reasoning is not None
@@ -104,15 +119,24 @@ class AnswerParser(Divider):
             thought, _, self._buffer = self._buffer.partition(close)
             self._reasoning.add(thought)
             self._content.border()
-            self._state = self._text
+            self._state = self._begin  # some models think again at once
             return True
-        self._reasoning.add(self._released(close, is_last))
+        self._reasoning.add(self._released(is_last, close))
         return False
 
     def _text(self, is_last: bool) -> bool:
-        calls = self._form.calls
+        calls, tags = self._form.calls, self._lacking_tags()
+        place = -1 if tags is None else self._buffer.find(tags.close)
+        if tags is not None and place >= 0:
+            before = self._buffer[:place]
+            is_call = calls is not None and calls.open in before
+            if not is_call and tags.open not in self._content.text + before:
+                self._content.add(self._taken(place))
+                self._taken(len(tags.close))
+                self._move_to_reasoning()
+                return True
         if calls is None:
-            self._content.add(self._taken(len(self._buffer)))
+            self._content.add(self._released(is_last, *(() if tags is None else (tags.close,))))
             return False
         if self._is_first and calls.is_open_optional:
             found = self._buffer.lstrip()
@@ -126,7 +150,7 @@ class AnswerParser(Divider):
         if place >= 0:
             self._content.add(self._taken(place))
             return self._enter_call(len(calls.open))
-        text = self._released(calls.open, is_last)
+        text = self._released(is_last, calls.open, *(() if tags is None else (tags.close,)))
         self._is_first = self._is_first and not text.strip()
         self._content.add(text)
         return False
@@ -158,13 +182,26 @@ class AnswerParser(Divider):
         self._state = self._text
         return True
 
-    def _released(self, tag: str, is_last: bool) -> str:
+    def _lacking_tags(self) -> Tags | None:
+        """Return the tags of reasoning that may have begun without the opening one."""
+        if not self._form.may_lack_open or self._has_reasoned or self.calls:
+            return None
+        return self._form.reasoning
+
+    def _move_to_reasoning(self) -> None:
+        self.moved = self._content.text
+        self._content, self._has_reasoned = BorderedText(), True
+        self._reasoning.add(self.moved.lstrip())
+        self._content.border()
+        self._state = self._begin
+
+    def _released(self, is_last: bool, *tags: str) -> str:
         """Take the buffer, except for an end that may begin a tag."""
         kept = 0
-        if not is_last:
+        for tag in () if is_last else tags:
             most = min(len(tag) - 1, len(self._buffer))
-            lengths = (n for n in range(most, 0, -1) if self._buffer.endswith(tag[:n]))
-            kept = next(lengths, 0)
+            lengths = (n for n in range(most, kept, -1) if self._buffer.endswith(tag[:n]))
+            kept = next(lengths, kept)
         return self._taken(len(self._buffer) - kept)
 
     def _taken(self, length: int) -> str:
