@@ -168,7 +168,7 @@ def test_tags_that_are_special_tokens_are_kept_and_others_are_not(tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "params", "message"),
     [
-        ({"tools": []}, {}, "tools must have 1 to 128 entries"),
+        ({"tools": []}, {}, "tools must have 1 to 1024 entries"),
         ({"tool_choice": "auto"}, {}, "tool_choice needs tools"),
         ({"tools": TOOLS}, {"detokenize": False}, "tools need text; got detokenize=False"),
         (
