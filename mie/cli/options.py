@@ -72,6 +72,8 @@ def parse_sampling(name: str, text: str) -> Any:
         if argument.get("action") == "append":
             return [(kind or str)(text)]
         return {"on": True, "off": False}[text] if kind is None else kind(text)
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"{name}: {error}") from error
     except (KeyError, ValueError) as error:
         kind = getattr(kind, "__name__", "on or off")
         raise ConfigError(f"{name} is {kind}; got {text!r}") from error

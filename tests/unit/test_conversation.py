@@ -254,7 +254,7 @@ def test_settings_apply_to_the_next_answer(errors: Errors) -> None:
     assert "temperature=0.3, top_k=5" in errors()
     for command, why in (
         ("/set temprature 1", "did you mean temperature?"),
-        ("/set top_k high", "top_k is int; got 'high'"),
+        ("/set top_k high", "top_k: 'high' is not an integer"),
         ("/set ignore_eos 1", "ignore_eos is on or off; got '1'"),
         ("/set top_p 3", "top_p"),
         ("/set seed", "/set seed needs a value"),
