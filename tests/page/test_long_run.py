@@ -17,7 +17,6 @@ from typing import Any
 import httpx2
 import pytest
 from browser import Shown, cells, chromium, opened
-from firefox import firefox
 from test_page_server import pool, serving
 
 from mie.events import read_log
@@ -82,9 +81,9 @@ def reach(page: Shown, step: int) -> None:
         last = page.js("mie.store.run.last")
 
 
-@pytest.fixture(params=["chromium", "firefox"])
-def browser(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    with chromium() if request.param == "chromium" else firefox(tmp_path) as browser:
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    with chromium() as browser:
         yield browser.new_context()
 
 

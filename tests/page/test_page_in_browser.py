@@ -26,6 +26,7 @@ from mie.serve.keys import Keys
 from mie.serve.page import feed
 
 NUM_BLOCKS, BLOCK_SIZE = 24, 8
+NUM_TABS = 8
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +64,6 @@ def _no_errors(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "shown" in request.fixturenames:
         assert request.getfixturevalue("shown").errors == []
-
-
-@pytest.fixture
-def num_tabs() -> int:
-    return 8
 
 
 def metric(url: str, name: str) -> float:
@@ -196,7 +192,7 @@ def test_a_page_that_nobody_sees_leaves_its_connection_to_others(shown: Shown, u
 
 @pytest.mark.slow  # tests/web/hub.test.js shares it among tabs that are objects
 def test_tabs_share_one_stream_which_outlives_the_first(
-    browser: Any, url: str, num_tabs: int, monkeypatch: pytest.MonkeyPatch
+    browser: Any, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A browser opens six connections to a server. A tab that joins needs a second stream."""
     monkeypatch.setattr(feed, "MAX_PAGES", 3)  # the other tests have one
@@ -204,7 +200,7 @@ def test_tabs_share_one_stream_which_outlives_the_first(
     body = {"prompt": "All see this", "max_tokens": 20, "ignore_eos": True}
     with ExitStack() as first, ExitStack() as rest:
         shows = [first.enter_context(opened(context, f"{url}/"))]
-        shows += [rest.enter_context(opened(context, f"{url}/")) for _ in range(num_tabs - 1)]
+        shows += [rest.enter_context(opened(context, f"{url}/")) for _ in range(NUM_TABS - 1)]
         for shown in shows:
             shown.until("window.mie?.store.run")
         for num_closed in range(2):
