@@ -14,19 +14,14 @@ import uuid
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mie.base.stats.request import RequestMetrics
-from mie.errors import needing_extra, shown_text
-from mie.serve.asgi import CLIENT_LEFT, OPEN_ROUTES, facts_of, header, route_of
+from mie.errors import shown_text
+from mie.serve.asgi import CLIENT_LEFT, facts_of, header, route_of
 from mie.serve.metrics import ServerMetrics
-from mie.version import __version__
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
-
 
 logger = logging.getLogger("mie.access")
 
@@ -38,15 +33,12 @@ QUIET_ROUTES = frozenset({"/health", "/ready", "/ping", "/metrics", "/load"})
 
 
 class AccessLog:
-    """Middleware that gives each request an id, and logs, counts and traces requests."""
+    """Middleware that gives each request an id, and logs and counts requests."""
 
-    def __init__(
-        self, app: ASGIApp, metrics: ServerMetrics, tracing: Tracing | None, paths: Collection[str]
-    ) -> None:
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics, paths: Collection[str]) -> None:
         """``paths`` are those of the routes, which metrics may be labelled with."""
         self._app = app
         self._metrics = metrics
-        self._tracing = tracing
         self._paths = frozenset(paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,7 +47,7 @@ class AccessLog:
         scope["mie.request_id"] = request_id = uuid.uuid4().hex
         facts_of(scope)
         status = 500
-        start, start_ns = time.perf_counter(), time.time_ns()
+        start = time.perf_counter()
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -74,24 +66,18 @@ class AccessLog:
             if scope.get("mie.client_left"):
                 status = CLIENT_LEFT
             try:
-                self._note(scope, status, seconds, start_ns)
+                self._end(scope, status, seconds)
             except Exception as error:  # the answer is sent, and bookkeeping must not spoil it
                 logger.error("a request is not counted", exc_info=error)
 
-    def _note(self, scope: Scope, status: int, seconds: float, start_ns: int) -> None:
-        path = route_of(scope)
-        route = path if path in self._paths else None
-        if self._tracing is not None and scope["method"] == "POST" and path not in OPEN_ROUTES:
-            self._tracing.record(scope, route, status, start_ns)
-        self._end(scope, route, status, seconds)
-
-    def _end(self, scope: Scope, route: str | None, status: int, seconds: float) -> None:
+    def _end(self, scope: Scope, status: int, seconds: float) -> None:
         path, method = route_of(scope), scope["method"]
+        route = path if path in self._paths else "other"
         done = scope["mie.facts"]
         if status != CLIENT_LEFT:
             status = done.pop("status", status)
         known_method = method if method in METHODS else "other"
-        self._metrics.observe(route or "other", known_method, status, seconds, done)
+        self._metrics.observe(route, known_method, status, seconds, done)
         level = logging.DEBUG if path in QUIET_ROUTES and status < 400 else logging.INFO
         if not logger.isEnabledFor(level):
             return
@@ -196,7 +182,7 @@ def logging_as(format: str) -> Iterator[None]:
     """Write the records of mie and of its libraries to standard error, as ``text`` or ``json``."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormat() if format == "json" else TextFormat())
-    loggers = [logging.getLogger(name) for name in ("mie", "uvicorn", "asyncio", "opentelemetry")]
+    loggers = [logging.getLogger(name) for name in ("mie", "uvicorn", "asyncio")]
     before = [(each.level, each.handlers[:]) for each in loggers]
     for each in loggers:
         each.handlers[:] = [handler]  # others would not escape the texts of clients
@@ -208,82 +194,3 @@ def logging_as(format: str) -> Iterator[None]:
         for each, (level, handlers) in zip(loggers, before, strict=True):
             each.handlers[:] = handlers
             each.setLevel(level)
-
-
-SPAN_SECONDS = 5.0
-"""Time after which spans are given up that the endpoint does not take."""
-
-MAX_TRACE_HEADER = 512
-"""Maximum characters of a header with a trace. Longer ones are ignored.
-
-Libraries split them by patterns, and some take quadratic time.
-"""
-
-ATTRIBUTES = {
-    "num_prompt_tokens": "gen_ai.usage.prompt_tokens",
-    "num_output_tokens": "gen_ai.usage.completion_tokens",
-    "queue_seconds": "gen_ai.latency.time_in_queue",
-    "first_token_seconds": "gen_ai.latency.time_to_first_token",
-    "num_cached_tokens": "mie.cached_tokens",
-    "num_preemptions": "mie.preemptions",
-    "num_swaps": "mie.swaps",
-    "num_recomputed_tokens": "mie.recomputed_tokens",
-    "num_copied_blocks": "mie.copied_blocks",
-}
-"""The facts of a request's log line -> attributes of its span."""
-
-
-def new_provider(endpoint: str) -> TracerProvider:
-    """Return a provider that sends spans to an OTLP endpoint over HTTP, from a separate thread.
-
-    Raises:
-        MissingExtraError: the extra ``otel`` is not installed.
-    """
-    with needing_extra("otel", "--otlp-traces-endpoint"):
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    resource = Resource.create({"service.name": "mie", "service.version": __version__})
-    provider = TracerProvider(resource=resource)
-    provider.add_span_processor(
-        BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=SPAN_SECONDS))
-    )
-    return provider
-
-
-class Tracing:
-    """Makes a span of each request that asks for work."""
-
-    def __init__(self, provider: TracerProvider, model_name: str) -> None:
-        self._model_name = model_name
-        self._tracer = provider.get_tracer("mie.serve", __version__)
-
-    def record(self, scope: Scope, route: str | None, status: int, start_ns: int) -> None:
-        """Send the span of a POST that has ended. ``start_ns`` is in the Unix epoch."""
-        from opentelemetry.trace import SpanKind, Status, StatusCode
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-        names = ("traceparent", "tracestate")
-        headers = {name: header(scope, name.encode()) or "" for name in names}
-        carrier = {n: text for n, text in headers.items() if len(text) <= MAX_TRACE_HEADER}
-        span = self._tracer.start_span(
-            "llm_request",
-            context=TraceContextTextMapPropagator().extract(carrier),
-            kind=SpanKind.SERVER,
-            start_time=start_ns,
-        )
-        facts = facts_of(scope)
-        attributes = {
-            "gen_ai.response.model": facts.get("model", self._model_name),
-            "gen_ai.request.id": scope.get("mie.request_id"),
-            "http.request.method": "POST",
-            "http.route": route,
-            "http.response.status_code": status,
-            "mie.key": scope.get("mie.client"),
-            **{attribute: facts.get(name) for name, attribute in ATTRIBUTES.items()},
-        }
-        found = {name: value for name, value in attributes.items() if value is not None}
-        span.set_attributes(found)
-        span.set_status(Status(StatusCode.ERROR if status >= 400 else StatusCode.OK))
-        span.end()

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from mie.async_llm import AsyncLLM
 from mie.config.params.sampling import SamplingParams
 from mie.errors import EngineDeadError, MieError, ThreadLimitError, shown_text
-from mie.serve.access_log import AccessLog, Tracing, new_provider
+from mie.serve.access_log import AccessLog
 from mie.serve.asgi import Failures, RootPath, WholeBody, route_of
 from mie.serve.auth import Authentication
 from mie.serve.config import ServeConfig
@@ -32,7 +32,7 @@ from mie.serve.page.routes import PageRoutes
 from mie.serve.page.shell import PageShell
 from mie.serve.routes import routes
 from mie.serve.serving import Serving, in_utf8, names_of, without_paths
-from mie.system.threads import call_in_thread, start_thread
+from mie.system.threads import start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +48,6 @@ class Edge(ABC):
     """One server's middlewares, the routes that belong to them, and their state."""
 
     def __init__(self, config: ServeConfig, health: ServerHealth, metrics: ServerMetrics) -> None:
-        endpoint = config.otlp_traces_endpoint
-        self._spans = None if endpoint is None else new_provider(endpoint)
         self.config = config
         self.health = health
         self.metrics = metrics
@@ -61,11 +59,10 @@ class Edge(ABC):
         A request without a key is refused before its body is read.
         """
         config = self.config
-        tracing = None if self._spans is None else Tracing(self._spans, self.metrics.model_name)
         layers = [Middleware(Failures)]
         if config.root_path:
             layers.append(Middleware(RootPath, path=config.root_path))
-        layers.append(Middleware(AccessLog, metrics=self.metrics, tracing=tracing, paths=paths))
+        layers.append(Middleware(AccessLog, metrics=self.metrics, paths=paths))
         if config.allowed_origins:
             layers.append(
                 Middleware(
@@ -137,10 +134,8 @@ class Edge(ABC):
         return not ending.is_alive()
 
     async def flush(self) -> None:
-        """Wait, but not long, until responses have ended and the last spans are sent."""
+        """Wait, but not long, until responses have ended."""
         await self._wait_idle(FLUSH_SECONDS)
-        if self._spans is not None:
-            await call_in_thread(self._spans.shutdown)
 
     async def _wait_idle(self, seconds: float) -> None:
         await self._wait(lambda: not self.health.num_requests, seconds)

@@ -37,7 +37,6 @@ class ServeConfig:
     max_answer_bytes: int | None = None
     log_format: str = "text"
     log_prompts: bool = False
-    otlp_traces_endpoint: str | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     served_model_name: Sequence[str] | None = None

@@ -30,7 +30,7 @@ HEADERS = (
     *("cookie", "authorization", "x-api-key", "host", "origin", "referer", "content-type"),
     *("content-length", "content-encoding", "transfer-encoding", "accept", "accept-encoding"),
     *("sec-fetch-site", "sec-fetch-dest", "x-forwarded-for", "x-forwarded-proto", "forwarded"),
-    *("x-request-id", "traceparent", "tracestate", "last-event-id", "x-mie-page", "if-none-match"),
+    *("x-request-id", "last-event-id", "x-mie-page", "if-none-match"),
     *("access-control-request-headers", "access-control-request-method", "upgrade", "connection"),
 )
 FILLERS = (
@@ -43,7 +43,6 @@ FRAMES: dict[str, tuple[str, ...]] = {
     "x-forwarded-for": ("{}", "127.0.0.1,{}"),
     "forwarded": ("{}", 'for="{}"'),
     "host": ("{}", "localhost:{}", "[{}]"),
-    "tracestate": ("{}", "a{}b"),
 }
 """The forms of some headers, in which a filler takes the place of the braces."""
 CONFIGS = {
