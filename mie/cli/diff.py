@@ -5,10 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
-
-from mie.system.files import replacing
 
 if TYPE_CHECKING:
     from mie.diff.report import Side
@@ -21,21 +18,15 @@ _WORKLOAD = ("max_tokens", "block_size", "max_num_batched_tokens")
 def run(args: argparse.Namespace) -> int:
     """Print the comparison, and return 1 if something exceeds its tolerance, else 0."""
     from mie.diff.compare import compare, workload_of_texts
-    from mie.diff.recording import Injection
-    from mie.diff.text import lines, page
+    from mie.diff.text import lines
 
-    inject = None if args.inject is None else Injection.parse(args.inject)
     settings = {name: getattr(args, name) for name in _WORKLOAD}
-    with replacing(args.html, "--html") if args.html else nullcontext() as file:
-        report = compare(
-            workload_of_texts(args.model, args.prompts, **settings),
-            *(_side(args, name) for name in ("a", "b")),
-            inject=inject,
-            isolate=args.isolate,
-            on_side=_note_side,
-        )
-        if file is not None:
-            file.write(page(report))
+    report = compare(
+        workload_of_texts(args.model, args.prompts, **settings),
+        *(_side(args, name) for name in ("a", "b")),
+        isolate=args.isolate,
+        on_side=_note_side,
+    )
     if args.json:
         print(json.dumps(report.as_json(), allow_nan=False))
     else:

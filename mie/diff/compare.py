@@ -12,7 +12,7 @@ from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.locate import locate_model
 from mie.config.engine import EngineConfig, refuse_unknown
 from mie.config.params.sampling import SamplingParams
-from mie.diff.recording import SIZE, Change, Injection, Observer, RecordingBackend, Spot, perturb
+from mie.diff.recording import Observer, RecordingBackend, Spot
 from mie.diff.report import Candidate, DiffReport, OperatorErrors, Place, Side, TokenPart
 from mie.diff.tolerances import (
     Index,
@@ -26,7 +26,7 @@ from mie.errors import ConfigError
 from mie.load.backends import SETTINGS, load_backend
 from mie.load.engine import load_engine
 from mie.load.sizing import blocks_needed
-from mie.ops.backend import Array, Backend
+from mie.ops.backend import Backend
 from mie.ops.sampling import top_logprobs
 from mie.text.tokenizer import Tokenizer
 
@@ -119,7 +119,6 @@ def compare(
     a: Side,
     b: Side,
     *,
-    inject: Injection | None = None,
     isolate: bool = False,
     on_side: Callable[[str, Side], object] = lambda name, side: None,
 ) -> DiffReport:
@@ -131,8 +130,7 @@ def compare(
     before each run.
 
     Raises:
-        ConfigError: a side is unknown or has a setting of another backend, or ``inject`` names a
-            call that the model does not make.
+        ConfigError: a side is unknown or has a setting of another backend.
         ModelError: the model cannot be used.
         RequestError: a prompt cannot be served.
     """
@@ -143,24 +141,16 @@ def compare(
     recorded: dict[Spot, NDArray[Any]] = {}
     on_side("A", a)
     free = _run(workload, a, recorded.__setitem__)
-    if inject is not None and not any(map(inject.matches, recorded)):
-        layers = {spot.layer for spot in recorded} - {None}
-        called = ", ".join(dict.fromkeys(spot.operator for spot in recorded))
-        raise ConfigError(
-            f"--inject {inject} matches no call; {workload.model} has layers "
-            f"0 … {len(layers) - 1} and calls: {called}"
-        )
     limits = Limits(kv_cache_dtypes=(a.kv_cache_dtype, b.kv_cache_dtype), isolated=isolate)
-    comparison = _Comparison(recorded, inject, limits)
+    comparison = _Comparison(recorded, limits)
     on_side("B", b)
-    forced = _run(workload, b, comparison.observe, comparison.change, free.tokens)
+    forced = _run(workload, b, comparison.observe, free.tokens)
     assert free.rows == forced.rows, "the two sides were scheduled differently"
     assert comparison.num_calls == len(recorded), "the two sides made different calls"
     return DiffReport(
         model=workload.model,
         a=a,
         b=b,
-        inject=None if inject is None else str(inject),
         isolated=isolate,
         num_prompts=len(workload.prompts),
         num_steps=len(free.rows),
@@ -177,14 +167,13 @@ def _run(
     workload: DiffWorkload,
     side: Side,
     observe: Observer,
-    change: Change | None = None,
     forced: dict[str, list[int]] | None = None,
 ) -> _Run:
     """Run the workload on one side, with the tokens in ``forced`` if given."""
     recorders: list[RecordingBackend] = []
 
     def wrap(backend: Backend) -> Backend:
-        recorders.append(RecordingBackend(backend, observe, change))
+        recorders.append(RecordingBackend(backend, observe))
         return cast(Backend, recorders[0])  # it delegates the rest of the contract
 
     engine = load_engine(
@@ -234,24 +223,15 @@ def _config(workload: DiffWorkload, side: Side) -> EngineConfig:
 class _Comparison:
     """Compares each of B's calls with A's."""
 
-    def __init__(
-        self, recorded: dict[Spot, NDArray[Any]], inject: Injection | None, limits: Limits
-    ) -> None:
+    def __init__(self, recorded: dict[Spot, NDArray[Any]], limits: Limits) -> None:
         self.first: Place | None = None
         self.reason = ""
         self.num_calls = 0
         self._recorded = recorded
-        self._inject = inject
         self._limits = limits
         self.rows: dict[tuple[str, int | None], OperatorErrors] = {}
         """The errors by operator and layer, in the order of the calls."""
         self._logits: list[tuple[NDArray[Any], NDArray[Any]]] = []
-
-    def change(self, spot: Spot, out: Array) -> None:
-        """Inject the fault, which is large enough to exceed the limit."""
-        if self._inject is not None and self._inject.matches(spot):
-            limit = self._limits.of(self._recorded[spot].dtype, out.dtype, spot.operator)
-            perturb(out, max(SIZE, 4 * limit))
 
     def observe(self, spot: Spot, b: NDArray[Any]) -> NDArray[Any] | None:
         """Compare a call of B with A's. Return A's result if B is to continue with it."""

@@ -1,9 +1,8 @@
-"""Wrap a backend to show every operator's result to an observer, or to corrupt it on purpose."""
+"""Wrap a backend to show every operator's result to an observer, which may replace it."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.errors import ConfigError
 from mie.ops.backend import Array, Backend, ComposedOperators, StepBatch
 from mie.ops.sampling import RowControls
 
@@ -46,8 +44,6 @@ class Spot:
     """The layer, or None outside the layers."""
     operator: str
     """The role, one of `OPERATORS`."""
-    method: str
-    """The name in the contract."""
     occurrence: int
     """Index among the calls of this operator in this layer and step, nearly always 0."""
 
@@ -61,9 +57,6 @@ Observer = Callable[[Spot, NDArray[Any]], NDArray[Any] | None]
 
 If it returns an array, that replaces the result.
 """
-
-Change = Callable[[Spot, Array], None]
-"""A function that can change a result in place before it is observed and used."""
 
 
 def to_host(array: Array) -> NDArray[Any]:
@@ -93,12 +86,11 @@ class RecordingBackend(ComposedOperators):
 
     is_asynchronous = False  # each result is observed before the next is computed
 
-    def __init__(self, inner: Backend, observe: Observer, change: Change | None = None) -> None:
+    def __init__(self, inner: Backend, observe: Observer) -> None:
         self.greedy: list[int] = []
         """The tokens of the last step's largest logits, by ``inner``'s own sampling."""
         self._inner = inner
         self._observe = observe
-        self._change = change
         self._step = 0
         self._layer = 0
         self._previous: str | None = None
@@ -147,13 +139,9 @@ class RecordingBackend(ComposedOperators):
         layer = None if operator in OUTSIDE_LAYERS else self._layer
         occurrence = self._counts.get((layer, operator), 0)
         self._counts[layer, operator] = occurrence + 1
-        spot = Spot(
-            step=self._step, layer=layer, operator=operator, method=method, occurrence=occurrence
-        )
+        spot = Spot(step=self._step, layer=layer, operator=operator, occurrence=occurrence)
         # A backend may have padded the step. The rows after its own are padding.
         seen = out[: self._num_rows if operator in AFTER_ROWS else self._num_tokens]
-        if self._change is not None:
-            self._change(spot, seen)
         instead = self._observe(spot, to_host(seen))
         if instead is not None:
             put(seen, instead)
@@ -168,48 +156,3 @@ def _is_gate_of_mlp(method: str, previous: str | None, out: Array) -> bool:
     ``gated_mlp``.
     """
     return method == "linear" and previous == "silu_mul" and out.shape[-1] == 1
-
-
-# Faults on purpose, to check that they are found.
-
-SIZE = 0.01
-"""Relative size of the fault, unless that is within the tolerance."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Injection:
-    """A fault in one element of every result of an operator."""
-
-    operator: str
-    """A role, or an operator of the contract, which stands for all its roles."""
-    layer: int | None = None
-    """The layer, or None for every call."""
-
-    @classmethod
-    def parse(cls, text: str) -> Injection:
-        """Parse ``OP`` or ``OP:LAYER``.
-
-        Raises:
-            ConfigError: the text has another form.
-        """
-        found = re.fullmatch(r"(\w+)(?::(\d{1,4}))?", text)
-        if found is None or found[1] not in (*OPERATORS, *METHODS):
-            known = ", ".join(dict.fromkeys((*OPERATORS, *METHODS)))
-            raise ConfigError(f"--inject takes OP or OP:LAYER; got {text!r} (operators: {known})")
-        return cls(operator=found[1], layer=None if found[2] is None else int(found[2]))
-
-    def __str__(self) -> str:
-        return self.operator if self.layer is None else f"{self.operator}:{self.layer}"
-
-    def matches(self, spot: Spot) -> bool:
-        """Return whether this call gets the fault."""
-        is_operator = self.operator in (spot.operator, spot.method)
-        return is_operator and self.layer in (None, spot.layer)
-
-
-def perturb(out: Array, size: float) -> None:
-    """Change the element of the largest magnitude by ``size`` times itself, in place."""
-    host = to_host(out).astype(np.float64)
-    if host.size:
-        index = tuple(int(i) for i in np.unravel_index(int(np.abs(host).argmax()), host.shape))
-        out[index] = float(host[index]) * (1 + size) or size

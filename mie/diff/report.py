@@ -116,7 +116,6 @@ class DiffReport:
     model: str
     a: Side
     b: Side
-    inject: str | None
     isolated: bool
     """Whether each operator of B had A's results as its inputs."""
     num_prompts: int

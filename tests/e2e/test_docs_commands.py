@@ -46,7 +46,6 @@ NOT_RUN = {
 """Expressions over the commands that are not run, and the reasons."""
 
 SLOW = {"benchmarks", "diff", "gpu/README", "kernels", "quantisation", "simulator"}
-EXIT_CODES = {"mie diff --inject down:2": 1}
 
 FILES = {
     "text.txt": "Once upon a time there was a fox.\n" * 8,
@@ -131,7 +130,7 @@ class Session:
             else:
                 executable = {"python": [sys.executable], "curl": ["curl", "--fail"]}[first]
                 process = subprocess.run([*executable, *words], capture_output=True, cwd=ROOT)
-        assert process.returncode == EXIT_CODES.get(step, 0), (step, process.stderr.decode())
+        assert process.returncode == 0, (step, process.stderr.decode())
         return None
 
     def serve(self, *words: str) -> None:
@@ -191,7 +190,6 @@ def test_every_reason_is_needed() -> None:
     found = [step for steps_of_page in STEPS.values() for step in steps_of_page]
     assert [each for each in NOT_RUN if not any(re.search(each, step) for step in found)] == []
     assert {f"docs/{name}.md" for name in SLOW} <= STEPS.keys()
-    assert EXIT_CODES.keys() <= {*found}
 
 
 def test_steps_are_found() -> None:
