@@ -268,7 +268,7 @@ def logits_of_mie(
 ) -> np.ndarray:
     """Return the logits after each prompt."""
     with Checkpoint.open(path, expected_tensors(config)) as checkpoint:
-        decoder = Decoder(config, load_backend("numpy-plain"), checkpoint, num_positions=context)
+        decoder = Decoder(config, load_backend("numpy"), checkpoint, num_positions=context)
     cache = decoder.backend.new_kv_cache(cache_shape(config, 32, 16))
     rows = []
     for ids in prompts:

@@ -17,10 +17,9 @@ from hypothesis.internal.conjecture import providers
 sys.path.insert(0, str(Path(__file__).parent))
 
 import tiny_models
-from brief_waits import sleep_soon
 from emulated import QuickLauncher
 
-from mie.ops_cpu.blas import Blas
+from mie.ops.blas import Blas
 from mie.ops_gpu import load
 
 # A shell ignores Ctrl-C in the jobs that it starts in the background, and children inherit that.
@@ -39,8 +38,6 @@ if hasattr(providers, "_get_local_constants"):
     # Hypothesis also draws constants that it finds in the modules imported so far. Which these are
     # depends on the tests that a process ran before, and then so would the examples.
     providers._get_local_constants = lambda: providers._local_constants
-
-sleep_soon()
 
 HANG_SECONDS = 1800
 """Time after which a test counts as hung, far more than any needs on a slow machine."""
@@ -124,11 +121,11 @@ _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_blas_thread() -> Iterator[None]:
-    """Let NumPy's products take one thread, as in a step.
+    """Let NumPy's products take one thread, as in a small step.
 
     The workers of pytest-xdist take all CPUs already, and a thread of BLAS spins while it waits.
     """
-    with Blas().threads(1):
+    with Blas().limit(1):
         yield
 
 

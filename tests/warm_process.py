@@ -15,8 +15,6 @@ import socket
 import sys
 import warnings
 
-from brief_waits import sleep_soon
-
 import mie.cli
 from mie import LLM
 
@@ -26,7 +24,6 @@ assert LLM  # loaded before the first fork
 def main() -> int:
     for module in pkgutil.iter_modules(mie.cli.__path__):
         importlib.import_module(f"mie.cli.{module.name}")
-    sleep_soon()
     gc.freeze()  # so that a child's collections do not copy shared pages
     connection = socket.socket(fileno=int(sys.argv[1]))
     while True:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 BACKENDS = ("numpy", "jit", "cupy-emulated", "cupy")
 """The backends of `mie.load.backends`, from those that every machine can run to those that few can.
-
-numpy-plain is left out, because it runs on the same machines as numpy.
 """
 
 

@@ -141,9 +141,7 @@ def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
 def with_server_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings of the engine, completed by the server's own defaults."""
     defaults = {name: value for name, (value, _) in _DEFAULTS.items()}
-    is_plain = settings.get("linear_plan") == "plain" or "kv_cache_dtype" in settings
-    backend = settings.get("backend", "auto")
-    if backend not in ON_CPU_THREADS or (is_plain and backend != "jit"):
+    if settings.get("backend", "auto") not in ON_CPU_THREADS:
         del defaults["batch_invariant"]
     return {**defaults, **settings}
 

@@ -163,7 +163,6 @@ class EngineSettings:
     async_scheduling: bool | None = None
     num_threads: int | None = None
     batch_invariant: bool = False
-    linear_plan: str = "auto"
     weight_dtype: str = "auto"
     enforce_eager: bool = False
     gpu_memory_utilization: float = 0.9
@@ -190,11 +189,6 @@ class EngineConfig(EngineSettings):
         if self.num_blocks is not None and self.kv_cache_memory_bytes is not None:
             raise ConfigError(
                 "num_blocks and kv_cache_memory_bytes both size the KV cache; give one"
-            )
-        if self.weight_dtype in ("bfloat16", "float16") and self.linear_plan == "plain":
-            raise ConfigError(
-                f"weight_dtype={self.weight_dtype!r} needs linear_plan='tiled' or 'auto'; got "
-                "'plain'"
             )
 
 

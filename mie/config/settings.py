@@ -14,7 +14,7 @@ from typing import Any, Literal
 Kind = Literal["integer", "size", "number", "switch", "choice", "text", "mapping", "object"]
 """The kind of value. A size is an integer of bytes, and an object has no command-line option."""
 
-BACKENDS = ("jit", "numpy", "numpy-plain", "cupy", "cupy-emulated")
+BACKENDS = ("jit", "numpy", "cupy", "cupy-emulated")
 AUTO_BACKENDS = ("jit", "numpy")
 """The backends that "auto" chooses from, in order."""
 ON_CPU_THREADS = ("auto", *AUTO_BACKENDS)

@@ -31,9 +31,9 @@ def load_backend(
 ) -> Backend:
     """Return the backend called ``name``, which computes in ``dtype``.
 
-    "jit" is the CPU with compiled kernels. "numpy" is the CPU with NumPy. "numpy-plain" is the CPU
-    with the plain operators that define the correct results. On these, "bfloat16" and "float16"
-    keep weights and KV cache in 16 bits, and compute in float32. "cupy" is an NVIDIA GPU.
+    "jit" is the CPU with compiled kernels. "numpy" is the CPU with the NumPy operators that define
+    the correct results. On these, "bfloat16" and "float16" keep weights and KV cache in 16 bits,
+    and compute in float32. "cupy" is an NVIDIA GPU.
     "cupy-emulated" runs the GPU's kernels on the CPU, slowly, to check them. It needs a C++
     compiler instead of CuPy. "auto" is "jit" if it can run and has all settings, else "numpy".
 
@@ -57,18 +57,14 @@ def load_backend(
     backend: Backend
     line = f"backend {name}"
     if name == "numpy":
-        from mie.ops_cpu.cpu_backend import CpuBackend
+        from mie.ops.numpy_backend import NumpyBackend
 
-        backend = CpuBackend(dtype, **settings)
+        backend = NumpyBackend(dtype, **settings)
     elif name == "jit":
         from mie.ops_jit.jit_backend import JitBackend
 
         backend = JitBackend(dtype, weights_dtype=weights_dtype, **settings)
         line = f"backend jit ({backend.description})"
-    elif name == "numpy-plain":
-        from mie.ops.numpy_backend import NumpyBackend
-
-        backend = NumpyBackend(dtype, **settings)
     else:
         from mie.ops_gpu.load import load_cupy_backend, load_emulated_backend
 
@@ -83,11 +79,11 @@ def load_backend(
 def _automatic(
     dtype: str, config: EngineConfig, weights_dtype: str, tell: Callable[[str], object]
 ) -> Backend:
-    """Return jit, or numpy if jit cannot run or lacks a setting."""
+    """Return jit, or numpy if jit cannot run or compute in the dtype."""
     from mie.ops_jit.environment import CannotRun
 
-    why = _only_of_numpy(dtype, config)
-    if not why:
+    why = "jit does not compute in dtype float64"
+    if dtype != "float64":
         try:
             return load_backend("jit", dtype, config, weights_dtype=weights_dtype, tell=tell)
         except CannotRun as error:
@@ -95,17 +91,6 @@ def _automatic(
             why = f"{error.why}{remedy}"
     config = _without_effect(config)
     return load_backend("numpy", dtype, config, tell=lambda line: tell(f"{line}: {why}"))
-
-
-def _only_of_numpy(dtype: str, config: EngineConfig) -> str:
-    """Return which setting or dtype numpy has and jit does not, or an empty text."""
-    if dtype == "float64":
-        return "jit does not compute in dtype float64"
-    for setting, default, declared in settings_of(EngineSettings):
-        value, own = getattr(config, setting), declared.backends
-        if "numpy" in own and "jit" not in own and value != default:
-            return f"jit has no setting {setting}, which is {value!r}"
-    return ""
 
 
 def _without_effect(config: EngineConfig) -> EngineConfig:

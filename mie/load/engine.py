@@ -41,7 +41,7 @@ from mie.system.resources import available_bytes
 Count = Callable[[int], object]
 """Counts the work that was done since the last call."""
 
-CPUS = ("jit", "numpy", "numpy-plain")
+CPUS = ("jit", "numpy")
 """The backends that compute in float32 with weights and a cache of 16 bits."""
 
 

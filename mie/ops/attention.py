@@ -6,7 +6,6 @@ computes the same for sequences with one query each, several sequences in one ma
 
 import numpy as np
 
-from mie.base.arithmetic import ceil_div
 from mie.ops.activation import soft_cap as capped
 from mie.ops.arrays import Bools, Floats, Ints
 from mie.ops.kv_cache import Cache, gather_kv, take_blocks
@@ -29,6 +28,8 @@ def paged_attention(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: Floats | None = None,
+    *,
+    max_queries: int = QUERY_TILE,
 ) -> Floats:
     """Return softmax(scale * q·Kᵀ)·V of each query over its sequence, as a new array [T, Hq, Dh].
 
@@ -40,7 +41,8 @@ def paged_attention(
     It sees the keys at max(0, p - window + 1) … p. ``soft_cap`` bounds the scaled scores.
     ``sinks`` [Hq] are the scores of one more key of each head, whose value is zero. Slots
     beyond a sequence's length are never read. With a quantised cache a query sees the stored keys
-    and values, and so its own rounded ones.
+    and values, and so its own rounded ones. At most ``max_queries`` queries are scored together. If
+    it is 1, the shape of a query's products depends on its position alone.
     """
     out = np.empty_like(q)
     for s, seq_len in enumerate(seq_lens.tolist()):
@@ -52,10 +54,15 @@ def paged_attention(
             start = 0 if window is None else max(0, first - window + 1)
             keys = gather_kv(k_cache, block_tables[s], start, last, q.dtype)
             values = gather_kv(v_cache, block_tables[s], start, last, q.dtype)
-            mask = causal_mask(first - start, tile_end - tile, window)
-            out[tile:tile_end] = attend(
-                q[tile:tile_end], keys, values, scale, mask, soft_cap, sinks
-            )
+            for row in range(tile, tile_end, max_queries):
+                stop = min(row + max_queries, tile_end)
+                seen_end = last - (tile_end - stop)  # position after the last of these queries
+                seen_start = 0 if window is None else max(0, seen_end - (stop - row) - window + 1)
+                seen = slice(seen_start - start, seen_end - start)
+                mask = causal_mask(seen_end - (stop - row) - seen_start, stop - row, window)
+                out[row:stop] = attend(
+                    q[row:stop], keys[seen], values[seen], scale, mask, soft_cap, sinks
+                )
     return out
 
 
@@ -121,37 +128,43 @@ def decode_attention(
     block_tables: Ints,
     seq_lens: Ints,
     scale: float,
+    window: int | None = None,
     soft_cap: float | None = None,
     sinks: Floats | None = None,
 ) -> Floats:
-    """Compute `paged_attention` of S sequences with one query each and no window: [S, Hq, Dh].
+    """Compute `paged_attention` of S sequences with one query each: [S, Hq, Dh].
 
-    q [S, Hq, Dh]; the rest as in `paged_attention`. Sequences are sorted by length. As many as fit
-    the CPU cache are batched and padded to the longest.
+    q [S, Hq, Dh]; the rest as in `paged_attention`. Sequences are sorted by the number of keys that
+    they see. As many as fit the CPU cache are batched and padded to the longest.
     """
     out = np.empty_like(q)
     num_heads, head_dim = q.shape[1:]
     block_size, num_kv_heads = k_cache.shape[1:3]
     rows = q.reshape(-1, num_kv_heads, num_heads // num_kv_heads, head_dim)
     block_bytes = block_size * num_kv_heads * head_dim * q.itemsize
-    order = np.argsort(-seq_lens, kind="stable")
+    starts = np.zeros_like(seq_lens) if window is None else np.maximum(0, seq_lens - window)
+    first_blocks = starts // block_size
+    counts = -(-seq_lens // block_size) - first_blocks  # blocks that each sequence sees
+    order = np.argsort(-counts, kind="stable")
     begin = 0
     while begin < order.size:
-        num_blocks = ceil_div(int(seq_lens[order[begin]]), block_size)
-        end = begin + max(1, GATHER_BYTES // (num_blocks * block_bytes))
-        chosen = order[begin:end]
-        tables = block_tables[chosen, :num_blocks]
+        num_blocks = int(counts[order[begin]])
+        chosen = order[begin : begin + max(1, GATHER_BYTES // (num_blocks * block_bytes))]
+        # A sequence with fewer blocks repeats its last one. Both products below are masked.
+        index = np.minimum(np.arange(num_blocks), counts[chosen][:, None] - 1)
+        blocks = block_tables[chosen[:, None], first_blocks[chosen][:, None] + index]
         gathered = (chosen.size, num_blocks * block_size, num_kv_heads, head_dim)
-        # This reads a shorter sequence's table past its end, where entries are arbitrary and get
-        # clipped. Both products below are masked for that reason.
-        keys = take_blocks(k_cache, tables, q.dtype, "clip").reshape(gathered)
-        values = take_blocks(v_cache, tables, q.dtype, "clip").reshape(gathered)
+        keys = take_blocks(k_cache, blocks, q.dtype).reshape(gathered)
+        values = take_blocks(v_cache, blocks, q.dtype).reshape(gathered)
         scores = (rows[chosen] * scale) @ keys.transpose(0, 2, 3, 1)
         if soft_cap is not None:
             scores = capped(scores, soft_cap)
-        for i, seq_len in enumerate(seq_lens[chosen].tolist()):
-            scores[i, ..., seq_len:] = -np.inf
-            values[i, seq_len:] = 0.0  # an unwritten slot may hold NaN, and 0 * NaN is NaN
+        ends = seq_lens[chosen] - first_blocks[chosen] * block_size
+        for i, end in enumerate(ends.tolist()):
+            start = int(starts[chosen[i]] - first_blocks[chosen[i]] * block_size)
+            for hidden in (slice(start), slice(end, None)):
+                scores[i, ..., hidden] = -np.inf
+                values[i, hidden] = 0.0  # an unwritten slot may hold NaN, and 0 * NaN is NaN
         largest = scores.max(axis=-1, keepdims=True)
         scores -= largest
         np.exp(scores, out=scores)
@@ -161,5 +174,5 @@ def decode_attention(
         attended = scores @ values.swapaxes(1, 2)
         attended /= total
         out[chosen] = attended.reshape(chosen.size, num_heads, head_dim)
-        begin = end
+        begin += chosen.size
     return out

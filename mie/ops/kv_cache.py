@@ -6,7 +6,7 @@ Hkv, Dh].
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import ml_dtypes
 import numpy as np
@@ -113,21 +113,16 @@ def _slots(plane: NDArray[Any]) -> NDArray[Any]:
     return plane.reshape(-1, *plane.shape[2:])
 
 
-def take_blocks(
-    cache: Cache, block_ids: Ints, dtype: DTypeLike, mode: Literal["raise", "clip"] = "raise"
-) -> Floats:
+def take_blocks(cache: Cache, block_ids: Ints, dtype: DTypeLike) -> Floats:
     """Return the blocks named by block_ids [...] from a cache [N, B, Hkv, Dh].
 
-    The result is [..., B, Hkv, Dh], computed in ``dtype`` if the cache is quantised. ``mode``
-    handles ids out of range, as in `numpy.take`.
+    The result is [..., B, Hkv, Dh], computed in ``dtype`` if the cache is quantised.
     """
     if isinstance(cache, QuantizedCache):
-        elements = np.take(cache.elements, block_ids, axis=0, mode=mode)
-        scales = None
-        if cache.scales is not None:
-            scales = np.take(cache.scales, block_ids, axis=0, mode=mode)
+        elements = np.take(cache.elements, block_ids, axis=0)
+        scales = None if cache.scales is None else np.take(cache.scales, block_ids, axis=0)
         return dequantize(QuantizedCache(elements, scales), dtype)
-    return np.take(cache, block_ids, axis=0, mode=mode)
+    return np.take(cache, block_ids, axis=0)
 
 
 def gather_kv(

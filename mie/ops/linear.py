@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from mie.base.arithmetic import ceil_div
 from mie.errors import ConfigError
 from mie.ops.arrays import Floats, Ints
 
@@ -28,6 +30,13 @@ def linear(
     if residual is not None:
         y += residual
     return y
+
+
+def in_groups(x: Floats, size: int) -> Floats:
+    """Return the rows of x [T, K] as groups [G, size, K], the last one filled with zeros."""
+    padded = np.zeros((ceil_div(len(x), size) * size, x.shape[1]), x.dtype)
+    padded[: len(x)] = x
+    return padded.reshape(-1, size, x.shape[1])
 
 
 def check_kept(block: NDArray[Any], weight_dtype: str) -> NDArray[Any]:

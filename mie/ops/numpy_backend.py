@@ -1,8 +1,9 @@
-"""Implement the Backend contract with the plain NumPy operators, as the oracle."""
+"""Implement the Backend contract with the NumPy operators that define every result."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,15 +11,29 @@ from numpy.typing import NDArray
 
 from mie.errors import ConfigError
 from mie.ops import activation, attention, experts, kv_cache, linear, norm, rope, sampling
-from mie.ops.arrays import Floats, Ints
-from mie.ops.backend import KVCacheShape, Memory, Progress, StepBatch, StepSize
+from mie.ops.arrays import Floats, Ints, zeros
+from mie.ops.backend import KVCacheShape, Memory, StepBatch, StepSize
+from mie.ops.blas import Blas
 from mie.ops.expert_operators import ExpertWeights
 from mie.ops.kv_cache import Cache, QuantizedCache
+from mie.ops.linear import check_kept
 from mie.ops.numpy_recurrent import NumpyRecurrent
 from mie.ops.packed import PackedMatrix, linear_packed
-from mie.ops.quantised import Form, Part, Rows, only_floats
+from mie.ops.quantised import Form, Part, QuantisedRows, Rows, only_floats
 from mie.ops.sampling import RowControls
-from mie.system.resources import available_bytes
+from mie.system.resources import available_bytes, available_cpus
+
+INVARIANT_ROWS = 4
+"""Rows of every product with ``batch_invariant``.
+
+BLAS chooses a kernel by the shape of a product, and computes four rows with one kernel. So products
+of four rows round a row in one way.
+"""
+WORTH_SHARING = 1 << 26
+"""Multiplications of a step's largest product from which the threads of BLAS save time.
+
+In smaller products, threads wait for each other longer than they compute, and they spin afterwards.
+"""
 
 
 class NumpyLinear(NamedTuple):
@@ -35,14 +50,29 @@ class NumpyBackend(NumpyRecurrent):
     """Runs on the CPU in ``dtype``: "float32" (also "auto"), or "float64" for the oracle tests.
 
     "bfloat16" and "float16" keep weights and the KV cache in 16 bits, and compute in float32.
-    ``kv_cache_dtype``: "auto" is ``dtype``; "int8" and "fp8" are the formats of `ops.kv_cache`.
+    ``weight_dtype`` does the same for a checkpoint's matrices of that dtype alone; "auto" widens
+    them at load, and so does "float32". ``kv_cache_dtype``: "auto" is ``dtype``; "int8" and "fp8"
+    are the formats of `ops.kv_cache`. BLAS has one thread in small steps, and ``num_threads`` in
+    large ones: by default one for each CPU that the process may use.
+
+    ``batch_invariant`` makes a request's result independent of the rest of the batch, of chunks and
+    of blocks, bit for bit. All products then have `INVARIANT_ROWS` rows, and attention has one
+    query at a time.
     """
 
-    name = "numpy-plain"
+    name = "numpy"
     is_asynchronous = False
     dtypes: tuple[str, ...] = ("auto", "float32", "float64", *kv_cache.HALVES)
 
-    def __init__(self, dtype: str = "auto", *, kv_cache_dtype: str = "auto") -> None:
+    def __init__(
+        self,
+        dtype: str = "auto",
+        *,
+        num_threads: int | None = None,
+        kv_cache_dtype: str = "auto",
+        weight_dtype: str = "auto",
+        batch_invariant: bool = False,
+    ) -> None:
         halves = kv_cache.HALVES
         if dtype not in self.dtypes:
             *others, last = self.dtypes
@@ -56,14 +86,29 @@ class NumpyBackend(NumpyRecurrent):
         """The dtype in which weights and the KV cache are kept."""
         self.kv_dtype: np.dtype[Any] = kv_cache.QUANTIZED.get(kv_cache_dtype, self.stored_dtype)
         self.itemsize: int = self.kv_dtype.itemsize
+        if weight_dtype == "float32" and self.dtype == np.float64:
+            raise ConfigError("weight_dtype 'float32' contradicts dtype 'float64' (leave one out)")
+        self._kept_dtype = weight_dtype if weight_dtype in halves else None
+        self._matrix_dtype = halves.get(weight_dtype, self.stored_dtype)
+        self.num_threads = num_threads or available_cpus()
+        self.is_batch_invariant = batch_invariant
+        self._largest = 1  # multiplications of a token in the largest product
+
+    @cached_property
+    def _blas(self) -> Blas:
+        return Blas()
 
     def numerics(self) -> dict[str, str | int]:
-        return {
+        facts: dict[str, str | int] = {
             "backend": self.name,
             "dtype": self.dtype.name,
             "kv_cache_dtype": self.kv_dtype.name,
+            "weight_dtype": self._matrix_dtype.name,
             "numpy": np.__version__,
+            "kernels": self._blas.core,
+            "batch_invariant": self.is_batch_invariant,
         }
+        return facts if self.is_batch_invariant else {**facts, "num_threads": self.num_threads}
 
     def memory(self) -> Memory:
         return Memory(available_bytes=available_bytes(), is_shared=True)
@@ -71,7 +116,8 @@ class NumpyBackend(NumpyRecurrent):
     def weight_bytes(self, shape: tuple[int, ...], form: Form | None = None) -> int:
         if form is not None:
             return form.num_bytes(*shape)
-        return math.prod(shape) * self.stored_dtype.itemsize
+        dtype = self._matrix_dtype if len(shape) == 2 else self.dtype
+        return math.prod(shape) * dtype.itemsize
 
     def step_bytes(self, size: StepSize) -> int:
         return size.num_results * self.dtype.itemsize
@@ -87,10 +133,10 @@ class NumpyBackend(NumpyRecurrent):
         self, shape: tuple[int, int], blocks: Iterable[Rows], form: Form | None = None
     ) -> Floats | PackedMatrix:
         if form is not None:
-            return PackedMatrix(shape, blocks, [(shape[0], form)], self.stored_dtype)
-        table = np.empty(shape, self.stored_dtype)
+            return PackedMatrix(shape, blocks, [(shape[0], form)], self._matrix_dtype)
+        table = np.empty(shape, self._matrix_dtype)
         row = 0
-        for block in only_floats(blocks):
+        for block in only_floats(self._checked(blocks)):
             table[row : row + len(block)] = block
             row += len(block)
         return table
@@ -102,17 +148,27 @@ class NumpyBackend(NumpyRecurrent):
         bias: NDArray[Any] | None = None,
         parts: Sequence[Part] = (),
     ) -> NumpyLinear:
+        self._largest = max(self._largest, math.prod(shape))
         bias = None if bias is None else bias.astype(self.dtype)
         if any(form is not None for _, form in parts):
-            return NumpyLinear(PackedMatrix(shape, blocks, parts, self.stored_dtype), bias)
-        weight = np.empty(shape[::-1], self.stored_dtype)
+            packed = PackedMatrix(shape, self._checked(blocks), parts, self._matrix_dtype)
+            return NumpyLinear(packed, bias)
+        weight = np.empty(shape[::-1], self._matrix_dtype)
         row = 0
-        for block in only_floats(blocks):
-            weight[:, row : row + len(block)] = block.astype(self.stored_dtype).T
+        for block in only_floats(self._checked(blocks)):
+            weight[:, row : row + len(block)] = block.T
             row += len(block)
         return NumpyLinear(weight, bias)
 
+    def _checked(self, blocks: Iterable[Rows]) -> Iterable[Rows]:
+        """Yield the blocks. Refuse floats of another dtype than a given ``weight_dtype``."""
+        for block in blocks:
+            if self._kept_dtype and not isinstance(block, QuantisedRows):
+                check_kept(block, self._kept_dtype)
+            yield block
+
     def tie_linear(self, embedding: Floats | PackedMatrix) -> NumpyLinear:
+        self._largest = max(self._largest, math.prod(embedding.shape))
         if isinstance(embedding, PackedMatrix):
             return NumpyLinear(embedding, None)
         return NumpyLinear(embedding.T, None)
@@ -127,15 +183,13 @@ class NumpyBackend(NumpyRecurrent):
         dims = (s.num_layers, 2, s.num_blocks, s.block_size, s.num_kv_heads, s.head_dim)
         # Zeros, because masked slots go through a product before they are dropped.
         if self.kv_dtype == self.dtype:
-            return np.zeros(dims, self.dtype)
+            return zeros(dims, self.dtype)
         return QuantizedCache.zeros(dims, self.kv_dtype)
 
     def new_host_cache(self, shape: KVCacheShape) -> Cache:
-        return self.new_kv_cache(shape)  # a second arena, because the host is the device
+        return self.new_kv_cache(shape)
 
-    def prepare(
-        self, progress: Progress, forward: Callable[[StepBatch], Any], size: StepSize
-    ) -> None:
+    def prepare(self, *_: Any) -> None:
         """Do nothing: nothing is compiled."""
 
     def embed(
@@ -154,10 +208,18 @@ class NumpyBackend(NumpyRecurrent):
         return norm.rms_norm(x, weight, eps) + residual
 
     def linear(self, x: Floats, weight: NumpyLinear, residual: Floats | None = None) -> Floats:
+        num_rows = len(x)
+        if self.is_batch_invariant:
+            x = linear.in_groups(x, INVARIANT_ROWS)
         if isinstance(weight.weight, PackedMatrix):
-            return linear_packed(x, weight.weight, weight.bias, residual)
-        matrix = weight.weight.astype(self.dtype, copy=False)
-        return linear.linear(x, matrix, weight.bias, residual)
+            y = linear_packed(x, weight.weight)
+        else:
+            y = x @ weight.weight.astype(self.dtype, copy=False)
+        y = y.reshape(-1, y.shape[-1])[:num_rows]
+        for term in (weight.bias, residual):
+            if term is not None:
+                y += term
+        return y
 
     def head_norm(self, qkv: Floats, first: int, last: int, weight: Floats, eps: float) -> None:
         heads = qkv[:, first:last]
@@ -185,38 +247,21 @@ class NumpyBackend(NumpyRecurrent):
         soft_cap: float | None = None,
         sinks: Floats | None = None,
     ) -> Floats:
-        """Attend for all decode rows in one call, and for the other sequences one at a time."""
-        k_cache, v_cache = cache[layer, 0], cache[layer, 1]
-        scale = q.shape[-1] ** -0.5
+        """Attend for the decodes, which come first, in one call, and then for each chunk."""
+        planes, scale = (cache[layer, 0], cache[layer, 1]), q.shape[-1] ** -0.5
         starts, seq_lens, tables = batch.cu_seqlens_q, batch.seq_lens, batch.block_tables
-        if window is not None and seq_lens.max() <= window:
-            window = None
-        decode = np.diff(starts) == 1
-        if window is not None or not decode.any():
-            return attention.paged_attention(
-                q, k_cache, v_cache, tables, starts, seq_lens, scale, window, soft_cap, sinks
-            )
-        if decode.all():
-            return attention.decode_attention(
-                q, k_cache, v_cache, tables, seq_lens, scale, soft_cap, sinks
-            )
+        n = int(np.argmax(np.append(np.diff(starts) > 1, True)))
+        if self.is_batch_invariant:
+            n = 0
         out = np.empty_like(q)
-        rows = starts[:-1][decode]
-        out[rows] = attention.decode_attention(
-            q[rows], k_cache, v_cache, tables[decode], seq_lens[decode], scale, soft_cap, sinks
-        )
-        for s in np.flatnonzero(~decode).tolist():
-            begin, end = int(starts[s]), int(starts[s + 1])
-            out[begin:end] = attention.paged_attention(
-                q[begin:end],
-                k_cache,
-                v_cache,
-                tables[s : s + 1],
-                np.array([0, end - begin]),
-                seq_lens[s : s + 1],
-                scale,
-                soft_cap=soft_cap,
-                sinks=sinks,
+        decodes = q[:n], *planes, tables[:n], seq_lens[:n]
+        if n:
+            out[:n] = attention.decode_attention(*decodes, scale, window, soft_cap, sinks)
+        if n < len(seq_lens):
+            chunks = q[n:], *planes, tables[n:], starts[n:] - starts[n], seq_lens[n:]
+            most = 1 if self.is_batch_invariant else attention.QUERY_TILE
+            out[n:] = attention.paged_attention(
+                *chunks, scale, window, soft_cap, sinks, max_queries=most
             )
         return out
 
@@ -287,7 +332,10 @@ class NumpyBackend(NumpyRecurrent):
         return sampling.top_logprobs(logits[row], token_id, num_top)
 
     def run_step(self, forward: Callable[[StepBatch], Floats], batch: StepBatch) -> Floats:
-        return forward(with_tokens(batch))
+        is_large = len(batch.token_ids) * self._largest >= WORTH_SHARING
+        is_shared = is_large and not self.is_batch_invariant
+        with self._blas.limit(self.num_threads if is_shared else 1):
+            return forward(with_tokens(batch))
 
 
 def with_tokens(batch: StepBatch) -> StepBatch:

@@ -78,18 +78,17 @@ class PackedMatrix:
         return part.take(rows)
 
 
-def linear_packed(
-    x: Floats, weight: PackedMatrix, bias: Floats | None = None, residual: Floats | None = None
-) -> Floats:
-    """Return `ops.quantised.linear_quantised`, a tile of rows at a time. Arguments are as there."""
+def linear_packed(x: Floats, weight: PackedMatrix) -> Floats:
+    """Return the product [..., N] of x [..., K] and the weights, a tile of rows at a time.
+
+    `ops.quantised.linear_quantised` defines the product.
+    """
     num_outputs = weight.shape[0]
-    y: Floats = np.empty((len(x), num_outputs), x.dtype)
+    y: Floats = np.empty((*x.shape[:-1], num_outputs), x.dtype)
     for first in range(0, num_outputs, TILE_ROWS):
         last = min(first + TILE_ROWS, num_outputs)
-        np.matmul(x, weight.rows(first, last).astype(x.dtype, copy=False).T, out=y[:, first:last])
-    for term in (bias, residual):
-        if term is not None:
-            y += term
+        tile = weight.rows(first, last).astype(x.dtype, copy=False).T
+        np.matmul(x, tile, out=y[..., first:last])
     return y
 
 

@@ -34,7 +34,6 @@ from mie.ops_jit.program import Program, Value, operator
 from mie.ops_jit.recurrent import KERNELS, JitRecurrent
 from mie.ops_jit.step import StepHeader, attention_scratch, largest_step_bytes
 from mie.ops_jit.team import Team
-from mie.system.resources import available_cpus
 
 Forward = Callable[[StepBatch], Any]
 SEGMENT = 16
@@ -50,14 +49,13 @@ class JitBackend(JitRecurrent):
 
     ``weight_dtype`` "auto" keeps a checkpoint's matrices as they are, and "float32" widens them at
     load. "bfloat16" and "float16" require matrices of that dtype. Each gives the same results.
-    ``weights_dtype`` is the widest dtype of the checkpoint's matrices, from which the size of
-    loaded ones is planned. ``batch_invariant`` changes nothing: results always are invariant.
+    ``weights_dtype`` is the widest dtype of the checkpoint's matrices, by which sizes are planned.
+    ``batch_invariant`` changes nothing: results always are invariant.
 
     The first step is recorded: each operator appends instructions to a program. Later steps replay
     it. Outside a step, an operator runs at once.
 
-    Results do not depend on the rest of the batch, on the chunks of a prompt, on the number of
-    threads, or on the process, bit for bit.
+    Results do not depend on the batch, on chunks, on threads, or on the process, bit for bit.
     """
 
     name = "jit"
@@ -81,7 +79,7 @@ class JitBackend(JitRecurrent):
             CannotRun: the machine cannot run the kernels, or Numba cannot compile them.
             ThreadLimitError: the system starts no more threads.
         """
-        super().__init__(dtype, kv_cache_dtype=kv_cache_dtype)
+        super().__init__(dtype, num_threads=num_threads, kv_cache_dtype=kv_cache_dtype)
         self._weight_dtype = weight_dtype
         self._planned_dtype = weights_dtype if weight_dtype == "auto" else weight_dtype
         self._formats: set[str] = set()
@@ -90,7 +88,6 @@ class JitBackend(JitRecurrent):
         self._kernels = Kernels()
         self._header = StepHeader()
         self._recorded: tuple[Callable[[], Any], tuple[Program, Value]] | None = None
-        self.num_threads = num_threads or available_cpus()
         self._team = Team(self._kernels, self.num_threads, SCRATCH_BYTES)
 
     def _team_for(self, program: Program) -> Team:
@@ -108,12 +105,15 @@ class JitBackend(JitRecurrent):
     def numerics(self) -> dict[str, str | int]:
         """Return the facts that select how numbers are rounded.
 
-        The CPU is none of them: every operation of a kernel is rounded once by IEEE 754, and their
-        order is the same for every shape of tiles and every width of registers. NumPy computes the
-        rotations.
+        The CPU is no such fact: each operation of a kernel is rounded once by IEEE 754, and the
+        order is the same for all tiles and registers. NumPy computes the rotations.
         """
-        return super().numerics() | {
+        return {
+            "backend": self.name,
+            "dtype": self.dtype.name,
+            "kv_cache_dtype": self.kv_dtype.name,
             "weight_dtype": self.stored_dtype.name,
+            "numpy": np.__version__,
             "batch_invariant": True,
         }
 

@@ -285,5 +285,5 @@ def names_of(model: str) -> list[str]:
 def _digest(facts: ModelFacts, config: EngineConfig, weights: str) -> str:
     """Return the SHA-256 of the weights and settings under which equal seeds give equal text."""
     settings = (config.batch_invariant, config.kv_cache_dtype, config.weight_dtype)
-    what = (weights, facts.backend, facts.dtype, *settings, config.linear_plan, __version__)
+    what = (weights, facts.backend, facts.dtype, *settings, __version__)
     return hashlib.sha256(repr(what).encode()).hexdigest()

@@ -101,7 +101,7 @@ def judged_tokens(
     outputs = llm.generate([STORY], params, use_tqdm=False)
     outputs += llm.generate(list(PROMPTS), params, use_tqdm=False)
     stored = {name: kind[name] for name in ("quantization", "kv_cache_dtype") if name in kind}
-    oracle = LLM("bundled", backend="numpy-plain", dtype="float32", **stored)
+    oracle = LLM("bundled", backend="numpy", dtype="float32", **stored)
     answers = [output.outputs[0] for output in outputs]
     texts = [
         {"prompt_token_ids": [*output.prompt_token_ids, *answer.token_ids]}

@@ -124,7 +124,7 @@ DIFFS: Mapping[str, Sequence[str]] = {
         for name in ("int8", "fp8")
     },
 }
-"""The arguments of each `mie diff`. Side A is numpy-plain in float32."""
+"""The arguments of each `mie diff`. Side A is numpy in float32."""
 
 
 def diff(run: Run, seconds: float) -> Outcome:

@@ -21,8 +21,8 @@ from ray_checks.load import Site, client_of, eventually, under_load
 
 CPUS = 0.5
 """CPUs of a replica: three run on a machine of two."""
-OPTIONS = ("--num-blocks", "256", "--max-num-seqs", "32", "--linear-plan", "tiled")
-ENGINE = {"num_blocks": 256, "max_num_seqs": 32, "linear_plan": "tiled"}
+OPTIONS = ("--num-blocks", "256", "--max-num-seqs", "32")
+ENGINE = {"num_blocks": 256, "max_num_seqs": 32}
 
 
 class Checks:

@@ -11,7 +11,7 @@ from mie.cli import main
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-SMALL = ("--num-blocks", "64", "--max-num-seqs", "4", "--linear-plan", "tiled")
+SMALL = ("--num-blocks", "64", "--max-num-seqs", "4")
 
 
 def line(key: object, url: str = COMPLETIONS, **body: Any) -> dict[str, Any]:

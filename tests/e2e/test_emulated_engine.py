@@ -58,7 +58,6 @@ def twins(tmp_path_factory):
     ("backend", "dtype"),
     [
         ("numpy", "float32"),
-        ("numpy-plain", "float32"),
         pytest.param("jit", "float32", marks=needs_numba),
         pytest.param("cupy-emulated", "float16", marks=[pytest.mark.slow, needs_compiler]),
         pytest.param("cupy-emulated", "bfloat16", marks=[pytest.mark.slow, needs_compiler]),

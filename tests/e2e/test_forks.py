@@ -27,7 +27,6 @@ from mie import LLM, SamplingParams
 from mie.config.params.structured import StructuredOutputsParams
 from mie.events.file import read_log
 from mie.events.vocabulary import summary_of
-from mie.ops_cpu import linear
 
 # Python 3.12 warns of a fork beside threads.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -43,15 +42,13 @@ FORK: ForkContext = multiprocessing.get_context("fork")
 
 
 @pytest.fixture(scope="module", params=["numpy", "jit"])
-def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
-    """Load a model whose products threads share, however small they are."""
+def llm(request: pytest.FixtureRequest) -> LLM:
+    """Load a model with two threads."""
     if request.param == "jit":
         pytest.importorskip("numba")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(linear, "BYTES_PER_THREAD", 1)
-        yield LLM(
-            "bundled", backend=request.param, num_blocks=400, num_threads=2, batch_invariant=True
-        )
+    return LLM(
+        "bundled", backend=request.param, num_blocks=400, num_threads=2, batch_invariant=True
+    )
 
 
 with_numpy = pytest.mark.parametrize("llm", ["numpy"], indirect=True)

@@ -12,9 +12,7 @@ from command_line import python
 PROGRAM = """
 import hashlib, json, sys
 from mie import LLM, SamplingParams
-from mie.ops_cpu import attention, linear
 
-linear.BYTES_PER_THREAD = attention.WORTH_SHARING = 1  # so small a model would take one thread
 num_threads, others, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 settings = {"backend": "jit"}
 if sys.argv[4] == "numpy":

@@ -62,7 +62,6 @@ def answers(model: TinyModel, backend: str, **settings: object) -> tuple[list[li
     "backend",
     [
         "numpy",
-        "numpy-plain",
         pytest.param("jit", marks=needs_numba),
         pytest.param("cupy-emulated", marks=needs_compiler),
     ],

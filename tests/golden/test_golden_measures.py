@@ -28,7 +28,7 @@ NAMES = [
     name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
     for name in sorted(path.name for path in MODELS.iterdir())
 ]
-F64, F32 = (Side(backend="numpy-plain", dtype=dtype) for dtype in ("float64", "float32"))
+F64, F32 = (Side(backend="numpy", dtype=dtype) for dtype in ("float64", "float32"))
 
 
 def workload(name: str) -> DiffWorkload:

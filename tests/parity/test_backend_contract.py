@@ -55,21 +55,15 @@ def put_as(
     return lambda array: make(array.astype(dtype if array.dtype.kind == "f" else integers))
 
 
-def numpy_machine(dtype: str, linear_plan: str = "tiled") -> Machine:
+def numpy_machine(dtype: str, **settings: Any) -> Machine:
     return Machine(
-        backend=load_backend("numpy", dtype, EngineConfig(linear_plan=linear_plan)),
+        backend=load_backend("numpy", dtype, EngineConfig(**settings)),
         dtype=dtype,
         put=put_as(dtype),
         get=np.array,
         put_cache=lambda cache, planes: np.copyto(cache, planes, casting="same_kind"),
         get_cache=np.array,
-        memory_of=lambda embedding: embedding.memory,
     )
-
-
-def plain_machine(dtype: str) -> Machine:
-    backend = load_backend("numpy-plain", dtype)
-    return replace(numpy_machine(dtype), backend=backend, memory_of=lambda embedding: embedding)
 
 
 @functools.cache  # it loads every kernel once
@@ -110,8 +104,7 @@ def gpu_machine(name: str) -> Machine:
 MACHINES: dict[str, Callable[[], Machine]] = {
     "numpy-float32": lambda: numpy_machine("float32"),
     "numpy-float64": lambda: numpy_machine("float64"),
-    "numpy-linear_plain-float32": lambda: numpy_machine("float32", linear_plan="plain"),
-    "numpy-plain-float32": lambda: plain_machine("float32"),
+    "numpy-invariant-float32": lambda: numpy_machine("float32", batch_invariant=True),
     "jit-float32": jit_machine,
     "cupy-emulated-float32": lambda: gpu_machine("cupy-emulated"),
 }

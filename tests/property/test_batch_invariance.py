@@ -31,8 +31,7 @@ from tiny_models import (
 
 from mie import EngineConfig, SamplingParams
 from mie.load.engine import load_engine
-from mie.ops_cpu import attention, linear
-from mie.ops_cpu.blas import Blas
+from mie.ops.blas import Blas
 
 VOCAB = LLAMA["vocab_size"]
 SIZES = {"max_position_embeddings": 1024, "eos_token_id": 39}
@@ -50,21 +49,11 @@ MODELS = {
     "wide group": LLAMA | ODD | {"num_attention_heads": 9, "num_key_value_heads": 1},
 }
 NUM_EXAMPLES = max(10, settings().max_examples // 50)
-NUMERICS = ("block_size", "dtype", "kv_cache_dtype", "quantization")
+NUMERICS = ("dtype", "kv_cache_dtype", "quantization")
 """Settings that may change a bit, and are the same alone."""
 BACKENDS = ["numpy", pytest.param("jit", marks=needs_numba)]
 
 seen: Counter[tuple[str, str]] = Counter()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small_items():
-    """Cut attention into small items, and let threads share any work."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "CACHED", 1 << 11)
-        patch.setattr(attention, "WORTH_SHARING", 1)
-        patch.setattr(linear, "BYTES_PER_THREAD", 1)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +84,7 @@ def loads(draw):
         if draw(st.booleans()):
             params["prompt_logprobs"] = -1
         requests.append((prompt, params, draw(st.integers(0, 3))))
-    size = draw(st.sampled_from([4, 16]))
+    size = draw(st.sampled_from([3, 4, 7, 16, 20, 48]))
     longest = max(len(p) + q["max_tokens"] for p, q, _ in requests)
     prompts = sum(-(-len(p) // size) for p, _, _ in requests)  # all begin, not all can finish
     most = draw(st.sampled_from([prompts, prompts, 3200 // size]))
@@ -184,10 +173,10 @@ def by_id(row):
 @settings(max_examples=NUM_EXAMPLES, deadline=None)
 @given(load=loads())
 @example(load=WITH_A_HIT)
+@example(load=(*WITH_A_HIT[:2], WITH_A_HIT[2] | {"quantization": "int8"}))
 def test_a_request_gets_the_same_result_alone_and_in_a_batch(directories, backend, load):
     model, requests, config = load
-    if backend == "jit":
-        config = config | {"kv_cache_dtype": ("auto", "int8", "fp8")[len(requests) % 3]}
+    config = config | {"kv_cache_dtype": ("auto", "int8", "fp8")[len(requests) % 3]}
     in_batch = outcome(directories[model], dict(enumerate(requests)), config, backend)
     own = {name: config[name] for name in NUMERICS if name in config}
     own |= {"num_threads": 1} | ({"enforce_eager": True} if backend == "jit" else {})

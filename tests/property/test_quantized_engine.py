@@ -65,7 +65,7 @@ def test_scheduling_does_not_change_the_tokens(tiny, model: str, stress: str, st
     asked = requests()
     wanted: dict[tuple[str, int], list[int]] = {}
     for request in asked:
-        wanted |= run(new_engine("numpy-plain", num_blocks=40), [request])
+        wanted |= run(new_engine("numpy", num_blocks=40), [request])
     engine = new_engine("numpy", **STRESSES[stress])
     assert run(engine, asked) == wanted
 

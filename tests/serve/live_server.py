@@ -14,7 +14,7 @@ from mie.serve.http_protocol import LimitedProtocol
 from mie.serve.router import ModelsEdge, create_router
 from mie.serve.server import bound, listen
 
-INVARIANT: dict[str, Any] = {"batch_invariant": True, "linear_plan": "tiled"}
+INVARIANT: dict[str, Any] = {"batch_invariant": True}
 """The settings under which two engines give the same bits in every batch."""
 
 

@@ -23,7 +23,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "models"
 NAMES = ("gemma_gelu", "llama32_tied", "olmo2_norms", "qwen3_tied")
 SETTINGS: dict[str, Any] = {
     "skip_tokenizer_init": True,  # the golden models have no tokenizer
-    "backend": "numpy-plain",
+    "backend": "numpy",
     "scheduling_policy": "fair",
     "num_blocks": 32,
     "max_num_seqs": 4,

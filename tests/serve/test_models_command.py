@@ -116,7 +116,7 @@ def test_a_folder_that_cannot_be_read_and_options_without_one(capsys, tmp_path):
 
 def test_the_command_serves_a_folder_until_sigterm(folder):
     """The whole program: options, the first lines, a model on demand, and the exit code."""
-    options = ["--skip-tokenizer-init", "--backend", "numpy-plain", "--num-blocks", "32"]
+    options = ["--skip-tokenizer-init", "--backend", "numpy", "--num-blocks", "32"]
     command = [sys.executable, "-m", "mie", "serve", "--models-dir", str(folder), "--port", "0"]
     process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
     try:

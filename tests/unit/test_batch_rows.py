@@ -17,7 +17,6 @@ SETTINGS: dict[str, Any] = {
     "num_blocks": 64,
     "max_num_seqs": 2,
     "batch_invariant": True,
-    "linear_plan": "tiled",
     "generation_config": "vllm",
 }
 PARAMS = {"max_tokens": 4}

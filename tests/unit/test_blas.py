@@ -1,28 +1,52 @@
-"""Test the number of threads of NumPy's BLAS, and the behaviour with other libraries."""
+"""Test the limit on the threads of NumPy's BLAS, and the facts about it."""
 
 import pytest
+from threadpoolctl import threadpool_info
 
-from mie.ops_cpu.blas import Blas
+from mie.ops.blas import Blas
 
-needs_openblas = pytest.mark.skipif(
-    not Blas().is_controlled, reason="NumPy's BLAS here is no OpenBLAS"
+
+def num_threads() -> set[int]:
+    return {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"}
+
+
+@pytest.mark.skipif(not Blas().is_controlled, reason="threadpoolctl does not support this BLAS")
+def test_the_thread_count_is_restored_outside() -> None:
+    with Blas().limit(2):
+        assert num_threads() == {2}
+        with Blas().limit(1):
+            assert num_threads() == {1}  # one number for the process
+        assert num_threads() == {2}
+
+
+class _Libraries:
+    """Stand in for threadpoolctl's controller of a process with these libraries."""
+
+    def __init__(self, *libraries: dict[str, str]) -> None:
+        self._libraries = libraries
+
+    def select(self, **_: str) -> "_Libraries":
+        return self
+
+    def info(self) -> list[dict[str, str]]:
+        return list(self._libraries)
+
+
+@pytest.mark.parametrize(
+    ("libraries", "core"),
+    [
+        ((), "unknown"),
+        (({"filepath": "/lib/libblis.so"},), "unknown"),
+        (
+            (
+                {"filepath": "/site/scipy.libs/libopenblas.so", "architecture": "Zen"},
+                {"filepath": "/site/numpy.libs/libopenblas.so", "architecture": "SkylakeX"},
+            ),
+            "SkylakeX",
+        ),
+    ],
 )
-
-
-@needs_openblas
-def test_the_thread_count_is_restored_outside():
-    blas = Blas()
-    with blas.threads(2):
-        assert blas.num_threads() == 2
-        with blas.threads(1):
-            assert Blas().num_threads() == 1  # one number for the process
-        assert blas.num_threads() == 2
-
-
-def test_another_library_is_not_controlled():
-    blas = Blas(library=object())
-    assert not blas.is_controlled
-    assert (blas.core, blas.has_small_products, blas.num_threads()) == ("unknown", False, None)
-    before = Blas().num_threads()
-    with blas.threads(7):
-        assert Blas().num_threads() == before
+def test_the_kernels_are_those_of_the_library_of_numpy(libraries, core, monkeypatch) -> None:
+    monkeypatch.setattr("threadpoolctl.ThreadpoolController", lambda: _Libraries(*libraries))
+    assert Blas().core == core
+    assert Blas().is_controlled == bool(libraries)

@@ -27,8 +27,8 @@ from mie.ops.backend import Backend, StepBatch
 from mie.ops.numpy_backend import NumpyBackend
 from mie.ops_gpu.ready import prompt
 
-F64 = Side(backend="numpy-plain", dtype="float64")
-F32 = Side(backend="numpy-plain", dtype="float32")
+F64 = Side(backend="numpy", dtype="float64")
+F32 = Side(backend="numpy", dtype="float32")
 JIT = Side(backend="jit", dtype="float32")
 
 
@@ -238,7 +238,7 @@ def test_a_quantised_cache_on_one_side_is_noticed_and_allowed(tiny: dict[str, Ti
     assert report.is_within
     row = next(row for row in report.rows if row.operator == "paged_attention")
     assert 1e-3 < row.row_rel < row.limit == QUANTIZED["int8"].gates
-    assert str(report.b) == "numpy-plain float32 kv_cache_dtype=int8"
+    assert str(report.b) == "numpy float32 kv_cache_dtype=int8"
     same = compare(workload(tiny["llama"]), int8, int8)
     assert {row.max_abs for row in same.rows} == {0}
     assert report.as_json()["b"]["settings"] == {"kv_cache_dtype": "int8"}

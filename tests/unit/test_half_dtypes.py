@@ -14,8 +14,8 @@ from mie import LLM, SamplingParams
 from mie.errors import WeightsError
 from mie.ops.kv_cache import HALVES, QuantizedCache, gather_kv, move_blocks, write_kv
 
-CPUS = ("numpy", "numpy-plain", pytest.param("jit", marks=needs_numba))
-NAMES = ("numpy", "numpy-plain", *(["jit"] if HAS_NUMBA else []))
+CPUS = ("numpy", pytest.param("jit", marks=needs_numba))
+NAMES = ("numpy", *(["jit"] if HAS_NUMBA else []))
 PROMPT = [5, 9, 2, 7, 11, 3, 8, 6, 4, 10, 12, 5, 9]
 SEEN = SamplingParams(max_tokens=1, temperature=0, logprobs=-1)
 
@@ -72,7 +72,7 @@ def test_sizes_halve_and_one_log_line_says_so(backend, tiny, caplog):
     assert 0.5 <= half["mie:weights_bytes"] / whole["mie:weights_bytes"] < 0.55
 
 
-@pytest.mark.parametrize("backend", ["numpy-plain", pytest.param("jit", marks=needs_numba)])
+@pytest.mark.parametrize("backend", ["numpy", pytest.param("jit", marks=needs_numba)])
 @pytest.mark.parametrize("preemption_mode", ["recompute", "swap"])
 def test_blocks_are_copied_swapped_and_shared(preemption_mode: str, backend: str, tiny: Any):
     given = {"max_num_batched_tokens": 8, "max_num_seqs": 3, "max_model_len": 40}

@@ -116,11 +116,7 @@ def test_a_numba_that_cannot_be_imported_is_refused_in_one_line(tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    ("dtype", "settings", "why"),
-    [
-        ("auto", {"linear_plan": "tiled"}, "jit has no setting linear_plan, which is 'tiled'"),
-        ("float64", {}, "jit does not compute in dtype float64"),
-    ],
+    ("dtype", "settings", "why"), [("float64", {}, "jit does not compute in dtype float64")]
 )
 def test_auto_takes_numpy_for_what_only_numpy_has(dtype: str, settings: Any, why: str):
     config = EngineConfig(enforce_eager=True, **settings)
@@ -130,8 +126,6 @@ def test_auto_takes_numpy_for_what_only_numpy_has(dtype: str, settings: Any, why
 
 
 def test_jit_refuses_what_only_numpy_has():
-    with pytest.raises(ConfigError, match="linear_plan is not a setting of the jit backend"):
-        load_backend("jit", config=EngineConfig(linear_plan="tiled"))
     with pytest.raises(ConfigError, match="'float64' is not supported by the jit backend; choose"):
         load_backend("jit", "float64")
 

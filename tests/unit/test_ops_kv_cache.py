@@ -126,8 +126,7 @@ def test_a_quantised_cache_behaves_like_a_float_cache(stored: np.dtype):
     got = gather_kv(cache[1, 0], table, 1, 6, np.float64)
     assert got.dtype == np.float64
     np.testing.assert_allclose(got, gather_kv(plain[1, 0], table, 1, 6), rtol=1e-7)
-    tables = np.array([[3, 99], [-1, 1]])
-    clipped = take_blocks(cache[1, 1], tables, np.float32, "clip")
-    np.testing.assert_array_equal(clipped, plain[1, 1][np.array([[3, NUM_BLOCKS - 1], [0, 1]])])
+    tables = np.array([[3, 5], [0, 1]])
+    np.testing.assert_array_equal(take_blocks(cache[1, 1], tables, np.float32), plain[1, 1][tables])
     with pytest.raises(IndexError):
-        take_blocks(cache[1, 1], tables, np.float32)
+        take_blocks(cache[1, 1], tables + NUM_BLOCKS, np.float32)

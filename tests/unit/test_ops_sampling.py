@@ -10,7 +10,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mie.ops.sampling import RowControls, edit_logits, first_ids, nucleus_ids, sample, top_logprobs
+from mie.ops.sampling import (
+    RowControls,
+    TokenMask,
+    edit_logits,
+    first_ids,
+    nucleus_ids,
+    sample,
+    top_logprobs,
+)
 from mie.ops.weights import exponents, lowest_kept_z, num_weight_bits, scale_of, weights_of
 
 DTYPES = ("float32", "float64")
@@ -218,3 +226,26 @@ def test_logits_of_16_bits_are_sampled_as_their_float32_values(dtype: type):
     ]
     wanted = sample(logits.astype(np.float32), rows)
     assert sample(logits, rows) == wanted
+
+
+class _OneToken:
+    """Allow one token, and compute no mask."""
+
+    def __init__(self, token_id: int) -> None:
+        self._token_id = token_id
+
+    def words(self) -> np.ndarray:
+        raise AssertionError("a mask is computed")
+
+    def allows(self, token_id: int) -> bool:
+        return token_id == self._token_id
+
+
+def test_a_greedy_row_whose_largest_logit_is_allowed_needs_no_mask():
+    logits = np.random.default_rng(5).normal(size=(4, 50)).astype("float32")
+    largest = logits.argmax(axis=1).tolist()
+    rows = [RowControls(allowed=_OneToken(token_id)) for token_id in largest]
+    assert sample(logits, rows) == largest
+    rows[1] = RowControls(forced_id=7, temperature=1.0)
+    rows[2] = RowControls(allowed=TokenMask(np.array([1 << 9, 0], np.int32)))
+    assert sample(logits, rows) == [largest[0], 7, 9, largest[3]]

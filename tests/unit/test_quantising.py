@@ -95,8 +95,8 @@ def test_tokens_are_those_of_the_rounded_weights_in_full_precision(tmp_path: Pat
                 rounded[key] = weight if is_kept else dequantise(quantise(weight, own))
             wide = write_model(tmp_path / f"{name}-{quantization}", config, rounded)
             settings = {"quantization": quantization, "head_dtype": head_dtype}
-            got = generated(tmp_path / name, **settings, linear_plan="tiled")
-            assert got == generated(wide, linear_plan="tiled")
+            got = generated(tmp_path / name, **settings)
+            assert got == generated(wide)
 
 
 def test_dummy_weights_are_rounded_too(tmp_path: Path):

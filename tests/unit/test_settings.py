@@ -208,7 +208,7 @@ def test_a_typing_error_suggests_the_nearest_name(name: str, near: str) -> None:
     ("arguments", "message"),
     [
         ({"max_num_seqs": 0}, "max_num_seqs must be an integer at least 1; got 0"),
-        ({"backend": "cuda"}, "backend must be one of auto, jit, numpy, numpy-plain, cupy"),
+        ({"backend": "cuda"}, "backend must be one of auto, jit, numpy, cupy"),
         ({"load_format": "gguf"}, "load_format must be one of auto, safetensors, dummy"),
         ({"skip_tokenizer_init": 1}, "skip_tokenizer_init must be True or False; got 1"),
         ({"hf_overrides": "x"}, "hf_overrides must be a dictionary; got 'x'"),

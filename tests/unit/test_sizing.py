@@ -245,7 +245,7 @@ def test_a_failed_allocation_shows_the_table(tiny, monkeypatch):
 
     monkeypatch.setattr(NumpyBackend, "new_kv_cache", new_kv_cache)
     with pytest.raises(ConfigError, match=r"(?s)could not get the memory.*weights.*\(lower num"):
-        load_engine(tiny["llama"].directory, EngineConfig(num_blocks=4), backend="numpy-plain")
+        load_engine(tiny["llama"].directory, EngineConfig(num_blocks=4), backend="numpy")
     assert not pieces
 
 

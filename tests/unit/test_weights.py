@@ -309,7 +309,7 @@ def kilobytes(key):
     return next(int(line.split()[1]) for line in lines if line.startswith(key + ":"))
 
 baseline = kilobytes("VmHWM")
-engine = load_engine(Path(sys.argv[1]), EngineConfig(num_blocks=1, linear_plan="tiled"))
+engine = load_engine(Path(sys.argv[1]), EngineConfig(num_blocks=1), backend="numpy")
 print((kilobytes("VmHWM") - baseline) * 1024 / int(sys.argv[2]))
 """
 

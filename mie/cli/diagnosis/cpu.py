@@ -48,18 +48,17 @@ def _blas_settings(survey: Survey) -> list[Finding]:
     return note("; ".join(found.values()), f"unset {' '.join(found)}")
 
 
-def _matrix_plans(survey: Survey) -> list[Finding]:
-    """Check how the CPU engine multiplies by a matrix."""
+def _products(survey: Survey) -> list[Finding]:
+    """Check how backend numpy multiplies."""
     facts = survey.products
     if "error" in facts:
         return problem(facts["error"], _REINSTALL)
     threads = count(facts["num_threads"], "thread")
-    value = f"plan {facts['plan']}; {facts['kernels']} kernels; {threads}"
+    value = f"{facts['kernels']} kernels of the BLAS; {threads} in large steps"
     if facts["is_controlled"]:
         return ok(value)
-    value += "; the threads of this BLAS are its own, beside those of mie"
-    remedy = "export OMP_NUM_THREADS=1 (MKL_NUM_THREADS=1, BLIS_NUM_THREADS=1)"
-    return note(value, f"{remedy}, or install a NumPy with OpenBLAS")
+    value = f"{facts['kernels']} kernels of the BLAS, which chooses its number of threads"
+    return note(value, "install a NumPy with OpenBLAS, MKL or BLIS")
 
 
 def _invariance(survey: Survey) -> list[Finding]:
@@ -69,7 +68,7 @@ def _invariance(survey: Survey) -> list[Finding]:
         return []
     return ok(
         f"--batch-invariant on numpy gives the bits of {facts['kernels']} kernels of BLAS {blas}, "
-        "in any process and with any number of threads"
+        "in any process"
     )
 
 
@@ -132,7 +131,7 @@ CPU_CHECKS = {
     "Python": _python,
     "NumPy": _numpy,
     "BLAS settings": _blas_settings,
-    "matrix plans": _matrix_plans,
+    "products": _products,
     "batch invariance": _invariance,
     "backend jit": _compiled_kernels,
     "CPUs": _cpus,

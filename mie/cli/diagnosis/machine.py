@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mie.errors import MieError
-from mie.ops_cpu.environment import numpy_facts, products_facts
+from mie.ops.environment import numpy_facts, products_facts
 from mie.ops_gpu.environment import cupy_facts, driver_facts, one_line
 from mie.system.commands import CommandError, NoAnswerError, run_command
 from mie.system.resources import cpu_quota, read_text, usable_cpus, whole_cpus

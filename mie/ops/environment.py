@@ -1,4 +1,4 @@
-"""Describe NumPy, its BLAS, and how `CpuBackend` multiplies with them here.
+"""Describe NumPy and its BLAS.
 
 NumPy is imported only when a function is called, so that a broken one is an error of that call.
 """
@@ -17,17 +17,17 @@ def numpy_facts() -> dict[str, str]:
 
 
 def products_facts() -> dict[str, Any]:
-    """Return how `CpuBackend` multiplies.
+    """Return how backend numpy multiplies.
 
-    The facts are the "plan" of matrices by default, the "kernels" of the BLAS, "is_controlled",
-    which is false if the number of its threads cannot be set, and "num_threads" of the backend.
+    The facts are the "kernels" of the BLAS, "is_controlled", which is false if the number of
+    threads cannot be set, and the "num_threads" of large steps.
     """
-    from mie.ops_cpu.cpu_backend import CpuBackend
+    from mie.ops.blas import Blas
+    from mie.system.resources import available_cpus
 
-    backend = CpuBackend()
+    blas = Blas()
     return {
-        "plan": backend.linear_plan,
-        "kernels": backend.blas.core,
-        "is_controlled": backend.blas.is_controlled,
-        "num_threads": backend.workers.num_threads,
+        "kernels": blas.core,
+        "is_controlled": blas.is_controlled,
+        "num_threads": available_cpus(),
     }

@@ -1,0 +1,25 @@
+"""Name NumPy's BLAS, and limit the threads that it uses."""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+
+class Blas:
+    """NumPy's BLAS. Its number of threads is one for the whole process."""
+
+    def __init__(self) -> None:
+        from threadpoolctl import ThreadpoolController  # backend jit has no use for it
+
+        self._controller: Any = ThreadpoolController().select(user_api="blas")
+        libraries = sorted(
+            self._controller.info(), key=lambda library: "numpy" not in library["filepath"]
+        )
+        self.is_controlled = bool(libraries)
+        """Whether threadpoolctl can set the number of threads."""
+        self.core: str = libraries[0].get("architecture", "unknown") if libraries else "unknown"
+        """The CPU type of the kernels, such as "SkylakeX"."""
+
+    def limit(self, num_threads: int) -> AbstractContextManager[object]:
+        """Use at most ``num_threads`` threads inside the context, and restore the number after."""
+        limited: AbstractContextManager[object] = self._controller.limit(limits=num_threads)
+        return limited
