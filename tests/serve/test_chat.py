@@ -140,7 +140,7 @@ def test_a_template_that_is_missing_or_refuses_is_named_without_its_directory(se
         assert answer.status_code == 400
         assert expected in message
         assert str(folder) not in message
-        assert [model["id"] for model in models] == [str(folder), "model"]
+        assert [model["id"] for model in models] == ["model", str(folder)]
 
 
 def test_a_variable_of_a_template_may_have_any_name(server):

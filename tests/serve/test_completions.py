@@ -222,11 +222,13 @@ def test_cached_tokens_are_always_reported(server):
 def test_what_fits_the_context(server):
     prompt = list(range(5, 1020))
     assert server.ask(PATH, prompt=prompt, max_tokens=9)["usage"]["total_tokens"] <= 1024
-    too_many = server.refused(PATH, prompt=prompt, max_tokens=10)
-    assert too_many["code"] == "context_length_exceeded"
-    assert (too_many["n_prompt_tokens"], too_many["n_ctx"]) == (1015, 1024)
-    # The default of 16 is not the client's own: the answer ends where the context does.
-    assert server.ask(PATH, prompt=prompt, ignore_eos=True)["usage"]["completion_tokens"] == 9
+    # A larger maximum ends where the context does, and the answer names it. The default is 16.
+    for asked, ignored in (({}, None), ({"max_tokens": 10}, "max_tokens")):
+        answer = server.post(PATH, prompt=prompt, ignore_eos=True, **asked)
+        assert answer.json()["usage"]["completion_tokens"] == 9
+        assert answer.headers.get("x-mie-ignored") == ignored
+    too_long = server.refused(PATH, prompt=list(range(5, 1029)), max_tokens=1)
+    assert (too_long["n_prompt_tokens"], too_long["n_ctx"]) == (1024, 1024)
     for prompt in (list(range(5, 1029)), "a mill " * 800, "a" * 10**5):
         assert server.refused(PATH, prompt=prompt)["code"] == "context_length_exceeded"
 
