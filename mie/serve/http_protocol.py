@@ -1,5 +1,6 @@
-"""Limits on the size and the duration of a request's head and body."""
+"""Limits on the size and the duration of a request's head and body, and the end of a connection."""
 
+import socket
 from asyncio import TimerHandle, Transport
 from typing import Any
 
@@ -12,6 +13,11 @@ HEAD_SECONDS = 60.0
 BODY_SECONDS = 60.0
 """Time in which the next `BODY_PIECE` bytes of a body, or the rest of it, must arrive."""
 BODY_PIECE = 64 * 1024
+FIRST_LOOK_SECONDS = 0.05
+"""Time between the first two looks whether a client that sends no more has left."""
+LAST_LOOK_SECONDS = 5.0
+"""Maximum time between two looks. Each interval is twice as long as the interval before."""
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 TIMEOUT = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
@@ -22,6 +28,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _num_body_bytes = 0
     _is_in_body = False
     _timer: TimerHandle | None = None
+    _is_half_closed = False
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request."""
@@ -32,6 +39,41 @@ class LimitedProtocol(HttpToolsProtocol):
         """Wait for nothing more."""
         self._stop_waiting()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn always closes
+        """Return whether the connection stays open after the client's last byte.
+
+        A client that has left looks the same as a client that only sends no more, but its system
+        refuses data. Interim responses find this out, and clients skip them. HTTP/1.0 has no
+        interim responses, a begun answer has no place for one, and TLS cannot end one half of a
+        connection. In these cases, the client has left.
+        """
+        if self._is_half_closed:  # reading was paused and resumed
+            return True
+        cycle = self.cycle
+        if (
+            cycle is None
+            or cycle.more_body
+            or cycle.response_started
+            or self.pipeline
+            or self.scheme != "http"
+            or cycle.scope["http_version"] != "1.1"
+        ):
+            return False
+        self._is_half_closed, cycle.keep_alive = True, False
+        self._look(FIRST_LOOK_SECONDS)
+        return True
+
+    def _look(self, seconds: float) -> None:
+        """Hang up if the client has left. Otherwise, look again after ``seconds``."""
+        if self.transport.is_closing() or self.cycle.response_started:
+            return  # from then on, writing the answer finds out
+        connection = self.transport.get_extra_info("socket")
+        if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+            return
+        self.transport.write(CONTINUE)
+        self.loop.call_later(seconds, self._look, min(2 * seconds, LAST_LOOK_SECONDS))
 
     def on_message_begin(self) -> None:
         """Begin to wait for the end of the headers."""

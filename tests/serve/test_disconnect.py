@@ -7,6 +7,7 @@ that, the engine must hold no trace of the request, streamed or not, waiting or 
 import itertools
 import json
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,6 +55,11 @@ class Connection:
         self.socket.sendall(head.encode() + data)
 
     def close(self) -> None:
+        self.socket.close()
+
+    def reset(self) -> None:
+        """Close the connection so that the server sees at once that its client has left."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.close()
 
 
@@ -150,7 +156,7 @@ def test_a_client_that_leaves_while_it_is_tokenized_adds_nothing(monkeypatch):
         stepped.free()
         leaving = Connection(url, prompt=LONG, max_tokens=500)
         assert is_there.wait(PATIENCE)
-        leaving.close()
+        leaving.reset()
         # The server has seen it leave when it answers a connection that came later.
         with socket.create_connection((url[7:].split(":")[0], int(url.split(":")[2]))) as later:
             later.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
@@ -167,3 +173,74 @@ def test_a_client_that_sends_half_a_request_costs_nothing(server):
         with socket.create_connection((host, int(port))) as half:
             half.sendall(part)
     assert server.ask("/v1/completions", prompt="A mill", max_tokens=1)["choices"]
+
+
+# Clients that end only their own half of the connection.
+
+
+def whole_answer(connection: socket.socket) -> tuple[list[bytes], bytes, bytes]:
+    """Return the interim heads, the head and the body of the last answer of a connection."""
+    connection.settimeout(PATIENCE)
+    data = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    heads = []
+    while data.startswith(b"HTTP/1.1 100 "):
+        head, _, data = data.partition(b"\r\n\r\n")
+        heads.append(head)
+    return heads, *data.partition(b"\r\n\r\n")[::2]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_a_client_that_only_sends_no_more_gets_its_whole_answer(stream, is_slow):
+    body = {"prompt": LONG, "max_tokens": 5, "ignore_eos": True, "stream": stream}
+    with stepped_server() as (stepped, url):
+        connection = Connection(url, **body)
+        connection.socket.shutdown(socket.SHUT_WR)
+        if is_slow:
+            stepped.hold()
+            assert connection.socket.recv(1, socket.MSG_PEEK)  # the server looked for the client
+        stepped.free()
+        interim, head, content = whole_answer(connection.socket)
+        assert set(interim) <= {b"HTTP/1.1 100 Continue"}
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert b"connection: close" in head.lower()
+        assert content.count(b'"finish_reason": "length"') == 1
+        assert (b"[DONE]" in content) == stream
+        connection.close()
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/nowhere"])
+def test_short_answers_reach_a_client_that_only_sends_no_more(server, path):
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        connection.shutdown(socket.SHUT_WR)
+        _, head, content = whole_answer(connection)
+    assert head.startswith(b"HTTP/1.1 404 " if path == "/nowhere" else b"HTTP/1.1 200 ")
+    assert json.loads(content)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_client_that_sends_no_more_and_leaves_later_takes_its_request_with_it(reads):
+    with stepped_server() as (stepped, url):
+        connection = Connection(url, prompt=LONG, max_tokens=200, ignore_eos=True)
+        stepped.step_until(lambda: len(ids_of(stepped)) == 1)
+        connection.socket.shutdown(socket.SHUT_WR)
+        assert connection.socket.recv(1 << 10 if reads else 1)  # the server looked for the client
+        stepped.hold()
+        assert len(ids_of(stepped)) == 1
+        close_and_take_one_step(stepped, connection)
+        eventually(lambda: not stepped.engine.requests)
+
+
+def test_a_client_of_http_1_0_that_sends_no_more_has_left(server):
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
+        data = json.dumps({"prompt": LONG, "max_tokens": 200, "ignore_eos": True}).encode()
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(data), data)
+        )
+        connection.shutdown(socket.SHUT_WR)
+        assert b"100 Continue" not in b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    eventually(lambda: not server.engine._loop.engine.has_work)
