@@ -11,7 +11,6 @@ from mie.base.arithmetic import ceil_div
 from mie.base.reprs import count
 from mie.cli.trace_blocks import percent, render_blocks
 from mie.cli.trace_perfetto import write_timeline
-from mie.cli.trace_request import request_lines
 from mie.errors import ConfigError, RequestError, TraceError
 from mie.events import Segment, Summary, read_log, summary_of
 from mie.events.page.assets import RECORDED_RUNS, EmbeddedRun, page_html
@@ -38,9 +37,6 @@ def run(args: argparse.Namespace) -> int:
     segments = _noting_a_cut(args.file)
     if args.step is not None:
         print(render_blocks(at(segments, args.step)))
-    elif args.request is not None:
-        for line in request_lines(segments, args.request):
-            print(line)
     elif args.perfetto is not None:
         with replacing(args.perfetto, "--perfetto", args.file) as file:
             num_events = write_timeline(segments, file)

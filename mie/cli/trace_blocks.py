@@ -5,7 +5,7 @@ from itertools import groupby
 from string import ascii_lowercase, ascii_uppercase
 
 from mie.base.reprs import clipped, count
-from mie.events import Record, Seq
+from mie.events import Seq
 from mie.events.replay import State
 from mie.events.replay.slots import SlotState
 
@@ -23,19 +23,6 @@ def title_of(seq: Seq, state: State) -> str:
     """Return the name of a sequence that the state has."""
     values = state.sequences[seq]
     return title(values.request_id, seq[1], values.n)
-
-
-def new_sequences(record: Record, state: State) -> Iterator[tuple[Seq, str, int]]:
-    """Yield (sequence, request id, n) of those that a record names first."""
-    match record:
-        case ("add", request_id, number, _, _, n, _):
-            yield (number, 0), request_id, n
-        case ("fork" | "wait", seq, parent, *_):
-            values = state.sequences[parent]
-            yield seq, values.request_id, values.n
-        case ("rebuild", snapshot):
-            for seq, facts in snapshot["sequences"].items():
-                yield seq, facts["request_id"], facts["n"]
 
 
 def percent(part: int, whole: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from mie.cli.trace_blocks import new_sequences, title, title_of
+from mie.cli.trace_blocks import title, title_of
 from mie.events import Record, Segment, Seq, Summary
 from mie.events.replay import State, walk
 from mie.events.replay.slots import SlotState
@@ -39,6 +39,19 @@ def write_timeline(segments: Iterable[Segment], file: TextIO) -> int:
         num_events += 1
     file.write("\n]}\n")
     return num_events
+
+
+def _new_sequences(record: Record, state: State) -> Iterator[tuple[Seq, str, int]]:
+    """Yield (sequence, request id, n) of those that a record names first."""
+    match record:
+        case ("add", request_id, number, _, _, n, _):
+            yield (number, 0), request_id, n
+        case ("fork" | "wait", seq, parent, *_):
+            values = state.sequences[parent]
+            yield seq, values.request_id, values.n
+        case ("rebuild", snapshot):
+            for seq, facts in snapshot["sequences"].items():
+                yield seq, facts["request_id"], facts["n"]
 
 
 @dataclass(kw_only=True)
@@ -80,7 +93,7 @@ class _Timeline:
                 self._begin_step(summary)
             if not self._tracks:
                 yield from self._meet(state)
-            for seq, request_id, n in new_sequences(record, state):
+            for seq, request_id, n in _new_sequences(record, state):
                 yield from self._new_track(seq, request_id, n)
             yield from self._of(record, state)
             if state.slots is not None:

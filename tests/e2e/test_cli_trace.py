@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from command_line import error_line, mie
-from event_stories import EMPTY, REBUILD, REBUILT, STORY, run_toy, summary, write_story
+from event_stories import EMPTY, REBUILD, STORY, run_toy, summary, write_story
 
 from mie.events import EventLog
 
@@ -136,29 +136,6 @@ def test_a_large_block_map_fits_eighty_columns(tmp_path: Path) -> None:
     assert "    … and 10 more" in lines
 
 
-# The life of a request.
-
-
-def test_a_rebuild_is_shown_for_the_requests_that_it_affects(tmp_path: Path) -> None:
-    def last_line(rebuilt: dict[str, Any]) -> str:
-        story = [*STORY, [("rebuild", {**EMPTY, **rebuilt})]]
-        return output(write_story(tmp_path / "story.jsonl", story), "--request", "b")[-1].strip()
-
-    assert last_line(REBUILT) == "step 7  waits again: the state was rebuilt"
-    assert last_line({}) == "step 7  has ended: the state was rebuilt"
-
-
-def test_a_rebuild_starts_a_new_wait_on_the_timeline(tmp_path: Path) -> None:
-    events = timeline(write_story(tmp_path / "story.jsonl", [*STORY, REBUILD]))
-    assert [event["name"] for event in events].count("rebuilt") == 2
-    assert ("c", "waiting", 70.0, 5.0) in list(slices(events, 2))
-
-
-def test_an_unknown_request_lists_the_known_ones(story: Path) -> None:
-    line = error_line(mie("trace", story, "--request", "z"))
-    assert line.endswith("the log has no request 'z'; it has a, b, c, d")
-
-
 # The timeline.
 
 
@@ -185,6 +162,29 @@ def slices(events: list[dict[str, Any]], process: int) -> Iterator[tuple[str, st
         if event["pid"] == process:
             track = names[event["pid"], event["tid"]]
             yield track, event["name"], event["ts"] / 1000, event["dur"] / 1000
+
+
+def test_a_rebuild_starts_a_new_wait_on_the_timeline(tmp_path: Path) -> None:
+    events = timeline(write_story(tmp_path / "story.jsonl", [*STORY, REBUILD]))
+    assert [event["name"] for event in events].count("rebuilt") == 2
+    assert ("c", "waiting", 70.0, 5.0) in list(slices(events, 2))
+
+
+def test_the_timeline_has_the_events_of_a_request_and_the_cause_of_a_preemption(story) -> None:
+    """The timeline takes the place of ``--request``, which is gone."""
+    process = mie("trace", story, "--request", "b")
+    assert (process.returncode, process.stdout) == (2, b"")
+    assert b"unknown option --request" in process.stderr
+    events = timeline(story)
+    tracks = {
+        event["tid"]: event["args"]["name"]
+        for event in events
+        if event["name"] == "thread_name" and event["pid"] == 2
+    }
+    assert {"a", "b", "c", "d"} <= {name.split(" ")[0] for name in tracks.values()}
+    preempted = [event for event in events if event["name"].startswith("preempted")]
+    assert preempted
+    assert all({"for", "rule", "mode"} <= event["args"].keys() for event in preempted)
 
 
 def test_slices_of_a_track_never_overlap(long_log: Path) -> None:
@@ -269,7 +269,6 @@ def test_control_characters_in_names_do_not_reach_the_terminal(tmp_path: Path) -
         log.emit(("add", "\x1b[2Jboo", 0, 0, 1, 1, None))
         log.end_step(summary(1))
         log.close()
-    for view in (["--step", "1"], ["--request", "x"]):
-        process = mie("trace", path, *view)
-        assert b"\x1b" not in process.stdout + process.stderr
-        assert b"?[2Jboo" in process.stdout + process.stderr
+    process = mie("trace", path, "--step", "1")
+    assert b"\x1b" not in process.stdout + process.stderr
+    assert b"?[2Jboo" in process.stdout

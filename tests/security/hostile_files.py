@@ -18,7 +18,6 @@ VIEWS = (
     ["trace"],
     ["trace", "--all"],
     ["trace", "--step", "3"],
-    ["trace", "--request", "a"],
     ["trace", "--perfetto", "OUT"],
     ["trace", "--page", "OUT"],
     ["sim", "extract"],
