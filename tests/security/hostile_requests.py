@@ -88,7 +88,7 @@ PARAMETERS: dict[str, tuple[Callable[[], object], str]] = {
     "deep stop": (sampled(stop=nested(10_000)), "each of stop must be a non-empty"),
     "a range of stop ids": (sampled(stop_token_ids=range(BIG)), "at most 4096 entries"),
     "an unhashable stop id": (sampled(stop_token_ids=[[1]]), "each of stop_token_ids"),
-    "a long stop id": (sampled(stop_token_ids=[LONG]), "stop_token_ids has token id"),
+    "a long stop id": (sampled(stop_token_ids=[LONG]), "each of stop_token_ids must be an integer"),
     "a range of allowed ids": (sampled(allowed_token_ids=range(BIG)), "allowed_token_ids"),
     "endless allowed ids": (lambda: SamplingParams(allowed_token_ids=forever(1)), "at most"),
     "endless bad words": (lambda: SamplingParams(bad_words=forever("a")), "at most 1024 entries"),
@@ -100,7 +100,8 @@ PARAMETERS: dict[str, tuple[Callable[[], object], str]] = {
     "endless biases": (lambda: SamplingParams(logit_bias=forever(1)), "logit_bias must map"),
     "many biases": (lambda: SamplingParams(logit_bias=dict.fromkeys(range(2**20 + 1), 1.0)),
                     "logit_bias may have at most 1048576 entries"),
-    "biases of unprintable ids": (sampled(logit_bias={LONG: 1.0}), "logit_bias has token id"),
+    "biases of unprintable ids": (sampled(logit_bias={LONG: 1.0}),
+                                  "logit_bias must have token ids"),
     "biases of text": (sampled(logit_bias={"1" * 5000: 1}), "logit_bias must have token ids"),
     "many extra arguments": (lambda: SamplingParams(extra_args=dict.fromkeys(range(10**6))),
                              "extra_args may have at most 1024 entries"),
@@ -188,7 +189,12 @@ CHATS: dict[str, tuple[Callable[[], object], str]] = {
                       "messages has 1000000 entries; the limit is 65536"),
     "many parts": (chatted([{"role": "user", "content": ["a" * 20] * 10**6}]), "the limit is"),
     "deep arguments": (chatted([{"role": "assistant", "tool_calls": [
-        {"function": {"name": "a", "arguments": "[" * 10**6}}]}]), "not valid JSON"),
+        {"function": {"name": "a", "arguments": "[" * 10**6}}]}]), "the limit is 65536"),
+    "deep arguments that end": (chatted([{"role": "assistant", "tool_calls": [{"function": {
+        "name": "a", "arguments": "[" * 10**6 + "]" * 10**6}}]}]), "the limit is 65536"),
+    "deep arguments of few characters": (chatted([{"role": "assistant", "tool_calls": [{
+        "function": {"name": "a", "arguments": '{"a":' * 9999 + "1" + "}" * 9999}}]}]),
+        "the limit is"),
     "deep tools": (chatted([{"role": "user", "content": "a"}], tools=[nested(100_000)]), "tools"),
     "another template": (chatted([{"role": "user", "content": "a"}],
                                  chat_template="{% for i in range(99999) %}{{ 'a' * 40 }}"

@@ -25,8 +25,10 @@ def fuzz(zygote: Zygote, first: int, end: int) -> dict[str, float]:
 
 def test_two_hundred_descriptions(zygote: Zygote) -> None:
     batches = [fuzz(zygote, first, first + 20) for first in range(0, 200, 20)]
-    for verdict in ("followed", "refused", "ended"):  # else it would test nothing
-        assert sum(batch[verdict] for batch in batches) >= 3, batches
+    for verdict in ("followed", "refused"):  # else it would test nothing
+        assert sum(batch[verdict] for batch in batches) >= 30, batches
+    # What cannot be followed to its end is refused before its prompt is computed.
+    assert sum(batch["ended"] for batch in batches) <= 2, batches
 
 
 @pytest.mark.slow
