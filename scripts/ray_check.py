@@ -30,6 +30,7 @@ from ray_checks.load import (
     eventually,
     hit_rate,
     labelled,
+    latencies,
     seeded,
 )
 from serve_checks.server import KEY, serving
@@ -56,7 +57,7 @@ async def check_serving(checks: Checks, site: Site, plain: Site) -> None:
     await deployment.change_under_load(checks, site, "scaling up", num_replicas=3)
     checks.expect(await answers(site, requests) == expected, "equal bytes on 3 replicas")
     for name, each in (("plain", plain), ("3 replicas", site)):
-        checks.figures[f"64 streams, {name}"] = latencies(each)
+        checks.figures[f"64 streams, {name}"] = await latencies(each)
     await disconnect(checks, site)
     await kill(checks, site)
     prefix = await hit_rate(site)
@@ -114,18 +115,6 @@ async def kill(checks: Checks, site: Site) -> None:
     )
     checks.expect(ends["complete"] > 0, "the others go on", dict(ends))
     checks.expect(await eventually(lambda: has_replicas(site, 3)), "it is replaced")
-
-
-def latencies(site: Site) -> dict[str, float]:
-    """Return the latencies of 64 streams in milliseconds, and tokens a second."""
-    command = [sys.executable, "-m", "mie", "bench", "serve", "--base-url", site.url, "--json"]
-    command += ["--api-key", site.key, "--num-prompts", "64", "--input-len", "32"]
-    done = subprocess.run(
-        [*command, "--output-len", "48"], capture_output=True, text=True, check=True, timeout=1200
-    )
-    results = json.loads(done.stdout)
-    names = ("p99_itl_ms", "mean_tpot_ms", "p99_ttft_ms", "output_throughput")
-    return {name: round(results[name], 1) for name in names}
 
 
 async def check_ingress(checks: Checks) -> None:

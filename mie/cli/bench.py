@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -22,7 +21,6 @@ from mie.config.settings import settings_of
 from mie.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mie.cli.bench_report import AnyResult
     from mie.sim.driver import Bench, LoadResult, Progress
     from mie.sim.workload import Workload
 
@@ -61,7 +59,7 @@ def workload_of(
     if args.backend in _CLIENTS:
         raise ConfigError(
             f"--backend is the engine's compute backend here, not the kind of a server; got "
-            f"{args.backend!r} (leave it out; --base-url measures any server of OpenAI's interface)"
+            f"{args.backend!r} (leave it out; vllm bench serve or guidellm measures a server)"
         )
     if args.workload is not None:
         return Workload.load(Path(args.workload))
@@ -270,9 +268,10 @@ def run_serve(args: argparse.Namespace) -> int:
     summarize([], 0, **wanted)  # refuses bad values before anything is loaded
     check_files(args)
     workload = workload_of(args, args.request_rate, args.burstiness)
-    place, result = _served(args, workload) if args.base_url else _stepped(args, workload)
+    with open_bench(args) as bench, requests_bar(workload) as progress:
+        result = run_engine_load(bench, workload, progress, args.max_concurrency)
     results = {
-        **about(place, workload, result),
+        **about(place_of(args), workload, result),
         "num_prompts": len(result.records),
         "request_rate": args.request_rate if args.request_rate < math.inf else "inf",
         "burstiness": args.burstiness,
@@ -287,51 +286,6 @@ def run_serve(args: argparse.Namespace) -> int:
     return exit_code(result)
 
 
-def _stepped(args: argparse.Namespace, workload: Workload) -> tuple[dict[str, Any], AnyResult]:
-    """Run the load on an engine in this process."""
-    for name in ("api_key", "vocab_size", "openai_only", "reset_prefix_cache"):
-        if getattr(args, name):
-            raise ConfigError(f"{option(name)} needs --base-url")
-    with open_bench(args) as bench, requests_bar(workload) as progress:
-        return place_of(args), run_engine_load(bench, workload, progress, args.max_concurrency)
-
-
-def _served(args: argparse.Namespace, workload: Workload) -> tuple[dict[str, Any], AnyResult]:
-    """Run the load on the server that ``--base-url`` names."""
-    from mie.sim.remote import Server, run_load_on
-
-    refused = [name for name in ("device", "model_shape", "costs", "trace") if getattr(args, name)]
-    refused += engine_options(args)
-    if refused:
-        raise ConfigError(
-            f"{option(refused[0])} has no effect on the server at --base-url (leave it out)"
-        )
-    if args.vocab_size is not None:
-        check_integer("vocab_size", args.vocab_size, 1)
-    server = Server(
-        base_url=args.base_url,
-        model=None if args.model == DEFAULT_MODEL else args.model,
-        vocab_size=args.vocab_size,
-        api_key=args.api_key or os.environ.get("OPENAI_API_KEY"),
-        openai_only=args.openai_only,
-    )
-    with requests_bar(workload) as progress:
-        result = run_load_on(
-            server,
-            workload,
-            max_concurrency=args.max_concurrency,
-            reset_prefix_cache=args.reset_prefix_cache,
-            progress=progress,
-        )
-    place = {
-        "backend": "openai",
-        "simulated": False,
-        "base_url": server.root,
-        "model_id": result.model,
-    }
-    return place, result
-
-
 def numbers_in(option: str, text: str, kind: Callable[[str], Number], example: str) -> list[Number]:
     """Return the numbers of an option, which commas separate.
 
@@ -344,7 +298,7 @@ def numbers_in(option: str, text: str, kind: Callable[[str], Number], example: s
         raise ConfigError(f"{option} {text!r} is not understood; write {example}") from error
 
 
-def _details(result: AnyResult) -> dict[str, list[Any]]:
+def _details(result: LoadResult) -> dict[str, list[Any]]:
     """Return a value for each request, times in seconds, as vLLM keeps them."""
     from mie.sim.costs import SECOND
 

@@ -22,8 +22,8 @@ from mie.version import __version__
 _PACKAGES = ("numpy", "numba", "cupy")
 """The packages that compute."""
 
-_NOT_SETTINGS = ("run", "api_key", "json", "output_json", "overwrite", "default_max_tokens")
-"""Entries of a command's namespace that are secrets, or do not change a measurement."""
+_NOT_SETTINGS = ("run", "json", "output_json", "overwrite", "default_max_tokens")
+"""Entries of a command's namespace that do not change a measurement."""
 
 
 def provenance(args: argparse.Namespace) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from mie.cli.bench_files import provenance, write_results
 from mie.errors import ConfigError
@@ -14,10 +14,7 @@ from mie.system.files import read_json_object
 
 if TYPE_CHECKING:
     from mie.sim.driver import LoadResult
-    from mie.sim.remote import ServedResult
     from mie.sim.workload import Workload
-
-    AnyResult: TypeAlias = LoadResult | ServedResult
 
 MAX_RESULTS_BYTES = 256 << 20
 """The longest file of results that is read. Those with details have lines for each request."""
@@ -28,7 +25,7 @@ LABELS, _DISTRIBUTIONS, COSTS, COMPARED = json.loads(
 """Words for results, which are vLLM's, for their distributions, for costs, and for predictions."""
 
 
-def about(place: Mapping[str, Any], workload: Workload, result: AnyResult) -> dict[str, Any]:
+def about(place: Mapping[str, Any], workload: Workload, result: LoadResult) -> dict[str, Any]:
     """Return where the load ran, the load itself, and the counts of the run."""
     return {
         "backend": "mie",
@@ -42,12 +39,12 @@ def about(place: Mapping[str, Any], workload: Workload, result: AnyResult) -> di
     }
 
 
-def errors(result: AnyResult) -> dict[str, str]:
+def errors(result: LoadResult) -> dict[str, str]:
     """Return the reason of each refused request by its id."""
     return {record.request_id: record.error for record in result.records if record.error}
 
 
-def exit_code(result: AnyResult) -> int:
+def exit_code(result: LoadResult) -> int:
     """Return 1 if a request failed, else 0."""
     return 1 if any(record.error for record in result.records) else 0
 
@@ -102,8 +99,6 @@ def markdown(results: Mapping[str, Any]) -> Iterator[str]:
 def place_line(results: Mapping[str, Any]) -> str:
     """Return a line that says whether results are simulated or measured, and on which device."""
     model = results["model_id"]
-    if "base_url" in results:
-        return f"Measured over HTTP at {results['base_url']}: {model}"
     if not results["simulated"]:
         return f"Measured on this machine: {model}"
     if "costs" in results:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -14,9 +16,15 @@ import httpx2
 from serve_checks.server import KEY, RunningServer
 from starlette.types import ASGIApp
 
+from mie.sim.metrics import RequestRecord, summarize
+
 PATIENCE = 600.0
 """Seconds after which a request hangs, also on a machine that is busy with other programs."""
 COMPLETIONS = "/v1/completions"
+VOCAB_SIZE = 2000
+"""Token ids below this number are in the bundled model's vocabulary."""
+FIGURES = ("p99_itl_ms", "mean_tpot_ms", "p99_ttft_ms", "output_throughput")
+"""The results of `mie.sim.metrics` that are stated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +93,33 @@ async def end_of_stream(client: httpx2.AsyncClient, body: dict[str, Any]) -> str
     if "error" in json.loads(before):
         return "error"
     return "complete" if has_reason else "no finish_reason"
+
+
+async def latencies(site: Site) -> dict[str, float]:
+    """Return the latencies of 64 streams at once in milliseconds, and tokens a second."""
+    async with client_of(site) as client:
+        start = time.perf_counter_ns()
+        records = await asyncio.gather(*(_timed(client, start, number) for number in range(64)))
+    found = summarize(records, max(record.end_ns or 0 for record in records))
+    return {name: round(found[name] or 0.0, 1) for name in FIGURES}
+
+
+async def _timed(client: httpx2.AsyncClient, start: int, number: int) -> RequestRecord:
+    """Stream 48 tokens after a random prompt of 32, and record when each token arrives."""
+    prompt = random.Random(number).choices(range(VOCAB_SIZE), k=32)
+    body = {"prompt": prompt, "max_tokens": 48, "temperature": 0, "ignore_eos": True}
+    record = RequestRecord(request_id=str(number), num_prompt=len(prompt), arrival_ns=0)
+    times: list[int] = []
+    record.token_ns = [times]
+    more = {"stream": True, "return_token_ids": True}
+    async with client.stream("POST", COMPLETIONS, json={**body, **more}) as response:
+        response.raise_for_status()
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                now = time.perf_counter_ns() - start
+                [choice] = json.loads(line[6:])["choices"]
+                times += [now] * len(choice["token_ids"])
+    return record
 
 
 @asynccontextmanager

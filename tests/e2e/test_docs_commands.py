@@ -37,7 +37,6 @@ NOT_RUN = {
     r"[/\"]Qwen3-|\.gguf|\./4bit|--model MODEL|--models-dir": "needs a model that is not here",
     r"--backend cupy\b(?!-)|--b cupy\b|gpu_check|benchmark\.py gpu": "needs a GPU",
     r"^mie .*--replicas \d+( --r|$)|^vllm-router|^import mie\.ray": "needs Ray",
-    r"--base-url|measured\.json": "needs a server of a model with a long context",
     r"^export|--host 0\.0\.0\.0": "opens the machine to its network",
     r"^make |^\. |^git (?!diff)|python -m (pytest|mypy)": "is for a checkout",
     r"^python scripts/(?!benchmark\.py$)|^mie sim cluster|^mie doctor --compile": "takes minutes",

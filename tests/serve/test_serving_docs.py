@@ -15,7 +15,8 @@ from mie.serve.routes import OPERATIONS
 PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 OF_DOCKER = {"--rm", "--gpus", "--entrypoint", "--build-arg"}
-OF_OTHER_PROGRAMS = OF_DOCKER | {"--no-cache-dir", "--uid", "--create-home"}
+OF_OTHER_CLIENTS = {"--base-url", "--profile", "--data", "--constraint"}
+OF_OTHER_PROGRAMS = OF_DOCKER | OF_OTHER_CLIENTS | {"--no-cache-dir", "--uid", "--create-home"}
 
 
 def test_every_option_exists():

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from mie.cli import _parser, bench, main
-from mie.cli.bench_files import provenance
+from mie.cli import bench, main
 from mie.sim import cluster
 from mie.version import __version__
 
@@ -38,7 +37,6 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("the measurement began")
 
     monkeypatch.setattr(bench, "open_bench", measure)
-    monkeypatch.setattr(bench, "_served", measure)
     monkeypatch.setattr(cluster, "simulate_cluster", measure)
 
 
@@ -57,11 +55,6 @@ def test_results_have_the_version_the_commit_the_date_the_machine_and_the_settin
     assert "numpy" in found["machine"]["packages"]
     assert found["settings"]["device"] == "a10g"
     assert "Infinity" not in path.read_text()
-
-
-def test_a_secret_is_no_setting() -> None:
-    words = ["bench", "serve", *LOAD, "--api-key", "secret-key"]
-    assert "secret-key" not in json.dumps(provenance(_parser(words).parse_args(words)))
 
 
 def test_a_file_that_exists_is_kept_and_refused_before_the_measurement(
@@ -90,15 +83,10 @@ def test_a_folder_is_no_file_of_results(
 
 
 @pytest.mark.parametrize("option", ["--save-result", "--save-detailed"])
-@pytest.mark.parametrize("server", [(), ("--base-url", "http://127.0.0.1:9")])
 def test_the_file_of_save_result_is_checked_too(
-    option: str,
-    server: tuple[str, ...],
-    tmp_path: Path,
-    unmeasured: None,
-    capsys: pytest.CaptureFixture[str],
+    option: str, tmp_path: Path, unmeasured: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    saved = ("bench", "serve", *LOAD, *server, option, "--result-dir")
+    saved = ("bench", "serve", *LOAD, option, "--result-dir")
     assert main((*saved, str(tmp_path / "absent"))) == 2
     assert "there is no folder" in capsys.readouterr().err
     (tmp_path / "mie-serve.json").write_text("kept")
@@ -138,3 +126,43 @@ def test_a_bar_counts_every_request(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert main(COMMANDS[name]) == 0
     assert totals == [sum(counts)]
     assert sum(counts) > 0
+
+
+def compared(tmp_path: Path, capsys: pytest.CaptureFixture[str], **runs: tuple[str, ...]) -> str:
+    paths = []
+    for name, words in runs.items():
+        paths.append(str(tmp_path / f"{name}.json"))
+        assert main((*words, "--output-json", paths[-1])) == 0
+    capsys.readouterr()
+    assert main(("bench", "compare", *paths)) == 0
+    return capsys.readouterr().out
+
+
+def test_runs_of_one_load_are_compared_in_one_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = ("bench", "serve", "--device", "h200", *SHORT[2:], *LOAD)
+    out = compared(tmp_path, capsys, small=COMMANDS["serve"], large=other)
+    assert "small: Simulated: TinyLlama-1.1B on a10g" in out
+    assert "large: Simulated: TinyLlama-1.1B on h200" in out
+    assert "different loads" not in out
+    cells = [line.replace(" ", "") for line in out.splitlines()]
+    assert "|Successfulrequests|2|2|" in cells
+
+
+def test_a_figure_that_a_run_lacks_is_a_dash_and_different_loads_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = compared(tmp_path, capsys, serve=COMMANDS["serve"], latency=COMMANDS["latency"])
+    assert "different loads" in out
+    cells = [line.replace(" ", "") for line in out.splitlines()]
+    assert any(line.startswith("|Successfulrequests|2|–|") for line in cells)
+
+
+def test_a_file_without_results_cannot_be_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "other.json"
+    path.write_text("{}")
+    assert main(("bench", "compare", str(path))) == 2
+    assert "holds no results of mie bench" in capsys.readouterr().err
