@@ -105,7 +105,28 @@ class TraceError(MieError):
 
 
 class MissingExtraError(MieError, ImportError):
-    """An optional dependency is not installed. The message names the extra."""
+    """An optional dependency is not installed. The message has the command that installs it."""
+
+
+_SERVE = "starlette uvicorn httptools pydantic prometheus-client pyyaml httpx2"
+EXTRAS = {
+    "jit": "numba",
+    "structured": "'llguidance<2'",
+    "chat": "prompt_toolkit rich",
+    "serve": _SERVE,
+    "ray": f"'ray[serve]' pyarrow pandas {_SERVE}",
+    "cuda12": "'cupy-cuda12x[ctk]'",
+    "cuda13": "'cupy-cuda13x[ctk]'",
+}
+"""Maps an extra of mie to its packages, as arguments of ``pip install``.
+
+Messages name the packages, because the name ``mie`` on a package index may be a stranger's.
+"""
+
+
+def install_command(extra: str, option: str = "") -> str:
+    """Return the command that installs the packages of an extra, with an option of pip."""
+    return " ".join(filter(None, ("pip install", option, EXTRAS[extra])))
 
 
 @contextmanager
@@ -121,7 +142,7 @@ def needing_extra(extra: str, name: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise MissingExtraError(
-            f"{name} needs the package {error.name} (install it with: pip install 'mie[{extra}]')"
+            f"{name} needs the package {error.name} (install it with: {install_command(extra)})"
         ) from error
 
 

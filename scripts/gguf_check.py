@@ -1,6 +1,6 @@
 """Compare mie with llama.cpp on the same GGUF files.
 
-    PYTHONPATH=tests python scripts/gguf_check.py [TYPE ...]    # needs 'mie[bench]'
+    PYTHONPATH=tests python scripts/gguf_check.py [TYPE ...]    # needs '.[bench]'
     PYTHONPATH=tests python scripts/gguf_check.py families
 
 "families" compares the logits of each golden model that a GGUF file can hold, in F32.

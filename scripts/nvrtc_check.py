@@ -5,7 +5,7 @@
     scripts/nvrtc_check.py --update         write the kernels' present needs into the ledgers
     scripts/nvrtc_check.py --show rms_norm  print the loops of kernels with this in their names
 
-This needs neither a GPU nor a driver nor CuPy. `pip install 'mie[nvrtc]'` brings two compilers,
+This needs neither a GPU nor a driver nor CuPy. `pip install '.[nvrtc]'` brings two compilers,
 which are loaded through ctypes, and a disassembler. The compilers get no CUDA headers, because
 users have none either. The ledger of resources, tests/kernels/ledger.json, holds for each kernel
 and target [registers, bytes of static shared memory, bytes of stack]. More than that is a failure,
@@ -222,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     missing = [f"NVRTC {version}" for version in TARGETS if version not in compilers]
     missing += [] if sass.nvdisasm() else ["nvdisasm"]
     for name in missing:
-        print(f"{name} is not installed (pip install 'mie[nvrtc]')")
+        print(f"{name} is not installed (pip install '.[nvrtc]')")
     if args.update and missing:
         return 1  # half a ledger would fail elsewhere
     reports: dict[str, Report] = {}

@@ -1,6 +1,6 @@
 """Check ``mie serve --replicas`` and ``mie.ray.generate`` on a Ray cluster of this machine.
 
-    python scripts/ray_check.py [ingress] [serve] [data]    # needs 'mie[ray]'
+    python scripts/ray_check.py [ingress] [serve] [data]    # needs '.[ray]'
 
 It prints a line for each check, the figures as JSON at the end, and exits with 1 if something is
 wrong. Latencies are stated, not judged: a busy machine makes them long.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from mie.cli.terminal import WordWrap
-from mie.errors import MissingExtraError
+from mie.errors import MissingExtraError, install_command
 
 REASONING = ("dim", "hide")
 """The ways to print reasoning."""
@@ -36,8 +36,8 @@ class Look:
         """
         if markdown and not _has_rich():
             raise MissingExtraError(
-                "Markdown needs rich, which is not installed: pip install "
-                "'mie[chat]', or use --no-markdown"
+                "Markdown needs rich, which is not installed: "
+                f"{install_command('chat')}, or use --no-markdown"
             )
         return cls(_has_rich() if markdown is None else markdown, reasoning)
 

@@ -32,6 +32,7 @@ from mie.cli.terminal import (
     read_message,
     read_plainly,
 )
+from mie.errors import install_command
 
 if TYPE_CHECKING:
     from mie.config.params.sampling import SamplingParams
@@ -134,7 +135,7 @@ def _talk_in_terminal(chat: Chat) -> None:
     print(f"{chat.model} · {_HINT}", file=sys.stderr)
     if editor is None:
         missing = "history, pasted blocks and formatted answers"
-        print(f'(pip install "mie[chat]" adds {missing})', file=sys.stderr)
+        print(f"({install_command('chat')} adds {missing})", file=sys.stderr)
     read_line: ReadLine = chat.read_line
 
     def read_next() -> Message | None:

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
-from mie.errors import ConfigError, MieError
+from mie.errors import ConfigError, MieError, install_command
 from mie.ops.backend import Progress
 from mie.ops_gpu.nvrtc import Compiled, CompileError, Nvrtc, compile_apart
 from mie.ops_gpu.source import CUPY_OPTIONS, KERNELS, NVRTC_OPTIONS, flat_source
@@ -51,7 +51,7 @@ class Cubins:
         if not known:
             raise ConfigError(
                 f"NVRTC {nvrtc.version} does not compile for this GPU, which is sm_{capability} "
-                "(install a CuPy for a newer CUDA: mie[cuda13])"
+                f"(install a CuPy for a newer CUDA: {install_command('cuda13')})"
             )
         self._architecture = f"-arch=sm_{max(known)}"
         self.folder = _folder()

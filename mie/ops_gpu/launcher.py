@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mie.errors import ConfigError, MissingExtraError
+from mie.errors import ConfigError, MissingExtraError, install_command
 from mie.ops.backend import Progress
 from mie.ops_gpu.cubins import Cubin, Cubins, KernelName
 from mie.ops_gpu.environment import remedy_for
@@ -67,8 +67,9 @@ def _import_cupy() -> Any:
         if error.name != "cupy":
             raise _broken_cupy(error) from error
         raise MissingExtraError(
-            "backend 'cupy' needs CuPy, which is not installed (pip install 'mie[cuda12]' for "
-            "a driver with CUDA 12, 'mie[cuda13]' for CUDA 13)"
+            "backend 'cupy' needs CuPy, which is not installed "
+            f"({install_command('cuda12')} for a driver with CUDA 12, "
+            f"{install_command('cuda13')} for CUDA 13)"
         ) from error
     except ImportError as error:
         raise _broken_cupy(error) from error
@@ -82,7 +83,8 @@ def _broken_cupy(error: ImportError) -> ConfigError:
         "backend 'cupy' needs CuPy, which is installed but cannot be imported: "
         f"{reason[-1] if reason else 'no reason given'} (a missing libnvrtc or libcublas: install "
         "CUDA's libraries of the version that this CuPy was built for; otherwise reinstall one "
-        "CuPy: pip uninstall cupy-cuda12x cupy-cuda13x, then install mie[cuda12] or mie[cuda13])"
+        "CuPy: pip uninstall cupy-cuda12x cupy-cuda13x, then "
+        f"{install_command('cuda12')} or {install_command('cuda13')})"
     )
 
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mie.errors import ConfigError
+from mie.errors import ConfigError, install_command
 from mie.ops_jit.compiler import NEEDED_FEATURES, Cpu, host_cpu
 from mie.system.cache_dir import CacheError, cache_path
 from mie.system.resources import available_cpus
@@ -17,8 +17,8 @@ from mie.system.resources import available_cpus
 OLDEST_NUMBA = (0, 61)
 _VERSION = re.compile(r"""version(?:_version)?['"]?\s*[:=]\s*['"](\d[^'"]*)['"]""")
 """How the files of Numba and of llvmlite state their versions."""
-INSTALL = "pip install 'mie[jit]'"
-UPGRADE = "pip install --upgrade 'mie[jit]'"
+INSTALL = install_command("jit")
+UPGRADE = install_command("jit", "--upgrade")
 
 
 class CannotRun(ConfigError):

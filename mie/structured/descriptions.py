@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from mie.config.params.structured import StructuredOutputsParams
-from mie.errors import RequestError
+from mie.errors import RequestError, install_command
 from mie.structured.schemas import rewritten
 
 
@@ -116,7 +116,7 @@ def library() -> Any:
         import llguidance
     except ImportError as error:
         raise RequestError(
-            "structured_outputs needs llguidance, which is not installed (pip install "
-            "'mie[structured]')"
+            "structured_outputs needs llguidance, which is not installed "
+            f"({install_command('structured')})"
         ) from error
     return llguidance

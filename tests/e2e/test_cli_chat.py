@@ -208,7 +208,8 @@ def test_a_terminal_shows_a_greeting_and_a_prompt(editor: dict[str, str]) -> Non
     with Terminal(*GREEDY, **editor) as terminal:
         greeting = terminal.shown_until(">")
         assert "Ctrl-C stops an answer" in greeting
-        assert greeting.count("mie[chat]") == bool(editor)  # the missing extra is mentioned once
+        # The missing packages are mentioned once.
+        assert greeting.count("pip install prompt_toolkit rich") == bool(editor)
         terminal.type("Who are you?\n")
         answer = terminal.shown_until("tokens/s]")
         assert "I am the tiny story model" in answer

@@ -2,11 +2,13 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import yaml
 
 import mie.cli
+from mie.errors import EXTRAS
 from mie.serve.config import ServeConfig
 from mie.version import __version__
 
@@ -60,6 +62,52 @@ def test_the_lowest_constraints_are_the_lower_bounds() -> None:
     for name, version in pins:
         padded = bounds[name.replace("_", "-")]
         assert re.fullmatch(rf"{re.escape(padded)}(\.0)*", version), name
+
+
+def extras() -> dict[str, str]:
+    """Return the requirements of each extra, as TOML."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    part = text.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    return dict(re.findall(r"^(\w+) = \[(.*?)\](?: #[^\n]*)?$", part, re.MULTILINE | re.DOTALL))
+
+
+def test_messages_name_the_packages_of_each_extra() -> None:
+    """A limit belongs to a name only where the newest version of a package may not do."""
+    found = extras()
+    assert EXTRAS.keys() == found.keys() - {
+        *("hub", "all", "bench", "nvrtc", "test", "browser", "check", "docs")
+    }
+    for extra, command in EXTRAS.items():
+        requirements = re.sub("#.*", "", found[extra]).replace('"mie[serve]"', found["serve"])
+        names = {}
+        for name, specifier in re.findall(r'"([\w-]+(?:\[\w+\])?)([^;"]*)', requirements):
+            names.setdefault(name, ",".join(re.findall(r"<[\d.]+", specifier)))
+        names = {name: limit for name, limit in names.items() if f"{name}[ctk]" not in names}
+        assert shlex.split(command) == [name + limit for name, limit in names.items()], extra
+
+
+def wrong_commands(text: str) -> list[str]:
+    """Return what would install a package of the name ``mie`` from an index."""
+    return re.findall(r"""mie\[\w*\]|pip install (?:-\S+ )*['"]?mie\b(?!\.)""", text)
+
+
+def test_no_message_installs_a_package_called_mie_from_an_index() -> None:
+    """Nothing is published, so whoever registers the name owns such a command."""
+    commands = ["'mie[jit]'", "mie", '-U "mie[all]"', "--force-reinstall mie==1"]
+    assert all(wrong_commands(f"use pip install {command} now") for command in commands)
+    assert not wrong_commands("pip install '.[jit]' or mie.cli or use mie; pip install numba")
+    for path in (ROOT / "mie").rglob("*"):
+        if path.suffix in (".py", ".json", ".html", ".js", ".toml", ".md"):
+            assert not wrong_commands(path.read_text(encoding="utf-8")), path
+
+
+def test_docs_install_from_a_clone() -> None:
+    """An extra has the name ``mie[…]`` in a table, and no command of the docs has such a name."""
+    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        if path.name != "releasing.md":
+            lines = path.read_text(encoding="utf-8").splitlines()
+            wrong = [line for line in lines if re.search(r"pip install (-\S+ )*.?mie\b", line)]
+            assert not [line for line in wrong if "do not run" not in line], path
 
 
 def test_workflows_run_targets_and_scripts_that_exist() -> None:

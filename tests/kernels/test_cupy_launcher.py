@@ -191,7 +191,7 @@ def test_a_gpu_newer_than_nvrtc_is_refused(cupy: Any):
 def test_a_process_of_its_own_compiles_the_same_code(version: str):
     compilers = nvrtc_check.installed()
     if version not in compilers:
-        pytest.skip(f"NVRTC {version} is not installed (pip install 'mie[nvrtc]')")
+        pytest.skip(f"NVRTC {version} is not installed (pip install '.[nvrtc]')")
     nvrtc, options = compilers[version], ["-arch=sm_87"]
     assert 87 in nvrtc.architectures()
     work = ("__global__ void nothing() {}", ["nothing"], options)

@@ -27,7 +27,7 @@ def compilers() -> dict[str, Nvrtc]:
 
 def compiler(compilers: dict[str, Nvrtc], version: str) -> Nvrtc:
     if version not in compilers:
-        pytest.skip(f"NVRTC {version} is not installed (pip install 'mie[nvrtc]')")
+        pytest.skip(f"NVRTC {version} is not installed (pip install '.[nvrtc]')")
     return compilers[version]
 
 

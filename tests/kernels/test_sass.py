@@ -93,7 +93,7 @@ __global__ void once(const float4* x, float4* y) { y[threadIdx.x] = x[threadIdx.
 def test_compiled_loops_are_found(version: str, arch: int):
     compilers, program = nvrtc_check.installed(), sass.nvdisasm()
     if version not in compilers or program is None:
-        pytest.skip("NVRTC or nvdisasm is not installed (pip install 'mie[nvrtc]')")
+        pytest.skip("NVRTC or nvdisasm is not installed (pip install '.[nvrtc]')")
     names = ["doubles", "indexed", "once"]
     compiled = compilers[version].compile(DOUBLE, names, nvrtc_check.options_for(arch))
     doubles, indexed, once = nvrtc_check.disassemble(program, compiled).values()

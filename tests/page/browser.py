@@ -52,7 +52,7 @@ def chromium(*flags: str) -> Iterator[Any]:
     if path is None:
         missing("chromium is not installed")
     if importlib.util.find_spec("playwright") is None:
-        missing("playwright is not installed (pip install 'mie[browser]')")
+        missing("playwright is not installed (pip install '.[browser]')")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -176,7 +176,7 @@ class Shown:
 def serious(shown: Shown, theme: str) -> list[Any]:
     """Return the serious and critical findings of axe on a page."""
     if importlib.util.find_spec("axe_playwright_python") is None:
-        missing("axe-core is not installed (pip install 'mie[browser]')")
+        missing("axe-core is not installed (pip install '.[browser]')")
     import axe_playwright_python as package
 
     shown.js("theme => { document.documentElement.dataset.theme = theme; }", theme)

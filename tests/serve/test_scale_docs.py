@@ -166,4 +166,4 @@ def test_without_the_extra_it_says_what_to_install(capsys, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     assert main(["serve", "--replicas", "2"]) == 2
     [error] = capsys.readouterr().err.splitlines()
-    assert "pip install 'mie[ray]'" in error
+    assert "pip install 'ray[serve]' pyarrow" in error

@@ -238,7 +238,7 @@ def test_the_table(root: Path) -> None:
     lines = text.splitlines()
     assert "ok       Python         3.12.1, Linux x86_64" in lines
     at = lines.index("problem  CuPy           not installed")
-    assert lines[at + 1] == "                        remedy: pip install 'mie[cuda12]'"
+    assert lines[at + 1] == "                        remedy: pip install 'cupy-cuda12x[ctk]'"
     assert lines[-5:] == [
         "",
         "backend  numpy          works",

@@ -65,13 +65,13 @@ def test_a_cpu_that_cannot_is_refused_with_the_reason(cpu: Cpu, why: str):
 
 def test_a_missing_numba_is_refused_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setattr(environment, "find_spec", lambda name: None)
-    message = "Numba is not installed (pip install 'mie[jit]', or use backend numpy)"
+    message = "Numba is not installed (pip install numba, or use backend numpy)"
     with pytest.raises(ConfigError, match=re.escape(message)):
         load_backend("jit")
     lines: list[str] = []
     assert load_backend("auto", tell=lines.append).name == "numpy"
     assert lines == [
-        "backend numpy: Numba is not installed (pip install 'mie[jit]' for the compiled backend)"
+        "backend numpy: Numba is not installed (pip install numba for the compiled backend)"
     ]
     facts = jit_facts()
     assert (facts["numba"], facts["why"]) == (None, "Numba is not installed")
@@ -106,9 +106,8 @@ def test_a_numba_that_cannot_be_imported_is_refused_in_one_line(tmp_path, monkey
         "Got Python 3.14."
     )
     assert done.stdout.splitlines() == [
-        f"backend jit cannot run here: {why} (pip install --upgrade 'mie[jit]', or use backend "
-        "numpy)",
-        f"backend numpy: {why} (pip install --upgrade 'mie[jit]' for the compiled backend)",
+        f"backend jit cannot run here: {why} (pip install --upgrade numba, or use backend numpy)",
+        f"backend numpy: {why} (pip install --upgrade numba for the compiled backend)",
     ]
 
 

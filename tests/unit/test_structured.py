@@ -272,7 +272,7 @@ def test_without_a_tokenizer_they_are_refused():
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     grammars = Grammars(small_tokenizers.byte_level(), 512, [EOS])
-    with pytest.raises(RequestError, match=re.escape("pip install 'mie[structured]'")):
+    with pytest.raises(RequestError, match=re.escape("pip install 'llguidance<2'")):
         grammars.start(StructuredOutputsParams(regex="a"))
 
 

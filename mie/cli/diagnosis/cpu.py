@@ -3,6 +3,7 @@
 from mie.base.reprs import count
 from mie.cli.diagnosis.machine import Finding, Survey, note, ok, problem
 from mie.config.arguments import format_size
+from mie.errors import install_command
 from mie.ops_gpu.host.build import find_compiler
 from mie.system.commands import CommandError
 from mie.system.resources import available_bytes, memory_info, memory_limit
@@ -76,7 +77,7 @@ def _compiled_kernels(survey: Survey) -> list[Finding]:
     """Check the needs of backend jit."""
     facts = survey.jit
     if "error" in facts:
-        return problem(facts["error"], "pip install --force-reinstall 'mie[jit]'")
+        return problem(facts["error"], install_command("jit", "--force-reinstall"))
     versions = f"Numba {facts['numba']}, llvmlite {facts['llvmlite']}"
     if "why" not in facts:
         return ok(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from mie.errors import MieError
+from mie.errors import MieError, install_command
 from mie.ops.environment import numpy_facts, products_facts
 from mie.ops_gpu.environment import cupy_facts, driver_facts, one_line
 from mie.system.commands import CommandError, NoAnswerError, run_command
@@ -220,12 +220,14 @@ class Survey:
         """The major version of the newest CUDA that the driver runs, or 0 if it does not say."""
         self.cupy_cuda = version_of(self.cupy.get("cuda", f"{self.oldest_cuda}"))[0]
         """The major version of the CUDA that the installed CuPy is built for."""
-        self.install_cupy = f"pip install 'mie[cuda{13 if self.driver_cuda >= 13 else 12}]'"
-        """The command that installs the CuPy that fits the driver."""
         self.l4t_release = machine.read("/etc/nv_tegra_release")
         self.board = (machine.read("/proc/device-tree/model") or "").strip("\0\n ")
         is_tegra = bool(re.search("jetson|tegra", self.board, re.IGNORECASE))
         self.is_jetson = is_tegra or self.l4t_release is not None
+        cuda = 13 if self.driver_cuda >= 13 else 12
+        of_jetpack = f"pip install cupy-cuda{cuda}x"  # JetPack has the toolkit
+        self.install_cupy = of_jetpack if self.is_jetson else install_command(f"cuda{cuda}")
+        """The command that installs the CuPy that fits the driver."""
         driver = machine.read("/proc/driver/nvidia/version") or ""
         module = re.search(r"\s(\d+\.\d+(?:\.\d+)*)\s", driver)
         self.kernel_module = module and module[1]
