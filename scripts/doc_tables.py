@@ -293,8 +293,6 @@ OBJECTS = {
     "messages.tools": "an entry of `tools` of `/v1/messages`",
     "ollama": "`/api/chat`, `/api/generate`",
     "ollama_options": "`options` of these routes",
-    "llama": "`/completion`, and `options` of `/api/chat` and `/api/generate`",
-    "llama_completion": "`/completion`",
 }
 
 

@@ -21,11 +21,7 @@ from mie.serve.keys import Keys
 from mie.serve.page.access import Sessions
 
 CLIENT_ROUTES = frozenset(
-    {
-        *("/tokenize", "/detokenize", "/tokenizer_info", "/apply-template", "/load"),
-        *("/chat/completions", "/completion", "/completions", "/models", "/props"),
-        "/openapi.json",
-    }
+    {*("/tokenize", "/detokenize", "/tokenizer_info", "/apply-template", "/load"), "/openapi.json"}
 )
 """Routes that every key may use although there is an admin key.
 

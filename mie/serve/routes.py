@@ -16,7 +16,6 @@ from mie.serve.anthropic.messages import MessageWriter, count_tokens
 from mie.serve.anthropic.protocol import CountTokensRequest, MessagesRequest
 from mie.serve.asgi import route_of
 from mie.serve.errors import ApiError
-from mie.serve.llama import completion as llama
 from mie.serve.ollama import answers as ollama
 from mie.serve.ollama import models as ollama_models
 from mie.serve.ollama.protocol import ChatRequest, GenerateRequest, ShowRequest
@@ -155,8 +154,6 @@ _ROWS: tuple[tuple[Any, ...], ...] = (
     ("get", "/api/tags", ollama_models.tags, "OllamaModels"),
     ("get", "/api/ps", ollama_models.running, "OllamaModels"),
     ("get", "/api/version", ollama_models.version, "Version"),
-    ("post", "/completion", llama.CompletionWriter, "LlamaCompletion", llama.CompletionBody),
-    ("get", "/props", llama.props, "LlamaProps"),
     ("get", "/v1/models", _list_models, "Models"),
     ("get", "/v1/models/{id}", _retrieve_model, "Model", None, (404,)),
     ("post", "/v1/requests/{id}/cancel", _cancel, "Cancelled", None, (404, 413)),
@@ -171,9 +168,6 @@ _ROWS: tuple[tuple[Any, ...], ...] = (
     ("get", "/openapi.json", _openapi, "Description"),
 )
 OPERATIONS = tuple(Operation(*row) for row in _ROWS)
-
-UNPREFIXED = ("/v1/chat/completions", "/v1/completions", "/v1/models")
-"""Routes that are also served without ``/v1``, as llama.cpp does."""
 
 NOT_SUPPORTED: Mapping[str, Sequence[str]] = MappingProxyType(
     yaml.safe_load(Path(__file__).with_name("refused_routes.yaml").read_text(encoding="utf-8"))
@@ -193,9 +187,8 @@ def routes(
         group = list(of_path)
         methods = [operation.method.upper() for operation in group]
         path = "/v1/models/{id:path}" if path == "/v1/models/{id}" else path
-        names = {path, path.removeprefix("/v1")} if path in UNPREFIXED else {path}
         endpoint = others.get(group[0].path, group[0].endpoint)
-        found += [Route(each, endpoint, methods=methods) for each in sorted(names)]
+        found.append(Route(path, endpoint, methods=methods))
     methods = ["GET", "POST", "DELETE"]
     for why, paths in NOT_SUPPORTED.items():
         found += [Route(path, _refusal(why), methods=methods) for path in paths]

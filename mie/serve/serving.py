@@ -74,14 +74,14 @@ class Asked(Generic[A]):
         stream: bool | None,
         *,
         fills_context: bool = True,
-        limit_name: str | None = "max_tokens",
+        limit_name: str = "max_tokens",
         **given: Any,
     ) -> None:
         """Set the sampling parameters: those given over the model's own. None is not given.
 
         If the answer ``fills_context``, the rest of the context is its default length.
-        ``limit_name`` is the client's name of ``max_tokens``, or None if the answer itself states
-        that the context has ended it. A negative limit is the rest of the context.
+        ``limit_name`` is the client's name of ``max_tokens``. A negative limit is the rest of the
+        context.
         Refusals of a structured output begin with ``structure_name``.
 
         Raises:
@@ -92,7 +92,7 @@ class Asked(Generic[A]):
         self.limit = None
         if limit is not None and limit < 0:
             given["max_tokens"] = self.serving.facts.max_model_len
-        elif limit is not None and limit_name is not None:
+        elif limit is not None:
             self.limit = limit_name, limit
         values: dict[str, Any] = {"max_tokens": None} if fills_context else {}
         values |= self.defaults

@@ -88,17 +88,6 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
         ),
     ],
     "/v1/messages/count_tokens": [('{"messages": [{"role": "user", "content": [', TEXT, "]}]}")],
-    "/completion": [
-        ('{"n_predict": 1, "prompt": "', "a", '"}'),
-        ('{"n_predict": 1, "prompt": [', "5", "]}"),
-        ('{"n_predict": 1, "prompt": [', '"a"', "]}"),
-        ('{"n_predict": 1, "prompt": "a", "stop": [', '"a"', "]}"),
-        ('{"n_predict": 1, "prompt": "a", "logit_bias": [', "[5,1]", "]}"),
-        ('{"n_predict": 1, "prompt": "a", "logit_bias": {', '"%d":1', "}}"),
-        ('{"n_predict": 1, "prompt": "a", "response_fields": [', '"a"', "]}"),
-        ('{"n_predict": 1, "prompt": "a", "json_schema": {', KEYS, "}}"),
-        ('{"n_predict": 1, "prompt": "a", "samplers": [', "[]", "]}"),
-    ],
     "/api/chat": [
         ('{"messages": [', EMPTY_TURN, "]}"),
         ('{"messages": [{"role": "user", "content": "', "a", '"}]}'),

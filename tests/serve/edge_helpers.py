@@ -27,7 +27,6 @@ DIALECTS = {
     "/v1/responses": {"input": "Tell me a story."},
     "/api/chat": {"messages": MESSAGES},
     "/api/generate": {"prompt": "Tell me a story."},
-    "/completion": {"prompt": "Once", "n_predict": 100},
 }
 """The least that a request for an answer needs, by its route."""
 

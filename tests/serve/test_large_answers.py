@@ -89,7 +89,6 @@ KINDS = {
         "/v1/chat/completions",
         {"messages": MESSAGES, **TEXT, "n": 4, "logprobs": True, "top_logprobs": 20},
     ),
-    "llama": ("/completion", {"prompt": "a", "n_predict": 150, "ignore_eos": True, "n_probs": 20}),
     "ollama": (
         "/api/generate",
         {"prompt": "a", "logprobs": True, "top_logprobs": 20, "stream": False, "raw": True}

@@ -67,7 +67,6 @@ MORE = {
         "messages": MESSAGES,
     },
     "/api/generate": {"options": {"num_predict": 4, "stop": STOP}, "logprobs": True},
-    "/completion": {"n_predict": 4, "n_probs": 2, "stop": STOP},
 }
 
 
@@ -95,7 +94,7 @@ def endings(text):
         if data.startswith("{"):
             value = json.loads(data)
             choices = value.get("choices") or []
-            is_end = value.get("done") or value.get("stop") is True
+            is_end = bool(value.get("done"))
             is_end |= value.get("type") in ("message_stop", "response.completed")
             if is_end or any(choice["finish_reason"] == "length" for choice in choices):
                 found.append(value)

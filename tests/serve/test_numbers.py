@@ -46,7 +46,6 @@ SHORT = {
     "/v1/responses": {"max_output_tokens": 1},
     "/api/chat": {"options": {"num_predict": 1}, "stream": False},
     "/api/generate": {"options": {"num_predict": 1}, "stream": False},
-    "/completion": {"n_predict": 1},
 }
 Place = tuple[str | int, ...]
 

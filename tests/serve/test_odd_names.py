@@ -56,7 +56,7 @@ async def test_a_model_of_any_folder_is_served_under_a_name_that_clients_can_rea
     engine = AsyncLLM(path, **SETTINGS)
     try:
         async with client_of(engine) as client:
-            for route in ("/v1/models", "/metrics", "/props", "/api/tags", "/api/ps", "/load"):
+            for route in ("/v1/models", "/metrics", "/api/tags", "/api/ps", "/load"):
                 answer = await client.get(route)
                 assert answer.status_code == 200, (route, answer.text)
             [last, _] = [each["id"] for each in (await client.get("/v1/models")).json()["data"]]

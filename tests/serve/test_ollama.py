@@ -118,7 +118,7 @@ def test_nothing_to_answer_loads_the_model(client: ollama.Client):
         client.generate("bundled", keep_alive=0)
 
 
-def test_the_options_are_llama_cpps(server: Any):
+def test_the_options_have_the_effect_of_the_parameters(server: Any):
     asked = {"model": "bundled", "max_tokens": 24, "seed": 5}
     given = {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.05, "stop": [" the"]}
     given |= {"presence_penalty": 0.5, "frequency_penalty": 0.25}

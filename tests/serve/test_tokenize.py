@@ -26,17 +26,6 @@ def test_tokens_of_a_text_in_vllms_shape(server, tokenizer):
     assert plain["token_strs"] is None
 
 
-def test_tokens_of_a_text_in_llama_cpps_shape(server, tokenizer):
-    ids = tokenizer.encode(TEXT, add_special_tokens=False)
-    assert server.ask("/tokenize", content=TEXT)["tokens"] == ids
-    added = server.ask("/tokenize", content=TEXT, add_special=True)["tokens"]
-    assert added == tokenizer.encode(TEXT)
-    pieces = server.ask("/tokenize", content=TEXT, with_pieces=True)["tokens"]
-    assert [piece["id"] for piece in pieces] == ids
-    texts = (p["piece"] if isinstance(p["piece"], list) else p["piece"].encode() for p in pieces)
-    assert b"".join(map(bytes, texts)).decode() == TEXT
-
-
 def test_tokens_of_a_conversation(server):
     messages = [{"role": "user", "content": "hi"}]
     answer = server.ask("/tokenize", messages=messages)
@@ -50,7 +39,7 @@ def test_tokens_of_a_conversation(server):
 
 def test_text_of_tokens(server, tokenizer):
     ids = tokenizer.encode(TEXT, add_special_tokens=False)
-    assert server.ask("/detokenize", tokens=ids) == {"prompt": TEXT, "content": TEXT}
+    assert server.ask("/detokenize", tokens=ids) == {"prompt": TEXT}
     assert server.ask("/detokenize", tokens=[])["prompt"] == ""
 
 

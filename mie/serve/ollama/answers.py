@@ -14,8 +14,14 @@ from mie.sched.result import TokenLogprobs
 from mie.serve.asgi import NDJSON
 from mie.serve.errors import ApiError, invalid, ollama_body, too_long, unsupported
 from mie.serve.json_text import json_object
-from mie.serve.llama.options import sampling
-from mie.serve.ollama.protocol import Answered, ChatRequest, GenerateRequest, Options, Turn
+from mie.serve.ollama.protocol import (
+    Answered,
+    ChatRequest,
+    GenerateRequest,
+    Options,
+    Turn,
+    sampling,
+)
 from mie.serve.openai.formats import closed_schema
 from mie.serve.openai.tools import own_tools
 from mie.serve.parts import Part, PartEvent

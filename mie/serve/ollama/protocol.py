@@ -4,13 +4,26 @@ import math
 import re
 from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from mie.config.engine import DEFAULT_LIMITS
 from mie.errors import shown
 from mie.serve.body import AtMost, Body, Items, Whole
 from mie.serve.errors import invalid
 from mie.serve.fields import Unsupported, WithoutEffect, with_fields_of
-from mie.serve.llama.options import LlamaOptions, NumPredict
 from mie.serve.openai.formats import Schema
-from mie.serve.openai.protocol import Count, Natural, Queued
+from mie.serve.openai.protocol import (
+    REST,
+    Count,
+    Integer64,
+    Natural,
+    NaturalOrAll,
+    Penalty,
+    Queued,
+    Stop,
+    Temperature,
+    TopP,
+)
 from mie.serve.openai.tools import Tools
 from mie.text.messages import MOST_MESSAGES
 
@@ -48,18 +61,40 @@ def seconds_of(keep_alive: object) -> float | None:
     return seconds if 0 <= seconds < _MAX_SECONDS else math.inf
 
 
+_SAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop")
+"""The options that have the names of mie's parameters."""
 _TEXT_ONLY = "the model reads and writes text only"
 
 
 @with_fields_of("ollama_options")
-class Options(LlamaOptions):
-    """How tokens are chosen, and how long a conversation may be."""
+class Options(Body):
+    """How tokens are chosen, where an answer ends, and how long a conversation may be."""
 
+    temperature: Temperature | None = None
+    top_k: NaturalOrAll | None = None
+    top_p: TopP | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repeat_penalty: Annotated[float, Field(ge=0.001, le=1000)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    seed: Integer64 | None = None
+    """The seed. -1 draws one."""
+    stop: Stop | Annotated[Items[Stop], AtMost(DEFAULT_LIMITS.max_stop_strings)] | None = None
     num_ctx: Count | None = None
     """Tokens of the prompt and the answer together, at most those of the server's context."""
     repeat_last_n: Annotated[int, Whole(-1)] | None = None
     """The number of last tokens that penalties cover; 0 turns them off, and -1 is all."""
-    num_predict: NumPredict | None = None
+    num_predict: Annotated[int, Whole(-2, instead_of_zero=REST)] | None = None
+    """The maximum number of new tokens; -1 and -2 are the rest of the context."""
+
+
+def sampling(options: Options | None) -> dict[str, Any]:
+    """Return the sampling parameters that options give, under mie's names."""
+    if options is None:
+        return {}
+    same = {name: getattr(options, name) for name in _SAME}
+    seed = None if options.seed == -1 else options.seed
+    return {**same, "repetition_penalty": options.repeat_penalty, "seed": seed}
 
 
 @with_fields_of("ollama")

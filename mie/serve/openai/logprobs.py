@@ -26,15 +26,13 @@ class LogprobWriter:
         *,
         num_top: int = 0,
         as_ids: bool = False,
-        has_ids: bool = False,
         skips_special: bool = True,
     ) -> None:
         """Spell tokens as ``token_id:7`` if they are to be ``as_ids``, or if nothing can spell
-        them. With ``has_ids`` the tokens of chats have their ids, too, as in llama.cpp."""
+        them."""
         self._tokenizer = tokenizer
         self._bytes = None if tokenizer is None else TokenBytes(tokenizer)
         self._as_ids = as_ids or tokenizer is None
-        self._has_ids = has_ids
         self._num_top = num_top
         self._skips_special = skips_special
 
@@ -104,7 +102,6 @@ class LogprobWriter:
             "token": self.spelled(token_id) if self._as_ids else data.decode(errors="replace"),
             "logprob": finite(logprob),
             "bytes": list(data),
-            **({"id": token_id} if self._has_ids else {}),
         }
 
 

@@ -1,8 +1,4 @@
-"""Text to tokens and back, and conversations to prompts.
-
-The bodies are vLLM's (``prompt``, ``messages``, ``tokens``) or llama.cpp's (``content``), and the
-answers have the keys of both.
-"""
+"""Text to tokens and back, and conversations to prompts."""
 
 from typing import Annotated, Any
 
@@ -11,15 +7,11 @@ from starlette.responses import Response
 
 from mie.serve.body import ABSENT, OFF, SOME, TEXT, AtMost, Items, all_of, any_of
 from mie.serve.errors import invalid, unsupported
-from mie.serve.fields import Unsupported
 from mie.serve.openai.chat import chat_prompt
 from mie.serve.openai.protocol import Messages, OtherFields, TemplateFields, TokenId
 from mie.serve.serving import Asked, Serving
 from mie.serve.writer import json_response
 from mie.system.threads import call_in_thread
-from mie.text.token_bytes import TokenBytes
-
-_PARSED = "special tokens in a text are always parsed"
 
 
 class TemplateRequest(TemplateFields, OtherFields):
@@ -29,30 +21,19 @@ class TemplateRequest(TemplateFields, OtherFields):
 
 
 class TokenizeRequest(TemplateRequest):
-    """The body of ``POST /tokenize``: a text under one of two names, or messages."""
+    """The body of ``POST /tokenize``: a text or messages."""
 
     model_config = all_of(
         any_of(
-            {"prompt": TEXT, "content": ABSENT, "messages": ABSENT},
-            {"content": TEXT, "prompt": ABSENT, "messages": ABSENT},
-            {
-                "messages": SOME,
-                "prompt": ABSENT,
-                "content": ABSENT,
-                "add_special_tokens": OFF,
-                "add_special": OFF,
-            },
+            {"prompt": TEXT, "messages": ABSENT},
+            {"messages": SOME, "prompt": ABSENT, "add_special_tokens": OFF},
         )
     )
 
     messages: Messages | None = None  # type: ignore[assignment]
     prompt: str | None = None
-    content: str | None = None
     add_special_tokens: bool | None = None
-    add_special: bool | None = None
-    parse_special: Annotated[Any, Unsupported(_PARSED, (True,))] = None
     return_token_strs: bool | None = None
-    with_pieces: bool | None = None
 
 
 class DetokenizeRequest(OtherFields):
@@ -73,9 +54,6 @@ async def tokenize(asked: Asked[TokenizeRequest]) -> Response:
         "tokens": tokens,
         "token_strs": tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None,
     }
-    if body.with_pieces:
-        spell = TokenBytes(tokenizer.tokenizer)
-        answer["tokens"] = [{"id": each, "piece": _piece(spell(each))} for each in tokens]
     return json_response(answer, asked.headers)
 
 
@@ -88,7 +66,7 @@ async def detokenize(asked: Asked[DetokenizeRequest]) -> Response:
         message = f"tokens has id {highest}; the vocabulary has ids 0 … {vocab_size - 1}"
         raise invalid(message, "tokens")
     text = await call_in_thread(tokenizer.decode, body.tokens)
-    return json_response({"prompt": text, "content": text}, asked.headers)
+    return json_response({"prompt": text}, asked.headers)
 
 
 async def tokenizer_info(request: Request) -> Response:
@@ -117,27 +95,14 @@ async def apply_template(asked: Asked[TemplateRequest]) -> Response:
 
 
 async def _tokens(body: TokenizeRequest, serving: Serving) -> list[int]:
-    given = [n for n in ("prompt", "content", "messages") if getattr(body, n) is not None]
-    if len(given) != 1:
-        got = " and ".join(given) or "none of them"
-        raise invalid(f"the body needs one of prompt, content and messages; got {got}", "prompt")
+    if (body.prompt is None) == (body.messages is None):
+        got = "neither" if body.prompt is None else "both"
+        raise invalid(f"the body needs one of prompt and messages; got {got}", "prompt")
     if body.messages is not None:
-        if body.add_special_tokens or body.add_special:
+        if body.add_special_tokens:
             raise unsupported("add_special_tokens", "the chat template writes them")
         tokens: list[int] = (await chat_prompt(body, serving))["prompt_token_ids"]
         return tokens
-    text, adds = (
-        (body.content, bool(body.add_special))
-        if body.prompt is None
-        else (body.prompt, body.add_special_tokens is not False)
-    )
-    assert text is not None
-    return await serving.encode(text, add_special_tokens=adds)
-
-
-def _piece(data: bytes) -> str | list[int]:
-    """Return a token's text, or its bytes where they are no text by themselves, as llama.cpp."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return list(data)
+    assert body.prompt is not None
+    adds = body.add_special_tokens is not False
+    return await serving.encode(body.prompt, add_special_tokens=adds)

@@ -1,1 +1,0 @@
-"""The routes of llama.cpp's server: completions, properties, and the names of its options."""
