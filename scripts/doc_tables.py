@@ -309,7 +309,7 @@ def _of_fields() -> Iterator[str]:
         route, _, place = name.partition(".")
         of_place = f"`{place}` of `/v1/{route}`"
         yield f"\n### Fields of {OBJECTS.get(name, of_place)}\n\n"
-        yield "| field | says nothing | hint | otherwise |\n|---|---|---|---|\n"
+        yield "| field | neutral | hint | otherwise |\n|---|---|---|---|\n"
         for field, row in fields.items():
             yield f"| `{field}` | {' | '.join(_of_field(row))} |\n"
     yield "\n"

@@ -3,8 +3,8 @@
 A field is one of four kinds, at every depth:
 
 * Declared: it has an effect, or is refused by name where it cannot have one.
-* `Unsupported`: a demand that mie does not meet is refused by name. A value that says no more than
-  leaving the field out is accepted, and so is a hint, which the header ``x-mie-ignored`` names.
+* `Unsupported`: a demand that mie does not meet is refused by name. A value that means the same as
+  leaving the field out is accepted. A hint is accepted and named in the header ``x-mie-ignored``.
 * `WithoutEffect`: clients send it for their own or their provider's records.
 * Unknown: named in the header too.
 

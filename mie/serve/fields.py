@@ -34,9 +34,9 @@ class Unsupported:
 
     why: str
     neutral: Sequence[Any] = ()
-    """Values that say no more than leaving the field out. Null is one, too."""
+    """Values that mean the same as leaving the field out. Null is neutral too."""
     hints: Sequence[Any] | None = ()
-    """Values that cannot change a token, which are accepted and named; None is every other."""
+    """Values that cannot change a token. They are accepted and named; None is every other value."""
 
     def is_hint(self, value: object) -> bool:
         """Return whether an accepted value is named in the header."""

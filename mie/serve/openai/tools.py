@@ -85,7 +85,7 @@ def own_tools(tools: Sequence[Own | OtherTool] | None) -> list[Own]:
 
 
 def choice_of(choice: Any, tools: Sequence[Any]) -> Any:
-    """Return the choice of a tool; "auto" says nothing without tools."""
+    """Return the choice of a tool; "auto" has no effect without tools."""
     return None if choice == "auto" and not tools else choice
 
 
