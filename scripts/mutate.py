@@ -55,7 +55,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """A snippet of the source, which must occur exactly once, and the wrong snippet."""
+    """A snippet of the source that occurs exactly once, and the wrong snippet."""
 
     name: str
     page: str

@@ -353,7 +353,7 @@ def scripted_engine(
     on_schedule: Callable[[], object] | None = None,
     on_run: Callable[[], object] | None = None,
 ) -> Engine:
-    """Return an engine with the scripted model, whose vocabulary has `VOCAB_SIZE` ids and `EOS`.
+    """Return an engine with the scripted model. Its vocabulary has `VOCAB_SIZE` ids and `EOS`.
 
     ``on_schedule`` and ``on_run`` are called when a step is planned and when it runs.
     """

@@ -86,7 +86,7 @@ def llama2() -> Tokenizer:
 
 
 def phi3() -> Tokenizer:
-    """Return a tokenizer like that of Phi-3, whose special tokens swallow the space after them."""
+    """Return a tokenizer like Phi-3's: special tokens swallow the space after them."""
     backend = _with_byte_tokens(normalizers.Prepend("▁"))
     backend.add_special_tokens([AddedToken(f"<|{name}|>", rstrip=True) for name in ("user", "end")])
     backend.decoder = DECODERS["llama2"]
@@ -94,7 +94,7 @@ def phi3() -> Tokenizer:
 
 
 def gemma() -> Tokenizer:
-    """Return a tokenizer like those of Gemma: no space in front, and some emoji in one piece."""
+    """Return a tokenizer like Gemma's: no space in front, and some emoji in one piece."""
     backend = _with_byte_tokens(pieces=["😀", "🎉"])
     backend.decoder = DECODERS["gemma"]
     return wrap(backend, bos_token="<s>", eos_token="</s>")
@@ -171,7 +171,7 @@ BYTE_KINDS = {
     **{maker.__name__: cache(maker) for maker in (gemma, phi3)},
     **{name: KINDS[name] for name in ("byte_level", "llama2")},
 }
-"""The kinds whose texts are the bytes of their tokens."""
+"""The kinds of tokenizers with texts that are the bytes of their tokens."""
 
 ODD_TOKENS = [
     *(f"<0x{byte:02X}>" for byte in (0x0A, 0x20, 0x41, 0x80, 0xA9, 0xC3, 0xE2, 0x82, 0xAC, 0xF0)),

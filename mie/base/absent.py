@@ -22,7 +22,7 @@ class ModulesOfVllm:
         """
         if not name.startswith("mie."):
             return
-        from mie.base.refusals import MODULES  # reads a file, which ``import mie`` does not need
+        from mie.base.refusals import MODULES  # reads a file that ``import mie`` does not need
         from mie.errors import UnsupportedImportError
 
         remedy = MODULES.get(name.partition(".")[2])

@@ -47,14 +47,14 @@ class GenerationConfig:
 
     @property
     def recommends(self) -> bool:
-        """Whether the model or the user says how to sample."""
+        """Whether the model or the user sets sampling parameters."""
         return not CONVERSATION.keys().isdisjoint(self.sampling)
 
     @property
     def conversation(self) -> Mapping[str, Any]:
         """The default sampling parameters of a conversation.
 
-        A model that recommends none has those of `CONVERSATION`, since few small models stay
+        A model that recommends none has the values of `CONVERSATION`: few small models stay
         sensible at temperature 1 with the whole vocabulary.
         """
         if self.is_neutral or self.recommends:

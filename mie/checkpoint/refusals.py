@@ -92,7 +92,7 @@ def _may_be_llama(
 def _nearest(architecture: str, families: Iterable[str]) -> str | None:
     """Return a hint at the family with the nearest name, or None if none is near.
 
-    The names are compared without their common endings, which would make all of them alike.
+    The names are compared without their endings, because common endings make all names similar.
     """
     stems = {_ENDING.sub("", name): name for name in families}
     near = difflib.get_close_matches(_ENDING.sub("", architecture[:100]), stems, n=1, cutoff=0.8)

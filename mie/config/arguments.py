@@ -115,7 +115,7 @@ def _argparse_keywords(default: object, declared: Setting) -> dict[str, Any]:
 def integer_argument(text: str) -> int:
     """Return the integer that an argument is, for argparse, with vLLM's units.
 
-    The letters k, m, g and t are powers of 1,000, and K, M, G and T are powers of 1,024, which take
+    The letters k, m, g and t are powers of 1,000, and K, M, G and T are powers of 1,024 and take
     no decimals: ``"25.6k"`` is 25,600, and ``"4K"`` is 4,096.
     """
     match = _COUNT.fullmatch(text.strip())

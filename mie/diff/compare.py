@@ -63,7 +63,7 @@ class DiffWorkload:
             max_model_len=min(max(lengths, default=1), model.context_length),
             max_num_batched_tokens=self.max_num_batched_tokens,
         )
-        # Each sequence may copy a block, whose source is held until the end of the step.
+        # Each sequence may copy a block. The source is held until the end of the step.
         num_blocks = blocks_needed(config, model, lengths) + len(lengths) + 1
         return replace(config, num_blocks=num_blocks)
 

@@ -1,4 +1,4 @@
-"""Wrap a backend to show every operator's result to an observer, which may replace it."""
+"""Wrap a backend to show every operator's result to an observer. It may replace the result."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class RecordingBackend(ComposedOperators):
 
 
 def _is_gate_of_mlp(method: str, previous: str | None, out: Array) -> bool:
-    """Whether a result is the gate of an MLP beside experts, which is one number for each token.
+    """Whether a result is the gate of an MLP beside experts: one number for each token.
 
     Nothing beside it shows whether an error of a number near zero is large. It is seen through
     ``gated_mlp``.

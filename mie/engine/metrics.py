@@ -4,7 +4,7 @@ Almost nothing is counted while the engine runs. A request that ends leaves a re
 numbers of a running request are read from the request itself. So an exception at any line counts
 nothing twice, and every request ends with exactly one ``finished_reason``.
 
-The engine's thread only takes a `Snapshot`, which another thread adds up. A number that cannot be
+The engine's thread only takes a `Snapshot`. Another thread adds it up. A number that cannot be
 counted is left out, so that no request can end the engine by its numbers.
 """
 

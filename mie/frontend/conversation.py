@@ -124,7 +124,7 @@ def _opening(
     render: Callable[..., str],
     options: Mapping[str, Any],
 ) -> str:
-    """Return the beginning of the answer, which ends the prompt ``text``.
+    """Return the beginning of the answer at the end of the prompt ``text``.
 
     The tags of other messages do not count: a user may write about them.
     """

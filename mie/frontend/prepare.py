@@ -100,7 +100,7 @@ class Preparer:
         """Begin to compile the constraint of a request's output, if it has one.
 
         Wait for the future, and hold it, so that `constrained` need not wait. Callers take turns.
-        Requests with equal cache salts share what is compiled.
+        Requests with equal cache salts share compiled descriptions.
 
         Raises:
             RequestError: nothing can be generated.

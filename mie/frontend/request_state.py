@@ -138,7 +138,7 @@ class PreparedRequest(Request):
     has_rows: bool = True
     """Whether outputs have rows of log-probabilities.
 
-    Otherwise the caller reads `prompt_logprobs` and `Sequence.logprobs`, which take less memory.
+    Otherwise the caller reads `prompt_logprobs` and `Sequence.logprobs`: they take less memory.
     """
 
     def begin(self, tokenizer: Tokenizer | None, collector: CollectorRef) -> None:

@@ -247,7 +247,7 @@ class NumpyBackend(NumpyRecurrent):
         soft_cap: float | None = None,
         sinks: Floats | None = None,
     ) -> Floats:
-        """Attend for the decodes, which come first, in one call, and then for each chunk."""
+        """Attend for all decodes in one call, and then for each chunk. The decodes come first."""
         planes, scale = (cache[layer, 0], cache[layer, 1]), q.shape[-1] ** -0.5
         starts, seq_lens, tables = batch.cu_seqlens_q, batch.seq_lens, batch.block_tables
         n = int(np.argmax(np.append(np.diff(starts) > 1, True)))

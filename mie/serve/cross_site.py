@@ -126,7 +126,7 @@ def address_in(name: str) -> IPv4Address | IPv6Address | None:
 
 
 def _of_number_of_hosts(scope: Scope) -> ApiError | None:
-    """Refuse a request whose name of the server is missing or ambiguous, as RFC 9112 demands."""
+    """Refuse a request without one clear name of the server, as RFC 9112 demands."""
     count = sum(key == b"host" for key, _ in scope["headers"])
     if count == 1 or (count == 0 and scope.get("http_version") == "1.0"):
         return None

@@ -1,4 +1,4 @@
-"""Read the JSON of a body, whose numbers must be numbers of Python."""
+"""Read the JSON of a body. Every number must fit a number of Python."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from mie.serve.errors import invalid
 
 
 def json_object(data: bytes) -> dict[str, Any]:
-    """Return a body's object, or raise the 400 of one that is none."""
+    """Return a body's object, or raise the 400 of a body that is not an object."""
     try:
         values = from_json(data, allow_inf_nan=False)
     except ValueError as error:

@@ -122,7 +122,7 @@ class ServerMetrics:
         except asyncio.TimeoutError:
             pass  # the step is long, or hangs, and the last snapshot still holds
         except Exception as error:
-            logger.error("the engine's numbers are those of an earlier scrape", exc_info=error)
+            logger.error("the engine's numbers come from an earlier scrape", exc_info=error)
 
     def read(self) -> list[Metric]:
         """Return the numbers of the engine, and of HTTP."""

@@ -42,7 +42,7 @@ class Parts:
 
     def __init__(self) -> None:
         self.all: list[Part] = []
-        self._waiting: list[TokenLogprobs] = []  # of tokens whose text is still to come
+        self._waiting: list[TokenLogprobs] = []  # of tokens without their text yet
 
     @property
     def last_call(self) -> Part | None:

@@ -15,7 +15,7 @@ class PartsWriter(Writer[A]):
     """Writes an answer of one choice as its parts."""
 
     def write(self, event: PartEvent, status: str) -> Iterator[str]:
-        """Yield the events of a part; ``status`` says how far the part is when it ends."""
+        """Yield the events of a part; ``status`` is the state of the part at its end."""
         raise NotImplementedError
 
     def finish(self, choice: Choice) -> Iterator[str]:

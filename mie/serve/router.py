@@ -43,9 +43,9 @@ from mie.serve.writer import json_response
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_ROUTES = ("/api/chat", "/api/generate")
-"""Routes whose requests may say how long a model stays loaded."""
+"""Routes of requests that may set how long a model stays loaded."""
 NOT_LOADING = ("/mie/", "/reset_prefix_cache")
-"""Routes that tell of a loaded model, or change it. They load none, and keep none loaded."""
+"""Routes that show or change a loaded model. They load no model, and keep no model loaded."""
 
 
 class ModelsHealth(ServerHealth):

@@ -146,7 +146,7 @@ class Serving:
         self._reports: set[str] = set()
         self.pace = Pace(self.config.max_chunks_per_second)
         self.writing = asyncio.Lock()
-        """Held while a large answer is written, of which there is one at a time."""
+        """Held while a large answer is written. One large answer is written at a time."""
         self.running: dict[str, Writer[Any]] = {}
         """The answers that are being generated, by their ids."""
 

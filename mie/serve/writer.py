@@ -176,7 +176,7 @@ class Writer(Asked[A], EventStream, ABC):
         return choice
 
     def prompt_rows(self, choice: Choice) -> list[TokenLogprobs | None]:
-        """Return the log-probabilities of a choice's prompt, of which the first token has none."""
+        """Return the log-probabilities of a choice's prompt. The first token has none."""
         request = self.prepared[choice.index // self.params.n]
         return [] if self.params.prompt_logprobs is None else [None, *request.prompt_logprobs]
 
@@ -281,13 +281,13 @@ class Writer(Asked[A], EventStream, ABC):
             facts_of(scope)["prompts"] = json.dumps(texts, ensure_ascii=True)
 
     def _hold(self) -> None:
-        """Count the memory of the log-probabilities, which the engine's outputs leave out."""
+        """Count the memory of the log-probabilities. The engine's outputs leave them out."""
         num_bytes, facts = 0, self.serving.facts
         is_stream = self.params.output_kind is RequestOutputKind.DELTA
         for each in self.prepared:
             each.has_rows = False
             count = each.most_logprobs(facts.vocab_size, facts.max_model_len)
-            # Each of n choices repeats those of the prompt, and an echo has them once more.
+            # Each of n choices repeats the log-probabilities of the prompt, and an echo adds one.
             num_texts = 1 if is_stream else self.params.n + (self.params.logprobs is not None)
             self._num_logprobs += count
             num_bytes += count * (HELD_BYTES + num_texts * WRITTEN_BYTES)

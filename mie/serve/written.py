@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 PART_BYTES = 1 << 16
-"""Size of a part, which is written at once."""
+"""Size of a part. A part is written at once."""
 
 
 def json_pieces(value: Any) -> Iterator[str]:
@@ -51,7 +51,7 @@ def json_text(value: Any) -> str:
 def written(value: Any, is_wanted: Callable[[], bool]) -> list[bytes]:
     """Return the JSON of a value in parts, or give up once it is not wanted any more.
 
-    It is for a thread, which lets other threads go first before each piece.
+    Call it in a thread. Before each piece, it yields to other threads.
     """
     parts: list[bytes] = []
     pieces: list[str] = []
@@ -71,7 +71,7 @@ def written(value: Any, is_wanted: Callable[[], bool]) -> list[bytes]:
 
 
 class LargeAnswer:
-    """An answer in parts, each of which is forgotten once it is sent."""
+    """An answer in parts. Each part is forgotten once it is sent."""
 
     def __init__(
         self, parts: list[bytes], headers: Mapping[str, str], on_end: Callable[[], object]

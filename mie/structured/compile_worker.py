@@ -80,7 +80,7 @@ def _compiled_in_child(tokens: LLTokenizer, description: str) -> dict[str, Any]:
 
 
 def _answer_and_exit(tokens: LLTokenizer, description: str, parent: int, writer: int) -> None:
-    """Compile a description under the limits in this process, which ends with its parent."""
+    """Compile a description under the limits in this process. It ends with its parent."""
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:

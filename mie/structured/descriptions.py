@@ -74,7 +74,7 @@ _SCHEMA_OR_TEXT = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|
 
 
 def _with_rewritten_schemas(lark: str, is_closed: bool) -> str:
-    """Return a grammar whose JSON schemas are rewritten as those of requests are."""
+    """Return a grammar with its JSON schemas rewritten like the schemas of requests."""
     parts = []
     place = 0
     while found := _SCHEMA_OR_TEXT.search(lark, place):

@@ -155,7 +155,7 @@ class Kept:
             return self._held.get(params)
 
     def keep(self, description: Salted, grammar: Grammar) -> None:
-        """Remember a grammar. Of equal ones, the one that exists already takes its place."""
+        """Remember a grammar. An equal grammar that is remembered already is kept instead."""
         with self._lock:
             grammar = self._held.setdefault(description.params, grammar)
             self._held[description] = grammar

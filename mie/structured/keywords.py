@@ -102,7 +102,7 @@ def types_of(schema: Schema) -> list[str] | None:
 
 
 def listed(schema: Schema, name: str) -> list[Any]:
-    """Return the list of a keyword, which is empty without it."""
+    """Return the list of a keyword, or an empty list without the keyword."""
     value = schema.get(name, [])
     if not isinstance(value, list):
         raise RequestError(f"has {name} that is not a list: {shown(value)}")
@@ -116,7 +116,7 @@ def texts_of(schema: Schema, name: str) -> list[str]:
 
 
 def mapping_of(schema: Schema, name: str) -> Schema:
-    """Return the object of a keyword, which is empty without it."""
+    """Return the object of a keyword, or an empty object without the keyword."""
     value = schema.get(name, {})
     if not isinstance(value, dict):
         raise RequestError(f"has {name} that is not an object: {shown(value)}")

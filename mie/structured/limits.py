@@ -14,7 +14,7 @@ LIBRARY_LIMITS: Mapping[str, Any] = {
 """Limits of llguidance's own. The first two are its defaults, and the third is a fifth of it.
 
 The limits of CPU time and memory bound the cost of a description. These limits bound the cost of
-one step, which grows with the vocabulary. The first mask of a text with a pattern and a length,
+one step. It grows with the vocabulary. The first mask of a text with a pattern and a length,
 such as an address of up to 320 characters, needs 30,000 to 100,000 units of ``step_lexer_fuel``
 with 49,152 tokens. A mask that needs 200,000 takes 20 to 50 ms. With 250,000 states, an output of
 ``[a-z ]*[aeiou][a-z ]{30}`` takes 90 MB.

@@ -6,7 +6,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 from mie.errors import RequestError, shown
 
 VALUES = ("const", "enum", "default", "example", "examples")
-"""Keywords whose values are not schemas, so that names in them are none."""
+"""Keywords with values that are not schemas. Names in these values are not keywords."""
 
 DYNAMIC = ("$dynamicRef", "$recursiveRef")
 

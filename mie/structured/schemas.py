@@ -1,4 +1,4 @@
-"""Rewrite JSON schemas for llguidance, which has fewer keywords and does not close objects."""
+"""Rewrite JSON schemas for llguidance. It has fewer keywords and does not close objects."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def rewritten(schema: Schema, *, is_closed: bool) -> Schema:
 
     Keywords without effect and annotations are left out. If ``is_closed``, an object whose schema
     names properties has only those, unless the schema has ``additionalProperties``. Each schema of
-    an object may name some: its own, ``allOf``, ``$ref``, the chosen one of ``anyOf`` or ``oneOf``.
+    an object may name some: its own, ``allOf``, ``$ref``, and the chosen ``anyOf`` or ``oneOf``.
 
     Raises:
         RequestError: a keyword, a number or a reference cannot be followed. The message continues
@@ -126,7 +126,7 @@ class _Rewriting:
         return {"$ref": f"#/$defs/{self._names[key]}"}
 
     def _of(self, schema: Any, allowed: Names | None) -> Any:
-        """Rewrite a schema, which may be one of several of the same value."""
+        """Rewrite a schema. It may be one of several schemas of the same value."""
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
@@ -221,7 +221,7 @@ class _Rewriting:
             yield "$ref", target
 
     def _facts(self, schema: Any) -> _Facts:
-        """Return what a schema and the others in place say."""
+        """Return the facts of a schema and of the other schemas in place."""
         found = _Facts()
         seen = set()
         left = [schema]
@@ -270,7 +270,7 @@ class _Rewriting:
         written["additionalProperties"] = False
 
     def _also_unevaluated(self, schema: Schema, allowed: Names | None) -> Names | None:
-        """Close an object whose schema has ``unevaluatedProperties`` false."""
+        """Close an object if its schema has ``unevaluatedProperties`` false."""
         if schema.get("unevaluatedProperties") is not False:
             return allowed
         keywords = {name for name, _ in self._in_place(schema)}
@@ -289,7 +289,7 @@ class _Rewriting:
         return frozenset() if allowed is None else allowed
 
     def _alternative(self, schema: Any, allowed: Names | None) -> Any:
-        """Rewrite an alternative of ``oneOf``, which llguidance must tell from the others."""
+        """Rewrite an alternative of ``oneOf``. llguidance must distinguish it from the others."""
         target = schema
         if isinstance(schema, dict) and "$ref" in schema:
             others = schema.keys() & {*_TYPES, "type", "const", "enum", "allOf", *_CHOICES}

@@ -71,7 +71,7 @@ def read_file(path: str | PathLike[str], max_bytes: int) -> bytes:
 
 
 def without_bom(data: bytes) -> bytes:
-    """Return the data of a UTF-8 text without its byte order mark, which some editors write."""
+    """Return the data of a UTF-8 text without the byte order mark that some editors write."""
     return data.removeprefix(codecs.BOM_UTF8)
 
 

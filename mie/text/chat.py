@@ -256,7 +256,7 @@ def _with_calls(render: Callable[[Sequence[Message]], str], messages: list[Any])
     """Return the prompt of messages with calls of tools.
 
     Most templates write the arguments of a call with ``tojson``, so they are objects. Some write
-    them as they are, as text, which objects break or turn into Python's notation.
+    them as they are, as text. Objects break such a template or appear in Python's notation.
     """
     failed: _BrokenTemplateError | None = None
     try:

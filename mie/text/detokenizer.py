@@ -6,7 +6,7 @@
 
 Only text that a later token may still change is held back: the first bytes of a character. The
 joined deltas equal ``Tokenizer.decode`` of all ids, and every token is processed once. The steps
-are those of the tokenizers library (https://github.com/huggingface/tokenizers,
+follow the tokenizers library (https://github.com/huggingface/tokenizers,
 ``tokenizers/src/decoders``).
 """
 
@@ -65,7 +65,7 @@ class Detokenizer:
             self._text = _WholeText(tokenizer, skipped, prompt_token_ids)
 
     def add(self, token_ids: Sequence[int]) -> str:
-        """Return the text that ``token_ids`` settle, which may be empty."""
+        """Return the text that ``token_ids`` settle. It may be empty."""
         return self._text.add(token_ids)
 
     def finish(self) -> str:
@@ -154,7 +154,7 @@ class _Bytes(_Text):
 
 
 class _Steps(_Text):
-    """Runs the steps of a decoder, each of which settles its text at once."""
+    """Runs the steps of a decoder. Each step settles its text at once."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class _Steps(_Text):
 
 
 class _WholeText(_Text):
-    """Holds back everything, for decoders whose last word depends on the whole text."""
+    """Holds back everything, for decoders with a last word that depends on the whole text."""
 
     def __init__(self, tokenizer: Tokenizer, skipped: Set[int], prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
@@ -228,11 +228,11 @@ class _WholeText(_Text):
 
 
 class _Step(ABC):
-    """One step of a decoder, which rewrites pieces of text and holds back nothing."""
+    """One step of a decoder. It rewrites pieces of text and holds back nothing."""
 
     @abstractmethod
     def add(self, pieces: list[str]) -> list[str]:
-        """Return the text of ``pieces``, which follow the pieces before."""
+        """Return the text of ``pieces``. They follow the pieces before."""
 
 
 class _Replace(_Step):

@@ -142,7 +142,7 @@ def has_calls(messages: Sequence[Message]) -> bool:
 
 
 def with_arguments_as_text(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return messages of `conversation` whose calls have their arguments as JSON text."""
+    """Return messages of `conversation` with the arguments of calls as JSON text."""
 
     def as_text(call: dict[str, Any]) -> dict[str, Any]:
         arguments = call["function"]["arguments"]

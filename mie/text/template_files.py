@@ -15,9 +15,9 @@ _LARGEST_FILE = 1 << 20  # bytes
 
 
 class TemplateFiles:
-    """The chat templates of ``directory``, which may be a GGUF file, by name.
+    """The chat templates of a directory or GGUF file (``directory``), by name.
 
-    The one called ``default`` is in ``chat_template.jinja``. Any template may be in
+    The template ``default`` is in ``chat_template.jinja``. Any template may be in
     ``tokenizer_config.json`` under ``chat_template`` (one template, or a list of named ones), or in
     ``additional_chat_templates/NAME.jinja``. The first of these places that has it is used.
     """

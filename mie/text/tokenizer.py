@@ -98,7 +98,7 @@ def _token_text(value: object, name: str, path: Path) -> str | None:
 
 
 def _flag(values: Mapping[str, Any], name: str, path: Path) -> bool:
-    """Return a boolean, which some files write as 0 or 1. An absent one is false."""
+    """Return a boolean. Some files write it as 0 or 1. An absent boolean is false."""
     value = values.get(name)
     if value in (None, 0, 1):
         return bool(value)
@@ -120,8 +120,8 @@ class Tokenizer:
 
     Special tokens are added as Hugging Face adds them, by the post-processor in ``tokenizer.json``.
     If it adds none, ``add_bos_token`` and ``add_eos_token`` of ``tokenizer_config.json`` decide.
-    ``decode`` equals that of the tokenizers library, but broken bytes do not destroy the complete
-    characters before them. It does not apply ``clean_up_tokenization_spaces``, which would rewrite
+    ``decode`` equals the library's ``decode``, but broken bytes do not destroy the complete
+    characters before them. It does not apply ``clean_up_tokenization_spaces``: it would rewrite
     text that a stream has already shown.
     """
 

@@ -171,7 +171,7 @@ def test_a_rebuild_starts_a_new_wait_on_the_timeline(tmp_path: Path) -> None:
 
 
 def test_the_timeline_has_the_events_of_a_request_and_the_cause_of_a_preemption(story) -> None:
-    """The timeline takes the place of ``--request``, which is gone."""
+    """The timeline replaces the option ``--request``."""
     process = mie("trace", story, "--request", "b")
     assert (process.returncode, process.stdout) == (2, b"")
     assert b"unknown option --request" in process.stderr

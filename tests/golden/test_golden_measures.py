@@ -1,6 +1,6 @@
 """Measure every golden model with `mie eval` and compare it with `mie diff`.
 
-These commands choose the size of the cache themselves, which depends on the model's windows.
+These commands choose the size of the cache themselves. The size depends on the model's windows.
 """
 
 import json

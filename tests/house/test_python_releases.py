@@ -29,7 +29,7 @@ def classes_of_mie() -> Iterator[type]:
 
 
 def opaque_accessors(cls: type) -> list[str]:
-    """Return the properties whose getter, setter or deleter is not a function of Python.
+    """Return the properties with a getter, setter or deleter that is not a function of Python.
 
     A dataclass with slots is a second class. Newer releases of Python correct ``__class__`` in the
     functions of the first one, and read ``__code__`` of each accessor.

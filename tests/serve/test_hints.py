@@ -95,14 +95,14 @@ def request(part: str, route: str, fields: dict[str, Any], *, stream: bool) -> d
 
 
 def ignored(answer: Any) -> list[str]:
-    """The paths that the header names, without those of the objects around the field."""
+    """The paths in the header, without the paths of the objects around the field."""
     assert answer.status_code == 200, answer.text
     names = answer.headers.get("x-mie-ignored", "")
     return [name for name in names.split(",") if name and name not in ("thinking",)]
 
 
 def text_of(answer: Any) -> str:
-    """The body without ids and times, which differ."""
+    """The body without ids and times, because they differ."""
     found = answer.json()
     for key in ("choices", "output", "content", "message", "response", "input_tokens"):
         if key in found:

@@ -87,7 +87,7 @@ def raising(engine, monkeypatch, cls, name):
 
 
 def endings(text):
-    """Return the JSON values of a stream's events that tell that an answer is complete."""
+    """Return the JSON values of a stream's events that mark an answer as complete."""
     found = []
     for line in text.splitlines():
         data = line.removeprefix("data: ")

@@ -52,7 +52,7 @@ CONFIGS = {
 
 
 async def seconds_of(app: Any, method: str, path: str, head: Any, body: bytes = b"") -> float:
-    """Return the CPU seconds of a request, which must be answered without a 500."""
+    """Return the CPU seconds of a request. It must be answered without a 500."""
     scope = {
         "type": "http",
         "http_version": "1.1",

@@ -1,6 +1,6 @@
 """No number of a client ends a request in a 500, or hurts the engine and its metrics.
 
-The fields are those of the published schemas, so that a new field is tested too.
+The fields come from the published schemas, so that a new field is tested too.
 """
 
 import asyncio
@@ -167,7 +167,7 @@ def engine():
 
 
 def numbers_for(index: int, schema: dict[str, Any], is_thorough: bool) -> tuple[str, ...]:
-    """Return the numbers for a field: all of them, or those whose turn it is."""
+    """Return the numbers for a field: all numbers, or the numbers of this run."""
     if is_thorough:
         return NUMBERS if schema else HUGE
     return (*ALWAYS, *NUMBERS[index % 5 :: 5]) if schema else (HUGE[index % len(HUGE)],)

@@ -17,7 +17,7 @@ BAD = (b"caf\xe9", b"\xff\xfe", b"half\xc3", b"\xed\xa0\x80")
 
 
 def linked(folder, name):
-    """Link a model to a name, which may be bytes."""
+    """Link a model to a name. The name may be bytes."""
     os.symlink(GOLDEN / NAMES[0], os.path.join(os.fsencode(folder), os.fsencode(name)))
 
 

@@ -1,4 +1,4 @@
-"""A server whose file descriptors run out: by connections, and by anything else."""
+"""A server that runs out of file descriptors: by connections, and by anything else."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_idle_connections_take_no_descriptor_that_the_server_needs(tmp_path) -> 
                 )
                 refused += 1
         assert LIMIT // 4 < refused < LIMIT
-        # The connection that came before is served, which starts a worker.
+        # The connection that came before is served. This starts a worker.
         assert ask(first) == 200
         for client in idle:
             client.close()

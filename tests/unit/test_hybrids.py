@@ -58,7 +58,7 @@ def test_no_schedule_changes_a_bit(name: str, backend: str) -> None:
 @pytest.mark.parametrize("form", ["int8", "int4"])
 @pytest.mark.parametrize("name", NAMES)
 def test_quantised_weights_serve_every_matrix(name: str, form: str) -> None:
-    """The tokens are those of products with the dequantised weights, in float64 too."""
+    """Products with the dequantised weights give the same tokens, in float64 too."""
     wanted, got = (
         greedy(GOLDEN / name, prompt=range(3, 33), backend="numpy", quantization=form, dtype=dtype)
         for dtype in ("float64", "float32")

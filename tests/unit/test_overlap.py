@@ -156,7 +156,7 @@ READERS = {
     "logit_bias": {"logit_bias": {7: 3.0}},
     "min_p": {"temperature": 1.0, "min_p": 0.2, "seed": 3},
 }
-"""Parameters, most of which read tokens that a step launched ahead does not have yet."""
+"""Parameters. Most of them read tokens that a step launched ahead does not have yet."""
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -36,7 +36,7 @@ def bundled(parser: str = "auto") -> LLM:
 
 
 def parts(llm: LLM, messages: list[Any], answer: str, **options: Any) -> tuple[Any, str]:
-    """Return the reasoning and the text, which streams have too."""
+    """Return the reasoning and the text. Streams must have the same."""
     ids = llm.tokenizer.encode(answer, add_special_tokens=False)
     prompt = llm.chat_prompt(messages, **options)
     whole, delta = (

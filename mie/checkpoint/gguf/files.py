@@ -1,4 +1,4 @@
-"""Find the GGUF models of a folder, of which a large one is several files."""
+"""Find the GGUF models of a folder. A large model has several files."""
 
 import re
 from pathlib import Path

@@ -14,7 +14,7 @@ class Splitter:
     """How a text is split into words, and the facts about such models that a file may leave out."""
 
     patterns: tuple[str, ...] = ()
-    """Regular expressions, each of which splits the pieces of the one before."""
+    """Regular expressions. Each splits the pieces of the expression before."""
     normalizer: str | None = None
     ignores_merges: bool = False
     """Whether a word that is a token is not merged."""
@@ -33,6 +33,6 @@ def _read() -> dict[str, Splitter]:
 SPLITTERS: Mapping[str, Splitter] = _read()
 """The splitters by ``tokenizer.ggml.pre``.
 
-The patterns are those of the models' own files. The models of `default` and of DeepSeek have
+The patterns come from the models' own files. The models of `default` and of DeepSeek have
 llama.cpp's patterns (``src/llama-vocab.cpp``).
 """

@@ -114,7 +114,7 @@ class _Vocabulary:
 
     @property
     def is_phi_3(self) -> bool:
-        """Whether the model is a Phi-3, whose special tokens swallow the space after them.
+        """Whether the model is a Phi-3: its special tokens swallow the space after them.
 
         No key of the file has this property of tokens. Phi-4 has the same architecture and another
         kind of vocabulary.
@@ -125,7 +125,7 @@ class _Vocabulary:
         return self.model == "llama" and (architecture == "phi3" or is_named)
 
     def mended_kinds(self, merges: Iterable[Sequence[str]]) -> list[int]:
-        """Return the kinds of the tokens, of which some files call added tokens normal ones.
+        """Return the kinds of the tokens. Some files call added tokens normal tokens.
 
         A text never becomes such a token, because none of the ``merges`` makes it.
         """
@@ -165,7 +165,7 @@ class _Vocabulary:
         return values
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return the boolean under ``key``, which some files write as 0 or 1."""
+        """Return the boolean under ``key``. Some files write it as 0 or 1."""
         value = self._header.values.get(_PREFIX + key, default)
         if value not in (0, 1):
             raise self.error(f"has {_PREFIX}{key} {shown(value)}, which is not a boolean")

@@ -40,7 +40,7 @@ class StructuredOutputsParams:
     disable_any_whitespace: Write JSON without whitespace. False lets the model write any
         (in vLLM the default is False). Default: True.
     disable_additional_properties: Allow only the properties that a schema names, where it does not
-        have ``additionalProperties``. This applies to the schemas of a grammar, too.
+        have ``additionalProperties``. This also applies to the schemas of a grammar.
         Default: False.
     whitespace_pattern: A regular expression for the whitespace between the tokens of JSON. It
         replaces ``disable_any_whitespace``. Default: None.

@@ -36,7 +36,7 @@ class ToolReferenceBlock(Block):
 
     @property
     def text(self) -> str:
-        """The name, which the model reads as the result."""
+        """The name. The model reads it as the result."""
         return self.tool_name
 
 

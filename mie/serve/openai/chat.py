@@ -71,7 +71,7 @@ class ChatWriter(ChunkWriter[ChatCompletionRequest]):
 
     @property
     def defaults(self) -> Mapping[str, Any]:
-        """The model's, and on the page those of a conversation."""
+        """The defaults of the model, and on the page the defaults of a conversation."""
         is_page = header(self.scope, PAGE_HEADER) is not None
         return self.serving.conversation_defaults if is_page else self.serving.defaults
 

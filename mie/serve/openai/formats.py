@@ -89,5 +89,5 @@ class StructuredOutputs(Body):
 
 
 def closed_schema(schema: Mapping[str, Any]) -> StructuredOutputsParams:
-    """Return a JSON schema whose objects have only the properties that it names."""
+    """Return a JSON schema with objects that have only the properties that the schema names."""
     return StructuredOutputsParams(json=schema, disable_additional_properties=True)

@@ -66,7 +66,7 @@ class LogprobWriter:
         }
 
     def chat(self, rows: Iterable[TokenLogprobs]) -> dict[str, Any]:
-        """Return the ``logprobs`` of a chat's choice, whose list is an iterator."""
+        """Return the ``logprobs`` of a chat's choice, with an iterator in place of the list."""
         return {"content": self.entries(rows), "refusal": None}
 
     def entries(self, rows: Iterable[TokenLogprobs]) -> Iterator[dict[str, Any]]:

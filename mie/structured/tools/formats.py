@@ -153,8 +153,8 @@ def call_format(
 ) -> CallFormat:
     """Return how a model writes calls; ``parser`` is a name of `CALLS`, "hf" or "auto".
 
-    "hf" is the model's response template. "auto" is that one too, or else the format whose tag is
-    in the chat template, or else that of the family. Where the template does not write tools, a
+    "hf" is the model's response template. "auto" is the template too, or else the format with a tag
+    in the chat template, or else the family's format. Where the template does not write tools, a
     message states the format, so it is Hermes' unless the family has one.
 
     Raises:
