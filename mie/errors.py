@@ -108,7 +108,7 @@ class MissingExtraError(MieError, ImportError):
     """An optional dependency is not installed. The message has the command that installs it."""
 
 
-_SERVE = "starlette uvicorn httptools pydantic prometheus-client pyyaml httpx2"
+_SERVE = "starlette uvicorn httptools pydantic prometheus-client pyyaml"
 EXTRAS = {
     "jit": "numba",
     "structured": "'llguidance<2'",
