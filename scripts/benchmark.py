@@ -7,7 +7,6 @@ cpu          generation on a CPU, beside other engines
 gpu          attention and generation on a GPU
 sched        the host's share of a step
 serve        `mie serve` beside `LLM.generate` and other servers
-sim          the simulator's predictions beside measurements
 start        the time until the first token of a fresh process
 structured   structured outputs
 """
@@ -21,7 +20,7 @@ from bench.harness import untune
 
 MODULES = {"book": "book.report", "gpu": "gpu.main"}
 """Benchmarks whose module in `bench` has another name."""
-NAMES = ("book", "cpu", "gpu", "sched", "serve", "sim", "start", "structured")
+NAMES = ("book", "cpu", "gpu", "sched", "serve", "start", "structured")
 
 if __name__ == "__main__":
     untune()

@@ -86,24 +86,10 @@ def workload_of(
 
 def place_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return where a benchmark runs, as fields of its results."""
-    if args.costs is not None:
-        return costs_as_place(args.costs)
     if args.device is not None:
         model = args.model_shape or DEFAULT_MODEL
         return {"simulated": True, "device": args.device, "model_id": model}
     return {"simulated": False, "model_id": args.model}
-
-
-def costs_as_place(path: str) -> dict[str, Any]:
-    """Return the place of a simulation with a cost file.
-
-    The costs imply the device and the model of the recorded run.
-    """
-    from mie.sim.calibrate import read_costs
-
-    source = read_costs(Path(path))[1].get("trace", "a run that the file does not name")
-    place = f"as recorded in {source}"
-    return {"simulated": True, "device": place, "model_id": place, "costs": path}
 
 
 @contextmanager
@@ -115,13 +101,11 @@ def open_bench(args: argparse.Namespace) -> Iterator[Bench]:
         ModelError: the model cannot be used.
         OSError: the trace could not be written completely.
     """
-    if args.device and args.costs:
-        raise ConfigError("--device and --costs both define the costs; pass one")
     if args.model_shape and not args.device:
         raise ConfigError("--model-shape needs --device")
-    if (args.device or args.costs) and args.model != DEFAULT_MODEL:
+    if args.device and args.model != DEFAULT_MODEL:
         raise ConfigError("--model is not supported by a simulated engine; use --model-shape")
-    with _simulated(args) if args.device or args.costs else _real(args) as bench:
+    with _simulated(args) if args.device else _real(args) as bench:
         yield bench
         if bench.engine.log_error is not None:
             raise bench.engine.log_error
@@ -173,18 +157,13 @@ def _real(args: argparse.Namespace) -> Iterator[Bench]:
 
 @contextmanager
 def _simulated(args: argparse.Namespace) -> Iterator[Bench]:
-    from mie.sim.calibrate import read_costs
     from mie.sim.devices import find_device, find_shape
-    from mie.sim.simulated import simulated, simulated_on
+    from mie.sim.simulated import simulated_on
 
     config = simulated_config(args)
     with trace_file(args.trace) as file:
-        if args.costs is not None:
-            costs, _ = read_costs(Path(args.costs))
-            bench = simulated(costs, config, trace=file)
-        else:
-            model = find_shape(args.model_shape or DEFAULT_MODEL)
-            bench = simulated_on(find_device(args.device), model, config, trace=file)
+        model = find_shape(args.model_shape or DEFAULT_MODEL)
+        bench = simulated_on(find_device(args.device), model, config, trace=file)
         yield bench
         bench.engine.log.close()
 

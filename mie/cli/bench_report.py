@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 MAX_RESULTS_BYTES = 256 << 20
 """The longest file of results that is read. Those with details have lines for each request."""
 
-LABELS, _DISTRIBUTIONS, COSTS, COMPARED = json.loads(
+LABELS, _DISTRIBUTIONS = json.loads(
     Path(__file__).with_name("labels.json").read_text(encoding="utf-8")
 ).values()
-"""Words for results, which are vLLM's, for their distributions, for costs, and for predictions."""
+"""Words for results, which are vLLM's, and for their distributions."""
 
 
 def about(place: Mapping[str, Any], workload: Workload, result: LoadResult) -> dict[str, Any]:
@@ -101,8 +101,6 @@ def place_line(results: Mapping[str, Any]) -> str:
     model = results["model_id"]
     if not results["simulated"]:
         return f"Measured on this machine: {model}"
-    if "costs" in results:
-        return f"Simulated with the costs in {results['costs']}: device and model {model}"
     return f"Simulated: {model} on {results['device']}"
 
 

@@ -1,8 +1,7 @@
 """Compute the cost of a step from the work in it.
 
     step = step_ps + max(weights_ps, tokens * token_ps + sampled * logits_ps)
-         + matrix_ps if there is more than one token
-         + pairs * pair_ps + context * context_ps + seqs * seq_ps + chunks * chunk_ps
+         + pairs * pair_ps + context * context_ps + seqs * seq_ps
          + copied * copy_ps + swapped * swap_ps
          + window_pairs * window_pair_ps + window_context * window_context_ps
          + states * state_ps + swapped_states * state_swap_ps
@@ -34,8 +33,6 @@ class StepWork(NamedTuple):
     num_context: int
     """Tokens whose keys and values are read, which are all tokens of each sequence in the step."""
     num_seqs: int
-    num_chunks: int
-    """Sequences that compute tokens of a prompt."""
     num_copied: int
     """Slots of copied blocks."""
     num_swapped: int
@@ -62,7 +59,6 @@ def decode_work(num_seqs: int, num_context: int, window: int | None) -> StepWork
         num_pairs=0,
         num_context=num_context,
         num_seqs=num_seqs,
-        num_chunks=0,
         num_copied=0,
         num_swapped=0,
         num_window_context=seen,
@@ -87,14 +83,12 @@ class Costs:
     """Picoseconds for each unit of `StepWork`, for a step itself, and for reading the weights."""
 
     step_ps: int = 0
-    matrix_ps: int = 0
     weights_ps: int = 0
     token_ps: int = 0
     logits_ps: int = 0
     pair_ps: int = 0
     context_ps: int = 0
     seq_ps: int = 0
-    chunk_ps: int = 0
     copy_ps: int = 0
     swap_ps: int = 0
     window_pair_ps: int = 0
@@ -111,15 +105,12 @@ class Costs:
         products = work.num_tokens * self.token_ps + work.num_sampled * self.logits_ps
         if work.num_tokens:
             products = max(self.weights_ps, products)
-        if work.num_tokens > 1:
-            products += self.matrix_ps
         total = (
             self.step_ps
             + products
             + work.num_pairs * self.pair_ps
             + work.num_context * self.context_ps
             + work.num_seqs * self.seq_ps
-            + work.num_chunks * self.chunk_ps
             + work.num_copied * self.copy_ps
             + work.num_swapped * self.swap_ps
             + work.num_window_pairs * self.window_pair_ps

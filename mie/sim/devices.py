@@ -5,7 +5,6 @@ The ledger of machine code and the pages about GPUs read the same table.
 Bandwidths and FLOP rates are published ones (the CPU's were measured). The fraction of them that is
 reached and the overheads of a step are calibrated with decode steps where docs/gpu/predictions.md
 has some of the device. Elsewhere they are assumptions that plain engines of this size roughly meet.
-`mie sim calibrate` replaces them with a measurement.
 """
 
 import json

@@ -252,36 +252,6 @@ def agents(
     return Workload(name="agents", requests=tuple(requests), settings=settings)
 
 
-def calibration(*, max_requests: int = 64, output_len: int = 24, seed: int = 0) -> Workload:
-    """Return 1, 2, 4, … requests at once with short, middling and long prompts (fewer of these).
-
-    Each batch comes after the one before. From such a run `mie.sim.calibrate` can tell the costs
-    apart, on a machine of any speed.
-    """
-    settings = _described(locals())
-    check_integer("max_requests", max_requests, 1)
-    draws, after = Draws(seed), None
-    requests: list[WorkloadRequest] = []
-    for prompt_len, most in (
-        (Uniform(8, 32), max_requests),
-        (Uniform(32, 160), max_requests),
-        (Uniform(160, 600), max_requests // 4),
-    ):
-        size = 1
-        while size <= most:
-            for _ in range(size):
-                requests.append(
-                    WorkloadRequest(
-                        request_id=str(len(requests)),
-                        prompt=(Text(1 + len(requests), prompt_len.draw(draws)),),
-                        max_tokens=output_len,
-                        after=after,
-                    )
-                )
-            after, size = requests[-1].request_id, 2 * size
-    return Workload(name="calibration", requests=tuple(requests), settings=settings)
-
-
 _VARIED: Mapping[str, Any] = {
     "input_len": LogNormal(128, 0.8, 4, 1024),
     "output_len": LogNormal(96, 0.6, 4, 512),
@@ -304,7 +274,6 @@ PRESETS: Mapping[str, Callable[..., Workload]] = MappingProxyType(
         "chats": chats,
         "interference": partial(interference, input_len=Uniform(32, 128)),
         "agents": agents,
-        "calibration": calibration,
     }
 )
 """One workload of each kind, by name. The argument is ``seed``."""

@@ -109,7 +109,6 @@ class SimRunner:
             num_pairs=sum(causal_pairs(chunk.start, chunk.end) for chunk in chunks),
             num_context=num_context + sum(chunk.end for chunk in chunks),
             num_seqs=len(plan.decodes) + len(chunks),
-            num_chunks=len(chunks),
             num_copied=len(moves.copies) * self._block_size,
             num_swapped=(len(moves.imports) + len(moves.exports)) * self._block_size,
             **own,

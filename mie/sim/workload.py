@@ -1,7 +1,7 @@
 """Describe the requests to an engine and their times, as plain data that is the same in JSON.
 
 A prompt consists of parts, so a file names texts without their words. A part is a
-stretch of a named text, the answer to an earlier request, or recorded token ids.
+stretch of a named text, the answer to an earlier request, or a list of token ids.
 
 Token ids stand for text, and only their equality matters. Each source of text (a stretch of a
 prompt, an answer) has a key of 64 bits, and its tokens depend only on the key and their position.
@@ -59,7 +59,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Recorded tokens."""
+    """Tokens by their ids."""
 
     token_ids: tuple[int, ...]
 

@@ -240,7 +240,7 @@ def test_only_the_wiring_and_the_edges_import_the_engine():
 
 def test_arrays_stay_in_their_rooms():
     known = {room for room, may in ROOMS.items() if "numpy" in may.packages}
-    assert known == {*["ops", "ops_gpu", "ops_jit", "checkpoint", "model", "engine", "diff", "sim"]}
+    assert known == {"ops", "ops_gpu", "ops_jit", "checkpoint", "model", "engine", "diff"}
 
 
 # The rules can fail.

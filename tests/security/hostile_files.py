@@ -20,14 +20,8 @@ VIEWS = (
     ["trace", "--step", "3"],
     ["trace", "--perfetto", "OUT"],
     ["trace", "--page", "OUT"],
-    ["sim", "extract"],
-    ["sim", "calibrate"],
-    ["sim", "predict", "--costs", "COSTS"],
 )
-"""Commands that read a trace. OUT and COSTS stand for files."""
-
-COSTS = {"format": 1, "costs": {"step_ps": 10**9, "token_ps": 10**6}}
-"""Valid costs for `mie sim predict`."""
+"""Commands that read a trace. OUT stands for a file."""
 
 
 def model_directory(directory: Path, **changes: Any) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import tiny_models
-from hostile_files import COSTS, VIEWS, model_directory, safetensors, story, write_shards
+from hostile_files import VIEWS, model_directory, safetensors, story, write_shards
 from measured import Measured, Zygote
 from mutations import mutated, nudged, text_of
 
@@ -39,7 +39,7 @@ CONFIG = {
 
 
 def simulated_run(path: Path) -> list[str]:
-    """Return the lines of a log with enough steps for `mie sim calibrate`, and a preemption."""
+    """Return the lines of a log with many steps and a preemption."""
     load = ["--num-prompts", "4", "--random-input-len", "20", "--random-output-len", "24"]
     load += ["--num-blocks", "8"]
     device = ["--device", "a10g", "--model-shape", "TinyLlama-1.1B"]
@@ -62,7 +62,6 @@ class Files:
         name = self.tokenizer / "tokenizer_config.json"
         self.tokenizer_config = json.loads(name.read_text())
         self.logs = [story(root), simulated_run(root / "run.jsonl")]
-        (root / "costs.json").write_text(json.dumps(COSTS))
 
 
 @pytest.fixture(scope="module")
@@ -135,21 +134,14 @@ def trace(zygote: Zygote, files: Files, draw: random.Random) -> Measured:
         lines[at : at + 2] = draw.choice([[], lines[at : at + 1] * 2, lines[at : at + 2][::-1]])
     path = files.root / "trace.jsonl"
     path.write_text("\n".join(lines) + "\n")
-    words = {"OUT": str(files.root / "out.json"), "COSTS": str(files.root / "costs.json")}
-    command = [words.get(word, word) for word in draw.choice(VIEWS)]
+    out = str(files.root / "out.json")
+    command = [out if word == "OUT" else word for word in draw.choice(VIEWS)]
     return zygote.run("cli", *command, path)
-
-
-def costs(zygote: Zygote, files: Files, draw: random.Random) -> Measured:
-    path, log = files.root / "mutated.json", files.root / "log.jsonl"
-    path.write_text(text_of(mutated(COSTS, draw), draw))
-    log.write_text("\n".join(draw.choice(files.logs)) + "\n")
-    return zygote.run("cli", "sim", "predict", "--costs", path, log)
 
 
 CASES: list[Case] = [
     *(config, config, header, header, trace, trace),
-    *(generation_config, index, tokenizer_config, costs),
+    *(generation_config, index, tokenizer_config),
 ]
 
 

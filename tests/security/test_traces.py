@@ -6,19 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile_files import COSTS, HUGE, VIEWS, nested, story
+from hostile_files import VIEWS, nested, story
 from measured import Zygote
 
 
 def views(zygote: Zygote, directory: Path, lines: list[str]) -> list[str]:
     """Return each command's error about a trace, or "" if it was accepted, and check its cost."""
-    trace, costs = directory / "trace.jsonl", directory / "costs.json"
+    trace, out = directory / "trace.jsonl", str(directory / "out.json")
     trace.write_text("\n".join(lines) + "\n")
-    costs.write_text(json.dumps(COSTS))
-    words = {"OUT": str(directory / "out.json"), "COSTS": str(costs)}
     messages = []
     for result in zygote.run_each(
-        [[*(words.get(word, word) for word in view), trace] for view in VIEWS]
+        [[*(out if word == "OUT" else word for word in view), trace] for view in VIEWS]
     ):
         result.check_cost()
         assert "\x1b" not in result.stdout + result.stderr
@@ -29,9 +27,7 @@ def views(zygote: Zygote, directory: Path, lines: list[str]) -> list[str]:
 
 
 def test_the_story_itself_is_accepted(zygote: Zygote, tmp_path: Path) -> None:
-    messages = views(zygote, tmp_path, story(tmp_path))
-    assert [bool(message) for message in messages] == [False] * 6 + [True, False]
-    assert "a fit needs at least 20" in messages[6]
+    assert not any(views(zygote, tmp_path, story(tmp_path)))
 
 
 def changed(line: str, **changes: Any) -> str:
@@ -142,44 +138,18 @@ def test_a_line_without_an_end_is_refused(zygote: Zygote, tmp_path: Path) -> Non
 
 
 def is_not_a_trace(zygote: Zygote, directory: Path, data: bytes) -> None:
-    """Check that all commands refuse a file of these bytes."""
+    """Check that the command refuses a file of these bytes."""
     path = directory / "trace.jsonl"
     path.write_bytes(data)
-    for command in ("trace", "sim extract", "sim calibrate"):
-        zygote.run("cli", *command.split(), path).check_refused(str(path))
+    zygote.run("cli", "trace", path).check_refused(str(path))
 
 
 @pytest.mark.parametrize("kind", ["/dev/zero", "a pipe", "."])
-@pytest.mark.parametrize("command", ["trace", "sim calibrate"])
-def test_a_path_that_is_not_a_file_is_refused(zygote, tmp_path, command, kind) -> None:
+def test_a_path_that_is_not_a_file_is_refused(zygote, tmp_path, kind) -> None:
     """A pipe without a writer is empty, and nothing waits for it."""
     path = tmp_path / "trace.jsonl"
     if kind == "a pipe":
         os.mkfifo(path)
     else:
         path.symlink_to(kind)
-    zygote.run("cli", *command.split(), path).check_refused(str(path))
-
-
-COST_FILES = {
-    "a cost of 10**400": f'{{"format": 1, "costs": {{"step_ps": {HUGE}}}}}',
-    "a cost that is nested": f'{{"format": 1, "costs": {{"step_ps": {nested(500)}}}}}',
-    "a name of 50,000 letters": '{"format": 1, "costs": {"%s": "x"}}' % ("x" * 50_000),
-    "another format": '{"format": [], "costs": {}}',
-    "deep nesting": nested(20_000),
-    "100 kB": " " * 100_000,
-}
-
-
-@pytest.mark.parametrize("name", COST_FILES)
-def test_hostile_costs_are_refused(zygote: Zygote, tmp_path: Path, name: str) -> None:
-    (tmp_path / "trace.jsonl").write_text("\n".join(story(tmp_path)) + "\n")
-    costs = tmp_path / "costs.json"
-    costs.write_bytes(COST_FILES[name].encode("utf-8", "surrogateescape"))
-    arguments = ("--costs", costs, tmp_path / "trace.jsonl")
-    zygote.run("cli", "sim", "predict", *arguments).check_refused(str(costs))
-
-
-def test_costs_from_an_endless_device_are_refused(zygote: Zygote, tmp_path: Path) -> None:
-    arguments = ("--costs", "/dev/zero", tmp_path / "trace.jsonl")
-    zygote.run("cli", "sim", "predict", *arguments).check_refused("it is a device")
+    zygote.run("cli", "trace", path).check_refused(str(path))

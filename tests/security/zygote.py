@@ -26,9 +26,7 @@ import hostile_requests
 import mie.cli.inspect
 import mie.cli.sim
 import mie.cli.trace
-import mie.sim.calibrate
 import mie.sim.driver
-import mie.sim.recorded
 import mie.sim.simulated
 from mie import LLM, SamplingParams
 from mie.checkpoint.config import ModelConfig

@@ -27,7 +27,6 @@ def error_line(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             ("serve", "--device", "a10g", "--backend", "numpy"),
             "--backend has no effect on a simulated engine",
         ),
-        (("serve", "--device", "a10g", "--costs", "x"), "pass one"),
         (("serve", *SIMULATED, "--request-rate", "0"), "request_rate"),
         (("serve", *SIMULATED, "--metric-percentiles", "x"), "metric-percentiles"),
         (("throughput", *SIMULATED, "--num-prompts", "0"), "num_requests"),
@@ -42,11 +41,20 @@ def test_a_wrong_benchmark_is_refused(arguments, message, capsys):
     ("arguments", "message"),
     [
         (("workload", "storm"), "known are: burst"),
+        (("workload", "calibration"), "known are: burst"),
         (("workload", "burst", "-o", "/nowhere/x"), "cannot write /nowhere/x"),
-        (("extract", "nowhere.jsonl"), "nowhere.jsonl"),
-        (("calibrate", "nowhere.jsonl"), "nowhere.jsonl"),
-        (("predict", "nowhere.jsonl", "--costs", "costs.json"), "costs.json"),
     ],
 )
 def test_a_wrong_simulation_is_refused(arguments, message, capsys):
     assert message in error_line(capsys, "sim", *arguments)
+
+
+@pytest.mark.parametrize("command", ["calibrate", "extract", "predict"])
+def test_recorded_runs_are_no_costs(command: str, capsys):
+    assert main(["sim", command, "run.jsonl"]) == 2
+    assert f"invalid choice '{command}'" in capsys.readouterr().err
+
+
+def test_costs_are_those_of_a_device(capsys):
+    assert main(["bench", "throughput", "--costs", "costs.json", "--num-blocks", "9"]) == 2
+    assert "unknown option --costs" in capsys.readouterr().err

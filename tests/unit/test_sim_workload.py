@@ -17,7 +17,6 @@ DIGESTS = {
     "chats": "bdb0710231013f03c76416a86cf77a6c",
     "interference": "52961c861390819fd42273549b2967bf",
     "agents": "54dfa9d90e070e9733785deaa084d97a",
-    "calibration": "02a2c219c8d75ab16611659198582666",
 }
 """First half of the SHA-256 of each preset from seed 0."""
 
