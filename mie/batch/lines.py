@@ -1,10 +1,10 @@
-"""Read files of requests, a JSON object on each line, and make the records that answer them.
+"""Read files of requests, one on each line, and make the records that answer them.
 
-A line is a plain request, or a request in the form of OpenAI's batch files:
+A line is a prompt as text, or a request in the form of OpenAI's batch files:
 
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": […]}}
 
-The names in the second form are those of OpenAI's batch and completion interfaces.
+The names in such a request are those of OpenAI's batch and completion interfaces.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Line:
     """Name in messages, such as "prompt 2" or "requests.jsonl, line 7"."""
     number: int | None = None
     ids: Mapping[str, Any] = field(default_factory=dict)
-    """The ``id`` and ``custom_id``, with any value, which the records repeat."""
+    """The ``custom_id`` of a line in OpenAI's batch form, with any value. The records repeat it."""
     url: Any = None
     """The interface that a line in OpenAI's batch form names."""
     is_batch: bool = False
@@ -66,10 +66,10 @@ class Line:
             error = {"code": "invalid_request", "message": self.error}
             return [{**self.ids, "response": None, "error": error}]
         if output is None:
-            return [{**self.ids, "line": self.number, "error": self.error}]
+            return [{"line": self.number, "error": self.error}]
         if self.is_batch:
             return [{**_batch_record(output, model, self.url == CHAT_URL), **self.ids}]
-        return [{**self.ids, **number, **_record(output, choice)} for choice in output.outputs]
+        return [{**number, **_record(output, choice)} for choice in output.outputs]
 
 
 def answer_all(
@@ -108,20 +108,22 @@ def num_failed(lines: Iterable[Line]) -> int:
 
 
 def read_lines(path: str, model: str, *, is_batch: bool = False) -> Iterator[Line]:
-    """Yield the lines of a file, in either form, where "-" is standard input.
+    """Yield the lines of a file, where "-" is standard input.
 
-    With ``is_batch`` every line must have OpenAI's batch form. A line in that form may name no
-    other model than ``model``.
+    A line that begins with a brace has OpenAI's batch form, and any other line is a prompt. With
+    ``is_batch`` every line must have OpenAI's batch form. A line in that form may name no other
+    model than ``model``.
     """
-    names = ("custom_id",) if is_batch else ("id", "custom_id")
     for number, source, raw in raw_lines(path):
-        line = Line(source=source, number=number, is_batch=is_batch)
+        line = Line(source=source, number=number)
+        line.is_batch = is_batch or raw.lstrip().startswith(b"{")
         try:
-            line.request = values = json_object(raw, source)
-            line.ids = {name: values.pop(name) for name in names if name in values}
-            line.is_batch = is_batch or "url" in values or "body" in values
             if line.is_batch:
+                line.request = values = json_object(raw, source)
+                line.ids = {"custom_id": values.pop("custom_id")} if "custom_id" in values else {}
                 line.request = _of_batch(line, values, model)
+            else:
+                line.request = {"prompt": decoded(raw, source)}
         except RequestError as error:
             line.error = str(error)
         yield line
@@ -190,7 +192,7 @@ def json_object(raw: bytes, source: str) -> dict[str, Any]:
 
 
 def _of_batch(line: Line, values: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """Return the values of a line in OpenAI's batch form as a plain request.
+    """Return the request in the values of a line in OpenAI's batch form.
 
     Raises:
         RequestError: the line is malformed, names another model, or has a parameter without effect
@@ -199,7 +201,10 @@ def _of_batch(line: Line, values: Mapping[str, Any], model: str) -> dict[str, An
     source = line.source
     unknown = values.keys() - {"method", "url", "body"}
     if unknown:
-        raise RequestError(f"{source}: a batch line has no field {min(unknown)!r}")
+        raise RequestError(
+            f"{source}: a line in OpenAI's batch form has no field {min(unknown)!r} (write it in"
+            f' "body", beside "url": "{COMPLETIONS_URL}" or "{CHAT_URL}")'
+        )
     method = values.get("method", "POST")
     if method != "POST":
         raise RequestError(f"{source}: method must be 'POST', got {method!r}")

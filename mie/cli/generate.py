@@ -62,8 +62,8 @@ def _read(args: argparse.Namespace) -> list[Line]:
         return [_line_of(prompt, f"prompt {number}", args) for number, prompt in prompts]
     if args.prompts or args.chat:
         raise ConfigError(
-            "--input cannot be combined with prompts or --chat (use a line with"
-            ' "messages" for a chat)'
+            "--input cannot be combined with prompts or --chat (use a line in OpenAI's batch form"
+            " for a chat)"
         )
     return [*read_lines(args.input, args.model)]
 
@@ -88,7 +88,7 @@ def _prompts_from_stdin() -> list[str]:
     if not prompts:
         raise RequestError(
             "no prompt: standard input is empty; pass prompts as arguments, one per line on"
-            " standard input, or as JSON lines with --input"
+            " standard input, or one per line of --input"
         )
     return prompts
 

@@ -105,69 +105,66 @@ def test_chat_wraps_the_prompt_in_the_template() -> None:
     assert line["prompt_token_ids"].count(line["prompt_token_ids"][0]) == 1  # one BOS
 
 
-def test_bad_lines_of_a_file_do_not_stop_the_others(tmp_path: Path) -> None:
-    lines = [
-        b'{"prompt": "Once upon a time", "max_tokens": 3}',
-        b"not json",
-        b'{"messages": [{"role": "user", "content": "Who are you?"}], "temperature": 0}',
-        b'{"prompt": "x", "max_token": 5}',
-        b"",
-        b'{"prompt": "' + b"far " * 2000 + b'"}',
-        b'{"prompt": "\xff"}',
-        b'{"prompt": ""}',
-        b'["prompt"]',
-        b'{"prompt_token_ids": [0, 300, 301], "max_tokens": 2}',
-    ]
-    (tmp_path / "requests.jsonl").write_bytes(b"\n".join(lines))
-    neutral = ("--generation-config", "vllm")
-    process = mie("generate", "--json", *neutral, "--input", tmp_path / "requests.jsonl")
-    assert process.returncode == 1
-    records = json_lines(process.stdout)
-    assert [record["line"] for record in records] == [1, 2, 3, 4, *range(6, 11)]
-    served = [record for record in records if "error" not in record]
-    assert [len(line["token_ids"]) for line in (served[0], served[2])] == [3, 2]
-    assert "I am the tiny story model" in served[1]["text"]
-    assert len(served) == 3
-    errors = process.stderr.decode().splitlines()
-    assert NUMBERS.fullmatch(errors.pop())["failed"] == "6"
-    expected = {
-        2: "is not JSON",
-        4: "did you mean 'max_tokens'?",
-        6: "the context holds 1024",
-        7: "is not UTF-8: byte 0xff",
-        8: "prompt is empty",
-        9: "must be a JSON object, got a list",
-    }
-    for number, message in expected.items():
-        (line,) = [line for line in errors if f"requests.jsonl, line {number}" in line]
-        assert message in line
-        (record,) = [record for record in records if record["line"] == number]
-        assert message in record["error"]
-    assert len(errors) == len(expected)
-
-
-def test_ids_of_json_lines_are_repeated_in_the_order_of_the_input() -> None:
-    lines = (
-        b'{"id": 7, "prompt": "Once upon a time", "max_tokens": 30, "ignore_eos": true}\n'
-        b'{"id": "bad", "prompt": ""}\n'
-        b'{"custom_id": "c", "id": null, "prompt": "One day", "max_tokens": 1}\n'
-        b'{"id": 7, "prompt": "One day", "max_tokens": 1, "n": 2}\n'
-    )
-    process = mie("generate", "--json", "--input", "-", stdin=lines)
-    assert process.returncode == 1
-    records = json_lines(process.stdout)
-    assert [record["id"] for record in records] == [7, "bad", None, 7, 7]
-    assert records[1] == {
-        "id": "bad",
-        "line": 2,
-        "error": "standard input, line 2: prompt is empty",
-    }
-    assert records[2]["custom_id"] == "c"
-    assert [record["index"] for record in records[3:]] == [0, 1]
-
-
 def batch_line(custom_id: str, url: str, **body: object) -> str:
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body})
+
+
+def test_bad_lines_of_a_file_do_not_stop_the_others(tmp_path: Path) -> None:
+    own = b'{"id": 7, "prompt": "Once upon a time", "max_tokens": 3}'
+    lines = [
+        b"Once upon a time",
+        own,
+        b'{"custom_id": "a", "prompt"',
+        b"",
+        b"far " * 2000,
+        b"x\xff",
+        b'["prompt"]\r',
+        batch_line("t", "/v1/completions", prompt="x", max_token=5).encode(),
+        b' {"messages": []}',
+        batch_line("empty", "/v1/completions", prompt="").encode(),
+    ]
+    (tmp_path / "prompts.txt").write_bytes(b"\n".join(lines))
+    process = mie("generate", "--json", *GREEDY, "--input", tmp_path / "prompts.txt")
+    assert process.returncode == 1
+    records = json_lines(process.stdout)
+    served = {record["line"]: record for record in records if "text" in record}
+    assert {number: record["prompt"] for number, record in served.items()} == {
+        1: "Once upon a time",
+        7: '["prompt"]',
+    }
+    assert {len(record["token_ids"]) for record in served.values()} == {12}
+    errors = process.stderr.decode().splitlines()
+    assert NUMBERS.fullmatch(errors.pop())["failed"] == "7"
+    expected = {
+        2: """has no field 'id' (write it in "body", beside "url": "/v1/completions\"""",
+        3: "is not JSON",
+        5: "the context holds 1024",
+        6: "is not UTF-8: byte 0xff",
+        8: "did you mean 'max_tokens'?",
+        9: "has no field 'messages'",
+        10: "prompt is empty",
+    }
+    said = iter(record["error"] for record in records if record.get("error"))
+    for number, message in expected.items():
+        (line,) = [line for line in errors if f"prompts.txt, line {number}" in line]
+        assert message in line
+        error = next(said)
+        assert message in (error if isinstance(error, str) else error["message"])
+    assert len(errors) == len(expected)
+    assert len(records) == len(expected) + len(served)
+
+
+def test_prompts_of_a_file_are_those_of_standard_input() -> None:
+    prompts = b"Once upon a time\n\nOne day\n"
+    piped = mie("generate", "--json", *GREEDY, "--n", "2", "--seed", "1", stdin=prompts)
+    read = mie(
+        *("generate", "--json", *GREEDY, "--n", "2", "--seed", "1", "--input", "-"), stdin=prompts
+    )
+    records = json_lines(read.stdout)
+    assert [record.pop("line") for record in records] == [1, 1, 3, 3]
+    for record in (*records, *(expected := json_lines(piped.stdout))):
+        del record["metrics"]
+    assert records == expected
 
 
 def test_an_openai_batch_file_is_answered_in_its_own_form(tmp_path: Path) -> None:
@@ -226,10 +223,11 @@ def test_an_openai_batch_file_is_answered_in_its_own_form(tmp_path: Path) -> Non
 
 
 def test_a_terminal_shows_a_progress_bar(tmp_path: Path) -> None:
-    (tmp_path / "requests.jsonl").write_bytes(b'{"prompt": "One day", "max_tokens": 1}')
+    (tmp_path / "prompts.txt").write_bytes(b"One day\n")
     terminal, stderr = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 25, 80, 0, 0))  # rows, columns
-    with start("generate", "--input", tmp_path / "requests.jsonl", stderr=stderr) as process:
+    one = ("generate", "--max-tokens", "1", "--input", tmp_path / "prompts.txt")
+    with start(*one, stderr=stderr) as process:
         os.close(stderr)
         process.stdout.read()
         assert process.wait(PATIENCE) == 0

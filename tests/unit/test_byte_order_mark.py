@@ -49,7 +49,7 @@ def key_in(path: Path) -> str | None:
 READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "JSON": ('{"a": [1]}', lambda path: parse_json(path.read_bytes())),
     "text": ("a\r\nb\n", read_utf8),
-    "lines": ('{"prompt": "a"}\n', lambda path: [line for _, _, line in raw_lines(str(path))]),
+    "lines": ("One day\n", lambda path: [line for _, _, line in raw_lines(str(path))]),
     "template": ("{{ messages }}", lambda path: read_text(path, 1000)),
     "options": ("port: 9000\n", lambda path: arguments_of(str(path), ["--port"])),
     "keys": ("user secret\n", key_in),
