@@ -30,9 +30,7 @@ from mie.cli.terminal import (
     read_all_from_pipe,
     read_from_pipe,
     read_message,
-    read_plainly,
 )
-from mie.errors import install_command
 
 if TYPE_CHECKING:
     from mie.config.params.sampling import SamplingParams
@@ -65,9 +63,25 @@ def add_options(parser: argparse.ArgumentParser, *, names_model: bool = True) ->
 
 
 def run(args: argparse.Namespace) -> int:
+    """Talk until the input ends, and return the exit code, as `talk` does."""
+    return talk(args, editor_of(args))
+
+
+def editor_of(args: argparse.Namespace) -> ReadLine | None:
+    """Return the editor of a conversation in a terminal, or None if messages come from elsewhere.
+
+    Raises:
+        MissingExtraError: the editor is not installed.
+    """
+    is_terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+    return line_editor() if args.prompt is None and is_terminal else None
+
+
+def talk(args: argparse.Namespace, editor: ReadLine | None) -> int:
     """Talk until the input ends, and return the exit code.
 
-    It is 1 if a message from a pipe or ``--prompt`` could not be answered, else 0.
+    It is 1 if a message from a pipe or ``--prompt`` could not be answered, else 0. ``editor`` reads
+    the messages in a terminal.
     """
     if args.positional_model and args.model == DEFAULT_MODEL:
         args.model = args.positional_model
@@ -75,14 +89,12 @@ def run(args: argparse.Namespace) -> int:
     look = Look.of(args.markdown, args.reasoning)
     if args.prompt == "-":
         args.prompt = read_all_from_pipe()
-    is_talk = args.prompt is None
-    is_terminal = is_talk and sys.stdin is not None and sys.stdin.isatty()
     with ExitStack() as stack:
-        chat = _new_chat(args, stack, look, is_terminal)
-        if is_terminal:
-            _talk_in_terminal(chat)
+        chat = _new_chat(args, stack, look, editor is not None)
+        if editor is not None:
+            _talk_in_terminal(chat, editor)
             num_failed = 0  # the user has seen the errors
-        elif is_talk:
+        elif args.prompt is None:
             num_failed = _talk(chat, lambda: read_message(read_from_pipe))
         else:
             num_failed = 0 if chat.say(args.prompt) else 1
@@ -129,19 +141,14 @@ def _new_chat(args: argparse.Namespace, stack: ExitStack, look: Look, tells_spee
     )
 
 
-def _talk_in_terminal(chat: Chat) -> None:
-    editor = line_editor() if sys.stdout.isatty() else None
-    chat.read_line = editor or read_plainly
+def _talk_in_terminal(chat: Chat, editor: ReadLine) -> None:
+    chat.read_line = editor
     print(f"{chat.model} · {_HINT}", file=sys.stderr)
-    if editor is None:
-        missing = "history, pasted blocks and formatted answers"
-        print(f"({install_command('chat')} adds {missing})", file=sys.stderr)
-    read_line: ReadLine = chat.read_line
 
     def read_next() -> Message | None:
         while True:
             try:
-                return read_message(read_line)
+                return read_message(editor)
             except KeyboardInterrupt:  # start the message again
                 print(f"\n({_HINT})")
 

@@ -23,10 +23,11 @@ def add_parser(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Fetch the model if that is needed and wanted, then do as ``mie chat``."""
     args.title = name = args.positional_model
-    args.positional_model = _path_of(name, args.pull)
     if args.prompt_words:
         args.prompt = " ".join(args.prompt_words)
-    return chat.run(args)
+    editor = chat.editor_of(args)  # a missing extra is named before a model is fetched
+    args.positional_model = _path_of(name, args.pull)
+    return chat.talk(args, editor)
 
 
 def _path_of(text: str, may_pull: bool) -> str:

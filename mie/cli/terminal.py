@@ -4,11 +4,11 @@ import sys
 import termios
 import unicodedata
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TextIO
 
-from mie.errors import RequestError
+from mie.errors import RequestError, needing_extra
 from mie.system.files import without_bom
 
 _TAB = "    "
@@ -177,29 +177,17 @@ def _decoded(raw: bytes) -> str:
         ) from error
 
 
-def read_plainly(prompt: str, text: str = "") -> str | None:
-    """Read a line with the editing keys of Python's readline module."""
-    with suppress(ImportError):
-        import readline  # importing it enables editing keys in input()
-
-        readline.set_startup_hook(lambda: readline.insert_text(text))
-    try:
-        return input(prompt)
-    except EOFError:
-        print()
-        return None
-
-
-def line_editor() -> ReadLine | None:
-    """Return a reader with prompt_toolkit's keys, or None if it is not installed.
+def line_editor() -> ReadLine:
+    """Return a reader with prompt_toolkit's keys.
 
     A pasted block is one message, and Alt-Enter begins a new line.
+
+    Raises:
+        MissingExtraError: prompt_toolkit is not installed.
     """
-    try:
+    with needing_extra("chat", "a conversation in a terminal"):
         from prompt_toolkit import PromptSession
         from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-    except ImportError:
-        return None
 
     def new_line(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")

@@ -182,34 +182,60 @@ SPEED = re.compile(r"\[\d+ tokens · [\d.]+ tokens/s\]")
 STORY = "Tell me a story about Mia the fox, the garden and a kite."
 
 
-@pytest.fixture(scope="module", params=["prompt_toolkit", "readline"])
-def editor(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, str]:
-    """The environment in which ``mie chat`` reads lines with this library."""
-    if request.param == "prompt_toolkit":
-        pytest.importorskip("prompt_toolkit")
-        return {}
-    folder = tmp_path_factory.mktemp("hidden")
-    (folder / "prompt_toolkit.py").write_text("raise ImportError('hidden by a test')\n")
-    paths = (str(folder), os.environ.get("PYTHONPATH", ""))
+@pytest.fixture
+def hidden(tmp_path: Path) -> dict[str, str]:
+    """An environment without prompt_toolkit."""
+    fails = "raise ImportError('hidden', name='prompt_toolkit')\n"
+    (tmp_path / "prompt_toolkit.py").write_text(fails)
+    paths = (str(tmp_path), os.environ.get("PYTHONPATH", ""))
     return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
+@pytest.mark.parametrize("command", [("chat",), ("run", "mia/a-model-that-is-never-fetched")])
+def test_a_terminal_needs_the_extra_and_names_it_before_anything_is_loaded(command, hidden) -> None:
+    name, *words = command
+    with Terminal(*words, command=name, **hidden) as terminal:
+        shown = terminal.shown_until("toolkit rich)")
+        assert terminal.process.wait(60) == 2
+    (line,) = shown.strip().splitlines()
+    assert line.startswith("mie: error: a conversation in a terminal needs the package prompt_tool")
+    assert line.endswith("pip install prompt_toolkit rich)")
+
+
+def test_one_message_needs_no_extra_in_a_terminal(hidden) -> None:
+    with Terminal(*GREEDY, "bundled", "Who are you?", command="run", **hidden) as terminal:
+        assert "I am the tiny story model" in terminal.shown_until("model")
+        assert terminal.process.wait(60) == 0
+
+
+def test_answers_to_a_file_need_no_extra(tmp_path: Path, hidden) -> None:
+    keyboard, terminal = pty.openpty()
+    answers = tmp_path / "answers.txt"
+    with answers.open("wb") as file:
+        environment = {**ENVIRONMENT, **hidden}
+        with start("chat", *GREEDY, stdin=terminal, stdout=file, env=environment) as process:
+            os.close(terminal)
+            os.write(keyboard, b"Who are you?\n/exit\n")
+            assert process.stderr.read() == b""
+            assert process.wait(PATIENCE) == 0
+    os.close(keyboard)
+    assert answers.read_text().startswith("I am the tiny story model")
+
+
 @pytest.fixture(scope="module")
-def terminal(editor: dict[str, str]) -> Iterator[Terminal]:
+def terminal() -> Iterator[Terminal]:
     """A chat that waits for a message. Each test leaves it so."""
-    with Terminal(*GREEDY, **editor) as terminal:
+    pytest.importorskip("prompt_toolkit")
+    with Terminal(*GREEDY) as terminal:
         terminal.shown_until(">")
         yield terminal
 
 
-def test_a_terminal_shows_a_greeting_and_a_prompt(editor: dict[str, str]) -> None:
-    with Terminal(*GREEDY, **editor) as terminal:
+def test_a_terminal_shows_a_greeting_and_a_prompt() -> None:
+    pytest.importorskip("prompt_toolkit")
+    with Terminal(*GREEDY) as terminal:
         greeting = terminal.shown_until(">")
         assert "Ctrl-C stops an answer" in greeting
-        # The missing packages are mentioned once.
-        assert greeting.count("pip install prompt_toolkit rich") == bool(editor)
         terminal.type("Who are you?\n")
         answer = terminal.shown_until("tokens/s]")
         assert "I am the tiny story model" in answer
@@ -222,16 +248,14 @@ def test_a_terminal_shows_a_greeting_and_a_prompt(editor: dict[str, str]) -> Non
         assert terminal.process.wait(60) == 0
 
 
-def test_ctrl_c_clears_the_line(editor: dict[str, str]) -> None:
-    with Terminal(*GREEDY, **editor) as terminal:
+def test_ctrl_c_clears_the_line() -> None:
+    pytest.importorskip("prompt_toolkit")
+    with Terminal(*GREEDY) as terminal:
         terminal.shown_until(">")
         # The prompt appears a moment before keys or signals are handled. prompt_toolkit reads
         # Ctrl-C as a key, and pressing it again does no harm.
         for _ in range(300):
-            if editor:
-                terminal.process.send_signal(signal.SIGINT)
-            else:
-                terminal.type("\x03")
+            terminal.type("\x03")
             with suppress(AssertionError):
                 assert "/exit ends" in terminal.shown_until(">", seconds=0.2)
                 break
@@ -282,6 +306,7 @@ def test_the_last_message_can_be_edited(terminal: Terminal) -> None:
 
 
 def test_a_missing_model_is_fetched_if_the_user_agrees(tmp_path: Path) -> None:
+    pytest.importorskip("prompt_toolkit")
     files = {path.name: path.read_bytes() for path in BUNDLED_DIRECTORY.iterdir()}
     with HubServer({"mia/tiny": files}) as hub:
         places = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"}
