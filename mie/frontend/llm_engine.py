@@ -136,9 +136,9 @@ class LLMEngine:
     def get_tokenizer(self) -> PretrainedTokenizer:
         """Return the model's tokenizer with the interface of transformers."""
         if self._tokenizer is None:
-            tokenizer, directory = self.preparer.required_tokenizer(), self.parts.text_directory
-            files = TemplateFiles(directory)
-            self._tokenizer = PretrainedTokenizer(tokenizer, files, str(directory))
+            tokenizer = self.preparer.required_tokenizer()
+            files = TemplateFiles(self.parts.text_directory)
+            self._tokenizer = PretrainedTokenizer(tokenizer, files)
         return self._tokenizer
 
     @property

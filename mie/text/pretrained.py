@@ -43,7 +43,7 @@ class _Special:
         self._name, self._is_id = name, is_id
 
     def __get__(self, owner: PretrainedTokenizer | None, kind: type | None = None) -> Any:
-        token = None if owner is None else owner.special_tokens_map.get(self._name)
+        token = None if owner is None else owner.tokenizer.special_tokens.get(self._name)
         if owner is None or token is None:
             return None
         return owner.tokenizer.token_to_id(token) if self._is_id else token
@@ -56,18 +56,13 @@ class PretrainedTokenizer:
     it would have to ignore. `tokenizer` is mie's own, which it wraps.
     """
 
-    is_fast = True
-
-    def __init__(self, tokenizer: Tokenizer, files: TemplateFiles, name_or_path: str = "") -> None:
+    def __init__(self, tokenizer: Tokenizer, files: TemplateFiles) -> None:
         self.tokenizer = tokenizer
-        self.name_or_path = name_or_path
         self._files = files
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(name_or_path={self.name_or_path!r},"
-            f" vocab_size={self.vocab_size}, special_tokens={self.special_tokens_map})"
-        )
+        special = self.tokenizer.special_tokens
+        return f"{type(self).__name__}(vocab_size={self.vocab_size}, special_tokens={special})"
 
     # Encoding and decoding
 
@@ -123,10 +118,6 @@ class PretrainedTokenizer:
         """Return the texts of several lists of token ids."""
         return [self.decode(each, skip_special_tokens, **options) for each in _as_list(sequences)]
 
-    def tokenize(self, text: str, add_special_tokens: bool = False) -> list[str]:
-        """Return the tokens of ``text`` as the vocabulary spells them."""
-        return [str(self._token(each)) for each in self.encode(text, add_special_tokens)]
-
     def convert_ids_to_tokens(
         self, ids: int | Sequence[int], skip_special_tokens: bool = False
     ) -> Any:
@@ -165,21 +156,13 @@ class PretrainedTokenizer:
         """Return the id of every token."""
         return self.tokenizer.vocabulary()
 
-    def get_added_vocab(self) -> dict[str, int]:
-        """Return the id of every added token."""
-        return {text: token_id for token_id, text in self.tokenizer.added_tokens.items()}
-
     # Special tokens
-
-    @cached_property
-    def special_tokens_map(self) -> dict[str, str]:
-        """Special tokens by name: ``{"eos_token": "</s>", …}``."""
-        return self.tokenizer.special_tokens
 
     @cached_property
     def all_special_tokens(self) -> list[str]:
         """The text of every special token that the configuration names."""
-        named = [*self.special_tokens_map.values(), *self.tokenizer.config.more_special_tokens]
+        config = self.tokenizer.config
+        named = [*config.special_tokens.values(), *config.more_special_tokens]
         return list(dict.fromkeys(named))
 
     @property
