@@ -253,7 +253,7 @@ class Debian:
                 raise Unobtainable(f"dpkg cannot unpack {package.name}: {last_line(output)}")
         [loader] = root.glob("usr/lib*/ld-linux*.so.*")
         [libraries] = root.glob("usr/lib/*-linux-gnu*")
-        # Libraries of packages from the index find those of this suite through the program's RPATH.
+        # Libraries from the index find the libraries of this suite through the program's RPATH.
         settings = ("--force-rpath", "--set-rpath", libraries, "--set-interpreter", loader)
         path = root / "usr/bin" / python
         works, output = self.clock.run((self.patchelf(), *settings, path), 60)

@@ -240,7 +240,7 @@ _COMMANDS: Mapping[str, _Command] = {
         _Command("/regenerate", "answer the last message again", Chat._regenerate),
         _Command("/edit [TEXT]", "change the last message, and answer it", Chat._edit),
         _Command("/undo", "forget the last message and its answer", Chat._undo),
-        _Command("/drop", "forget the oldest turns, and send what did not fit", Chat._drop),
+        _Command("/drop", "forget the oldest turns, and send the refused message", Chat._drop),
         _Command("/reset", "forget everything but the system message", Chat._reset),
         _Command("/save FILE", "write the conversation to a file", Chat._save),
         _Command("/load FILE", "go on with the conversation of a file", Chat._load_file),

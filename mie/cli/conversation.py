@@ -182,7 +182,7 @@ class Conversation:
             RequestError: there is no such message, or it cannot be answered. Nothing changes.
         """
         if self._refused is None:
-            raise RequestError("no message waits: /drop answers one that did not fit the context")
+            raise RequestError("no message waits: /drop sends a message that did not fit")
         turns, text = self._refused
         self._answer_after(turns, text, drops=True)
 

@@ -95,7 +95,7 @@ class Listener(socket.socket):
                 return
             connection.setblocking(False)
             with suppress(BlockingIOError):
-                connection.recv(1 << 16)  # bytes that nobody reads would cancel the answer
+                connection.recv(1 << 16)  # unread bytes would cancel the answer
             connection.send(REFUSAL)
             connection.shutdown(socket.SHUT_WR)
 

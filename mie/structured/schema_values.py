@@ -89,7 +89,7 @@ def check_multiples(multiples: Collection[Fraction]) -> None:
         product *= int(each * 10**places)
     if len(multiples) > 1 and product >= _MULTIPLES_END:
         raise RequestError(
-            "has several multipleOf for one number, whose product is too large (write their least "
+            "has several multipleOf for one number, with too large a product (write their least "
             "common multiple)"
         )
 

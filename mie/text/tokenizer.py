@@ -84,7 +84,7 @@ def read_text(path: Path, largest: int) -> str:
 
 
 def _token_text(value: object, name: str, path: Path) -> str | None:
-    """Return the text of a special token, which is a string or a serialized token."""
+    """Return the text of a special token: a string or a serialized token."""
     if isinstance(value, Mapping):
         value = value.get("content")
     if isinstance(value, str):
@@ -120,7 +120,7 @@ class Tokenizer:
 
     Special tokens are added as Hugging Face adds them, by the post-processor in ``tokenizer.json``.
     If it adds none, ``add_bos_token`` and ``add_eos_token`` of ``tokenizer_config.json`` decide.
-    ``decode`` equals the library's ``decode``, but broken bytes do not destroy the complete
+    ``decode`` follows the tokenizers library, but broken bytes do not destroy the complete
     characters before them. It does not apply ``clean_up_tokenization_spaces``: it would rewrite
     text that a stream has already shown.
     """

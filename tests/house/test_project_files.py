@@ -92,7 +92,7 @@ def wrong_commands(text: str) -> list[str]:
 
 
 def test_no_message_installs_a_package_called_mie_from_an_index() -> None:
-    """Nothing is published, so whoever registers the name owns such a command."""
+    """Nothing is published, so a stranger may register the name."""
     commands = ["'mie[jit]'", "mie", '-U "mie[all]"', "--force-reinstall mie==1"]
     assert all(wrong_commands(f"use pip install {command} now") for command in commands)
     assert not wrong_commands("pip install '.[jit]' or mie.cli or use mie; pip install numba")

@@ -58,7 +58,7 @@ def _products(survey: Survey) -> list[Finding]:
     value = f"{facts['kernels']} kernels of the BLAS; {threads} in large steps"
     if facts["is_controlled"]:
         return ok(value)
-    value = f"{facts['kernels']} kernels of the BLAS, which chooses its number of threads"
+    value = f"{facts['kernels']} kernels of the BLAS; it chooses the number of threads itself"
     return note(value, "install a NumPy with OpenBLAS, MKL or BLIS")
 
 
