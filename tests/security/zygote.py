@@ -23,6 +23,7 @@ from typing import Any
 
 import hostile_requests
 
+import mie.cli.doctor
 import mie.cli.inspect
 import mie.cli.sim
 import mie.cli.trace
@@ -33,6 +34,8 @@ from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.tensors import expected_tensors, num_parameters
 from mie.checkpoint.weights import Checkpoint
 from mie.errors import MieError
+from mie.ops_jit.environment import CannotRun
+from mie.ops_jit.kernel_cache import WEIGHT_DTYPES
 from mie.text.chat import ChatTemplate
 from mie.text.tokenizer import Tokenizer
 
@@ -122,7 +125,16 @@ ACTIONS = {each.__name__: each for each in FUNCTIONS}
 # Measuring.
 
 
+def compile_kernels() -> None:
+    """Compile the kernels that models of the cases need, which takes seconds of a child's time."""
+    with contextlib.suppress(CannotRun):
+        mie.cli.doctor.compile_kernels(
+            lambda number: contextlib.nullcontext(lambda count: None), None, WEIGHT_DTYPES
+        )
+
+
 def main() -> None:
+    compile_kernels()
     hostile_requests.llm()  # Every child then has it.
     gc.freeze()  # So a child collects only its own garbage.
     for line in sys.stdin:

@@ -170,7 +170,7 @@ def test_a_cancelled_call_frees_its_blocks_within_one_step(stream):
         "method": "POST",
         "path": "/v1/completions",
         "query_string": b"",
-        "headers": [(b"content-type", b"application/json")],
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
     }
     body = json.dumps({**BODY, "max_tokens": 500, "ignore_eos": True, "stream": stream}).encode()
 
