@@ -103,7 +103,7 @@ def test_the_response_stream_helper_has_log_probabilities(client: openai.OpenAI)
 
 def test_errors_have_the_clients_own_classes(client: openai.OpenAI):
     with pytest.raises(openai.BadRequestError) as refused:
-        client.completions.create(**GREEDY, prompt=PROMPT, max_tokens=-1)
+        client.completions.create(**GREEDY, prompt=PROMPT, max_tokens=-2)
     assert (refused.value.type, refused.value.param) == ("invalid_request_error", "max_tokens")
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="another", messages=MESSAGES)
