@@ -4,7 +4,7 @@ A line is a prompt as text, or a request in the form of OpenAI's batch files:
 
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": […]}}
 
-The names in such a request are those of OpenAI's batch and completion interfaces.
+The names in such a request come from OpenAI's batch and completion interfaces.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _CLIENTS = (
     "tgi",
     "lmdeploy",
 )
-"""Values of ``--backend`` in vLLM's benchmark, which are kinds of servers."""
+"""Values of ``--backend`` in vLLM's benchmark. They are kinds of servers."""
 
 Number = TypeVar("Number", int, float)
 

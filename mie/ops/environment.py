@@ -19,8 +19,8 @@ def numpy_facts() -> dict[str, str]:
 def products_facts() -> dict[str, Any]:
     """Return how backend numpy multiplies.
 
-    The facts are the "kernels" of the BLAS, "is_controlled", which is false if the number of
-    threads cannot be set, and the "num_threads" of large steps.
+    The facts are the "kernels" of the BLAS, "is_controlled" (false if the number of
+    threads cannot be set), and the "num_threads" of large steps.
     """
     from mie.ops.blas import Blas
     from mie.system.resources import available_cpus

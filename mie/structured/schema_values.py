@@ -95,7 +95,7 @@ def check_multiples(multiples: Collection[Fraction]) -> None:
 
 
 def multiple_in(schema: dict[str, Any]) -> Fraction | None:
-    """Return the number whose multiples a schema demands.
+    """Return the number of ``multipleOf`` in a schema.
 
     Raises:
         RequestError: it is too large for llguidance.
@@ -177,7 +177,7 @@ _FORMATS: dict[str, dict[str, Any]] = {
         for version in (1, 3, 4, 5, 6, 7, 8)
     },
 }
-"""Schemas in place of formats: those of which llguidance writes texts that clients' libraries
+"""Schemas in place of formats: formats of llguidance with texts that clients' libraries
 refuse (days that do not exist, the year 0, second 60, amounts without limit), and pydantic's own.
 """
 

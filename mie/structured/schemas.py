@@ -57,8 +57,8 @@ _DEPENDENT = ("dependentRequired", "dependentSchemas", "dependencies")
 def rewritten(schema: Schema, *, is_closed: bool) -> Schema:
     """Return a schema for llguidance. The given schema accepts each of its values.
 
-    Keywords without effect and annotations are left out. If ``is_closed``, an object whose schema
-    names properties has only those, unless the schema has ``additionalProperties``. Each schema of
+    Keywords without effect and annotations are left out. If ``is_closed`` and an object's schema
+    names properties, the object has no others, except with ``additionalProperties``. Each schema of
     an object may name some: its own, ``allOf``, ``$ref``, and the chosen ``anyOf`` or ``oneOf``.
 
     Raises:
