@@ -1,17 +1,19 @@
 """Random examples until rare cases have occurred."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeVar
 
 from hypothesis import seed
+
+T = TypeVar("T", bound=Hashable)
 
 ROUNDS = 12
 """Maximum number of times that a property runs. One is nearly always enough."""
 
 
 def check_until_seen(
-    check: Callable[[Any], object], test: Any, seen: Counter[str], wanted: Mapping[str, int]
+    check: Callable[[Any], object], test: Any, seen: Counter[T], wanted: Mapping[T, int]
 ) -> None:
     """Run a property, and again with other examples while cases are too rare.
 

@@ -383,11 +383,12 @@ def test_times_and_counts_are_those_of_a_plain_model_in_a_thousand_runs() -> Non
 
 def test_the_runs_have_what_they_are_about() -> None:
     """Preemptions, swaps, copies, hits, forced tokens, aborts, and choices that wait."""
-    counts = Counter()
-    for seed in range(40):
+    counts, wanted = Counter(), (*COUNTS, "aborts")
+    for seed in range(400):
         _, account, _, _ = run(seed)
         for life in account.lives:
             counts += life.counts
         counts["aborts"] += sum("abort" in reasons for reasons in account.reasons.values())
-    for name in (*COUNTS, "aborts"):
-        assert counts[name] > 5, name
+        if seed >= 39 and min(counts[name] for name in wanted) > 5:
+            return
+    raise AssertionError(f"too rare: {counts}")

