@@ -35,6 +35,7 @@ from mie.text.messages import Message
 from mie.text.pretrained import PretrainedTokenizer
 
 
+@refuses_names
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
     """Facts about the model that an engine serves."""

@@ -52,7 +52,7 @@ class LLM:
         self.engine_args = self.llm_engine.engine_args
         parts = self.llm_engine.parts
         self.directory = parts.directory
-        self.model_config = parts.model
+        self.model_config = self.llm_engine.model_config
         self.tokenizer = parts.tokenizer
         self.engine = parts.engine
         self.text_directory = parts.text_directory

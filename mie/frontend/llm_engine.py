@@ -14,6 +14,7 @@ from mie.config.params.sampling import SamplingParams
 from mie.config.params.values import refuse_options
 from mie.errors import RequestError, shown
 from mie.frontend.loop import EngineLoop
+from mie.frontend.model_config import LoadedModelConfig
 from mie.frontend.outputs import Prompt, RequestOutput
 from mie.frontend.prepare import Preparer
 from mie.frontend.request_state import Collector, PreparedRequest
@@ -45,7 +46,7 @@ class LLMEngine:
         self.engine_args = engine_args
         self.parts = parts = build(engine_args)
         self.engine = parts.engine
-        self.model_config = parts.model
+        self.model_config = LoadedModelConfig.of(parts.model, parts.engine.max_model_len)
         self.preparer = Preparer(
             engine=parts.engine,
             tokenizer=parts.tokenizer,

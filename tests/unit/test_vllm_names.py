@@ -27,6 +27,7 @@ from mie import (
     SamplingParams,
     TokensPrompt,
 )
+from mie.base.refusals import REFUSED
 from mie.errors import ConfigError, RequestError, UnsupportedImportError, UnsupportedNameError
 
 ROOT = Path(__file__).parents[2]
@@ -340,6 +341,57 @@ def test_an_engine_has_vllms_members(llm: LLM):
         "reset_prefix_cache step tokenizer"
     )
     assert running("LLMEngine") == {*names.split()}
+
+
+CONFIGS = {
+    "LLMEngine": (
+        "model_config vllm_config cache_config scheduler_config parallel_config device_config "
+        "load_config lora_config decoding_config speculative_config observability_config "
+        "tokenizer get_tokenizer get_tokenizer_group get_model_config get_vllm_config "
+        "model_executor engine_core output_processor scheduler"
+    ),
+    "AsyncLLM": (
+        "get_model_config get_vllm_config get_scheduler_config get_parallel_config model_config "
+        "vllm_config cache_config get_lora_config get_decoding_config tokenizer get_tokenizer"
+    ),
+    "LoadedModelConfig": (
+        "max_model_len dtype vocab_size get_vocab_size get_hidden_size get_head_size hf_config "
+        "hf_text_config model tokenizer tokenizer_mode seed revision quantization architectures "
+        "architecture get_num_layers get_num_kv_heads get_num_attention_heads get_sliding_window "
+        "is_encoder_decoder is_multimodal_model multimodal_config is_moe runner_type max_logprobs "
+        "supported_tasks served_model_name enforce_eager get_diff_sampling_param pooler_config"
+    ),
+    "ModelFacts": (
+        "max_model_len model dtype quantization hf_config hf_text_config get_vocab_size tokenizer "
+        "seed get_hidden_size get_num_layers is_multimodal_model supported_tasks runner_type "
+        "served_model_name get_diff_sampling_param is_encoder_decoder pooler_config"
+    ),
+}
+"""The names that programs for vLLM, and its own examples, read of an engine's configurations."""
+
+
+@pytest.mark.parametrize("owner", CONFIGS)
+def test_a_name_of_vllms_configurations_is_answered_or_refused_with_the_remedy(
+    owner: str, llm: LLM, async_llm: AsyncLLM
+):
+    facts = asyncio.run(async_llm.get_model_config())
+    objects = {"LLMEngine": llm.llm_engine, "AsyncLLM": async_llm, "ModelFacts": facts}
+    subject = objects.get(owner, llm.llm_engine.model_config)
+    for name in {*CONFIGS[owner].split(), *REFUSED[owner]}:
+        if name in REFUSED[owner]:
+            with pytest.raises(UnsupportedNameError) as caught:
+                getattr(subject, name)
+            assert str(caught.value) == f"{owner} has no {name}: {REFUSED[owner][name]}"
+        else:
+            getattr(subject, name)  # a raw AttributeError is an error
+
+
+def test_a_model_configuration_has_the_context_that_the_engine_gives_it(llm: LLM):
+    config = llm.llm_engine.model_config
+    assert config is llm.model_config
+    assert config.max_model_len == llm.engine.max_model_len == ARGS.max_model_len
+    assert config.get_vocab_size() == config.vocab_size == llm.engine.vocab_size
+    assert config.get_hidden_size() == config.num_heads * config.get_head_size()
 
 
 def test_an_async_llm_has_vllms_members(llm: LLM):
