@@ -42,6 +42,71 @@ def text_of(choice: dict[str, Any]) -> str:
     return choice["message"]["content"] if found is None else found
 
 
+ONE = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+STRICT: dict[str, Any] = {
+    COMPLETIONS: lambda own: {
+        "prompt": "hi",
+        "max_tokens": 16,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "one", **own}},
+    },
+    CHAT: lambda own: {
+        "messages": MESSAGES,
+        "max_tokens": 16,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "one", **own}},
+    },
+    RESPONSES: lambda own: {
+        "input": "hi",
+        "max_output_tokens": 16,
+        "text": {"format": {"type": "json_schema", "name": "one", **own}},
+    },
+    "/v1/messages": lambda own: {
+        "messages": MESSAGES,
+        "max_tokens": 16,
+        "output_config": {"format": {"type": "json_schema", **own}},
+    },
+}
+
+
+def text_of_any(answer: dict[str, Any]) -> str:
+    if "choices" in answer:
+        return text_of(answer["choices"][0])
+    whole = answer["output"][0] if "output" in answer else answer
+    return whole["content"][0]["text"]
+
+
+@pytest.mark.parametrize("path", STRICT)
+def test_objects_are_closed_unless_strict_is_false(server, path):
+    """After the property that the schema names, a greedy model invents another where it may."""
+    for strict in ({}, {"strict": None}, {"strict": True}):
+        body = STRICT[path]({"schema": ONE, **strict})
+        assert text_of_any(server.ask(path, **body, temperature=0)) == '{"a":1}', strict
+        said = STRICT[path]({"schema": {**ONE, "additionalProperties": True}, **strict})
+        assert text_of_any(server.ask(path, **said, temperature=0)).startswith('{"a":1,'), strict
+    body = STRICT[path]({"schema": ONE, "strict": False})
+    assert text_of_any(server.ask(path, **body, temperature=0)).startswith('{"a":1,')
+
+
+@pytest.mark.parametrize("strict", [{}, {"strict": True}, {"strict": False}], ids=str)
+def test_forced_calls_follow_the_closed_schema_whether_strict_or_not(server, strict):
+    tool = {"name": "one", "parameters": ONE, **strict}
+    chat = {"messages": MESSAGES, "max_tokens": 40, "temperature": 0, "tool_choice": "required"}
+    answer = server.ask(CHAT, **chat, tools=[{"type": "function", "function": tool}])
+    [call] = answer["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["arguments"] == '{"a":1}'
+    own = {"input": "hi", "max_output_tokens": 40, "temperature": 0, "tool_choice": "required"}
+    [call] = server.ask(RESPONSES, **own, tools=[{"type": "function", **tool}])["output"]
+    assert call["arguments"] == '{"a":1}'
+    tool = {"name": "one", "input_schema": ONE, **strict}
+    chat = {
+        "messages": MESSAGES,
+        "max_tokens": 40,
+        "temperature": 0,
+        "tool_choice": {"type": "any"},
+    }
+    [block] = server.ask("/v1/messages", **chat, tools=[tool])["content"]
+    assert block["input"] == {"a": 1}
+
+
 @BOTH
 def test_every_choice_is_json_that_the_schema_accepts(server, path):
     answer = server.ask(path, **BODY[path], n=3, response_format=FORMAT)

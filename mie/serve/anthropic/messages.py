@@ -181,7 +181,7 @@ class MessageWriter(PartsWriter[MessagesRequest]):
     async def run(self) -> ASGIApp:
         body = self.body
         form = None if body.output_config is None else body.output_config.format
-        structure = None if form is None else closed_schema(form.schema_)
+        structure = None if form is None else closed_schema(form.schema_, form.strict)
         self.set_params(
             "output_config",
             body.stream,

@@ -266,9 +266,7 @@ def _structure_of(body: GenerationBody) -> tuple[StructuredOutputsParams | None,
 def schema_of(given: NamedSchema | JsonObjectFormat) -> StructuredOutputsParams:
     """Return the JSON schema of a format, or that of any object."""
     if isinstance(given, NamedSchema):
-        if given.strict is False:
-            return StructuredOutputsParams(json=given.schema_)
-        return closed_schema(given.schema_)
+        return closed_schema(given.schema_, given.strict)
     if given.schema_ is None:
         return StructuredOutputsParams(json_object=True)
     return closed_schema({"type": "object", **given.schema_})

@@ -88,6 +88,6 @@ class StructuredOutputs(Body):
     structural_tag: Annotated[Any, Unsupported("write a grammar")] = None
 
 
-def closed_schema(schema: Mapping[str, Any]) -> StructuredOutputsParams:
-    """Return a JSON schema with objects that have only the properties that the schema names."""
-    return StructuredOutputsParams(json=schema, disable_additional_properties=True)
+def closed_schema(schema: Mapping[str, Any], strict: bool | None = None) -> StructuredOutputsParams:
+    """Return a JSON schema. Its objects have only the named properties, unless strict is false."""
+    return StructuredOutputsParams(json=schema, disable_additional_properties=strict is not False)
