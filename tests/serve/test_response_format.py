@@ -43,6 +43,7 @@ def text_of(choice: dict[str, Any]) -> str:
 
 
 ONE = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+HI: list[Any] = [{"role": "user", "content": "hi"}]
 STRICT: dict[str, Any] = {
     COMPLETIONS: lambda own: {
         "prompt": "hi",
@@ -50,7 +51,7 @@ STRICT: dict[str, Any] = {
         "response_format": {"type": "json_schema", "json_schema": {"name": "one", **own}},
     },
     CHAT: lambda own: {
-        "messages": MESSAGES,
+        "messages": HI,
         "max_tokens": 16,
         "response_format": {"type": "json_schema", "json_schema": {"name": "one", **own}},
     },
@@ -60,7 +61,7 @@ STRICT: dict[str, Any] = {
         "text": {"format": {"type": "json_schema", "name": "one", **own}},
     },
     "/v1/messages": lambda own: {
-        "messages": MESSAGES,
+        "messages": HI,
         "max_tokens": 16,
         "output_config": {"format": {"type": "json_schema", **own}},
     },
