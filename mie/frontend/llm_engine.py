@@ -14,10 +14,10 @@ from mie.config.params.sampling import SamplingParams
 from mie.config.params.values import refuse_options
 from mie.errors import RequestError, shown
 from mie.frontend.loop import EngineLoop
-from mie.frontend.model_config import LoadedModelConfig
 from mie.frontend.outputs import Prompt, RequestOutput
 from mie.frontend.prepare import Preparer
 from mie.frontend.request_state import Collector, PreparedRequest
+from mie.load.model_config import LoadedModelConfig
 from mie.load.parts import build
 from mie.text.pretrained import PretrainedTokenizer
 from mie.text.template_files import TemplateFiles
