@@ -238,8 +238,7 @@ class AsyncLLM:
 
         For a large vocabulary this takes seconds, in a worker thread.
         """
-        constraints = self._llm.llm_engine.preparer.constraints
-        if constraints is not None:
+        if (constraints := self._llm.llm_engine.preparer.constraints) is not None:
             await call_in_thread(constraints.index)
 
     async def get_tokenizer(self) -> PretrainedTokenizer:
