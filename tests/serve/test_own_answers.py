@@ -197,6 +197,7 @@ def test_a_stream_that_was_cut_is_accepted_in_the_next_turn(server: Any, route: 
 
 def test_the_template_gets_the_text_of_a_call_that_was_cut(server: Any, llm: LLM):
     template = (
+        "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
         "{% for m in messages %}{% for c in m.tool_calls or [] %}"
         "{% set a = c.function.arguments %}{{ a if a is string else a | tojson }}"
         "{% endfor %}{{ m.content or '' }}{% endfor %}"
