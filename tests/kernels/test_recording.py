@@ -122,7 +122,9 @@ def test_the_dtype_follows_the_checkpoint(
         found.append(backend.dtype.name)
         return backend
 
-    settings = EngineConfig(num_blocks=40, block_size=4, max_num_batched_tokens=4, max_num_seqs=1)
+    settings = EngineConfig(
+        num_blocks=40, block_size=4, max_model_len=160, max_num_batched_tokens=4, max_num_seqs=1
+    )
     load_engine(model, settings, backend="cupy", wrap=wrap)
     assert found == [chosen]
     warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]

@@ -37,7 +37,7 @@ def test_the_variable_sets_the_level() -> None:
 def test_loading_logs_the_model_the_time_and_the_memory(tiny, caplog) -> None:
     directory = tiny["llama"].directory
     with caplog.at_level(logging.INFO, logger="mie"):
-        LLM(directory, backend="numpy", skip_tokenizer_init=True, num_blocks=9)
+        LLM(directory, backend="numpy", skip_tokenizer_init=True, num_blocks=9, max_model_len=99)
     chosen, loaded, memory = [record.getMessage() for record in caplog.records]
     assert {record.name for record in caplog.records} == {"mie.load.engine"}
     assert chosen == "backend numpy"
@@ -46,7 +46,13 @@ def test_loading_logs_the_model_the_time_and_the_memory(tiny, caplog) -> None:
 
 
 def test_preemptions_cause_a_warning(tiny, caplog: pytest.LogCaptureFixture) -> None:
-    llm = LLM(tiny["llama"].directory, skip_tokenizer_init=True, num_blocks=6, block_size=4)
+    llm = LLM(
+        tiny["llama"].directory,
+        skip_tokenizer_init=True,
+        num_blocks=6,
+        block_size=4,
+        max_model_len=24,
+    )
     params = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
     llm.generate([[1, 2, 3], [4, 5, 6], [7, 8, 9]], params, use_tqdm=False)
     assert llm.engine.stats.num_preemptions > 1
