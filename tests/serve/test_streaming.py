@@ -32,7 +32,7 @@ class Exchange:
             "raw_path": path.encode(),
             "root_path": "",
             "query_string": b"",
-            "headers": [(b"content-type", b"application/json")],
+            "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 2),
             "state": {},
