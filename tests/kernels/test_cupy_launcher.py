@@ -182,7 +182,7 @@ def test_a_kernel_that_nvrtc_refuses_is_named(cupy: Any, monkeypatch: pytest.Mon
 
 def test_a_gpu_newer_than_nvrtc_is_refused(cupy: Any):
     cupy.device.compute_capability = "120"
-    message = r"NVRTC 12\.6 does not compile for this GPU, which is sm_120 \(.*mie\[cuda13\]"
+    message = r"NVRTC 12\.6 does not compile for this GPU, which is sm_120 \(.*cupy-cuda13x"
     with pytest.raises(ConfigError, match=message):
         CupyLauncher()
 
@@ -242,7 +242,7 @@ def test_arguments_that_do_not_fit_are_refused(cupy: Any, args: tuple[Any, ...])
 
 def test_a_missing_cupy_names_the_extras(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(MissingExtraError, match=r"mie\[cuda12\].*mie\[cuda13\]"):
+    with pytest.raises(MissingExtraError, match=r"cupy-cuda12x.*cupy-cuda13x"):
         CupyLauncher()
 
 
@@ -282,7 +282,7 @@ def test_a_broken_cupy_is_not_reported_as_missing(
 ):
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Broken(text), *sys.meta_path])
-    message = rf"CuPy, which is installed but cannot be imported: {reason} \(.*mie\[cuda12\]"
+    message = rf"CuPy, which is installed but cannot be imported: {reason} \(.*cupy-cuda12x"
     with pytest.raises(ConfigError, match=message) as caught:
         CupyLauncher()
     assert "\n" not in str(caught.value)
