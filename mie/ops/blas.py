@@ -8,6 +8,7 @@ class Blas:
     """NumPy's BLAS. Its number of threads is one for the whole process."""
 
     def __init__(self) -> None:
+        import numpy  # noqa: F401  # a library that is not loaded is not found
         from threadpoolctl import ThreadpoolController  # backend jit has no use for it
 
         self._controller: Any = ThreadpoolController().select(user_api="blas")

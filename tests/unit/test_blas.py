@@ -1,6 +1,7 @@
 """Test the limit on the threads of NumPy's BLAS, and the facts about it."""
 
 import pytest
+from command_line import python
 from threadpoolctl import threadpool_info
 
 from mie.ops.blas import Blas
@@ -50,3 +51,8 @@ def test_the_kernels_are_those_of_the_library_of_numpy(libraries, core, monkeypa
     monkeypatch.setattr("threadpoolctl.ThreadpoolController", lambda: _Libraries(*libraries))
     assert Blas().core == core
     assert Blas().is_controlled == bool(libraries)
+
+
+def test_the_blas_is_found_before_anything_else_has_loaded_it() -> None:
+    code = "from mie.ops.environment import products_facts; print(products_facts()['kernels'])"
+    assert python("-c", code).stdout == f"{Blas().core}\n"
