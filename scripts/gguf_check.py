@@ -32,11 +32,12 @@ import numpy as np
 import tiny_models
 from gguf.quants import dequantize, quantize
 
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import load_model_config
 from mie.checkpoint.locate import BUNDLED_DIRECTORY
 from mie.checkpoint.weights import Checkpoint, expected_tensors
 from mie.load.backends import load_backend
 from mie.load.sizing import cache_shape
+from mie.model.config import ModelConfig
 from mie.model.decoder import Decoder
 from mie.ops import activation
 from mie.ops.backend import StepBatch
@@ -145,7 +146,7 @@ def check_family(source: Path, path: Path) -> bool:
     path.write_bytes(gguf_files.gguf_bytes(values, tensors))
     ids = [index * 7 % vocab_size for index in range(LENGTH)]
     with patch.object(activation, "gelu_mul", gelu_of_llama_cpp):
-        own = logits_of_mie(path, ModelConfig.load(path), [ids], CONTEXT)[0]
+        own = logits_of_mie(path, load_model_config(path), [ids], CONTEXT)[0]
     model = llama_of(path, CONTEXT)
     model.eval(ids)
     theirs = np.array(model.scores[LENGTH - 1], np.float64)
@@ -192,7 +193,7 @@ def check(source: Path, name: str, prompts: Sequence[str], folder: Path) -> bool
     """Compare one type of a model, print a line, and return whether all is right."""
     plain = gguf_files.convert(source, folder / "plain.gguf", "F32", "gpt-2")
     path = quantised(plain, name, folder / f"{name}.gguf")
-    config = ModelConfig.load(path)
+    config = load_model_config(path)
     tokenizer = Tokenizer.load(path, config.vocab_size)
     ids = [tokenizer.encode(prompt) for prompt in prompts]
     own = logits_of_mie(path, config, ids)

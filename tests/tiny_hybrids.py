@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from tiny_models import CONFIGS, write_model
 
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import model_config_from_hf
 
 HYBRIDS = {name: CONFIGS[name] for name in ("lfm2", "qwen35", "granite4")}
 LFM2, QWEN35, GRANITE4 = HYBRIDS.values()
@@ -104,7 +104,7 @@ class TinyHybrid:
     def __init__(self, directory: Path, config: dict) -> None:
         weights = random_weights(config)
         self.config = config
-        self.parsed = ModelConfig.from_hf(config)
+        self.parsed = model_config_from_hf(config)
         self.weights = {name: array.astype(np.float64) for name, array in weights.items()}
         renamed = {}
         for name, array in weights.items():

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import model_config_from_hf
 
 ROWS = json.loads((Path(__file__).parent / "data/tiny_models.json").read_text(encoding="utf-8"))
 CONFIGS = {name: ROWS["llama"] | row for name, row in ROWS.items()}
@@ -119,6 +119,6 @@ class TinyModel:
     def __init__(self, directory: Path, config: dict) -> None:
         weights = random_weights(config)
         self.config = config
-        self.parsed = ModelConfig.from_hf(config)
+        self.parsed = model_config_from_hf(config)
         self.weights = {name: array.astype(np.float64) for name, array in weights.items()}
         self.directory = write_model(directory, config, weights)

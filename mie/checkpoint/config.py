@@ -10,24 +10,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mie.base.arithmetic import ceil_div
-from mie.checkpoint.experts import Experts, read_experts
+from mie.checkpoint.experts import read_experts
 from mie.checkpoint.families import FAMILIES
-from mie.checkpoint.family import Family, Names, QkNorm
+from mie.checkpoint.family import Family
 from mie.checkpoint.gguf.architectures import split_names
 from mie.checkpoint.gguf.config import hf_config
 from mie.checkpoint.gguf.files import no_config
 from mie.checkpoint.gguf.header import read_gguf
 from mie.checkpoint.json_reader import JsonReader
 from mie.checkpoint.layer_kinds import SLIDING, layer_kinds
-from mie.checkpoint.quantisation import Quantisation, read_quantisation
-from mie.checkpoint.recurrent import RECURRENT, RecurrentConfig, read_recurrent
-from mie.checkpoint.refusals import ACTIVATIONS, Activation, activation_name, refuse_unsupported
-from mie.checkpoint.rope import RopeConfig, read_ropes
+from mie.checkpoint.quantisation import read_quantisation
+from mie.checkpoint.recurrent import RECURRENT, read_recurrent
+from mie.checkpoint.refusals import ACTIVATIONS, activation_name, refuse_unsupported
+from mie.checkpoint.rope import read_ropes
 from mie.checkpoint.size_limits import (
     MAX_CONTEXT,
     MAX_EPS,
@@ -42,172 +42,55 @@ from mie.checkpoint.size_limits import (
 )
 from mie.checkpoint.wrapped import text_part
 from mie.errors import ModelError
+from mie.model.config import ModelConfig
 from mie.system.files import read_json_object
 
-__all__ = ["FAMILIES", "ModelConfig", "RopeConfig"]
+
+def load_model_config(directory: Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
+    """Return the configuration of the model in ``directory``, which may be a GGUF file.
+
+    End-of-sequence ids in ``generation_config.json`` take precedence over those in
+    ``config.json``, as in transformers. ``overrides`` replace keys of both.
+
+    Raises:
+        UnsupportedModelError: the model needs a feature that is not implemented.
+        ModelError: the directory or the file is missing, or a value is bad.
+    """
+    path, overrides = Path(directory), overrides or {}
+    if path.is_file():
+        found = model_config_from_hf({**hf_config(read_gguf(path)), **overrides}, source=str(path))
+        return replace(found, names=split_names(found.names))
+    path = path / "config.json"
+    if not path.parent.is_dir():
+        raise ModelError(f"model directory {directory} does not exist, or is not a directory")
+    if not os.path.lexists(path):
+        raise no_config(path.parent)
+    config = read_json_object(path, MAX_JSON_BYTES, ModelError)
+    generation = path.with_name("generation_config.json")
+    if os.path.lexists(generation):
+        eos = read_json_object(generation, MAX_JSON_BYTES, ModelError).get("eos_token_id")
+        config = config if eos is None else {**config, "eos_token_id": eos}
+    source = f"{path}{' with hf_overrides' if overrides else ''}"
+    return model_config_from_hf({**config, **overrides}, source=source)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """Sizes and flags of one decoder-only model."""
+def model_config_from_hf(config: Mapping[str, Any], *, source: str = "config.json") -> ModelConfig:
+    """Return the configuration for a parsed ``config.json``, which messages call ``source``.
 
-    architecture: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    max_position_embeddings: int
-    tie_word_embeddings: bool
-    qkv_bias: bool
-    o_bias: bool
-    mlp_bias: bool
-    qk_norm: QkNorm | None
-    activation: Activation
-    layer_windows: tuple[int | None, ...]  # keys that a query sees, itself included; None is all
-    layer_ropes: tuple[RopeConfig | None, ...]  # None is a layer without RoPE
-    rope_is_interleaved: bool
-    attention_scale: float | None  # of the scores; None is 1 / sqrt(head_dim)
-    attention_soft_cap: float | None
-    logits_soft_cap: float | None
-    logits_scale: float  # a divisor
-    embedding_scale: float
-    residual_scale: float  # of the outputs that attention and MLP add
-    norm_offset: int
-    gates_attention: bool
-    layers_recurrent: tuple[bool, ...]  # which layers keep a state; the others attend
-    recurrent: RecurrentConfig | None
-    experts: Experts | None
-    names: Names  # of attention layers
-    bos_token_id: int | None
-    eos_token_ids: tuple[int, ...]
-    dtype: str  # as in the file; the checkpoint's own dtype may differ
-    quantisation: Quantisation | None = None
-    left_out: tuple[str, ...] = ()  # keys of the parts of a larger model that are not text
+    Keys that do not change the computation are ignored, whether known or not.
 
-    @classmethod
-    def load(cls, directory: Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
-        """Return the configuration of the model in ``directory``, which may be a GGUF file.
-
-        End-of-sequence ids in ``generation_config.json`` take precedence over those in
-        ``config.json``, as in transformers. ``overrides`` replace keys of both.
-
-        Raises:
-            UnsupportedModelError: the model needs a feature that is not implemented.
-            ModelError: the directory or the file is missing, or a value is bad.
-        """
-        path, overrides = Path(directory), overrides or {}
-        if path.is_file():
-            found = cls.from_hf({**hf_config(read_gguf(path)), **overrides}, source=str(path))
-            return replace(found, names=split_names(found.names))
-        path = path / "config.json"
-        if not path.parent.is_dir():
-            raise ModelError(f"model directory {directory} does not exist, or is not a directory")
-        if not os.path.lexists(path):
-            raise no_config(path.parent)
-        config = read_json_object(path, MAX_JSON_BYTES, ModelError)
-        generation = path.with_name("generation_config.json")
-        if os.path.lexists(generation):
-            eos = read_json_object(generation, MAX_JSON_BYTES, ModelError).get("eos_token_id")
-            config = config if eos is None else {**config, "eos_token_id": eos}
-        source = f"{path}{' with hf_overrides' if overrides else ''}"
-        return cls.from_hf({**config, **overrides}, source=source)
-
-    @classmethod
-    def from_hf(cls, config: Mapping[str, Any], *, source: str = "config.json") -> ModelConfig:
-        """Return the configuration for a parsed ``config.json``, which messages call ``source``.
-
-        Keys that do not change the computation are ignored, whether known or not.
-
-        Raises:
-            UnsupportedModelError: the model needs a feature that is not implemented.
-            ModelError: a required key is missing, or a value is bad.
-        """
-        config, left_out = text_part(config)
-        architecture = _architecture(JsonReader(values=config, source=source))
-        family = FAMILIES.get(architecture)
-        own = config if family is None else _with_llama_keys(config, family)
-        merged = {**(family.defaults if family else {}), **own}
-        refuse_unsupported(merged, architecture, FAMILIES, source)
-        read = _read_config(JsonReader(values=merged, source=source), architecture)
-        return replace(read, left_out=left_out)
-
-    @property
-    def rope(self) -> RopeConfig | None:
-        """The rotations of the layers that attend furthest, or None if no layer has any."""
-        pairs = zip(self.layer_windows, self.layer_ropes, strict=True)
-        ropes = sorted(
-            (window is not None, index) for index, (window, rope) in enumerate(pairs) if rope
-        )
-        return self.layer_ropes[ropes[0][1]] if ropes else None
-
-    @property
-    def context_length(self) -> int:
-        """The number of tokens that the model can attend over, RoPE scaling included.
-
-        ``max_position_embeddings`` counts the stretched context for Llama-3 scaling. For linear
-        scaling it counts the original one, as in vLLM, but for Gemma 3, whose windows stretch
-        nothing. For YaRN both conventions are in use (Qwen states the original), so the larger
-        reading holds. Scores that grow with the position are not implemented, so such a model has
-        its original context.
-        """
-        rope = self.rope or RopeConfig()
-        original = rope.original_max_position_embeddings or self.max_position_embeddings
-        if rope.is_tempered:
-            return original
-        if rope.rope_type == "linear" and len({*self.layer_ropes}) == 1:
-            return int(self.max_position_embeddings * rope.factor)
-        if rope.rope_type == "yarn":
-            return max(self.max_position_embeddings, int(original * rope.factor))
-        return self.max_position_embeddings
-
-    @property
-    def default_context_length(self) -> int:
-        """The number of tokens for which no setting is needed.
-
-        LongRoPE turns keys differently beyond the original context, and a cache cannot change
-        those that it holds. So a longer ``max_model_len`` decides for all tokens.
-        """
-        if self.rope is not None and self.rope.rope_type == "longrope":
-            return self.rope.original_max_position_embeddings or self.max_position_embeddings
-        return self.context_length
-
-    @property
-    def num_attention_layers(self) -> int:
-        """The number of layers with keys and values."""
-        return self.layers_recurrent.count(False)
-
-    def names_of(self, layer: int) -> Names:
-        """Return the names of a layer's tensors."""
-        of_recurrent = self.recurrent.family.names if self.recurrent else None
-        names = of_recurrent or self.names if self.layers_recurrent[layer] else self.names
-        if names.shared_gate is None or self.has_experts(layer):
-            return names
-        usual = Names()
-        return replace(names, gate_up=usual.gate_up, down=usual.down, shared_gate=None)
-
-    def has_experts(self, layer: int) -> bool:
-        """Return whether a layer is sparse."""
-        return self.experts is not None and self.experts.layers[layer]
-
-    def has_mlp(self, layer: int) -> bool:
-        """Return whether a layer has an MLP that computes every token."""
-        return self.experts is None or self.experts.are_beside_mlp or not self.experts.layers[layer]
-
-    def mlp_size(self, layer: int) -> int:
-        """Return the intermediate size of a layer's MLP, which differs beside experts."""
-        is_dense = self.experts is not None and not self.experts.layers[layer]
-        return self.experts.dense_size if self.experts and is_dense else self.intermediate_size
-
-    def kv_bytes_per_token(self, itemsize: int) -> int:
-        """Return the bytes of keys and values of one token in all layers.
-
-        ``itemsize`` is the size of one cache element: 4 bytes for float32, 2 for float16.
-        """
-        return 2 * self.num_attention_layers * self.num_kv_heads * self.head_dim * itemsize
+    Raises:
+        UnsupportedModelError: the model needs a feature that is not implemented.
+        ModelError: a required key is missing, or a value is bad.
+    """
+    config, left_out = text_part(config)
+    architecture = _architecture(JsonReader(values=config, source=source))
+    family = FAMILIES.get(architecture)
+    own = config if family is None else _with_llama_keys(config, family)
+    merged = {**(family.defaults if family else {}), **own}
+    refuse_unsupported(merged, architecture, FAMILIES, source)
+    read = _read_config(JsonReader(values=merged, source=source), architecture)
+    return replace(read, left_out=left_out)
 
 
 def _architecture(reader: JsonReader) -> str:

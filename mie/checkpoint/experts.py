@@ -1,28 +1,10 @@
 """Read the sizes of a sparse model's experts, and which layers have them."""
 
-from dataclasses import dataclass
-from typing import Literal
-
-from mie.checkpoint.families import Family
+from mie.checkpoint.family import Family
 from mie.checkpoint.json_reader import JsonReader
 from mie.checkpoint.size_limits import MAX_EXPERTS, MAX_EXPERTS_OF_MODEL, MAX_LAYERS, MAX_WIDTH
 from mie.errors import UnsupportedModelError, shown
-
-
-@dataclass(frozen=True, kw_only=True)
-class Experts:
-    """The experts of sparse layers, of which a router chooses some for each token."""
-
-    number: int
-    num_chosen: int
-    size: int  # the intermediate size of each
-    activation: Literal["silu", "clamped_silu"]
-    has_biases: bool  # in the router, too
-    is_normalised: bool  # whether the weights of a token's experts sum to 1
-    has_router_bias: bool  # whether the file has that of a router with sigmoids
-    layers: tuple[bool, ...]  # which layers are sparse
-    are_beside_mlp: bool  # whether sparse layers have an MLP for all tokens, too
-    dense_size: int  # the intermediate size of the MLP of other layers, if there are any
+from mie.model.config import Experts
 
 
 def read_experts(reader: JsonReader, family: Family, num_layers: int) -> Experts | None:

@@ -10,9 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mie.checkpoint.family import Family, Names, Recurrent
-
-__all__ = ["FAMILIES", "Family", "Names"]
+from mie.checkpoint.family import Family
+from mie.model.config import Names, RecurrentLayers
 
 _TABLES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 _ROWS: Mapping[str, Mapping[str, Any]] = _TABLES["parts"] | _TABLES["families"]
@@ -42,7 +41,7 @@ def _family(row: Mapping[str, Any]) -> Family:
         recurrent = _with_tuples(row["recurrent"])
         if "names" in recurrent:
             recurrent["names"] = Names(**_with_tuples(recurrent["names"]))
-        values["recurrent"] = Recurrent(**recurrent)
+        values["recurrent"] = RecurrentLayers(**recurrent)
     return Family(**values)
 
 

@@ -1,79 +1,10 @@
-"""Define what distinguishes a family: names of tensors, flags and defaults."""
+"""Define what distinguishes a family: flags, defaults, and names of tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mie.ops.recurrent_shape import Kind
-
-QkNorm = Literal["head", "projection", "rotated head"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Names:
-    """The names of a layer's tensors, without ".weight". A norm that is None does not exist."""
-
-    attention_norm: str | None = "input_layernorm"
-    attention_post_norm: str | None = None
-    """Normalises the result of attention, before it is added to the hidden states."""
-    mlp_norm: str | None = "post_attention_layernorm"
-    mlp_post_norm: str | None = None
-    q_norm: str = "self_attn.q_norm"
-    k_norm: str = "self_attn.k_norm"
-    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    """Three matrices, or one that holds their rows in this order."""
-    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
-    """Two matrices, or one that holds their rows in this order."""
-    down: str = "mlp.down_proj"
-    router: str = "mlp.gate"
-    router_bias: str | None = None
-    """Added to the sigmoids of logits to choose experts. None: experts are chosen by logits."""
-    expert_gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
-    """Like `gate_up`, with the number of the expert. A file may stack the matrices of all."""
-    experts_take_turns: bool = False
-    """Whether the rows of gate and up alternate in the one matrix of an expert."""
-    expert_down: str = "mlp.experts.{}.down_proj"
-    sinks: str | None = None
-    """The sinks of attention."""
-    shared_gate: str | None = None
-    """The matrix with one row whose sigmoid multiplies the MLP beside experts."""
-    attention_out: str = "self_attn.o_proj"
-    final_norm: str = "norm"
-    """The norm before the output head."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recurrent:
-    """Layers of a family that keep a state: their kind, and the names of their tensors.
-
-    Matrices that are named more than once hold the rows of several parts, as `layout` says.
-    """
-
-    kind: Kind
-    layer_types: tuple[str, ...]
-    """Their names in ``layer_types``."""
-    mixed: tuple[str, ...]
-    """The matrices that give the inputs of the convolution."""
-    conv: tuple[str, ...]
-    """The convolution, or those of queries, keys and values."""
-    out: str
-    gate: tuple[str, ...] = ()
-    small: tuple[str, ...] = ()
-    """The matrices with one output a head: b and a of the gated delta rule, dt of Mamba 2."""
-    vectors: str = ""
-    """The prefix of ``A_log``, ``dt_bias`` and ``D``."""
-    norm: str | None = None
-    """The norm of the result."""
-    layout: Literal["separate", "joined", "by group"] = "separate"
-    """Whether matrices hold several parts.
-
-    "joined" is gate, mixed and small in one. "by group" is mixed and gate in one, b and a in
-    another, both with the rows of a key head together.
-    """
-    norm_eps: float | None = None
-    """The epsilon of that norm, if it is not the model's."""
-    names: Names | None = None
-    """The other tensors of such a layer, if they are not named as in attention layers."""
+from mie.model.config import ExpertActivation, Names, QkNorm, RecurrentLayers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,14 +51,14 @@ class Family:
     """Added to the weights of all norms."""
     expert_size: str | None = None
     """The key of the intermediate size of its experts, or None if it has none."""
-    expert_activation: Literal["silu", "clamped_silu"] = "silu"
+    expert_activation: ExpertActivation = "silu"
     experts_have_biases: bool = False
     """Whether experts and their router have biases."""
     scales_embeddings: bool = False
     """Whether embeddings are multiplied by the square root of the hidden size."""
     gates_attention: bool = False
     """Whether queries come with gates, whose sigmoids multiply the results of attention."""
-    recurrent: Recurrent | None = None
+    recurrent: RecurrentLayers | None = None
     """The layers that keep a state, if the family has any."""
     keys: Mapping[str, str] = field(default_factory=dict)
     """Keys of the file that take precedence over those of a Llama: its own name to Llama's."""

@@ -25,8 +25,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.checkpoint.quantisation import Scheme
 from mie.errors import ModelError, UnsupportedModelError, WeightsError
+from mie.model.config import Scheme
 from mie.ops.packed import unpack_nibbles
 from mie.ops.quantised import GROUPS, Form, QuantisedRows
 

@@ -11,12 +11,12 @@ Sources: `compressed_tensors.quantization.QuantizationArgs` and `utils.match`, A
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from mie.checkpoint.json_reader import JsonReader
 from mie.checkpoint.size_limits import MAX_PATTERNS, MAX_WIDTH
 from mie.errors import ModelError, UnsupportedModelError, shown
+from mie.model.config import Quantisation, Scheme
 
 MIN_GROUP = 16
 """Inputs that share a scale are a multiple of this number."""
@@ -29,42 +29,20 @@ _MAX_REPETITIONS, _MAX_PATTERN, _MAX_GROUPS, _MAX_OF_LIST = 2, 200, 8, 8
 _OF_GROUP = re.compile(r"\)[*+{?]")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scheme:
-    """How the files hold a matrix."""
+def scheme_of(quantisation: Quantisation, module: str) -> Scheme | None:
+    """Return the scheme of a module by its name. None: it is not quantised.
 
-    format: str
-    """A format of compressed-tensors, or "gptq", "gptq_v2", "awq" or "mxfp4"."""
-    bits: int
-    group: int | None
-    """Inputs that share a scale. None: all inputs."""
-    symmetric: bool
-    """Whether there are no zero points."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quantisation:
-    """Which modules are quantised, and how."""
-
-    method: str
-    groups: tuple[tuple[tuple[str, ...], Scheme], ...]
-    """The targets of each scheme."""
-    ignore: tuple[str, ...] = ()
-
-    def scheme_of(self, module: str) -> Scheme | None:
-        """Return the scheme of a module by its name. None: it is not quantised.
-
-        A target or an ignored name is that of a module, a class ("Linear"), or "re:" and a pattern
-        that must match the beginning of a name.
-        """
-        if any(_matches(module, name) for name in self.ignore):
-            return None
-        schemes = (
-            scheme
-            for targets, scheme in self.groups
-            if any(_matches(module, target) for target in targets)
-        )
-        return next(schemes, None)
+    A target or an ignored name is that of a module, a class ("Linear"), or "re:" and a pattern
+    that must match the beginning of a name.
+    """
+    if any(_matches(module, name) for name in quantisation.ignore):
+        return None
+    schemes = (
+        scheme
+        for targets, scheme in quantisation.groups
+        if any(_matches(module, target) for target in targets)
+    )
+    return next(schemes, None)
 
 
 def read_quantisation(config: JsonReader) -> Quantisation | None:

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from mie.checkpoint.entries import TensorEntry
 from mie.checkpoint.layouts import Layout, Tensor, layout_of
-from mie.checkpoint.quantisation import Quantisation, Scheme
+from mie.checkpoint.quantisation import scheme_of
 from mie.checkpoint.tensors import Shape
 from mie.checkpoint.weights import Checkpoint, check_names, check_tensor
 from mie.errors import ModelError, WeightsError, shown
+from mie.model.config import Quantisation, Scheme
 from mie.ops.quantised import QuantisedRows, Rows, dequantise
 
 _SCALES = ("weight_scale", "scales")
@@ -153,7 +154,7 @@ def _scheme(
     codes = "blocks" if quantisation.method == "mxfp4" else "qweight"
     if quantisation.method != "compressed-tensors" and f"{module}.{codes}" not in found:
         return None
-    return quantisation.scheme_of(module)
+    return scheme_of(quantisation, module)
 
 
 def _check(directory: Path, name: str, found: Mapping[str, TensorEntry], tensor: Tensor) -> None:

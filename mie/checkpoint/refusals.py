@@ -9,17 +9,17 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from mie.checkpoint.family import Family
 from mie.checkpoint.rope import scalings
 from mie.checkpoint.size_limits import MAX_LAYERS
 from mie.errors import UnsupportedModelError, shown
+from mie.model.config import Activation
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 MAX_NAMED = 8  # Layer types that a message names.
-Activation = Literal["silu", "gelu_tanh"]
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
     "swish": "silu",

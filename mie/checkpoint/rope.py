@@ -1,41 +1,12 @@
 """Read how positions rotate queries and keys, in every spelling of ``config.json``."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from mie.checkpoint.family import Family
 from mie.checkpoint.json_reader import JsonReader
 from mie.checkpoint.size_limits import MAX_CONTEXT, MAX_FACTOR, MAX_THETA, MIN_FACTOR, MIN_THETA
-
-
-@dataclass(frozen=True, kw_only=True)
-class RopeConfig:
-    """How positions turn into rotations. ``mie.model.rope`` has the formulas.
-
-    A field that the ``rope_type`` does not use keeps its default.
-    """
-
-    rope_type: str = "default"  # "default", "linear", "llama3", "yarn" or "longrope"
-    theta: float = 10000.0
-    factor: float = 1.0  # how much the context is stretched
-    partial_rotary_factor: float = 1.0  # the share of a head's channels that turn, the first ones
-    original_max_position_embeddings: int | None = None  # of pretraining: llama3, yarn, longrope
-    low_freq_factor: float = 1.0  # llama3
-    high_freq_factor: float = 4.0  # llama3
-    beta_fast: float = 32.0  # yarn
-    beta_slow: float = 1.0  # yarn
-    attention_factor: float | None = None  # yarn, longrope
-    mscale: float | None = None  # yarn
-    mscale_all_dim: float | None = None  # yarn
-    truncate: bool = True  # yarn: round the ends of the ramp to whole channel pairs
-    short_factor: tuple[float, ...] = ()  # longrope: divisors within the original context
-    long_factor: tuple[float, ...] = ()  # longrope: divisors beyond it
-    is_tempered: bool = False  # whether scores grow with the position beyond the original context
-
-    def num_pairs(self, head_dim: int) -> int:
-        """Return the number of a head's channel pairs that turn."""
-        return int(head_dim * self.partial_rotary_factor) // 2
+from mie.model.config import RopeConfig
 
 
 def scalings(config: Mapping[str, Any], by_type: bool) -> dict[str | None, object]:

@@ -3,9 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from mie.checkpoint.config import ModelConfig
-from mie.checkpoint.family import Names
-from mie.checkpoint.recurrent import linear_tensors
+from mie.model.config import ModelConfig, Names, RecurrentConfig
 
 Shape = tuple[int, ...]
 
@@ -35,7 +33,7 @@ def num_parameters(config: ModelConfig) -> int:
 def _layer_tensors(config: ModelConfig, layer: int) -> dict[str, Shape]:
     hidden, names = config.hidden_size, config.names_of(layer)
     if config.recurrent is not None and config.layers_recurrent[layer]:
-        mixer = config.recurrent.tensors(hidden)
+        mixer = recurrent_tensors(config.recurrent, hidden)
     else:
         mixer = _attention_tensors(config)
     norms = (names.attention_norm, names.attention_post_norm, names.mlp_norm, names.mlp_post_norm)
@@ -53,7 +51,7 @@ def _attention_tensors(config: ModelConfig) -> dict[str, Shape]:
     queries, keys = config.num_heads * head_dim, config.num_kv_heads * head_dim
     rows = (2 * queries if config.gates_attention else queries, keys, keys)
     tensors = _parts(names.qkv, rows, hidden, config.qkv_bias)
-    tensors |= linear_tensors(names.attention_out, hidden, queries, config.o_bias)
+    tensors |= _linear(names.attention_out, hidden, queries, config.o_bias)
     if names.sinks is not None:
         tensors[names.sinks] = (config.num_heads,)
     if config.qk_norm is not None:
@@ -63,11 +61,34 @@ def _attention_tensors(config: ModelConfig) -> dict[str, Shape]:
     return tensors
 
 
+def recurrent_tensors(recurrent: RecurrentConfig, hidden: int) -> dict[str, Shape]:
+    """Return the tensors of a recurrence. The heads of Gated DeltaNet share the norm's weights."""
+    shape, names = recurrent.shape, recurrent.family
+    num_rows: dict[str, int] = {}
+    for part in recurrent.projections().values():
+        for name, rows in part:
+            num_rows[name] = num_rows.get(name, 0) + sum(map(len, rows))
+    tensors: dict[str, Shape] = {}
+    for name, number in num_rows.items():
+        tensors |= _linear(name, number, hidden, recurrent.bias)
+    for name, channels in zip(names.conv, recurrent.conv_sizes(names.conv), strict=True):
+        tensors[f"{name}.weight"] = (channels, 1, shape.kernel_size)
+        if recurrent.conv_bias:
+            tensors[f"{name}.bias"] = (channels,)
+    for name in recurrent.vectors:
+        tensors[names.vectors + name] = (shape.num_heads,)
+    if names.norm is not None:
+        tensors[f"{names.norm}.weight"] = (
+            shape.value_dim if shape.kind == "delta" else shape.width,
+        )
+    return tensors | _linear(names.out, hidden, shape.width, recurrent.bias)
+
+
 def _mlp(config: ModelConfig, names: Names, inner: int) -> dict[str, Shape]:
     hidden = config.hidden_size
     return {
         **_parts(names.gate_up, (inner, inner), hidden, config.mlp_bias),
-        **linear_tensors(names.down, hidden, inner, config.mlp_bias),
+        **_linear(names.down, hidden, inner, config.mlp_bias),
     }
 
 
@@ -75,15 +96,15 @@ def _experts(config: ModelConfig) -> dict[str, Shape]:
     assert config.experts is not None
     names, hidden, inner = config.names, config.hidden_size, config.experts.size
     has_bias = config.experts.has_biases
-    tensors = linear_tensors(names.router, config.experts.number, hidden, has_bias)
+    tensors = _linear(names.router, config.experts.number, hidden, has_bias)
     if config.experts.has_router_bias:
         tensors[str(names.router_bias)] = (config.experts.number,)
     if names.shared_gate is not None:
-        tensors |= linear_tensors(names.shared_gate, 1, hidden, False)
+        tensors |= _linear(names.shared_gate, 1, hidden, False)
     for expert in range(config.experts.number):
         gate_up = [name.format(expert) for name in names.expert_gate_up]
         tensors |= _parts(gate_up, (inner, inner), hidden, has_bias)
-        tensors |= linear_tensors(names.expert_down.format(expert), hidden, inner, has_bias)
+        tensors |= _linear(names.expert_down.format(expert), hidden, inner, has_bias)
     return tensors
 
 
@@ -94,5 +115,11 @@ def _parts(
     rows = rows if len(names) > 1 else [sum(rows)]
     tensors: dict[str, Shape] = {}
     for name, num_rows in zip(names, rows, strict=True):
-        tensors |= linear_tensors(name, num_rows, columns, has_bias)
+        tensors |= _linear(name, num_rows, columns, has_bias)
     return tensors
+
+
+def _linear(name: str, num_rows: int, columns: int, has_bias: bool) -> dict[str, Shape]:
+    """Return name and shape of the weight of a matrix, and of its bias if it has one."""
+    weight: dict[str, Shape] = {f"{name}.weight": (num_rows, columns)}
+    return {**weight, f"{name}.bias": (num_rows,)} if has_bias else weight

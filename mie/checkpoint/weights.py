@@ -22,14 +22,13 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.entries import TensorEntry, some
-from mie.checkpoint.quantisation import Quantisation
 from mie.checkpoint.safetensors_header import read_entries
 from mie.checkpoint.spellings import divided_as, renamed
 from mie.checkpoint.stacked import unstacked
 from mie.checkpoint.tensors import Shape, expected_tensors
 from mie.errors import WeightsError, shown
+from mie.model.config import ModelConfig, Quantisation
 from mie.ops.quantised import Form, QuantisedRows, Rows, dequantise
 from mie.system.files import open_file
 
@@ -66,10 +65,11 @@ _RANDOM_ROWS = 1024
 class Checkpoint:
     """The tensors of a model directory, read on demand.
 
-    ``nbytes`` counts the bytes of the expected tensors in their files. ``dtypes`` has the dtype of
-    each as safetensors spells it ("F32", "F16", "BF16"). ``ignored`` names the harmless extras.
-    ``forms`` has the form of each quantised matrix. All other tensors are floats. With
-    ``norms_hold_one``, the weights of norms already have the offset of their family.
+    ``nbytes`` counts the bytes of the expected tensors in their files. ``shapes`` has the shape of
+    each tensor, and ``dtypes`` the dtype as safetensors spells it ("F32", "F16", "BF16").
+    ``ignored`` names the harmless extras. ``forms`` has the form of each quantised matrix. All
+    other tensors are floats. With ``norms_hold_one``, the weights of norms already have the offset
+    of their family.
     """
 
     forms: Mapping[str, Form] = MappingProxyType({})
@@ -81,6 +81,7 @@ class Checkpoint:
         self._maps: dict[Path, mmap.mmap] = {}
         self.ignored = tuple(ignored)
         self.dtypes = {name: self._entries[name].dtype for name in self}
+        self.shapes = {name: self._entries[name].shape for name in self}
         self.nbytes = sum(self._entries[name].nbytes for name in self)
 
     @classmethod

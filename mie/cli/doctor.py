@@ -193,12 +193,12 @@ def _compile(args: argparse.Namespace) -> int:
 
 def _dtypes_of(model: str) -> tuple[set[str], set[str]]:
     """Return the dtypes of a model's matrices, and of its cache."""
-    from mie.checkpoint.config import ModelConfig
+    from mie.checkpoint.config import load_model_config
     from mie.checkpoint.locate import locate_model
     from mie.checkpoint.weights import Checkpoint, expected_tensors
 
     directory = locate_model(model)
-    config = ModelConfig.load(directory)
+    config = load_model_config(directory)
     checkpoint = Checkpoint.open(directory, expected_tensors(config), config.quantisation)
     return checkpoint.matrix_dtypes, {"float32"}
 

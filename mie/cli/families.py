@@ -4,7 +4,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from mie.checkpoint.families import FAMILIES, Family
+from mie.checkpoint.families import FAMILIES
+from mie.checkpoint.family import Family
 from mie.checkpoint.gguf.architectures import ARCHITECTURES
 from mie.structured.tools.families import FAMILY_FORMATS, NO_FORMATS
 

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from mie.checkpoint.config import ModelConfig
-from mie.checkpoint.experts import Experts
+from mie.checkpoint.config import load_model_config
 from mie.checkpoint.gguf.config import hf_config
 from mie.checkpoint.gguf.files import no_config
 from mie.checkpoint.gguf.header import read_gguf
@@ -27,6 +26,7 @@ from mie.checkpoint.tensors import num_parameters
 from mie.cli.families import families_table
 from mie.config.arguments import format_size
 from mie.errors import ConfigError, ModelError, UnsupportedModelError, WeightsError, shown_text
+from mie.model.config import Experts, ModelConfig
 from mie.system.files import read_json_object
 
 
@@ -111,7 +111,7 @@ def _report(
     architecture = _architecture_name(directory)
     report = ModelReport(model=model, directory=where, architecture=architecture)
     try:
-        report.config = config = ModelConfig.load(directory)
+        report.config = config = load_model_config(directory)
     except ModelError as error:
         report.supported = not isinstance(error, UnsupportedModelError)
         report.problem = str(error)

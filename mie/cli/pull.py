@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from mie.base.reprs import count
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import load_model_config
 from mie.checkpoint.gguf.header import BLOCKS
 from mie.checkpoint.hub import HubModel, HubName, ask_hub, cache_folder, cached_models, download
 from mie.config.arguments import format_size
@@ -119,7 +119,7 @@ def fits(num_bytes: int) -> bool:
 def _check_directory(model: HubModel, chosen: Collection[str]) -> None:
     from mie.load.fit import check_fits
 
-    config = ModelConfig.load(download(model, ["config.json"]))
+    config = load_model_config(download(model, ["config.json"]))
     if config.quantisation is not None:
         _check_size(model, chosen)
         return

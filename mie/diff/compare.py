@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import load_model_config
 from mie.checkpoint.locate import locate_model
 from mie.config.engine import EngineConfig, refuse_unknown
 from mie.config.params.sampling import SamplingParams
@@ -56,7 +56,7 @@ class DiffWorkload:
             ConfigError: a setting is out of range.
             ModelError: the model cannot be used.
         """
-        model = ModelConfig.load(self.directory)
+        model = load_model_config(self.directory)
         lengths = [len(prompt) + self.max_tokens for prompt in self.prompts]
         config = EngineConfig(
             block_size=self.block_size,
@@ -87,7 +87,7 @@ def workload_of_texts(model: str, texts: Sequence[str], **settings: int) -> Diff
         RequestError: a text is not valid Unicode.
     """
     directory = locate_model(model)
-    tokenizer = Tokenizer.load(directory, ModelConfig.load(directory).vocab_size)
+    tokenizer = Tokenizer.load(directory, load_model_config(directory).vocab_size)
     return DiffWorkload(
         directory=directory,
         model=model,

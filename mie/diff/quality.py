@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import load_model_config
 from mie.checkpoint.locate import locate_model
 from mie.config.engine_args import EngineArgs
 from mie.config.params.sampling import SamplingParams
@@ -77,7 +77,7 @@ class Predictor:
             return cast(Backend, taps[0])  # it delegates the rest of the contract
 
         directory = locate_model(args.model)
-        self.model = ModelConfig.load(directory)
+        self.model = load_model_config(directory)
         if window > self.model.context_length:
             raise ConfigError(
                 f"the window has {window} tokens; the model's context is "
@@ -121,7 +121,7 @@ def windows_of(args: EngineArgs, text: str, window: int, num_tokens: int) -> lis
     if window < 2 or num_tokens < 2:
         raise ConfigError(f"a window and the text need 2 tokens; got {window} and {num_tokens}")
     directory = locate_model(args.model)
-    tokenizer = Tokenizer.load(directory, ModelConfig.load(directory).vocab_size)
+    tokenizer = Tokenizer.load(directory, load_model_config(directory).vocab_size)
     ids = tokenizer.encode(text)
     first = ids[:1] if ids and ids[0] == tokenizer.bos_token_id else []
     ids = ids[len(first) :][:num_tokens]

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import load_model_config
 from mie.checkpoint.gguf.files import gguf_files, shards
 from mie.checkpoint.safetensors_header import weights_digest
 from mie.checkpoint.tensors import num_parameters
@@ -132,7 +132,7 @@ class ModelsDirectory:
         Raises:
             ModelError: it cannot be used.
         """
-        model = ModelConfig.load(path, EngineArgs(**self._settings).hf_overrides)
+        model = load_model_config(path, EngineArgs(**self._settings).hf_overrides)
         try:
             template, _ = TemplateFiles(path).read()
         except ChatTemplateError:
@@ -162,7 +162,7 @@ class ModelsDirectory:
             ModelError: it cannot be used.
         """
         args = EngineArgs(**{**self._settings, "model": str(path)})
-        config, model = args.engine_config(), ModelConfig.load(path, args.hf_overrides)
+        config, model = args.engine_config(), load_model_config(path, args.hf_overrides)
         forms = (args.quantization, args.head_dtype)
         weights = opened(path, model, args.load_format, config.seed, *forms)
         load = partial(load_backend, checkpoint_dtype=model.dtype, weights_dtype=widest(weights))

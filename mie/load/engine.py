@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from mie.base.arithmetic import ceil_div
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import load_model_config
 from mie.checkpoint.weights import Checkpoint, RandomWeights, check_tied_head, expected_tensors
 from mie.config.engine import EngineConfig
 from mie.engine.constraint import Constraints
@@ -31,6 +31,7 @@ from mie.memory.manager import KVCacheManager
 from mie.memory.stateful import StatefulManager
 from mie.memory.window import Window
 from mie.memory.windowed import WindowedManager
+from mie.model.config import ModelConfig
 from mie.model.decoder import Decoder
 from mie.ops.backend import Array, Backend
 from mie.ops.kv_cache import HALVES
@@ -89,7 +90,7 @@ def load_engine(
     """
     began = time.perf_counter()
     config = config or EngineConfig()
-    model = model or ModelConfig.load(directory)
+    model = model or load_model_config(directory)
     weights = opened(directory, model, load_format, config.seed, quantization, head_dtype)
     load = partial(load_backend, checkpoint_dtype=model.dtype, weights_dtype=widest(weights))
     logger = logging.getLogger(__name__)

@@ -5,12 +5,12 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from mie.checkpoint.config import ModelConfig
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
 from mie.load.backends import load_backend
 from mie.load.quantisation import ROUNDED, rounded_forms
 from mie.load.sizing import Forms, MemoryPlan, fits, plan_memory, smaller_settings
+from mie.model.config import ModelConfig
 from mie.ops.backend import Backend
 from mie.ops.kv_cache import HALVES
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mie.base.refusals import refuses_names
-from mie.checkpoint.config import ModelConfig
+from mie.model.config import ModelConfig
 
 
 @refuses_names

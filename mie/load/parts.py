@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import load_model_config
 from mie.checkpoint.generation import GenerationConfig
 from mie.checkpoint.locate import locate_model
 from mie.checkpoint.safetensors_header import weights_digest
@@ -14,6 +14,7 @@ from mie.config.params.sampling import SamplingParams
 from mie.engine.engine import Engine
 from mie.errors import ConfigError, ModelError, TooLittleMemoryError
 from mie.load.engine import load_engine
+from mie.model.config import ModelConfig
 from mie.structured.grammars import Grammars
 from mie.text.tokenizer import Tokenizer
 
@@ -58,7 +59,7 @@ def build(args: EngineArgs) -> Parts:
 
 def _build(args: EngineArgs) -> Parts:
     directory, text_directory = _locate(args)
-    model = ModelConfig.load(directory, args.hf_overrides)
+    model = load_model_config(directory, args.hf_overrides)
     tokenizer = None
     if not args.skip_tokenizer_init:
         tokenizer = Tokenizer.load(text_directory, model.vocab_size)

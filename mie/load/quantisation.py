@@ -1,10 +1,10 @@
 """Choose the forms of a model's weights from the settings ``quantization`` and ``head_dtype``."""
 
-from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.rounding import RoundedCheckpoint
 from mie.checkpoint.tensors import expected_tensors
 from mie.checkpoint.weights import Checkpoint
 from mie.errors import ConfigError, shown
+from mie.model.config import ModelConfig
 from mie.ops.quantised import Form
 
 ROUNDED: dict[str, Form] = {

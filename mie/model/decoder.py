@@ -5,13 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from mie.checkpoint.config import ModelConfig
-from mie.checkpoint.rope import RopeConfig
-from mie.checkpoint.weights import Checkpoint
+from mie.model.config import ModelConfig, RopeConfig
 from mie.model.layout import CacheLayout, whole
 from mie.model.mixers import Caches
 from mie.model.rope import rope_inv_freq
-from mie.model.weights import Layer, Loader
+from mie.model.weights import Layer, Loader, Weights
 from mie.ops.backend import Array, Backend, StepBatch
 from mie.ops.groups import by_group
 
@@ -27,7 +25,7 @@ class Decoder:
         self,
         config: ModelConfig,
         backend: Backend,
-        checkpoint: Checkpoint,
+        checkpoint: Weights,
         num_positions: int,
         progress: Callable[[int], object] = lambda num_bytes: None,
         rounded_to: np.dtype[Any] | None = None,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mie.base.arithmetic import ceil_div
-from mie.checkpoint.config import ModelConfig
+from mie.model.config import ModelConfig
 
 
 class Place(NamedTuple):

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.checkpoint.rope import RopeConfig
+from mie.model.config import RopeConfig
 
 FloatArray: TypeAlias = NDArray[np.float64]
 

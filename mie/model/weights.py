@@ -4,23 +4,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.checkpoint.config import ModelConfig
-from mie.checkpoint.family import Names
-from mie.checkpoint.recurrent import RecurrentConfig
-from mie.checkpoint.tensors import Shape, expected_tensors
-from mie.checkpoint.weights import Checkpoint
 from mie.errors import WeightsError
+from mie.model.config import ModelConfig, Names, RecurrentConfig
 from mie.model.layout import CacheLayout, Place
 from mie.model.mixers import Attention, Mixer, Recurrence
 from mie.model.rope import rope_channels
 from mie.ops.backend import Array, Backend, HeadWeights
 from mie.ops.expert_operators import ExpertWeights
-from mie.ops.quantised import QuantisedRows, Rows
+from mie.ops.quantised import Form, QuantisedRows, Rows
 from mie.ops.recurrent_operators import RecurrentWeights
 
 Order = NDArray[np.intp]
@@ -28,6 +24,28 @@ Order = NDArray[np.intp]
 
 BLOCK_BYTES = 4 << 20
 """Bytes of the checkpoint that are converted at a time, which is little for any model."""
+
+
+class Weights(Protocol):
+    """The tensors of a model by their Hugging Face names, as `mie.checkpoint` reads them."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shapes of all tensors. A matrix is [output features, input features]."""
+
+    @property
+    def forms(self) -> Mapping[str, Form]:
+        """The forms of the quantised matrices. All other tensors are floats."""
+
+    @property
+    def norms_hold_one(self) -> bool:
+        """Whether the weights of norms already have the offset of their family."""
+
+    def blocks(self, name: str, max_bytes: int) -> Iterator[Rows]:
+        """Yield a tensor in blocks along its first axis, of at most so many bytes in the file."""
+
+    def check_values(self, name: str, block: Rows) -> None:
+        """Raise `WeightsError` if a block of a tensor has a value that is not usable."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,16 +68,11 @@ class Loader:
 
     config: ModelConfig
     backend: Backend
-    checkpoint: Checkpoint
+    checkpoint: Weights
     eps: float
     progress: Callable[[int], object]
     rounded_to: np.dtype[Any] | None
     layout: CacheLayout
-
-    @cached_property
-    def shapes(self) -> Mapping[str, Shape]:
-        """The shapes of the tensors."""
-        return expected_tensors(self.config)
 
     @cached_property
     def channels(self) -> NDArray[np.intp] | None:
@@ -142,9 +155,8 @@ class Loader:
         for name in self.config.names.qkv:
             order = queries
             if channels is not None:
-                order = (
-                    np.arange(self.shapes[f"{prefix}{name}.weight"][0]) if order is None else order
-                )
+                if order is None:
+                    order = np.arange(self.checkpoint.shapes[f"{prefix}{name}.weight"][0])
                 order[:left] = order[:left].reshape(-1, len(channels))[:, channels].ravel()
                 left = max(0, left - len(order))
             parts.append((name, order))
@@ -251,7 +263,7 @@ class Loader:
 
     def embedding(self, name: str) -> Array:
         """Load the embedding table."""
-        rows, columns = self.shapes[name]
+        rows, columns = self.checkpoint.shapes[name]
         form = self.checkpoint.forms.get(name)
         return self.backend.load_embedding((rows, columns), self._rows([name]), form)
 
@@ -263,12 +275,15 @@ class Loader:
         """Load rows of matrices as one matrix: those of an order, or all as they are."""
         weights = [(f"{prefix}{name}.weight", order) for name, order in parts]
         biases = [(f"{prefix}{name}.bias", order) for name, order in parts]
-        biases = [(name, order) for name, order in biases if name in self.checkpoint.dtypes]
-        counts = [self.shapes[name][0] if order is None else len(order) for name, order in weights]
+        biases = [(name, order) for name, order in biases if name in self.checkpoint.shapes]
+        counts = [
+            self.checkpoint.shapes[name][0] if order is None else len(order)
+            for name, order in weights
+        ]
         bias = np.concatenate(list(self._ordered(biases))) if biases else None
         forms = [self.checkpoint.forms.get(name) for name, _ in weights]
         return self.backend.load_linear(
-            (sum(counts), self.shapes[weights[0][0]][1]),
+            (sum(counts), self.checkpoint.shapes[weights[0][0]][1]),
             self._ordered(weights),
             bias,
             list(zip(counts, forms, strict=True)),
@@ -280,7 +295,7 @@ class Loader:
             if order is None:
                 yield from self._rows([name])
             else:
-                share = len(order) / self.shapes[name][0]
+                share = len(order) / self.checkpoint.shapes[name][0]
                 yield ordered(list(self._rows([name], share)), order)
 
     def _read(self, name: str) -> NDArray[Any]:

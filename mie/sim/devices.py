@@ -16,10 +16,11 @@ from types import MappingProxyType
 from typing import Any
 
 from mie.base.arithmetic import ceil_div
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import load_model_config, model_config_from_hf
 from mie.checkpoint.locate import locate_model
 from mie.checkpoint.tensors import num_parameters
 from mie.errors import ConfigError
+from mie.model.config import ModelConfig
 from mie.model.layout import CacheLayout
 from mie.sim.costs import Costs
 
@@ -40,8 +41,8 @@ def find_shape(name: str) -> ModelConfig:
         ModelError: it is neither, or its ``config.json`` cannot be used.
     """
     if name in SHAPES:
-        return ModelConfig.from_hf(SHAPES[name], source=name)
-    return ModelConfig.load(locate_model(name))
+        return model_config_from_hf(SHAPES[name], source=name)
+    return load_model_config(locate_model(name))
 
 
 PICO = 10**12

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import TextIO
 
-from mie.checkpoint.config import ModelConfig
 from mie.config.engine import EngineConfig
 from mie.engine.engine import Engine
 from mie.errors import ConfigError
@@ -17,6 +16,7 @@ from mie.load.sizing import (
     sizes_on_host,
 )
 from mie.memory.window import Window
+from mie.model.config import ModelConfig
 from mie.sched.plan import Chunk, StepPlan
 from mie.sched.result import ChunkResult, StepResult
 from mie.sim.costs import Costs, SimClock, StepWork, causal_pairs, window_pairs

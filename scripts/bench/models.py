@@ -22,9 +22,10 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import load_model_config
 from mie.checkpoint.locate import locate_model
 from mie.checkpoint.tensors import expected_tensors
+from mie.model.config import ModelConfig
 from mie.sim.devices import SHAPES as PUBLISHED
 
 LLAMA: Mapping[str, Any] = {
@@ -74,10 +75,10 @@ def write_model(name: str, directory: Path, *, has_weights: bool = True) -> Mode
     directory.mkdir(exist_ok=True)
     if name == BUNDLED:
         shutil.copytree(locate_model(BUNDLED), directory, dirs_exist_ok=True)
-        return ModelConfig.load(directory)
+        return load_model_config(directory)
     (directory / "config.json").write_text(json.dumps({**LLAMA, **SHAPES[name]}))
     write_tokenizer(directory, SHAPES[name]["vocab_size"])
-    config = ModelConfig.load(directory)
+    config = load_model_config(directory)
     if has_weights:
         generator, tensors = np.random.default_rng(0), {}
         for tensor, shape in expected_tensors(config).items():

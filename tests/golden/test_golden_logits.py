@@ -16,10 +16,12 @@ from compiled import needs_numba
 from numpy.typing import NDArray
 
 from mie import LLM, SamplingParams
-from mie.checkpoint.config import FAMILIES, ModelConfig, RopeConfig
+from mie.checkpoint.config import load_model_config
+from mie.checkpoint.families import FAMILIES
 from mie.checkpoint.weights import Checkpoint, expected_tensors
 from mie.load.backends import load_backend
 from mie.load.sizing import cache_shape
+from mie.model.config import RopeConfig
 from mie.model.decoder import Decoder
 from mie.ops.backend import StepBatch
 
@@ -39,7 +41,7 @@ Floats = NDArray[np.floating]
 
 def load_decoder(name: str, dtype: str, *, backend: str = "numpy", **changes: object) -> Decoder:
     """Return the model's decoder, with some fields of its configuration changed after loading."""
-    config = ModelConfig.load(MODELS / name)
+    config = load_model_config(MODELS / name)
     with Checkpoint.open(MODELS / name, expected_tensors(config)) as checkpoint:
         changed = dataclasses.replace(config, **changes)  # type: ignore[arg-type]
         machine = load_backend(backend, dtype)
@@ -142,7 +144,7 @@ def test_greedy_tokens_equal_those_of_transformers(name: str, backend: str, dtyp
 
 @pytest.mark.parametrize("name", [n for n in NAMES if "yarn" in n or "linear" in n or "31" in n])
 def test_a_wrong_rope_scaling_is_noticed(name: str) -> None:
-    ropes = ModelConfig.load(MODELS / name).layer_ropes
+    ropes = load_model_config(MODELS / name).layer_ropes
     changed = tuple(rope and RopeConfig(theta=rope.theta) for rope in ropes)
     decoder = load_decoder(name, "float32", layer_ropes=changed)
     assert difference(decoder, name, "long") > 100 * TOLERANCE
@@ -151,7 +153,7 @@ def test_a_wrong_rope_scaling_is_noticed(name: str) -> None:
 @pytest.mark.parametrize("name", ["mistral_window", "qwen2_windows", "qwen3_layer_types"])
 @pytest.mark.parametrize("wider", [1, 1000])
 def test_a_wrong_window_is_noticed(name: str, wider: int) -> None:
-    windows = ModelConfig.load(MODELS / name).layer_windows
+    windows = load_model_config(MODELS / name).layer_windows
     assert any(windows)
     changed = tuple(window and window + wider for window in windows)
     decoder = load_decoder(name, "float32", layer_windows=changed)
@@ -164,7 +166,7 @@ def test_a_wrong_epsilon_is_noticed() -> None:
 
 
 def test_the_models_cover_every_family_and_flag() -> None:
-    configs = [ModelConfig.load(MODELS / name) for name in NAMES]
+    configs = [load_model_config(MODELS / name) for name in NAMES]
     assert len(configs) >= 12
     assert {config.architecture for config in configs} == {*FAMILIES}
     ropes = {rope for config in configs for rope in config.layer_ropes}

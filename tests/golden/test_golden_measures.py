@@ -13,7 +13,7 @@ import pytest
 from compiled import needs_numba
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import load_model_config
 from mie.cli import main
 from mie.config.engine_args import EngineArgs
 from mie.diff.compare import DiffWorkload, compare
@@ -66,7 +66,7 @@ def test_diff_compares_every_model_and_sees_each_of_its_layers(name: str):
     assert report.num_tokens == 6
     assert {row.operator for row in report.rows} <= {*OPERATORS}
     layers = {row.layer for row in report.rows} - {None}
-    assert layers == set(range(ModelConfig.load(MODELS / name).num_layers))
+    assert layers == set(range(load_model_config(MODELS / name).num_layers))
     for operator in ("attention_norm", "qkv", "o", "down", "experts"):
         found = [row.layer for row in report.rows if row.operator == operator]
         assert len(found) == len({*found}), "a layer has a row of each operator"

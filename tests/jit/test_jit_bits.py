@@ -20,10 +20,11 @@ import tiny_models
 from compiled import CACHES, jit_backend, needs_numba
 from numpy.typing import NDArray
 
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import load_model_config
 from mie.checkpoint.rounding import RoundedCheckpoint
 from mie.checkpoint.weights import Checkpoint, expected_tensors
 from mie.load.sizing import cache_shape
+from mie.model.config import ModelConfig
 from mie.model.decoder import Decoder
 from mie.ops.backend import StepBatch
 from mie.ops.kv_cache import HALVES
@@ -77,7 +78,7 @@ class Model:
 
     def on(self, backend: Any) -> Decoder:
         if id(backend) not in self.decoders:
-            config = ModelConfig.load(self.directory)
+            config = load_model_config(self.directory)
             with Checkpoint.open(self.directory, expected_tensors(config)) as checkpoint:
                 weights = RoundedCheckpoint(checkpoint, self.forms(config))
                 self.decoders[id(backend)] = Decoder(

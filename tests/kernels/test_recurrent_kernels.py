@@ -18,7 +18,7 @@ from test_graphs import DEVICES
 from test_kernels import check, dtype, make_backend, mode, normal, wide
 
 from mie import LLM, SamplingParams
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import model_config_from_hf
 from mie.checkpoint.tensors import expected_tensors
 from mie.ops import activation, norm, recurrent
 from mie.ops.backend import StepBatch
@@ -179,7 +179,7 @@ def model_of(tmp_path: Path, name: str) -> Path:
     config |= {"num_attention_heads": 3, "num_key_value_heads": 1}
     rng = np.random.default_rng(3)
     tensors = {}
-    for key, shape in expected_tensors(ModelConfig.from_hf(config)).items():
+    for key, shape in expected_tensors(model_config_from_hf(config)).items():
         array = rng.normal(size=shape) / (shape[-1] ** 0.5 if len(shape) == 2 else 1)
         tensors[key] = array.astype(np.float32)
     (tmp_path / "config.json").write_text(json.dumps(config))

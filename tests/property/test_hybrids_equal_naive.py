@@ -11,7 +11,7 @@ from rare import check_until_seen
 from test_engine_equals_naive import check_scenario, scenarios, seen
 from tiny_hybrids import HYBRIDS, TinyHybrid
 
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import load_model_config
 from mie.ops.numpy_backend import NumpyBackend
 
 NUM_SCENARIOS = 25
@@ -43,7 +43,7 @@ def hybrid_scenarios(draw):
 
 
 def state_bytes(model, backend):
-    config = ModelConfig.load(model.directory)
+    config = load_model_config(model.directory)
     machine = NumpyBackend("float64" if backend == "numpy" else "float32")
     return machine.state_bytes(config.recurrent.shape) * config.layers_recurrent.count(True)
 

@@ -30,7 +30,7 @@ import mie.cli.trace
 import mie.sim.driver
 import mie.sim.simulated
 from mie import LLM, SamplingParams
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import load_model_config
 from mie.checkpoint.tensors import expected_tensors, num_parameters
 from mie.checkpoint.weights import Checkpoint
 from mie.errors import MieError
@@ -71,13 +71,13 @@ def cli_each(*commands: list[str]) -> dict[str, Any]:
 
 def config(directory: str) -> dict[str, Any]:
     """Read the configuration."""
-    model = ModelConfig.load(Path(directory))
+    model = load_model_config(Path(directory))
     return {"stdout": f"{num_parameters(model)} {model.context_length}"}
 
 
 def weights(directory: str) -> dict[str, Any]:
     """Open the weights without reading data."""
-    model = ModelConfig.load(Path(directory))
+    model = load_model_config(Path(directory))
     Checkpoint.open(Path(directory), expected_tensors(model), model.quantisation).close()
     return {}
 

@@ -12,8 +12,9 @@ from numpy.typing import DTypeLike, NDArray
 from safetensors.numpy import save_file
 
 from mie import LLM, SamplingParams
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import model_config_from_hf
 from mie.checkpoint.tensors import expected_tensors
+from mie.model.config import ModelConfig
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "models"
 
@@ -44,7 +45,7 @@ def golden_values(name: str) -> dict[str, Any]:
 
 def golden_config(name: str, **changes: Any) -> ModelConfig:
     """Return the configuration of a golden model with changed values."""
-    return ModelConfig.from_hf({**golden_values(name), **changes})
+    return model_config_from_hf({**golden_values(name), **changes})
 
 
 def greedy(directory: Path, max_tokens: int = 8, prompt: Any = (1, 2, 3), **more: Any) -> list[int]:
@@ -85,7 +86,7 @@ def write_model(
     config = hf_config() if config is None else config
     (directory / "config.json").write_text(json.dumps(config))
     if tensors is None:
-        tensors = random_tensors(ModelConfig.from_hf(config), ml_dtypes.bfloat16)
+        tensors = random_tensors(model_config_from_hf(config), ml_dtypes.bfloat16)
     save_file(dict(tensors), directory / "model.safetensors")
     return directory
 

@@ -8,15 +8,17 @@ import pytest
 from model_files import golden_config, golden_values, hf_config
 from tables import table
 
-from mie.checkpoint.config import FAMILIES, ModelConfig, RopeConfig
+from mie.checkpoint.config import load_model_config, model_config_from_hf
+from mie.checkpoint.families import FAMILIES
 from mie.errors import ModelError, UnsupportedModelError
+from mie.model.config import ModelConfig, RopeConfig
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
 SIZES += ("num_attention_heads",)
 
 
 def load(architecture: str = "LlamaForCausalLM", **changes: Any) -> ModelConfig:
-    return ModelConfig.from_hf(hf_config(architecture, **changes))
+    return model_config_from_hf(hf_config(architecture, **changes))
 
 
 # The families, by the defaults of transformers' configuration classes.
@@ -313,11 +315,11 @@ def write(directory: Path, name: str, text: str | bytes) -> Path:
 def test_generation_config_decides_the_end_of_sequence(tmp_path, generation, eos) -> None:
     write(tmp_path, "config.json", json.dumps(hf_config(eos_token_id=3)))
     write(tmp_path, "generation_config.json", json.dumps(generation))
-    assert ModelConfig.load(tmp_path).eos_token_ids == eos
+    assert load_model_config(tmp_path).eos_token_ids == eos
 
 
 def test_a_missing_directory_or_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="nowhere does not exist"):
-        ModelConfig.load(tmp_path / "nowhere")
+        load_model_config(tmp_path / "nowhere")
     with pytest.raises(ModelError, match=r"has no config\.json"):
-        ModelConfig.load(tmp_path)
+        load_model_config(tmp_path)

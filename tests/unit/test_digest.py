@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from model_files import hf_config, random_tensors, write_model, write_shards
 
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import model_config_from_hf
 from mie.checkpoint.safetensors_header import weights_digest
 from mie.errors import WeightsError
 
-TENSORS = random_tensors(ModelConfig.from_hf(hf_config()))
+TENSORS = random_tensors(model_config_from_hf(hf_config()))
 
 
 def written(directory: Path, **changes: np.ndarray) -> str:

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from tiny_models import GPT_OSS, QWEN3_MOE, random_weights, write_model
 
 from mie import LLM
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import model_config_from_hf
 from mie.checkpoint.tensors import expected_tensors
 from mie.errors import ModelError, WeightsError
 from mie.load.quantisation import rounded_forms
@@ -63,7 +63,7 @@ def test_which_layers_are_sparse() -> None:
 def test_keys_with_two_spellings_and_keys_without_effect() -> None:
     config = golden_values("qwen3_moe_dense_layer")
     number = config.pop("num_local_experts")
-    four = ModelConfig.from_hf({**config, "num_experts": number})
+    four = model_config_from_hf({**config, "num_experts": number})
     assert four == golden_config("qwen3_moe_dense_layer")
     assert not golden_config("lfm2_experts", use_expert_bias=False).experts.has_router_bias  # type: ignore[union-attr]
     assert golden_config("gpt_oss_sinks", swiglu_limit=None) == golden_config("gpt_oss_sinks")
@@ -111,7 +111,7 @@ def test_stacks_of_joined_matrices_are_the_matrices_of_each_expert(tmp_path: Pat
 
 
 def test_routers_are_not_rounded() -> None:
-    forms = rounded_forms(ModelConfig.from_hf(QWEN3_MOE), "int4")
+    forms = rounded_forms(model_config_from_hf(QWEN3_MOE), "int4")
     assert not [name for name in forms if name.endswith("mlp.gate.weight")]
     assert len([name for name in forms if ".experts." in name]) == 2 * 5 * 3
 

@@ -9,7 +9,7 @@ import pytest
 from model_files import GOLDEN, golden_values, greedy
 
 from mie import LLM, SamplingParams
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import load_model_config, model_config_from_hf
 from mie.checkpoint.tensors import num_parameters
 from mie.cli import main
 from mie.errors import UnsupportedModelError
@@ -61,7 +61,7 @@ def shrunk(config: dict[str, Any]) -> dict[str, Any]:
 def test_a_published_model_loads(model: dict[str, Any], tmp_path: Path) -> None:
     """Its sizes as published, and then its flags in a tiny model with random weights."""
     values = config_of(model)
-    config = ModelConfig.from_hf(values)
+    config = model_config_from_hf(values)
     assert config.context_length == model["context"]
     if "parameters" in model:
         assert num_parameters(config) == model["parameters"]
@@ -73,7 +73,7 @@ def test_a_published_model_loads(model: dict[str, Any], tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", REFUSED, ids=lambda model: model["name"])
 def test_a_published_model_is_refused_by_name(model: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedModelError, match="not supported") as error:
-        ModelConfig.from_hf(config_of(model))
+        model_config_from_hf(config_of(model))
     assert model["refused"] in str(error.value)
 
 
@@ -81,12 +81,12 @@ def test_a_llama_under_another_name_runs_only_if_that_is_asked_for() -> None:
     config = config_of({"architecture": "FooForCausalLM", "config": {"rms_norm_eps": 1e-5}})
     hint = r'hf_overrides=\{"architectures": \["LlamaForCausalLM"\]\}'
     with pytest.raises(UnsupportedModelError, match=hint):
-        ModelConfig.from_hf(config)
-    forced = ModelConfig.from_hf({**config, "architectures": ["LlamaForCausalLM"]})
+        model_config_from_hf(config)
+    forced = model_config_from_hf({**config, "architectures": ["LlamaForCausalLM"]})
     assert forced.architecture == "LlamaForCausalLM"
     for other in ({"num_experts": 8}, {"rms_norm_eps": None}):
         with pytest.raises(UnsupportedModelError) as error:
-            ModelConfig.from_hf({**config, **other})
+            model_config_from_hf({**config, **other})
         assert "hf_overrides" not in str(error.value)
 
 
@@ -104,7 +104,7 @@ def test_inspect_takes_a_model_or_the_list(arguments, capsys) -> None:
 
 
 def test_long_rope_ends_at_the_original_context_unless_a_longer_one_is_asked_for() -> None:
-    config = ModelConfig.load(GOLDEN / "phi3_long")
+    config = load_model_config(GOLDEN / "phi3_long")
     assert (config.default_context_length, config.context_length) == (32, 256)
     llm = LLM(str(GOLDEN / "phi3_long"), skip_tokenizer_init=True, backend="numpy")
     params = SamplingParams(max_tokens=9, ignore_eos=True)
@@ -113,13 +113,13 @@ def test_long_rope_ends_at_the_original_context_unless_a_longer_one_is_asked_for
 
 
 def test_scores_that_grow_with_the_position_end_the_context_at_the_original_one() -> None:
-    assert ModelConfig.load(GOLDEN / "ministral3_yarn").context_length == 128
+    assert load_model_config(GOLDEN / "ministral3_yarn").context_length == 128
 
 
 def test_layers_without_rope_are_listed_or_counted() -> None:
     config = golden_values("smollm3_no_rope")
     del config["no_rope_layers"]
-    counted = ModelConfig.from_hf({**config, "layer_types": None, "num_hidden_layers": 8})
+    counted = model_config_from_hf({**config, "layer_types": None, "num_hidden_layers": 8})
     assert [rope is None for rope in counted.layer_ropes] == [False, False, False, True] * 2
 
 
@@ -127,8 +127,8 @@ def test_both_spellings_of_rope_by_layer_type_agree() -> None:
     five = golden_values("gemma3_two_ropes")
     four = {key: value for key, value in five.items() if key != "rope_parameters"}
     four |= {"rope_theta": 500.0, "rope_local_base_freq": 1e4, "rope_scaling": None}
-    assert ModelConfig.from_hf(four) == ModelConfig.from_hf(five)
-    scaled = ModelConfig.from_hf({**four, "rope_scaling": {"rope_type": "linear", "factor": 8.0}})
+    assert model_config_from_hf(four) == model_config_from_hf(five)
+    scaled = model_config_from_hf({**four, "rope_scaling": {"rope_type": "linear", "factor": 8.0}})
     kinds = [rope.rope_type for rope in scaled.layer_ropes if rope is not None]
     assert kinds == ["default", "linear"]
     assert scaled.context_length == five["max_position_embeddings"]

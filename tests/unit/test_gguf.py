@@ -14,7 +14,7 @@ import tiny_models
 from safetensors.numpy import save_file
 
 from mie import LLM, SamplingParams
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import load_model_config, model_config_from_hf
 from mie.checkpoint.generation import GenerationConfig
 from mie.checkpoint.gguf.architectures import ARCHITECTURES, split_names
 from mie.checkpoint.gguf.blocks import FORMS, decode
@@ -26,6 +26,7 @@ from mie.cli.inspect import inspect_model
 from mie.errors import ConfigError, ModelError, UnsupportedModelError, WeightsError
 from mie.load.backends import load_backend
 from mie.load.sizing import cache_shape
+from mie.model.config import ModelConfig
 from mie.model.decoder import Decoder
 from mie.ops.backend import StepBatch
 from mie.ops.quantised import QuantisedRows, dequantise
@@ -57,7 +58,7 @@ NAMES = [
 
 
 def opened(path: Path) -> Checkpoint:
-    config = ModelConfig.load(path)
+    config = load_model_config(path)
     return Checkpoint.open(path, expected_tensors(config), config.quantisation)
 
 
@@ -117,8 +118,8 @@ def write(directory: Path, kind: str = "F32", **changes: Any) -> Path:
 def test_a_converted_model_equals_the_original(name: str, tmp_path: Path) -> None:
     """Its configuration, its weights, and its logits bit for bit."""
     path = gguf_files.convert(MODELS / name, tmp_path / "model.gguf")
-    own = ModelConfig.load(path)
-    wanted = ModelConfig.load(MODELS / name, LOST_IN_GGUF.get(name))
+    own = load_model_config(path)
+    wanted = load_model_config(MODELS / name, LOST_IN_GGUF.get(name))
     # A GGUF file tells neither Mistral from Llama, nor Granite 4 from Granite 3.
     if name in ("mistral_full", "granite4_dense"):
         wanted = dataclasses.replace(wanted, architecture=own.architecture, names=own.names)
@@ -133,7 +134,7 @@ def test_a_converted_model_equals_the_original(name: str, tmp_path: Path) -> Non
     with opened(path) as found:
         assert not found.forms
         logits = logits_of(own, found)
-    original = ModelConfig.load(MODELS / name)
+    original = load_model_config(MODELS / name)
     with Checkpoint.open(MODELS / name, expected_tensors(original)) as checkpoint:
         names = original.names
         assert np.array_equal(
@@ -151,7 +152,7 @@ SPARSE_QWEN: dict[str, dict[str, Any]] = {
 
 def write_random(directory: Path, config: dict[str, Any]) -> Path:
     generator = np.random.default_rng(0)
-    shapes = expected_tensors(ModelConfig.from_hf(config))
+    shapes = expected_tensors(model_config_from_hf(config))
     weights = {
         name: generator.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()
     }
@@ -162,7 +163,7 @@ def write_random(directory: Path, config: dict[str, Any]) -> Path:
 def test_a_sparse_qwen_equals_the_original(config: dict[str, Any], tmp_path: Path) -> None:
     source = write_random(tmp_path / "m", config)
     path = gguf_files.convert(source, tmp_path / "model.gguf")
-    own, wanted = ModelConfig.load(path), ModelConfig.load(source)
+    own, wanted = load_model_config(path), load_model_config(source)
     assert dataclasses.replace(own, dtype=wanted.dtype) == wanted
     with opened(path) as found, opened(source) as original:
         assert np.array_equal(logits_of(own, found), logits_of(wanted, original))
@@ -173,7 +174,7 @@ def test_mxfp4_experts_of_gpt_oss_equal_those_of_the_original(tmp_path: Path) ->
     config = json.loads((MODELS / "gpt_oss_sinks/config.json").read_text())
     config |= {"intermediate_size": 32, "quantization_config": {"quant_method": "mxfp4"}}
     generator, heads = np.random.default_rng(0), config["num_attention_heads"]
-    shapes = expected_tensors(ModelConfig.from_hf(config))
+    shapes = expected_tensors(model_config_from_hf(config))
     weights: dict[str, Any] = {
         name: generator.normal(0, 0.3, shape).astype(np.float32)
         for name, shape in shapes.items()
@@ -204,7 +205,7 @@ def test_mxfp4_experts_of_gpt_oss_equal_those_of_the_original(tmp_path: Path) ->
     tensors |= gguf_files.tensors_of(tmp_path / "floats", "F32")
     path = tmp_path / "model.gguf"
     path.write_bytes(gguf_files.gguf_bytes(gguf_files.values_of(source, None), tensors))
-    own_config, wanted = ModelConfig.load(path), ModelConfig.load(source)
+    own_config, wanted = load_model_config(path), load_model_config(source)
     with opened(path) as found, opened(source) as original:
         assert np.array_equal(logits_of(own_config, found), logits_of(wanted, original))
 
@@ -275,7 +276,7 @@ def test_shards_are_one_model(tmp_path: Path) -> None:
         shard = tmp_path / f"part-{number + 1:05}-of-00003.gguf"
         shard.write_bytes(gguf_files.gguf_bytes(own, dict(tensors[number::3])))
     first = tmp_path / "part-00001-of-00003.gguf"
-    assert ModelConfig.load(first) == ModelConfig.load(whole)
+    assert load_model_config(first) == load_model_config(whole)
     with opened(first) as found, opened(whole) as original:
         assert all(np.array_equal(found.read(name), original.read(name)) for name in original)
     assert weights_digest(first) == weights_digest(whole)
@@ -331,7 +332,7 @@ def with_values(path: Path, **changes: Any) -> Path:
 def test_a_model_that_is_not_supported_is_refused_by_name(changes, error, message, tmp_path):
     path = with_values(tmp_path / "model.gguf", **changes)
     with pytest.raises(error, match=message) as caught:
-        ModelConfig.load(path)
+        load_model_config(path)
     assert str(path) in str(caught.value)
 
 
@@ -348,29 +349,29 @@ def golden(name: str, path: Path, tensors: dict[str, Any] | None = None, **chang
 
 def test_a_family_that_follows_from_a_key_is_the_other_one_without_it(tmp_path: Path) -> None:
     path = golden("olmo3_windows", tmp_path / "m.gguf", attention__sliding_window=0)
-    assert ModelConfig.load(path).architecture == "Olmo2ForCausalLM"
+    assert load_model_config(path).architecture == "Olmo2ForCausalLM"
     path = golden("ministral3_yarn", tmp_path / "m.gguf", attention__temperature_scale=0.0)
-    assert ModelConfig.load(path).architecture == "MistralForCausalLM"
+    assert load_model_config(path).architecture == "MistralForCausalLM"
 
 
 def test_windows_by_layer_are_a_list_or_a_period(tmp_path: Path) -> None:
     for pattern, windows in (([False, True], (None, 9)), (1, (None, None)), (4, (9, 9))):
         changes = {"attention__sliding_window_pattern": pattern}
         path = golden("exaone4_hybrid", tmp_path / "m.gguf", **changes)
-        assert ModelConfig.load(path).layer_windows == windows
+        assert load_model_config(path).layer_windows == windows
     for bad in ("LG", [True], -1.5):
         path = golden("olmo3_windows", tmp_path / "m.gguf", attention__sliding_window_pattern=bad)
         if bad == "LG":
-            assert ModelConfig.load(path).layer_windows == (9, None)
+            assert load_model_config(path).layer_windows == (9, None)
             continue
         with pytest.raises(ModelError, match=r"(layer_types|sliding_window_pattern) must"):
-            ModelConfig.load(path)
+            load_model_config(path)
 
 
 @pytest.mark.parametrize("layers", [2, 46])
 def test_scores_of_gemma_2_follow_from_the_number_of_layers(layers: int, tmp_path: Path) -> None:
     path = golden("gemma2_soft_caps", tmp_path / "m.gguf", block_count=layers)
-    assert ModelConfig.load(path).attention_scale == (16 if layers == 2 else 8) ** -0.5
+    assert load_model_config(path).attention_scale == (16 if layers == 2 else 8) ** -0.5
 
 
 def test_one_tensor_may_hold_queries_keys_and_values(tmp_path: Path) -> None:
@@ -383,8 +384,8 @@ def test_one_tensor_may_hold_queries_keys_and_values(tmp_path: Path) -> None:
         changes[f"blk.{layer}.attn_qkv.{kind}"] = gguf_files.encoded(joined, "F32")
     whole = golden("glm_interleaved", tmp_path / "whole.gguf")
     path = golden("glm_interleaved", tmp_path / "fused.gguf", changes)
-    config = ModelConfig.load(path)
-    assert config == ModelConfig.load(whole)
+    config = load_model_config(path)
+    assert config == load_model_config(whole)
     with opened(path) as fused, opened(whole) as parts:
         assert np.array_equal(logits_of(config, fused), logits_of(config, parts))
     changes["blk.0.attn_qkv.weight"] = gguf_files.encoded(np.ones((60, 32)), "F32")
@@ -394,14 +395,14 @@ def test_one_tensor_may_hold_queries_keys_and_values(tmp_path: Path) -> None:
 
 def test_long_rope_has_its_own_factor_of_scores(tmp_path: Path) -> None:
     def factor(**changes: Any) -> float | None:
-        rope = ModelConfig.load(golden("phi3_long", tmp_path / "m.gguf", **changes)).rope
+        rope = load_model_config(golden("phi3_long", tmp_path / "m.gguf", **changes)).rope
         assert rope is not None
         return rope.attention_factor
 
     assert factor() is None
     assert factor(rope__scaling__attn_factor=1.5) == 1.5
     with pytest.raises(WeightsError, match=r"rope_factors_short.weight must be a vector of F32"):
-        ModelConfig.load(
+        load_model_config(
             golden("phi3_long", tmp_path / "m.gguf", {"rope_factors_short.weight": None})
         )
 
@@ -418,12 +419,12 @@ def test_long_rope_has_its_own_factor_of_scores(tmp_path: Path) -> None:
 )
 def test_features_that_a_family_lacks_are_refused(name, changes, message, tmp_path) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
-        ModelConfig.load(golden(name, tmp_path / "m.gguf", **changes))
+        load_model_config(golden(name, tmp_path / "m.gguf", **changes))
 
 
 def test_tensors_of_an_unknown_architecture_are_not_read(tmp_path: Path) -> None:
     path = with_values(tmp_path / "model.gguf", general__architecture="llama5")
-    config = ModelConfig.load(MODELS / "llama2_mha")
+    config = load_model_config(MODELS / "llama2_mha")
     with pytest.raises(
         WeightsError, match="architecture 'llama5' have no known names; known: llama"
     ):
@@ -437,7 +438,7 @@ def test_other_frequencies_are_refused(tmp_path: Path) -> None:
     values = gguf_files.values_of(tmp_path / "model", None)
     (tmp_path / "model.gguf").write_bytes(gguf_files.gguf_bytes(values, tensors))
     with pytest.raises(UnsupportedModelError, match="is not Llama 3's scaling"):
-        ModelConfig.load(tmp_path / "model.gguf")
+        load_model_config(tmp_path / "model.gguf")
 
 
 @pytest.mark.parametrize(
@@ -454,7 +455,7 @@ def test_other_frequencies_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_tensors_that_do_not_fit_are_named(name, change, message, tmp_path) -> None:
-    config = ModelConfig.load(write(tmp_path))
+    config = load_model_config(write(tmp_path))
     tensors = gguf_files.tensors_of(tmp_path / "model", "F32") | {name: change}
     kept = {key: tensor for key, tensor in tensors.items() if tensor is not None}
     values = gguf_files.values_of(tmp_path / "model", None)
@@ -467,7 +468,7 @@ def test_version_2_is_read(tmp_path: Path) -> None:
     path = write(tmp_path)
     data = path.read_bytes()
     path.write_bytes(data[:4] + b"\x02" + data[5:])
-    assert ModelConfig.load(path).num_layers == 2
+    assert load_model_config(path).num_layers == 2
 
 
 def test_recommended_sampling_is_read(tmp_path: Path) -> None:
@@ -492,7 +493,7 @@ def test_ends_of_texts_are_found_by_their_names(tmp_path: Path) -> None:
             tokenizer__ggml__eos_token_id=1,
             tokenizer__ggml__eom_token_id=9,
         )
-        assert ModelConfig.load(path).eos_token_ids == expected
+        assert load_model_config(path).eos_token_ids == expected
 
 
 NONE = gguf_files.Signed(-1)
@@ -502,7 +503,7 @@ NONE = gguf_files.Signed(-1)
 @pytest.mark.parametrize("key", ["bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id"])
 def test_an_id_of_minus_one_is_no_token(key: str, value: int, tmp_path: Path) -> None:
     path = with_values(tmp_path / "model.gguf", **{f"tokenizer__ggml__{key}": value})
-    config = ModelConfig.load(path)
+    config = load_model_config(path)
     assert value not in (config.bos_token_id, *config.eos_token_ids)
 
 
@@ -515,15 +516,15 @@ def test_other_ends_of_texts_may_lie_beyond_the_vocabulary(tmp_path: Path) -> No
             **{"tokenizer__ggml__eos_token_id": 2, f"tokenizer__ggml__{key}": 10**6},
         )
         if is_fine:
-            assert ModelConfig.load(path).eos_token_ids == (2,)
+            assert load_model_config(path).eos_token_ids == (2,)
             continue
         with pytest.raises(ModelError, match="eos_token_id must lie in 0"):
-            ModelConfig.load(path)
+            load_model_config(path)
 
 
 def test_booleans_may_be_written_as_integers(tmp_path: Path) -> None:
     path = with_values(tmp_path / "model.gguf", llama__rope__scaling__finetuned=1)
-    assert ModelConfig.load(path).rope is not None
+    assert load_model_config(path).rope is not None
 
 
 # Names of models
@@ -546,7 +547,7 @@ def test_the_gguf_files_of_a_directory_are_named(
     for name in names:
         (tmp_path / name).write_bytes(b"GGUF")
     failing: list[Callable[[Path], Any]] = [
-        ModelConfig.load,
+        load_model_config,
         lambda path: LLM(path, backend="numpy"),
         lambda path: inspect_model(str(path)),
         lambda path: Tokenizer.load(path, None),

@@ -13,9 +13,11 @@ from model_files import GOLDEN, golden_config, greedy
 from safetensors.numpy import load_file, save_file
 
 from mie import LLM, SamplingParams
-from mie.checkpoint.config import FAMILIES, ModelConfig
-from mie.checkpoint.recurrent import RecurrentConfig
+from mie.checkpoint.config import load_model_config
+from mie.checkpoint.families import FAMILIES
+from mie.checkpoint.tensors import recurrent_tensors
 from mie.errors import ConfigError, WeightsError
+from mie.model.config import RecurrentConfig
 from mie.ops.recurrent_shape import RecurrentShape
 from mie.sampling_params import BeamSearchParams
 
@@ -165,7 +167,7 @@ def test_the_text_part_of_a_larger_qwen_is_loaded_alone(tmp_path: Path) -> None:
     for name in ("model.visual.patch.weight", "mtp.layers.0.mlp.up_proj.weight"):
         tensors[name] = np.zeros((2, 2), np.float32)
     save_file(tensors, tmp_path / "model.safetensors")
-    assert ModelConfig.load(tmp_path).left_out == ("vision_config",)
+    assert load_model_config(tmp_path).left_out == ("vision_config",)
     assert answers(load(tmp_path, backend="numpy")) == answers(load(source, backend="numpy"))
 
 
@@ -196,8 +198,8 @@ def test_matrices_that_hold_several_parts_are_cut_as_qwen_orders_them() -> None:
     assert rows["mixed"] == np.concatenate([each.ravel() for each in wanted[:3]]).tolist()
     assert rows["gate"] == wanted[3].ravel().tolist()
     assert rows["small"] == [0, 1, 4, 5, 2, 3, 6, 7]
-    assert config.tensors(7)["qkvz.weight"] == (52, 7)
-    assert config.tensors(7)["ba.weight"] == (8, 7)
+    assert recurrent_tensors(config, 7)["qkvz.weight"] == (52, 7)
+    assert recurrent_tensors(config, 7)["ba.weight"] == (8, 7)
 
 
 def test_layers_follow_from_the_interval_where_no_types_are_given() -> None:

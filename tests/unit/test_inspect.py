@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from model_files import hf_config, random_tensors, write_model
 
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import model_config_from_hf
 from mie.checkpoint.tensors import num_parameters
 from mie.cli import _parser
 
 MODELS = Path(__file__).parents[1] / "golden" / "models"
 
-CONFIG = ModelConfig.from_hf(hf_config())
+CONFIG = model_config_from_hf(hf_config())
 
 
 def run(*arguments: str | Path) -> int:

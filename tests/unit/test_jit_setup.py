@@ -15,7 +15,7 @@ from command_line import python
 from tiny_hybrids import HYBRIDS, TinyHybrid
 from tiny_models import TINY, TinyModel
 
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import load_model_config
 from mie.config.engine import EngineConfig
 from mie.config.params.sampling import SamplingParams
 from mie.engine.engine import Engine
@@ -199,7 +199,7 @@ def test_a_step_takes_at_most_what_was_planned(name: str, tmp_path: Path):
     engine.add_request([1] * 200, SamplingParams(temperature=0, max_tokens=2))
     engine.step()
     [_, (program, _)] = backend._recorded
-    size = step_size(config, ModelConfig.load(model.directory), 256)
+    size = step_size(config, load_model_config(model.directory), 256)
     planned = backend.step_bytes(replace(size, num_tokens=200, num_seqs=1))
     taken = program.nbytes + backend._team.scratch_bytes
     assert 0.5 * planned < taken <= planned

@@ -12,12 +12,13 @@ import pytest
 from numpy.typing import NDArray
 from tiny_models import LLAMA, random_weights, write_model
 
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import load_model_config, model_config_from_hf
 from mie.checkpoint.layouts import layout_of
-from mie.checkpoint.quantisation import Quantisation, Scheme
+from mie.checkpoint.quantisation import scheme_of
 from mie.checkpoint.weights import Checkpoint, check_tied_head, expected_tensors, non_finite_tensors
 from mie.cli import main
 from mie.errors import ModelError, UnsupportedModelError, WeightsError
+from mie.model.config import Quantisation, Scheme
 from mie.ops.quantised import dequantise
 
 CONFIG = LLAMA | {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_size": 56}
@@ -132,7 +133,7 @@ def write_quantised(
 
 
 def opened(directory: Path) -> Checkpoint:
-    model = ModelConfig.load(directory)
+    model = load_model_config(directory)
     return Checkpoint.open(directory, expected_tensors(model), model.quantisation)
 
 
@@ -234,7 +235,7 @@ def test_a_tied_head_of_a_quantised_model_is_compared(tmp_path: Path):
 
 def refused(config: dict[str, Any]) -> str:
     with pytest.raises(UnsupportedModelError) as error:
-        ModelConfig.from_hf(LLAMA | {"quantization_config": config})
+        model_config_from_hf(LLAMA | {"quantization_config": config})
     return str(error.value)
 
 
@@ -261,7 +262,7 @@ def test_a_quantised_model_of_mlx_is_refused_by_name(
     else:
         config = LLAMA | config
     with pytest.raises(UnsupportedModelError, match=r"MLX's quantisation .*the unquantised model"):
-        ModelConfig.from_hf(config)
+        model_config_from_hf(config)
 
 
 def changed_group(**changes: Any) -> dict[str, Any]:
@@ -323,7 +324,7 @@ def test_a_feature_of_a_format_is_refused_by_name(config: dict[str, Any], named:
 )
 def test_a_bad_value_is_refused_with_its_key(config: Any, named: str):
     with pytest.raises(ModelError, match=r"config\.json") as error:
-        ModelConfig.from_hf(LLAMA | {"quantization_config": config})
+        model_config_from_hf(LLAMA | {"quantization_config": config})
     assert named in str(error.value)
     assert len(str(error.value)) < 400
 
@@ -397,10 +398,10 @@ def test_scales_that_are_too_small_are_refused(tmp_path: Path, scale: float, is_
 
 def test_patterns_of_published_models_are_accepted():
     patterns = ["lm_head", r"re:.*layers\.[0-9]+\.mlp.*", "re:.*self_attn.*_proj$", "re:^mtp.*"]
-    model = ModelConfig.from_hf(LLAMA | {"quantization_config": PACKED | {"ignore": patterns}})
+    model = model_config_from_hf(LLAMA | {"quantization_config": PACKED | {"ignore": patterns}})
     assert model.quantisation is not None
-    assert model.quantisation.scheme_of("model.layers.3.mlp.up_proj") is None
-    assert model.quantisation.scheme_of("model.layers.3.other") is not None
+    assert scheme_of(model.quantisation, "model.layers.3.mlp.up_proj") is None
+    assert scheme_of(model.quantisation, "model.layers.3.other") is not None
 
 
 def test_targets_are_names_classes_and_patterns():
@@ -412,14 +413,14 @@ def test_targets_are_names_classes_and_patterns():
         groups=(((r"re:.*down_proj$", "model.layers.0.mlp.up_proj"), second), (("Linear",), first)),
         ignore=("lm_head", "re:model.layers.1"),
     )
-    assert rules.scheme_of("model.layers.0.mlp.down_proj") is second
-    assert rules.scheme_of("model.layers.0.mlp.up_proj") is second
-    assert rules.scheme_of("model.layers.0.mlp.up_proj_2") is first
-    assert rules.scheme_of("model.layers.10.mlp.down_proj") is None  # a pattern is a beginning
-    assert rules.scheme_of("lm_head") is None
-    assert rules.scheme_of("x.lm_head") is first
-    assert rules.scheme_of("x.model.layers.1.mlp.down_proj") is second
-    assert rules.scheme_of("model.embed_tokens") is None  # no Linear
+    assert scheme_of(rules, "model.layers.0.mlp.down_proj") is second
+    assert scheme_of(rules, "model.layers.0.mlp.up_proj") is second
+    assert scheme_of(rules, "model.layers.0.mlp.up_proj_2") is first
+    assert scheme_of(rules, "model.layers.10.mlp.down_proj") is None  # a pattern is a beginning
+    assert scheme_of(rules, "lm_head") is None
+    assert scheme_of(rules, "x.lm_head") is first
+    assert scheme_of(rules, "x.model.layers.1.mlp.down_proj") is second
+    assert scheme_of(rules, "model.embed_tokens") is None  # no Linear
 
 
 def test_inspect_prints_which_matrices_became_what(tmp_path, capsys):

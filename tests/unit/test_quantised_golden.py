@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from model_files import greedy
 
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import load_model_config
 from mie.checkpoint.weights import Checkpoint, expected_tensors
 from mie.ops.quantised import QuantisedRows, dequantise
 
@@ -20,7 +20,7 @@ NAMES = sorted(path.name for path in MODELS.iterdir())
 
 
 def opened(name: str) -> Checkpoint:
-    model = ModelConfig.load(MODELS / name)
+    model = load_model_config(MODELS / name)
     return Checkpoint.open(MODELS / name, expected_tensors(model), model.quantisation)
 
 

@@ -10,7 +10,7 @@ import tiny_models
 from safetensors.numpy import save_file
 
 from mie import LLM, SamplingParams
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import load_model_config
 from mie.checkpoint.tensors import expected_tensors
 from mie.checkpoint.weights import RandomWeights
 
@@ -52,11 +52,11 @@ def test_a_config_alone_runs_with_weights_from_the_seed(config, tmp_path) -> Non
 def test_random_weights_equal_a_checkpoint_with_the_same_numbers(dtype, tmp_path) -> None:
     config = {**tiny_models.QWEN2, "torch_dtype": dtype}
     directory = config_alone(tmp_path / "dummy", config)
-    drawn = RandomWeights(ModelConfig.load(directory), seed=7)
+    drawn = RandomWeights(load_model_config(directory), seed=7)
     tensors = {name: drawn.read(name) for name in drawn}
     assert {str(tensor.dtype) for tensor in tensors.values()} == {dtype}
     assert {name: tensor.shape for name, tensor in tensors.items()} == expected_tensors(
-        ModelConfig.load(directory)
+        load_model_config(directory)
     )
     written = config_alone(tmp_path / "written", config)
     save_file(tensors, written / "model.safetensors")
@@ -76,4 +76,4 @@ def test_an_override_equals_another_config(tmp_path: Path) -> None:
     assert answer(plain, load_format="dummy") != expected
     llm = LLM(plain, skip_tokenizer_init=True, load_format="dummy", hf_overrides=changed)
     assert llm.engine.max_model_len == 64
-    assert vars(llm.model_config) == vars(ModelConfig.load(other)) | {"max_model_len": 64}
+    assert vars(llm.model_config) == vars(load_model_config(other)) | {"max_model_len": 64}

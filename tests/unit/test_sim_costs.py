@@ -11,7 +11,7 @@ import pytest
 import tiny_hybrids
 import tiny_models
 
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import model_config_from_hf
 from mie.checkpoint.tensors import num_parameters
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
@@ -217,7 +217,7 @@ def test_the_scheduler_does_the_same_as_with_a_model(tiny, mode: str):
 )
 def test_states_and_windows_are_those_of_the_real_engine(config, num_blocks, mode, tmp_path):
     """The memory of the plan makes the same moves, and the same load has the same steps."""
-    model = ModelConfig.from_hf(config | {"vocab_size": 40})
+    model = model_config_from_hf(config | {"vocab_size": 40})
     given = EngineConfig(
         **(PRESSED | {"num_blocks": num_blocks}),
         preemption_mode=mode,

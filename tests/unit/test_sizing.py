@@ -12,19 +12,20 @@ import tiny_hybrids
 import tiny_models
 
 from mie import LLM, SamplingParams
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import model_config_from_hf
 from mie.checkpoint.tensors import num_parameters
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
 from mie.load import sizing
 from mie.load.engine import load_engine
 from mie.load.sizing import MemoryPlan, plan_memory, smaller_settings
+from mie.model.config import ModelConfig
 from mie.model.layout import grouped
 from mie.ops.backend import Memory
 from mie.ops.numpy_backend import NumpyBackend
 from mie.ops_gpu.chip import device_memory
 
-MODEL = ModelConfig.from_hf(tiny_models.LLAMA)
+MODEL = model_config_from_hf(tiny_models.LLAMA)
 BLOCK = 16 * 2 * 2 * 2 * 8 * 4
 """Bytes of a block: B, keys and values, L, Hkv, Dh, float32."""
 CONTEXT = 256
@@ -146,7 +147,7 @@ def test_the_suggested_setting_fits(setting: str, asked: int, fitting: int, more
     refusal(lambda: planned(left, **{setting: more}))
 
 
-HYBRID = ModelConfig.from_hf(tiny_hybrids.QWEN35)
+HYBRID = model_config_from_hf(tiny_hybrids.QWEN35)
 STATE = 2 * 4 * (4 * 6 * 8 + 3 * (2 * 2 * 6 + 4 * 8))
 """Bytes of a state: L, float32, H Dk Dv, and the columns of the convolution."""
 
@@ -282,7 +283,7 @@ def test_a_gpu_that_shares_memory_has_the_hosts_limit(monkeypatch: pytest.Monkey
 def gemma(number: int, size: int, window: int) -> ModelConfig:
     """Return a tiny Gemma 3 with this many layers, of which every sixth sees all positions."""
     config = {key: value for key, value in tiny_models.GEMMA3.items() if key != "layer_types"}
-    return ModelConfig.from_hf(
+    return model_config_from_hf(
         config
         | {"num_hidden_layers": number, "sliding_window": window, "sliding_window_pattern": 6}
         | {"max_position_embeddings": size}
@@ -335,7 +336,7 @@ def test_groups_are_used_only_where_they_save_memory(settings: dict[str, int]):
 
 
 def test_a_model_whose_layers_all_have_a_window_keeps_whole_blocks():
-    model = ModelConfig.from_hf(tiny_models.MISTRAL_WINDOW)
+    model = model_config_from_hf(tiny_models.MISTRAL_WINDOW)
     config = EngineConfig(max_num_batched_tokens=8)
     assert plan_memory(config, model, Backend(1 << 40)).layout.is_whole
 

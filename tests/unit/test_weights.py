@@ -24,14 +24,15 @@ from numpy.typing import DTypeLike, NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save, save_file
 
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import model_config_from_hf
 from mie.checkpoint.entries import TensorEntry
 from mie.checkpoint.safetensors_header import read_header
 from mie.checkpoint.tensors import num_parameters
 from mie.checkpoint.weights import Checkpoint, check_tied_head, expected_tensors, non_finite_tensors
 from mie.errors import WeightsError
+from mie.model.config import ModelConfig
 
-CONFIG = ModelConfig.from_hf(hf_config())
+CONFIG = model_config_from_hf(hf_config())
 EXPECTED = expected_tensors(CONFIG)
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 
@@ -54,7 +55,7 @@ def refused(directory: Path, *named: str) -> str:
 
 
 def shapes(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[str, tuple[int, ...]]:
-    return expected_tensors(ModelConfig.from_hf(hf_config(architecture, **changes)))
+    return expected_tensors(model_config_from_hf(hf_config(architecture, **changes)))
 
 
 def test_expected_tensors_follow_the_flags() -> None:
@@ -110,12 +111,12 @@ def test_rotary_buffers_are_ignored(tmp_path: Path) -> None:
 
 def write_tied_with_head(directory: Path, head: NDArray[Any] | None = None) -> Checkpoint:
     config = hf_config(tie_word_embeddings=True)
-    tensors = random_tensors(ModelConfig.from_hf(config))
+    tensors = random_tensors(model_config_from_hf(config))
     tensors["lm_head.weight"] = (
         tensors["model.embed_tokens.weight"].copy() if head is None else head
     )
     write_model(directory, config, tensors)
-    return Checkpoint.open(directory, expected_tensors(ModelConfig.from_hf(config)))
+    return Checkpoint.open(directory, expected_tensors(model_config_from_hf(config)))
 
 
 def test_a_copy_of_the_tied_embedding_is_ignored(tmp_path: Path) -> None:
@@ -332,7 +333,7 @@ def write_large_model(directory: Path, dtype: DTypeLike) -> ModelConfig:
         num_attention_heads=8,
         tie_word_embeddings=True,
     )
-    model = ModelConfig.from_hf(config)
+    model = model_config_from_hf(config)
     tensors = {name: np.ones(shape, dtype) for name, shape in expected_tensors(model).items()}
     write_model(directory, config, tensors)
     return model

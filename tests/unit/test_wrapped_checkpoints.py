@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import load_model_config
 from mie.checkpoint.tensors import expected_tensors
 from mie.checkpoint.weights import Checkpoint
 from mie.errors import ModelError, UnsupportedModelError, WeightsError
@@ -43,8 +43,8 @@ def wrapped(directory: Path, rename: Any, **changes: Any) -> Path:
 
 @pytest.mark.parametrize("rename", RENAMES.values(), ids=RENAMES)
 def test_the_text_part_is_that_of_the_model_alone(rename: Any, tmp_path: Path) -> None:
-    directory, alone = wrapped(tmp_path, rename), ModelConfig.load(TEXT)
-    config = ModelConfig.load(directory)
+    directory, alone = wrapped(tmp_path, rename), load_model_config(TEXT)
+    config = load_model_config(directory)
     assert config.left_out == ("vision_config",)
     assert config.architecture == "Gemma3ForCausalLM"
     assert expected_tensors(config) == expected_tensors(alone)
@@ -60,7 +60,7 @@ def test_a_tensor_of_an_unknown_part_is_refused(tmp_path: Path) -> None:
     directory = wrapped(tmp_path, RENAMES["transformers 4"])
     tensors = load_file(directory / "model.safetensors")
     save_file(tensors | {"audio.weight": np.zeros(2)}, directory / "model.safetensors")
-    config = ModelConfig.load(directory)
+    config = load_model_config(directory)
     with pytest.raises(WeightsError, match=r"unexpected.*audio\.weight"):
         Checkpoint.open(directory, expected_tensors(config))
 
@@ -70,10 +70,10 @@ def test_a_wrapper_that_is_not_known_is_refused(tmp_path: Path) -> None:
         tmp_path, RENAMES["transformers 4"], architectures=["PaliGemmaForConditionalGeneration"]
     )
     with pytest.raises(UnsupportedModelError, match="PaliGemmaForConditionalGeneration"):
-        ModelConfig.load(directory)
+        load_model_config(directory)
 
 
 @pytest.mark.parametrize("names", [7, "x", [{}], [["x"]]])
 def test_bad_names_are_refused(names: Any, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="architectures"):
-        ModelConfig.load(wrapped(tmp_path, RENAMES["transformers 4"], architectures=names))
+        load_model_config(wrapped(tmp_path, RENAMES["transformers 4"], architectures=names))

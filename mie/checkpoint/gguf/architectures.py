@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mie.checkpoint.families import FAMILIES
-from mie.checkpoint.family import Names
 from mie.checkpoint.size_limits import MAX_EXPERTS
+from mie.model.config import Names
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from bench.gpu.report import BenchReport
 from bench.gpu.shapes import BLOCK_SIZE
 from bench.models import decode_bytes, random_prompts, write_model
 from mie.base.arithmetic import ceil_div
-from mie.checkpoint.config import ModelConfig
+from mie.model.config import ModelConfig
 
 MODEL, DRY_MODEL = "TinyLlama-1.1B", "toy"
 PROMPT_LENGTH = 16
