@@ -1,7 +1,8 @@
-"""Check the state of the memory and the scheduler by brute force.
+"""Read private state: the parts of an engine, and checks of the memory and the scheduler.
 
-The checks recompute everything that the classes maintain, so they take time in proportion to the
-pool. They hold between two steps.
+No other file of the tests reads private state (`house/test_rooms.py`). The checks recompute
+everything that the classes maintain, so they take time in proportion to the pool. They hold between
+two steps.
 """
 
 from __future__ import annotations
@@ -9,8 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from typing import Any
 
+from mie import LLM, AsyncLLM
+from mie.engine.engine import Engine
+from mie.engine.overlap import OverlappingRunner
 from mie.engine.snapshot import nodes_of
+from mie.frontend.loop import EngineLoop
 from mie.memory.manager import KVCacheManager
 from mie.memory.pool import REGION, BlockPool
 from mie.memory.prefix import Node, PrefixCache, block_of
@@ -19,6 +25,100 @@ from mie.memory.table import BlockTable, HostTable
 from mie.memory.windowed import WindowedManager
 from mie.sched.scheduler import Scheduler
 from mie.sched.seats import Seats
+from mie.structured.grammars import Grammars
+from mie.system.worker import Worker
+from mie.text.renderer import TemplateRenderer
+
+
+def llm_of(llm: LLM | AsyncLLM) -> LLM:
+    """Return the `LLM` inside an `AsyncLLM`."""
+    return llm._llm if isinstance(llm, AsyncLLM) else llm
+
+
+def loop_of(llm: LLM | AsyncLLM) -> EngineLoop:
+    """Return the loop that runs the commands of all callers."""
+    return llm_of(llm).loop
+
+
+def engine_of(llm: LLM | AsyncLLM) -> Engine:
+    """Return the engine that runs the steps of all callers."""
+    return loop_of(llm).engine
+
+
+def grammars_of(llm: LLM | AsyncLLM) -> Grammars:
+    """Return the compiled descriptions of outputs."""
+    constraints = llm_of(llm).llm_engine.preparer.constraints
+    assert constraints is not None
+    return constraints
+
+
+def forget_grammars(llm: LLM | AsyncLLM) -> None:
+    """Forget all compiled descriptions of outputs, so that they are compiled again."""
+    grammars_of(llm)._kept._begin()
+
+
+def compile_worker(grammars: Grammars) -> Worker | None:
+    """Return the process that compiles descriptions of outputs, if it runs."""
+    return grammars._compiler._worker
+
+
+def end_compile_worker(grammars: Grammars) -> None:
+    """End the process that compiles descriptions of outputs."""
+    grammars._compiler._end_worker()
+
+
+def renderer_of(llm: LLM | AsyncLLM) -> TemplateRenderer:
+    """Return the renderer of the model's chat templates."""
+    return llm_of(llm).get_tokenizer().chat_templates._renderer
+
+
+def render_worker(renderer: TemplateRenderer) -> Worker | None:
+    """Return the process that renders chat templates, if it runs."""
+    return renderer._worker
+
+
+def is_renderer_locked(renderer: TemplateRenderer) -> bool:
+    """Return whether a request holds the renderer."""
+    return renderer._lock.locked()
+
+
+def is_stopping(llm: LLM | AsyncLLM) -> bool:
+    """Return whether the thread of the loop is to end."""
+    return loop_of(llm)._is_stopping
+
+
+def runner_of(engine: Engine) -> Any:
+    """Return the runner that computes the steps, also if they are launched ahead."""
+    runner = engine._runner
+    return runner._runner if isinstance(runner, OverlappingRunner) else runner
+
+
+def replace_runner(engine: Engine, runner: Any) -> None:
+    """Let another runner compute the steps."""
+    if isinstance(engine._runner, OverlappingRunner):
+        engine._runner._runner = runner
+    else:
+        engine._runner = runner
+
+
+def kv_cache_of(engine: Engine) -> Any:
+    """Return the KV cache, as the backend lays it out."""
+    return runner_of(engine)._kv_cache
+
+
+def num_open_requests(llm: LLM | AsyncLLM) -> int:
+    """Return the number of requests that the output processor still follows."""
+    return len(loop_of(llm).processor._states)
+
+
+def check_idle(llm: LLM | AsyncLLM) -> None:
+    """Assert that no request, no command and no block is left."""
+    loop = loop_of(llm)
+    assert not loop.engine.has_work
+    assert not loop.inbox
+    assert not num_open_requests(llm), "the output processor follows a request that has ended"
+    assert loop.engine.scheduler.manager.num_used == 0
+    check_scheduler(loop.engine.scheduler)
 
 
 def check_scheduler(scheduler: Scheduler) -> None:

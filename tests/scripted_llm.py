@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from audit import replace_runner
 from scripted_runner import ScriptedRunner, expected_tokens
 
 from mie import LLM, SamplingParams
@@ -38,10 +39,7 @@ def new_llm(directory: Any, settings: dict[str, Any]) -> LLM:
         live_rows=lambda: [seq.table.row for seq in engine.scheduler.running],
         vocab_size=40,
     )
-    if settings.get("async_scheduling"):
-        engine._runner._runner = script
-    else:
-        engine._runner = script
+    replace_runner(engine, script)
     return llm
 
 

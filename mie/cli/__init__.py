@@ -51,14 +51,14 @@ def _run(argv: Sequence[str] | None) -> int:
     _make_streams_safe()
     try:
         words = sys.argv[1:] if argv is None else argv
-        args = _parser(words).parse_args(words)
+        args = new_parser(words).parse_args(words)
     except SystemExit as end:  # After --help, or an error that argparse has printed.
         return int(end.code or 0)
     with logging_to_stderr():
         return int(args.run(args))
 
 
-def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
+def new_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Return a parser of the command that ``words`` begin with, or of all commands."""
     texts = {"description": ROWS["mie"]["description"], "epilog": epilog_of("mie")}
     formatter = argparse.RawDescriptionHelpFormatter

@@ -227,7 +227,7 @@ def parse(data: bytes, cls: type[B], serving: Serving | None = None) -> B:
     try:
         return cls.model_validate(values, context=serving and limits_of(serving))
     except ValidationError as error:
-        raise _validation_error(error, values) from error
+        raise validation_error(error, values) from error
 
 
 async def read(request: Request, cls: type[B], kind: Callable[..., R]) -> R:
@@ -265,7 +265,7 @@ def _header_safe(name: str) -> str:
     return plain.replace(",", "_")[:64]
 
 
-def _validation_error(error: ValidationError, values: dict[str, Any]) -> ApiError:
+def validation_error(error: ValidationError, values: dict[str, Any]) -> ApiError:
     """Return the 400 for one wrong field; of a union, the alternative that came furthest."""
     all_errors = error.errors(include_url=False)
     of_field = [each for each in all_errors if each["loc"][:1] == all_errors[0]["loc"][:1]]

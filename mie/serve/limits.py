@@ -47,7 +47,8 @@ class QueueLimit:
         self._on_rejection = on_rejection
         self._num_entering: Counter[str | None] = Counter()
         self._max_answer_bytes = config.max_answer_bytes
-        self._answer_bytes: Counter[str | None] = Counter()
+        self.answer_bytes: Counter[str | None] = Counter()
+        """Memory of the log-probabilities of answers that are being made, by client."""
 
     def client_of(self, scope: Scope) -> str | None:
         """Return the client for which the engine counts a request."""
@@ -114,8 +115,8 @@ class QueueLimit:
                 "--max-answer-bytes raises the limit)",
                 "logprobs",
             )
-        got = self._answer_bytes.total() + num_bytes
-        if got > limit or self._answer_bytes[client] + num_bytes > own_limit:
+        got = self.answer_bytes.total() + num_bytes
+        if got > limit or self.answer_bytes[client] + num_bytes > own_limit:
             self._on_rejection("max_answer_bytes")
             raise too_many(
                 "the answers that are being made leave no memory for another one with "
@@ -124,13 +125,13 @@ class QueueLimit:
                 "queue_full",
                 1,
             )
-        self._answer_bytes[client] += num_bytes
+        self.answer_bytes[client] += num_bytes
 
     def release_answer(self, client: str | None, num_bytes: int) -> None:
         """Count an answer no more, because it was sent or given up."""
-        self._answer_bytes[client] -= num_bytes
-        if not self._answer_bytes[client]:
-            del self._answer_bytes[client]
+        self.answer_bytes[client] -= num_bytes
+        if not self.answer_bytes[client]:
+            del self.answer_bytes[client]
 
     def _check_reqs(self, queue: QueueState, num_queued: int) -> None:
         if num_queued > self._max_reqs:

@@ -75,7 +75,7 @@ class Listener(socket.socket):
         if limit == resource.RLIM_INFINITY or not is_near:
             return connection, address
         self._refuse(connection)
-        self._report(f"file descriptors run short at a limit of {limit}")
+        self.report(f"file descriptors run short at a limit of {limit}")
         raise BlockingIOError
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -85,7 +85,7 @@ class Listener(socket.socket):
     def _handle(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in EXHAUSTED:
-            self._report(str(error))
+            self.report(str(error))
         else:
             loop.default_exception_handler(context)
 
@@ -99,7 +99,8 @@ class Listener(socket.socket):
             connection.send(REFUSAL)
             connection.shutdown(socket.SHUT_WR)
 
-    def _report(self, why: str) -> None:
+    def report(self, why: str) -> None:
+        """Count a refused connection, and log the count once a second."""
         self._num_refused += 1
         if time.monotonic() >= self._next_report:
             self._next_report = time.monotonic() + REPORT_SECONDS

@@ -127,10 +127,15 @@ class Server:
         await serving
         return int(has_failed)
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether the server takes no new requests."""
+        return self._is_ending is not None and self._is_ending.is_set()
+
     def stop(self, why: str = "stop") -> None:
         """End the server: running requests first get their time. The second call ends at once."""
         assert self._is_ending is not None, "it does not run"
-        if not self._is_ending.is_set():
+        if not self.is_ending:
             seconds = self._config.shutdown_timeout
             logger.info(
                 "%s: no new requests; %d that run have %g s to end (again: end at once)",

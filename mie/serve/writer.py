@@ -230,7 +230,7 @@ class Writer(Asked[A], EventStream, ABC):
             else:
                 # One after another, so that they leave threads and memory to others.
                 async with self.serving.writing:
-                    parts = await call_in_thread(self._parts_of, choices)
+                    parts = await call_in_thread(self.parts_of, choices)
                 answer = LargeAnswer(parts, self.headers, self._release)
         except BaseException:
             self.close()
@@ -241,7 +241,8 @@ class Writer(Asked[A], EventStream, ABC):
             self._release()
         return answer
 
-    def _parts_of(self, choices: list[Choice]) -> list[bytes]:
+    def parts_of(self, choices: list[Choice]) -> list[bytes]:
+        """Return the pieces of the whole answer, or none if the request was given up."""
         return written(self.whole(choices), lambda: not self._is_closed)
 
     def _release(self) -> None:
@@ -348,9 +349,10 @@ class Writer(Asked[A], EventStream, ABC):
         """Let `_next` end when nothing was sent for the interval, unless that is 0."""
         if interval := self.serving.config.keepalive_interval:
             self._is_quiet = True
-            self._timer = asyncio.get_running_loop().call_later(interval, self._tick)
+            self._timer = asyncio.get_running_loop().call_later(interval, self.tick)
 
-    def _tick(self) -> None:
+    def tick(self) -> None:
+        """Let `_next` end if nothing was sent since the last tick."""
         if self._is_quiet:
             self._is_overdue = True
             self._stream.nudge()

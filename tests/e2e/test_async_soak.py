@@ -6,7 +6,7 @@ import random
 import sys
 
 import pytest
-from audit import check_scheduler
+from audit import check_idle, loop_of
 from scripted_llm import expected, new_llm
 
 from mie import AsyncLLM, SamplingParams
@@ -58,7 +58,7 @@ def later(task, turns):
 
 @pytest.mark.parametrize("num_requests", [3_000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_requests_leave_nothing(llm, num_requests):
-    rng, loop = random.Random(0), llm._loop
+    rng, loop = random.Random(0), loop_of(llm)
 
     async def main():
         answered = await soak(llm, rng, range(num_requests // 5))
@@ -71,13 +71,10 @@ def test_requests_leave_nothing(llm, num_requests):
     async def idle_blocks():
         """Return the number of memory blocks that Python has allocated while the engine is idle."""
         gc.collect()
-        await llm._loop.call_async(lambda: None)
+        await loop.call_async(lambda: None)
         while loop.inbox:
             await asyncio.sleep(0)
-        assert not loop.engine.has_work
-        assert not loop.processor._states
-        assert loop.engine.scheduler.manager.num_used == 0
-        check_scheduler(loop.engine.scheduler)
+        check_idle(llm)
         return sys.getallocatedblocks()
 
     answered, growth = asyncio.run(main())

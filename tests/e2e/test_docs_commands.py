@@ -180,7 +180,7 @@ OF_SLOW_PAGES = {step for name in SLOW for step in STEPS[f"docs/{name}.md"] if "
 def test_a_command_that_is_not_run_has_options_and_files_that_exist(command: str) -> None:
     first, *words = words_of(command)
     if first == "mie":
-        mie.cli._parser(words).parse_args(words)
+        mie.cli.new_parser(words).parse_args(words)
     for path in re.findall(r"(?:scripts|tests|docs|examples)/\S+", command):
         assert (ROOT / path).exists()
 

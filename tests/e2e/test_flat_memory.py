@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from audit import kv_cache_of
 
 from mie import EngineConfig, SamplingParams
 from mie.load.engine import load_engine
@@ -48,7 +49,7 @@ def test_memory_stays_flat(tiny, backend, num_logged, num_measured):
     # Steps are slow under tracemalloc. Fewer steps show the same exactly.
     config = EngineConfig(num_blocks=64, event_log_steps=0)
     engine = load_engine(tiny["llama"].directory, config, backend=backend)
-    cache = engine._runner._kv_cache
+    cache = kv_cache_of(engine)
     elements = cache.elements if backend == "jit" else cache
     address = elements.ctypes.data
     decode(engine, num_measured + 200, rng)  # so that no request is under way below
@@ -65,6 +66,6 @@ def test_memory_stays_flat(tiny, backend, num_logged, num_measured):
     finally:
         tracemalloc.stop()
     assert abs(after - before) < 32 * 1024, "Python objects grew"
-    assert engine._runner._kv_cache is cache
+    assert kv_cache_of(engine) is cache
     assert elements.ctypes.data == address
     assert logged.stats.num_steps == (1 + len(growths)) * num_logged

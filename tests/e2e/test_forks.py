@@ -20,6 +20,7 @@ from multiprocessing.context import ForkContext
 from pathlib import Path
 
 import pytest
+from audit import end_compile_worker, grammars_of
 from command_line import python
 from forks import children
 
@@ -206,8 +207,7 @@ def test_forked_workers_compile_structured_outputs_of_their_own(shared: LLM) -> 
         pool.join()
     assert [len(text) for text in texts] == [4, 5, 6, 7, 8, 9]
     assert len(structured(10)) == 10
-    constraints = shared.llm_engine.preparer.constraints
-    constraints._compiler._end_worker()  # type: ignore[union-attr]
+    end_compile_worker(grammars_of(shared))
 
 
 LOADS = """

@@ -14,13 +14,18 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from audit import (
+    compile_worker,
+    engine_of,
+    forget_grammars,
+    grammars_of,
+    render_worker,
+    renderer_of,
+)
 from forks import children
 
 from mie import AsyncLLM, SamplingParams
 from mie.errors import WorkerError
-from mie.structured.compiler import Compiler
-from mie.system.worker import Worker
-from mie.text.renderer import TemplateRenderer
 
 pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
 
@@ -62,7 +67,7 @@ class Requests:
 
     async def round(self, draw: random.Random, seen: Counter[str]) -> None:
         """Run all requests while a worker is killed at some moment."""
-        self._llm._llm.llm_engine.preparer.constraints._kept._begin()  # type: ignore[union-attr]
+        forget_grammars(self._llm)
         killing = asyncio.create_task(self.kill(draw))
         jobs = [self.answer(number) for number in range(len(DESCRIPTIONS) + 2)]
         *answers, _ = await asyncio.gather(*jobs, self.costly(), return_exceptions=True)
@@ -77,18 +82,12 @@ class Requests:
 
     async def kill(self, draw: random.Random) -> None:
         await asyncio.sleep(draw.random() * 0.1)
-        renderer = self._llm._llm.get_tokenizer().chat_templates._renderer
-        workers: list[Worker | None] = [renderer._worker, compiler(self._llm)._worker]
+        workers = [render_worker(renderer_of(self._llm)), compile_worker(grammars_of(self._llm))]
         draw.shuffle(workers)
         for worker in workers[: draw.choice([1, 1, 2])]:
             if worker is not None:
                 with suppress(ProcessLookupError):
                     os.kill(worker.pid, signal.SIGKILL)
-
-
-def compiler(llm: AsyncLLM) -> Compiler:
-    found: Compiler = llm._llm.llm_engine.preparer.constraints._compiler  # type: ignore[union-attr]
-    return found
 
 
 def open_files() -> int:
@@ -108,11 +107,11 @@ async def rounds(count: int) -> Counter[str]:
             await asyncio.wait_for(requests.round(draw, seen), 300)
         for number in range(len(DESCRIPTIONS) + 2):
             assert await requests.answer(number) == requests.expected[number]
-        assert llm._loop.engine.scheduler.manager.num_used == 0
+        assert engine_of(llm).scheduler.manager.num_used == 0
         assert len(children() - before) <= 2, "a worker was left behind"
         assert open_files() <= num_files + 2  # the thread's, if it has not ended yet
         assert threading.active_count() <= num_threads + 8, "threads were left behind"
-        renderer: TemplateRenderer = llm._llm.get_tokenizer().chat_templates._renderer
+        renderer = renderer_of(llm)
     renderer.close()
     del llm, requests, renderer
     gc.collect()

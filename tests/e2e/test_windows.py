@@ -7,7 +7,7 @@ from typing import Any
 import naive
 import numpy as np
 import pytest
-from audit import check_scheduler
+from audit import check_scheduler, kv_cache_of
 from compiled import needs_numba
 from emulated import needs_compiler
 from tiny_models import LLAMA, TinyModel
@@ -44,7 +44,7 @@ def answers(model: TinyModel, backend: str, **settings: object) -> tuple[list[li
     """Return the greedy tokens of the prompts, each with two choices, and the engine."""
     config = EngineConfig(**{**SETTINGS, "num_blocks": 36, **settings})  # type: ignore[arg-type]
     engine = load_engine(model.directory, config, backend=backend, dtype="float32")
-    fill_with_nan(engine._runner._kv_cache)  # type: ignore[attr-defined]
+    fill_with_nan(kv_cache_of(engine))
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, n=2)
     tokens: dict[tuple[str, int], list[int]] = {}
     for round_of in (PROMPTS[:2], PROMPTS[2:]):

@@ -145,7 +145,7 @@ def test_the_dockerfile_copies_what_the_build_needs_and_starts_the_server() -> N
     assert {extra for each in named for extra in each.split(",")} <= extras
     [start] = [json.loads(rest) for kind, rest in lines if kind == "ENTRYPOINT"]
     [default] = [json.loads(rest) for kind, rest in lines if kind == "CMD"]
-    arguments = mie.cli._parser(words := [*start, *default][1:]).parse_args(words)
+    arguments = mie.cli.new_parser(words := [*start, *default][1:]).parse_args(words)
     assert (start[0], arguments.host, arguments.port) == ("mie", "0.0.0.0", None)
     assert ("EXPOSE", f"{ServeConfig().port}") in lines
     [user] = re.findall(r"^USER (\d+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)

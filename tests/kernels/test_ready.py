@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import tiny_models
+from audit import kv_cache_of
 from emulated import needs_compiler
 from fake_cupy import FakeCupy, fake_cupy
 from test_graphs import WIDE
@@ -70,7 +71,7 @@ def test_nothing_is_compiled_when_a_model_is_loaded_again(fake_cupy: FakeCupy, t
 def test_steps_that_run_ahead_write_no_keys(fake_cupy: FakeCupy, tmp_path: Path):
     engine = load(fake_cupy, tmp_path, WIDE, "float16", max_num_seqs=2)
     fake_cupy.finish_streams()
-    planes = engine._runner._runner._kv_cache.planes
+    planes = kv_cache_of(engine).planes
     assert len(planes) == WIDE["num_hidden_layers"]
     assert not any(plane.any() for plane in planes)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from audit import engine_of
 from browser import Shown, opened
 from live_server import live
 
@@ -155,13 +156,13 @@ def test_keys_edit_and_stop(browser: Any, url: str, engine: AsyncLLM) -> None:
         assert shown.js("mie.page.talk.branch().map(({content}) => content)[0]") == "two"
         assert shown.js("mie.page.talk.messages.length") == 4
         settings(shown, max_tokens="300")
-        engine._loop.engine.observers.append(slow_down)
+        engine_of(engine).observers.append(slow_down)
         shown.page.get_by_label("Message", exact=True).fill("Tell me a story.")
         shown.page.keyboard.press("Enter")
         shown.until("mie.page.stop && mie.page.talk.branch().at(-1).content")
         shown.page.keyboard.press("Escape")
         shown.until("!mie.page.stop")
-        engine._loop.engine.observers.remove(slow_down)
+        engine_of(engine).observers.remove(slow_down)
         assert last(shown)["reason"] == "stopped"
         assert last(shown)["content"]
         assert shown.js("document.documentElement.scrollWidth") <= 360

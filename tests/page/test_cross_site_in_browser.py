@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from audit import engine_of
 from browser import chromium, opened
 from live_server import live
 
@@ -72,7 +73,7 @@ class Attacked(logging.Handler):
         self.until(lambda: {path.partition("?")[0] for path in paths} <= self.paths())
         for each in self.answers:
             assert each["status"] in (403, 415), each
-        assert not self.engine._loop.engine.has_work
+        assert not engine_of(self.engine).has_work
 
     def paths(self) -> set[str]:
         return {each["path"] for each in self.answers}

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from audit import engine_of
 from browser import PATIENCE, Shown, cells, opened, serious
 from command_line import mie
 from live_server import live
@@ -141,7 +142,7 @@ def test_a_disconnect_frees_the_cells(
     """Also when the answers are far ahead of the records that the page gets."""
     monkeypatch.setattr(feed, "TICK_SECONDS", tick)
     monkeypatch.setattr(feed, "TRUTH_TICKS", 1)
-    core = engine._loop.engine
+    core = engine_of(engine)
     has_work = type(core).has_work.fget
 
     def rests(core: Any) -> bool:

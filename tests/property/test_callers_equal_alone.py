@@ -12,7 +12,7 @@ import random
 import threading
 
 import pytest
-from audit import check_scheduler
+from audit import check_idle, loop_of
 from scripted_llm import SETTINGS, expected, new_llm
 
 from mie import AsyncLLM, SamplingParams
@@ -109,15 +109,6 @@ def take_steps(llm):
             llm.test_requests[output.request_id][0].add(output)
 
 
-def check_idle(llm, loop):
-    gc.collect(0)
-    assert not loop.engine.has_work
-    assert not loop.processor._states
-    assert not loop.inbox
-    assert loop.engine.scheduler.manager.num_used == 0
-    check_scheduler(loop.engine.scheduler)
-
-
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_threads(tiny, settings):
     llm = new_llm(tiny["llama"].directory, settings)
@@ -145,7 +136,8 @@ def test_threads(tiny, settings):
         for tokens, wanted in llm.test_requests.values():
             assert tokens.is_finished
             tokens.check(wanted)
-        check_idle(llm, llm.loop)
+        gc.collect(0)
+        check_idle(llm)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
@@ -155,7 +147,8 @@ def test_tasks(tiny, settings, monkeypatch):
     try:
         for run in range(NUM_RUNS // len(SETTINGS) // 2):
             asyncio.run(run_tasks(llm, random.Random(f"tasks {run}")))
-            check_idle(llm, llm._loop)
+            gc.collect(0)
+            check_idle(llm)
     finally:
         llm.shutdown()
 
@@ -177,8 +170,8 @@ async def run_tasks(llm, rng):
     for result in results:
         assert result is None or isinstance(result, asyncio.CancelledError), result
     gc.collect(0)
-    await llm._loop.call_async(lambda: None)
-    while llm._loop.inbox:  # the engine's thread has yet to drop that call
+    await loop_of(llm).call_async(lambda: None)
+    while loop_of(llm).inbox:  # the engine's thread has yet to drop that call
         await asyncio.sleep(0)
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from contextlib import suppress
 
 import pytest
-from audit import check_scheduler
+from audit import check_scheduler, num_open_requests
 from interrupts import KINDS, Injector, handlers
 from scripted_llm import SETTINGS, expected, new_llm
 
@@ -130,7 +130,7 @@ class Story:
         self.others.clear()
         check_scheduler(llm.engine.scheduler)
         assert llm.engine.scheduler.manager.num_used == 0, where
-        assert not llm.loop.processor._states, where
+        assert not num_open_requests(llm), where
 
 
 def stories(tiny, kind, count, seed):

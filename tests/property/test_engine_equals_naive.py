@@ -10,7 +10,7 @@ from itertools import chain
 import naive
 import numpy as np
 import pytest
-from audit import check_memory, check_scheduler
+from audit import check_memory, check_scheduler, runner_of
 from compiled import needs_numba
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -217,7 +217,7 @@ def new_engine(model, config, num_host_blocks, backend):
     engine = load_engine(
         model.directory, settings, backend=backend, dtype=dtype, constraints=Rules()
     )
-    runner = engine._runner._runner if config["async_scheduling"] else engine._runner
+    runner = runner_of(engine)
     for cache in (runner._kv_cache, runner._host_cache):
         if cache is not None:
             (cache if backend == "numpy" else cache.elements).fill(np.nan)

@@ -4,6 +4,7 @@ import os
 import random
 
 import pytest
+from audit import num_open_requests
 from interrupts import Injector
 
 import mie
@@ -76,7 +77,7 @@ def test_an_error_after_the_last_step_never_cuts_the_text(options):
             assert answers(found) == expected, faulty.where
         assert faulty.where
         llm.loop.settle()
-        assert not llm.loop.processor._states, faulty.where
+        assert not num_open_requests(llm), faulty.where
         assert not llm.has_work, faulty.where
         assert llm.engine.scheduler.manager.num_used == 0, faulty.where
     assert num_told > 5

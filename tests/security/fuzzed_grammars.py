@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from audit import compile_worker
+
 from mie import StructuredOutputsParams
 from mie.checkpoint.locate import BUNDLED_DIRECTORY
 from mie.errors import ConfigError, RequestError
@@ -290,7 +292,7 @@ def check_message(message: str) -> None:
 
 def worker_seconds(grammars: Grammars) -> float:
     """Return the CPU time of everything that the worker has compiled."""
-    worker = grammars._compiler._worker
+    worker = compile_worker(grammars)
     assert worker is not None
     fields = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")

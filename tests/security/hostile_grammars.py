@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from audit import end_compile_worker, grammars_of
 from hostile_requests import llm
 
 from mie import SamplingParams, StructuredOutputsParams
@@ -211,7 +212,7 @@ def run(name: str) -> str:
 
 def end_worker() -> None:
     """End the process that compiles descriptions, and wait for it."""
-    llm().llm_engine.preparer.constraints._compiler._end_worker()  # type: ignore[union-attr]
+    end_compile_worker(grammars_of(llm()))
 
 
 def kept_bytes(number: int = 12) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from audit import is_renderer_locked, render_worker
 from command_line import python
 from forks import assert_ends
 from measured import Zygote
@@ -139,8 +140,9 @@ def hello(own: TemplateRenderer, template: str = "{{ messages[0].content }}") ->
 
 
 def worker_pid(own: TemplateRenderer) -> int:
-    assert own._worker is not None
-    return own._worker.pid
+    worker = render_worker(own)
+    assert worker is not None
+    return worker.pid
 
 
 def test_the_worker_is_replaced_only_after_a_limit(own: TemplateRenderer) -> None:
@@ -250,7 +252,7 @@ def test_an_interrupt_at_any_line_leaves_the_renderer_usable(own, stride) -> Non
 
     line = 0
     while interrupt_at(line := line + stride):
-        assert not own._lock.locked()
+        assert not is_renderer_locked(own)
         assert hello(own) == "hello"
     assert line > 20
 

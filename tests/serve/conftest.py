@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from audit import engine_of
 from edge_helpers import asks, load
 from lazy_module import lazy_module
 from live_server import live
@@ -22,7 +23,9 @@ def pytest_pyfunc_call(pyfuncitem: Any) -> bool | None:
     """Run a test that is a coroutine in an event loop of its own, in which it must end."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
-    fixtures = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    fixtures = {
+        name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters
+    }
     asks(pyfuncitem.obj(**fixtures))
     return True
 
@@ -86,7 +89,7 @@ def server() -> Iterator[Server]:
             server.close()
     finally:
         engine.shutdown()
-    manager = engine._loop.engine.scheduler.manager
+    manager = engine_of(engine).scheduler.manager
     assert manager.num_used == 0, "a request has left blocks behind"
 
 

@@ -8,7 +8,7 @@ import mie.cli
 
 def help_of(*words: str) -> str:
     """The output of ``--help``."""
-    parser = mie.cli._parser()
+    parser = mie.cli.new_parser()
     for word in words:
         [action] = [each for each in parser._actions if each.choices and word in each.choices]
         parser = action.choices[word]  # type: ignore[index]

@@ -9,6 +9,7 @@ import threading
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 import httpx2
+from audit import engine_of, loop_of
 
 from mie import AsyncLLM
 from mie.serve.app import create_app
@@ -104,7 +105,7 @@ def without_steps(engine):
 
     Requests that run at that moment keep their seats until the end of the test.
     """
-    loop, is_over, num_steps = engine._loop, threading.Event(), itertools.count()
+    loop, is_over, num_steps = loop_of(engine), threading.Event(), itertools.count()
     turn = loop.turn
 
     def turn_without_a_step():
@@ -146,7 +147,7 @@ async def server_of(engine, **options):
     finally:
         if not task.done():
             config.__dict__["shutdown_timeout"] = 0.0
-            if not server._is_ending.is_set():  # a second call would end the tests
+            if not server.is_ending:  # a second call would end the tests
                 server.stop("the test is over")
         with stack:
             await asyncio.wait_for(task, PATIENCE)
@@ -157,9 +158,9 @@ class Hold:
 
     def __init__(self, engine, then):
         self.is_reached, self._event = threading.Event(), threading.Event()
-        self._steps, self._step = itertools.count(), engine._loop.engine.step
+        self._steps, self._step = itertools.count(), engine_of(engine).step
         self._then = then or self._step
-        engine._loop.engine.step = self.step
+        engine_of(engine).step = self.step
 
     def step(self):
         if next(self._steps) < 3:

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from audit import llm_of
+
 from mie import LLM, AsyncLLM, StructuredOutputsParams
 from mie.frontend.prepare import Preparer
 from mie.frontend.request_state import PreparedRequest
@@ -28,7 +30,7 @@ class Scripted(Preparer):
 @contextmanager
 def answering(engine: AsyncLLM | LLM, text: str) -> Iterator[None]:
     """Make every answer this text."""
-    llm = engine if isinstance(engine, LLM) else engine._llm
+    llm = llm_of(engine)
     original = llm.llm_engine.preparer
     llm.llm_engine.preparer = Scripted(**vars(original), text=text)
     try:

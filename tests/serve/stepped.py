@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from audit import engine_of, loop_of
+
 from mie import AsyncLLM
 
 PATIENCE = 60
@@ -17,7 +19,7 @@ class Stepped:
 
     def __init__(self, engine: AsyncLLM) -> None:
         self.llm = engine
-        self.engine = engine._loop.engine
+        self.engine = engine_of(engine)
         self.scheduler = self.engine.scheduler
         self._asked = threading.Semaphore(0)
         self._allowed = threading.Semaphore(0)
@@ -56,7 +58,7 @@ class Stepped:
     def between_steps(self, function: Callable[[], Any]) -> Any:
         """Call a function in the engine's thread, after all that was posted before it. The engine
         must not be held."""
-        return asyncio.run(self.llm._loop.call_async(function))
+        return asyncio.run(loop_of(self.llm).call_async(function))
 
     def free(self) -> None:
         """Hold the engine no longer."""

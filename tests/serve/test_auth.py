@@ -6,6 +6,7 @@ import hmac
 import re
 
 import pytest
+from audit import loop_of
 from edge_helpers import DIALECTS, client_of, held, load, server_of
 from starlette.routing import Route
 
@@ -198,7 +199,7 @@ async def test_a_request_is_cancelled_by_its_own_key_only(path, body):
                 route = f"/v1/requests/{running_id}/cancel"
                 assert (await client.post(route, headers=bearer(OTHER))).status_code == 404
                 own = asyncio.ensure_future(client.post(route, headers=bearer(KEY)))
-                while not engine._loop.has_mail and not own.done():
+                while not loop_of(engine).has_mail and not own.done():
                     await asyncio.sleep(0.01)
                 hold.release()
                 assert (await own).json() == {"id": running_id, "cancelled": True}

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from audit import check_scheduler
+from audit import check_scheduler, engine_of, loop_of
 from edge_helpers import DIALECTS
 from live_server import live
 from stepped import PATIENCE, Stepped, eventually, state_of
@@ -86,9 +86,9 @@ def ids_of(stepped: Stepped) -> list[str]:
 def close_and_take_one_step(stepped: Stepped, connection: Connection) -> None:
     """Close a connection while the engine is about to step, and let it take that step."""
     stepped.hold()
-    assert not stepped.llm._loop.has_mail
+    assert not loop_of(stepped.llm).has_mail
     connection.close()
-    eventually(lambda: stepped.llm._loop.has_mail)
+    eventually(lambda: loop_of(stepped.llm).has_mail)
     stepped.step()
 
 
@@ -110,7 +110,7 @@ def test_blocks_are_free_within_one_step(state, n, stream):
         stepped.hold()
         [stays] = ids_of(stepped)
         leaving = Connection(url, prompt=OTHER, n=n, **body)
-        eventually(lambda: stepped.llm._loop.has_mail)
+        eventually(lambda: loop_of(stepped.llm).has_mail)
         stepped.step_until(lambda: len(ids_of(stepped)) == 2)
         [leaves] = {*ids_of(stepped)} - {stays}
         stepped.step_until(lambda: state_of(stepped, leaves) == state)
@@ -243,4 +243,4 @@ def test_a_client_of_http_1_0_that_sends_no_more_has_left(server):
         )
         connection.shutdown(socket.SHUT_WR)
         assert b"100 Continue" not in b"".join(iter(lambda: connection.recv(1 << 16), b""))
-    eventually(lambda: not server.engine._loop.engine.has_work)
+    eventually(lambda: not engine_of(server.engine).has_work)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from http.client import HTTPConnection, HTTPResponse, IncompleteRead
 
 import pytest
+from audit import engine_of
 from stepped import eventually
 
 from mie.serve import body as bodies
@@ -55,8 +56,8 @@ def test_a_body_full_of_errors_is_checked_up_to_the_first(monkeypatch, cls):
         counts.append(error.error_count())
         return answer_of(error, values)
 
-    answer_of = bodies._validation_error
-    monkeypatch.setattr(bodies, "_validation_error", count)
+    answer_of = bodies.validation_error
+    monkeypatch.setattr(bodies, "validation_error", count)
     for wrong in ([None] * 1000, {str(i): None for i in range(1000)}):
         for name in cls.model_fields:
             for value in (wrong, [{"role": "user", "content": wrong}]):
@@ -184,7 +185,7 @@ def test_a_bug_costs_one_request_and_no_blocks(server, monkeypatch, where, strea
     """In each case the client gets a 500 without details, and the request ends."""
 
     def is_quiet():
-        return not server.engine._loop.engine.requests
+        return not engine_of(server.engine).requests
 
     with monkeypatch.context() as patch:
         patch.setattr(f"mie.serve.{where}", broken)

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from audit import loop_of
 from edge_helpers import DIALECTS, held
 from stepped import Stepped
 
@@ -188,7 +189,7 @@ def test_a_cancelled_call_frees_its_blocks_within_one_step(stream):
             else:
                 first.cancel()
                 await asyncio.wait([first])
-            assert engine._loop.has_mail  # the request's end, which the next step finds
+            assert loop_of(engine).has_mail  # the request's end, which the next step finds
             await asyncio.to_thread(stepped.step)
 
     try:

@@ -10,7 +10,7 @@ from edge_helpers import client_of, server_of
 
 from mie import AsyncLLM
 from mie.checkpoint.locate import BUNDLED_DIRECTORY
-from mie.cli import _parser
+from mie.cli import new_parser
 from mie.cli.serve import engine_settings
 
 RECOMMENDED = {"temperature": 1.7, "top_k": 7, "max_new_tokens": 12, "top_p": None}
@@ -36,7 +36,7 @@ def directory(tmp_path_factory):
 
 def engine_of(*words):
     """The engine of ``mie serve`` with these words on its command line."""
-    args = _parser().parse_args(["serve", *words, "--num-blocks", "64", "--max-num-seqs", "2"])
+    args = new_parser().parse_args(["serve", *words, "--num-blocks", "64", "--max-num-seqs", "2"])
     return AsyncLLM(**engine_settings(args))
 
 

@@ -73,10 +73,11 @@ async def test_the_routes_answer_503_unless_all_is_well(engine, state):
         if state == "draining":
             health.is_draining = True
         if state == "stalled":
-            work = engine.pulse._replace(has_work=True)
-            health._engine = SimpleNamespace(pulse=work, dead_error=None)
-            health.sample()
-            health._clock = lambda: health._last_turn + 61
+            stalled, stuck, clock = watched()
+            stuck.pulse = stuck.pulse._replace(has_work=True)
+            stalled.sample()
+            clock.now = 61
+            client.app.state.edge.health = stalled
         for method, path in PROBES:
             response = await client.request(method, path)
             assert response.status_code == (200 if state == "ok" else 503)

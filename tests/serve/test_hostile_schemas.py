@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from audit import compile_worker, grammars_of
 from forks import cpu_seconds_of_children
 from live_server import INVARIANT, live
 
@@ -100,7 +101,8 @@ def leave(url: str, body: dict[str, Any]) -> None:
 
 def compiled_seconds(engine: AsyncLLM) -> float:
     """Return the CPU time of everything that the worker has compiled."""
-    worker = engine._llm.llm_engine.preparer.constraints._compiler._worker  # type: ignore[union-attr]
+    worker = compile_worker(grammars_of(engine))
+    assert worker is not None
     return cpu_seconds_of_children(worker.pid)
 
 
@@ -140,13 +142,14 @@ def test_masks_that_cost_too_much_end_the_request(url: str):
 def test_a_worker_that_was_killed_is_the_servers_error(url: str, engine: AsyncLLM):
     with client(url, "A") as own, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(own.post, PATH, json=hostile(45))
-        worker = engine._llm.llm_engine.preparer.constraints._compiler._worker  # type: ignore[union-attr]
+        worker = compile_worker(grammars_of(engine))
+        assert worker is not None
         children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children")
         for _ in range(6000):
             if children.read_text():
                 break
             time.sleep(0.01)
-        worker._process.kill()
+        worker.kill()
         answer = waiting.result()
     assert answer.status_code == 500, answer.text
     assert "the worker process ended (signal 9)" in answer.json()["error"]["message"]

@@ -123,7 +123,7 @@ async def test_an_answer_takes_no_more_memory_than_is_counted(engine, monkeypatc
     [num_bytes] = counted
     assert peak < num_bytes + 800_000, (kind, peak, num_bytes, size)
     assert size < num_bytes
-    assert not limit._answer_bytes
+    assert not limit.answer_bytes
 
 
 async def test_another_request_has_its_turn_while_a_large_answer_is_written(engine, monkeypatch):
@@ -188,7 +188,7 @@ async def test_a_large_answer_says_what_a_small_one_says(engine, monkeypatch):
 
 async def test_a_key_may_take_half_of_the_memory_and_leaves_the_rest(engine, monkeypatch):
     may_write = asyncio.Event()
-    original = Writer._parts_of
+    original = Writer.parts_of
     config = ServeConfig(keys=Keys.of(["a-key-of-one", "b-key-of-two"]))
     counted = spied(monkeypatch)
     app = create_app(engine, config)
@@ -202,7 +202,7 @@ async def test_a_key_may_take_half_of_the_memory_and_leaves_the_rest(engine, mon
         asyncio.run_coroutine_threadsafe(may_write.wait(), loop).result(PATIENCE)
         return original(self, choices)
 
-    monkeypatch.setattr(Writer, "_parts_of", held)
+    monkeypatch.setattr(Writer, "parts_of", held)
     config = ServeConfig(keys=config.keys, max_answer_bytes=2 * num_bytes + 2)
     app = create_app(engine, config)
     async with app.router.lifespan_context(app):
@@ -212,21 +212,21 @@ async def test_a_key_may_take_half_of_the_memory_and_leaves_the_rest(engine, mon
             return (await post(app, "/v1/completions", body, f"{key}-key-of-{NAMES[key]}"))[0]
 
         first = asyncio.ensure_future(ask("a", LARGE))
-        while not limit._answer_bytes:
+        while not limit.answer_bytes:
             await asyncio.sleep(0)
         assert await ask("a", {**SMALL, "logprobs": 1}) == 429
         assert await ask("a", SMALL) == 200
         assert await ask("b", {**SMALL, "logprobs": 1}) == 200
         second = asyncio.ensure_future(ask("b", LARGE))
-        while len(limit._answer_bytes) < 2:
+        while len(limit.answer_bytes) < 2:
             await asyncio.sleep(0)
         assert await ask("b", {**SMALL, "logprobs": 1}) == 429
         may_write.set()
         assert await asyncio.gather(first, second) == [200, 200]
-        assert not limit._answer_bytes
+        assert not limit.answer_bytes
         assert await ask("a", LARGE) == 200
         assert await ask("a", {**LARGE, "n": 2}) == 400
-        assert not limit._answer_bytes
+        assert not limit.answer_bytes
 
 
 NAMES = {"a": "one", "b": "two"}
@@ -245,7 +245,7 @@ async def test_the_message_names_the_limit(engine):
 async def test_an_answer_that_nobody_waits_for_is_given_up(engine, monkeypatch):
     """The client leaves while its answer is written."""
     is_writing, may_write, given_up = threading.Event(), threading.Event(), threading.Event()
-    original = Writer._parts_of
+    original = Writer.parts_of
 
     def held(self, choices):
         is_writing.set()
@@ -253,14 +253,14 @@ async def test_an_answer_that_nobody_waits_for_is_given_up(engine, monkeypatch):
         if not original(self, choices):
             given_up.set()
 
-    monkeypatch.setattr(Writer, "_parts_of", held)
+    monkeypatch.setattr(Writer, "parts_of", held)
     app = create_app(engine, ServeConfig())
     async with app.router.lifespan_context(app):
         asking = asyncio.ensure_future(post(app, "/v1/completions", LARGE))
         assert await asyncio.to_thread(is_writing.wait, PATIENCE)
         asking.cancel()
         await asyncio.wait((asking,))
-        assert not app.state.edge.queue_limit._answer_bytes
+        assert not app.state.edge.queue_limit.answer_bytes
         assert not app.state.serving.running
         may_write.set()
         assert await asyncio.to_thread(given_up.wait, PATIENCE)

@@ -5,6 +5,7 @@ import os
 from contextlib import contextmanager
 
 import pytest
+from audit import engine_of, num_open_requests
 from edge_helpers import DIALECTS, MESSAGES, asks, client_of
 
 from mie.frontend.conversation import AnswerState
@@ -76,7 +77,7 @@ def raising(engine, monkeypatch, cls, name):
     original, struck = getattr(cls, name), []
 
     def method(self, *args, **options):
-        if not engine._loop.engine.requests:
+        if not engine_of(engine).requests:
             struck.append(name)
             raise ZeroDivisionError("injected")
         return original(self, *args, **options)
@@ -131,12 +132,12 @@ def test_an_error_in_the_text_of_the_last_token_is_told_to_the_client(engine, mo
                     if struck and stream and body.get("n") is None:
                         assert not endings(answer.text), (where, answer.text)
                     await engine.metrics_snapshot()  # the clean-up comes before it
-                    assert not engine._loop.processor._states, where
+                    assert not num_open_requests(engine), where
                     assert not client.app.state.serving.running, where
                     assert client.app.state.edge.health.num_requests == 0, where
             answer = await client.post(route, json={**body, "stream": False})
             assert answer.status_code == 200
-        assert engine._loop.engine.scheduler.manager.num_used == 0
+        assert engine_of(engine).scheduler.manager.num_used == 0
         return num_struck
 
     assert asks(ask()) >= 5

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
+from audit import engine_of
 from edge_helpers import client_of, load, server_of, without_steps
 
 from mie.serve.config import ServeConfig
@@ -158,7 +159,7 @@ async def test_a_key_that_floods_the_queue_does_not_keep_others_out():
 
 def admissions(engine):
     """The keys whose requests were admitted, in order."""
-    policy, admitted = engine._loop.engine.scheduler._policy, []
+    policy, admitted = engine_of(engine).scheduler._policy, []
     original = policy.admit
 
     def admit(seq):
@@ -202,13 +203,13 @@ async def test_the_queue_is_limited_by_default(engine):
 
 async def test_a_client_cannot_raise_its_priority():
     engine = load(scheduling_policy="priority")
-    priorities, original = [], engine._loop.engine.add
+    priorities, original = [], engine_of(engine).add
 
     def add_request(request):
         priorities.append(request.priority)
         original(request)
 
-    engine._loop.engine.add = add_request
+    engine_of(engine).add = add_request
     for asked, highest in ((-5, 0), (7, 0), (-5, -3), (None, 4)):
         async with client_of(engine, ServeConfig(highest_priority=highest)) as client:
             response = await client.post("/v1/completions", json=completion(priority=asked))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from audit import engine_of, loop_of
 from models_folder import GOLDEN, NAMES, PROMPT, SETTINGS, budget_for, new_folder, serving
 
 from mie import LLM, SamplingParams
@@ -98,7 +99,7 @@ async def test_an_unloaded_model_leaves_no_thread_and_no_object(folder):
     async with serving(folder) as served:
         await served.ask(NAMES[0])
         [engine] = served.loader.engines
-        parts = [weakref.ref(each) for each in (engine()._llm.engine, engine()._loop)]
+        parts = [weakref.ref(each) for each in (engine_of(engine()), loop_of(engine()))]
         assert engine_threads() > before
         answer = await served.client.post("/models/unload", json={"model": NAMES[0]})
         assert answer.json() == {"success": True}
@@ -115,8 +116,12 @@ async def test_requests_that_wait_for_a_load_can_leave_and_count(folder, expecte
         first = [asyncio.ensure_future(served.ask(a)) for _ in range(3)]
         await served.until(lambda: served.loader.names == [a])
         second = [asyncio.ensure_future(served.ask(b)) for _ in range(2)]
-        models = served.edge.models
-        await served.until(lambda: models._num_waiting[None] == 5)
+        catalogue = served.edge.models.catalogue
+
+        def num_waiting() -> int:
+            return sum(len(model.waiters) for model in catalogue.waited_for)
+
+        await served.until(lambda: num_waiting() == 5)
         assert await served.states() == {
             **dict.fromkeys(NAMES, "unloaded"),
             "broken": "unloaded",
@@ -131,13 +136,14 @@ async def test_requests_that_wait_for_a_load_can_leave_and_count(folder, expecte
         )
         for each in (first[0], *second):
             each.cancel()
-        await served.until(lambda: models._num_waiting[None] == 2)
+        await served.until(lambda: num_waiting() == 2)
         served.loader.gate.set()
         answers = [await each for each in first[1:]]
         assert [x.json()["choices"][0]["token_ids"] for x in answers] == [expected[a]] * 2
-        await served.until(lambda: not models._jobs and models._task.done())
+        coming = await catalogue.all()
+        await served.until(lambda: not any(model.is_coming for model in coming))
         assert served.loader.names == [a], "nothing waited for the other one any more"
-        assert models._num_waiting[None] == 0
+        assert num_waiting() == 0
 
 
 async def test_a_broken_model_fails_alone(folder, expected, caplog):

@@ -46,7 +46,7 @@ def add(a: int, b: int) -> int:
 def client(server: Any) -> Iterator[ollama.Client]:
     client = ollama.Client(host=server.url)
     yield client
-    client._client.close()
+    client.close()
 
 
 def greedy(llm: LLM, messages: list[dict[str, str]], max_tokens: int = 24) -> Any:
@@ -269,7 +269,7 @@ def test_reasoning_is_turned_on_and_off(thinker: AsyncLLM):
         again = [USER, whole.message, USER]
         answers = [client.chat("bundled", again, think=think) for think in (True, False, "high")]
         capabilities = client.show("bundled").capabilities
-        client._client.close()
+        client.close()
     assert (whole.message.thinking, whole.message.content) == ("Hm, so.", "The otter.")
     assert "".join(line.message.thinking or "" for line in lines) == "Hm, so."
     assert "".join(line.message.content for line in lines) == "The otter."
@@ -287,7 +287,7 @@ def test_reasoning_without_a_switch_cannot_be_turned(thinker: AsyncLLM):
         for think in (True, False):
             with pytest.raises(ollama.ResponseError, match="this model's chat template has no"):
                 client.chat("bundled", [USER], think=think)
-        client._client.close()
+        client.close()
 
 
 def test_an_unknown_option_is_named(server: Any):

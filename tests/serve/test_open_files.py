@@ -146,7 +146,7 @@ def test_refusals_are_counted_in_one_line_a_second(monkeypatch, caplog):
     with Listener() as listener:
         for step in range(5000):
             now[0] = 100 + step / 1000
-            listener._report("because")
+            listener.report("because")
     lines = [record.message for record in caplog.records]
     assert len(lines) == 5
     assert lines[1] == "1000 connections refused: because"

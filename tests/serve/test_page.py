@@ -263,7 +263,7 @@ async def test_a_page_that_comes_back_gets_what_it_missed():
 def test_the_stream_ends_with_the_engine():
     async def watch():
         async with watched() as (running, stream):
-            await running.server._edge.end_engine()
+            await running.edge.end_engine()
             await stream.read_until(lambda: stream.last["record"] == "end")
         return stream
 

@@ -39,7 +39,7 @@ async def opened(feed):
     """A page that has read its first key, and its cells."""
     await feed.tick()
     page, applied = Page(), Applied()
-    feed._pages.add(page)
+    feed.pages.add(page)
     page.is_reading = True
     await feed.tick()
     await read(page, applied)
@@ -79,7 +79,7 @@ async def test_a_page_that_sleeps_gets_the_whole_state_when_it_wakes(engine):
             await feed.tick()
             assert "key" not in await read(awake, shown)
         assert asleep.needs_key
-        assert not asleep._queue
+        assert not asleep.num_bytes
         for _ in range(3):  # it still sleeps: no key is made for it
             await generate(client)
             await feed.tick()

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from audit import engine_of
 from live_server import live
 
 from mie import AsyncLLM
@@ -94,7 +95,7 @@ def test_seeded_requests_get_the_same_answer_under_any_load(alone, settings):
     recomputed = sum(a.json()["metrics"]["num_recomputed_tokens"] for a in answers)
     assert cached[1] > 0
     # The responses and the engine count the same, and the case was tried.
-    stats = engine._loop.engine.stats
+    stats = engine_of(engine).stats
     assert preempted == stats.num_preemptions
     if settings["num_blocks"] == 14:
         assert preempted > 0

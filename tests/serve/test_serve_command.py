@@ -8,7 +8,7 @@ import pytest
 from command_line import python
 
 import mie
-from mie.cli import _parser, main
+from mie.cli import main, new_parser
 from mie.cli.serve import engine_settings
 from mie.config.settings import settings_of
 from mie.errors import ConfigError
@@ -18,7 +18,7 @@ ROOT = Path(mie.__file__).parent.parent
 
 
 def settings(*words: str) -> dict[str, Any]:
-    args: argparse.Namespace = _parser().parse_args(["serve", *words])
+    args: argparse.Namespace = new_parser().parse_args(["serve", *words])
     return engine_settings(args)
 
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import httpx2
 import pytest
+from audit import is_stopping
 from command_line import PATIENCE, start
 from edge_helpers import DIALECTS, asks, client_of, held, load, server_of
 from starlette.applications import Starlette
@@ -68,7 +69,7 @@ async def test_what_does_not_finish_in_time_is_told_so():
         async with server_of(engine, shutdown_timeout=0.0) as running:
             events, whole = await two_requests(running)
             running.server.stop("SIGTERM")
-            while not engine._loop._is_stopping:
+            while not is_stopping(engine):
                 await asyncio.sleep(0.01)
             hold.release()
             *_, last, done = await rest_of(events)
@@ -89,7 +90,7 @@ async def test_a_stream_that_the_end_cuts_is_logged_as_cut_and_is_no_bug(path, b
             async with running.client.stream("POST", path, json=asked) as answer:
                 await hold.reached()
                 running.server.stop("SIGTERM")
-                while not engine._loop._is_stopping:
+                while not is_stopping(engine):
                     await asyncio.sleep(0.01)
                 hold.release()
                 assert b"the engine was shut down" in await answer.aread()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from audit import check_scheduler
+from audit import check_scheduler, engine_of
 from live_server import INVARIANT, live
 
 from mie import AsyncLLM
@@ -51,14 +51,14 @@ def test_every_request_is_answered_right_and_no_block_stays(
                 )
             )
         # The server has ended, and so has every request.
-        scheduler = engine._loop.engine.scheduler
+        scheduler = engine_of(engine).scheduler
         assert storm.wrong == []
         kinds = {"answered", "closed", "malformed", "wrong key", "slow reader"}
         assert storm.counts.keys() == kinds
         assert storm.counts["answered"] > num_requests / 3
         assert scheduler.manager.num_used == 0
         check_scheduler(scheduler)
-        metrics = {each.name: each for each in engine._loop.engine.get_metrics("bundled")}
+        metrics = {each.name: each for each in engine_of(engine).get_metrics("bundled")}
         assert (metrics["vllm:num_preemptions"].value > 0) == preempts
     finally:
         engine.shutdown()

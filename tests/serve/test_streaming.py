@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from audit import loop_of
 from scripted_answers import answering
 from stepped import PATIENCE, Stepped, eventually
 
@@ -162,7 +163,7 @@ async def test_a_stream_gets_comments_while_a_call_is_held_back(stepped):
         [writer] = app.state.serving.running.values()
         for count in (6, 9, 12):  # the ticks of a timer, which the test gives by hand
             await asyncio.to_thread(step_to, count)
-            writer._tick()
+            writer.tick()
         comment = await stream.read()
         stepped.free()
         first, comment, rest = first, comment, await stream.rest()
@@ -184,7 +185,7 @@ def test_a_reader_that_has_stopped_reading_may_leave(stepped):
             await stuck.task
             assert app.state.serving.running == {}
             await asyncio.to_thread(stepped.step)
-            return await stepped.llm._loop.call_async(lambda: stepped.scheduler.manager.num_used)
+            return await loop_of(stepped.llm).call_async(lambda: stepped.scheduler.manager.num_used)
 
     assert asyncio.run(main()) == 0
 
@@ -234,7 +235,7 @@ async def test_a_request_can_be_cancelled_by_its_id(stepped, stream):
         await asyncio.to_thread(stepped.step_until, lambda: num_generated(stepped) >= 2)
         [response_id] = app.state.serving.running
         cancel = Exchange(app, f"/v1/requests/{response_id}/cancel", {})
-        await asyncio.to_thread(eventually, lambda: stepped.llm._loop.has_mail)
+        await asyncio.to_thread(eventually, lambda: loop_of(stepped.llm).has_mail)
         stepped.step()
         cancelled = json.loads(b"".join(await cancel.rest()))
         pieces = await running.rest()

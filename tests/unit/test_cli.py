@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mie.cli import COMMANDS, _parser, main
+from mie.cli import COMMANDS, main, new_parser
 from mie.cli.options import add_engine_options, add_sampling_options, sampling_params
 from mie.config.engine_args import EngineArgs
 from mie.config.params.sampling import SamplingParams
@@ -75,7 +75,7 @@ def commands_of(parser: argparse.ArgumentParser, *words: str) -> Iterator[tuple[
             yield from commands_of(each, *words, word)
 
 
-LEAVES = list(commands_of(_parser()))
+LEAVES = list(commands_of(new_parser()))
 
 
 @pytest.mark.parametrize("words", LEAVES, ids=" ".join)
@@ -101,7 +101,7 @@ def test_the_commands_with_most_options_have_a_short_help() -> None:
 
 
 def _shows_few(words: tuple[str, ...]) -> bool:
-    parser: Any = _parser()
+    parser: Any = new_parser()
     for word in words:
         [action] = [each for each in parser._actions if isinstance(each.choices, dict)]
         parser = action.choices[word]
@@ -199,7 +199,7 @@ def test_no_option_of_any_command_may_be_shortened(
 
     monkeypatch.setattr(argparse.ArgumentParser, "error", refuse)
     tested: set[str] = set()
-    for parser in leaves(_parser([command])):
+    for parser in leaves(new_parser([command])):
         parser.usage = "it takes long to write"
         for action in parser._actions:
             action.required = action.required and not action.option_strings
@@ -238,8 +238,8 @@ def test_options_and_other_words_may_come_in_any_order(data: st.DataObject) -> N
     line = list(words)
     for place, option in reversed([*zip(places, options, strict=True)]):
         line[place:place] = option
-    found = vars(_parser(command).parse_args([*command, *line]))
-    first = vars(_parser(command).parse_args([*command, *itertools.chain(*options), *words]))
+    found = vars(new_parser(command).parse_args([*command, *line]))
+    first = vars(new_parser(command).parse_args([*command, *itertools.chain(*options), *words]))
     assert found == first
     assert found.items() >= wanted.items()
     if many is not None:

@@ -13,7 +13,7 @@ from model_files import hf_config, random_tensors, write_model
 
 from mie.checkpoint.config import model_config_from_hf
 from mie.checkpoint.tensors import num_parameters
-from mie.cli import _parser
+from mie.cli import new_parser
 
 MODELS = Path(__file__).parents[1] / "golden" / "models"
 
@@ -22,7 +22,7 @@ CONFIG = model_config_from_hf(hf_config())
 
 def run(*arguments: str | Path) -> int:
     words = ["inspect", *map(str, arguments)]
-    args = _parser(words).parse_args(words)
+    args = new_parser(words).parse_args(words)
     code: int = args.run(args)
     return code
 

@@ -63,7 +63,8 @@ class Page:
         self.is_reading = False
         """Whether it has read everything and waits."""
         self._queue: deque[bytes] = deque()
-        self._num_bytes = 0
+        self.num_bytes = 0
+        """Bytes of the events that the page has yet to read."""
         self._news = asyncio.Event()
 
     @property
@@ -74,8 +75,8 @@ class Page:
     def put(self, events: bytes) -> None:
         """Queue events. If too many wait, they are dropped, and it needs a key."""
         self._queue.append(events)
-        self._num_bytes += len(events)
-        if len(self._queue) > MAX_BEHIND_TICKS or self._num_bytes > MAX_BEHIND_BYTES:
+        self.num_bytes += len(events)
+        if len(self._queue) > MAX_BEHIND_TICKS or self.num_bytes > MAX_BEHIND_BYTES:
             self._clear()
             self.needs_key = True
             return
@@ -107,7 +108,7 @@ class Page:
 
     def _clear(self) -> None:
         self._queue.clear()
-        self._num_bytes = 0
+        self.num_bytes = 0
         self._news.clear()
 
 
@@ -117,7 +118,8 @@ class Feed:
     def __init__(self, engine: AsyncLLM, name: str) -> None:
         self._engine = engine
         self._name = name
-        self._pages: set[Page] = set()
+        self.pages: set[Page] = set()
+        """The pages that are open."""
         self.run_id = secrets.token_hex(4)
         """Tells this run of the server from others at the same address."""
         self._number = 0  # the last event's
@@ -143,7 +145,7 @@ class Feed:
             ApiError: too many pages are open, or the engine cannot be followed.
             EngineDeadError: the engine cannot go on.
         """
-        if len(self._pages) >= MAX_PAGES:
+        if len(self.pages) >= MAX_PAGES:
             raise ApiError(429, f"{MAX_PAGES} pages are open (close one)")
         await self.ready()
         return self._events(last_event_id)
@@ -156,14 +158,14 @@ class Feed:
             page.put(missed)
         if self._step is not None:
             yield _event("head", self._head)
-        self._pages.add(page)
+        self.pages.add(page)
         try:
             while self._is_following:
                 yield await page.take() or _event("alive", b'{"record":"alive"}')
             why = self._engine.dead_error or self._why_ended
             yield _event("end", encode({"record": "end", "reason": str(why)}).encode())
         finally:
-            self._pages.discard(page)
+            self.pages.discard(page)
 
     def _since(self, last_event_id: str | None) -> bytes | None:
         """Return the events after one that a page has seen, or None if they are not here."""
@@ -252,7 +254,7 @@ class Feed:
                 await self.tick(TICK_SECONDS if tick else 0, with_metrics=with_metrics)
                 if not is_ready.done():
                     is_ready.set_result(None)
-                self._num_idle_ticks = 0 if self._pages else self._num_idle_ticks + 1
+                self._num_idle_ticks = 0 if self.pages else self._num_idle_ticks + 1
                 tick += 1
         except Exception as error:
             self._why_ended = str(error)
@@ -265,7 +267,7 @@ class Feed:
                 is_ready.set_exception(EngineDeadError("the server ends"))
                 is_ready.exception()  # it may be that nothing waits for it
             self._end_child()
-            for page in self._pages:
+            for page in self.pages:
                 page.wake()
 
     async def tick(self, delay: float = 0, *, with_metrics: bool = False) -> None:
@@ -276,7 +278,7 @@ class Feed:
         def follow() -> tuple[int, list[Line], bytes]:
             time.sleep(delay)  # here, so that the event loop wakes only once for each look
             look = self._engine.look_and_wait(step, with_metrics=with_metrics)
-            needs_key = any(page.is_hungry for page in tuple(self._pages))
+            needs_key = any(page.is_hungry for page in tuple(self.pages))
             return self._follow(child, look, needs_key=needs_key)
 
         self._step, lines, key = await self._worker.call(follow)
@@ -291,7 +293,7 @@ class Feed:
             self._recent.append((self._number, self._numbered(line)))
         self._drop_old(first)
         events = b"".join(events for number, events in self._recent if number >= first)
-        for page in self._pages:
+        for page in self.pages:
             if page.is_hungry and key:
                 page.begin(self._numbered(("key", key)))
                 self._is_truth_due = True  # A state has no truth, and the last one may be past.
