@@ -1,6 +1,6 @@
 """Read private state: the parts of an engine, and checks of the memory and the scheduler.
 
-No other file of the tests reads private state (`house/test_rooms.py`). The checks recompute
+No other file of the tests reads private state (`house/test_private_state.py`). The checks recompute
 everything that the classes maintain, so they take time in proportion to the pool. They hold between
 two steps.
 """
