@@ -33,7 +33,7 @@ test-lowest:
 	build/lowest/bin/python -m pip install --quiet --constraint constraints-lowest.txt \
 	  --editable ".[jit,serve,structured,chat]" pytest hypothesis jsonschema
 	build/lowest/bin/python -m pytest -m "not slow" tests/unit tests/golden tests/parity \
-	  --ignore tests/unit/test_ops_jit_machine_code.py \
+	  --ignore tests/unit/ops_jit/test_ops_jit_machine_code.py \
 	  tests/property/test_engine_equals_naive.py tests/serve/test_chat.py tests/serve/test_completions.py
 
 # The newest obtainable patch release of each supported Python. One that cannot be had is skipped.

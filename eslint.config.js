@@ -5,7 +5,7 @@ import js from "@eslint/js";
 export default [
   { ignores: ["**/vendor/"] },
   {
-    files: ["mie/events/page/web/*.js", "tests/web/*.js"],
+    files: ["mie/page/web/*.js", "tests/web/*.js"],
     rules: {
       ...js.configs.recommended.rules,
       "no-undef": "off",

@@ -14,7 +14,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from mie.events.page.assets import RECORDED_RUNS, assets
+from mie.page.assets import RECORDED_RUNS, assets
 
 PREVIEW = Path(__file__).parent / "pictures" / "page" / "page-1280-dark.webp"
 PAGES = ("index.html", "story.html")

@@ -1,8 +1,8 @@
 """Sphinx extension: pages link to files of the repository, which the site shows with colours.
 
-In Markdown a link to ``../mie/llm.py`` works on every host of the repository. In the site it leads
-to a page ``source/mie/llm.py.html``. If the text of the link is the name of a function, it leads to
-the function's line. A link to a folder becomes plain text.
+In Markdown a link to ``../mie/frontend/llm.py`` works on every host of the repository. In the site
+it leads to a page ``source/mie/frontend/llm.py.html``. If the text of the link is the name of a
+function, it leads to the function's line. A link to a folder becomes plain text.
 """
 
 from __future__ import annotations

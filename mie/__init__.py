@@ -9,13 +9,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 from mie.base.absent import refuse_modules_of_vllm as _refuse_modules_of_vllm
-from mie.system.logs import set_up_logging as _set_up_logging
-from mie.version import __version__ as __version__
-from mie.version import __version_tuple__ as __version_tuple__
+from mie.base.logs import set_up_logging as _set_up_logging
+from mie.base.version import __version__ as __version__
+from mie.base.version import __version_tuple__ as __version_tuple__
 
 if TYPE_CHECKING:
-    from mie.async_llm import AsyncLLM as AsyncLLM
-    from mie.async_llm import AsyncLLMEngine as AsyncLLMEngine
     from mie.config.engine import EngineConfig as EngineConfig
     from mie.config.engine import RequestLimits as RequestLimits
     from mie.config.engine_args import AsyncEngineArgs as AsyncEngineArgs
@@ -26,21 +24,23 @@ if TYPE_CHECKING:
     from mie.config.params.structured import StructuredOutputsParams as StructuredOutputsParams
     from mie.engine.engine import Engine as Engine
     from mie.errors import MieError as MieError
+    from mie.frontend.async_llm import AsyncLLM as AsyncLLM
+    from mie.frontend.async_llm import AsyncLLMEngine as AsyncLLMEngine
     from mie.frontend.beam_search import BeamSearchOutput as BeamSearchOutput
     from mie.frontend.beam_search import BeamSearchSequence as BeamSearchSequence
+    from mie.frontend.llm import LLM as LLM
     from mie.frontend.llm_engine import LLMEngine as LLMEngine
     from mie.frontend.outputs import CompletionOutput as CompletionOutput
     from mie.frontend.outputs import PromptType as PromptType
     from mie.frontend.outputs import RequestOutput as RequestOutput
     from mie.frontend.outputs import TextPrompt as TextPrompt
     from mie.frontend.outputs import TokensPrompt as TokensPrompt
-    from mie.llm import LLM as LLM
-    from mie.structured.tools.definitions import ToolCall as ToolCall
+    from mie.text.tools.definitions import ToolCall as ToolCall
 
 _HOMES = {
-    "LLM": "mie.llm",
-    "AsyncLLM": "mie.async_llm",
-    "AsyncLLMEngine": "mie.async_llm",
+    "LLM": "mie.frontend.llm",
+    "AsyncLLM": "mie.frontend.async_llm",
+    "AsyncLLMEngine": "mie.frontend.async_llm",
     "LLMEngine": "mie.frontend.llm_engine",
     "PromptType": "mie.frontend.outputs",
     "TextPrompt": "mie.frontend.outputs",
@@ -54,7 +54,7 @@ _HOMES = {
     "RequestLimits": "mie.config.engine",
     "RequestOutput": "mie.frontend.outputs",
     "CompletionOutput": "mie.frontend.outputs",
-    "ToolCall": "mie.structured.tools.definitions",
+    "ToolCall": "mie.text.tools.definitions",
     "EngineArgs": "mie.config.engine_args",
     "AsyncEngineArgs": "mie.config.engine_args",
     "EngineConfig": "mie.config.engine",

@@ -31,8 +31,8 @@ from mie.config.engine_args import EngineArgs
 from mie.config.settings import BACKENDS, Setting, settings_of
 from mie.config.vllm_names import NEUTRAL as _ENGINE_ARGS
 from mie.frontend.outputs import Logprob
-from mie.sim.costs import decode_work
-from mie.sim.devices import DEVICES, costs_on, find_shape, window_of
+from mie.lab.sim.costs import decode_work
+from mie.lab.sim.devices import DEVICES, costs_on, find_shape, window_of
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 

@@ -28,9 +28,9 @@ from gpu.nvrtc_kernels import ENTRIES, ROOT, Entry
 from gpu.sass import Counts
 from gpu.sass_ledger import Profile
 
+from mie.base.cache_dir import open_cache, read_json, write_json
 from mie.ops_gpu.nvrtc import Compiled, Nvrtc
 from mie.ops_gpu.source import CUPY_OPTIONS, NVRTC_OPTIONS, flat_source
-from mie.system.cache_dir import open_cache, read_json, write_json
 
 LEDGER = ROOT / "tests" / "kernels" / "ledger.json"
 

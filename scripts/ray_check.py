@@ -146,8 +146,8 @@ async def check_ingress(checks: Checks) -> None:
 
 def check_data(checks: Checks) -> None:
     """Check batches: one engine here, and one or two actors."""
-    from mie.batch import answers as answers_here
-    from mie.llm import LLM
+    from mie.frontend.batch import answers as answers_here
+    from mie.frontend.llm import LLM
 
     rows = [{"id": f"row {number}", "prompt": f"Story {number}"} for number in range(40)]
     rows[7]["prompt"] = "too long " * 1000

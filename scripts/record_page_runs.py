@@ -2,7 +2,7 @@
 
     python scripts/record_page_runs.py [DIRECTORY]
 
-The files are the page's records, compressed: mie/events/page/runs/*.page.jsonl.gz, or in
+The files are the page's records, compressed: mie/page/runs/*.page.jsonl.gz, or in
 DIRECTORY. Seeds are fixed, so a run differs from the last one in its times only.
 """
 
@@ -16,9 +16,9 @@ from typing import Any
 
 from mie import LLM, SamplingParams
 from mie.events import read_log
-from mie.events.page.assets import RUNS
-from mie.events.page.cells import NodeText
-from mie.events.page.recording import Recording
+from mie.page.assets import RUNS
+from mie.page.cells import NodeText
+from mie.page.recording import Recording
 
 SYSTEM = (
     "You are a storyteller. You tell short stories about animals who live by a river. Every story "

@@ -29,7 +29,11 @@ ROOMS = (
     "budget cli config engine events generation_config llm memory metrics ops_attention "
     "ops_kv_cache ops_sampling outputs params public_names rope scheduler sizes text_detokenizer"
 )
-TESTS = tuple(f"tests/unit/test_{room}.py" for room in ROOMS.split())
+TESTS = tuple(
+    str(path.relative_to(ROOT))
+    for name in ROOMS.split()
+    for path in ROOT.glob(f"tests/unit/*/test_{name}.py")
+)
 LOAD = "import mie; [getattr(mie, name) for name in mie.__all__]"
 RELEASE = "import platform; print(platform.python_version())"
 STORY = "Tell me a story about Mia the otter, the mill and a bell."

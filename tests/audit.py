@@ -13,20 +13,18 @@ from itertools import chain
 from typing import Any
 
 from mie import LLM, AsyncLLM
+from mie.base.worker import Worker
 from mie.engine.engine import Engine
 from mie.engine.overlap import OverlappingRunner
-from mie.engine.snapshot import nodes_of
+from mie.engine.watch.snapshot import nodes_of
 from mie.frontend.loop import EngineLoop
 from mie.memory.manager import KVCacheManager
 from mie.memory.pool import REGION, BlockPool
 from mie.memory.prefix import Node, PrefixCache, block_of
-from mie.memory.stateful import StatefulManager
 from mie.memory.table import BlockTable, HostTable
-from mie.memory.windowed import WindowedManager
 from mie.sched.scheduler import Scheduler
 from mie.sched.seats import Seats
 from mie.structured.grammars import Grammars
-from mie.system.worker import Worker
 from mie.text.renderer import TemplateRenderer
 
 

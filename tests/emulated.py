@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from mie.lab.sim.devices import find_device
 from mie.ops_gpu.chip import Chip
 from mie.ops_gpu.host.emulator import EmulatedLauncher, Order
-from mie.sim.devices import find_device
 
 COMPILER = shlex.split(os.environ.get("CXX") or "g++")[0]
 HAS_COMPILER = shutil.which(COMPILER) is not None

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from mie.events.page.cells import NodeText, all_cells
 from mie.events.replay import State
+from mie.page.cells import NodeText, all_cells
 
 
 class Page:

@@ -7,7 +7,7 @@ from typing import get_args
 import ml_dtypes
 import numpy as np
 
-from mie.ops.quantised import GROUPS, UNIT_INPUTS, Codes, Form, QuantisedRows
+from mie.ops.weights.quantised import GROUPS, UNIT_INPUTS, Codes, Form, QuantisedRows
 
 FORMS = [
     Form(codes=codes, group=group, has_offsets=has_offsets, has_units=has_units)

@@ -1,4 +1,4 @@
-"""Small tools of every room: arithmetic, short representations, refusals of names, and statistics.
+"""Offer small tools, and wrap the operating system: files, memory, processes, threads and logs.
 
-It knows nothing but the errors.
+This room knows the standard library and the errors alone.
 """

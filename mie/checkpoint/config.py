@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mie.base.arithmetic import ceil_div
+from mie.base.files import read_json_object
 from mie.checkpoint.experts import read_experts
 from mie.checkpoint.families import FAMILIES
 from mie.checkpoint.family import Family
@@ -43,7 +44,6 @@ from mie.checkpoint.size_limits import (
 from mie.checkpoint.wrapped import text_part
 from mie.errors import ModelError
 from mie.model.config import ModelConfig
-from mie.system.files import read_json_object
 
 
 def load_model_config(directory: Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:

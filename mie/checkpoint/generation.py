@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mie.base.files import read_json_object
 from mie.checkpoint.gguf.config import generation_config
 from mie.checkpoint.gguf.header import read_gguf
 from mie.checkpoint.json_reader import JsonReader
 from mie.checkpoint.size_limits import MAX_JSON_BYTES
 from mie.errors import ConfigError, ModelError
-from mie.system.files import read_json_object
 
 FILE_NAME = "generation_config.json"
 

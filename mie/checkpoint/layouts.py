@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from mie.errors import ModelError, UnsupportedModelError, WeightsError
 from mie.model.config import Scheme
-from mie.ops.packed import unpack_nibbles
-from mie.ops.quantised import GROUPS, Form, QuantisedRows
+from mie.ops.weights.packed import unpack_nibbles
+from mie.ops.weights.quantised import GROUPS, Form, QuantisedRows
 
 Shape = tuple[int, ...]
 Read = Callable[[str], NDArray[Any]]

@@ -16,7 +16,7 @@ from mie.checkpoint.tensors import Shape
 from mie.checkpoint.weights import Checkpoint, check_names, check_tensor
 from mie.errors import ModelError, WeightsError, shown
 from mie.model.config import Quantisation, Scheme
-from mie.ops.quantised import QuantisedRows, Rows, dequantise
+from mie.ops.weights.quantised import QuantisedRows, Rows, dequantise
 
 _SCALES = ("weight_scale", "scales")
 _ROWS = 8

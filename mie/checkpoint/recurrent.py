@@ -9,7 +9,7 @@ from mie.checkpoint.refusals import activation_name
 from mie.checkpoint.size_limits import MAX_EPS, MAX_WIDTH, MIN_EPS
 from mie.errors import UnsupportedModelError, shown
 from mie.model.config import RecurrentConfig, RecurrentLayers
-from mie.ops.recurrent_shape import Kind, RecurrentShape
+from mie.ops.layers.recurrent_shape import Kind, RecurrentShape
 
 RECURRENT = "recurrent"
 """The type of these layers, whatever the family calls it."""

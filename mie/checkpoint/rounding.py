@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.checkpoint.weights import Checkpoint
-from mie.ops.quantised import Form, QuantisedRows, Rows, dequantise, quantise
+from mie.ops.weights.quantised import Form, QuantisedRows, Rows, dequantise, quantise
 
 
 class RoundedCheckpoint(Checkpoint):

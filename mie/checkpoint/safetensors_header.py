@@ -21,6 +21,7 @@ from typing import BinaryIO
 
 from safetensors import SafetensorError, safe_open
 
+from mie.base.files import open_file, read_json_object
 from mie.checkpoint.entries import TensorEntry, some
 from mie.checkpoint.size_limits import (
     MAX_HEADER_BYTES,
@@ -30,7 +31,6 @@ from mie.checkpoint.size_limits import (
     MAX_SHARDS,
 )
 from mie.errors import ModelError, WeightsError, shown
-from mie.system.files import open_file, read_json_object
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

@@ -22,6 +22,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from mie.base.files import open_file
 from mie.checkpoint.entries import TensorEntry, some
 from mie.checkpoint.safetensors_header import read_entries
 from mie.checkpoint.spellings import divided_as, renamed
@@ -29,8 +30,7 @@ from mie.checkpoint.stacked import unstacked
 from mie.checkpoint.tensors import Shape, expected_tensors
 from mie.errors import WeightsError, shown
 from mie.model.config import ModelConfig, Quantisation
-from mie.ops.quantised import Form, QuantisedRows, Rows, dequantise
-from mie.system.files import open_file
+from mie.ops.weights.quantised import Form, QuantisedRows, Rows, dequantise
 
 __all__ = ["Checkpoint", "check_tied_head", "expected_tensors", "non_finite_tensors"]
 

@@ -14,10 +14,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from mie.base.logs import logging_to_stderr
+from mie.base.version import __version__
 from mie.cli.parser import ROWS, Parser, declared, epilog_of, shows_help
 from mie.errors import MieError, TooLittleMemoryError
-from mie.system.logs import logging_to_stderr
-from mie.version import __version__
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it

@@ -10,11 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mie.base.reprs import count
-from mie.batch.lines import Line, answer_all, num_failed, read_batch
-from mie.batch.output_file import continued
 from mie.cli.options import DEFAULT_MODEL, engine_options, print_error, report_sampling_defaults
 from mie.cli.serve import with_server_defaults
 from mie.errors import needing_extra
+from mie.frontend.batch.lines import Line, answer_all, num_failed, read_batch
+from mie.frontend.batch.output_file import continued
 
 if TYPE_CHECKING:
     from mie.frontend.outputs import RequestOutput
@@ -47,8 +47,8 @@ def _answers(
 ) -> Iterator[tuple[str, RequestOutput]]:
     """Yield (custom_id, output) as requests end, on one engine here or on several with Ray."""
     if args.replicas is None and args.ray_address is None:
-        from mie.batch import answers
-        from mie.llm import LLM
+        from mie.frontend.batch import answers
+        from mie.frontend.llm import LLM
 
         llm = LLM(**settings)
         report_sampling_defaults(args, llm)

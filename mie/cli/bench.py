@@ -21,8 +21,8 @@ from mie.config.settings import settings_of
 from mie.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mie.sim.driver import Bench, LoadResult, Progress
-    from mie.sim.workload import Workload
+    from mie.lab.sim.driver import Bench, LoadResult, Progress
+    from mie.lab.workload import Workload
 
 _CLIENTS = (
     "vllm",
@@ -47,9 +47,9 @@ def workload_of(
     Raises:
         ConfigError: an option is out of range, or the file is not a workload.
     """
-    from mie.sim.draws import Uniform
-    from mie.sim.loads import independent
-    from mie.sim.workload import Workload
+    from mie.lab.draws import Uniform
+    from mie.lab.loads import independent
+    from mie.lab.workload import Workload
 
     if args.dataset_name not in (None, "random"):
         raise ConfigError(
@@ -115,7 +115,7 @@ def run_engine_load(
     bench: Bench, workload: Workload, progress: Progress, max_concurrency: int | None = None
 ) -> LoadResult:
     """Run the load with an empty prefix cache."""
-    from mie.sim.driver import run_load
+    from mie.lab.sim.driver import run_load
 
     bench.engine.reset_prefix_cache()
     return run_load(bench, workload, max_concurrency=max_concurrency, progress=progress)
@@ -147,8 +147,8 @@ def simulated_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
 
 @contextmanager
 def _real(args: argparse.Namespace) -> Iterator[Bench]:
-    from mie.sim.costs import WallClock
-    from mie.sim.driver import Bench
+    from mie.lab.sim.costs import WallClock
+    from mie.lab.sim.driver import Bench
 
     with llm_with_trace(args, skip_tokenizer_init=True) as llm:
         vocab_size = llm.model_config.vocab_size
@@ -157,8 +157,8 @@ def _real(args: argparse.Namespace) -> Iterator[Bench]:
 
 @contextmanager
 def _simulated(args: argparse.Namespace) -> Iterator[Bench]:
-    from mie.sim.devices import find_device, find_shape
-    from mie.sim.simulated import simulated_on
+    from mie.lab.sim.devices import find_device, find_shape
+    from mie.lab.sim.simulated import simulated_on
 
     config = simulated_config(args)
     with trace_file(args.trace) as file:
@@ -172,7 +172,7 @@ def _simulated(args: argparse.Namespace) -> Iterator[Bench]:
 
 
 def _run_throughput(args: argparse.Namespace) -> int:
-    from mie.sim.metrics import summarize
+    from mie.lab.metrics import summarize
 
     check_files(args)
     workload = workload_of(args)
@@ -202,9 +202,9 @@ _LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)
 
 
 def _run_latency(args: argparse.Namespace) -> int:
-    from mie.sim.costs import SECOND
-    from mie.sim.loads import from_lengths
-    from mie.sim.metrics import mean_and_std, percentile
+    from mie.lab.loads import from_lengths
+    from mie.lab.metrics import mean_and_std, percentile
+    from mie.lab.sim.costs import SECOND
 
     for name, low in (("input_len", 1), ("output_len", 1), ("batch_size", 1), ("num_iters", 1)):
         check_integer(name, getattr(args, name), low)
@@ -232,7 +232,7 @@ def _run_latency(args: argparse.Namespace) -> int:
 
 def run_serve(args: argparse.Namespace) -> int:
     """Run the load, report it, and return the exit code."""
-    from mie.sim.metrics import Goodput, summarize
+    from mie.lab.metrics import Goodput, summarize
 
     if args.max_concurrency is not None:
         check_integer("max_concurrency", args.max_concurrency, 1)
@@ -279,7 +279,7 @@ def numbers_in(option: str, text: str, kind: Callable[[str], Number], example: s
 
 def _details(result: LoadResult) -> dict[str, list[Any]]:
     """Return a value for each request, times in seconds, as vLLM keeps them."""
-    from mie.sim.costs import SECOND
+    from mie.lab.sim.costs import SECOND
 
     return {
         "input_lens": [record.num_prompt for record in result.records],

@@ -13,11 +13,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from mie.base.commands import CommandError, run_command
+from mie.base.files import replacing
+from mie.base.resources import read_text, usable_cpus
+from mie.base.version import __version__
 from mie.errors import ConfigError
-from mie.system.commands import CommandError, run_command
-from mie.system.files import replacing
-from mie.system.resources import read_text, usable_cpus
-from mie.version import __version__
 
 _PACKAGES = ("numpy", "numba", "cupy")
 """The packages that compute."""

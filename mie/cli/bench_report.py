@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mie.base.files import read_json_object
 from mie.cli.bench_files import provenance, write_results
 from mie.errors import ConfigError
-from mie.system.files import read_json_object
 
 if TYPE_CHECKING:
-    from mie.sim.driver import LoadResult
-    from mie.sim.workload import Workload
+    from mie.lab.sim.driver import LoadResult
+    from mie.lab.workload import Workload
 
 MAX_RESULTS_BYTES = 256 << 20
 """The longest file of results that is read. Those with details have lines for each request."""

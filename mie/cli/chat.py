@@ -34,7 +34,7 @@ from mie.cli.terminal import (
 
 if TYPE_CHECKING:
     from mie.config.params.sampling import SamplingParams
-    from mie.llm import LLM
+    from mie.frontend.llm import LLM
 
 _HINT = "/help shows the commands, /exit ends, /reset starts over, Ctrl-C stops an answer"
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mie.base.files import read_json_object, replacing
 from mie.base.reprs import count
 from mie.cli.answer_writer import REASONING, Look
 from mie.cli.conversation import WHEN_FULL, Conversation
@@ -17,11 +18,10 @@ from mie.cli.options import parse_sampling
 from mie.cli.parser import did_you_mean
 from mie.cli.terminal import ReadLine, typing_hidden
 from mie.errors import ConfigError, MieError, RequestError
-from mie.system.files import read_json_object, replacing
 
 if TYPE_CHECKING:
     from mie.config.params.sampling import SamplingParams
-    from mie.llm import LLM
+    from mie.frontend.llm import LLM
 
 MAX_SAVED_BYTES = 64 << 20
 """The longest file that ``/load`` reads."""

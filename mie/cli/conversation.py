@@ -16,8 +16,8 @@ from mie.errors import RequestError
 
 if TYPE_CHECKING:
     from mie.config.params.sampling import SamplingParams
+    from mie.frontend.llm import LLM
     from mie.frontend.outputs import CompletionOutput
-    from mie.llm import LLM
 
 _BAR = 30
 """Characters of the meter of the context."""

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mie.diff.report import Side
+    from mie.lab.diff.report import Side
 
 
 _WORKLOAD = ("max_tokens", "block_size", "max_num_batched_tokens")
@@ -17,8 +17,8 @@ _WORKLOAD = ("max_tokens", "block_size", "max_num_batched_tokens")
 
 def run(args: argparse.Namespace) -> int:
     """Print the comparison, and return 1 if something exceeds its tolerance, else 0."""
-    from mie.diff.compare import compare, workload_of_texts
-    from mie.diff.text import lines
+    from mie.lab.diff.compare import compare, workload_of_texts
+    from mie.lab.diff.text import lines
 
     settings = {name: getattr(args, name) for name in _WORKLOAD}
     report = compare(
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _side(args: argparse.Namespace, name: str) -> Side:
-    from mie.diff.report import Side
+    from mie.lab.diff.report import Side
 
     given = vars(args)
     settings = dict(given[f"set_{name}"])

@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mie.base.cache_dir import CacheError, open_cache
+from mie.base.version import __version__
 from mie.cli.diagnosis.cpu import CPU_CHECKS
 from mie.cli.diagnosis.gpu import GPU_CHECKS, JETSON_CHECKS
 from mie.cli.diagnosis.machine import ASK_SECONDS, Check, Facts, Machine, Survey, Topic
 from mie.cli.parser import Commands, declared
 from mie.cli.progress import bar
 from mie.errors import ConfigError
-from mie.system.cache_dir import CacheError, open_cache
-from mie.version import __version__
 
 if TYPE_CHECKING:
     from mie.ops.backend import Progress  # imports NumPy, which may be broken
@@ -119,7 +119,7 @@ def compile_for_gpu(model: str) -> Compiled:
         ConfigError: backend cupy cannot run here.
         ModelError: the model cannot be used.
     """
-    from mie.llm import LLM
+    from mie.frontend.llm import LLM
 
     try:
         folder, is_kept = open_cache("cubins"), True

@@ -11,15 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mie.base.files import without_bom
 from mie.cli.parser import Commands, declared
 from mie.config.arguments import add_settings, given
 from mie.config.engine_args import EngineArgs
 from mie.config.settings import settings_of
 from mie.errors import ConfigError
-from mie.system.files import without_bom
 
 if TYPE_CHECKING:
-    from mie.diff.quality import Quality
+    from mie.lab.quality import Quality
 
 _SETTINGS = (
     *("backend", "dtype", "quantization", "head_dtype", "weight_dtype", "kv_cache_dtype"),
@@ -36,7 +36,7 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the measurements."""
-    from mie.diff.quality import Predictor, quality, windows_of
+    from mie.lab.quality import Predictor, quality, windows_of
 
     settings = given(args, EngineArgs)
     model = EngineArgs(**settings)

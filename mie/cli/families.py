@@ -7,7 +7,7 @@ from pathlib import Path
 from mie.checkpoint.families import FAMILIES
 from mie.checkpoint.family import Family
 from mie.checkpoint.gguf.architectures import ARCHITECTURES
-from mie.structured.tools.families import FAMILY_FORMATS, NO_FORMATS
+from mie.text.tools.families import FAMILY_FORMATS, NO_FORMATS
 
 _WINDOWS, _QK_NORMS, _ROPE_LAYERS, _RECURRENT, _KEYS = json.loads(
     Path(__file__).with_suffix(".json").read_text(encoding="utf-8")

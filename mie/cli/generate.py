@@ -13,7 +13,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from mie.base.reprs import clipped, count
-from mie.batch.lines import Line, answer_all, decoded, num_failed, raw_lines, read_lines
 from mie.cli.options import (
     llm_with_trace,
     print_error,
@@ -22,12 +21,13 @@ from mie.cli.options import (
     trace_failed,
 )
 from mie.errors import ConfigError, RequestError
+from mie.frontend.batch.lines import Line, answer_all, decoded, num_failed, raw_lines, read_lines
 
 if TYPE_CHECKING:
-    from mie.batch.requests import Request
     from mie.config.params.sampling import SamplingParams
+    from mie.frontend.batch.requests import Request
+    from mie.frontend.llm import LLM
     from mie.frontend.outputs import RequestOutput
-    from mie.llm import LLM
 
 
 def run(args: argparse.Namespace) -> int:
@@ -109,7 +109,7 @@ class _Printer:
 
     def stream(self) -> None:
         """Print the only answer as its tokens are generated."""
-        from mie.batch.requests import prompt_of
+        from mie.frontend.batch.requests import prompt_of
 
         (line,) = self._lines
         params = self._params(line.source, line.request)
@@ -125,7 +125,7 @@ class _Printer:
         """Run all requests together, and print their records in order as soon as possible."""
         from tqdm import tqdm
 
-        from mie.batch.requests import run
+        from mie.frontend.batch.requests import run
 
         waiting = deque(self._lines)
         ended: dict[str, RequestOutput | None] = {}
@@ -152,7 +152,7 @@ class _Printer:
             answer_all({line.source: line for line in waiting}, answers, write, print_error)
 
     def _params(self, source: str, request: Request) -> SamplingParams:
-        from mie.batch.requests import sampling_of
+        from mie.frontend.batch.requests import sampling_of
 
         defaults = self._llm.generation_config.sampling
         return sampling_params(self._args, sampling_of(request), defaults)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from mie.base.files import read_json_object
 from mie.checkpoint.config import load_model_config
 from mie.checkpoint.gguf.config import hf_config
 from mie.checkpoint.gguf.files import no_config
@@ -27,7 +28,6 @@ from mie.cli.families import families_table
 from mie.config.arguments import format_size
 from mie.errors import ConfigError, ModelError, UnsupportedModelError, WeightsError, shown_text
 from mie.model.config import Experts, ModelConfig
-from mie.system.files import read_json_object
 
 
 @dataclass(kw_only=True)

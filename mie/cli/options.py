@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
+from mie.base.files import read_utf8
 from mie.cli.parser import KINDS, add_argument, arguments_of, did_you_mean
 from mie.config.arguments import given
 from mie.config.engine_args import EngineArgs
 from mie.errors import ConfigError
-from mie.system.files import read_utf8
 
 if TYPE_CHECKING:
     from mie.config.params.sampling import SamplingParams
-    from mie.llm import LLM
+    from mie.frontend.llm import LLM
 
 DEFAULT_MODEL = "bundled"
 DEFAULT_MAX_TOKENS = 256
@@ -81,7 +81,7 @@ def parse_sampling(name: str, text: str) -> Any:
 
 def load_llm(args: argparse.Namespace, trace: TextIO | None = None, **more: Any) -> LLM:
     """Load the model that ``args`` names, with its engine options and ``more`` settings."""
-    from mie.llm import LLM
+    from mie.frontend.llm import LLM
 
     return LLM(args.model, trace=trace, **{**engine_options(args), **more})
 

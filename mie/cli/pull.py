@@ -8,6 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from mie.base.reprs import count
+from mie.base.resources import available_bytes
 from mie.checkpoint.config import load_model_config
 from mie.checkpoint.gguf.header import BLOCKS
 from mie.checkpoint.hub import HubModel, HubName, ask_hub, cache_folder, cached_models, download
@@ -19,7 +20,6 @@ from mie.errors import (
     UnsupportedModelError,
     printable,
 )
-from mie.system.resources import available_bytes
 
 ROOM = 0.9
 """The part of the available memory that the weights of a file may fill.

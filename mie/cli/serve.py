@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     with needing_extra("serve", "mie serve"):
         from mie.serve.router import ModelsEdge
         from mie.serve.server import serve
-    from mie.async_llm import AsyncLLM
+    from mie.frontend.async_llm import AsyncLLM
 
     if config.models_dir is not None:
         directory = models_directory(args, config, settings)

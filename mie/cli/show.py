@@ -4,12 +4,12 @@ import argparse
 import os
 from collections.abc import Iterator
 
+from mie.base.resources import available_bytes
 from mie.checkpoint.hub import HubModel, HubName, ask_hub, find_cached
 from mie.cli.inspect import inspect_model, print_facts, show
 from mie.cli.pull import check_runs, fits, is_read, summary
 from mie.config.arguments import format_size
 from mie.errors import MieError
-from mie.system.resources import available_bytes
 
 
 def run(args: argparse.Namespace) -> int:

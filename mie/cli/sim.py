@@ -26,7 +26,7 @@ def _write(args: argparse.Namespace, text: str) -> None:
 
 
 def _run_devices(args: argparse.Namespace) -> int:
-    from mie.sim.devices import DEVICES, SHAPES, find_shape
+    from mie.lab.sim.devices import DEVICES, SHAPES, find_shape
 
     rows = [
         (name, f"{device.bandwidth / 1e9:,.0f}", f"{device.flops / 1e12:,.1f}", device.title)
@@ -43,7 +43,7 @@ def _run_devices(args: argparse.Namespace) -> int:
 
 
 def _run_workload(args: argparse.Namespace) -> int:
-    from mie.sim.loads import PRESETS
+    from mie.lab.loads import PRESETS
 
     if args.kind == "list":
         print("\n".join(PRESETS))
@@ -56,7 +56,7 @@ def _run_workload(args: argparse.Namespace) -> int:
 
 def run_cluster(args: argparse.Namespace) -> int:
     """Simulate each cluster, print its figures, and return 0."""
-    from mie.sim.cluster import ROUTERS, ClusterLoad, simulate_cluster
+    from mie.lab.sim.cluster import ROUTERS, ClusterLoad, simulate_cluster
 
     load = ClusterLoad(**{each.name: getattr(args, each.name) for each in fields(ClusterLoad)})
     routers = args.request_router.split(",")

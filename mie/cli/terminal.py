@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TextIO
 
+from mie.base.files import without_bom
 from mie.errors import RequestError, needing_extra
-from mie.system.files import without_bom
 
 _TAB = "    "
 

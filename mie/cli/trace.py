@@ -8,16 +8,16 @@ from itertools import chain
 from pathlib import Path
 
 from mie.base.arithmetic import ceil_div
+from mie.base.files import replacing
 from mie.base.reprs import count
-from mie.cli.trace_blocks import percent, render_blocks
-from mie.cli.trace_perfetto import write_timeline
 from mie.errors import ConfigError, RequestError, TraceError
 from mie.events import Segment, Summary, read_log, summary_of
-from mie.events.page.assets import RECORDED_RUNS, EmbeddedRun, page_html
-from mie.events.page.cells import NodeText
-from mie.events.page.recording import Recording
 from mie.events.replay import at
-from mie.system.files import replacing
+from mie.lab.trace_blocks import percent, render_blocks
+from mie.lab.trace_perfetto import write_timeline
+from mie.page.assets import RECORDED_RUNS, EmbeddedRun, page_html
+from mie.page.cells import NodeText
+from mie.page.recording import Recording
 
 MAX_ROWS = 40
 """Default number of rows in the table. The help says it too."""

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 from mie.base.stats.metric import Metric
 from mie.base.stats.step import EngineStats, QueueState, StepStats
+from mie.base.threads import is_of_the_request
 from mie.config.engine import EngineConfig
 from mie.config.params.checks import (
     automatic_id,
@@ -18,17 +19,16 @@ from mie.config.params.checks import (
 )
 from mie.config.params.sampling import SamplingParams
 from mie.engine.constraint import Constraints, check_constraint
-from mie.engine.metrics import EngineMetrics, Snapshot
 from mie.engine.rows import RowFault
-from mie.engine.snapshot import scheduler_snapshot
 from mie.engine.step import StepMeter, StepOutput, outputs_of
+from mie.engine.watch.metrics import EngineMetrics, Snapshot
+from mie.engine.watch.snapshot import scheduler_snapshot
 from mie.errors import RequestError
 from mie.events import EventLog
 from mie.sched.plan import StepPlan
 from mie.sched.result import StepResult
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import LOGPROBS_PER_TOKEN, FinishReason, Request
-from mie.system.threads import is_of_the_request
 
 logger = logging.getLogger(__name__)
 

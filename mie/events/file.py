@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from os import PathLike
 from typing import Any, BinaryIO
 
+from mie.base.files import open_file, without_bom
 from mie.errors import TraceError, shown
 from mie.events.vocabulary import FIELDS, Record, Segment, Snapshot, Step, check_summary, checked
-from mie.system.files import open_file, without_bom
 
 FORMAT_VERSION = 1
 MAX_LINE_BYTES = 64 << 20

@@ -6,11 +6,13 @@ from functools import partial
 from typing import Any
 
 from mie.errors import RequestError
-from mie.structured.tools.channels import unfinished_header
-from mie.structured.tools.definitions import ToolCall, tool_choice_of
-from mie.structured.tools.families import FAMILY_FORMATS, NO_FORMATS
-from mie.structured.tools.forced import grammar_of, new_parser
-from mie.structured.tools.formats import (
+from mie.text.messages import Message, conversation, has_calls, without_developers
+from mie.text.pretrained import PretrainedTokenizer
+from mie.text.tools.channels import unfinished_header
+from mie.text.tools.definitions import ToolCall, tool_choice_of
+from mie.text.tools.families import FAMILY_FORMATS, NO_FORMATS
+from mie.text.tools.forced import grammar_of, new_parser
+from mie.text.tools.formats import (
     FINAL,
     HERMES,
     REPLY,
@@ -21,9 +23,7 @@ from mie.structured.tools.formats import (
     writes_channels,
     writes_tools,
 )
-from mie.structured.tools.stated import HEADING, with_tools_stated
-from mie.text.messages import Message, conversation, has_calls, without_developers
-from mie.text.pretrained import PretrainedTokenizer
+from mie.text.tools.stated import HEADING, with_tools_stated
 
 
 def prompt_of(

@@ -16,13 +16,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from mie.base.threads import raised_by_signal_handler, start_thread
 from mie.engine.engine import Engine
 from mie.errors import EngineDeadError, MieError, RequestError
 from mie.frontend.outputs import RequestOutput
 from mie.frontend.processor import OutputProcessor
 from mie.frontend.request_state import Collector, PreparedRequest
 from mie.frontend.waiting import Command, new_future, release, tell_tasks
-from mie.system.threads import raised_by_signal_handler, start_thread
 from mie.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

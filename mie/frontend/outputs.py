@@ -12,7 +12,7 @@ from mie.base.stats.request import RequestMetrics
 from mie.errors import RequestFailedError
 from mie.frontend.outputs_json import as_dict, from_dict
 from mie.sched.sequence import FinishReason
-from mie.structured.tools.definitions import ToolCall
+from mie.text.tools.definitions import ToolCall
 
 
 class _Options(TypedDict, total=False):

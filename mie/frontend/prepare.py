@@ -28,7 +28,7 @@ from mie.text.tokenizer import Tokenizer, encode_bad_words
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from mie.structured.tools.formats import AnswerFormat
+    from mie.text.tools.formats import AnswerFormat
 
 T = TypeVar("T")
 
@@ -170,7 +170,7 @@ def _answering(
     """
     if answer is None:
         return params, None
-    from mie.structured.tools.formats import AnswerFormat  # few requests need mie.structured.tools
+    from mie.text.tools.formats import AnswerFormat  # few requests need mie.text.tools
 
     if not isinstance(answer, AnswerFormat):
         raise RequestError(f"a prompt's answer must come from chat_prompt; got {shown(answer)}")

@@ -4,11 +4,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from mie.base.stats.step import QueueState
+from mie.base.threads import is_of_the_request
 from mie.engine.engine import Engine
 from mie.engine.step import StepOutput
 from mie.errors import RequestError
 from mie.frontend.request_state import Collector, CollectorRef, PreparedRequest
-from mie.system.threads import is_of_the_request
 from mie.text.tokenizer import Tokenizer
 
 

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from mie.base.threads import is_of_the_request
 from mie.config.params.sampling import RequestOutputKind
 from mie.errors import RequestError
 from mie.frontend.outputs import CompletionOutput, Logprob, LogprobRow, RequestOutput
 from mie.sched.result import TokenLogprobs
 from mie.sched.sequence import FinishReason, Request, Sequence
-from mie.system.threads import is_of_the_request
 from mie.text.stream import TextStream
 from mie.text.tokenizer import Tokenizer
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
     from mie.frontend.conversation import AnswerState
-    from mie.structured.tools.formats import AnswerFormat
+    from mie.text.tools.formats import AnswerFormat
 
 logger = logging.getLogger(__name__)
 
@@ -362,7 +362,7 @@ class PreparedRequest(Request):
     def _new_answer(self, sequence: Sequence, key: str) -> AnswerState | None:
         if self.answer is None:
             return None
-        # It needs mie.structured.tools, which few requests use.
+        # It needs mie.text.tools, which few requests use.
         from mie.frontend.conversation import AnswerState
 
         return AnswerState(self.answer, f"{key}/{sequence.index}")

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from mie.base.arithmetic import ceil_div
+from mie.base.logs import PreemptionWarnings
+from mie.base.resources import available_bytes
 from mie.checkpoint.config import load_model_config
 from mie.checkpoint.weights import Checkpoint, RandomWeights, check_tied_head, expected_tensors
 from mie.config.engine import EngineConfig
@@ -27,17 +29,15 @@ from mie.load.backends import load_backend
 from mie.load.fit import fitting_plan
 from mie.load.quantisation import quantised
 from mie.load.sizing import MemoryPlan, cache_shape, step_size
+from mie.memory.layers.stateful import StatefulManager
+from mie.memory.layers.window import Window
+from mie.memory.layers.windowed import WindowedManager
 from mie.memory.manager import KVCacheManager
-from mie.memory.stateful import StatefulManager
-from mie.memory.window import Window
-from mie.memory.windowed import WindowedManager
 from mie.model.config import ModelConfig
 from mie.model.decoder import Decoder
 from mie.ops.backend import Array, Backend
 from mie.ops.kv_cache import HALVES
 from mie.sched.scheduler import Scheduler
-from mie.system.logs import PreemptionWarnings
-from mie.system.resources import available_bytes
 
 Count = Callable[[int], object]
 """Counts the work that was done since the last call."""

@@ -5,7 +5,7 @@ from mie.checkpoint.tensors import expected_tensors
 from mie.checkpoint.weights import Checkpoint
 from mie.errors import ConfigError, shown
 from mie.model.config import ModelConfig
-from mie.ops.quantised import Form
+from mie.ops.weights.quantised import Form
 
 ROUNDED: dict[str, Form] = {
     "int8": Form(codes="int8", group=32, has_offsets=False),

@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from mie.base.arithmetic import ceil_div
+from mie.base.resources import available_bytes
 from mie.checkpoint.tensors import expected_tensors
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError, TooLittleMemoryError
-from mie.memory.window import Window
+from mie.memory.layers.window import Window
 from mie.model.config import ModelConfig
 from mie.model.layout import CacheLayout, grouped, whole
 from mie.ops.backend import Backend, KVCacheShape, Memory, StepSize
-from mie.ops.quantised import Form
-from mie.system.resources import available_bytes
+from mie.ops.weights.quantised import Form
 
 Forms = Mapping[str, Form]
 """The forms of quantised tensors by name. All others are floats."""

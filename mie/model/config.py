@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mie.ops.recurrent_shape import Kind, RecurrentShape
+from mie.ops.layers.recurrent_shape import Kind, RecurrentShape
 
 Activation = Literal["silu", "gelu_tanh"]
 ExpertActivation = Literal["silu", "clamped_silu"]

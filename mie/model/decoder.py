@@ -11,7 +11,7 @@ from mie.model.mixers import Caches
 from mie.model.rope import rope_inv_freq
 from mie.model.weights import Layer, Loader, Weights
 from mie.ops.backend import Array, Backend, StepBatch
-from mie.ops.groups import by_group
+from mie.ops.weights.groups import by_group
 
 
 class Decoder:

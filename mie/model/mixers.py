@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mie.ops.backend import Array, Backend, HeadWeights, StepBatch
-from mie.ops.recurrent_operators import RecurrentWeights
+from mie.ops.layers.recurrent_operators import RecurrentWeights
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

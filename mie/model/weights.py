@@ -15,9 +15,9 @@ from mie.model.layout import CacheLayout, Place
 from mie.model.mixers import Attention, Mixer, Recurrence
 from mie.model.rope import rope_channels
 from mie.ops.backend import Array, Backend, HeadWeights
-from mie.ops.expert_operators import ExpertWeights
-from mie.ops.quantised import Form, QuantisedRows, Rows
-from mie.ops.recurrent_operators import RecurrentWeights
+from mie.ops.layers.expert_operators import ExpertWeights
+from mie.ops.layers.recurrent_operators import RecurrentWeights
+from mie.ops.weights.quantised import Form, QuantisedRows, Rows
 
 Order = NDArray[np.intp]
 """Rows of a matrix, in an order."""

@@ -22,12 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.ops.arrays import Bools, Ints
-from mie.ops.expert_operators import ACTIVATIONS, Activation, ExpertOperators
-from mie.ops.quantised import Form, Part, Rows
-from mie.ops.recurrent_operators import RecurrentOperators
-from mie.ops.recurrent_shape import RecurrentShape
+from mie.ops.layers.expert_operators import ACTIVATIONS, Activation, ExpertOperators
+from mie.ops.layers.recurrent_operators import RecurrentOperators
+from mie.ops.layers.recurrent_shape import RecurrentShape
 from mie.ops.rope import FloatOrFloats
 from mie.ops.sampling import RowControls
+from mie.ops.weights.quantised import Form, Part, Rows
 
 Array = Any
 """An array of the backend: numpy.ndarray, or an array on the device."""

@@ -22,8 +22,8 @@ def products_facts() -> dict[str, Any]:
     The facts are the "kernels" of the BLAS, "is_controlled" (false if the number of
     threads cannot be set), and the "num_threads" of large steps.
     """
+    from mie.base.resources import available_cpus
     from mie.ops.blas import Blas
-    from mie.system.resources import available_cpus
 
     blas = Blas()
     return {

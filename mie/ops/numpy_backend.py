@@ -9,19 +9,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.base.resources import available_bytes, available_cpus
 from mie.errors import ConfigError
-from mie.ops import activation, attention, experts, kv_cache, linear, norm, rope, sampling
+from mie.ops import activation, attention, kv_cache, linear, norm, rope, sampling
 from mie.ops.arrays import Floats, Ints, zeros
 from mie.ops.backend import KVCacheShape, Memory, StepBatch, StepSize
 from mie.ops.blas import Blas
-from mie.ops.expert_operators import ExpertWeights
 from mie.ops.kv_cache import Cache, QuantizedCache
+from mie.ops.layers import experts
+from mie.ops.layers.expert_operators import ExpertWeights
+from mie.ops.layers.numpy_recurrent import NumpyRecurrent
 from mie.ops.linear import check_kept
-from mie.ops.numpy_recurrent import NumpyRecurrent
-from mie.ops.packed import PackedMatrix, linear_packed
-from mie.ops.quantised import Form, Part, QuantisedRows, Rows, only_floats
 from mie.ops.sampling import RowControls
-from mie.system.resources import available_bytes, available_cpus
+from mie.ops.weights.packed import PackedMatrix, linear_packed
+from mie.ops.weights.quantised import Form, Part, QuantisedRows, Rows, only_floats
 
 INVARIANT_ROWS = 4
 """Rows of every product with ``batch_invariant``.

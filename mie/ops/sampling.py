@@ -2,8 +2,8 @@
 
 The edits are applied in vLLM's order: logit bias and masks, penalties, temperature, min-p, top-k,
 top-p.
-The random number is an input, and weights are integers (`mie.ops.weights`), so the same logits,
-controls and number give the same token on every backend.
+The random number is an input, and weights are integers (`mie.ops.token_weights`), so the same
+logits, controls and number give the same token on every backend.
 """
 
 import math
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.ops.arrays import Floats, Ints
-from mie.ops.weights import exponents, lowest_kept_z, num_weight_bits, scale_of, weights_of
+from mie.ops.token_weights import exponents, lowest_kept_z, num_weight_bits, scale_of, weights_of
 
 LOGITS_WEIGHED = 1 << 15
 """Logits that are weighed at a time. The arrays of more would leave the caches."""

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from mie.base.resources import available_bytes
 from mie.ops.backend import Memory
-from mie.system.resources import available_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,12 +17,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
+from mie.base.cache_dir import CacheError, is_private_file, open_cache, read_json, write_json
+from mie.base.resources import usable_cpus
 from mie.errors import ConfigError, MieError, install_command
 from mie.ops.backend import Progress
 from mie.ops_gpu.nvrtc import Compiled, CompileError, Nvrtc, compile_apart
 from mie.ops_gpu.source import CUPY_OPTIONS, KERNELS, NVRTC_OPTIONS, flat_source
-from mie.system.cache_dir import CacheError, is_private_file, open_cache, read_json, write_json
-from mie.system.resources import usable_cpus
 
 
 class KernelName(NamedTuple):

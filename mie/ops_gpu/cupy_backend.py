@@ -16,10 +16,10 @@ from mie.base.arithmetic import ceil_div
 from mie.errors import ConfigError, UnsupportedModelError
 from mie.ops import rope
 from mie.ops.backend import Array, HeadWeights, KVCacheShape, Memory, Progress, StepBatch, StepSize
-from mie.ops.expert_operators import Activation
 from mie.ops.kv_cache import SCALE_BYTES
-from mie.ops.quantised import Form, Part, Rows
+from mie.ops.layers.expert_operators import Activation
 from mie.ops.sampling import RowControls
+from mie.ops.weights.quantised import Form, Part, Rows
 from mie.ops_gpu import kv_cache, sampling
 from mie.ops_gpu.arena import fresh
 from mie.ops_gpu.arrays import DTYPES, block_threads, element_type, kernel_type, rounded

@@ -14,7 +14,7 @@ import numpy as np
 from mie.base.arithmetic import ceil_div
 from mie.errors import UnsupportedModelError
 from mie.ops.backend import Array
-from mie.ops.expert_operators import ACTIVATIONS, ExpertWeights
+from mie.ops.layers.expert_operators import ACTIVATIONS, ExpertWeights
 from mie.ops_gpu.arena import Empty
 from mie.ops_gpu.arrays import block_threads, kernel_type
 from mie.ops_gpu.few_rows import warps_of, way_of

@@ -8,9 +8,9 @@ import numpy as np
 from mie.base.arithmetic import ceil_div
 from mie.errors import UnsupportedModelError
 from mie.ops.backend import Array, StepBatch
-from mie.ops.recurrent import StateCache
-from mie.ops.recurrent_operators import RecurrentWeights
-from mie.ops.recurrent_shape import RecurrentShape
+from mie.ops.layers.recurrent import StateCache
+from mie.ops.layers.recurrent_operators import RecurrentWeights
+from mie.ops.layers.recurrent_shape import RecurrentShape
 from mie.ops_gpu.arrays import block_threads, kernel_type, next_power_of_two, to_host
 from mie.ops_gpu.batch import to_device
 from mie.ops_gpu.experts import CupyExperts

@@ -4,7 +4,7 @@ import numpy as np
 
 from mie.base.arithmetic import ceil_div
 from mie.ops.backend import Array, Backend
-from mie.ops.expert_operators import ACTIVATIONS, Activation
+from mie.ops.layers.expert_operators import ACTIVATIONS, Activation
 from mie.ops_gpu.arena import Empty
 from mie.ops_gpu.arrays import block_threads, kernel_type
 from mie.ops_gpu.launcher import Launcher

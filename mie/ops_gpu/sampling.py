@@ -19,7 +19,7 @@ from mie.base.arithmetic import ceil_div
 from mie.ops import sampling
 from mie.ops.backend import Array
 from mie.ops.sampling import RowControls
-from mie.ops.weights import lowest_kept_z, scale_of
+from mie.ops.token_weights import lowest_kept_z, scale_of
 from mie.ops_gpu.arena import Arena
 from mie.ops_gpu.arrays import block_threads, element_type, kernel_type, next_power_of_two, to_host
 from mie.ops_gpu.cubins import KernelName

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mie.base.arithmetic import ceil_div
 from mie.errors import UnsupportedModelError
 from mie.ops.backend import Array
-from mie.ops.quantised import Form, Part, QuantisedRows, Rows
+from mie.ops.weights.quantised import Form, Part, QuantisedRows, Rows
 from mie.ops_gpu.arrays import rounded
 
 TILE, UNIT = 16, 64

@@ -9,10 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from mie.base.cache_dir import CacheError, cache_path
+from mie.base.resources import available_cpus
 from mie.errors import ConfigError, install_command
 from mie.ops_jit.compiler import NEEDED_FEATURES, Cpu, host_cpu
-from mie.system.cache_dir import CacheError, cache_path
-from mie.system.resources import available_cpus
 
 OLDEST_NUMBA = (0, 61)
 _VERSION = re.compile(r"""version(?:_version)?['"]?\s*[:=]\s*['"](\d[^'"]*)['"]""")

@@ -12,7 +12,7 @@ import numpy as np
 from mie.base.arithmetic import ceil_div
 from mie.errors import UnsupportedModelError
 from mie.ops.arrays import Floats
-from mie.ops.expert_operators import ACTIVATIONS, Activation, ExpertWeights
+from mie.ops.layers.expert_operators import ACTIVATIONS, Activation, ExpertWeights
 from mie.ops.numpy_backend import NumpyBackend
 from mie.ops_jit import layout
 from mie.ops_jit.kernel_cache import Kernels

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from mie.base.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import KVCacheShape, Progress, StepBatch, StepSize
-from mie.ops.expert_operators import ACTIVATIONS, Activation
 from mie.ops.kv_cache import HALVES, LARGEST, SCALE_BYTES
+from mie.ops.layers.expert_operators import ACTIVATIONS, Activation
 from mie.ops.linear import check_kept
 from mie.ops.numpy_backend import with_tokens
-from mie.ops.quantised import Form, Part, QuantisedRows, Rows, dequantise
+from mie.ops.weights.quantised import Form, Part, QuantisedRows, Rows, dequantise
 from mie.ops_jit import layout
 from mie.ops_jit.environment import version_of
 from mie.ops_jit.kernel_cache import Kernels, kernel_names

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from mie.base.cache_dir import CacheError, is_private_file, open_cache
 from mie.ops.backend import Progress
 from mie.ops.kv_cache import HALVES, QUANTIZED
 from mie.ops_jit.compiler import Cpu, Library, compile_kernel
 from mie.ops_jit.environment import UPGRADE, CannotRun, check_machine, one_line, version_of
-from mie.system.cache_dir import CacheError, is_private_file, open_cache
 
 DIGEST_BYTES = 32
 WEIGHT_DTYPES = ("float32", *HALVES)

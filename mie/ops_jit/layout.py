@@ -1,6 +1,6 @@
 """Number the words of a step's header, and name the sizes that kernels and programs share."""
 
-from mie.ops.quantised import UNIT_INPUTS, Form
+from mie.ops.weights.quantised import UNIT_INPUTS, Form
 
 # Words of the header, which describes a step to every kernel.
 NUM_TOKENS, NUM_ROWS, NUM_PAIRS, NUM_SEQS, TABLE_WIDTH, NUM_ITEMS, NUM_MERGES = range(7)

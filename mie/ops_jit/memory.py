@@ -30,8 +30,8 @@ from mie.ops.arrays import Floats
 from mie.ops.arrays import zeros as zeros
 from mie.ops.backend import KVCacheShape
 from mie.ops.kv_cache import LARGEST
-from mie.ops.packed import pack_nibbles
-from mie.ops.quantised import Form, Part, QuantisedRows, Rows
+from mie.ops.weights.packed import pack_nibbles
+from mie.ops.weights.quantised import Form, Part, QuantisedRows, Rows
 from mie.ops_jit.layout import (
     INPUTS_OF_WORD,
     K_BLOCK,

@@ -5,9 +5,9 @@ from typing import Any
 from mie.base.arithmetic import ceil_div
 from mie.ops.arrays import Floats
 from mie.ops.backend import StepBatch
-from mie.ops.recurrent import StateCache
-from mie.ops.recurrent_operators import RecurrentWeights
-from mie.ops.recurrent_shape import RecurrentShape
+from mie.ops.layers.recurrent import StateCache
+from mie.ops.layers.recurrent_operators import RecurrentWeights
+from mie.ops.layers.recurrent_shape import RecurrentShape
 from mie.ops_jit.experts import ExpertOperators
 from mie.ops_jit.layout import CHANNELS, NUM_SEQS, NUM_TOKENS, ROW_TILE
 from mie.ops_jit.program import Program, Value, operator

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.base.arithmetic import ceil_div
+from mie.base.threads import start_thread
 from mie.ops_jit.kernel_cache import Kernels
 from mie.ops_jit.layout import POST, SEMAPHORE, SLEEPERS, STOP, WAIT, WORKER_WORDS, YIELD
 from mie.ops_jit.memory import address, zeros
-from mie.system.threads import start_thread
 
 _Function = Callable[..., int]
 

@@ -17,8 +17,8 @@ from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 from starlette.types import Message
 
-from mie.async_llm import AsyncLLM
 from mie.errors import ConfigError, EngineDeadError
+from mie.frontend.async_llm import AsyncLLM
 from mie.ray.config import ROUTERS, ReplicaConfig
 from mie.ray.front import Batches, Call, ReplicaAnswer, front_app, piped
 from mie.serve.access_log import logging_as

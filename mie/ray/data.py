@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from mie.batch.requests import RESULTS, RowEngine
 from mie.config.engine import check_integer
 from mie.config.engine_args import EngineArgs
 from mie.config.settings import ON_CPU_THREADS
+from mie.frontend.batch.requests import RESULTS, RowEngine
 from mie.frontend.outputs import RequestOutput
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from starlette.responses import Response
 from starlette.routing import Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mie.routing import beginning_of
+from mie.frontend.routing import beginning_of
 from mie.serve.asgi import (
     DONE,
     NDJSON,

@@ -1,4 +1,4 @@
-"""The routers of `mie.routing` as request routers of Ray Serve.
+"""The routers of `mie.frontend.routing` as request routers of Ray Serve.
 
 Ray runs a router in each process that sends requests. It caches how many requests each replica
 serves, and asks the replica if it does not know.
@@ -10,8 +10,8 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
+from mie.frontend.routing import PrefixRouter, RandomRouter, Router
 from mie.ray.front import Call
-from mie.routing import PrefixRouter, RandomRouter, Router
 
 
 class _Adapter(RequestRouter):  # type: ignore[misc]  # Ray has no types

@@ -16,9 +16,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mie.async_llm import AsyncLLM
+from mie.base.threads import start_thread
 from mie.config.params.sampling import SamplingParams
 from mie.errors import EngineDeadError, MieError, ThreadLimitError, shown_text
+from mie.frontend.async_llm import AsyncLLM
 from mie.serve.access_log import AccessLog
 from mie.serve.asgi import Failures, RootPath, WholeBody, route_of
 from mie.serve.auth import Authentication
@@ -32,7 +33,6 @@ from mie.serve.page.routes import PageRoutes
 from mie.serve.page.shell import PageShell
 from mie.serve.routes import routes
 from mie.serve.serving import Serving, in_utf8, names_of, without_paths
-from mie.system.threads import start_thread
 
 logger = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mie.base.threads import call_in_thread
 from mie.load.directory import ModelFiles, ModelsDirectory
 from mie.serve.app import EngineEdge
 from mie.serve.errors import ApiError, invalid, no_model
 from mie.serve.serving import LATEST
-from mie.system.threads import call_in_thread
 
 logger = logging.getLogger(__name__)
 

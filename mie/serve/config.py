@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from mie.base.files import read_utf8
 from mie.config.engine import check_settings, keyword_checked, refuse_unknown
 from mie.config.settings import declared_in
 from mie.errors import ConfigError, needing_extra, shown
 from mie.serve.keys import Keys
-from mie.system.files import read_utf8
 
 
 @keyword_checked

@@ -7,7 +7,7 @@ from typing import Literal
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mie.async_llm import AsyncLLM
+from mie.frontend.async_llm import AsyncLLM
 from mie.serve.asgi import OPEN_ROUTES, answer, route_of
 from mie.serve.errors import MAX_RETRY_AFTER, ApiError, unavailable
 

@@ -8,9 +8,9 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping, Set
 
+from mie.base.files import read_utf8
 from mie.config.engine import ClientQuota
 from mie.errors import ConfigError, shown
-from mie.system.files import read_utf8
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HASH = re.compile(r"sha256:([0-9a-f]{64})")

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 from starlette.types import Scope
 
-from mie.async_llm import AsyncLLM
 from mie.base.stats.step import QueueState
 from mie.errors import RequestError
+from mie.frontend.async_llm import AsyncLLM
 from mie.frontend.request_state import PreparedRequest
 from mie.sched.sequence import LOGPROBS_PER_TOKEN
 from mie.serve.config import ServeConfig

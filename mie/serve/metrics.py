@@ -12,12 +12,12 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from mie.async_llm import AsyncLLM
 from mie.base.stats.metric import Counter, Gauge, Histogram, Metric, Tally
-from mie.engine.metrics import Snapshot
+from mie.base.threads import call_in_thread
+from mie.engine.watch.metrics import Snapshot
 from mie.errors import EngineDeadError
+from mie.frontend.async_llm import AsyncLLM
 from mie.serve.asgi import CLIENT_LEFT
-from mie.system.threads import call_in_thread
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
-from mie.async_llm import AsyncLLM
+from mie.base.threads import call_in_thread
 from mie.config.arguments import format_size
 from mie.errors import MieError, ThreadLimitError, TooLittleMemoryError
+from mie.frontend.async_llm import AsyncLLM
 from mie.load.directory import ModelsDirectory, PlannedModel
 from mie.serve.app import EngineEdge
 from mie.serve.catalogue import Catalogue, Model
@@ -24,7 +25,6 @@ from mie.serve.errors import ApiError, api_error, invalid, too_many, unavailable
 from mie.serve.health import ending
 from mie.serve.page.processes import Worker
 from mie.serve.serving import without_paths
-from mie.system.threads import call_in_thread
 
 logger = logging.getLogger(__name__)
 

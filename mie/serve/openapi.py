@@ -14,13 +14,13 @@ from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from mie.base.version import __version__
 from mie.serve.asgi import NDJSON, OPEN_ROUTES, SSE
 from mie.serve.auth import is_of_clients
 from mie.serve.body import Body, read
 from mie.serve.config import ServeConfig
 from mie.serve.errors import dialect_of
 from mie.serve.serving import Asked, Serving
-from mie.version import __version__
 
 STATUSES = {
     400: "The request is wrong, or asks for something that is not supported; `param` names it.",

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 from mie.frontend.outputs import CompletionOutput
 from mie.sched.result import TokenLogprobs
-from mie.structured.tools.definitions import ToolCall
+from mie.text.tools.definitions import ToolCall
 
 Kind = Literal["reasoning", "text", "call"]
 

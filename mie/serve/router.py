@@ -19,9 +19,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from mie.async_llm import AsyncLLM
 from mie.config.arguments import format_size
 from mie.errors import EngineDeadError
+from mie.frontend.async_llm import AsyncLLM
 from mie.load.directory import ModelsDirectory, PlannedModel
 from mie.serve.app import SAMPLE_SECONDS, Edge, EngineEdge, new_app
 from mie.serve.asgi import Failures, Pace, facts_of, route_of

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from mie.base.version import __version__
 from mie.errors import shown
 from mie.serve.anthropic.messages import MessageWriter, count_tokens
 from mie.serve.anthropic.protocol import CountTokensRequest, MessagesRequest
@@ -36,7 +37,6 @@ from mie.serve.openai.tokenize import (
 from mie.serve.openapi import Operation, document
 from mie.serve.serving import Serving
 from mie.serve.writer import json_response
-from mie.version import __version__
 
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """The sampling parameters whose defaults a model's description has."""

@@ -16,8 +16,9 @@ from pathlib import Path
 import uvicorn
 from starlette.applications import Starlette
 
-from mie.async_llm import AsyncLLM
+from mie.base.resources import raise_open_files
 from mie.errors import ConfigError
+from mie.frontend.async_llm import AsyncLLM
 from mie.serve.access_log import escaped, logging_as
 from mie.serve.app import FLUSH_SECONDS, Edge, create_app
 from mie.serve.config import ServeConfig
@@ -25,7 +26,6 @@ from mie.serve.http_protocol import LimitedProtocol
 from mie.serve.keys import Keys
 from mie.serve.listener import Listener
 from mie.serve.router import ModelsEdge, create_router
-from mie.system.resources import raise_open_files
 
 logger = logging.getLogger(__name__)
 

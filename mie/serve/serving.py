@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from starlette.types import Scope
 
-from mie.async_llm import AsyncLLM, ModelFacts
+from mie.base.version import __version__
 from mie.config.engine import EngineConfig
 from mie.config.params.sampling import RequestOutputKind, SamplingParams
+from mie.frontend.async_llm import AsyncLLM, ModelFacts
 from mie.serve.asgi import Pace, route_of
 from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, invalid, naming_structure, no_model
@@ -25,7 +26,6 @@ from mie.serve.limits import QueueLimit
 from mie.text.messages import Message
 from mie.text.pretrained import PretrainedTokenizer
 from mie.text.template_files import template_given
-from mie.version import __version__
 
 if TYPE_CHECKING:
     from mie.serve.writer import Writer

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, cast
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from mie.base.threads import call_in_thread
 from mie.config.params.sampling import RequestOutputKind
 from mie.errors import MieError
 from mie.frontend.outputs import CompletionOutput, RequestOutput
@@ -29,7 +30,6 @@ from mie.serve.openai.logprobs import LogprobWriter, TextOffsets
 from mie.serve.parts import Parts
 from mie.serve.serving import A, Asked, salt_of
 from mie.serve.written import PART_BYTES, LargeAnswer, json_text, written
-from mie.system.threads import call_in_thread
 
 logger = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
+from mie.base import worker_side
 from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import RequestError
 from mie.structured.descriptions import grammar_of
@@ -26,7 +27,6 @@ from mie.structured.limits import (
     OUT_OF_MEMORY,
     STACK_BYTES,
 )
-from mie.system import worker_side
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

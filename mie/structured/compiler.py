@@ -13,11 +13,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from mie.base.threads import after_fork
+from mie.base.worker import Worker, WorkerEnded, WorkerSilent
 from mie.errors import WorkerError
 from mie.structured.descriptions import Salted
 from mie.structured.limits import EXCEEDED, START_SECONDS, WALL_SECONDS
-from mie.system.threads import after_fork
-from mie.system.worker import Worker, WorkerEnded, WorkerSilent
 
 Reply = dict[str, Any]
 """The reply of a worker.

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from mie.config.params.structured import StructuredOutputsParams
+from mie.config.params.structured import COMPACT, StructuredOutputsParams
 from mie.errors import RequestError, install_command
 from mie.structured.schemas import rewritten
 
@@ -18,14 +18,6 @@ class Salted(NamedTuple):
 
     params: StructuredOutputsParams
     salt: str | None = None
-
-
-COMPACT: Mapping[str, Any] = {
-    "whitespace_flexible": False,
-    "item_separator": ",",
-    "key_separator": ":",
-}
-"""Options of llguidance for JSON without whitespace."""
 
 
 def kind_of(params: StructuredOutputsParams) -> str:

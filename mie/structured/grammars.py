@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from mie.base.threads import after_fork
 from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import RequestError, printable
 from mie.structured.descriptions import Salted, kind_of, library
@@ -24,7 +25,6 @@ from mie.structured.limits import (
     why,
 )
 from mie.structured.matcher import Matcher
-from mie.system.threads import after_fork
 from mie.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import os
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from mie.system import worker_side
+from mie.base import worker_side
 
 if TYPE_CHECKING:
     from jinja2 import nodes

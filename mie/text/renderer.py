@@ -6,9 +6,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mie.base.threads import after_fork
+from mie.base.worker import Worker, WorkerEnded, WorkerSilent
 from mie.errors import ChatTemplateError, RequestError, WorkerError
-from mie.system.threads import after_fork
-from mie.system.worker import Worker, WorkerEnded, WorkerSilent
 from mie.text.render_worker import OUT_OF_MEMORY
 
 CPU_SECONDS = 0.4  # For a request, including compilation.

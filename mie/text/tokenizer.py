@@ -10,12 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mie.base.files import read_file, read_json_object, without_bom
+from mie.base.threads import is_of_the_request
 from mie.checkpoint.gguf import tokenizer as gguf
 from mie.checkpoint.gguf.files import gguf_remedy
 from mie.checkpoint.gguf.header import read_gguf
 from mie.errors import MieError, RequestError, TokenizerError, printable, shown
-from mie.system.files import read_file, read_json_object, without_bom
-from mie.system.threads import is_of_the_request
 from mie.text.byte_table import ByteTable
 from mie.text.tokenizer_checks import check_model, checked_tokenizer
 

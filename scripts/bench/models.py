@@ -25,8 +25,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from mie.checkpoint.config import load_model_config
 from mie.checkpoint.locate import locate_model
 from mie.checkpoint.tensors import expected_tensors
+from mie.lab.sim.devices import SHAPES as PUBLISHED
 from mie.model.config import ModelConfig
-from mie.sim.devices import SHAPES as PUBLISHED
 
 LLAMA: Mapping[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

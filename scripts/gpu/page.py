@@ -8,8 +8,8 @@ from bench.gpu.end_to_end import PROMPT_LENGTH, WEIGHT_SIZES
 from bench.harness import table
 
 from gpu.run import Run
-from mie.sim.costs import decode_work
-from mie.sim.devices import DEVICES, costs_on, find_shape, window_of
+from mie.lab.sim.costs import decode_work
+from mie.lab.sim.devices import DEVICES, costs_on, find_shape, window_of
 
 
 def write_results(run: Run, state: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> None:

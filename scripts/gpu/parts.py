@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu.run import SCRIPTS, Outcome, Run, how_it_ended
-from mie.system.resources import usable_cpus
+from mie.base.resources import usable_cpus
 
 MOST_WORKERS = 14
 """Maximum number of processes of tests. NVRTC takes most of their time."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from gpu.nvrtc_kernels import ROOT
 from gpu.sass import Part
-from mie.sim.devices import DEVICES
+from mie.lab.sim.devices import DEVICES
 
 LEDGER = ROOT / "tests" / "kernels" / "sass.json"
 

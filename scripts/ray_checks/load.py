@@ -16,7 +16,7 @@ import httpx2
 from serve_checks.server import KEY, RunningServer
 from starlette.types import ASGIApp
 
-from mie.sim.metrics import RequestRecord, summarize
+from mie.lab.metrics import RequestRecord, summarize
 
 PATIENCE = 600.0
 """Seconds after which a request hangs, also on a machine that is busy with other programs."""
@@ -24,7 +24,7 @@ COMPLETIONS = "/v1/completions"
 VOCAB_SIZE = 2000
 """Token ids below this number are in the bundled model's vocabulary."""
 FIGURES = ("p99_itl_ms", "mean_tpot_ms", "p99_ttft_ms", "output_throughput")
-"""The results of `mie.sim.metrics` that are stated."""
+"""The results of `mie.lab.metrics` that are stated."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The CPU time of this process and of all that it started, by the work that they do. From /proc.
 
-Threads of a server are told apart by their names (`mie.system.threads.start_thread`), and processes
+Threads of a server are told apart by their names (`mie.base.threads.start_thread`), and processes
 of Chromium by their types.
 """
 
@@ -85,7 +85,7 @@ def _name(process: int, server: int) -> str:
     if process == os.getpid():
         return "clients"
     if int(_fields(process)[1]) == server:
-        is_follower = any("mie.events.page.follow" in word for word in words)
+        is_follower = any("mie.page.follow" in word for word in words)
         return "server: process that replays" if is_follower else "server: other processes"
     if "chromium" not in "".join(words[:1]):  # none: it has ended
         return "playwright"

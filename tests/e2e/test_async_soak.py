@@ -17,7 +17,7 @@ AT_ONCE = 64
 @pytest.fixture
 def llm(tiny, monkeypatch):
     monkeypatch.setattr(
-        "mie.async_llm.LLM", lambda directory: new_llm(directory, {"event_log_steps": 0})
+        "mie.frontend.async_llm.LLM", lambda directory: new_llm(directory, {"event_log_steps": 0})
     )
     llm = AsyncLLM(tiny["llama"].directory)
     yield llm

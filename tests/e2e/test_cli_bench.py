@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from command_line import COMMAND, ENVIRONMENT, mie
 
-from mie.version import __version__
+from mie.base.version import __version__
 
 SIMULATED = ("--device", "a10g", "--model-shape", "TinyLlama-1.1B")
 

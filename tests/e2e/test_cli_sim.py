@@ -4,7 +4,7 @@ from pathlib import Path
 
 from command_line import mie
 
-from mie.sim.loads import PRESETS
+from mie.lab.loads import PRESETS
 
 
 def run(*arguments: str | Path) -> str:

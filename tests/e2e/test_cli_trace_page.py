@@ -14,9 +14,9 @@ from event_stories import run_toy, write_story
 from page_cells import Page, cells_of
 
 from mie.events import EventLog, read_log
-from mie.events.page.cells import NodeText
-from mie.events.page.recording import Recording
 from mie.events.replay import at
+from mie.page.cells import NodeText
+from mie.page.recording import Recording
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import sys
 
 from mie import LLM, SamplingParams
 from mie.errors import RequestError, TooLittleMemoryError
-from mie.system.resources import read_text
+from mie.base.resources import read_text
 
 limit, use, spare = sys.argv[1], sys.argv[2], int(sys.argv[3]) << 20
 status = dict(line.split(":", 1) for line in read_text("/proc/self/status").splitlines())

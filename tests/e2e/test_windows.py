@@ -14,7 +14,7 @@ from tiny_models import LLAMA, TinyModel
 
 from mie import EngineConfig, SamplingParams
 from mie.load.engine import load_engine
-from mie.memory.windowed import WindowedManager
+from mie.memory.layers.windowed import WindowedManager
 
 WINDOW = 5
 MINISTRAL = LLAMA | {

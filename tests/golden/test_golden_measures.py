@@ -16,10 +16,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from mie.checkpoint.config import load_model_config
 from mie.cli import main
 from mie.config.engine_args import EngineArgs
-from mie.diff.compare import DiffWorkload, compare
-from mie.diff.quality import Predictor
-from mie.diff.recording import OPERATORS
-from mie.diff.report import Side
+from mie.lab.diff.compare import DiffWorkload, compare
+from mie.lab.diff.recording import OPERATORS
+from mie.lab.diff.report import Side
+from mie.lab.quality import Predictor
 
 MODELS = Path(__file__).parent / "models"
 QUICK = {"gemma3_two_ropes", "phi3_long", "olmo_hybrid", "qwen3_next_experts"}

@@ -8,9 +8,9 @@ from pathlib import Path
 import yaml
 
 import mie.cli
+from mie.base.version import __version__
 from mie.errors import EXTRAS
 from mie.serve.config import ServeConfig
-from mie.version import __version__
 
 ROOT = Path(__file__).parents[2]
 WORKFLOW = (ROOT / ".github/workflows/test.yml").read_text()

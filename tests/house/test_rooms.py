@@ -235,12 +235,12 @@ def test_the_arrows_of_the_table_go_down():
 
 def test_only_the_wiring_and_the_edges_import_the_engine():
     knows = {room for room, may in ROOMS.items() if "engine" in may.mie}
-    assert knows == {"load", "frontend", "sim", "__init__"}
+    assert knows == {"load", "frontend", "lab", "__init__"}
 
 
 def test_arrays_stay_in_their_rooms():
     known = {room for room, may in ROOMS.items() if "numpy" in may.packages}
-    assert known == {"ops", "ops_gpu", "ops_jit", "checkpoint", "model", "engine", "diff"}
+    assert known == {"ops", "ops_gpu", "ops_jit", "checkpoint", "model", "engine", "lab"}
 
 
 # The rules can fail.
@@ -391,7 +391,7 @@ HEAVY = {"numpy", "ml_dtypes", "tokenizers", "jinja2", "safetensors", "tqdm", *L
 
 
 def test_importing_mie_imports_nothing_else():
-    light = {"base", "base.absent", "system", "system.logs", "version"}
+    light = {"base", "base.absent", "base.logs", "base.version"}
     assert modules_of_mie_after("import mie") == light
     assert not packages_after("import mie; mie.__version__; dir(mie)") & HEAVY
 
@@ -400,11 +400,11 @@ def test_completing_a_prompt_imports_only_the_rooms_it_needs():
     """Each module that a command does not need delays its first token."""
     command = ["generate", "--temperature", "0", "--max-tokens", "1", "Once upon a time"]
     modules = modules_of_mie_after(f"import mie.cli\nassert mie.cli.main({command}) == 0")
-    assert {"cli.generate", "llm", "ops_jit.jit_backend"} <= modules
+    assert {"cli.generate", "frontend.llm", "ops_jit.jit_backend"} <= modules
     assert not {name for name in modules if is_in(name, NOT_FOR_A_PROMPT)}
     assert not modules & {f"cli.{name}" for name in COMMANDS if name != "generate"}
-    tools = {name for name in modules if is_in(name, {"structured.tools"})}
-    assert tools == {"structured.tools", "structured.tools.definitions"}
+    tools = {name for name in modules if is_in(name, {"text.tools"})}
+    assert tools == {"text.tools", "text.tools.definitions"}
 
 
 def test_settings_and_errors_need_no_package():

@@ -23,7 +23,7 @@ from quantised_rows import quantised
 from step_batches import step_batch
 
 from mie.ops.backend import KVCacheShape
-from mie.ops.quantised import Form
+from mie.ops.weights.quantised import Form
 from mie.ops_jit import jit_backend as backend_module
 from mie.ops_jit import program, step
 from mie.ops_jit.memory import JitCache, Matrix

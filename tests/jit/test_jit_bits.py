@@ -28,7 +28,7 @@ from mie.model.config import ModelConfig
 from mie.model.decoder import Decoder
 from mie.ops.backend import StepBatch
 from mie.ops.kv_cache import HALVES
-from mie.ops.quantised import Form
+from mie.ops.weights.quantised import Form
 
 pytestmark = needs_numba
 

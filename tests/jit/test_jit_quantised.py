@@ -11,7 +11,7 @@ from quantised_rows import FORMS, columns, in_blocks, quantised
 from mie.config.engine import EngineConfig
 from mie.load.backends import load_backend
 from mie.ops.kv_cache import HALVES
-from mie.ops.quantised import SMALLEST_SCALE, Form, dequantise
+from mie.ops.weights.quantised import SMALLEST_SCALE, Form, dequantise
 
 pytestmark = needs_numba
 

@@ -30,7 +30,7 @@ from test_prefill_splits import splits
 from test_quantised_products import FORMS, matrix_of, rows_of, weights
 
 from mie.ops import activation
-from mie.ops.quantised import dequantise
+from mie.ops.weights.quantised import dequantise
 from mie.ops_gpu.attention import SPLIT_TOKENS
 from mie.ops_gpu.chip import Chip
 from mie.ops_gpu.few_rows import FewRows

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent / "scripts"))
 
 import nvrtc_check
 
+from mie.base.cache_dir import CacheError
 from mie.errors import ConfigError, MieError, MissingExtraError
 from mie.ops_gpu.cubins import KernelName
 from mie.ops_gpu.launcher import CupyLauncher
@@ -23,7 +24,6 @@ from mie.ops_gpu.load import load_cupy_backend
 from mie.ops_gpu.nvrtc import Compiled, CompileError, compile_apart
 from mie.ops_gpu.signature import SIGNATURES, declared
 from mie.ops_gpu.source import KERNELS
-from mie.system.cache_dir import CacheError
 
 X, A, N = np.zeros(8, np.float32), np.float32(1), np.int32(8)
 NORM = "rms_norm.cu", "rms_norm<float>"

@@ -11,11 +11,11 @@ import pytest
 from emulated import launcher as shared_launcher
 from emulated import needs_compiler
 
+from mie.base.commands import run_command
 from mie.errors import ConfigError, MieError
 from mie.ops_gpu.host.build import Builder
 from mie.ops_gpu.host.emulator import ORDERS
 from mie.ops_gpu.launcher import EmulatedLauncher, Kernel, KernelFault, Launcher
-from mie.system.commands import run_command
 
 pytestmark = needs_compiler
 

@@ -15,9 +15,10 @@ from test_kernels import DEVICE_MODES, check, dtype, launcher_of, make_backend, 
 from test_quantised_products import FORMS, matrix_of, rows_of, weights
 
 from mie.errors import UnsupportedModelError
-from mie.ops import activation, experts
-from mie.ops.expert_operators import Activation, ExpertWeights
-from mie.ops.quantised import Form
+from mie.ops import activation
+from mie.ops.layers import experts
+from mie.ops.layers.expert_operators import Activation, ExpertWeights
+from mie.ops.weights.quantised import Form
 from mie.ops_gpu.arrays import DTYPES
 from mie.ops_gpu.experts import most_tiles
 from mie.ops_gpu.weights import CupyLinear

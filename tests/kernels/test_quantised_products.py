@@ -18,7 +18,7 @@ from test_kernels import check, dtype, launcher_of, make_backend, mode, normal, 
 
 from mie import LLM, SamplingParams
 from mie.ops import activation
-from mie.ops.quantised import Form, QuantisedRows, dequantise, quantise
+from mie.ops.weights.quantised import Form, QuantisedRows, dequantise, quantise
 from mie.ops_gpu.arrays import DTYPES
 from mie.ops_gpu.chip import EMULATED_CHIP, Chip
 from mie.ops_gpu.few_rows import FewRows, splits_of

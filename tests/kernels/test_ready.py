@@ -15,13 +15,13 @@ from mie import LLM
 from mie.cli.doctor import compile_for_gpu
 from mie.config.engine import EngineConfig
 from mie.config.params.sampling import SamplingParams
+from mie.lab.sim.devices import find_shape
 from mie.load.engine import load_engine
 from mie.load.sizing import step_size
 from mie.ops_gpu import cubins
 from mie.ops_gpu.batch import ANY_LENGTH, Bucket
 from mie.ops_gpu.load import load_cupy_backend
 from mie.ops_gpu.ready import LAUNCH_BYTES, MOST_STEPS, buckets
-from mie.sim.devices import find_shape
 
 __all__ = ["fake_cupy"]
 pytestmark = needs_compiler

@@ -20,10 +20,11 @@ from test_kernels import check, dtype, make_backend, mode, normal, wide
 from mie import LLM, SamplingParams
 from mie.checkpoint.config import model_config_from_hf
 from mie.checkpoint.tensors import expected_tensors
-from mie.ops import activation, norm, recurrent
+from mie.ops import activation, norm
 from mie.ops.backend import StepBatch
-from mie.ops.recurrent_operators import RecurrentWeights
-from mie.ops.recurrent_shape import Kind, RecurrentShape
+from mie.ops.layers import recurrent
+from mie.ops.layers.recurrent_operators import RecurrentWeights
+from mie.ops.layers.recurrent_shape import Kind, RecurrentShape
 from mie.ops_gpu.recurrent import CONV_TILE
 
 __all__ = ["dtype", "mode"]

@@ -14,7 +14,7 @@ from test_kernels import MODES, PoisoningLauncher, mode
 
 from mie.ops import sampling
 from mie.ops.sampling import RowControls, TokenMask
-from mie.ops.weights import exponents, num_weight_bits, scale_of, weights_of
+from mie.ops.token_weights import exponents, num_weight_bits, scale_of, weights_of
 from mie.ops_gpu.arrays import DTYPES
 from mie.ops_gpu.queue import EmulatedQueue
 from mie.ops_gpu.sampling import MAX_ROWS, MAX_TOP, PART, Sampler, top_logprobs

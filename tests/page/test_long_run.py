@@ -20,8 +20,8 @@ from browser import Shown, cells, chromium, opened
 from test_page_server import pool, serving
 
 from mie.events import read_log
-from mie.events.page.cells import NodeText, key_record
 from mie.events.replay import at
+from mie.page.cells import NodeText, key_record
 
 pytestmark = pytest.mark.slow
 

@@ -20,8 +20,8 @@ from live_server import live
 
 from mie import AsyncLLM
 from mie.events import read_log
-from mie.events.page.cells import NodeText, key_record
 from mie.events.replay import at
+from mie.page.cells import NodeText, key_record
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
 from mie.serve.page import feed

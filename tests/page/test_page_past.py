@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from browser import Shown, chromium, opened
 
-from mie.events.page.assets import page_html
-from mie.events.page.cells import COLUMNS, PAGE_VERSION, SHOWN
+from mie.page.assets import page_html
+from mie.page.cells import COLUMNS, PAGE_VERSION, SHOWN
 
 NUM_BLOCKS = 4
 

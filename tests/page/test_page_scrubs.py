@@ -14,10 +14,10 @@ from rare import check_until_seen
 from test_replay import configs, new_run, runs
 
 from mie.events import read_log
-from mie.events.page.assets import page_html
-from mie.events.page.cells import NodeText, key_record
-from mie.events.page.recording import Recording
 from mie.events.replay import at
+from mie.page.assets import page_html
+from mie.page.cells import NodeText, key_record
+from mie.page.recording import Recording
 
 TEXT = NodeText(shows_tokens=False)
 STATES = """([text, steps]) => {

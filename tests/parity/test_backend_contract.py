@@ -23,9 +23,10 @@ from step_batches import step_batch
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
 from mie.load.backends import load_backend
-from mie.ops import activation, attention, experts, kv_cache, linear, norm, rope, sampling
+from mie.ops import activation, attention, kv_cache, linear, norm, rope, sampling
 from mie.ops.backend import Backend, KVCacheShape, StepBatch
-from mie.ops.expert_operators import ExpertWeights
+from mie.ops.layers import experts
+from mie.ops.layers.expert_operators import ExpertWeights
 from mie.ops.sampling import RowControls, TokenMask
 
 

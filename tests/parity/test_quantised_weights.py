@@ -10,7 +10,7 @@ from quantised_rows import FORMS, columns, in_blocks, quantised
 from mie.config.engine import EngineConfig
 from mie.load.backends import load_backend
 from mie.ops.backend import Backend
-from mie.ops.quantised import Form, QuantisedRows, dequantise, linear_quantised
+from mie.ops.weights.quantised import Form, QuantisedRows, dequantise, linear_quantised
 
 MACHINES: dict[str, Callable[[], Backend]] = {
     "numpy": lambda: load_backend("numpy"),

@@ -17,9 +17,9 @@ from mie.load.backends import load_backend
 from mie.ops import norm
 from mie.ops.activation import sigmoid
 from mie.ops.backend import StepBatch
+from mie.ops.layers.recurrent_operators import RecurrentWeights
+from mie.ops.layers.recurrent_shape import RecurrentShape
 from mie.ops.numpy_backend import NumpyBackend
-from mie.ops.recurrent_operators import RecurrentWeights
-from mie.ops.recurrent_shape import RecurrentShape
 
 Outputs = dict[str, np.ndarray]
 SHAPES = {

@@ -142,7 +142,9 @@ def test_threads(tiny, settings):
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_tasks(tiny, settings, monkeypatch):
-    monkeypatch.setattr("mie.async_llm.LLM", lambda directory: new_llm(directory, settings))
+    monkeypatch.setattr(
+        "mie.frontend.async_llm.LLM", lambda directory: new_llm(directory, settings)
+    )
     llm = AsyncLLM(tiny["llama"].directory)
     try:
         for run in range(NUM_RUNS // len(SETTINGS) // 2):

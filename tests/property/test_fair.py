@@ -18,9 +18,9 @@ from scripted_runner import answer_to
 
 from mie.config.engine import EngineConfig
 from mie.config.params.sampling import SamplingParams
+from mie.memory.layers.window import Window
+from mie.memory.layers.windowed import WindowedManager
 from mie.memory.manager import KVCacheManager
-from mie.memory.window import Window
-from mie.memory.windowed import WindowedManager
 from mie.sched.fair import split
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Request

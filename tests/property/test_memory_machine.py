@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 from rare import check_until_seen
 
-from mie.engine.snapshot import memory_snapshot
+from mie.engine.watch.snapshot import memory_snapshot
 from mie.memory.manager import KVCacheManager
 
 MAX_TABLES = 6

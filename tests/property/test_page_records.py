@@ -17,12 +17,12 @@ from rare import check_until_seen
 from test_replay import new_run, runs
 
 from mie.events import FIELDS, read_log
-from mie.events.page import recording as stream_of_log
-from mie.events.page.cells import NodeText
-from mie.events.page.follow import Follower
-from mie.events.page.recording import Recording
-from mie.events.page.view import Heat
 from mie.events.replay import State, walk
+from mie.page import recording as stream_of_log
+from mie.page.cells import NodeText
+from mie.page.follow import Follower
+from mie.page.recording import Recording
+from mie.page.view import Heat
 
 seen: Counter[str] = Counter()
 

@@ -22,7 +22,7 @@ import mie.sched
 from mie.config.engine import POLICIES, EngineConfig
 from mie.config.params.sampling import SamplingParams
 from mie.engine.overlap import OverlappingRunner
-from mie.engine.snapshot import scheduler_snapshot
+from mie.engine.watch.snapshot import scheduler_snapshot
 from mie.events import EventLog
 from mie.events.replay import walk
 from mie.load.engine import new_scheduler

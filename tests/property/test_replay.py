@@ -17,12 +17,12 @@ from scripted_runner import answer_to
 
 from mie.config.engine import POLICIES, EngineConfig
 from mie.config.params.sampling import SamplingParams
-from mie.engine.snapshot import scheduler_snapshot
+from mie.engine.watch.snapshot import scheduler_snapshot
 from mie.errors import RequestError
 from mie.events import FIELDS, SUMMARY_FIELDS, EventLog, read_log
 from mie.events.replay import State, at
 from mie.load.engine import new_scheduler
-from mie.memory.window import Window
+from mie.memory.layers.window import Window
 from mie.sched.sequence import Request
 
 MAX_MODEL_LEN, EOS = 24, 1

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mie.routing import MAX_PREFIX_BYTES, Key, PrefixRouter, beginning_of, best, ranking
+from mie.frontend.routing import MAX_PREFIX_BYTES, Key, PrefixRouter, beginning_of, best, ranking
 
 NAMES = st.lists(st.integers(0, 99).map("replica {}".format), min_size=1, max_size=12, unique=True)
 LOADS = st.lists(st.integers(0, 40), min_size=1, max_size=9).map(

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 from test_memory_machine import MAX_TABLES, Memory, seen
 
-from mie.memory.stateful import StatefulManager
+from mie.memory.layers.stateful import StatefulManager
 
 
 class StatefulMemory(Memory):

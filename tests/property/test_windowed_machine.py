@@ -6,8 +6,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from rare import check_until_seen
 from test_memory_machine import Memory, seen
 
-from mie.memory.window import Window
-from mie.memory.windowed import WindowedManager
+from mie.memory.layers.window import Window
+from mie.memory.layers.windowed import WindowedManager
 
 
 class WindowedMemory(Memory):

@@ -17,8 +17,8 @@ from command_line import python
 from forks import assert_ends
 from measured import Zygote
 
+from mie.base import worker
 from mie.errors import ChatTemplateError, WorkerError
-from mie.system import worker
 from mie.text import renderer
 from mie.text.chat import ChatTemplate
 from mie.text.renderer import TemplateRenderer

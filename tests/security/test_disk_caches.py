@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mie.errors import ConfigError
-from mie.ops_gpu.host import build as build_module
-from mie.ops_gpu.host.build import Builder
-from mie.system.cache_dir import (
+from mie.base.cache_dir import (
     CacheError,
     cache_path,
     is_private_file,
@@ -18,6 +15,9 @@ from mie.system.cache_dir import (
     read_json,
     write_json,
 )
+from mie.errors import ConfigError
+from mie.ops_gpu.host import build as build_module
+from mie.ops_gpu.host.build import Builder
 
 OTHER_USER = 12345
 

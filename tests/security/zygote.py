@@ -27,8 +27,8 @@ import mie.cli.doctor
 import mie.cli.inspect
 import mie.cli.sim
 import mie.cli.trace
-import mie.sim.driver
-import mie.sim.simulated
+import mie.lab.sim.driver
+import mie.lab.sim.simulated
 from mie import LLM, SamplingParams
 from mie.checkpoint.config import load_model_config
 from mie.checkpoint.tensors import expected_tensors, num_parameters

@@ -13,8 +13,8 @@ from edge_helpers import DIALECTS, held
 from stepped import Stepped
 
 from mie import AsyncLLM
+from mie.frontend.routing import PrefixRouter
 from mie.ray.front import Call, ReplicaAnswer, combining, front_app, piped
-from mie.routing import PrefixRouter
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys

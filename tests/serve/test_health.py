@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from edge_helpers import asks, client_of, held, load, server_of
 
-from mie.async_llm import Pulse
 from mie.errors import EngineDeadError
+from mie.frontend.async_llm import Pulse
 from mie.serve.health import Health
 
 

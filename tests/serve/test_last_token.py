@@ -13,9 +13,9 @@ from mie.frontend.request_state import PreparedRequest
 from mie.serve.openai.logprobs import LogprobWriter
 from mie.serve.parts import Parts
 from mie.serve.writer import Writer
-from mie.structured.tools.parser import AnswerParser
 from mie.text.detokenizer import Detokenizer
 from mie.text.stream import StopStrings, TextStream
+from mie.text.tools.parser import AnswerParser
 
 PLACES = [
     (Detokenizer, "add"),

@@ -19,12 +19,12 @@ from urllib.parse import urlsplit
 import pytest
 from edge_helpers import PATIENCE
 
+from mie.base.resources import raise_open_files
+from mie.base.worker import Worker
 from mie.errors import WorkerError
 from mie.serve import listener as listeners
 from mie.serve.errors import api_error
 from mie.serve.listener import Listener
-from mie.system.resources import raise_open_files
-from mie.system.worker import Worker
 
 LIMIT = 200
 PROGRAM = f"""
@@ -198,7 +198,7 @@ def test_no_files_left_is_a_503_for_any_route():
 def test_the_limit_of_open_files_is_raised_as_far_as_it_may():
     program = """
 import resource
-from mie.system.resources import MOST_FILES, raise_open_files
+from mie.base.resources import MOST_FILES, raise_open_files
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (50, min(300, hard)))
 print(raise_open_files(), *resource.getrlimit(resource.RLIMIT_NOFILE), raise_open_files())

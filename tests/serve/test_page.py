@@ -15,9 +15,9 @@ from event_stories import EMPTY, write_story
 from page_cells import Page
 
 from mie.events import EventLog, read_log
-from mie.events.page.assets import RECORDED_RUNS, WEB, assets
-from mie.events.page.cells import NodeText
-from mie.events.page.recording import Recording
+from mie.page.assets import RECORDED_RUNS, WEB, assets
+from mie.page.cells import NodeText
+from mie.page.recording import Recording
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
 from mie.serve.page import access as sessions_module

@@ -15,8 +15,8 @@ from page_cells import Page as Applied
 from page_cells import cells_of
 
 from mie.events import log as event_log
-from mie.events.page.cells import NodeText
 from mie.events.replay import at
+from mie.page.cells import NodeText
 from mie.serve.errors import ApiError
 from mie.serve.page import feed as feed_module
 from mie.serve.page.feed import MAX_BEHIND_TICKS, Feed, Page

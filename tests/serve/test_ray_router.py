@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from mie.frontend.routing import PrefixRouter
 from mie.ray.front import Call
-from mie.routing import PrefixRouter
 
 NAMES = ("r0", "r1", "r2")
 

@@ -14,7 +14,7 @@ from scripted_answers import answering
 from mie import AsyncLLM, CompletionOutput
 from mie.serve.config import ServeConfig
 from mie.serve.parts import Parts
-from mie.structured.tools.definitions import ToolCall
+from mie.text.tools.definitions import ToolCall
 
 pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
 

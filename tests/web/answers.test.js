@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { afterEach, test } from "node:test";
 
-import { Answer } from "../../mie/events/page/web/answers.js";
+import { Answer } from "../../mie/page/web/answers.js";
 
 const { fetch } = globalThis;
 afterEach(() => { globalThis.fetch = fetch; });

@@ -6,7 +6,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 globalThis.EventSource = /** @type {any} */ ({ CONNECTING: 0, OPEN: 1, CLOSED: 2 });
-const { Hub } = await import("../../mie/events/page/web/hub.js");
+const { Hub } = await import("../../mie/page/web/hub.js");
 
 /** A generator of numbers below a limit, equal in every run. */
 function dice(seed) {

@@ -5,10 +5,10 @@ import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { gunzipSync } from "node:zlib";
 
-import { CHAPTERS } from "../../mie/events/page/web/chapters.js";
-import { link, parsed } from "../../mie/events/page/web/links.js";
-import { Pool } from "../../mie/events/page/web/pool.js";
-import { parse, recorded } from "../../mie/events/page/web/source.js";
+import { CHAPTERS } from "../../mie/page/web/chapters.js";
+import { link, parsed } from "../../mie/page/web/links.js";
+import { Pool } from "../../mie/page/web/pool.js";
+import { parse, recorded } from "../../mie/page/web/source.js";
 
 const TEXTS = ["a b c d e f g h i", "a b c d x y", "k l m", "a b c d e f g h i j k l m n o p q r s t u v"];
 
@@ -71,7 +71,7 @@ test("a text is the same whatever is preempted", () => {
   assert.deepEqual(texts[0], texts[1]);
 });
 
-const run = (name) => recorded(parse(gunzipSync(readFileSync(new URL(`../../mie/events/page/runs/${name}.page.jsonl.gz`, import.meta.url))).toString()), name);
+const run = (name) => recorded(parse(gunzipSync(readFileSync(new URL(`../../mie/page/runs/${name}.page.jsonl.gz`, import.meta.url))).toString()), name);
 const named = (id) => CHAPTERS.find((chapter) => chapter.id === id);
 const events = (id, kind) => {
   const { run: name, to } = named(id);

@@ -5,11 +5,11 @@ import { readdirSync, readFileSync } from "node:fs";
 import { test } from "node:test";
 import { gunzipSync } from "node:zlib";
 
-import { describeSlot } from "../../mie/events/page/web/map.js";
-import { parse, recorded } from "../../mie/events/page/web/source.js";
-import { shape } from "../../mie/events/page/web/tree.js";
+import { describeSlot } from "../../mie/page/web/map.js";
+import { parse, recorded } from "../../mie/page/web/source.js";
+import { shape } from "../../mie/page/web/tree.js";
 
-const RUNS = new URL("../../mie/events/page/runs/", import.meta.url);
+const RUNS = new URL("../../mie/page/runs/", import.meta.url);
 
 /** Return a fresh run of a recorded file. */
 function load(name) {

@@ -6,7 +6,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Live } from "../../mie/events/page/web/source.js";
+import { Live } from "../../mie/page/web/source.js";
 
 const NUM_STEPS = 50000; // over the life of all servers
 const NUM_SCRUBS = 500;

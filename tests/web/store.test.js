@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { beforeEach, test } from "node:test";
 
-import { change, frames, redraw, redrawRested, store, view } from "../../mie/events/page/web/store.js";
+import { change, frames, redraw, redrawRested, store, view } from "../../mie/page/web/store.js";
 
 const DRAWING = 3; // milliseconds that the view takes
 const REST = 20 * DRAWING;

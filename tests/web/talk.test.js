@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { keep, kept, take, Talk } from "../../mie/events/page/web/talk.js";
+import { keep, kept, take, Talk } from "../../mie/page/web/talk.js";
 
 const texts = (messages) => messages.map(({ content }) => content);
 

@@ -3,9 +3,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { count, duration, percent, some, visible } from "../../mie/events/page/web/dom.js";
-import { describe } from "../../mie/events/page/web/lanes.js";
-import { label, letters, requests } from "../../mie/events/page/web/paint.js";
+import { count, duration, percent, some, visible } from "../../mie/page/web/dom.js";
+import { describe } from "../../mie/page/web/lanes.js";
+import { label, letters, requests } from "../../mie/page/web/paint.js";
 
 test("numbers are short", () => {
   assert.equal(count(1234567.4), "1,234,567");

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mie.base.files import open_file
 from mie.checkpoint.families import FAMILIES
 from mie.checkpoint.gguf.architectures import ARCHITECTURES, GgufArchitecture, family_of
 from mie.checkpoint.gguf.header import NO_TOKEN, STRING, GgufArray, GgufHeader, decimal
 from mie.checkpoint.gguf.tokenizer import END_TOKENS
 from mie.errors import ModelError, TokenizerError, UnsupportedModelError, WeightsError, shown
-from mie.system.files import open_file
 
 _KEYS, _SAMPLING = json.loads(
     Path(__file__).with_name("keys.json").read_text(encoding="utf-8")

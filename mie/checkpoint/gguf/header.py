@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mie.base.files import open_file
 from mie.checkpoint.entries import TensorEntry, some
 from mie.checkpoint.size_limits import (
     MAX_GGUF_ALIGNMENT,
@@ -32,7 +33,6 @@ from mie.checkpoint.size_limits import (
     MAX_SHARDS,
 )
 from mie.errors import WeightsError, shown
-from mie.system.files import open_file
 
 BLOCKS: Mapping[str, tuple[int, int]] = {
     "F32": (1, 4), "F16": (1, 2), "BF16": (1, 2),

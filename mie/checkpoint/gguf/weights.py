@@ -17,7 +17,7 @@ from mie.checkpoint.gguf.header import GgufHeader, read_gguf
 from mie.checkpoint.tensors import Shape
 from mie.checkpoint.weights import Checkpoint
 from mie.errors import WeightsError, shown
-from mie.ops.quantised import QuantisedRows, Rows, dequantise
+from mie.ops.weights.quantised import QuantisedRows, Rows, dequantise
 
 _TOP: Mapping[str, str] = {
     "token_embd": "model.embed_tokens",

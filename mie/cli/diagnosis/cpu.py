@@ -1,12 +1,12 @@
 """Check the needs of every backend: Python, NumPy, CPUs, memory and a compiler."""
 
+from mie.base.commands import CommandError
 from mie.base.reprs import count
+from mie.base.resources import available_bytes, memory_info, memory_limit
 from mie.cli.diagnosis.machine import Finding, Survey, note, ok, problem
 from mie.config.arguments import format_size
 from mie.errors import install_command
 from mie.ops_gpu.host.build import find_compiler
-from mie.system.commands import CommandError
-from mie.system.resources import available_bytes, memory_info, memory_limit
 
 ARCHITECTURES = ("x86_64", "aarch64", "arm64")
 FAST_BLAS = ("openblas", "mkl", "accelerate", "blis", "nvpl", "armpl", "flexiblas")

@@ -2,10 +2,10 @@
 
 import re
 
+from mie.base.commands import CommandError
 from mie.cli.diagnosis.machine import Finding, Survey, note, ok, problem, version_of
 from mie.config.arguments import format_size
 from mie.ops_gpu.environment import remedy_for
-from mie.system.commands import CommandError
 
 _NUMPY_OF_CUPY = {13: ("1.22", "2.6"), 14: ("2.0", "2.6")}
 """The NumPy range (from, before) by CuPy's major version, as its wheels require."""

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from mie.base.commands import CommandError, NoAnswerError, run_command
+from mie.base.resources import cpu_quota, read_text, usable_cpus, whole_cpus
 from mie.errors import MieError, install_command
 from mie.ops.environment import numpy_facts, products_facts
 from mie.ops_gpu.environment import cupy_facts, driver_facts, one_line
-from mie.system.commands import CommandError, NoAnswerError, run_command
-from mie.system.resources import cpu_quota, read_text, usable_cpus, whole_cpus
 
 ASK_SECONDS = 180.0
 """Timeout in seconds, longer than any build or first compilation. A hung driver never answers."""
@@ -112,8 +112,8 @@ def backend_facts(name: str) -> Facts:
 
 def package_facts() -> Facts:
     """Import the modules of all public names of mie. There are no facts if that works."""
-    import mie.async_llm
-    import mie.llm  # noqa: F401
+    import mie.frontend.async_llm
+    import mie.frontend.llm  # noqa: F401
 
     return {}
 

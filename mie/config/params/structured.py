@@ -19,6 +19,13 @@ _JSON_OPTIONS: Mapping[str, tuple[Any, Sequence[str]]] = {
 """The default of each option, and the kinds of descriptions that it belongs to."""
 _MAX_CHOICES = 2**16
 
+COMPACT: Mapping[str, Any] = {
+    "whitespace_flexible": False,
+    "item_separator": ",",
+    "key_separator": ":",
+}
+"""Options of llguidance for JSON without whitespace."""
+
 
 @refuses_names
 @keyword_checked

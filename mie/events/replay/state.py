@@ -54,7 +54,7 @@ class State:
         require(is_in_order, "the snapshot's queues do not match its sequences")
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the state as plain data, as `mie.engine.snapshot` does of the scheduler."""
+        """Return the state as plain data, as `mie.engine.watch.snapshot` does of the scheduler."""
         return {
             "block_size": self.blocks.block_size,
             "num_blocks": self.blocks.num_blocks,

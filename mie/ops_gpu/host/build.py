@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from mie.base.cache_dir import CacheError, is_private_file, open_cache
+from mie.base.commands import CommandError, run_command
 from mie.errors import ConfigError, MieError
 from mie.ops_gpu.source import KERNELS
-from mie.system.cache_dir import CacheError, is_private_file, open_cache
-from mie.system.commands import CommandError, run_command
 
 HERE = Path(__file__).parent
 

@@ -14,11 +14,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.base.commands import CommandError, run_command
 from mie.errors import ConfigError
 from mie.ops_gpu.host.build import Builder
 from mie.ops_gpu.signature import KernelFault, Parameter, check_arguments, check_launch, declared
 from mie.ops_gpu.source import KERNELS
-from mie.system.commands import CommandError, run_command
 
 Order = Literal["forward", "reverse", "random"]
 ORDERS: tuple[Order, ...] = ("forward", "reverse", "random")

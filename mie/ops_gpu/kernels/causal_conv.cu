@@ -1,4 +1,4 @@
-// The causal convolution of layers with a state (mie/ops/recurrent.py): each channel's last W
+// The causal convolution of layers with a state (mie/ops/layers/recurrent.py): each channel's last W
 // inputs, weighted and summed from the oldest to the newest.
 //
 //   x         [T, C], gated [T, 3 C]   T      the inputs; gated: b, c and x, whose inputs are b x

@@ -1,4 +1,4 @@
-// The recurrences of layers with a state, token by token (mie/ops/recurrent.py): the gated delta
+// The recurrences of layers with a state, token by token (mie/ops/layers/recurrent.py): the gated delta
 // rule, and Mamba 2. Each head has a state S [Dk, Dv].
 //
 //   gated delta rule   S *= decay;  d = beta (v - k^T S);  S += k d^T;  y = q^T S

@@ -1,5 +1,5 @@
 // Chooses the experts of each token, and sorts the rows of all tokens by expert
-// (mie/ops/experts.py).
+// (mie/ops/layers/experts.py).
 //
 //   logits   [T, E]     T
 //   routed   [T, 2, k]  float  the chosen experts, by falling logit, and their weights

@@ -88,7 +88,7 @@ __device__ __forceinline__ Best warp_best(const Best* parts, int num_parts) {
   return best;
 }
 
-// ---- weights, as mie/ops/weights.py defines them, with t = -z
+// ---- weights, as mie/ops/token_weights.py defines them, with t = -z
 
 __device__ __forceinline__ int num_weight_bits(int vocab_size) {
   return 30 + __clz(vocab_size);  // 62 less the length of vocab_size in bits

@@ -1,9 +1,9 @@
 """Load and store the formats of weights and caches, widened to float32 in registers.
 
-Quantised weights are groups of inputs of a panel, as `mie.ops.quantised` defines them. A group is
-16 float32 scales, perhaps 16 offsets, and then 16 codes for each input. Where scales have units,
-all groups of a unit are together: 16 units, perhaps those of the offsets, the 16 scales of each
-group in bytes, perhaps the offsets, and then the codes. Codes of "int4" are the
+Quantised weights are groups of inputs of a panel, as `mie.ops.weights.quantised` defines them. A
+group is 16 float32 scales, perhaps 16 offsets, and then 16 codes for each input. Where scales have
+units, all groups of a unit are together: 16 units, perhaps those of the offsets, the 16 scales of
+each group in bytes, perhaps the offsets, and then the codes. Codes of "int4" are the
 nibbles of words, a word for eight inputs of an output. Signed ones are shifted to the high end of
 the word, one after the other, and are masked and converted there, where the word's sign is the
 code's, and so they are 2**28 times as large. Unsigned ones are converted where they are in the
@@ -21,7 +21,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from mie.ops.quantised import GROUPS, Codes, Form
+from mie.ops.weights.quantised import GROUPS, Codes, Form
 from mie.ops_jit.kernels.vectors import (
     F32,
     I8,

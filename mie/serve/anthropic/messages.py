@@ -29,7 +29,7 @@ from mie.serve.parts import Part, PartEvent
 from mie.serve.parts_writer import PartsWriter
 from mie.serve.serving import Asked, reasoning_variables
 from mie.serve.writer import Choice, json_response
-from mie.structured.tools.definitions import call_message
+from mie.text.tools.definitions import call_message
 
 
 async def count_tokens(asked: Asked[CountTokensRequest]) -> Response:

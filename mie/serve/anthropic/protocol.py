@@ -10,8 +10,8 @@ from mie.serve.fields import Unsupported, WithoutEffect, with_fields_of
 from mie.serve.openai.formats import Schema
 from mie.serve.openai.protocol import Count, Integer64, Natural, Queued, Stop, Temperature, TopP
 from mie.serve.openai.tools import OtherTool, SomeOwn, ToolName, is_other
-from mie.structured.tools.definitions import MOST_TOOLS
 from mie.text.messages import MOST_MESSAGES
+from mie.text.tools.definitions import MOST_TOOLS
 
 
 class Block(Body):

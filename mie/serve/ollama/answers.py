@@ -28,7 +28,7 @@ from mie.serve.parts import Part, PartEvent
 from mie.serve.parts_writer import PartsWriter
 from mie.serve.serving import SWITCHES
 from mie.serve.writer import Choice, json_response, num_logprobs
-from mie.structured.tools.definitions import call_message
+from mie.text.tools.definitions import call_message
 
 T = TypeVar("T", bound=Answered, covariant=True)
 

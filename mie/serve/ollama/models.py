@@ -8,15 +8,15 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mie.async_llm import ModelFacts
+from mie.base.version import __version__
 from mie.errors import MieError
+from mie.frontend.async_llm import ModelFacts
 from mie.load.directory import ModelFiles
 from mie.serve.errors import ApiError
 from mie.serve.ollama.answers import reasons, time_text
 from mie.serve.ollama.protocol import ShowRequest
 from mie.serve.serving import LATEST, Asked, Serving
 from mie.serve.writer import json_response
-from mie.version import __version__
 
 _NEVER = "9999-12-31T23:59:59Z"
 """When a model is unloaded that stays."""

@@ -29,7 +29,7 @@ from mie.serve.parts_writer import PartsWriter, status_of
 from mie.serve.serving import reasoning_variables
 from mie.serve.writer import Choice, num_logprobs
 from mie.serve.written import json_text
-from mie.structured.tools.definitions import call_message
+from mie.text.tools.definitions import call_message
 
 # The request in the words of chats.
 

@@ -18,8 +18,8 @@ from mie.serve.openai.protocol import (
     TopP,
 )
 from mie.serve.openai.tools import Choice, Function, FunctionName, OtherTool, SomeOwn, is_other
-from mie.structured.tools.definitions import MOST_TOOLS
 from mie.text.messages import MOST_MESSAGES
+from mie.text.tools.definitions import MOST_TOOLS
 
 LOGPROBS = "message.output_text.logprobs"
 """The entry of ``include`` that asks for log-probabilities."""

@@ -5,13 +5,13 @@ from typing import Annotated, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mie.base.threads import call_in_thread
 from mie.serve.body import ABSENT, OFF, SOME, TEXT, AtMost, Items, all_of, any_of
 from mie.serve.errors import invalid, unsupported
 from mie.serve.openai.chat import chat_prompt
 from mie.serve.openai.protocol import Messages, OtherFields, TemplateFields, TokenId
 from mie.serve.serving import Asked, Serving
 from mie.serve.writer import json_response
-from mie.system.threads import call_in_thread
 
 
 class TemplateRequest(TemplateFields, OtherFields):

@@ -11,7 +11,7 @@ from mie.errors import shown
 from mie.serve.body import AtMost, Body, IgnoredObject, Items
 from mie.serve.errors import unsupported
 from mie.serve.openai.formats import Schema
-from mie.structured.tools.definitions import MOST_TOOLS, NAME
+from mie.text.tools.definitions import MOST_TOOLS, NAME
 
 Own = TypeVar("Own", bound=Body)
 

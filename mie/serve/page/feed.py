@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
-from mie.async_llm import AsyncLLM
-from mie.engine.metrics import Snapshot
+from mie.engine.watch.look import Look
+from mie.engine.watch.metrics import Snapshot
 from mie.errors import EngineDeadError
-from mie.events.page.cells import Cells, encode
-from mie.events.page.follow import Place
-from mie.observe.look import Look
+from mie.frontend.async_llm import AsyncLLM
+from mie.page.cells import Cells, encode
+from mie.page.follow import Place
 from mie.serve.errors import ApiError
 from mie.serve.page.processes import Child, Worker
 
@@ -209,7 +209,7 @@ class Feed:
     async def tokens(
         self, blocks: Sequence[int]
     ) -> tuple[int, dict[int, Sequence[int]], dict[int, Place]]:
-        """Return the tokens of blocks, as `mie.events.page.follow.Follower.tokens` does.
+        """Return the tokens of blocks, as `mie.page.follow.Follower.tokens` does.
 
         Raises:
             ApiError: the engine cannot be followed.

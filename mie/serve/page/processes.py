@@ -12,10 +12,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from mie.base import worker
+from mie.base.threads import refusal_explained, show_name
 from mie.errors import TraceError
 from mie.serve.errors import ApiError, invalid
-from mie.system import worker
-from mie.system.threads import refusal_explained, show_name
 
 T = TypeVar("T")
 
@@ -54,13 +54,13 @@ class Worker:
 
 
 class Child:
-    """A process that runs `mie.events.page.follow`. Threads call it in turn, or close it."""
+    """A process that runs `mie.page.follow`. Threads call it in turn, or close it."""
 
     def __init__(self) -> None:
         """Start the process, and do not wait for it."""
         self._lock = threading.Lock()
         self._is_closed = False
-        self._process = worker.Worker("mie.events.page.follow", ())
+        self._process = worker.Worker("mie.page.follow", ())
 
     @property
     def pid(self) -> int:
@@ -68,7 +68,7 @@ class Child:
         return self._process.pid
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Return the result of a method of `mie.events.page.follow.Follower`.
+        """Return the result of a method of `mie.page.follow.Follower`.
 
         Raises:
             TraceError: the method raised it.
@@ -107,7 +107,7 @@ def converted(log: bytes) -> bytes:
         ApiError: the log is refused, or too large to show.
     """
     limits = (CPU_SECONDS, MEMORY_BYTES, OUTPUT_BYTES)
-    process = worker.Worker("mie.events.page.convert", (), *limits)
+    process = worker.Worker("mie.page.convert", (), *limits)
     try:
         reply = process.exchange(log, WALL_SECONDS)
     except (worker.WorkerEnded, worker.WorkerSilent) as error:

@@ -7,13 +7,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mie.async_llm import AsyncLLM
 from mie.errors import RequestError, TraceError, shown
 from mie.events import Segment
-from mie.events.page.assets import RECORDED_RUNS
-from mie.events.page.cells import NodeText, encode, key_record, seq_from
-from mie.events.page.recording import Recording
 from mie.events.replay import State, at
+from mie.frontend.async_llm import AsyncLLM
+from mie.page.assets import RECORDED_RUNS
+from mie.page.cells import NodeText, encode, key_record, seq_from
+from mie.page.recording import Recording
 from mie.serve.asgi import EventStream
 from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, invalid

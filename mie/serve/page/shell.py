@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mie.errors import shown
-from mie.events.page.assets import Asset, assets
+from mie.page.assets import Asset, assets
 from mie.serve.asgi import route_of
 from mie.serve.auth import WrongKeys
 from mie.serve.config import ServeConfig

@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.book import published
 from bench.book.chapter import Result, Scale, column, percent, rows, simulate, times
-from mie.sim.metrics import percentile, summarize
+from mie.lab.metrics import percentile, summarize
 
 TITLE = "Continuous batching"
 KINDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from mie.config.engine import EngineConfig
-from mie.sim.costs import Costs
-from mie.sim.devices import costs_on, find_device, find_shape
-from mie.sim.driver import LoadResult, run_load
-from mie.sim.simulated import simulated
-from mie.sim.workload import Workload
+from mie.lab.sim.costs import Costs
+from mie.lab.sim.devices import costs_on, find_device, find_shape
+from mie.lab.sim.driver import LoadResult, run_load
+from mie.lab.sim.simulated import simulated
+from mie.lab.workload import Workload
 
 Scale = Literal["full", "small"]
 """Full size as in the book, or small: the same within seconds, for tests and a first look."""

@@ -4,10 +4,10 @@ from itertools import pairwise
 from typing import Any
 
 from bench.book.chapter import DEVICE, MODEL, Result, Scale, device_costs, rows, simulate, times
-from mie.sim.costs import MILLISECOND
-from mie.sim.draws import Fixed, Uniform
-from mie.sim.loads import interference
-from mie.sim.metrics import percentile, summarize
+from mie.lab.draws import Fixed, Uniform
+from mie.lab.loads import interference
+from mie.lab.metrics import percentile, summarize
+from mie.lab.sim.costs import MILLISECOND
 
 TITLE = "Chunked prefill"
 CHUNKS = (64, 128, 256, 512, 1024, 2048, 4096)

@@ -7,10 +7,10 @@ from typing import Any
 
 from bench.book import published
 from bench.book.chapter import Result, Scale, rows, simulate, times
-from mie.sim.draws import Draws, LogNormal
-from mie.sim.loads import independent
-from mie.sim.metrics import RequestRecord, summarize
-from mie.sim.workload import Workload
+from mie.lab.draws import Draws, LogNormal
+from mie.lab.loads import independent
+from mie.lab.metrics import RequestRecord, summarize
+from mie.lab.workload import Workload
 
 TITLE = "Scheduling policies"
 POLICIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(

@@ -4,11 +4,11 @@ from typing import Any
 
 from bench.book import published
 from bench.book.chapter import DEVICE, MODEL, Result, Scale, device_costs, percent, rows, simulate
-from mie.sim.costs import MILLISECOND, Costs
-from mie.sim.draws import Fixed, Uniform
-from mie.sim.loads import chats, independent
-from mie.sim.metrics import summarize
-from mie.sim.workload import Text, Workload, WorkloadRequest
+from mie.lab.draws import Fixed, Uniform
+from mie.lab.loads import chats, independent
+from mie.lab.metrics import summarize
+from mie.lab.sim.costs import MILLISECOND, Costs
+from mie.lab.workload import Text, Workload, WorkloadRequest
 
 TITLE = "Prefix sharing"
 SYSTEM_LEN = 512

@@ -16,8 +16,8 @@ from bench.book.chapter import (
     simulate,
     times,
 )
-from mie.sim.driver import LoadResult
-from mie.sim.workload import Workload
+from mie.lab.sim.driver import LoadResult
+from mie.lab.workload import Workload
 
 TITLE = "Preemption under memory pressure"
 SHARES = (

@@ -10,10 +10,10 @@ import math
 import random
 from collections.abc import Sequence
 
-from mie.sim.costs import Costs
-from mie.sim.draws import Draws
-from mie.sim.loads import from_lengths
-from mie.sim.workload import Workload
+from mie.lab.draws import Draws
+from mie.lab.loads import from_lengths
+from mie.lab.sim.costs import Costs
+from mie.lab.workload import Workload
 
 MILLISECOND_PS = 10**9
 

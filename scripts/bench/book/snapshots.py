@@ -9,15 +9,15 @@ from typing import Any
 from bench.book.chapter import DEVICE, Result, Scale, percent, rows
 from bench.book.foresight import most_saved, reuses
 from mie.config.engine import EngineConfig
+from mie.lab.draws import Draws, LogNormal
+from mie.lab.sim.costs import SECOND
+from mie.lab.sim.devices import costs_on, find_device, find_shape, state_bytes
+from mie.lab.sim.driver import run_load
+from mie.lab.sim.simulated import simulated
+from mie.lab.workload import Answer, Part, Text, Workload, WorkloadRequest
+from mie.memory.layers.stateful import StatefulManager
 from mie.memory.prefix import Node, Room
-from mie.memory.stateful import StatefulManager
 from mie.memory.table import BlockTable, HostTable
-from mie.sim.costs import SECOND
-from mie.sim.devices import costs_on, find_device, find_shape, state_bytes
-from mie.sim.draws import Draws, LogNormal
-from mie.sim.driver import run_load
-from mie.sim.simulated import simulated
-from mie.sim.workload import Answer, Part, Text, Workload, WorkloadRequest
 
 TITLE = "Snapshots of recurrent states"
 MODEL = "Qwen3.5-0.8B"

@@ -1,0 +1,224 @@
+"""Assemble the real scheduler and memory with the simulator's runner and clock."""
+
+from dataclasses import replace
+from typing import TextIO
+
+from mie.config.engine import EngineConfig
+from mie.engine.engine import Engine
+from mie.errors import ConfigError
+from mie.events import EventLog
+from mie.lab.sim.costs import Costs, SimClock, StepWork, causal_pairs, window_pairs
+from mie.lab.sim.devices import Device, costs_on, memory_beside, state_bytes, window_of
+from mie.lab.sim.driver import Bench
+from mie.lab.workload import text_key, text_token
+from mie.load.engine import new_scheduler, with_seats, with_states
+from mie.load.sizing import (
+    DEFAULT_SWAP_BYTES,
+    layout_of,
+    num_states_of,
+    refuse_states,
+    sizes_on_host,
+)
+from mie.memory.layers.window import Window
+from mie.model.config import ModelConfig
+from mie.sched.plan import Chunk, StepPlan
+from mie.sched.result import ChunkResult, StepResult
+
+VOCAB_SIZE = 1 << 18
+"""The default vocabulary size, which no model in use exceeds."""
+
+
+class SimRunner:
+    """A `mie.engine.runner.ModelRunner` without a model.
+
+    A choice's tokens depend only on its request and their positions, so scheduling never changes
+    its text. Sampling controls are ignored: an answer has ``max_tokens`` tokens, and there are no
+    log-probabilities.
+    """
+
+    is_ahead = False
+
+    def __init__(
+        self,
+        costs: Costs,
+        clock: SimClock,
+        *,
+        block_size: int,
+        max_num_seqs: int,
+        vocab_size: int,
+        window: int | None,
+    ) -> None:
+        """``window`` is the number of positions that layers with a window see."""
+        self._costs = costs
+        self._window = window
+        self._clock = clock
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._num_stored = [0] * max_num_seqs  # by row, as are the next two
+        self._text_keys = [0] * max_num_seqs
+        self._draw_keys = [(0, 0)] * max_num_seqs
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Advance the clock by the plan's cost."""
+        for new in plan.new_rows:
+            self._num_stored[new.row] = new.num_computed
+            self._draw_keys[new.row] = new.draw_key
+            self._text_keys[new.row] = text_key(*new.draw_key, new.choice)
+        num_context, decoded = self._decode(plan)
+        chunks = [self._prefill(chunk) for chunk in plan.chunks]
+        self._clock.advance(self._costs.step_ns(self._work(plan, num_context, chunks)))
+        return StepResult(token_ids=decoded, logprobs=[None] * len(decoded), chunks=chunks)
+
+    def _decode(self, plan: StepPlan) -> tuple[int, list[int]]:
+        """Return the context of the decodes, and their next tokens.
+
+        This is the only loop over all rows, so it inlines `text_token`: a step of 256 sequences
+        must not cost more than its scheduling.
+        """
+        stored, keys, vocab_size = self._num_stored, self._text_keys, self._vocab_size
+        num_context, decoded = 0, []
+        for row in plan.decodes:
+            stored[row] = position = stored[row] + 1
+            num_context += position
+            decoded.append((keys[row] * (position + 1) >> 20) % vocab_size)
+        return num_context, decoded
+
+    def _prefill(self, chunk: Chunk) -> ChunkResult:
+        self._num_stored[chunk.row] = chunk.end
+        keys = [text_key(*self._draw_keys[chunk.row], choice) for choice in chunk.choices]
+        return ChunkResult(
+            token_ids=[text_token(key, chunk.end, self._vocab_size) for key in keys],
+            logprobs=[None] * len(keys),
+            scored=[],
+        )
+
+    def _work(self, plan: StepPlan, num_context: int, results: list[ChunkResult]) -> StepWork:
+        chunks, moves = plan.chunks, plan.moves
+        own: dict[str, int] = {}
+        if self._window is not None:
+            own |= self._window_work(plan, self._window)
+        if moves.states is not None:
+            # A sequence that begins reads no state.
+            num_read = len(plan.decodes) + sum(chunk.start > 0 for chunk in chunks)
+            num_written, num_copied = len(plan.decodes) + len(chunks), len(moves.states.copies)
+            own["num_states"] = num_read + num_written + 2 * num_copied
+            own["num_swapped_states"] = len(moves.states.imports) + len(moves.states.exports)
+        return StepWork(
+            num_tokens=plan.num_tokens,
+            num_sampled=len(plan.decodes) + sum(len(result.token_ids) for result in results),
+            num_pairs=sum(causal_pairs(chunk.start, chunk.end) for chunk in chunks),
+            num_context=num_context + sum(chunk.end for chunk in chunks),
+            num_seqs=len(plan.decodes) + len(chunks),
+            num_copied=len(moves.copies) * self._block_size,
+            num_swapped=(len(moves.imports) + len(moves.exports)) * self._block_size,
+            **own,
+        )
+
+    def _window_work(self, plan: StepPlan, window: int) -> dict[str, int]:
+        decodes = (min(self._num_stored[row], window) for row in plan.decodes)
+        spans = [(chunk.start, chunk.end) for chunk in plan.chunks]
+        seen = (end - max(0, start - window + 1) for start, end in spans)
+        return {
+            "num_window_pairs": sum(window_pairs(start, end, window) for start, end in spans),
+            "num_window_context": sum(decodes) + sum(seen),
+        }
+
+
+def simulated(
+    costs: Costs,
+    config: EngineConfig,
+    *,
+    max_model_len: int | None = None,
+    num_host_blocks: int = 0,
+    num_states: tuple[int, int] = (0, 0),
+    window: Window | None = None,
+    window_size: int | None = None,
+    vocab_size: int = VOCAB_SIZE,
+    trace: TextIO | None = None,
+) -> Bench:
+    """Return an engine whose steps take the time that ``costs`` give.
+
+    ``config.num_blocks`` must be given, and ``num_host_blocks`` for swapping. A context is as long
+    as the pool unless ``config`` or ``max_model_len`` limits it. ``num_states`` has the slots of
+    recurrent states on the device and on the host. With a ``window``, blocks behind it are freed.
+    Layers with a window see ``window_size`` positions.
+
+    Raises:
+        ConfigError: the size of the KV cache, or of the host's pool, is not given in blocks, or a
+            setting is not possible with recurrent layers.
+    """
+    num_blocks = config.num_blocks
+    if num_blocks is None:
+        raise ConfigError(
+            "a simulated engine without a device and a model's shape cannot size its KV cache"
+            " (give num_blocks)"
+        )
+    if config.preemption_mode == "swap" and not num_host_blocks:
+        raise ConfigError(
+            "a simulated engine without a device and a model's shape cannot size the host's pool"
+            " (give num_host_blocks, or preemption_mode='recompute')"
+        )
+    if num_states[0]:
+        config = with_seats(with_states(config), num_states[0])
+    else:
+        refuse_states(config)
+    clock = SimClock()
+    log = EventLog(config.event_log_steps, trace)
+    longest = max_model_len or config.max_model_len or num_blocks * config.block_size + 1
+    runner = SimRunner(
+        costs,
+        clock,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        vocab_size=vocab_size,
+        window=window_size,
+    )
+    engine = Engine(
+        config,
+        new_scheduler(config, num_blocks, longest, log, num_host_blocks, num_states, window),
+        runner,
+        log,
+        vocab_size=vocab_size,
+        eos_token_ids=(),
+        clock=clock.seconds,
+    )
+    return Bench(engine=engine, clock=clock, vocab_size=vocab_size)
+
+
+def simulated_on(
+    device: Device, model: ModelConfig, config: EngineConfig, *, trace: TextIO | None = None
+) -> Bench:
+    """Return an engine that simulates ``model`` on ``device``.
+
+    It has as many blocks as fit the device's memory, beside slots for states, unless ``config``
+    sets them.
+
+    Raises:
+        ConfigError: the model does not fit, or a setting does not fit the model.
+    """
+    max_model_len = config.max_model_len or model.context_length
+    if max_model_len > model.context_length:
+        raise ConfigError(
+            f"max_model_len is {max_model_len}; the model's context is {model.context_length}"
+            " (lower max_model_len)"
+        )
+    layout, window = layout_of(config, model, max_model_len)
+    token_bytes = 2 * layout.num_layers * model.num_kv_heads * model.head_dim * device.itemsize
+    block_bytes, of_states = config.block_size * token_bytes, state_bytes(model)
+    left = memory_beside(device, model, block_bytes)
+    num_states = num_states_of(config, of_states, left)
+    num_blocks = config.num_blocks or (left - num_states * of_states) // block_bytes
+    if config.kv_cache_memory_bytes is not None:
+        num_blocks = config.kv_cache_memory_bytes // block_bytes
+    num_host = sizes_on_host(config, block_bytes, of_states, 4 * DEFAULT_SWAP_BYTES)
+    return simulated(
+        costs_on(device, model, layout),
+        replace(config, num_blocks=max(1, num_blocks), kv_cache_memory_bytes=None),
+        max_model_len=max_model_len,
+        num_host_blocks=num_host[0],
+        num_states=(num_states, num_host[1]),
+        window=window,
+        window_size=window_of(model),
+        vocab_size=model.vocab_size,
+        trace=trace,
+    )

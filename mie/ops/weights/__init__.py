@@ -1,0 +1,1 @@
+"""Define the forms in which weights are packed and quantised."""

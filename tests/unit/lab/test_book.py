@@ -1,0 +1,126 @@
+"""Check that the book has the same bytes in every process, and that pages follow from results."""
+
+import hashlib
+import os
+import random
+import subprocess
+import sys
+from itertools import accumulate, product
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
+
+from bench.book import foresight, report
+
+ROOT = Path(__file__).parents[3]
+BOOK = ROOT / "docs" / "book"
+DIGESTS = {
+    "capacity": "931291a7bfa99e7e",
+    "batching": "e13dfa647c1a3c5e",
+    "prefix": "c92aab6a27df68c9",
+    "pressure": "a2c9e01565dedd48",
+    "chunking": "990daab1f8aaa990",
+    "policies": "75fc253aacf3a660",
+    "snapshots": "493f48f4fdc77cb2",
+}
+"""The simulated chapters at the small scale.
+
+An intended change of the scheduler or of the costs also changes these digests. Then run
+``scripts/benchmark.py book --output-dir docs/book`` again, and put the new digests here.
+"""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> Path:
+    """The folder with the small results of the simulated chapters, from another process."""
+    folder = tmp_path_factory.mktemp("book")
+    command = [sys.executable, "-W", "error", "scripts/benchmark.py", "book", *DIGESTS]
+    subprocess.run(
+        [*command, "--scale", "small", "--output-dir", folder],
+        check=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        timeout=240,
+    )
+    return folder
+
+
+def digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def test_results_equal_those_of_other_machines(small: Path):
+    assert {name: digest((small / f"{name}.json").read_bytes()) for name in DIGESTS} == DIGESTS
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("capacity", "chunking"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("batching", "prefix", "pressure", "policies", "snapshots")
+        ),
+    ],
+)
+def test_a_chapter_equals_the_book(tmp_path: Path, name: str):
+    report.write_json(report.run_chapter(name, "full"), tmp_path)
+    assert (tmp_path / f"{name}.json").read_bytes() == (BOOK / f"{name}.json").read_bytes()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_foresight_is_the_best_of_all_choices(seed: int):
+    """The flow is compared with every choice of which request uses which state."""
+    rng, num_requests = random.Random(seed), 7
+    intervals = [
+        (start, end, rng.randint(1, 9))
+        for end in range(1, num_requests)
+        for start in range(end)
+        if rng.random() < 0.4
+    ]
+    choices = [
+        [None, *(each for each in intervals if each[1] == end)] for end in range(num_requests)
+    ]
+    best = [0] * num_requests
+    for choice in product(*choices):
+        chosen = [each for each in choice if each is not None]
+        load = max(sum(s <= t < e for s, e, _ in chosen) for t in range(num_requests))
+        best[load] = max(best[load], sum(gain for *_, gain in chosen))
+    saved = foresight.most_saved(intervals, num_requests)
+    assert saved == list(accumulate(best, max))[: len(saved)]
+    assert saved[-1] == max(best)
+
+
+def test_a_state_is_used_by_the_next_request_that_has_its_tokens():
+    """Request 1 has 4 tokens in common with request 0, and 6 with a prompt that ends after 6."""
+    first, other = [1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 8, 8]
+    histories = [first, other, first, [9, 9, 9]]
+    assert foresight.reuses(histories, [7, 6, 6, 3], 2) == [(0, 1, 4), (1, 2, 4)]
+    assert foresight.reuses(histories, [7, 6, 7, 3], 2) == [(0, 1, 4), (1, 2, 4), (0, 2, 6)]
+
+
+def test_no_rule_beats_foresight():
+    for values in report.read_results(BOOK)["snapshots"]["loads"].values():
+        for runs in values["rules"].values():
+            rates = [run["hit_rate"] for run in runs]
+            assert all(rate <= best for rate, best in zip(rates, values["best"], strict=True))
+
+
+# Pages.
+
+
+def test_the_pages_are_made_from_the_results(tmp_path: Path):
+    folder, summary = tmp_path / "book", tmp_path / "benchmarks.md"
+    folder.mkdir()
+    for path in BOOK.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    report.write_page(folder)
+    assert (folder / "README.md").read_text() == (BOOK / "README.md").read_text()
+    page = (BOOK.parent / "benchmarks.md").read_text()
+    first_line = report.summary(report.read_results(BOOK), "x").partition("\n")[0]
+    summary.write_text(page.replace(first_line, "old"))
+    report.update_summary(summary, folder)
+    assert summary.read_text() == page

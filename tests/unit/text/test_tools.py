@@ -1,0 +1,397 @@
+"""Check how answers are read: calls of tools, reasoning, and text that only looks like them."""
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from mie.checkpoint.families import FAMILIES
+from mie.config.engine_args import EngineArgs
+from mie.config.params.structured import StructuredOutputsParams
+from mie.config.settings import settings_of
+from mie.errors import RequestError
+from mie.text.tools import formats
+from mie.text.tools.definitions import MOST_TOOLS, tool_choice_of
+from mie.text.tools.families import FAMILY_FORMATS
+from mie.text.tools.forced import literals_of, new_parser
+from mie.text.tools.formats import AnswerFormat, CallFormat, call_format, calls_in, reasoning_tags
+
+GOLDEN = json.loads((Path(__file__).parents[2] / "data/answers.json").read_text("utf-8"))
+TOOLS = frozenset({"weather", "add"})
+FORMATS = {**formats.CALLS, "mistral [ARGS]": formats.MISTRAL_NAMED}
+GRAMMAR = StructuredOutputsParams(grammar='start: "x"')  # only its presence matters to a parser
+
+
+def read(form: AnswerFormat, pieces: list[str]) -> Any:
+    """Read an answer piece by piece; return reasoning, text, calls and rejected calls."""
+    parser = new_parser(form, "key")
+    for piece in pieces:
+        parser.add(piece)
+    parser.finish()
+    calls = [(call.index, call.id, call.name, call.arguments) for call in parser.calls]
+    return parser.reasoning, parser.content, calls, parser.num_unparsed
+
+
+def form_of(calls: CallFormat, **more: Any) -> AnswerFormat:
+    return AnswerFormat(reasoning=formats.THINK, calls=calls, names=TOOLS, **more)
+
+
+def named(found: Any) -> list[tuple[str, Any]]:
+    return [(name, json.loads(arguments)) for _, _, name, arguments in found[2]]
+
+
+# Transformers reads the same.
+
+
+@pytest.mark.parametrize(
+    "case", GOLDEN["cases"], ids=[f"{c['format']} {i}" for i, c in enumerate(GOLDEN["cases"])]
+)
+def test_answers_are_read_as_transformers_reads_them(case: dict[str, Any]):
+    calls = FORMATS.get(case["format"]) or calls_in(GOLDEN["templates"][case["format"]])
+    reasoning, content, found, num_unparsed = read(form_of(calls), list(case["text"]))
+    message = case["message"]
+    assert reasoning == message.get("thinking", "")
+    assert content.strip() == message.get("content", "")
+    expected = [call["function"] for call in message.get("tool_calls", ())]
+    assert named((0, 0, found)) == [(each["name"], each["arguments"]) for each in expected]
+    assert num_unparsed == 0
+    assert len({call_id for _, call_id, _, _ in found}) == len(found)
+
+
+# Pieces.
+
+FRAGMENTS = [
+    *("<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]"),
+    *("<|python_tag|>", "<tool", "_call>", "[TOOL", " ", "\n", ";", "; ", "text", "é🦊", "\\", '"'),
+    *("{", "}", "[", "]", '{"name": "add", "arguments": {"a": 1}}', '{"a": "}"}', "add", "weather"),
+    *('{"name": "nope", "arguments": {}}', '{"name": "add", "parameters": {}}', "[]", "{}", "NaN"),
+]
+ANSWERS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=12).map("".join)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(
+    text=ANSWERS,
+    cuts=st.lists(st.integers(0, 400)),
+    begins=st.booleans(),
+    more=st.booleans(),
+    lacks=st.booleans(),
+)
+@example(text="<think>a</think> <tool_call>{", cuts=[3, 20], begins=False, more=True, lacks=False)
+@example(text="a</think> <think>b", cuts=[3], begins=False, more=True, lacks=True)
+def test_how_an_answer_is_cut_changes_nothing(name, text, cuts, begins, more, lacks):
+    form = form_of(
+        FORMATS[name], begins_with="<think>" * begins, may_repeat=more, may_lack_open=lacks
+    )
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    pieces = [text[a:b] for a, b in pairwise(places)]
+    whole = read(form, [text])
+    assert read(form, pieces) == whole
+    assert read(form, list(text)) == whole
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(text=ANSWERS)
+def test_no_call_is_invented_and_no_text_is_lost(name: str, text: str):
+    form = AnswerFormat(calls=FORMATS[name], names=TOOLS)
+    _, content, calls, _ = found = read(form, [text])
+    for tool, arguments in named(found):
+        assert tool in TOOLS
+        assert isinstance(arguments, dict)
+        assert tool in text
+    if not calls:
+        assert content == text
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+
+
+# Text that is no call.
+
+NOT_CALLS = {
+    "no JSON": "x",
+    "no tool of the request": '{"name": "nope", "arguments": {}}',
+    "no name": '{"arguments": {}}',
+    "a name that is no text": '{"name": ["add"], "arguments": {}}',
+    "no arguments": '{"name": "add"}',
+    "arguments that are text": '{"name": "add", "arguments": "{}"}',
+    "a number that JSON lacks": '{"name": "add", "arguments": {"a": NaN}}',
+    "an empty list": "[]",
+    "a list with something else": '[{"name": "add", "arguments": {}}, 1]',
+    "deep nesting": "[" * 100_000 + "]" * 100_000,
+    "a huge number": '{"name": "add", "arguments": {"a": ' + "1" * 5000 + "}}",
+    "the end": '{"name": "add", "argu',
+}
+
+
+@pytest.mark.parametrize("text", NOT_CALLS.values(), ids=NOT_CALLS)
+def test_what_is_no_call_stays_text_and_is_counted(text: str):
+    answer = f"See: <tool_call>{text}"
+    assert read(form_of(formats.HERMES), [answer]) == ("", answer, [], 1)
+    closed = f"{answer}</tool_call>"
+    assert read(form_of(formats.HERMES), [closed]) == ("", closed, [], 1)
+
+
+def test_a_call_without_its_closing_tag_is_one_only_at_the_end():
+    call = '<tool_call>{"name": "add", "arguments": {}}'
+    assert len(read(form_of(formats.HERMES), [call])[2]) == 1
+    assert len(read(form_of(formats.HERMES), [f"{call} </tool_"])[2]) == 1
+    for rest in ("\nSo.", "<tool_call>", "</tool>"):
+        assert read(form_of(formats.HERMES), [call + rest])[2] == []
+
+
+def test_at_most_one_call_without_parallel_calls():
+    call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    _, content, calls, num_unparsed = read(form_of(formats.HERMES, may_repeat=False), [call + call])
+    assert (content, len(calls), num_unparsed) == (call, 1, 1)
+    pair = '[TOOL_CALLS][{"name": "add", "arguments": {}}, {"name": "add", "arguments": {}}]'
+    assert read(form_of(formats.MISTRAL, may_repeat=False), [pair])[2] == []
+
+
+def test_a_closing_tag_inside_an_argument_ends_nothing():
+    text = '<tool_call>{"name": "add", "arguments": {"a": "</tool_call>"}}</tool_call>'
+    assert named(read(form_of(formats.HERMES), [text])) == [("add", {"a": "</tool_call>"})]
+
+
+OPENINGS = ["", " ", "\n", "<think>", "\n<think>\n", "<think><think>", "<think>\n\n<think>"]
+
+
+@pytest.mark.parametrize("calls", [None, formats.HERMES, formats.LLAMA3])
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("opening", OPENINGS)
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_reasoning_may_lack_its_opening_tag_or_have_it_twice(calls, begins, opening, size):
+    form = AnswerFormat(
+        reasoning=formats.THINK,
+        calls=calls,
+        names=TOOLS,
+        begins_with="<think>" * begins,
+        may_lack_open=not begins,
+    )
+    text = f"{opening}Hm, a <b> tag.\n</think>\n\nSo </b>."
+    pieces = [text[place : place + size] for place in range(0, len(text), size)]
+    assert read(form, pieces) == ("Hm, a <b> tag.", "So </b>.", [], 0)
+    again = f"{opening}One.</think>\n<think>Two.</think>So."
+    assert read(form, [again])[:2] == ("One.\nTwo.", "So.")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "So.",
+        "I write <think>x</think>.",
+        'So. <tool_call>{"name": "add", "arguments": {"a": "</think>"}}</tool_call>',
+        "<think>a</think>So </think>.",
+        "So </thin",
+    ],
+)
+def test_a_closing_tag_elsewhere_moves_no_text(text: str):
+    lacking = form_of(formats.HERMES, may_lack_open=True)
+    assert read(lacking, [text]) == read(form_of(formats.HERMES), [text])
+    assert read(lacking, list(text)) == read(lacking, [text])
+
+
+def test_reasoning_is_at_the_beginning_or_nowhere():
+    late = "I write <think>x</think>."
+    assert read(form_of(formats.HERMES), [late])[:2] == ("", late)
+    cut = read(form_of(formats.HERMES), ["<think>Hm", " ... "])
+    assert cut[:2] == ("Hm ...", "")
+    begun = form_of(formats.HERMES, begins_with="<think>")
+    assert read(begun, ["Hm.</thi", "nk>\n\nSo."])[:2] == ("Hm.", "So.")
+
+
+# Answers that a grammar writes.
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=10)
+@given(
+    calls=st.lists(
+        st.tuples(st.sampled_from(sorted(TOOLS)), st.dictionaries(st.text(), VALUES)),
+        min_size=1,
+        max_size=3,
+    ),
+    cut=st.integers(0, 300),
+)
+def test_forced_calls_are_read_while_they_come_and_as_free_ones(name: str, calls: Any, cut: int):
+    written = literals_of(FORMATS[name])
+    text = written.begin
+    for place, (tool, arguments) in enumerate(calls):
+        text += written.again if place else ""
+        text += tool + written.middle + json.dumps(arguments) + written.after
+    text += written.end
+    forced = form_of(FORMATS[name], structured_outputs=GRAMMAR)
+    found = read(forced, [text])
+    assert named(found) == calls
+    assert read(forced, list(text)) == found
+    assert read(forced, [text[:cut], text[cut:]]) == found
+    assert named(read(form_of(FORMATS[name]), [text])) == calls
+    begun = read(forced, [text[:cut]])[2]  # an answer that was cut
+    for (_, _, tool, arguments), (_, _, whole, all_arguments) in zip(begun, found[2], strict=False):
+        assert tool == whole
+        assert all_arguments.startswith(arguments)
+
+
+def tool(name: str = "add", **function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **function}}
+
+
+# The parameters.
+
+
+REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "no list": (("add",), "tools must be a list of functions; got 'add'"),
+    "many": (([tool()] * 1025,), f"tools must have 1 to {MOST_TOOLS} entries; got 1025"),
+    "no object": (([1],), "tools[0] must be {'type': 'function'"),
+    "no function": (([{"type": "function"}],), "tools[0].function must be an object; got None"),
+    "a bad name": (([tool('a"b')],), "tools[0].function.name must be 1 to 128"),
+    "the same name": (([tool(), tool()],), "tools has the name add 2 times"),
+    "no schema": (([tool(parameters=[])],), "tools[0].function.parameters must be the JSON"),
+    "a list": (([tool(parameters={"type": "array"})],), "tools[0].function.parameters must be"),
+    "a choice alone": ((None, "auto"), "tool_choice needs tools; got 'auto' without them"),
+    "another choice": (([tool()], "any"), "tool_choice must be 'none', 'auto', 'required' or"),
+    "no named tool": (
+        ([tool()], {"type": "function", "function": {"name": "b"}}),
+        "tool_choice names 'b'; the tools are add",
+    ),
+    "a number": (([tool()], None, 1), "parallel_tool_calls must be True or False; got 1"),
+}
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED.values(), ids=REFUSED)
+def test_malformed_parameters_are_refused_by_name(given: Any, message: str):
+    with pytest.raises(RequestError, match=re.escape(message)):
+        tool_choice_of(*given)
+
+
+# Which format a model has.
+
+
+TEMPLATE = GOLDEN["templates"]["hermes"]
+
+
+@pytest.mark.parametrize(
+    ("parser", "template", "declared", "expected"),
+    [
+        ("auto", "{{ tools }} <tool_call>", None, formats.HERMES),
+        ("auto", "{{ tools }} <|python_tag|>", None, formats.LLAMA3),
+        ("auto", '{{ tools }} <|start_header_id|> "parameters": ', None, formats.LLAMA3),
+        ("auto", "{{ tools }} [TOOL_CALLS]", None, formats.MISTRAL),
+        ("auto", "{{ tools }} [TOOL_CALLS] [ARGS]", None, formats.MISTRAL_NAMED),
+        ("mistral", "{{ tools }} [ARGS]", None, formats.MISTRAL_NAMED),
+        ("hermes", "{{ tools }}", TEMPLATE, formats.HERMES),
+        ("auto", "{{ tools }} [TOOL_CALLS]", TEMPLATE, calls_in(TEMPLATE)),
+        ("hf", "{{ tools }}", TEMPLATE, calls_in(TEMPLATE)),
+        ("auto", "{{ tools }} <tool_call>", {"fields": {}}, formats.HERMES),
+        ("auto", "{{ tools }} respond with <|tool_call|> and a list", None, formats.GRANITE),
+        ("auto", "{{ tools }} as functools[…]", None, formats.PHI4_MINI),
+        ("auto", "{{ tools }} <tool_calls>[…]</tool_calls>", None, formats.HUNYUAN),
+        ("auto", "{{ tools }} <|channel|>", None, formats.HARMONY),
+        ("auto", "{{ messages }}", None, formats.HERMES),  # which a system message states
+        ("mistral", "{{ messages }}", None, formats.MISTRAL),
+    ],
+)
+def test_the_format_of_calls(parser: str, template: str, declared: Any, expected: CallFormat):
+    assert call_format(parser, template, declared) == expected
+
+
+@pytest.mark.parametrize(
+    ("parser", "template", "declared", "message"),
+    [
+        (
+            "auto",
+            "{{ tools }}",
+            None,
+            "calls have a format that is not known (set tool_call_parser",
+        ),
+        ("auto", "{{ tools }} <tool_call><function=", None, "tools: this model's calls are XML"),
+        ("hf", "{{ tools }}", None, "there is none in tokenizer_config.json"),
+        ("hf", "{{ tools }}", {"fields": {}}, "response_template has no field tool_calls"),
+    ],
+)
+def test_a_format_that_is_not_known_is_refused(parser, template, declared, message):
+    with pytest.raises(RequestError, match=re.escape(message)):
+        call_format(parser, template, declared)
+
+
+def test_a_family_has_its_format_unless_the_template_shows_another():
+    phi, glm = FAMILY_FORMATS["Phi3ForCausalLM"], FAMILY_FORMATS["Glm4ForCausalLM"]
+    assert call_format("auto", "<|tool|>{{ tools }}", None, phi) == formats.PHI4_MINI
+    assert call_format("auto", "{{ tools }} <tool_call>", None, phi) == formats.HERMES
+    assert call_format("auto", "{{ messages }}", None, phi) == formats.PHI4_MINI
+    assert call_format("auto", "{{ messages }}", None, glm) == formats.HERMES
+    assert call_format("auto", "{{ tools }}", TEMPLATE, phi) == calls_in(TEMPLATE)
+    assert call_format("auto", "{{ tools }} <tool_call>", None, glm) == formats.HERMES
+    with pytest.raises(RequestError, match="calls are a name on a line before JSON, which is not"):
+        call_format("auto", "{{ tools }}", None, glm)
+    assert reasoning_tags("auto", "", None, phi) is None
+    olmo = FAMILY_FORMATS["Olmo3ForCausalLM"]
+    assert reasoning_tags("auto", "<think>", None, olmo) == formats.THINK
+    assert reasoning_tags("none", "<think>", None, olmo) is None
+
+
+def test_the_table_of_families_has_names_that_exist():
+    assert FAMILY_FORMATS.keys() <= FAMILIES.keys()
+    for family in FAMILY_FORMATS.values():
+        assert family.calls is None or family.calls in formats.CALLS
+        assert family.reasoning is None or family.reasoning in formats.REASONING
+        assert not (family.calls and family.unread)
+    choices = {name: {*row.choices} for name, _, row in settings_of(EngineArgs)}
+    assert choices["tool_call_parser"] == {*formats.CALLS, "auto", "hf", "none"}
+    assert choices["reasoning_parser"] == {*formats.REASONING, "auto", "hf", "none"}
+
+
+@pytest.mark.parametrize(
+    ("parser", "template", "declared", "expected"),
+    [
+        ("none", "</think>", TEMPLATE, None),
+        ("qwen3", "", None, formats.THINK),
+        ("auto", "content.split('</think>')", None, formats.THINK),
+        ("auto", "[THINK][/THINK]", None, formats.REASONING["mistral"]),
+        ("auto", "{{ messages }}", None, None),
+        ("auto", "'Here is my response:'", None, formats.REASONING["granite"]),
+        ("auto", "</seed:think>", None, formats.REASONING["seed_oss"]),
+        ("auto", "<|channel|>", None, formats.ANALYSIS),
+        ("auto", "<|end|>", None, None),
+        ("auto", "", TEMPLATE, formats.THINK),
+        ("hf", "", TEMPLATE, formats.THINK),
+        ("auto", "</think>", {"fields": {"thinking": {"open_pattern": "x"}}}, formats.THINK),
+        ("auto", "</think>", {"fields": {}}, None),
+    ],
+)
+def test_the_tags_of_reasoning(parser: str, template: str, declared: Any, expected: Any):
+    assert reasoning_tags(parser, template, declared) == expected
+
+
+def changed(**tool_calls: Any) -> dict[str, Any]:
+    fields = {"tool_calls": {**TEMPLATE["fields"]["tool_calls"], **tool_calls}}
+    return {**TEMPLATE, "fields": fields}
+
+
+UNSUPPORTED: dict[str, tuple[Any, str]] = {
+    "no object": ([], "response_template: []"),
+    "a version": ({"version": 2}, "version 2"),
+    "a key": ({"more": 1}, "more"),
+    "a pattern": (changed(open_pattern="x"), "fields.tool_calls.open_pattern"),
+    "XML": (changed(content="xml-inline"), "fields.tool_calls.content: 'xml-inline'"),
+    "options of JSON": (
+        changed(content_args={"unquoted_keys": True}),
+        "fields.tool_calls.content_args: {'unquoted_keys': True}",
+    ),
+    "another shape": (changed(transform={"a": "{content}"}), "fields.tool_calls.transform: {'a'"),
+}
+
+
+@pytest.mark.parametrize(("template", "message"), UNSUPPORTED.values(), ids=UNSUPPORTED)
+def test_other_keys_of_a_response_template_are_refused_by_name(template: Any, message: str):
+    with pytest.raises(RequestError, match=re.escape(f"is not supported: {message}")):
+        calls_in(template)
