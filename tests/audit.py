@@ -18,6 +18,8 @@ from mie.engine.engine import Engine
 from mie.engine.overlap import OverlappingRunner
 from mie.engine.watch.snapshot import nodes_of
 from mie.frontend.loop import EngineLoop
+from mie.memory.layers.stateful import StatefulManager
+from mie.memory.layers.windowed import WindowedManager
 from mie.memory.manager import KVCacheManager
 from mie.memory.pool import REGION, BlockPool
 from mie.memory.prefix import Node, PrefixCache, block_of
