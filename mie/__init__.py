@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mie.frontend.llm import LLM as LLM
     from mie.frontend.llm_engine import LLMEngine as LLMEngine
     from mie.frontend.outputs import CompletionOutput as CompletionOutput
+    from mie.frontend.outputs import Logprob as Logprob
     from mie.frontend.outputs import PromptType as PromptType
     from mie.frontend.outputs import RequestOutput as RequestOutput
     from mie.frontend.outputs import TextPrompt as TextPrompt
@@ -54,6 +55,7 @@ _HOMES = {
     "RequestLimits": "mie.config.engine",
     "RequestOutput": "mie.frontend.outputs",
     "CompletionOutput": "mie.frontend.outputs",
+    "Logprob": "mie.frontend.outputs",
     "ToolCall": "mie.text.tools.definitions",
     "EngineArgs": "mie.config.engine_args",
     "AsyncEngineArgs": "mie.config.engine_args",
@@ -75,6 +77,7 @@ __all__ = [
     "EngineArgs",
     "EngineConfig",
     "LLMEngine",
+    "Logprob",
     "MieError",
     "PromptType",
     "RequestLimits",
@@ -95,7 +98,7 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         from mie.base.refusals import missing
 
-        raise missing("vllm", name)
+        raise missing(name, __all__)
     try:
         return getattr(importlib.import_module(_HOMES[name]), name)
     except AttributeError as error:

@@ -7,30 +7,19 @@
 * docs/fields.md has the fields of requests without an effect, of mie/serve/fields.yaml, between
   ``<!-- fields -->`` and ``<!-- end of fields -->``.
 * docs/gpu/predictions.md compares predicted with published times, of docs/gpu/published.json.
-* docs/vllm.md says which names of vLLM's offline API run in mie, and why the others do not. The
-  names come from docs/vllm.json (vllm_names.py), and the answers from mie itself: its classes, and
-  the tables of its refusals.
 
 Tests check that the pages are up to date.
 """
 
-import importlib
-import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import mie
-from mie.base.refusals import NEUTRAL, REFUSED
-from mie.base.stats.request import RequestMetrics
 from mie.config.engine import RequestLimits
 from mie.config.engine_args import EngineArgs
 from mie.config.settings import BACKENDS, Setting, settings_of
-from mie.config.vllm_names import NEUTRAL as _ENGINE_ARGS
-from mie.frontend.outputs import Logprob
 from mie.lab.sim.costs import decode_work
 from mie.lab.sim.devices import DEVICES, costs_on, find_shape, window_of
 
@@ -154,132 +143,6 @@ def _use(line: Mapping[str, Any]) -> str:
     return "fit" if "is_fit" in line else "check"
 
 
-# Names of vLLM.
-
-
-DATA: Mapping[str, Any] = json.loads((DOCS / "vllm.json").read_text(encoding="utf-8"))
-NAMES: Mapping[str, list[str]] = DATA["names"]
-PAGE = DOCS / "vllm.md"
-BEGIN = "<!-- names of vLLM -->\n"
-
-ACCEPTED: Mapping[str, Mapping[str, tuple[tuple[Any, ...] | None, str]]] = {
-    "EngineArgs": _ENGINE_ARGS,
-    "AsyncEngineArgs": _ENGINE_ARGS,
-    "LLM.__init__": _ENGINE_ARGS,
-    "SamplingParams": NEUTRAL["SamplingParams"],
-    "SamplingParams.from_optional": NEUTRAL["SamplingParams"],
-    "BeamSearchParams": NEUTRAL["BeamSearchParams"],
-}
-"""Names that are accepted at some values only, by owner; other methods have those of the calls."""
-
-_ELSEWHERE = {"RequestMetrics": RequestMetrics, "Logprob": Logprob}
-
-
-@dataclass(frozen=True)
-class Status:
-    """The treatment of a name in mie."""
-
-    kind: str
-    """"runs", "neutral" or "refused"."""
-    allowed: tuple[Any, ...] | None = None
-    """The values of a neutral name that are accepted; None for all."""
-    why: str = ""
-    """The reason, or the remedy."""
-
-
-def status(owner: str, name: str) -> Status:
-    """Return the treatment of a name of an owner: a module, a class, or ``Class.method``."""
-    if name in REFUSED.get(owner, ()):
-        return Status("refused", why=REFUSED[owner][name])
-    neutral = ACCEPTED.get(owner, NEUTRAL["calls"] if "." in owner and not is_module(owner) else {})
-    if name in neutral:
-        return Status("neutral", *neutral[name])
-    assert has(owner, name), f"mie does not know {name} of {owner}: add it to mie.base.refusals"
-    return Status("runs")
-
-
-def is_module(owner: str) -> bool:
-    """Return whether the owner is a module."""
-    return owner.split(".")[0] == "vllm"
-
-
-def has(owner: str, name: str) -> bool:
-    """Return whether mie's module, class or method has the name."""
-    if is_module(owner):
-        return hasattr(importlib.import_module(owner.replace("vllm", "mie", 1)), name)
-    class_name, _, method = owner.partition(".")
-    cls = class_of(class_name)
-    if method == "from_optional":
-        return name in inspect.signature(cls).parameters
-    if method:
-        takes = "chat" if method == "enqueue_chat" else method  # it passes on the options of chat
-        return name in inspect.signature(getattr(cls, takes)).parameters
-    return name in LLM_ATTRIBUTES.get(owner, ()) or hasattr(cls, name) or name in _fields(cls)
-
-
-LLM_ATTRIBUTES = {
-    "LLM": ("llm_engine", "model_config", "runner_type", "supported_tasks"),
-    "LLMEngine": ("model_config",),
-}
-"""Attributes that only an object has. A test reads them."""
-
-
-def class_of(name: str) -> Any:
-    """Return mie's class with a name of vLLM's class."""
-    return _ELSEWHERE.get(name) or getattr(mie, name)
-
-
-def _fields(cls: Any) -> set[str]:
-    return {*getattr(cls, "__annotations__", ())} | {
-        name for base in getattr(cls, "__orig_bases__", ()) for name in base.__annotations__
-    }
-
-
-def owners() -> Iterator[str]:
-    """Yield the owners: modules, classes, and the methods that mie has."""
-    yield from filter(is_module, NAMES)
-    for owner in NAMES:
-        class_name, _, method = owner.partition(".")
-        is_refused = method in REFUSED.get(class_name, ())
-        if not is_module(owner) and not is_refused:
-            yield owner
-
-
-def section(owner: str) -> Iterator[str]:
-    """Yield the lines about the names of one owner."""
-    found = {name: status(owner, name) for name in NAMES[owner]}
-    runs = [f"`{name}`" for name, each in found.items() if each.kind == "runs"]
-    yield f"## {owner.replace('vllm', 'mie', 1) if is_module(owner) else owner}\n"
-    yield f"Runs: {', '.join(runs) or 'nothing'}.\n"
-    alike: dict[str, list[str]] = {}
-    for name, each in found.items():
-        if each.kind != "runs":
-            alike.setdefault(f"{_accepted(each)} | {each.why}", []).append(f"`{name}`")
-    if alike:
-        yield "| names | accepted | because, or instead |\n|---|---|---|"
-        yield from (f"| {', '.join(names)} | {cells} |" for cells, names in alike.items())
-        yield ""
-
-
-def _accepted(each: Status) -> str:
-    if each.kind == "refused":
-        return "refused"
-    return ", ".join(f"`{value!r}`" for value in each.allowed) if each.allowed else "anything"
-
-
-def page(text: str) -> str:
-    """Return the page with its tables written anew, below the introduction."""
-    introduction, mark, _ = text.partition(BEGIN)
-    assert mark, f"{PAGE.name} lacks the line {BEGIN.strip()}"
-    counts = [status(owner, name).kind for owner in owners() for name in NAMES[owner]]
-    summary = (
-        f"These are the {len(counts)} public names of vLLM {DATA['vllm']}: {counts.count('runs')} "
-        f"run, {counts.count('neutral')} are accepted at the values without effect, and "
-        f"{counts.count('refused')} are refused by name.\n"
-    )
-    return "\n".join([introduction + BEGIN, summary, *(x for o in owners() for x in section(o))])
-
-
 # Fields of requests.
 
 
@@ -336,7 +199,6 @@ def main() -> None:
     for path in sorted(DOCS.rglob("*.md")):
         before = path.read_text(encoding="utf-8")
         after = with_fields(rewritten(before))
-        after = page(after) if path == PAGE else after
         if after != before:
             path.write_text(after, encoding="utf-8")
             print(f"wrote {path.relative_to(DOCS.parent)}")

@@ -6,10 +6,7 @@ from types import ModuleType
 
 
 class ModulesOfVllm:
-    """A finder of modules that is asked last, and raises instead of finding.
-
-    refusals.json lists the modules by their remedies.
-    """
+    """A finder of modules that comes last, and raises instead of finding."""
 
     @classmethod
     def find_spec(
@@ -22,10 +19,10 @@ class ModulesOfVllm:
         """
         if not name.startswith("mie."):
             return
-        from mie.base.refusals import MODULES  # reads a file that ``import mie`` does not need
+        from mie.base.refusals import REFUSED  # ``import mie`` does not need the table
         from mie.errors import UnsupportedImportError
 
-        remedy = MODULES.get(name.partition(".")[2])
+        remedy = REFUSED["modules"].get(name.partition(".")[2])
         if remedy is not None:
             raise UnsupportedImportError(f"mie has no module {name}: {remedy}")
 

@@ -8,8 +8,8 @@ from dataclasses import fields
 from decimal import Decimal
 from typing import Any
 
+from mie.base.refusals import NEUTRAL
 from mie.config.settings import Setting, settings_of
-from mie.config.vllm_names import NEUTRAL, parse_neutral
 from mie.errors import ConfigError
 
 _METAVARS = {
@@ -59,19 +59,26 @@ def add_neutral_names(
     parser: argparse.ArgumentParser, cls: type, omit: Collection[str] = ()
 ) -> None:
     """Add a hidden option for each of vLLM's arguments that have no effect."""
-    for each in fields(cls):
-        if each.name in NEUTRAL and each.name not in omit:
-            keywords: dict[str, Any] = {"type": parse_neutral}
-            if isinstance(each.default, bool):
+    for name, neutral in NEUTRAL.get(cls.__name__, {}).items():
+        if name not in omit:
+            keywords: dict[str, Any] = {"type": _json_or_text}
+            if isinstance(neutral.values[0], bool):
                 keywords = {"action": argparse.BooleanOptionalAction}
-            parser.add_argument(option(each.name), default=None, help=argparse.SUPPRESS, **keywords)
+            parser.add_argument(option(name), default=None, help=argparse.SUPPRESS, **keywords)
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def given(args: argparse.Namespace, cls: type, omit: Collection[str] = ()) -> dict[str, Any]:
     """Return the given options by field name of ``cls``, except those in ``omit``."""
     objects = [name for name, _, declared in settings_of(cls) if declared.kind == "object"]
-    names = [each.name for each in fields(cls) if each.name not in (*omit, *objects)]
-    values = {name: getattr(args, name, None) for name in names}
+    names = [*(each.name for each in fields(cls)), *NEUTRAL.get(cls.__name__, {})]
+    values = {name: getattr(args, name, None) for name in names if name not in (*omit, *objects)}
     return {name: value for name, value in values.items() if value is not None}
 
 

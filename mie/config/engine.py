@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
+from mie.base.refusals import NEUTRAL
 from mie.base.reprs import changed_repr
 from mie.config.params.values import integer, real
 from mie.config.settings import Setting, declared_in, settings_of
@@ -75,6 +76,7 @@ def keyword_checked(cls: type[T]) -> type[T]:
     """Make a dataclass raise `ConfigError` for an unknown keyword. This is a class decorator."""
     original = cls.__init__
     known = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # cls is a dataclass
+    known += NEUTRAL.get(cls.__name__, {})
 
     @functools.wraps(original)
     def __init__(self: T, *args: Any, **kwargs: Any) -> None:

@@ -8,9 +8,9 @@ import inspect
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Concatenate, ParamSpec, TextIO, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TextIO, cast
 
-from mie.base.refusals import refuses_names
+from mie.base.refusals import NEUTRAL, neutral_accepted, refuses_names
 from mie.config.arguments import add_neutral_names, add_settings, given
 from mie.config.engine import (
     EngineConfig,
@@ -22,7 +22,6 @@ from mie.config.engine import (
     refuse_unknown,
 )
 from mie.config.settings import AUTO_BACKENDS, Setting, declared_in, settings_of
-from mie.config.vllm_names import VllmNames, refuse_what_vllm_has
 from mie.errors import ConfigError, shown
 
 P = ParamSpec("P")
@@ -57,10 +56,52 @@ class ModelSettings:
     request_limits: RequestLimits | Mapping[str, Any] | None = None
 
 
+if TYPE_CHECKING:
+
+    @dataclass(frozen=True, kw_only=True)
+    class _OftenPassed:
+        """The arguments without effect that programs for vLLM pass most often.
+
+        `neutral_accepted` accepts all of them at run time.
+        """
+
+        trust_remote_code: bool = False
+        tensor_parallel_size: int = 1
+        pipeline_parallel_size: int = 1
+        data_parallel_size: int = 1
+        distributed_executor_backend: str | None = None
+        device: str = "auto"
+        runner: str = "auto"
+        task: str | None = None
+        tokenizer_mode: str = "auto"
+        hf_token: bool | str | None = None
+        rope_scaling: Mapping[str, Any] | None = None
+        cpu_offload_gb: float = 0
+        compilation_config: Any = None
+        speculative_config: Mapping[str, Any] | None = None
+        enable_lora: bool = False
+        max_loras: int = 1
+        max_lora_rank: int = 16
+        limit_mm_per_prompt: Mapping[str, Any] | None = None
+        mm_processor_kwargs: Mapping[str, Any] | None = None
+        max_seq_len_to_capture: int = 8192
+        disable_custom_all_reduce: bool = False
+        disable_log_stats: bool = True
+        enable_sleep_mode: bool = False
+        logits_processors: Any = None
+        served_model_name: str | None = None
+
+else:
+
+    class _OftenPassed:
+        """Nothing at run time."""
+
+
 @refuses_names
+@neutral_accepted
 @keyword_checked
 @dataclass(frozen=True, repr=False)
-class EngineArgs(VllmNames, EngineSettings, ModelSettings):
+class EngineArgs(_OftenPassed, EngineSettings, ModelSettings):
     """All arguments of `LLM`, from which a model and an `EngineConfig` follow.
 
     An engine setting that is None has its default. ``gpu_memory_utilization`` is accepted
@@ -76,7 +117,6 @@ class EngineArgs(VllmNames, EngineSettings, ModelSettings):
     """"bundled", a directory in Hugging Face format, or a hub id."""
 
     def __post_init__(self) -> None:
-        refuse_what_vllm_has(self)
         if self.reasoning_parser == "":  # vLLM's default
             object.__setattr__(self, "reasoning_parser", "none")
         for name, default, declared in settings_of(ModelSettings):
@@ -164,6 +204,7 @@ class EngineArgs(VllmNames, EngineSettings, ModelSettings):
         return is_needed and (not declared.backends or not {*own}.isdisjoint(declared.backends))
 
 
+@neutral_accepted
 @keyword_checked
 @dataclass(frozen=True, repr=False)
 class AsyncEngineArgs(EngineArgs):
@@ -179,11 +220,12 @@ def with_arguments_of(
     `ConfigError` with the name of the class that was called.
     """
     parameters = inspect.signature(arguments).parameters
+    known = [*parameters, *NEUTRAL[arguments.__name__]]
 
     def decorate(original: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
         @functools.wraps(original)
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-            refuse_unknown(type(self).__name__, kwargs, parameters)
+            refuse_unknown(type(self).__name__, kwargs, known)
             original(self, *args, **kwargs)
 
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mie.base.refusals import refuses_names
+from mie.base.refusals import refuse_options, refuses_names
 from mie.base.stats.metric import Metric
 from mie.base.stats.step import QueueState
 from mie.base.threads import call_in_thread
@@ -21,7 +21,6 @@ from mie.config.engine import EngineConfig
 from mie.config.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_of
 from mie.config.params.checks import check_request_id
 from mie.config.params.sampling import SamplingParams
-from mie.config.params.values import refuse_options
 from mie.engine.watch.look import Look, look_at, tokens_of
 from mie.engine.watch.metrics import Snapshot
 from mie.engine.watch.waiting import Wait, why_waiting

@@ -6,11 +6,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from mie.base.refusals import refuses_names
+from mie.base.refusals import refuse_options, refuses_names
 from mie.base.stats.metric import Metric
 from mie.config.engine_args import EngineArgs, with_arguments_of
 from mie.config.params.sampling import BeamSearchParams, RequestOutputKind, SamplingParams
-from mie.config.params.values import refuse_options
 from mie.errors import ConfigError
 from mie.frontend.beam_search import BeamSearcher, BeamSearchOutput
 from mie.frontend.llm_engine import LLMEngine

@@ -6,12 +6,11 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from mie.base.refusals import refuses_names
+from mie.base.refusals import refuse_options, refuses_names
 from mie.base.stats.metric import Metric
 from mie.config.engine_args import EngineArgs
 from mie.config.params.checks import check_request_id
 from mie.config.params.sampling import SamplingParams
-from mie.config.params.values import refuse_options
 from mie.errors import RequestError, shown
 from mie.frontend.loop import EngineLoop
 from mie.frontend.outputs import Prompt, RequestOutput

@@ -260,9 +260,9 @@ def _as_mapping(prompt: Any) -> Mapping[str, Any]:
         raise RequestError(f"a prompt needs 'prompt' or 'prompt_token_ids'; got {got}")
     for key, value in prompt.items():
         if key not in _KEYS and value is not None:
-            if key in REFUSED["TokensPrompt"]:
-                reason = REFUSED["TokensPrompt"][key]
-                raise RequestError(f"{key} is not supported: {reason} (leave it out)")
+            remedy = REFUSED["prompts"].get(key)
+            if remedy is not None:
+                raise RequestError(f"{key} is not supported: {remedy} (leave it out)")
             raise RequestError(
                 f"a prompt has no key {shown(key)}; it may have {', '.join(map(repr, _KEYS))}"
             )

@@ -10,11 +10,10 @@ from operator import attrgetter, is_
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from mie.base.refusals import refuses_names
+from mie.base.refusals import neutral_accepted, refuses_names
 from mie.config.engine import DEFAULT_LIMITS, RequestLimits, check_switch, keyword_checked
 from mie.config.params import values
 from mie.config.params.structured import StructuredOutputsParams, structure_from
-from mie.config.params.values import neutral_accepted
 from mie.errors import ConfigError, RequestError, shown
 
 MAX_LOGIT_BIAS = 100.0

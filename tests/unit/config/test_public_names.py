@@ -8,9 +8,11 @@ import sys
 import pytest
 
 import mie
-from mie.base.refusals import MODULES
+from mie.base.refusals import REFUSED
 from mie.cli import main
 from mie.errors import UnsupportedImportError
+
+MODULES = REFUSED["modules"]
 
 BREAK = """
 import sys

@@ -11,18 +11,19 @@ from typing import Any
 import pytest
 
 from mie import LLM, AsyncEngineArgs, EngineArgs, EngineConfig
+from mie.base.refusals import NEUTRAL
 from mie.cli import main
 from mie.cli.options import add_engine_options, engine_options
 from mie.config.arguments import option
 from mie.config.engine import EngineSettings, check_setting
 from mie.config.settings import BACKENDS, Setting, settings_of
-from mie.config.vllm_names import NEUTRAL
 from mie.errors import ConfigError
 from mie.load.backends import SETTINGS
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "doc_tables.py"))
 
+NAMES_OF_VLLM = NEUTRAL["EngineArgs"]
 DECLARED = {name: (default, declared) for name, default, declared in settings_of(EngineArgs)}
 ENGINE = {name for name, *_ in settings_of(EngineSettings)}
 
@@ -45,10 +46,10 @@ def test_every_setting_is_declared_completely(name: str) -> None:
     assert not declared.alias_of or declared.alias_of in DECLARED
 
 
-def test_every_field_is_a_setting_a_neutral_name_or_the_model() -> None:
+def test_every_field_is_a_setting_or_the_model() -> None:
     names = {each.name for each in dataclasses.fields(EngineArgs)}
-    assert names == {"model", *DECLARED, *NEUTRAL}
-    assert not set(DECLARED) & set(NEUTRAL)
+    assert names == {"model", *DECLARED}
+    assert not set(DECLARED) & set(NAMES_OF_VLLM)
     assert {each.name for each in dataclasses.fields(EngineConfig)} == ENGINE
 
 
@@ -93,7 +94,7 @@ def test_vllms_other_options_are_known_but_not_shown() -> None:
     parser = argparse.ArgumentParser()
     add_engine_options(parser)
     shown = parser.format_help()
-    for name in NEUTRAL.keys() - {"device"}:
+    for name in NAMES_OF_VLLM.keys() - {"device"}:
         assert commands(parser)[option(name)].dest == name
         assert f"{option(name)} " not in shown
     words = "--tensor-parallel-size 1 --trust-remote-code --no-enable-lora"

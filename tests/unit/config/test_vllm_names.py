@@ -1,14 +1,15 @@
 """Every public name of vLLM's offline API runs, or is refused by name with the remedy.
 
-docs/vllm.json has the names, read from vLLM's wheel. Each that is said to run is run here.
+tests/data/vllm_names.txt has the names, read from vLLM's wheel. Each one that mie has is used here.
 """
 
 import asyncio
 import dataclasses
 import importlib
 import inspect
-import runpy
-from collections.abc import Callable, Iterator
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,38 +21,90 @@ from mie import (
     AsyncEngineArgs,
     AsyncLLM,
     BeamSearchParams,
-    CompletionOutput,
     EngineArgs,
     LLMEngine,
     RequestOutput,
     SamplingParams,
     TokensPrompt,
 )
-from mie.base.refusals import REFUSED
+from mie.base.refusals import NEUTRAL, REFUSED, Neutral
+from mie.base.stats.request import RequestMetrics
 from mie.errors import ConfigError, RequestError, UnsupportedImportError, UnsupportedNameError
 
 ROOT = Path(__file__).parents[3]
-SCRIPT = runpy.run_path(str(ROOT / "scripts" / "doc_tables.py"))
-NAMES, DEFAULTS, status = SCRIPT["NAMES"], SCRIPT["DATA"]["defaults"], SCRIPT["status"]
-OWNERS = [*SCRIPT["owners"]()]
-ROWS = [(owner, name, status(owner, name)) for owner in OWNERS for name in NAMES[owner]]
+LINES = (ROOT / "tests/data/vllm_names.txt").read_text(encoding="utf-8").splitlines()
+NAMES: Mapping[str, Mapping[str, str]] = {
+    owner: {name: default for name, _, default in (each.partition("=") for each in names.split())}
+    for owner, _, names in (line.partition(": ") for line in LINES if line[0] != "#")
+}
+"""The names of each owner: a module, a class, or ``Class.method``; with their defaults as JSON."""
+MODULES = [owner for owner in NAMES if owner.startswith("vllm.")]
+OWNERS = [owner for owner in NAMES if owner != "vllm" and owner not in MODULES]
+PROMPTS = ("TextPrompt", "TokensPrompt")
+OF_OBJECTS = {
+    "LLM": ("llm_engine", "model_config", "runner_type", "supported_tasks"),
+    "LLMEngine": ("model_config",),
+}
+"""Attributes that only an object has."""
 
-ARGS = EngineArgs("bundled", num_blocks=32, max_model_len=64, scheduling_policy="priority")
-SHORT = SamplingParams(max_tokens=3, temperature=0)
-CHAT = [{"role": "user", "content": "Tell me a story"}]
+
+def class_of(owner: str) -> Any:
+    """Return mie's class with the name of vLLM's class."""
+    name = owner.partition(".")[0]
+    return RequestMetrics if name == "RequestMetrics" else getattr(mie, name)
 
 
-def rows(kind: str, *owners: str) -> list[Any]:
-    """Return the rows of a kind, of some owners or of all, as parameters of a test."""
+def neutral(owner: str) -> Mapping[str, Neutral]:
+    """Return the arguments without effect of a class or of a method."""
+    class_name, _, method = owner.partition(".")
+    if owner == "LLM.__init__":
+        return NEUTRAL["EngineArgs"]
+    return NEUTRAL.get(class_name if method in ("", "from_optional") else "calls", {})
+
+
+def has(owner: str, name: str) -> bool:
+    """Return whether mie's class or method has the name."""
+    cls, method = class_of(owner), owner.partition(".")[2]
+    if method == "from_optional":
+        return name in inspect.signature(cls).parameters
+    if method:
+        takes = "chat" if method == "enqueue_chat" else method  # it passes on the options of chat
+        return name in inspect.signature(getattr(cls, takes)).parameters
+    own = {*getattr(cls, "__annotations__", ())} | {
+        key for base in getattr(cls, "__orig_bases__", ()) for key in base.__annotations__
+    }
+    return hasattr(cls, name) or name in own or name in OF_OBJECTS.get(owner, ())
+
+
+def kind(owner: str, name: str) -> str:
+    """Return "neutral", "runs" or "refused"."""
+    if name in neutral(owner):
+        return "neutral"
+    if has(owner, name):
+        return "runs"
+    assert name in REFUSED.get("prompts" if owner in PROMPTS else owner, ()), (
+        f"mie does not have {name} of {owner}: add it to mie.base.vllm_names"
+    )
+    return "refused"
+
+
+ROWS = [(owner, name) for owner in OWNERS for name in NAMES[owner]]
+
+
+def rows(wanted: str, owners: Any = OWNERS) -> list[tuple[str, str]]:
+    """Return the owners and names of a kind."""
     return [
-        pytest.param(owner, name, each, id=f"{owner}.{name}")
-        for owner, name, each in ROWS
-        if each.kind == kind and (not owners or owner in owners)
+        (owner, name) for owner, name in ROWS if owner in owners and kind(owner, name) == wanted
     ]
 
 
 def running(owner: str) -> set[str]:
-    return {name for each, name, found in ROWS if each == owner and found.kind == "runs"}
+    return {name for _, name in rows("runs", [owner])}
+
+
+ARGS = EngineArgs("bundled", num_blocks=32, max_model_len=64, scheduling_policy="priority")
+SHORT = SamplingParams(max_tokens=3, temperature=0)
+CHAT = [{"role": "user", "content": "Tell me a story"}]
 
 
 @pytest.fixture(scope="module")
@@ -71,45 +124,76 @@ def token_ids(outputs: Any) -> list[list[int]]:
     return [[*output.outputs[0].token_ids] for output in outputs]
 
 
-# The table itself.
+# The lists.
 
 
-def test_the_page_says_what_mie_does():
-    page = (ROOT / "docs" / "vllm.md").read_text(encoding="utf-8")
-    assert SCRIPT["page"](page) == page, "run scripts/doc_tables.py"
+def test_a_name_that_mie_does_not_have_is_noticed():
+    with pytest.raises(AssertionError, match="mie does not have teleport of LLM"):
+        kind("LLM", "teleport")
 
 
-def test_a_name_that_mie_does_not_know_is_noticed():
-    with pytest.raises(AssertionError, match="mie does not know teleport of LLM"):
-        status("LLM", "teleport")
+def test_the_page_has_each_remedy():
+    page = " ".join((ROOT / "docs" / "vllm.md").read_text(encoding="utf-8").split())
+    remedies = {each.remedy for owner in OWNERS for each in neutral(owner).values()}
+    for owner in (*OWNERS, "LoadedModelConfig", "ModelFacts", "prompts", "mie", "modules"):
+        remedies |= {*REFUSED.get(owner, {}).values()}
+    missing = [remedy for remedy in remedies if remedy not in page]
+    assert not missing, "docs/vllm.md lacks remedies of mie/base/vllm_names.py"
 
 
 # Refused names.
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "found"), [row for row in rows("refused") if "Prompt" not in row.values[0]]
+    ("owner", "name"), rows("refused", [each for each in OWNERS if each not in PROMPTS])
 )
-def test_a_refused_name_says_what_to_do_instead(owner: str, name: str, found: Any, llm: LLM):
-    if SCRIPT["is_module"](owner):
-        module = importlib.import_module(owner.replace("vllm", "mie", 1))
-        with pytest.raises(UnsupportedImportError) as caught:
-            exec(f"from {module.__name__} import {name}")
-    else:
-        cls = SCRIPT["class_of"](owner)
-        assert not hasattr(cls, name)
-        subject = {"LLM": llm, "LLMEngine": llm.llm_engine}.get(owner, cls)
+def test_a_refused_name_says_what_to_do_instead(owner: str, name: str, llm: LLM):
+    cls = class_of(owner)
+    for subject in (cls, {"LLM": llm, "LLMEngine": llm.llm_engine}.get(owner, cls)):
+        assert not hasattr(subject, name)
         with pytest.raises(UnsupportedNameError) as caught:
             getattr(subject, name)
-    assert f"has no {name}: {found.why}" in str(caught.value)
+        assert f"has no {name}: {REFUSED[owner][name]}" in str(caught.value)
 
 
-@pytest.mark.parametrize(("owner", "name", "found"), rows("refused", "TextPrompt", "TokensPrompt"))
-def test_a_refused_key_of_a_prompt_is_accepted_as_none(owner: str, name: str, found: Any, llm: LLM):
+@pytest.mark.parametrize(("owner", "name"), rows("refused", PROMPTS))
+def test_a_refused_key_of_a_prompt_is_accepted_as_none(owner: str, name: str, llm: LLM):
     prompt = {"prompt_token_ids": [1, 2], name: None}
     assert llm.prepare(prompt, SHORT).token_ids == [1, 2]
-    with pytest.raises(RequestError, match=f"{name} is not supported: {found.why}"):
+    with pytest.raises(RequestError, match=f"{name} is not supported: mie generates text"):
         llm.prepare({**prompt, name: [1]}, SHORT)
+
+
+@pytest.mark.parametrize("name", NAMES["vllm"])
+def test_a_name_of_vllm_itself_is_loaded_or_refused_with_the_remedy(name: str):
+    if name in dir(mie):
+        assert getattr(mie, name) is not None
+        return
+    with pytest.raises(UnsupportedImportError) as caught:
+        exec(f"from mie import {name}")
+    assert f"mie has no {name}: {REFUSED['mie'][name]}" in str(caught.value)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_of_vllm_is_refused_with_the_names_to_import_from_mie(module: str):
+    ours = module.replace("vllm", "mie", 1)
+    with pytest.raises(UnsupportedImportError, match="mie has no module") as caught:
+        importlib.import_module(ours)
+    named = re.findall(r"import (.*) from mie$", str(caught.value))
+    for name in re.findall(r"[A-Z]\w+", "".join(named)):
+        assert name in NAMES[module]
+        assert name in mie.__all__
+    own = {*NAMES[module]} & {*mie.__all__}
+    assert all(name in named[0] for name in own), "the remedy lacks a name"
+    with pytest.raises(UnsupportedImportError):
+        getattr(mie, ours.split(".")[1])
+
+
+def test_the_closest_name_of_mie_is_in_the_refusal(llm: LLM):
+    with pytest.raises(UnsupportedNameError, match="the closest name is 'num_layers'"):
+        _ = llm.model_config.get_num_layers  # type: ignore[attr-defined]  # it is refused
+    with pytest.raises(UnsupportedNameError, match="the closest name is 'logprobs'"):
+        _ = SHORT.num_logprobs  # type: ignore[attr-defined]  # it is refused
 
 
 def test_a_name_that_vllm_lacks_too_is_an_ordinary_error(llm: LLM):
@@ -213,22 +297,33 @@ CALLS: dict[str, Callable[[LLM, dict[str, Any]], Any]] = {
 }
 
 
-@pytest.mark.parametrize(("owner", "name", "found"), rows("neutral"))
-def test_a_neutral_value_is_accepted_and_another_is_refused(owner, name, found, llm, async_llm):
-    for value in (None,) if found.allowed is None else found.allowed:
+@pytest.mark.parametrize(("owner", "name"), rows("neutral"))
+def test_a_neutral_value_is_accepted_and_another_is_refused(owner, name, llm, async_llm):
+    found = neutral(owner)[name]
+    for value in found.values:
         accepts(owner, name, value, llm, async_llm)
-    if found.allowed is not None:
-        with pytest.raises(ConfigError, match=f"{name}.* is not supported: ") as caught:
-            accepts(owner, name, "something else", llm, async_llm)
-        assert found.why in str(caught.value)
+    if found.may_be_any:
+        accepts(owner, name, "something else", llm, async_llm)
+        return
+    with pytest.raises(ConfigError) as caught:
+        accepts(owner, name, "something else", llm, async_llm)
+    assert f"{name} is not supported: {found.remedy} (leave it at " in str(caught.value)
+
+
+def test_no_value_but_those_listed_is_neutral():
+    for value in (0, 2, True, None, "1", [1]):
+        with pytest.raises(ConfigError, match="tensor_parallel_size is not supported: mie comp"):
+            EngineArgs(tensor_parallel_size=value)  # type: ignore[arg-type]  # as a caller might
+    given: Any = {"cpu_offload_gb": 0.0, "offload_params": set()}
+    assert EngineArgs(**given) == EngineArgs()
 
 
 @pytest.mark.parametrize("owner", ["EngineArgs", "SamplingParams", "BeamSearchParams"])
 def test_vllms_own_defaults_are_accepted(owner: str):
     given = {
-        name: value
-        for name, value in DEFAULTS[owner].items()
-        if status(owner, name).kind != "refused"
+        name: json.loads(default)
+        for name, default in NAMES[owner].items()
+        if default and kind(owner, name) != "refused"
     }
     own = {"beam_width": 1, "max_tokens": 1} if owner == "BeamSearchParams" else {}
     getattr(mie, owner)(**own, **given)
@@ -270,7 +365,7 @@ def test_a_parameter_of_a_method_is_accepted(owner: str, name: str, llm: LLM):
 
 
 def test_every_method_with_parameters_is_called():
-    methods = {o for o in OWNERS if "." in o and not SCRIPT["is_module"](o)}
+    methods = {o for o in OWNERS if "." in o}
     constructors = {"LLM.__init__", "SamplingParams.from_optional"}
     called = {*CALLS, *(o for o in methods if o.startswith("AsyncLLM."))}
     assert methods - constructors == called
@@ -378,12 +473,11 @@ def test_a_name_of_vllms_configurations_is_answered_or_refused_with_the_remedy(
     objects = {"LLMEngine": llm.llm_engine, "AsyncLLM": async_llm, "ModelFacts": facts}
     subject = objects.get(owner, llm.llm_engine.model_config)
     for name in {*CONFIGS[owner].split(), *REFUSED[owner]}:
-        if name in REFUSED[owner]:
-            with pytest.raises(UnsupportedNameError) as caught:
-                getattr(subject, name)
-            assert str(caught.value) == f"{owner} has no {name}: {REFUSED[owner][name]}"
-        else:
-            getattr(subject, name)  # a raw AttributeError is an error
+        if hasattr(subject, name):
+            continue
+        with pytest.raises(UnsupportedNameError) as caught:  # a raw AttributeError is an error
+            getattr(subject, name)
+        assert f"{owner} has no {name}: {REFUSED[owner][name]}" in str(caught.value)
 
 
 def test_a_model_configuration_has_the_context_that_the_engine_gives_it(llm: LLM):
@@ -456,22 +550,13 @@ def test_an_output_has_vllms_fields(owner: str, output: RequestOutput):
     assert RequestOutput.from_dict(output.as_dict()) == output
 
 
-def test_modules_have_vllms_names(output: RequestOutput):
-    from mie.inputs import PromptType, SingletonPrompt, TextPrompt
-    from mie.logprobs import Logprob
-    from mie.outputs import CompletionOutput as Completion
-    from mie.sampling_params import BeamSearchParams as Beams
+def test_mie_itself_has_the_names_of_vllms_modules(output: RequestOutput):
+    from mie import Logprob, TextPrompt
 
-    assert PromptType == SingletonPrompt
     assert TextPrompt(prompt="Once") == {"prompt": "Once"}
-    assert Completion is CompletionOutput
-    assert Beams is BeamSearchParams
     assert isinstance(next(iter(output.outputs[0].logprobs[0].values())), Logprob)  # type: ignore[index]
     assert running("Logprob") == {each.name for each in dataclasses.fields(Logprob)}
     assert ".".join(map(str, mie.__version_tuple__)) == mie.__version__
-    for module in filter(SCRIPT["is_module"], OWNERS):
-        ours = importlib.import_module(module.replace("vllm", "mie", 1))
-        assert all(getattr(ours, name) is not None for name in running(module))
 
 
 @pytest.mark.parametrize("prompt", [{"prompt": "Once"}, {"prompt_token_ids": [5], "prompt": "x"}])
@@ -485,5 +570,5 @@ def test_the_keys_of_prompts_run(prompt: Any, llm: LLM):
 def test_unknown_options_are_refused_with_a_suggestion(llm: LLM):
     with pytest.raises(ConfigError, match=r"LLM.generate has no parameter 'priorit'; did you mean"):
         llm.generate("Once", SHORT, priorit=1)
-    with pytest.raises(ConfigError, match=r"pass \{'prompt_token_ids': ids} as the prompt"):
+    with pytest.raises(ConfigError, match=r"pass \{'prompt_token_ids': ids, "):
         llm.generate(["Once"], SHORT, prompt_token_ids=[[1]])

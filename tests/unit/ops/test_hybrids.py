@@ -12,14 +12,13 @@ from compiled import needs_numba
 from model_files import GOLDEN, golden_config, greedy
 from safetensors.numpy import load_file, save_file
 
-from mie import LLM, SamplingParams
+from mie import LLM, BeamSearchParams, SamplingParams
 from mie.checkpoint.config import load_model_config
 from mie.checkpoint.families import FAMILIES
 from mie.checkpoint.tensors import recurrent_tensors
 from mie.errors import ConfigError, WeightsError
 from mie.model.config import RecurrentConfig
 from mie.ops.layers.recurrent_shape import RecurrentShape
-from mie.sampling_params import BeamSearchParams
 
 NAMES = ("lfm2_short_convs", "qwen35_delta", "olmo_hybrid", "granite4_mamba", "qwen3_next_experts")
 BACKENDS = ["numpy", pytest.param("jit", marks=needs_numba)]

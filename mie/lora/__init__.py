@@ -1,1 +1,0 @@
-"""Refuse the names of vLLM's package of LoRA adapters, which mie does not have."""
