@@ -1,1 +1,1 @@
-"""The book of benchmarks: the gain of each mechanism, in chapters whose results are plain data."""
+"""The book of benchmarks: the gain of each mechanism, in chapters with results as plain data."""

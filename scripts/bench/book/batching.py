@@ -19,7 +19,8 @@ KINDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 """The kinds of batching.
 
 [a]'s static batch reserves each answer to its full length. The static batch here takes blocks for
-its prompts, and preempts if they run out. Answers need a third on average, which can be left free.
+its prompts, and preempts if they run out. Answers need a third on average, and that share can be
+left free.
 """
 EQUAL = 0.05
 """Throughputs that differ by less count as equal. Tails at different throughputs do not compare."""

@@ -43,7 +43,7 @@ def _both(lengths: Sequence[int], max_model_len: int) -> dict[str, Any]:
 
 
 def fill(lengths: Sequence[int], block_size: int) -> dict[str, Any]:
-    """Give each sequence a table in turn until one does not fit."""
+    """Give one sequence after another a table until one does not fit."""
     manager = KVCacheManager(NUM_SLOTS // block_size, block_size, enable_prefix_caching=False)
     num_stored = 0
     for row in count():

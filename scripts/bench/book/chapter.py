@@ -14,7 +14,7 @@ Scale = Literal["full", "small"]
 """Full size as in the book, or small: the same within seconds, for tests and a first look."""
 
 Result = dict[str, Any]
-"""The result of a chapter, which is the same in JSON."""
+"""The result of a chapter, the same as in JSON."""
 
 DEVICE, MODEL = "a10g", "Llama-3.1-8B"
 """The simulated device and model of the chapters that need one."""

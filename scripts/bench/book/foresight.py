@@ -53,7 +53,7 @@ def most_saved(intervals: Sequence[Interval], num_requests: int) -> list[int]:
 
 
 class _Network:
-    """A flow from node 0, which each `push` increases by the cheapest path (Bellman and Ford)."""
+    """A flow from node 0. Each `push` increases it by the cheapest path (Bellman and Ford)."""
 
     def __init__(self, num_nodes: int) -> None:
         self._leaving: list[list[int]] = [[] for _ in range(num_nodes)]

@@ -74,7 +74,7 @@ def run(scale: Scale) -> Result:
 
 
 def _serve(load: Workload, num_blocks: int, **settings: Any) -> LoadResult:
-    """Run a load with budget for all prompts in a step, so that a round is that of [c]."""
+    """Run a load with budget for all prompts in a step, so that a round equals a round of [c]."""
     return simulate(
         published.COSTS,
         load,

@@ -1,7 +1,7 @@
 """Reproduce the conditions of published figures: lengths, arrivals and costs.
 
 Sources: [a] github.com/WeishuZ/mini-vllm, [b] github.com/shekkari1999/mini-vllm, [c] the write-up
-of a C++ engine at kobeyoung.net. They draw with `random.Random`, whose methods call the C library's
+of a C++ engine at kobeyoung.net. They draw with `random.Random`. Its methods call the C library's
 logarithm. So the lengths are cut to whole tokens and the arrivals to whole microseconds.
 tests/unit/test_book_loads.py has their digests.
 """
@@ -65,9 +65,9 @@ MIXED_LONG = 0.15
 def mixed_lengths(num_requests: int, seed: int) -> Sequence[tuple[int, int]]:
     """Return lengths of prompts and answers like [c]'s, where one in seven is long.
 
-    The load itself is not published. Its trace shows answers of 32 … 128 tokens, and about 15 % of
-    256 … 512. Its block counts imply prompts of 103 tokens on average. In 17 requests, prompt and
-    answer together have 720 tokens or more.
+    The load itself is not published. The published trace shows answers of 32 … 128 tokens, and
+    about 15 % of 256 … 512. The published block counts imply prompts of 103 tokens on average. In
+    17 requests, prompt and answer together have 720 tokens or more.
     """
     draws = Draws(seed)
     lengths = []

@@ -38,7 +38,7 @@ CHAPTERS: Mapping[str, Chapter] = MappingProxyType(
 PAGE = "README.md"
 WIDTH = 110
 BEGIN, END = "<!-- book: begin -->", "<!-- book: end -->"
-"""The marks around the summary, which can be in any file."""
+"""The marks around the summary. It can be in any file."""
 
 SOURCES = """\
 Published: [a] [WeishuZ/mini-vllm](https://github.com/WeishuZ/mini-vllm), [b]

@@ -28,7 +28,7 @@ MIDDLE = 16
 """The budget of the table of work."""
 
 
-# Loads, whose requests come one after another, so that every rule meets them in the same order.
+# Loads. Requests come one after another, so that every rule meets them in the same order.
 
 
 class _Load:
@@ -170,7 +170,7 @@ class _EveryBlock(_Tail):
 class _Branches(_Mie):
     """Keeps branch points and the ends of answers, as Marconi does.
 
-    The one that saves the fewest tokens is evicted first, older ones before newer ones.
+    The snapshot that saves the fewest tokens is evicted first, older ones before newer ones.
     """
 
     def _places(self, room: Room) -> set[int]:
@@ -332,7 +332,7 @@ def _reached(loads: Mapping[str, Any], rule: str) -> str:
 
 
 def _largest_gain(loads: Mapping[str, Any], rule: str, other: str, *, is_loss: bool = False) -> str:
-    """Return where the hit rate of another rule is above that of a rule most.
+    """Return where the hit rate of another rule exceeds the hit rate of a rule most.
 
     A loss is told from the other rule's side.
     """
