@@ -1,7 +1,7 @@
 """Choose among labels by how likely the model finds each of them after a question.
 
-`prompt_logprobs` tells the log-probability of every token of the prompt, so a label that is part of
-the prompt has a score, and nothing needs to be generated.
+`prompt_logprobs` returns the log-probability of every token of the prompt, so a label that is part
+of the prompt has a score, and nothing needs to be generated.
 """
 
 from mie import LLM, SamplingParams

@@ -1,4 +1,4 @@
-"""Ask several questions about one text, which is computed once.
+"""Ask several questions about one text. The text is computed once.
 
 The tokens that prompts have in common are found in the prefix cache. It changes no result: greedy
 answers with it and without it are equal.

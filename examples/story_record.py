@@ -20,7 +20,7 @@ QUESTIONS = {
 
 
 def told(llm: LLM, messages: list[dict[str, str]], question: str, **more) -> str:
-    """Ask a question, and return the answer, which the conversation then has too."""
+    """Ask a question, and return the answer. The conversation then has both."""
     messages.append({"role": "user", "content": question})
     params = SamplingParams(temperature=0, max_tokens=256, **more)
     [output] = llm.chat(messages, params, use_tqdm=False)

@@ -1,6 +1,6 @@
 """Let the model answer in a given form: a sentence of a regular expression, and a JSON record.
 
-The form is always right. Its content is the choice of the model, which has never seen JSON.
+The form is always right. The content is the choice of the model, and the model has never seen JSON.
 
 It needs llguidance: pip install '.[structured]'
 """

@@ -12,7 +12,7 @@ from mie import LLM, SamplingParams
 
 
 def weather(place: str) -> str:
-    """Tell the weather at a place."""
+    """Return the weather at a place."""
     return f"There is rain at the {place}."
 
 

@@ -19,7 +19,7 @@ import sys
 from bench.harness import untune
 
 MODULES = {"book": "book.report", "gpu": "gpu.main"}
-"""Benchmarks whose module in `bench` has another name."""
+"""Benchmarks with a module of another name in `bench`."""
 NAMES = ("book", "cpu", "gpu", "sched", "serve", "start", "structured")
 
 if __name__ == "__main__":

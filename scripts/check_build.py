@@ -110,7 +110,7 @@ def try_wheel(wheel: Path, folder: Path, *, offline: bool) -> None:
             capture_output=True,
             text=True,
         ).stdout.strip()
-        # The dependencies of this environment, which may itself be a virtual one, come last.
+        # The dependencies of this environment come last. It may itself be a virtual one.
         paths = [path for path in sys.path if path.endswith("-packages")]
         Path(site, "dependencies.pth").write_text("\n".join(paths) + "\n")
     install = ["-m", "pip", "install", "--quiet", *(["--no-deps"] if offline else [])]

@@ -1,10 +1,10 @@
-"""Run mypy in the one environment its result is pinned for: on the package and on the rest.
+"""Run mypy in the only environment its result is pinned for: on the package and on the rest.
 
     python scripts/check_types.py
 
 The package is checked strictly, and tests and scripts as `tests/mypy.toml` says.
 The verdict of mypy depends on the type stubs that NumPy ships. So it runs where NumPy has the
-pinned version (`constraints.txt`: Python 3.11 and later). Elsewhere it says that it did not run.
+pinned version (`constraints.txt`: Python 3.11 and later). Elsewhere it reports that it did not run.
 """
 
 import re

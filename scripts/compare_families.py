@@ -3,9 +3,9 @@
     pip install '.[bench]' safetensors
     python scripts/compare_families.py [MODEL_TYPE ...] [--seeds 3] [--backends numpy jit]
 
-Each model is one of `golden_cases.json` with random sizes, numbers of heads, windows and flags. Its
-log-probabilities for 40 tokens and 64 greedy ones must be within 3e-5 of transformers' (relative to
-the largest logit), in chunks of 13 tokens, and its greedy tokens equal.
+Each model is one of `golden_cases.json` with random sizes, numbers of heads, windows and flags.
+Log-probabilities for 40 tokens and 64 greedy tokens must be within 3e-5 of transformers' (relative
+to the largest logit), in chunks of 13 tokens, and greedy tokens must be equal.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ CHOICES: dict[str, list[Any]] = {
 
 
 def config_of(model_type: str, rng: random.Random) -> dict[str, Any]:
-    """Return a golden model of a family with other sizes and flags, which may contradict it."""
+    """Return a golden model of a family with other sizes and flags. They may contradict it."""
     config = {**rng.choice([case for case in CASES if kind(case) == model_type]).config}
     config |= {key: rng.choice(CHOICES[key]) for key in CHOICES.keys() & config.keys()}
     num_kv_heads = rng.choice([1, 2, 3])

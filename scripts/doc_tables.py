@@ -90,7 +90,7 @@ SMALL_BITS = (4 + 32 / 128, 8 + 32 / 128)
 
 
 def predicted_ms(line: Mapping[str, Any]) -> float:
-    """Return the milliseconds of a decode step. "bits" are those of the layers and of the head."""
+    """Return the milliseconds of a decode step. "bits" are for the layers and for the head."""
     layer_bits, head_bits = line.get("bits", (None, None))
     count = line.get("requests", 1)
     device, shape = DEVICES[line["device"]], find_shape(line["model"])

@@ -46,7 +46,7 @@ def record_run() -> tuple[list[Segment], Callable[[int], str]]:
 def stored_tokens(segments: Sequence[Segment], state: State) -> dict[int, list[int]]:
     """Return the tokens in each used block.
 
-    The log names the tokens of a block when the block is full, which may be after this step.
+    The log names the tokens of a block when the block is full, perhaps after this step.
     """
     tokens = {block: list(node.tokens) for block, node in state.blocks.tree.items()}
     for summary, (kind, *values), _ in walk(segments):

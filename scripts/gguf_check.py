@@ -8,9 +8,9 @@
 The bundled Llama and a random Qwen3 are converted to F32, and quantised by llama.cpp (MXFP4 by the
 gguf package). For each type, the last logits of 200 prompts are compared twice:
 
-* with llama.cpp on the same file, which rounds activations to 8 bits. The best tokens must agree
-  unless two logits of mie are closer than twice the largest difference;
-* with llama.cpp on the dequantised weights in F32, which isolates the files' contents: there the
+* with llama.cpp on the same file, although it rounds activations to 8 bits. The best tokens must
+  agree unless two logits of mie are closer than twice the largest difference;
+* with llama.cpp on the dequantised weights in F32, to isolate the files' contents: there the
   difference must be at most a hundred-thousandth of the largest logit.
 
 The texts and the tokens of the prompts must agree as well. It exits with 1 if something differs.
@@ -53,7 +53,7 @@ FILE_TYPES = {
 """The types that are checked, and llama.cpp's numbers for whole files."""
 
 EXACT = 1e-5
-"""Limit of the relative difference from llama.cpp in F32, whose sums have another order."""
+"""Limit of the relative difference from llama.cpp in F32. Its sums have another order."""
 
 
 def main(names: Sequence[str]) -> int:
@@ -99,7 +99,7 @@ NOT_IN_LLAMA_CPP = {
 """The golden models that llama.cpp runs otherwise or not at all, and the reason."""
 
 NUM_LAYERS = {"exaone4_hybrid": 64}
-"""Layers that a model needs for llama.cpp to give it windows. Those that it has are repeated."""
+"""Layers that a model needs for llama.cpp to give it windows. Tokens that it has are repeated."""
 
 
 def check_families(folder: Path) -> bool:
@@ -284,7 +284,7 @@ def logits_of_mie(
 
 
 def llama_of(path: Path, context: int) -> llama_cpp.Llama:
-    """Return llama.cpp's model, whose cache is in F32."""
+    """Return llama.cpp's model with a cache in F32."""
     return llama_cpp.Llama(
         str(path), n_ctx=context, n_threads=1, n_threads_batch=1, logits_all=True, verbose=False,
         flash_attn=False, type_k=0, type_v=0,

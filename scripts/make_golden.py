@@ -13,8 +13,8 @@ transformers computed and, for each prompt:
 
 ``provenance.json`` records versions and the seed.
 
-A model is kept only if it can tell right from wrong. Its logits must spread. Its greedy tokens must
-vary, and lead by a margin that float32 noise cannot reverse. Each feature that the case is about
+A model is kept only if it can tell right from wrong. Logits must spread. Greedy tokens must vary,
+and lead by a margin that float32 noise cannot reverse. Each feature that the case is about
 (``without``) must change the logits when it is switched off.
 """
 
@@ -126,7 +126,7 @@ def save_model(case: Case, seed: int, directory: Path) -> None:
 def randomize(model: torch.nn.Module) -> None:
     """Draw weights under which activations keep their size and logits spread.
 
-    Attention must select, too.
+    Attention must also select.
     """
     adds_one = model.config.model_type.startswith(
         ("gemma", "qwen3_5", "qwen3_next")

@@ -5,11 +5,11 @@
     scripts/nvrtc_check.py --update         write the kernels' present needs into the ledgers
     scripts/nvrtc_check.py --show rms_norm  print the loops of kernels with this in their names
 
-This needs neither a GPU nor a driver nor CuPy. `pip install '.[nvrtc]'` brings two compilers,
-which are loaded through ctypes, and a disassembler. The compilers get no CUDA headers, because
-users have none either. The ledger of resources, tests/kernels/ledger.json, holds for each kernel
-and target [registers, bytes of static shared memory, bytes of stack]. More than that is a failure,
-and so is any spilled register. gpu/sass_ledger.py describes the ledger of machine code.
+This needs neither a GPU nor a driver nor CuPy. `pip install '.[nvrtc]'` brings two compilers
+(loaded through ctypes) and a disassembler. The compilers get no CUDA headers, because users have
+none either. The ledger of resources, tests/kernels/ledger.json, holds for each kernel and target
+[registers, bytes of static shared memory, bytes of stack]. More than that is a failure, and so is
+any spilled register. gpu/sass_ledger.py describes the ledger of machine code.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from mie.ops_gpu.source import CUPY_OPTIONS, NVRTC_OPTIONS, flat_source
 
 LEDGER = ROOT / "tests" / "kernels" / "ledger.json"
 
-# Ampere, Jetson Orin, Hopper, consumer Blackwell; 12.6 is JetPack 6's and knows no sm_120.
+# Ampere, Jetson Orin, Hopper, consumer Blackwell; 12.6 is JetPack 6's and lacks sm_120.
 TARGETS = {"12.6": (80, 87, 90), "13.4": (80, 87, 90, 120)}
 
 REPORT_OPTION = "--ptxas-options=-v"

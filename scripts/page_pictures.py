@@ -64,7 +64,7 @@ TO_WEBP = """async ([png, width, quality, before]) => {
     const bytes = new Uint8Array(await blob.arrayBuffer());
     return {size, box, webp: btoa(Array.from(bytes, each => String.fromCharCode(each)).join(''))};
 }"""
-"""Turn a PNG into a WebP: the whole picture, or the part that differs from the one before."""
+"""Turn a PNG into a WebP: the whole picture, or the part that differs from the picture before."""
 
 WITHOUT_BARS = """() => {
     for (const bar of document.querySelectorAll('.top, .scrub')) bar.style.position = 'static';
@@ -173,7 +173,7 @@ def provoke(camera: Camera) -> None:
 
 
 def show_busy_step(camera: Camera) -> None:
-    """Show the last step with a preemption whose hits the page knows, and select a request."""
+    """Show the last step with a preemption and with hits on the page, and select a request."""
     camera.js(
         """async () => {
             const {run} = mie.store;

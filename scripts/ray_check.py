@@ -45,7 +45,7 @@ WRONG_KEY = {"Authorization": "Bearer wrong-key"}
 
 
 async def check_serving(checks: Checks, site: Site, plain: Site) -> None:
-    """Check a server on one replica, whose cluster this process is connected to.
+    """Check a server on one replica. This process is connected to its cluster.
 
     ``plain`` is a server without Ray.
     """
@@ -86,7 +86,7 @@ async def disconnect(checks: Checks, site: Site) -> None:
 
 
 async def kill(checks: Checks, site: Site) -> None:
-    """Kill a replica while it serves streams, which are as long as the context allows."""
+    """Kill a replica while it serves streams that are as long as the context allows."""
     async with client_of(site) as client:
 
         def start() -> list[asyncio.Future[str]]:
@@ -180,7 +180,7 @@ def check_data(checks: Checks) -> None:
 
 
 def check_batch(checks: Checks, directory: Path) -> None:
-    """Check that ``mie batch`` answers alike with and without Ray."""
+    """Check that ``mie batch`` gives the same answers with and without Ray."""
     bodies = ({"prompt": f"Story {number}", "max_tokens": 8} for number in range(20))
     lines = (
         {"custom_id": f"{number}", "method": "POST", "url": "/v1/completions", "body": body}
@@ -206,7 +206,7 @@ def on_ray(number: int) -> list[str]:
 
 
 def check_serve(checks: Checks, directory: Path) -> None:
-    """Start ``mie serve`` with and without Ray, and check the one beside the other."""
+    """Start ``mie serve`` with and without Ray, and compare the two."""
     with (
         serving(directory / "plain", OPTIONS) as plain,
         serving(directory / "replicas", [*OPTIONS, *on_ray(1)]) as server,

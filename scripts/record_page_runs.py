@@ -48,7 +48,7 @@ BEGINNINGS = (
 )
 """Parts of the prompts, and seeds with which the answers are stories that do not end too soon.
 
-The chapters of the page's story tell how many tokens some of the prompts have.
+The chapters of the page's story give the number of tokens of some prompts.
 """
 TEMPERATURE = 0.7
 BLOCK_BYTES = 32 << 10

@@ -3,7 +3,7 @@
     python scripts/record_terminal.py          # needs pyte, a terminal emulator
 
 The session is real: bash on a pseudo-terminal, a fresh virtual environment, and this tree's wheel,
-which pip is told to find, quietly. The hub is the tests' stand-in, on this machine, and has one
+where pip is made to find it, quietly. The hub is the tests' stand-in, on this machine, and has one
 model: the bundled one, as a GGUF file. Pauses longer than a second are cut. The result is
 docs/pictures/terminal.svg.
 """

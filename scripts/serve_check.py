@@ -4,7 +4,7 @@
     python scripts/serve_check.py --num-blocks 40 --max-num-seqs 32   # preempts all the time
 
 ``mie serve`` runs in a new process, with a key and on a free port. The exit code is 1 if an answer
-is not that of a quiet server, memory grows, a block stays in use, or the log has an error.
+differs from a quiet server's, memory grows, a block stays in use, or the log has an error.
 """
 
 import argparse

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_BYTES = 1 << 20
-"""Bytes of a JSON file that is read. Those that mie writes are far smaller."""
+"""Bytes of a JSON file that is read. mie's own files are far smaller."""
 
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 """Flags with which a pipe does not make `open` wait, and a link is refused."""

@@ -1,7 +1,7 @@
 """Read untrusted files, and write files whole.
 
-A model directory or a trace comes from a stranger. Its files can be links to an endless device, or
-pipes that have no writer. Both are refused before anything is read: files are regular ones, of a
+A model directory or a trace comes from a stranger. The files can be links to an endless device, or
+pipes without a writer. Both are refused before anything is read: files are regular ones, of a
 limited size, and reading never waits.
 """
 
@@ -36,7 +36,7 @@ def open_file(path: str | PathLike[str], *, allow_pipe: bool = False) -> BinaryI
     The call never waits. A pipe without a writer is empty.
 
     Raises:
-        OSError: the file cannot be opened, or is something else. Its ``strerror`` says why.
+        OSError: the file cannot be opened, or is something else. ``strerror`` has the reason.
     """
     try:
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -90,7 +90,7 @@ def read_json_object(path: Path, max_bytes: int, error_type: type[MieError]) -> 
     """Return the JSON object in ``path``.
 
     Raises:
-        MieError: an ``error_type`` whose message names the file. The file is missing or unreadable,
+        MieError: an ``error_type`` with the file in its message. The file is missing or unreadable,
             is not a regular file, is longer than ``max_bytes``, is not JSON, or holds something
             other than an object.
     """
@@ -148,7 +148,7 @@ def _json_type(value: object) -> str:
 def replacing(target: str, option: str, source: str | None = None) -> Iterator[TextIO]:
     """Open a file that replaces ``target`` if the block succeeds. Otherwise nothing changes.
 
-    ``option`` named the target. ``source`` is the file that is read, which must stay.
+    ``option`` named the target. ``source`` is the file that is read. It must stay.
 
     Raises:
         ConfigError: ``target`` cannot be written.

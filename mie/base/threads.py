@@ -1,4 +1,4 @@
-"""Start threads, call functions in threads, and tell the exceptions of signal handlers."""
+"""Start threads, call functions in threads, and recognize the exceptions of signal handlers."""
 
 import contextvars
 import os
@@ -33,7 +33,7 @@ def after_fork(method: Callable[[], object]) -> None:
 
 
 def start_thread(thread: threading.Thread) -> None:
-    """Start a thread, which has its name in `top -H` too.
+    """Start a thread, with its name in `top -H` too.
 
     Raises:
         ThreadLimitError: the system refuses it.
@@ -44,7 +44,7 @@ def start_thread(thread: threading.Thread) -> None:
 
 
 def show_name(thread: threading.Thread) -> None:
-    """Tell the system the name of a thread that was started. Python 3.14 does so itself."""
+    """Give the system the name of a started thread. Python 3.14 does so itself."""
     with suppress(OSError):  # it has ended, or there is no /proc
         comm = Path(f"/proc/self/task/{thread.native_id}/comm")
         comm.write_text(thread.name[:MAX_SYSTEM_NAME], encoding="utf-8")

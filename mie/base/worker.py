@@ -1,4 +1,4 @@
-"""Run a program of mie in a process of its own, which can be killed and replaced.
+"""Run a program of mie in a separate process that can be killed and replaced.
 
 The program is a module with a function ``main``. It reads requests from its standard input, a
 socket, with the functions of `mie.base.worker_side`.
@@ -33,7 +33,7 @@ class WorkerEnded(Exception):
     def __init__(self, returncode: int) -> None:
         super().__init__(f"signal {-returncode}" if returncode < 0 else f"status {returncode}")
         self.returncode = returncode
-        """Its exit status, or minus the number of the signal that killed it."""
+        """Exit status of the worker, or minus the number of the signal that killed it."""
 
 
 class WorkerSilent(Exception):

@@ -17,7 +17,8 @@ def read_experts(reader: JsonReader, family: Family, num_layers: int) -> Experts
         return None
     # transformers 5 writes Qwen3's number under the second key, beside which is a default here.
     keys = [key for key in ("num_local_experts", "num_experts") if key in reader.values]
-    if family.recurrent is not None and reader.values[keys[0]] == 0:  # a dense Granite 4
+    # A dense Granite 4 states 0 experts.
+    if family.recurrent is not None and reader.values[keys[0]] == 0:
         return None
     number = reader.integer(keys[0], maximum=MAX_EXPERTS)
     is_normalised = True

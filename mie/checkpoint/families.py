@@ -1,7 +1,7 @@
 """Read the supported families from ``families.json``: a row of flags and defaults for each.
 
-A row has the fields of `Family` that differ from the defaults. ``like`` names the rows and parts
-whose fields it has, too. Objects are merged key by key.
+A row has the fields of `Family` that differ from the defaults. ``like`` names rows and parts. Their
+fields are included. Objects are merged key by key.
 """
 
 import json

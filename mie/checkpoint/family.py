@@ -12,9 +12,9 @@ class Family:
     """The flags of a family that its ``config.json`` does not state."""
 
     title: str
-    """Its models' name."""
+    """The name of the family's models."""
     model_type: str
-    """Its ``model_type``, or for a part of another model the one in ``text_config``."""
+    """The ``model_type`` in ``config.json``, or in ``text_config`` for a part of another model."""
     defaults: Mapping[str, Any]
     """The defaults of transformers' configuration class for absent keys.
 
@@ -61,5 +61,5 @@ class Family:
     recurrent: RecurrentLayers | None = None
     """The layers that keep a state, if the family has any."""
     keys: Mapping[str, str] = field(default_factory=dict)
-    """Keys of the file that take precedence over those of a Llama: its own name to Llama's."""
+    """Keys of the file that take precedence over a Llama's keys: the file's name to Llama's."""
     names: Names = field(default_factory=Names)

@@ -68,7 +68,7 @@ class GenerationConfig:
         where: str | os.PathLike[str] = "auto",
         overrides: Mapping[str, Any] | None = None,
     ) -> GenerationConfig:
-        """Load the generation config of the model in ``directory``, whose file need not exist.
+        """Load the generation config of the model in ``directory``. The file need not exist.
 
         ``where`` is "auto", the model's own; "vllm", none; or a directory that must have the file.
         ``overrides`` replace keys of the file.

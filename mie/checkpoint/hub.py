@@ -1,4 +1,4 @@
-"""Know the models of the Hugging Face hub, and those of its cache on this machine.
+"""Find and fetch models of the Hugging Face hub, and the models of its cache on this machine.
 
 A model has a name such as "HuggingFaceTB/SmolLM2-135M". The file of a GGUF repository is chosen by
 its quantisation: "org/model-GGUF:Q8_0". The only store is the cache of ``huggingface_hub``.
@@ -219,7 +219,7 @@ def _cached(repo: Any) -> HubModel:
 def find_cached(name: HubName, cache_dir: Path | None = None) -> Path | None:
     """Return the directory or the GGUF file of a model in the cache, or None.
 
-    The parts of a large GGUF model lie beside the first one, which is returned.
+    The parts of a large GGUF model lie beside the first one. The first one is returned.
     """
     for model in cached_models(cache_dir):
         if model.repo == name.repo:
@@ -289,7 +289,7 @@ def download(
 
 
 def _fetch_blob(model: HubModel, name: str, blobs: Path, tell: Progress) -> None:
-    """Fetch one large file. Its beginning is kept in the cache if that is interrupted.
+    """Fetch one large file. If the download is interrupted, the cache keeps the beginning.
 
     `snapshot_download` deletes what it has of a file when the program ends, and compares sizes
     only.

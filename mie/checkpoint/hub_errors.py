@@ -51,7 +51,7 @@ def hub_error(error: Exception, name: str) -> ModelError:
 def _kinds(error: BaseException | None) -> Iterator[str]:
     """Yield the kinds of an error and of its causes.
 
-    ``huggingface_hub`` has had two HTTP libraries, whose errors have other names and bases.
+    ``huggingface_hub`` has had two HTTP libraries. Their errors have different names and bases.
     """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

@@ -13,7 +13,7 @@ from mie.errors import WeightsError
 
 _SETTINGS = {"config.json", "generation_config.json", "model.safetensors.index.json"}
 _MAX_LIST_BYTES = 4 << 20
-"""Bytes that are fetched of the later parts of a GGUF model, which have a list of tensors only."""
+"""Bytes that are fetched of each later part of a GGUF model. It has a list of tensors only."""
 
 
 @contextmanager

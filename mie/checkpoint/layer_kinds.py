@@ -1,4 +1,4 @@
-"""Tell which layers of a model attend to everything, which have a window, and which a state."""
+"""Find the layers of a model with full attention, with a window, and with a state."""
 
 from mie.checkpoint.families import FAMILIES
 from mie.checkpoint.json_reader import JsonReader
@@ -53,7 +53,7 @@ def layer_kinds(reader: JsonReader, architecture: str, num_layers: int) -> tuple
 
 
 def _rule(reader: JsonReader, windows: str, num_layers: int) -> tuple[str, ...]:
-    """Return the types of layers of a family with windows whose file names none."""
+    """Return the types of layers of a family with windows if the file names none."""
     if windows == "switched":
         first = reader.integer("max_window_layers", minimum=0, maximum=MAX_WIDTH)
         return tuple(SLIDING if layer >= first else FULL for layer in range(num_layers))

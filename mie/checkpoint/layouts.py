@@ -1,7 +1,7 @@
 """Convert the tensors of each quantised format to rows of a form, exactly.
 
 A matrix [N, K] has G = ceil(K / group) scales in a row. Integers of 4 bits are packed eight in an
-int32, and those of 8 bits four. "Along K" means that an int32 has neighbouring inputs.
+int32, and integers of 8 bits four. "Along K" means that an int32 has neighbouring inputs.
 
     pack-quantized    weight_packed [N, K / 8] along K, weight_scale [N, G], weight_shape [2],
                       weight_zero_point [N / 8, G] along N. Integers are stored plus 8 (or 128).
@@ -146,7 +146,7 @@ class Layout(Stored):
         return Tensor(dtypes=FLOATS, shapes=shapes)
 
     def _scales(self, read: Read, first: int, last: int) -> NDArray[Any]:
-        """Return the scales [n, G] of compressed-tensors. One scale may be that of all rows."""
+        """Return the scales [n, G] of compressed-tensors. One scale may hold for all rows."""
         scales = read("weight_scale").reshape(-1, self.num_groups)
         if len(scales) == 1:
             return scales.repeat(last - first, axis=0)
@@ -215,7 +215,7 @@ class Plain(Layout):
 
 
 class Gptq(Layout):
-    """Integers of 4 or 8 bits with one zero point for all, which is 8 or 128."""
+    """Integers of 4 or 8 bits with one zero point for all: 8 or 128."""
 
     by_rows = False
 
@@ -301,7 +301,7 @@ class Mxfp4(Layout):
         nibbles = unpack_nibbles(packed, 2 * packed.shape[1])[:, : self.shape[1]]
         exponents = read("scales")[first:last]
         scales = np.ldexp(np.float32(0.5), exponents.astype(np.int32) - 127)
-        scales[exponents > 252] = np.inf  # 12 times that is
+        scales[exponents > 252] = np.inf  # 12 times such a scale overflows
         return QuantisedRows(form=self.form, codes=FP4[nibbles], scales=scales)
 
 
@@ -320,7 +320,7 @@ def layout_of(shape: tuple[int, int], scheme: Scheme, scale_dtype: str) -> Layou
 
 
 def unpack(words: NDArray[np.int32], bits: int) -> NDArray[np.int8]:
-    """Return the integers in rows of int32, from the lowest bits up. Those of 8 bits wrap."""
+    """Return the integers in rows of int32, from the lowest bits up. Integers of 8 bits wrap."""
     octets = np.ascontiguousarray(words).astype("<i4", copy=False).view(np.uint8)
     return octets.view(np.int8) if bits == 8 else unpack_nibbles(octets, 2 * octets.shape[1])
 
@@ -328,5 +328,5 @@ def unpack(words: NDArray[np.int32], bits: int) -> NDArray[np.int8]:
 def centred(codes: NDArray[np.int8], bits: int, symmetric: bool) -> NDArray[np.int8]:
     """Return stored integers as codes: minus 128, or minus 8 if there are no zero points."""
     shift = np.int8(-128 if bits == 8 else 8 if symmetric else 0)
-    shifted: NDArray[np.int8] = codes - shift  # wraps
+    shifted: NDArray[np.int8] = codes - shift  # codes of 8 bits wrap to signed ones
     return shifted

@@ -141,7 +141,7 @@ def _bits(reader: JsonReader, widths: tuple[int, ...]) -> int:
 
 
 def _group(reader: JsonReader) -> int | None:
-    """Return the size of a group, which is -1 for a whole row."""
+    """Return the size of a group, or -1 for a whole row."""
     size = reader.integer("group_size", maximum=MAX_WIDTH, minimum=-1)
     if size == -1:
         return None

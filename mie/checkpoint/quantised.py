@@ -22,11 +22,11 @@ _SCALES = ("weight_scale", "scales")
 _ROWS = 8
 """Blocks begin at a multiple of this row, because zero points of neighbours share an int32."""
 _TURNED_BYTES = 16 << 20
-"""Codes of a block whose rows are columns in the file. Each block reads all pages of the tensor."""
+"""Codes of a block if its rows are columns in the file. Each block reads the whole tensor."""
 
 
 class QuantisedCheckpoint(Checkpoint):
-    """A checkpoint whose matrices may be quantised. Their names end in ".weight" all the same."""
+    """A checkpoint of plain and quantised matrices. All their names end in ".weight"."""
 
     def __init__(
         self,
@@ -71,12 +71,12 @@ class QuantisedCheckpoint(Checkpoint):
         for first in range(0, num_rows, step):
             try:
                 yield layout.rows(read, first, min(first + step, num_rows))
-            finally:  # also if the caller asks for no further block
+            finally:  # also if the caller takes no further block
                 for entry in stored.values():
                     self._drop(entry)
 
     def release(self, name: str) -> None:
-        """Drop the pages of the tensor. Those of a quantised matrix are dropped by `blocks`."""
+        """Drop the pages of the tensor. `blocks` drops the pages of a quantised matrix."""
         if name not in self._layouts:
             super().release(name)
 
@@ -88,7 +88,7 @@ def open_quantised(
     expected: Mapping[str, Shape],
     quantisation: Quantisation,
 ) -> QuantisedCheckpoint:
-    """Return the checkpoint with the tensors ``found``, which are checked. No data is read.
+    """Return the checkpoint with the tensors ``found``. They are checked. No data is read.
 
     Raises:
         WeightsError: a tensor is missing or unexpected, or has another type or shape.

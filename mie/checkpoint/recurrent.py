@@ -59,7 +59,8 @@ def _conv_shape(reader: JsonReader, hidden_size: int) -> RecurrentShape:
 
 
 def _delta_shape(reader: JsonReader, hidden_size: int) -> RecurrentShape:
-    default = reader.integer("num_attention_heads", maximum=MAX_WIDTH)  # OLMo's
+    # OLMo has as many heads as attention.
+    default = reader.integer("num_attention_heads", maximum=MAX_WIDTH)
     groups = reader.integer("linear_num_key_heads", default=default, maximum=MAX_WIDTH)
     heads = reader.integer("linear_num_value_heads", default=default, maximum=MAX_WIDTH)
     if heads % groups:

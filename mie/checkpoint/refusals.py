@@ -51,7 +51,7 @@ _DISGUISE = (
 def refuse_unsupported(
     config: Mapping[str, Any], architecture: str, families: Mapping[str, Family], source: str
 ) -> None:
-    """Raise unless everything that ``config`` asks for is implemented.
+    """Raise unless every feature of ``config`` is implemented.
 
     ``config`` has the defaults of its family. ``families`` are those that are supported.
 

@@ -77,7 +77,7 @@ def _rope(
     theta = scaling.number("rope_theta", default=theta, low=MIN_THETA, high=MAX_THETA)
     if "longrope" in family.implements and rope_type != "default":
         rope_type = "longrope"  # Phi-3's files also call it "su" or "yarn"
-    if rope_type == "dynamic":  # Hunyuan's, whose alpha fixes the rotations
+    if rope_type == "dynamic":  # Hunyuan's alpha fixes the rotations
         alpha = _factor(scaling, "alpha")
         rope_type, theta = "default", theta * alpha ** (head_dim / max(1, head_dim - 2))
     partial = scaling if scaling.values.get("partial_rotary_factor") is not None else reader

@@ -11,10 +11,10 @@ from mie.ops.weights.quantised import Form, QuantisedRows, Rows, dequantise, qua
 
 
 class RoundedCheckpoint(Checkpoint):
-    """A checkpoint some of whose matrices of floats are rounded to forms as they are read."""
+    """A checkpoint that rounds some matrices of floats to forms as they are read."""
 
     def __init__(self, source: Checkpoint, forms: Mapping[str, Form]) -> None:
-        """Round the matrices in ``forms``, which are not quantised in ``source``."""
+        """Round the matrices in ``forms`` that are not quantised in ``source``."""
         super().__init__(source._entries, source.ignored)
         self.nbytes = source.nbytes
         self.forms = {**source.forms, **forms}

@@ -1,4 +1,4 @@
-"""Locate the tensors of a safetensors file, whose header the safetensors library checks.
+"""Locate the tensors of a safetensors file. The safetensors library checks the header.
 
     8 bytes, little endian   n, the length of the header
     n bytes                  a JSON object: name -> {"dtype", "shape", "data_offsets": [begin, end]}
@@ -81,12 +81,12 @@ def read_header(path: Path, max_bytes: int = MAX_HEADER_BYTES) -> dict[str, Tens
 
 
 def _header_size(path: Path, max_bytes: int) -> int:
-    """Return the number of bytes in the header, which is at most ``max_bytes``."""
+    """Return the number of bytes in the header, at most ``max_bytes``."""
     with open_file(path) as file:
         prefix = file.read(_LENGTH_BYTES) or b""  # None: a file of /proc has no data yet
         file_size = os.fstat(file.fileno()).st_size
     size = int.from_bytes(prefix, "little")
-    # A header that is longer than its file is left to the library, which calls the file truncated.
+    # A header that is longer than its file is left to the library. It calls the file truncated.
     if max_bytes < size <= file_size:
         raise WeightsError(
             f"{path} has a header of {size} bytes; a header may have {MAX_HEADER_BYTES} bytes and "
@@ -109,7 +109,7 @@ def read_entries(directory: Path) -> dict[str, TensorEntry]:
         WeightsError: a file is missing or broken, or the index disagrees with the files.
     """
     if directory.is_file():
-        from mie.checkpoint.gguf.header import read_gguf  # which imports this module
+        from mie.checkpoint.gguf.header import read_gguf  # a circle of imports
 
         return dict(read_gguf(directory).tensors)
     if os.path.lexists(directory / SINGLE_FILE):
@@ -136,7 +136,7 @@ def _no_weights(directory: Path) -> str:
 
 
 def _read_shards(index: Path) -> dict[str, TensorEntry]:
-    """Return the tensors that the index maps, which must be those that its files hold."""
+    """Return the tensors that the index maps. The files must hold exactly these tensors."""
     weight_map = _read_weight_map(index)
     shards = _read_headers(index.parent, sorted(set(weight_map.values())))
     for tensor, shard in weight_map.items():
@@ -190,7 +190,7 @@ def _check_shard_name(index: Path, tensor: str, shard: object) -> None:
     if (
         not isinstance(shard, str)
         or not re.fullmatch(r"[^/\\\0]+\.safetensors", shard)
-        or not shard.isprintable()  # also half of a surrogate pair, which no file name can hold
+        or not shard.isprintable()  # nor half of a surrogate pair, which no file name can hold
         or len(shard.encode()) > MAX_NAME_BYTES
     ):
         raise WeightsError(
@@ -202,7 +202,7 @@ def _check_shard_name(index: Path, tensor: str, shard: object) -> None:
 def weights_digest(directory: Path) -> str:
     """Return a digest of the name, the type, the shape and some bytes of each tensor.
 
-    Training changes all tensors, so some bytes of each tell the results apart. The digest does not
+    Training changes all tensors, so some bytes of each distinguish the results. The digest does not
     depend on how the tensors are spread over files.
 
     Raises:

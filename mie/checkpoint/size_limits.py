@@ -1,17 +1,17 @@
-"""Limit the size of everything in a model directory, which is untrusted input.
+"""Limit the size of everything in a model directory, because it is untrusted input.
 
 Each limit is far beyond every published model of the supported families. Below them, no file can
 take more than a second of CPU time or 200 MB before it is accepted or refused (`tests/security`).
 """
 
 MAX_JSON_BYTES = 1 << 20
-"""Bytes of ``config.json`` or ``generation_config.json``, which have a few kilobytes.
+"""Bytes of ``config.json`` or ``generation_config.json``. Real files have a few kilobytes.
 
 The parsed form takes up to 50 times the bytes of the file.
 """
 
 MAX_HEADER_BYTES, MAX_HEADERS_BYTES, MAX_INDEX_BYTES = 2 << 20, 6 << 20, 4 << 20
-"""Bytes of the header of a weights file, of those of all files of a model, and of their index.
+"""Bytes of the header of a weights file, of all headers of a model, and of the index.
 
 A tensor takes about 130 bytes, and 95 in the index. Llama 3.1 405B has 140 kB, and Qwen3-235B with
 36,000 matrices of experts 4.8 MB and 3.5 MB.
@@ -45,10 +45,10 @@ MAX_TOKEN_IDS = 1024
 """Number of end-of-sequence ids. Each generated token is compared with them."""
 
 MIN_EPS, MAX_EPS = 1e-20, 1.0
-"""Bounds of ``rms_norm_eps``, which must not vanish in float32. Models have 1e-5 and 1e-6."""
+"""Bounds of ``rms_norm_eps``. It must not vanish in float32. Models have 1e-5 and 1e-6."""
 
 MIN_THETA, MAX_THETA = 1.001, 1e15
-"""Bounds of ``rope_theta``, whose logarithm is a divisor. Models for a million tokens have 3e9."""
+"""Bounds of ``rope_theta``. Its logarithm is a divisor. Models for a million tokens have 3e9."""
 
 MIN_FACTOR, MAX_FACTOR = 1e-6, 1e6
 """Bounds of the factors, frequencies and scalings of RoPE. Models have 0.1 … 128."""

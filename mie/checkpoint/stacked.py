@@ -1,4 +1,4 @@
-"""Take the matrices of experts from tensors that hold those of all experts of a layer."""
+"""Take the matrices of experts from tensors of all experts of a layer."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -7,9 +7,9 @@ from mie.checkpoint.entries import TensorEntry
 from mie.checkpoint.tensors import Shape
 
 ENDS = {".weight": "weight", "_bias": "bias", "_blocks": "blocks", "_scales": "scales"}
-"""The ends of names of stacks, and those of the tensors of each expert."""
+"""The ends of names of stacks, and the ends of the tensors of each expert."""
 JOINED = {"experts.gate_up_proj": ("gate_proj", "up_proj"), "experts.down_proj": ("down_proj",)}
-"""Stacks [E, N, K] without an end, and the matrices of an expert whose rows they hold."""
+"""Stacks [E, N, K] without an end, and the matrices of an expert that provide their rows."""
 
 
 def unstacked(
@@ -18,8 +18,8 @@ def unstacked(
     """Return the tensors with the matrix of each expert in place of a stack.
 
     A stack "x.weight" is [E, N, K], and "x" without an end is [E, K, N]. The matrix of expert 3 is
-    called "x.3.weight". Biases, and the blocks and scales of MXFP4, are named alike. Where a family
-    names each expert's matrices (Qwen), its stacks are those of `JOINED`.
+    called "x.3.weight". Biases, and the blocks and scales of MXFP4, have similar names. Where a
+    family names each expert's matrices (Qwen), `JOINED` has its stacks.
     """
     entries: dict[str, TensorEntry] = {}
     for name, entry in found.items():

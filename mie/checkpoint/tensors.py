@@ -111,7 +111,7 @@ def _experts(config: ModelConfig) -> dict[str, Shape]:
 def _parts(
     names: Sequence[str], rows: Sequence[int], columns: int, has_bias: bool
 ) -> dict[str, Shape]:
-    """Return the tensors of matrices with these rows, or of the one that holds them all."""
+    """Return the tensors of matrices with these rows, or of the matrix that holds them all."""
     rows = rows if len(names) > 1 else [sum(rows)]
     tensors: dict[str, Shape] = {}
     for name, num_rows in zip(names, rows, strict=True):

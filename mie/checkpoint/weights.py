@@ -47,7 +47,7 @@ _DTYPES: Mapping[str, DTypeLike] = {
 _FLOATS = ("F32", "F16", "BF16")
 # The bit pattern of infinity. float8_e4m3fn has NaN in its place.
 _INFINITY = {"float32": 0x7F800000, "float16": 0x7C00, "bfloat16": 0x7F80, "float8_e4m3fn": 0x7F}
-_LARGEST_CODE = 448.0  # of float8_e4m3fn
+_LARGEST_CODE = 448.0  # the largest number of float8_e4m3fn
 # These tensors are ignored in a checkpoint. They are buffers that older versions of transformers
 # saved, the copy of the embedding that some tools save with tied embeddings, and the layers that
 # Qwen predicts several tokens with.
@@ -76,7 +76,7 @@ class Checkpoint:
     norms_hold_one: bool = False
 
     def __init__(self, entries: Mapping[str, TensorEntry], ignored: Iterable[str] = ()) -> None:
-        """Use `Checkpoint.open` instead, which checks the entries."""
+        """Use `Checkpoint.open` instead, because it checks the entries."""
         self._entries = dict(entries)
         self._maps: dict[Path, mmap.mmap] = {}
         self.ignored = tuple(ignored)
@@ -133,7 +133,7 @@ class Checkpoint:
     def read(self, name: str) -> NDArray[Any]:
         """Return the tensor ``name`` as a read-only view of its file, in the file's dtype.
 
-        bfloat16 comes as ``ml_dtypes.bfloat16``, whose widening to float32 is exact. The view stays
+        bfloat16 comes as ``ml_dtypes.bfloat16``. Widening it to float32 is exact. The view stays
         valid after `release` (its pages are read again) and after `close`.
         """
         return self._view(self._entries[name])
@@ -159,7 +159,7 @@ class Checkpoint:
         for start in range(0, len(tensor), rows):
             try:
                 yield tensor[start : start + rows]
-            finally:  # also if the caller asks for no further block
+            finally:  # also if the caller takes no further block
                 self.release(name)
 
     def check_values(self, name: str, block: Rows) -> None:
@@ -255,7 +255,7 @@ def _text_entries(found: Mapping[str, TensorEntry]) -> Mapping[str, TensorEntry]
 
 
 class RandomWeights(Checkpoint):
-    """A checkpoint whose tensors are generated when read, always with the same numbers.
+    """A checkpoint of tensors that are generated when read, always with the same numbers.
 
     The numbers of a tensor depend on the seed and on its name. Norms are 1, biases are 0, and
     matrices have a variance of 1 / inputs, so activations stay finite at any depth.
@@ -343,7 +343,7 @@ def _arrays(block: Rows) -> Sequence[NDArray[Any]]:
 def _is_finite(block: Rows) -> bool:
     """Return whether all values are finite, also codes times scales.
 
-    The bits of positive floats sort as signed integers, and those of negative floats as unsigned
+    The bits of positive floats sort as signed integers, and the bits of negative floats as unsigned
     integers. Two plain reductions are the fastest check and need no memory.
     """
     arrays = [*_arrays(block)]

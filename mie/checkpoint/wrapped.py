@@ -9,7 +9,7 @@ WRAPPERS = (
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration",
 )
-"""Models with a text part of a supported family, which is in ``text_config``."""
+"""Models with a text part of a supported family, described in ``text_config``."""
 
 _SHARED = (
     *("bos_token_id", "eos_token_id", "dtype", "torch_dtype"),

@@ -1,10 +1,10 @@
 """Define the command line, one file per command.
 
 ``commands.json`` declares the texts and the options of the commands. In each file ``run`` executes
-a command and returns the exit code. It may raise any `MieError`, which `main` prints. A function
-``add_parser`` adds options that are not declared. This room knows text and terminals, no arrays.
-A command line imports only the file of its command, and a command imports the engine when it runs,
-so that help and mistakes in the arguments cost little.
+a command and returns the exit code. It may raise any `MieError`, and `main` prints the error. A
+function ``add_parser`` adds options that are not declared. This room knows text and terminals, no
+arrays. A command line imports only the file of its command, and a command imports the engine when
+it runs, so that help and mistakes in the arguments cost little.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
 def _failed(error: Exception) -> int:
     message = str(error)
     if not isinstance(error, TooLittleMemoryError):  # its message is a table
-        # A message may quote a file, whose control characters must not reach the terminal.
+        # A message may quote a file, and control characters must not reach the terminal.
         message = "".join(x if x.isprintable() else " " if x == "\n" else "?" for x in message)
     print(f"mie: error: {message}", file=sys.stderr)
     return EXIT_ERROR

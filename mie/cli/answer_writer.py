@@ -77,7 +77,7 @@ class AnswerWriter:
         self._stream.flush()
 
     def add_reasoning(self, text: str) -> None:
-        """Print the next piece of the reasoning, which comes before the answer."""
+        """Print the next piece of the reasoning. It comes before the answer."""
         if not text or not self._is_terminal or self._is_dumb:
             return
         is_hidden = self._look.reasoning == "hide"

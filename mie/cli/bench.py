@@ -266,7 +266,7 @@ def run_serve(args: argparse.Namespace) -> int:
 
 
 def numbers_in(option: str, text: str, kind: Callable[[str], Number], example: str) -> list[Number]:
-    """Return the numbers of an option, which commas separate.
+    """Return the numbers of an option. Commas separate them.
 
     Raises:
         ConfigError: one is no number. The message has the ``example``.

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from mie.lab.workload import Workload
 
 MAX_RESULTS_BYTES = 256 << 20
-"""The longest file of results that is read. Those with details have lines for each request."""
+"""The longest file of results that is read. Results with details have lines for each request."""
 
 LABELS, _DISTRIBUTIONS = json.loads(
     Path(__file__).with_name("labels.json").read_text(encoding="utf-8")
 ).values()
-"""Words for results, which are vLLM's, and for their distributions."""
+"""Words for results (vLLM's words), and for their distributions."""
 
 
 def about(place: Mapping[str, Any], workload: Workload, result: LoadResult) -> dict[str, Any]:

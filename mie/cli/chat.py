@@ -149,7 +149,7 @@ def _talk_in_terminal(chat: Chat, editor: ReadLine) -> None:
         while True:
             try:
                 return read_message(editor)
-            except KeyboardInterrupt:  # start the message again
+            except KeyboardInterrupt:  # Ctrl-C drops the line and starts the message again
                 print(f"\n({_HINT})")
 
     _talk(chat, read_next)

@@ -1,4 +1,4 @@
-"""Execute the commands of ``mie chat``, which begin with a slash."""
+"""Execute the commands of ``mie chat``. They begin with a slash."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EDITOR_HELP = """\
   a pasted block is one message; the arrow keys recall earlier messages"""
 
 
-class Ended(Exception):  # not an error
+class Ended(Exception):  # the end of a conversation is no error
     """The user ends the conversation."""
 
 

@@ -79,7 +79,8 @@ class Conversation:
         self._options: dict[str, Any] = {}
         if chat_template is not None:
             self._options["chat_template"] = chat_template
-        self._refused: tuple[list[dict[str, str]], str] | None = None  # turns, and a message
+        # The turns that were refused, and the message.
+        self._refused: tuple[list[dict[str, str]], str] | None = None
         self.look = look or Look(markdown=False)
         self.stats: Stats | None = None
         self._tells_speed = tells_speed
@@ -89,7 +90,7 @@ class Conversation:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The system message, if there is one, and the turns of both sides."""
+        """The system message, or none, and the turns of both sides."""
         opening = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*opening, *self._turns]
 
@@ -191,7 +192,7 @@ class Conversation:
         try:
             self.answer(text, drops=drops)
         finally:
-            if self._turns is turns:  # no answer came
+            if self._turns is turns:  # no answer came, so the question is taken back
                 self._turns = before
 
     def answer(self, text: str, *, drops: bool = False) -> None:

@@ -206,7 +206,7 @@ def _dtypes_of(model: str) -> tuple[set[str], set[str]]:
 def render(checks: Sequence[Check], trials: Mapping[str, Facts]) -> str:
     """Return the report as text, one fact per line, with remedies below problems.
 
-    ``trials`` are those of `examine`.
+    ``trials`` are the trials of `examine`.
     """
     lines = []
     for check in checks:

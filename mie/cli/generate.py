@@ -69,7 +69,7 @@ def _read(args: argparse.Namespace) -> list[Line]:
 
 
 def _line_of(prompt: str, source: str, args: argparse.Namespace) -> Line:
-    """Return a prompt, which with ``--chat`` is a user's message, as the line of a file."""
+    """Return a prompt, or with ``--chat`` a user's message, as the line of a file."""
     if not prompt:
         raise RequestError(f"{source} is empty; give it some text")
     if not args.chat:

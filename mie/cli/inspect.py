@@ -41,11 +41,11 @@ class ModelReport:
     problem: str | None = None
     config: ModelConfig | None = None
     num_parameters: int | None = None
-    weights_bytes: int | None = None  # in the files
-    weights_bytes_float32: int | None = None  # loaded
+    weights_bytes: int | None = None  # size in the files
+    weights_bytes_float32: int | None = None  # size once loaded as float32
     weights_bytes_loaded: int | None = None  # with the forms of quantised matrices
-    weights_dtypes: dict[str, int] | None = None  # tensors by dtype
-    forms: dict[str, str] | None = None  # of quantised matrices
+    weights_dtypes: dict[str, int] | None = None  # number of tensors by dtype
+    forms: dict[str, str] | None = None  # forms of quantised matrices by name
     kv_bytes_per_token_float32: int | None = None
     kv_bytes_per_token_float16: int | None = None
     kv_cache: dict[str, int] | None = None  # its size, and the tokens that fit, by element
@@ -137,7 +137,7 @@ def _report(
 def _inspect_weights(
     report: ModelReport, directory: Path, config: ModelConfig, *, check: bool
 ) -> None:
-    # `mie doctor` must start without NumPy, which this module imports.
+    # `mie doctor` must start without NumPy, and this module imports it.
     from mie.checkpoint.weights import (
         Checkpoint,
         check_tied_head,

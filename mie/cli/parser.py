@@ -186,7 +186,7 @@ ROWS: Mapping[str, Any] = json.loads(
 def declared(
     commands: Commands, name: str, run: Any = None, **adders: Any
 ) -> argparse.ArgumentParser:
-    """Add a command as its row declares it. Its parser sets ``run``.
+    """Add a command as its row declares it. The command's parser sets ``run``.
 
     ``run`` is a function, or a mapping of the command's own commands to theirs. ``adders`` are
     functions that the row names.

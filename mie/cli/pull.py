@@ -96,7 +96,7 @@ def is_read(tag: str) -> bool:
 
 
 def _check_size(model: HubModel, chosen: Collection[str]) -> None:
-    """Refuse quantised weights, which are kept as they are in the files."""
+    """Refuse quantised weights, because they are kept as they are in the files."""
     if fits(model.size(chosen)):
         return
     tags = {tag: files for tag, files in model.tags.items() if is_read(tag)}

@@ -1,4 +1,4 @@
-"""Implement ``mie run``: talk with a model of the hub, which is fetched if the user agrees."""
+"""Implement ``mie run``: talk with a model of the hub. It is fetched if the user agrees."""
 
 import argparse
 import os

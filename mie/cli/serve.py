@@ -35,7 +35,7 @@ _DEMO: dict[str, Any] = {
 _DEFAULTS: dict[str, tuple[Any, str]] = {
     # Clients of chats expect reasoning beside the answer, not in it.
     "reasoning_parser": ("auto", "auto"),
-    # One client alone is served first come first served under this policy, too.
+    # One client alone is also served first come first served under this policy.
     "scheduling_policy": ("fair", "fair"),
     # Equal seeds give equal answers under any load.
     "batch_invariant": (
@@ -43,7 +43,7 @@ _DEFAULTS: dict[str, tuple[Any, str]] = {
         "on where the backend keeps it: jit, or numpy, not plain, KV cache as computed",
     ),
 }
-"""Settings of the engine whose defaults are the server's own, and how the help says them."""
+"""Settings of the engine with the server's own defaults, and the help text of the defaults."""
 
 
 def add_parser(commands: Commands) -> None:

@@ -108,7 +108,7 @@ QUOTES = '"""'
 ReadLine = Callable[..., "str | None"]
 """A function that shows a prompt and returns the line typed, or None at the end of the input.
 
-A second argument is the text with which the line begins, which a terminal lets the user change.
+A second argument is the text at the beginning of the line. In a terminal, the user can change it.
 """
 
 
@@ -152,7 +152,7 @@ def read_message(read_line: ReadLine) -> Message | None:
 
 
 def read_from_pipe(prompt: str) -> str | None:
-    """Read a line of standard input, which is not a terminal. ``prompt`` is not shown."""
+    """Read a line of standard input that is not a terminal. ``prompt`` is not shown."""
     raw = sys.stdin.buffer.readline() if sys.stdin is not None else b""
     return _decoded(raw).rstrip("\r\n") if raw else None
 

@@ -242,7 +242,7 @@ DEFAULT_LIMITS = RequestLimits()
 
 
 def limits_of(value: RequestLimits | Mapping[str, Any] | None) -> RequestLimits:
-    """Return the limits of the setting ``request_limits``, which lowers some by name.
+    """Return the limits of the setting ``request_limits``. The setting lowers some by name.
 
     Raises:
         ConfigError: a limit is unknown or out of range.

@@ -208,7 +208,7 @@ class EngineArgs(_OftenPassed, EngineSettings, ModelSettings):
 @keyword_checked
 @dataclass(frozen=True, repr=False)
 class AsyncEngineArgs(EngineArgs):
-    """All arguments of `AsyncLLM`, which are those of `LLM`."""
+    """All arguments of `AsyncLLM`, the same as `LLM`'s."""
 
 
 def with_arguments_of(

@@ -18,7 +18,7 @@ BACKENDS = ("jit", "numpy", "cupy", "cupy-emulated")
 AUTO_BACKENDS = ("jit", "numpy")
 """The backends that "auto" chooses from, in order."""
 ON_CPU_THREADS = ("auto", *AUTO_BACKENDS)
-"""The values of ``backend`` that compute with a number of threads, for any batch alike if asked."""
+"""The values of ``backend`` with the settings ``num_threads`` and ``batch_invariant``."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Keep the event log: the effects of every step on requests and blocks, in memory and in a file.
 
 This room knows records: their names, numbers and order. It knows neither scheduler nor block
-tables. Those emit records here, and `mie.events.replay` rebuilds their state from them.
+tables. Scheduler and memory emit records here, and `mie.events.replay` rebuilds their state.
 """
 
 from mie.events.file import read_log as read_log

@@ -47,7 +47,7 @@ def snapshot_line(step: int, snapshot: Snapshot) -> str:
 
 
 def _with_lists_for_dicts(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the snapshot with lists for the dictionaries whose keys JSON would turn into text."""
+    """Return the snapshot with lists for dictionaries with keys that JSON would turn into text."""
     states = snapshot.get("states")
     return {
         **snapshot,
@@ -85,7 +85,7 @@ def read_log(path: str | PathLike[str]) -> Iterator[Segment]:
 
 
 def segments_of(path: str, file: BinaryIO) -> Iterator[Segment]:
-    """Yield the segments of an open file, whose name in messages is ``path``; see `read_log`."""
+    """Yield the segments of an open file. Messages call it ``path``. See `read_log`."""
     draft: _Draft | None = None
     for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
         if len(line) > MAX_LINE_BYTES:
@@ -131,7 +131,7 @@ class _Draft:
         self._rest: list[Record] = []
 
     def add(self, fields: dict[str, Any]) -> None:
-        """Append the record of a line. Its step must come after the last one that ended."""
+        """Append the record of a line. It must belong to a step after the last ended step."""
         step, kind = fields["step"], fields.pop("event")
         if step <= self._last:
             raise TraceError(f"step {step} after the end of step {self._last}")
@@ -217,7 +217,7 @@ def _read_states(fields: Any) -> dict[str, Any]:
 
 
 def _objects(fields: Mapping[str, Any], name: str, names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Return the objects of a list, each with these fields and those of windows."""
+    """Return the objects of a list, each with these fields and the fields of windows."""
     return [
         _with_lists(checked(each, [*names, *(name for name in _OF_WINDOWS if name in each)]))
         for each in _list(fields, name)

@@ -138,7 +138,7 @@ class EventLog:
         self._file = None
 
     def leave_file(self) -> None:
-        """Stop writing to the file, which another process goes on with. The memory is kept."""
+        """Stop writing to the file, because another process continues it. The memory is kept."""
         self._file = None
 
     def _begin_segment(self) -> None:

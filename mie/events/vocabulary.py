@@ -85,7 +85,7 @@ def summary_of(step: Step) -> Summary:
     return summary  # type: ignore[no-any-return]  # fields of a record are Any
 
 
-# Checks of fields that come from a file, which may be untrusted.
+# Checks of fields from a file that may be untrusted.
 
 Shape: TypeAlias = Callable[[Any], bool]
 

@@ -59,7 +59,7 @@ class PrefixRouter:
         """Return the first replica for the request's home, or another if that one is busy.
 
         The others are ranked by the whole beginning, so that the conversations with a popular
-        system prompt spread, and each one stays where it is. They are asked in pairs, of which the
+        system prompt spread, and each one stays where it is. They are compared in pairs, and the
         less loaded replica takes the request.
         """
         limit = sum(loads.values()) / len(loads) + self._slack
@@ -93,7 +93,7 @@ def beginning_of(body: Mapping[str, Any]) -> bytes:
     """Return the beginning of a request to any of the server's interfaces, as JSON.
 
     A router has no tokenizer, so it compares text. A conversation begins with all messages up to
-    the user's first one, which every later turn repeats.
+    the user's first one. Every later turn repeats them.
     """
     prompt = next((body[name] for name in ("prompt", "messages", "input") if name in body), None)
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):

@@ -1,8 +1,8 @@
 """Draw random numbers that are the same to the last bit on every machine and in every Python.
 
-`random.Random.random` is guaranteed to stay the same. Its other methods are not, and those that
-need a logarithm call the C library's, whose last bit differs among platforms. The functions here
-use `random`, the four operations and a square root, whose rounding IEEE 754 fixes.
+`random.Random.random` is guaranteed to stay the same. The other methods are not, and methods with a
+logarithm call the C library. The last bit of its results differs among platforms. The functions
+here use `random`, the four operations and a square root. IEEE 754 fixes their rounding.
 """
 
 import math

@@ -60,7 +60,7 @@ def _numbered(
 def from_lengths(
     lengths: Iterable[tuple[int, int]], moments: Iterable[int] | None = None, *, name: str = "load"
 ) -> Workload:
-    """Return a request for each (prompt, answer) length, whose texts share nothing.
+    """Return a request for each (prompt, answer) length. The texts share nothing.
 
     They arrive all at once unless there are ``moments``.
     """
@@ -144,7 +144,7 @@ def chats(
 ) -> Workload:
     """Return conversations, in which each turn quotes everything before it.
 
-    A turn comes when the user has read and thought. ``request_rate`` is that of new conversations.
+    A turn comes when the user has read and thought. ``request_rate`` counts new conversations.
     """
     settings = _described(locals())
     draws, requests, text = Draws(seed), [], 0
@@ -217,11 +217,11 @@ def agents(
     request_rate: float | None = 1.0,
     seed: int = 0,
 ) -> Workload:
-    """Return tree searches by agents, which fork and share prefixes.
+    """Return tree searches by agents that fork and share prefixes.
 
-    An agent asks for ``branches`` thoughts at once. After a tool has run, it asks again for that
-    many from each of them, ``depth`` levels in all, with one answer at each leaf. All share the
-    system prompt, and a branch shares everything that led to it.
+    An agent requests ``branches`` thoughts at once. After a tool has run, it requests as many from
+    each of them, ``depth`` levels in all, with one answer at each leaf. All share the system
+    prompt, and a branch shares everything that led to it.
     """
     settings = _described(locals())
     draws, requests, text = Draws(seed), [], 0

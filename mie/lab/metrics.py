@@ -79,7 +79,7 @@ class RequestRecord:
 
 
 def percentile(values: Sequence[Number], percent: float) -> float:
-    """Return the percentile of ``values``, which may not be empty.
+    """Return the percentile of ``values``. There must be at least one.
 
     Neighbours are interpolated linearly, as NumPy does by default.
     """

@@ -20,14 +20,14 @@ from mie.ops.backend import Array, Backend, StepBatch
 from mie.text.tokenizer import Tokenizer
 
 ROWS = 64
-"""Rows of logits whose probabilities are computed at a time."""
+"""Number of rows of logits that become probabilities at a time."""
 
 Logits = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """A model's predictions of a text. Divergences are in nats, from those of a reference."""
+    """A model's predictions of a text, and their divergence from a reference in nats."""
 
     num_tokens: int
     """Predicted tokens: all of the text but the first of each window."""
@@ -38,11 +38,11 @@ class Quality:
     p99_kl: float | None = None
     max_kl: float | None = None
     same_top: float | None = None
-    """The share of predictions whose most likely token is the reference's."""
+    """The share of predictions with the same most likely token as the reference."""
 
 
 class _Tap:
-    """A backend whose steps' logits are copied, in the order of the tokens."""
+    """A backend with a copy of the logits of each step, in the order of the tokens."""
 
     is_asynchronous = False
 

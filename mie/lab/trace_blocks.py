@@ -63,7 +63,7 @@ def _labels() -> Iterator[str]:
 
 
 def _cells(state: State, labels: dict[Seq, str]) -> tuple[dict[int, str], str]:
-    """Return the cell of each held block, and that of a free block, with equal widths."""
+    """Return the cell of each held block, and the cell of a free block, with equal widths."""
     owners, fills = _owners(state, labels), state.fills()
     parts = {-1: (FREE, "", "")}
     for block, refs in sorted(state.blocks.refs.items()):

@@ -80,7 +80,7 @@ class _Timeline:
         self._named_slots: set[int] = set()
         self._summary: Summary | None = None
         self._step = 0  # Abandoned steps leave no gap.
-        self._start = self._end = 0  # of the current step
+        self._start = self._end = 0  # the times of the current step
         self._has_run = False  # whether the current records are from after its computation
 
     def events(self, segments: Iterable[Segment]) -> Iterator[Event]:

@@ -26,11 +26,11 @@ T = TypeVar("T")
 
 FORMAT_VERSION = 1
 _MASK = (1 << 64) - 1
-_TEXT = 1  # separates the texts of prompts from those of answers, whose keys have three numbers
+_TEXT = 1  # separates the texts of prompts from answers, which have keys of three numbers
 
 
 def text_key(*numbers: int) -> int:
-    """Return a key for the source of text with these numbers (SplitMix64's finaliser, in turn)."""
+    """Return a key for the source of text with these numbers (SplitMix64's finaliser for each)."""
     key = 0
     for number in numbers:
         key = (key ^ number) + 0x9E3779B97F4A7C15 & _MASK
@@ -141,8 +141,8 @@ class Workload:
     """Requests in the order of a file, with checked dependencies.
 
     Raises:
-        ConfigError: an id is used twice, or a request is after, or quotes, one that has not ended
-            by then.
+        ConfigError: an id is used twice, or a request is after, or quotes, a request that has not
+        ended by then.
     """
 
     name: str

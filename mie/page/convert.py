@@ -1,8 +1,8 @@
 """Turn an event log into page records in a worker process, for a server that was sent the log.
 
 The request is the log. The reply is a zero and the records, or a one and the reason of a refusal.
-The log comes from a stranger, so the kernel limits the process, which exits with `TOO_LARGE` if
-that is not enough.
+The log comes from a stranger, so the kernel limits the process. It exits with `TOO_LARGE` beyond
+the limit.
 """
 
 import io
@@ -16,7 +16,7 @@ from mie.page.recording import Recording
 
 TOO_LARGE = 77
 NAME = "the log"
-"""The name of the file in messages. Its own name is not known here."""
+"""The name of the file in messages. The file's own name is not known here."""
 
 
 def main(cpu_seconds: str, memory_bytes: str, output_bytes: str) -> None:

@@ -1,4 +1,4 @@
-"""Follow an event log in a worker process, which takes no time from the engine's.
+"""Follow an event log in a worker process, to take no time from the engine's process.
 
 A request has the name of a method of `Follower` and its arguments, and a reply has True and the
 result, or False and the message of the `TraceError`. `marshal` writes both: it takes a microsecond
@@ -39,7 +39,7 @@ class Follower:
     """Replays a log while it grows. Call `begin` first."""
 
     def __init__(self, pause: Callable[[], object] = lambda: None) -> None:
-        """``pause`` is called between two steps, which take some ten microseconds."""
+        """``pause`` is called between two steps. A step takes some ten microseconds."""
         self._pause = pause
         self._view: View
         self._num_applied = 0  # of the records after the last step
@@ -72,7 +72,7 @@ class Follower:
         """Take in the steps after the last one, and the records after those.
 
         Return the number of the last step, and the records for a page. ``counts`` are the engine's
-        at this moment, which `key` tells.
+        at the moment of `key`.
         """
         self._counts = counts
         lines = [(kind, line.encode()) for kind, line in self._lines(steps, rest)]

@@ -96,7 +96,8 @@ class Recording:
         """Return the view at the beginning of a segment."""
         if self._view is None:
             self._snapshot: Snapshot = segment.snapshot
-            head_record(segment.snapshot, source="file", name="", first=0)  # refuse it early
+            # A bad snapshot is refused before anything is written.
+            head_record(segment.snapshot, source="file", name="", first=0)
             self._view = View(State.from_snapshot(segment.snapshot, segment.after), text)
             self._begin_chunk(self._view)
         elif self._view.state.snapshot() != segment.snapshot:

@@ -144,7 +144,7 @@ class View:
         return len(self._steps)
 
     def add_step(self, records: Step, num_applied: int = 0) -> None:
-        """Apply the records of a step, except the first ones, which were applied before.
+        """Apply the records of a step, except the first ones that were applied before.
 
         Raises:
             TraceError: one of them cannot happen in this state.
@@ -206,7 +206,7 @@ class View:
         return {name: cells for name, cells in found.items() if cells}
 
     def holder(self, block: int) -> tuple[Seq, int] | None:
-        """Return a sequence whose table has the block, and its index there, or None."""
+        """Return a sequence with the block in its table, and the index there, or None."""
         return next(iter(self._holders.get(block, {}).items()), None)
 
     # Cells that may have changed.
@@ -293,7 +293,7 @@ class View:
         return start
 
     def _drop_entries(self, seq: Seq) -> None:
-        """Forget a sequence's blocks of layers with a window, which may have moved to its table."""
+        """Forget a sequence's blocks of layers with a window. They may have moved to its table."""
         old = self._entries.pop(seq, ())
         for block in old:
             holders = self._holders[block]
@@ -311,7 +311,7 @@ class View:
         self._changed_blocks.update(new)
 
     def _touch_fills(self, values: SequenceState, old: int) -> None:
-        """Touch the blocks whose slots were filled, or emptied, since it had ``old`` tokens."""
+        """Touch the blocks with slots that were filled, or emptied, since it had ``old`` tokens."""
         new = values.num_computed
         if old != new:
             size = self.state.blocks.block_size

@@ -89,7 +89,7 @@ def build_replicas(config: ReplicaConfig) -> Application:
         ),
         **number,
     )
-    # Replicas are restarted if their arguments change, so these do not say how many there are.
+    # Replicas are restarted if their arguments change, so the number of replicas is not among them.
     return deployment.bind(config.engine_settings, config.server)
 
 

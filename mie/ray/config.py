@@ -47,7 +47,7 @@ class ReplicaConfig:
     router_settings: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the router, such as ``{"prefix_bytes": 4096}``."""
     autoscaling: Mapping[str, Any] | None = None
-    """Ray Serve's ``autoscaling_config``, which takes the place of ``num_replicas``."""
+    """Ray Serve's ``autoscaling_config``. It takes the place of ``num_replicas``."""
 
     def __post_init__(self) -> None:
         check_integer("num_replicas", self.num_replicas, 1)
@@ -57,7 +57,7 @@ class ReplicaConfig:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> ReplicaConfig:
-        """Return a config from plain data: these fields, and those of `ServeConfig` in "server".
+        """Return a config from plain data: these fields, and `ServeConfig`'s in "server".
 
         There, ``keys`` and ``admin_keys`` are lists of keys, or files as `Keys.of` reads them.
 
@@ -72,7 +72,7 @@ class ReplicaConfig:
 
     @property
     def engine_settings(self) -> dict[str, Any]:
-        """The arguments of an engine, which uses the CPUs that Ray gives it."""
+        """The arguments of an engine on the CPUs that Ray gives it."""
         if self.engine.get("backend", "auto") not in ON_CPU_THREADS:
             return dict(self.engine)
         return {"num_threads": max(1, int(self.num_cpus)), **self.engine}

@@ -30,15 +30,14 @@ def generate(
 ) -> Dataset:
     """Return the dataset's rows with the answers of an engine in each of ``num_actors`` actors.
 
-    A row has an ``id``, which is unique text, one of ``prompt``, ``messages`` and
-    ``prompt_token_ids``, and optionally ``sampling_params``: a struct, or JSON text. Its answer
-    adds ``generated_text`` and ``finish_reason`` of the first choice, and ``error``: None, or why
-    there is no answer. ``output`` is the `RequestOutput` as JSON, without its metrics.
-    Answers depend on neither the number of actors nor the order, because an id stands in for a
-    missing seed.
+    A row has an ``id`` (unique text), one of ``prompt``, ``messages`` and ``prompt_token_ids``, and
+    optionally ``sampling_params``: a struct, or JSON text. The answer's row adds ``generated_text``
+    and ``finish_reason`` of the first choice, and ``error``: None, or why there is no answer.
+    ``output`` is the `RequestOutput` as JSON, without its metrics. Answers depend on neither the
+    number of actors nor the order, because an id stands in for a missing seed.
 
-    Answered batches are kept in the directory ``checkpoint``, which all machines must share. A
-    later call takes the rows that it finds there, and computes the others.
+    Answered batches are kept in the directory ``checkpoint``. All machines must share it. A later
+    call takes the rows that it finds there, and computes the others.
 
     The tasks that read and write a dataset need a CPU that no actor holds. Without one they wait
     forever.

@@ -84,7 +84,7 @@ class ReplicaAnswer(NamedTuple):
     replica: str
     status: int
     headers: Mapping[str, str]
-    """Without the length of the body, which may be replaced."""
+    """Without the length of the body, because the body may be replaced."""
     body: bytes
 
     @classmethod
@@ -100,7 +100,8 @@ class ReplicaAnswer(NamedTuple):
 async def piped(app: ASGIApp, call: Call) -> AsyncGenerator[list[Message], None]:
     """Yield the messages of the answer. Pieces of the body that wait are joined.
 
-    Closing the generator, or cancelling its task, tells the application that the client has left.
+    Closing the generator, or cancelling its task, reports to the application that the client has
+    left.
     """
     waiting: list[Message] = []
     request: list[Message] = [{"type": "http.request", "body": call.body}]
@@ -143,14 +144,14 @@ class Batches(Protocol):
         """Return the batches. They end with an exception if the replica is lost."""
 
     def cancel(self) -> None:
-        """Tell the replica that the client has left. It never waits."""
+        """Report to the replica that the client has left. It never waits."""
 
 
 class Replicas(Protocol):
     """The way to the replicas."""
 
     def stream(self, call: Call) -> Batches:
-        """Return the answer of one replica, which a router chooses."""
+        """Return the answer of the replica that a router chooses."""
 
     async def ask_all(self, call: Call) -> list[ReplicaAnswer]:
         """Return the answers of those replicas that answer in time."""
@@ -194,7 +195,7 @@ class Front:
             await self._ask_all(call, combine, scope, receive, send)
 
     async def _hand_over(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send a replica's answer on, or say that the replica is lost."""
+        """Send a replica's answer on, or report that the replica is lost."""
         batches = self._replicas.stream(call)
         head: Message | None = None
         try:

@@ -1,7 +1,7 @@
 """The routers of `mie.frontend.routing` as request routers of Ray Serve.
 
 Ray runs a router in each process that sends requests. It caches how many requests each replica
-serves, and asks the replica if it does not know.
+serves, and queries the replica if the number is not cached.
 """
 
 from __future__ import annotations

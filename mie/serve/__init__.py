@@ -1,5 +1,5 @@
 """The HTTP edge: OpenAI's interface on an `AsyncLLM`.
 
-This room knows text and HTTP, never arrays. Its packages come with the extra ``serve``, so nothing
-imports it but ``mie serve``, when it runs.
+This room knows text and HTTP, never arrays. The packages that it needs come with the extra
+``serve``, so only ``mie serve`` imports it.
 """

@@ -36,7 +36,7 @@ class AccessLog:
     """Middleware that gives each request an id, and logs and counts requests."""
 
     def __init__(self, app: ASGIApp, metrics: ServerMetrics, paths: Collection[str]) -> None:
-        """``paths`` are those of the routes, which metrics may be labelled with."""
+        """``paths`` are the paths of the routes. Metrics may have them as labels."""
         self._app = app
         self._metrics = metrics
         self._paths = frozenset(paths)

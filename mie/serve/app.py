@@ -103,7 +103,7 @@ class Edge(ABC):
 
     @abstractmethod
     def without_paths(self, message: str) -> str:
-        """Return a message without directories, which are no client's business."""
+        """Return a message without directories, because they are no client's business."""
 
     @abstractmethod
     async def watch(self) -> None:
@@ -119,7 +119,7 @@ class Edge(ABC):
         await self._wait_idle(self.config.shutdown_timeout)
 
     async def end_engine(self) -> bool:
-        """End the engine, which gives the requests that are left a final error.
+        """End the engine. The requests that are left get a final error.
 
         Return whether it ended: it may hang in a step.
         """
@@ -246,7 +246,7 @@ def create_app(engine: AsyncLLM, config: ServeConfig | None = None) -> Starlette
 def new_app(
     edge: Edge, routes: Sequence[Route], middleware: Sequence[Middleware], **more: Any
 ) -> Starlette:
-    """Return an application whose errors are those of the server."""
+    """Return an application with the errors of the server."""
     app = Starlette(
         routes=routes,
         middleware=middleware,

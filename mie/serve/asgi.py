@@ -15,9 +15,9 @@ from mie.serve.errors import ApiError, api_error
 logger = logging.getLogger(__name__)
 
 CLIENT_LEFT = 499
-"""The status that logs and metrics have for a request whose client left."""
+"""The status that logs and metrics have for a request after its client left."""
 MAX_LOGIN_BYTES = 16 << 10
-"""Maximum size of the body of a login, which needs no key."""
+"""Maximum size of the body of a login. A login needs no key."""
 OPEN_ROUTES = frozenset({"/health", "/ping", "/version", "/ready"})
 """The routes that need no key and are answered while the server drains."""
 SHELL_ROUTES = frozenset({"/", "/chat", "/story.html", "/mie/login", "/mie/logout"})
@@ -38,7 +38,7 @@ def route_of(scope: Scope) -> str:
 
 
 class RootPath:
-    """Middleware that tells the router under which path a proxy serves.
+    """Middleware that gives the router the path under which a proxy serves.
 
     Requests are found with that path and without it, since some proxies remove it.
     """
@@ -58,7 +58,7 @@ class Failures:
     """Middleware that answers a bug with a 500, and logs it with its traceback.
 
     Starlette answers as well, but raises the exception again. Uvicorn then closes the connection,
-    which the answer has promised to keep, and the client's next request is lost.
+    although the answer has promised to keep it, and the client's next request is lost.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -217,7 +217,7 @@ class EventStream:
         self._headers = headers
 
     def close(self) -> None:
-        """Hear that the stream has ended."""
+        """Release what the stream holds. Called at the end of the stream."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Middlewares look at the first message and at the last, and each token has one in between.
@@ -240,7 +240,7 @@ class EventStream:
 class Pace:
     """The beat of all streams.
 
-    Writing chunks takes time from the engine, which computes in the same process. Each chunk
+    Writing chunks takes time from the engine, because it computes in the same process. Each chunk
     therefore postpones the next beat, and tokens that arrive before it are merged. Streams that are
     written together also wake the event loop only once.
     """

@@ -36,15 +36,15 @@ NUM_FREE = 10
 SECONDS = 1.0
 """Time that each further wrong key takes, one after another."""
 MAX_SECONDS = 3
-"""Longest wait of an answer. It ends before the server does, which lets connections flush."""
+"""Longest wait of an answer in seconds. It ends before the server, so that connections flush."""
 MAX_WAITING = 256
 """Answers that wait at once."""
 MAX_CLIENTS = 4096
-"""Clients that are remembered. The one that was seen first is forgotten for the next."""
+"""Number of clients that are remembered. The next client replaces the first."""
 
 
 class Authentication:
-    """Middleware that lets only known keys in, and notes whose request it is."""
+    """Middleware that accepts only known keys, and notes the owner of each request."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Authentication:
     ) -> None:
         """Without ``keys``, clients need none. Without ``admin_keys``, every key may do all.
 
-        ``sessions`` are those of the web page, which sends a cookie in place of a key.
+        ``sessions`` are the logins of the web page. The page sends a cookie in place of a key.
         """
         self._app = app
         self._sessions = sessions
@@ -140,8 +140,8 @@ def _unknown(key: str | None) -> ApiError:
 class WrongKeys:
     """Delays the answers to wrong keys, for each client's address.
 
-    A right key never waits and is never refused, so that an attacker at the same address, such as
-    that of a proxy, keeps no client out.
+    A right key never waits and is never refused, so that an attacker at the same address, such as a
+    proxy's, keeps no client out.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A request's body: one schema, which is checked, reported on and published.
+"""A request's body: one schema for checks, error reports and the published description.
 
 A field is one of four kinds, at every depth:
 
@@ -101,13 +101,13 @@ class IgnoredObject(Body):
 
 
 def whole(value: Any) -> Any:
-    """Return 1.0 as 1, which is the same number in JSON, and anything else as it is."""
+    """Return 1.0 as 1 (the same number in JSON), and anything else as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 @dataclass(frozen=True)
 class Whole:
-    """Marks an integer. Its range has two ends, because JSON allows integers of any size."""
+    """Marks an integer. The range has two ends, because JSON allows integers of any size."""
 
     low: int
     high: int = MAX_INTEGER
@@ -134,7 +134,7 @@ class Whole:
 
 
 def any_of(*alternatives: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema of which fields may be sent together: each alternative says it of some.
+    """Return a schema of the fields that may be sent together. Each alternative has some.
 
     A field must be sent if the alternative does not let it be null.
     """
@@ -319,7 +319,7 @@ def _tag_name(error: ErrorDetails) -> str:
 
 
 def _keys(place: tuple[int | str, ...], value: Any) -> list[str]:
-    """Return the keys in a place of pydantic's, which has names of types between them."""
+    """Return the keys in a place of pydantic's. Such a place has names of types between them."""
     if not place:
         return []
     first, rest = place[0], place[1:]

@@ -22,7 +22,7 @@ class Model:
     name: str
     path: Path
     edge: EngineEdge | None = None
-    """Its engine with the engine's routes, while it is loaded."""
+    """The model's engine with the engine's routes, while the model is loaded."""
     num_bytes: int = 0
     """The memory that it takes, while it is loaded."""
     num_users: int = 0
@@ -30,7 +30,7 @@ class Model:
     waiters: list[asyncio.Future[EngineEdge]] = field(default_factory=list)
     """Requests that wait until it is loaded."""
     last_used: int = 0
-    """The number of the last beginning or end of a request among those of all models."""
+    """The time of the model's last use: a count of the beginnings and ends of all requests."""
     is_coming: bool = False
     """Whether it will be loaded."""
     is_leaving: bool = False
@@ -50,14 +50,14 @@ class Model:
 
     @property
     def status(self) -> str:
-        """Its state in llama.cpp's words."""
+        """The model's state in llama.cpp's words."""
         if self.is_coming:
             return "loading"
         return "unloaded" if self.edge is None or self.edge.dead_error else "loaded"
 
 
 class Catalogue:
-    """The models of a folder by name. One that is loaded stays, whatever becomes of its files."""
+    """The models of a folder by name. A loaded model stays, even if its files disappear."""
 
     def __init__(self, directory: ModelsDirectory) -> None:
         self.directory = directory
@@ -98,7 +98,7 @@ class Catalogue:
         return list(self._models.values())
 
     async def find(self, name: str) -> Model:
-        """Return a model by its name, or raise the 404 of one that is not here."""
+        """Return a model by its name, or raise the 404 of an unknown model."""
         for each in (name, name.removesuffix(LATEST)):
             known = self._models.get(each)
             if known is not None and known.is_ready:
@@ -110,7 +110,7 @@ class Catalogue:
         raise no_model(name, self._models)
 
     async def only(self) -> Model:
-        """Return the only model, or else the only one that is loaded, or raise a 400."""
+        """Return the only model, or else the only loaded model, or raise a 400."""
         models = await self.all()
         for each in (models, self.loaded):
             if len(each) == 1:

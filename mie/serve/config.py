@@ -1,4 +1,4 @@
-"""`ServeConfig`: every option of the server but those of the engine."""
+"""`ServeConfig`: every option of the server that is not the engine's."""
 
 import json
 import re

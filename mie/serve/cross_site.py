@@ -1,4 +1,4 @@
-"""Protection from web pages of other sites, which browsers let send requests to the server."""
+"""Protection from web pages of other sites. Browsers let such pages send requests to the server."""
 
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
@@ -11,7 +11,7 @@ from mie.serve.errors import ApiError, dialect_of
 
 JSON = "application/json"
 CONTENT_TYPES = {"/mie/trace": "application/x-ndjson"}
-"""The content types of the routes whose POST is not JSON."""
+"""The content types of the routes with a POST that is not JSON."""
 
 
 class CrossSite:
@@ -24,7 +24,7 @@ class CrossSite:
       machine (DNS rebinding), but it can own no IP address, and no name that ends in localhost.
     * ``Origin`` names the page's site. Where browsers send none, ``Sec-Fetch-Site`` says whether
       it is another one.
-    * ``Content-Type`` is JSON, which no form has. Browsers ask the server before a script sends it.
+    * ``Content-Type`` is JSON. No form has it, and a script needs the server's consent to send it.
       Ollama's routes take a body without a type, too, if no header shows that a page sends it.
 
     With keys, only the content type is checked, because a page of another site has no key.

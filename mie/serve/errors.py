@@ -81,7 +81,7 @@ class ApiError(Exception):
 
 
 def body_of(error: ApiError, path: str) -> str:
-    """Return the JSON that tells a client of an error, in the dialect of the route ``path``."""
+    """Return the JSON of an error for a client, in the dialect of the route ``path``."""
     of_dialect = {"anthropic": anthropic_body, "ollama": ollama_body}.get(dialect_of(path))
     body = error.body() if of_dialect is None else of_dialect(error)
     return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace").decode()

@@ -22,7 +22,7 @@ TIMEOUT = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: clo
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Uvicorn's protocol, which alone takes headers of any size, and bodies at any pace."""
+    """Uvicorn's protocol with limits on the size of headers and on the time of bodies."""
 
     _num_head_bytes = 0
     _num_body_bytes = 0
@@ -86,7 +86,7 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin to wait for the body. Its size has another limit."""
+        """Begin to wait for the body. Another limit holds for the size of the body."""
         self._num_body_bytes = 0
         self._wait(BODY_SECONDS)
         self._is_in_body = True

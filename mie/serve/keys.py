@@ -1,4 +1,4 @@
-"""The keys of a server, of which it holds digests only."""
+"""The keys of a server. Only digests of them are held."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Keys:
     def __init__(
         self, digests: Mapping[str, bytes], quotas: Mapping[str, ClientQuota] | None = None
     ) -> None:
-        """``digests`` are the SHA-256 of the keys, and ``quotas`` those of some of them."""
+        """``digests`` are the SHA-256 of the keys, and ``quotas`` the quotas of some keys."""
         if not digests:
             raise ConfigError("keys are empty; give at least one key, or none at all")
         for name in digests:
@@ -79,7 +79,7 @@ class Keys:
         return found
 
     def salt(self, name: str) -> str:
-        """Return the salt of a key's prefix cache, which does not reveal the key."""
+        """Return the salt of a key's prefix cache. The salt does not reveal the key."""
         return self._salts[name]
 
     @property

@@ -53,7 +53,7 @@ HELP = {
 
 
 class ServerMetrics:
-    """The counts of one app. Its registry is its own, so that apps in one process do not mix."""
+    """The counts of one app. Each app has a registry, so that apps in one process do not mix."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class ServerMetrics:
         model_name: str,
         others: Callable[[], Iterable["ServerMetrics"]] = tuple,
     ) -> None:
-        """``model_name`` is that of the only model, or empty.
+        """``model_name`` is the name of the only model, or empty.
 
-        A scrape also tells ``others``, such as those of each model that is loaded.
+        A scrape also has the metrics of ``others``, such as each loaded model.
         """
         self._engine = engine
         self.model_name = model_name
@@ -83,7 +83,7 @@ class ServerMetrics:
     def observe(
         self, handler: str, method: str, status: int, seconds: float, facts: Mapping[str, Any]
     ) -> None:
-        """Count an HTTP request when it has ended. ``facts`` are those of its log line."""
+        """Count an HTTP request when it has ended. ``facts`` are the fields of its log line."""
         key = (handler, method, f"{status // 100}xx")
         self._requests[key] = self._requests.get(key, 0) + 1
         tally = self._times.get(handler)
@@ -104,14 +104,14 @@ class ServerMetrics:
                 _Fixed(families(chain.from_iterable(each.read() for each in told)))
             )
 
-        # OpenMetrics, which a client may prefer, would spell "vllm:" as "vllm_".
+        # OpenMetrics would spell "vllm:" as "vllm_", even for a client that prefers it.
         content = await call_in_thread(write)
         return Response(
             content, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"}
         )
 
     async def refresh(self) -> None:
-        """Ask the engine for its numbers."""
+        """Take a new snapshot of the engine's numbers."""
         if self._engine is None:
             return
         try:
@@ -154,7 +154,7 @@ class ServerMetrics:
 
 
 class _Fixed(Collector):
-    """A collector whose families are known."""
+    """A collector of given families."""
 
     def __init__(self, families: Sequence[Family]) -> None:
         self._families = families

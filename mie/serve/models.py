@@ -1,4 +1,4 @@
-"""Several models behind one server: loaded on demand within a budget, and unloaded in turn.
+"""Several models behind one server: loaded on demand within a budget, and unloaded after use.
 
 Everything runs in the event loop, except work that reads files or waits for an engine. One task
 loads and unloads models, one after the other, in the order in which requests asked for them.
@@ -35,7 +35,7 @@ Job = Callable[[], Awaitable[object]]
 
 
 class Models:
-    """The models of a folder, of which some are loaded."""
+    """The models of a folder. Some of them are loaded."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Models:
         self._loader = Worker("mie-load")
         self._lock = threading.Lock()  # held while a model is loaded
         self._engines: set[AsyncLLM] = set()
-        self._loaded: list[AsyncLLM] = []  # the one that the thread has loaded last
+        self._loaded: list[AsyncLLM] = []  # the model that the thread has loaded last
         self._is_closed = False
 
     @property
@@ -191,7 +191,7 @@ class Models:
         try:
             if model.is_ready or not model.waiters or self._is_closed:
                 return
-            if model.edge is not None:  # it is dead
+            if model.edge is not None:  # its engine is dead
                 await self._free(model)
             planned = await self._loader.call(partial(self.catalogue.directory.plan, model.path))
             self._check_budget(model, planned)

@@ -57,7 +57,7 @@ class Operation:
 
     @property
     def endpoint(self) -> Callable[[Request], Awaitable[ASGIApp]]:
-        """The handler, which gets the body that was read, if there is one."""
+        """The handler of the route. It gets the body of a route that has one."""
         handler, body = self.handler, self.body
         if body is None:
             return handler
@@ -92,7 +92,7 @@ _IGNORED = {
 def document(
     config: ServeConfig, operations: Sequence[Operation], serving: Serving | None
 ) -> dict[str, Any]:
-    """Return the OpenAPI 3.1 document of a server, which has one model or ``serving`` is None."""
+    """Return the OpenAPI 3.1 document of a server. ``serving`` is None for several models."""
     schemas = _schemas(operations)
     narrower = {} if serving is None else _of_server(serving)
     for body in {each.body.__name__ for each in operations if each.body is not None}:

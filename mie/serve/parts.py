@@ -11,12 +11,12 @@ Kind = Literal["reasoning", "text", "call"]
 
 
 class Part:
-    """A part of an answer: reasoning, text, or a call of a tool, whose text is its arguments."""
+    """A part of an answer: reasoning, text, or a call of a tool (the text is its arguments)."""
 
     def __init__(self, kind: Kind, index: int, call: ToolCall | None) -> None:
         self.kind: Kind = kind
         self.index = index
-        """Its place in the answer."""
+        """Index of the part in the answer."""
         self._call = call
         self.text = ""
         self.logprobs: list[TokenLogprobs] = []

@@ -132,7 +132,7 @@ class ModelsEdge(Edge):
 
 
 class Dispatch:
-    """An endpoint that lets the model answer that a request names."""
+    """An endpoint that passes each request to the model that the request names."""
 
     def __init__(self, edge: ModelsEdge) -> None:
         self._edge = edge
@@ -329,7 +329,7 @@ _OWN: Mapping[str, Any] = {
 }
 """Endpoints of routes that no model answers."""
 _SAME = frozenset({"/api/version", "/health", "/ready", "/ping", "/load", "/version", "/metrics"})
-"""Routes whose handlers are those of a server with one engine, and know no engine."""
+"""Routes with the handlers of a server with one engine, because these use no engine."""
 OWN_OPERATIONS = (
     *(
         replace(
@@ -345,7 +345,7 @@ OWN_OPERATIONS = (
 
 
 def create_router(edge: ModelsEdge) -> Starlette:
-    """Return the application of several models, whose engines end with it."""
+    """Return the application of several models. Their engines end with it."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

@@ -39,7 +39,7 @@ from mie.serve.serving import Serving
 from mie.serve.writer import json_response
 
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""The sampling parameters whose defaults a model's description has."""
+"""The sampling parameters with defaults in a model's description."""
 
 
 async def _list_models(request: Request) -> Response:
@@ -125,7 +125,7 @@ async def _version(request: Request) -> Response:
 
 
 async def _metrics(request: Request) -> Response:
-    """Tell the metrics in Prometheus' format."""
+    """Return the metrics in Prometheus' format."""
     response: Response = await request.app.state.edge.metrics.scrape()
     return response
 

@@ -41,10 +41,10 @@ EXIT_AT_ONCE = 130
 def serve(load: Callable[[], AsyncLLM | ModelsEdge], config: ServeConfig) -> int:
     """Load an engine, serve until a signal ends it, and return the exit code: 1 if it died.
 
-    ``load`` may return several models instead, which are loaded on demand.
+    ``load`` may return several models instead, to be loaded on demand.
 
-    Call it in the main thread, which takes the signals. The address is taken before the engine is
-    loaded, which may take minutes, and connections are accepted afterwards.
+    Call it in the main thread, because that thread takes the signals. The address is taken before
+    the engine is loaded, because loading may take minutes. Connections are accepted afterwards.
 
     Raises:
         ConfigError: the server cannot listen there, or a certificate is unusable.
@@ -62,7 +62,7 @@ def serve(load: Callable[[], AsyncLLM | ModelsEdge], config: ServeConfig) -> int
 
 
 class Server:
-    """A server in an event loop, which may be that of a test."""
+    """A server in an event loop, also in a test's loop."""
 
     def __init__(self, engine: AsyncLLM | ModelsEdge, config: ServeConfig) -> None:
         check_sockets(config)
@@ -149,7 +149,7 @@ class Server:
         os._exit(EXIT_AT_ONCE)
 
     def _say(self, line: str) -> None:
-        """Tell the person, or the machine, that started the server."""
+        """Notify the person, or the machine, that started the server."""
         if self._config.log_format == "json":
             logger.info("%s", line)
         else:
@@ -179,7 +179,7 @@ async def serve_app(
 
 
 class Uvicorn(uvicorn.Server):
-    """Uvicorn without its signal handlers, and with an event that tells that it has started."""
+    """Uvicorn without its signal handlers, and with an event for its start."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -276,8 +276,8 @@ def _bound_to_port(host: str, port: int) -> Listener:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        # Without the protocol, asyncio does not know that this is TCP, and leaves Nagle's algorithm
-        # on. The body of an answer then waits 40 ms for the client to acknowledge the head.
+        # Without the protocol, asyncio does not see a TCP socket, and leaves Nagle's algorithm on.
+        # The body of an answer then waits 40 ms for the client to acknowledge the head.
         listener = Listener(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -48,7 +48,7 @@ A = TypeVar("A", covariant=True)
 
 @dataclass(kw_only=True, eq=False)
 class Asked(Generic[A]):
-    """An HTTP request whose body was read, and the parameters that its dialect takes from it."""
+    """An HTTP request with its body, and the parameters that its dialect takes from it."""
 
     body: A
     model: str
@@ -226,7 +226,7 @@ class Serving:
         return await self.engine.tokenize(text, add_special_tokens=add_special_tokens)
 
     def priority_of(self, priority: int | None) -> int:
-        """Return a client's priority. The engine refuses one that its policy does not read."""
+        """Return a client's priority. Only the priority policy accepts one, within a limit."""
         if self.engine.engine_config.scheduling_policy != "priority":
             return priority or 0
         return max(priority or 0, self.config.highest_priority)

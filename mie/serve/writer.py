@@ -1,7 +1,7 @@
 """From a request to an answer: the common part of all dialects.
 
-A dialect is a `Writer`. It renders each choice as events of a stream, or as one whole answer. The
-dialects whose answers have parts, one after another, render the same stream of part events.
+A dialect is a `Writer`. It renders each choice as events of a stream, or as one whole answer.
+Dialects with answers in parts, one after another, render the same stream of part events.
 """
 
 import asyncio
@@ -43,11 +43,11 @@ class Choice:
     request: RequestOutput
     """The newest output of its prompt."""
     new: CompletionOutput
-    """Its part of that output."""
+    """The choice's part of that output."""
 
     def __init__(self, index: int) -> None:
         self.index = index
-        """Its place among the choices of all prompts."""
+        """Index of the choice among the choices of all prompts."""
         self.parts = Parts()
         self.offsets: TextOffsets | None = None
         self.num_tokens = 0
@@ -62,12 +62,12 @@ class Choice:
 
 
 class Writer(Asked[A], EventStream, ABC):
-    """Runs one HTTP request, and writes its answer. A dialect says how the answer looks."""
+    """Runs one HTTP request, and writes its answer. A dialect defines the form of the answer."""
 
     id_prefix: ClassVar[str]
     """The beginning of the ids of answers."""
     logprobs_name: ClassVar[str] = "top_logprobs"
-    """The client's parameter that says how many log-probabilities each token gets."""
+    """The client's parameter with the number of log-probabilities of each token."""
 
     add_special_tokens = True
     """Whether texts are encoded with the special tokens that the model expects."""
@@ -86,7 +86,7 @@ class Writer(Asked[A], EventStream, ABC):
         """Writes log-probabilities, if they are wanted."""
         self.keeps_tokens = False
         """Whether tokens wait for an event that reports them."""
-        self._news: list[RequestOutput] = []  # outputs whose events are to be written
+        self._news: list[RequestOutput] = []  # outputs with events to write
         self._has_begun = False
         self._stream: OutputStream
         self._answer_bytes = 0  # the memory that is counted for the log-probabilities
@@ -129,7 +129,7 @@ class Writer(Asked[A], EventStream, ABC):
         """Return the body of an answer that is not streamed, from all of its choices."""
 
     def end(self) -> str:
-        """Return the events after those of the last output."""
+        """Return the events after the last output."""
         return ""
 
     def keepalive(self) -> str:
@@ -149,7 +149,7 @@ class Writer(Asked[A], EventStream, ABC):
         return int(suffix[1:] or 0)
 
     def render(self, outputs: list[RequestOutput]) -> Iterator[str]:
-        """Yield the events of outputs, which may be empty."""
+        """Yield the events of outputs, even of none."""
         if not self._has_begun and (begun := self.begin(outputs[0] if outputs else None)):
             self._has_begun = True
             yield begun

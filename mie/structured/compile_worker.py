@@ -1,4 +1,4 @@
-"""Compile grammars in a separate process, which `mie.structured.compiler` starts.
+"""Compile grammars in a separate process. `mie.structured.compiler` starts it.
 
 The first message is the vocabulary. Every other message is a description of an output. A forked
 child writes and compiles its grammar under the limits, so that a description leaves nothing behind.
@@ -31,7 +31,7 @@ from mie.structured.limits import (
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-_LONGEST_REASON = 10_000  # characters
+_LONGEST_REASON = 10_000  # most characters of a reason
 _ENDS = ('"', "]", "}", "0", ",")
 _PR_SET_PDEATHSIG = 1
 
@@ -97,7 +97,7 @@ def _answer_and_exit(tokens: LLTokenizer, description: str, parent: int, writer:
 def _answer(tokens: LLTokenizer, description: str, writer: int) -> None:
     status = 1
     try:
-        # Not before this thread has started, which is one of the processes that are forbidden.
+        # Not before this thread has started, because the limit on processes counts threads.
         worker_side.limit_address_space(worker_side.address_space() + MEMORY_BYTES)
         reply = json.dumps(_compiled(tokens, description)).encode()
         while reply:
@@ -122,7 +122,7 @@ def _compiled(tokens: LLTokenizer, description: str) -> dict[str, Any]:
     before = worker_side.resident_bytes()
     limits = LLParserLimits(**LIBRARY_LIMITS)
     matcher = LLMatcher(tokens, grammar, log_level=0, limits=limits)
-    trial = matcher.deep_copy()  # which every output does
+    trial = matcher.deep_copy()  # every output makes such a copy
     _try(tokens, trial)
     if trial.is_error():
         return {"error": trial.get_error()[:_LONGEST_REASON]}
@@ -140,7 +140,7 @@ def _try(tokens: LLTokenizer, matcher: LLMatcher) -> None:
     for _ in range(NUM_TRIED):
         matcher.consume_tokens(matcher.compute_ff_tokens())
         mask = matcher.compute_bitmask()
-        if matcher.is_stopped():  # also after an error
+        if matcher.is_stopped():  # a matcher also stops after an error
             return
         allowed = int.from_bytes(mask, "little")
         first = (allowed & -allowed).bit_length() - 1

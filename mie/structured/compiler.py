@@ -27,11 +27,11 @@ It has a ``grammar`` and its ``num_bytes``, a ``refusal``, an ``error`` of the l
 """
 
 Work = Callable[[Salted, Callable[[str], Reply]], Any]
-"""Compiles a description. Its second argument lets the worker compile the description first."""
+"""Compiles a description. With the second argument, the worker compiles the description first."""
 
 
 class Compiler:
-    """Compiles descriptions in a thread, which lives while there are any.
+    """Compiles descriptions in a thread. The thread lives while there are any.
 
     Equal descriptions of a salt are compiled once, and callers take turns. A description that is
     not waited for any more is not compiled, and is stopped if it is being compiled.
@@ -55,7 +55,7 @@ class Compiler:
         self._turns: Turns = Turns()
         self._thread: threading.Thread | None = None
         self._worker: Worker | None = None
-        self._waker: socket.socket | None = None  # wakes the thread
+        self._waker: socket.socket | None = None  # a byte in it wakes the thread
 
     def submit(self, description: Salted, caller: Hashable) -> Future[Any]:
         """Return the future of the result of the work, or of its error. It may be cancelled.
@@ -195,13 +195,13 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._jobs: dict[Salted, Job] = {}  # that wait or run
+        self._jobs: dict[Salted, Job] = {}  # the jobs that wait or run
         self._queues: OrderedDict[Hashable, deque[Job]] = OrderedDict()
         self._running: Job | None = None
         self._last: Hashable = None  # the caller who had the last turn
 
     def join(self, key: Salted, caller: Hashable, future: Future[Any]) -> Job:
-        """Queue a job, or wait for the one with the same key, and return it.
+        """Queue a job, or wait for the job with the same key, and return it.
 
         A job that several callers wait for has a place in each of their queues.
         """
@@ -219,7 +219,7 @@ class Turns:
             self.end(job)
 
     def begin(self) -> Job | None:
-        """Return the next job of the caller whose turn it is. The last caller's is the last."""
+        """Return the next job of the caller that is next. The last caller's is the last."""
         self._running = None
         if self._last in self._queues:
             self._queues.move_to_end(self._last)
@@ -230,7 +230,7 @@ class Turns:
         return self._running
 
     def end(self, job: Job) -> None:
-        """Forget a job. An equal one that comes later is a new one."""
+        """Forget a job. An equal description that comes later is a new job."""
         if self._jobs.get(job.key) is job:
             del self._jobs[job.key]
             self._leave_queues(job)

@@ -38,7 +38,7 @@ def grammar_of(params: StructuredOutputsParams) -> str:
     if params.regex is not None:
         return str(matchers.grammar_from_regex(params.regex))
     if params.choice is not None:
-        # An upper-case name makes one lexeme of all, which has no limit of alternatives.
+        # An upper-case name makes one lexeme of all. A lexeme has no limit of alternatives.
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in params.choice)
         return str(matchers.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}"))
     if params.grammar is not None:

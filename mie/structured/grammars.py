@@ -39,7 +39,7 @@ class Grammars:
     """The grammars of one model's requests. Any thread may use it."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """``vocab_size`` is the number of logits, which may exceed the tokenizer's vocabulary."""
+        """``vocab_size`` is the number of logits. It may exceed the tokenizer's vocabulary."""
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
         self._vocabulary = Vocabulary(tokenizer, vocab_size, eos_token_ids)
@@ -47,15 +47,15 @@ class Grammars:
 
     @cached_property
     def _compiler(self) -> Compiler:  # of two that threads make at once, one is forgotten
-        from mie.structured.compiler import Compiler  # imports subprocess, which few models need
+        from mie.structured.compiler import Compiler  # imports subprocess for few models
 
         return Compiler(self._vocabulary.arguments, partial(_compiled, self._vocabulary))
 
     def start(self, params: StructuredOutputsParams) -> Matcher:
         """Return a matcher at the beginning of an output.
 
-        This waits while the description is compiled. It does not if an equal description is held,
-        which the request has submitted before.
+        This waits while the description is compiled. It does not if the request has submitted an
+        equal description before, and holds it.
 
         Raises:
             RequestError: llguidance is not installed, refuses the description or the tokenizer, or
@@ -77,7 +77,7 @@ class Grammars:
         """Begin to compile a description, and return the future of its grammar, without waiting.
 
         While it is held, `start` returns at once. Callers take turns. The future may be cancelled.
-        Its time reveals nothing about descriptions of other salts.
+        The time of the call reveals nothing about descriptions of other salts.
 
         Raises:
             RequestError: the same description was refused before.
@@ -89,7 +89,7 @@ class Grammars:
             raise RequestError(refusal)
         grammar = self._kept.grammar(description)
         if grammar is not None:
-            from concurrent.futures import Future  # as above
+            from concurrent.futures import Future  # loaded for few models, as above
 
             done: Future[Grammar] = Future()
             done.set_result(grammar)
@@ -202,7 +202,7 @@ class Vocabulary:
         }
 
     def indexed(self) -> LLTokenizer:
-        """Return the tokens, which are indexed at the first call.
+        """Return the tokens. The first call indexes them.
 
         That may take seconds, and holds Python's global lock meanwhile.
 

@@ -31,7 +31,7 @@ class Matcher:
         self._eos_token_ids = eos_token_ids
         self._num_bytes = 4 * ceil_div(vocab_size, 32)
         self._seconds_left = FIRST_SECONDS
-        # The tokens of the next characters, if those are determined. The library finds them anew
+        # The tokens of the next characters, if those are determined. The library finds them again
         # at each token and tokenizes all that are left, so they are kept until they are accepted.
         # They are found at the same tokens each time, so the same tokens give the same state.
         self._run: Sequence[int] | None = None
@@ -61,7 +61,7 @@ class Matcher:
         return mask
 
     def allows(self, token_id: int) -> bool:
-        """Return whether the mask has a token, which takes a fraction of a mask's time."""
+        """Return whether the mask has a token, in a fraction of a mask's time."""
         run = self._next_run()
         if run:
             return token_id == run[0]
@@ -72,7 +72,7 @@ class Matcher:
             return self._matcher.validate_tokens([token_id]) == 1
 
     def accept(self, token_id: int) -> None:
-        """Advance by a token. One that may not come next is a `RequestError`."""
+        """Advance by a token. A token that may not come next is a `RequestError`."""
         run, self._run = self._next_run(), ()
         self._seconds_left += SECONDS_PER_TOKEN
         with self._counted():

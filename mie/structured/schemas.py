@@ -96,14 +96,15 @@ class _Rewriting:
         self._allowed_at_first: Names | None = frozenset() if is_closed else None
         self._references = References(root)
         self._own_facts: dict[int, _Facts] = {}  # by the identity of a schema
-        self._names: dict[tuple[int, Names | None], str] = {}  # of definitions
+        # The names that definitions have in the grammar.
+        self._names: dict[tuple[int, Names | None], str] = {}
         self._definitions: list[tuple[str, Any, Names | None]] = []
         self._inlined: list[int] = []
 
     def result(self) -> Schema:
         schema = self._fresh(self._root)
         definitions = {}
-        for name, target, allowed in self._definitions:  # which grow
+        for name, target, allowed in self._definitions:  # a definition may add others to the end
             definitions[name] = self._of(target, allowed)
         if isinstance(schema, bool):
             schema = {} if schema else {"enum": []}
@@ -172,7 +173,8 @@ class _Rewriting:
             if count is not None:
                 written[name] = count
         elif name in ("pattern", "format"):
-            if "pattern" not in schema or name == "pattern":  # once
+            # Both are written when the pattern comes.
+            if "pattern" not in schema or name == "pattern":
                 for each in text_schemas(schema):
                     is_free = not {*each} & {*written, "anyOf"}
                     written.update(each) if is_free else more.append(each)

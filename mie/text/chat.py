@@ -86,7 +86,7 @@ class ChatTemplate:
         documents: Sequence[Any] | None = None,
         **variables: Any,
     ) -> str:
-        """Return the prompt for ``messages``, which are passed to the template unchanged.
+        """Return the prompt for ``messages``. The template gets them unchanged.
 
         The template can use the special tokens by name (``bos_token``, …). ``variables`` may
         override them and add others (``enable_thinking``, …). With ``continue_final_message`` the
@@ -211,7 +211,7 @@ class ChatTemplates:
         documents: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt for ``messages``. The parameters are those of `LLM.chat`.
+        """Return the prompt for ``messages``. `LLM.chat` explains the parameters.
 
         Raises:
             ConfigError: a parameter is wrong.
@@ -276,7 +276,7 @@ def _with_calls(render: Callable[[Sequence[Message]], str], messages: list[Any])
 
 
 def _new_renderer() -> TemplateRenderer:
-    from mie.text.renderer import TemplateRenderer  # imports subprocess, which only chats need
+    from mie.text.renderer import TemplateRenderer  # imports subprocess for chats alone
 
     return TemplateRenderer()
 

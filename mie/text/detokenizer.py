@@ -39,8 +39,8 @@ class Detokenizer:
     tokens, where some decoders put one. As in vLLM, this requires ``skip_special_tokens=False``,
     and the prompt's last token does not count. Special tokens in ``kept_tokens`` are never skipped.
 
-    A decoder that rewrites whole words (CTC, ``</w>`` suffixes) yields its text at the end. A
-    tokenizer whose own decoder fails raises `RequestError`.
+    A decoder that rewrites whole words (CTC, ``</w>`` suffixes) yields its text at the end. If the
+    tokenizer's own decoder fails, `RequestError` is raised.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ def conversation(messages: Sequence[Message], content_format: str = "string") ->
     With ``content_format`` "string" a content is text, and text parts are joined by newlines. With
     "openai" it is a list of ``{"type": "text", "text": …}``. A content of None becomes an empty
     text, except in an assistant's message with tool calls. A tool may return any JSON value.
-    Arguments of tool calls that are JSON text become objects. Those of a call that was cut stay
+    Arguments of tool calls that are JSON text become objects. Arguments of a call that was cut stay
     text. The reasoning of an assistant's message has all names under which templates look for it.
 
     Raises:
@@ -37,7 +37,7 @@ def conversation(messages: Sequence[Message], content_format: str = "string") ->
 
 
 def is_batch(messages: object) -> bool:
-    """Return whether ``messages`` is a list of conversations, which may be empty."""
+    """Return whether ``messages`` is a list of conversations. It may be empty."""
     return _is_list(messages) and (not messages or _is_list(messages[0]))  # type: ignore[index]
 
 

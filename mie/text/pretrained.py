@@ -53,7 +53,7 @@ class PretrainedTokenizer:
     """The tokenizer that `LLM.get_tokenizer` returns.
 
     It has the commonly used methods of transformers' fast tokenizers, and refuses parameters that
-    it would have to ignore. `tokenizer` is mie's own, which it wraps.
+    it would have to ignore. `tokenizer` is mie's own. This class wraps it.
     """
 
     def __init__(self, tokenizer: Tokenizer, files: TemplateFiles) -> None:
@@ -175,7 +175,7 @@ class PretrainedTokenizer:
     eos_token: str | None = _Special("eos_token")  # type: ignore[assignment]
     """The token that ends a text."""
     pad_token: str | None = _Special("pad_token")  # type: ignore[assignment]
-    """The padding token, which mie does not use."""
+    """The padding token. mie does not use it."""
     unk_token: str | None = _Special("unk_token")  # type: ignore[assignment]
     """The token for text that the vocabulary cannot spell."""
     bos_token_id: int | None = _Special("bos_token", is_id=True)  # type: ignore[assignment]
@@ -260,7 +260,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _as_list(values: Any) -> list[Any]:
-    """Return ``values``, which is one id, a sequence or an array, as a list."""
+    """Return ``values`` (one id, a sequence or an array) as a list."""
     if _is_id(values) and not hasattr(values, "__len__"):
         return [int(values)]
     return list(values.tolist() if hasattr(values, "tolist") else values)

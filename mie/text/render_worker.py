@@ -1,4 +1,4 @@
-"""Render chat templates in a separate process, which `mie.text.renderer` starts.
+"""Render chat templates in a separate process. `mie.text.renderer` starts it.
 
 Requests and replies are JSON objects. The kernel kills the process when a request exceeds its CPU
 time. It exits with `OUT_OF_MEMORY` when it reaches the memory limit.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 OUT_OF_MEMORY = 77
 _CACHED_TEMPLATES = 4
-_LONGEST_MESSAGE = 2000  # characters of an error
+_LONGEST_MESSAGE = 2000  # most characters of an error
 _LONGEST_TEXT = 1 << 23  # Characters of a rendered prompt.
 _SPARE_MEMORY = 1 << 25  # Bytes that a worker may keep after a request.
 

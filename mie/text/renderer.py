@@ -18,7 +18,7 @@ LARGEST_INPUT = 8 << 20  # bytes of the messages and variables as JSON
 
 
 class TemplateRenderer:
-    """Renders templates in a worker process, which it starts, kills and replaces.
+    """Renders templates in a worker process. It starts, kills and replaces the process.
 
     A template is a program that comes with a model or a request. The worker runs it in jinja2's
     sandbox, within `CPU_SECONDS` and `MEMORY_BYTES`. If a template exceeds them, the worker is
@@ -33,7 +33,7 @@ class TemplateRenderer:
         after_fork(self._forget_worker)
 
     def _forget_worker(self) -> None:
-        """Drop the worker and its lock, which another thread may hold, in a forked child."""
+        """Drop the worker and the lock in a forked child. The parent's threads may hold it."""
         self._lock = threading.Lock()
         worker, self._worker = self._worker, None
         if worker is not None:

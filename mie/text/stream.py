@@ -32,7 +32,7 @@ class TextStream:
         include_stop_str_in_output: bool = False,
         **options: Any,
     ) -> None:
-        """``options`` are those of `Detokenizer`."""
+        """``options`` are passed to `Detokenizer`."""
         self._detokenizer = Detokenizer(tokenizer, prompt_token_ids, **options)
         self._stop = StopStrings(stop, include_stop_str_in_output)
         self._searches = bool(stop)
@@ -48,7 +48,7 @@ class TextStream:
         """Return the text that ``token_ids`` add, and the stop string that ended it or None.
 
         ``armed`` is false while ``min_tokens`` forbids stopping. A stop string that these tokens
-        complete is then ordinary text. One that they begin counts when it is complete.
+        complete is then ordinary text. A stop string that they begin counts when it is complete.
         """
         text = self._detokenizer.add(token_ids)
         if not self._searches:
@@ -98,8 +98,8 @@ class StopStrings:
         """Return the text to pass on now, and the stop string that ended it or None.
 
         A stop string that ends within the first ``exempt`` characters of ``text`` does not count,
-        because ``min_tokens`` is not reached there. One that begins there and ends later counts.
-        All text after a stop string is dropped.
+        because ``min_tokens`` is not reached there. A stop string that begins there and ends later
+        counts. All text after a stop string is dropped.
         """
         if self._stopped:
             return "", None

@@ -11,7 +11,7 @@ from mie.text.tokenizer import CONFIG_NAME, TokenizerConfig, read_text
 
 TEMPLATE_FILE = "chat_template.jinja"
 MORE_TEMPLATES = "additional_chat_templates"
-_LARGEST_FILE = 1 << 20  # bytes
+_LARGEST_FILE = 1 << 20  # most bytes of a template's file
 
 
 class TemplateFiles:

@@ -1,11 +1,11 @@
-"""Find the exact bytes of single tokens, which may be less than a character."""
+"""Find the exact bytes of single tokens, even of less than a character."""
 
 from mie.text.detokenizer import Detokenizer
 from mie.text.tokenizer import Tokenizer
 
 
 class TokenBytes:
-    """The bytes that a token adds to a text, so that those of neighbours join to the text's.
+    """The bytes that a token adds to a text, so that the bytes of neighbours join to the text's.
 
     A token that begins a word has its space, as in the middle of a text.
     """

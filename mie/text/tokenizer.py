@@ -35,7 +35,7 @@ class TokenizerConfig:
     """The settings in ``tokenizer_config.json``: special tokens, and the templates of a chat."""
 
     special_tokens: Mapping[str, str] = field(default_factory=dict)  # "eos_token" -> "</s>"
-    more_special_tokens: tuple[str, ...] = ()  # those without a name
+    more_special_tokens: tuple[str, ...] = ()  # special tokens without a name
     add_bos_token: bool = False
     add_eos_token: bool = False
     chat_template: Any = None  # checked where it is used, and so is the response_template
@@ -70,7 +70,7 @@ class TokenizerConfig:
 
 
 def read_text(path: Path, largest: int) -> str:
-    """Return the UTF-8 text of the file ``path``, which may have at most ``largest`` bytes.
+    """Return the UTF-8 text of the file ``path`` of at most ``largest`` bytes.
 
     Raises:
         TokenizerError: the file cannot be read, is too large or is not UTF-8.
@@ -108,7 +108,7 @@ def _flag(values: Mapping[str, Any], name: str, path: Path) -> bool:
 def _more_tokens(values: Mapping[str, Any], path: Path) -> tuple[str, ...]:
     name = "additional_special_tokens"  # called "extra_special_tokens" since transformers 5
     more = values.get(name) or values.get("extra_special_tokens") or []
-    if isinstance(more, Mapping):  # named ones
+    if isinstance(more, Mapping):  # a mapping gives the tokens names
         more = list(more.values())
     if not isinstance(more, list):
         raise TokenizerError(f"{path}: {name} must be a list, got a {type(more).__name__}")
@@ -202,7 +202,7 @@ class Tokenizer:
         return self.byte_table.text(each for each in token_ids if each not in skipped)
 
     def token_str(self, token_id: int) -> str:
-        """Return the text of a single token, which may be a special one."""
+        """Return the text of a single token, also of a special token."""
         return self.decode([token_id], skip_special_tokens=False)
 
     def id_to_token(self, token_id: int) -> str | None:
@@ -230,7 +230,7 @@ class Tokenizer:
 
     @cached_property
     def decoder_steps(self) -> tuple[dict[str, Any], ...]:
-        """The flat list of decoder steps in ``tokenizer.json``, which turn tokens into text."""
+        """The flat list of the steps in ``tokenizer.json`` that turn tokens into text."""
         decoder = self._backend.decoder
         return () if decoder is None else tuple(_unnested(json.loads(decoder.__getstate__())))
 
@@ -251,7 +251,7 @@ class Tokenizer:
             return str(self._backend.decoder.decode(tokens))
 
     def num_tokens(self, *, with_added_tokens: bool) -> int:
-        """Return the number of tokens, which may be less than `vocab_size`."""
+        """Return the number of tokens. It may be less than `vocab_size`."""
         return int(self._backend.get_vocab_size(with_added_tokens=with_added_tokens))
 
     def vocabulary(self) -> dict[str, int]:

@@ -1,8 +1,8 @@
-"""Refuse a ``tokenizer.json`` whose cost is not proportional to the length of a prompt.
+"""Refuse a ``tokenizer.json`` with a cost that is not proportional to the length of a prompt.
 
-A tokenizer is a small program. Its normalizer may double a text 32 times, and its patterns may
-backtrack for hours. The library runs it in this process without limits, and runs it on the text of
-added tokens when it loads the file. The parts that can grow a text or take long are checked first.
+A tokenizer is a small program. A normalizer may double a text 32 times, and patterns may backtrack
+for hours. The library runs it in this process without limits, and runs it on the text of added
+tokens when it loads the file. The parts that can grow a text or take long are checked first.
 """
 
 import base64
@@ -14,7 +14,7 @@ from typing import Any
 from mie.errors import TokenizerError, printable
 
 LARGEST_PART = 2 << 20  # characters in a part of the file other than the model and added tokens
-MOST_STEPS = 64  # per part
+MOST_STEPS = 64  # most steps of a normalizer or another part
 MOST_GROWTH = 64  # All steps together; the largest in use is about 36.
 MOST_ADDED = 1024  # characters or tokens that are added to a text once
 MOST_WORD_CHARACTERS = 1000  # In a WordPiece word; the cost grows with the cube.
@@ -143,7 +143,7 @@ def _end_of_value(text: str, start: int) -> int:
 
 
 def _steps(part: Any) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a part, including those of nested sequences."""
+    """Yield the steps of a part, including the steps of nested sequences."""
     if not isinstance(part, dict):
         return
     if part.get("type") != "Sequence":
@@ -236,7 +236,7 @@ def _check_pattern(step: dict[str, Any], path: str) -> None:
 def _repeats_a_repetition(regex: str) -> bool:
     """Return whether the pattern contains a nested repetition like ``(a+)+``.
 
-    Its matches can be divided in exponentially many ways.
+    Matches of such a pattern can be divided in exponentially many ways.
     """
     inside = [False]  # for each open group, whether it contains a repetition
     closed = False  # Whether the group that was just closed has one.

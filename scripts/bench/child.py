@@ -18,7 +18,7 @@ class PeerError(Exception):
 
 
 class Child:
-    """An engine in its own process, which is stopped (SIGSTOP) except during `generate`."""
+    """An engine in its own process. The process is stopped (SIGSTOP) except during `generate`."""
 
     def __init__(self, spec: EngineSpec, python: str = sys.executable) -> None:
         """Start the process and wait until it has loaded or prepared the model.

@@ -57,7 +57,7 @@ KINDS = {
 """The dtypes of each engine. mie's own is a setting."""
 MIN_SECONDS = 1.0
 WARM_UP = (8, 16, 8)
-"""Requests, prompt tokens and new tokens of the first call. Its tokens are compared."""
+"""Requests, prompt tokens and new tokens of the first call. Tokens are compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class CpuWorkload:
         return f"{self.measures.replace(' ', '-')}-{self.num_requests}"
 
     def rate(self, times: Sequence[Sequence[float]]) -> float:
-        """Return tokens per second. ``times`` has those of each token of each request.
+        """Return tokens per second. ``times`` has the time of each token of each request.
 
         Raises:
             ValueError: all requests were never decoding at the same time.
@@ -153,7 +153,7 @@ def rows_of(names: Sequence[str], common: Sequence[str], variants: Sequence[str]
 
 
 class ModelBench:
-    """The engines on one model, whose files are in ``directory``."""
+    """The engines on one model. The files are in ``directory``."""
 
     def __init__(self, name: str, directory: Path, args: argparse.Namespace) -> None:
         self._name, self._directory, self._args = name, directory, args
@@ -217,7 +217,7 @@ class ModelBench:
         self.loaded[row] = {**facts, "same_as_mie": f"{same} of {len(tokens)}"}
 
     def _baseline(self, row: str) -> str:
-        """Return the row of mie that a row is compared with, whose weights are the same."""
+        """Return the row of mie with the same weights, for comparison with a row."""
         family, kind, _ = self._args.rows[row]
         return f"{BASELINE}-{kind}" if kind in GGUF_TYPES and family != BASELINE else BASELINE
 

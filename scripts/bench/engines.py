@@ -3,9 +3,9 @@
     python -m bench.engines SPEC          in scripts/
 
 SPEC is an `EngineSpec` as a JSON object. With "prepare", the child converts the model to the
-engine's own format and exits. Otherwise it loads the model and answers each line of stdin, which is
-a request, with a line on stdout. The first line is "ready". A line "failed" gives a reason and is
-the last one. child.py is the parent's side.
+engine's own format and exits. Otherwise it loads the model and answers each line of stdin (a
+request) with a line on stdout. The first line is "ready". A line "failed" gives a reason and is the
+last one. child.py is the parent's side.
 
 Only `MieEngine` imports mie, and each peer is imported only in its own class, because each may run
 under another interpreter.
@@ -73,7 +73,7 @@ class Engine(Protocol):
         """Write ``spec.converted`` if the engine does not read the model's own format."""
 
     def generate(self, prompts: list[list[int]], num_new_tokens: int) -> Generated:
-        """Generate for all prompts, which have one length, at once. No token ends a prompt."""
+        """Generate for all prompts at once. They have one length. No token ends a prompt."""
 
     def peak_bytes(self) -> int | None:
         """Return the peak memory of the process, or the GPU memory that the engine holds."""
@@ -122,7 +122,7 @@ class MieEngine:
         return Generated(tokens=[list(tokens[each]) for each in ids], times=[times[i] for i in ids])
 
     def peak_bytes(self) -> int | None:
-        """Return the process's peak, or the size of CuPy's pool, which gives nothing back."""
+        """Return the process's peak, or the size of CuPy's pool. The pool gives nothing back."""
         if self._backend != "cupy":
             return peak_bytes()
         import cupy
@@ -168,7 +168,7 @@ class TransformersEngine:
         return Generated(tokens=tokens, times=[clock.times] * len(prompts))
 
     def peak_bytes(self) -> int | None:
-        """Return the process's peak, or that of torch's memory on the device."""
+        """Return the process's peak, or the peak of torch's memory on the device."""
         import torch
 
         is_cpu = self._device == "cpu"
@@ -176,7 +176,7 @@ class TransformersEngine:
 
 
 class _StepClock:
-    """A streamer for `generate`, which receives the prompt and then the tokens of each step."""
+    """A streamer for `generate`. It receives the prompt and then the tokens of each step."""
 
     def __init__(self) -> None:
         self._start = time.perf_counter()

@@ -33,7 +33,7 @@ def user_environment() -> dict[str, str]:
 
 
 def untune() -> None:
-    """Start this script again without variables that tune a library, which has read them."""
+    """Start this script again without variables that tune a library, because it has read them."""
     environment = user_environment()
     if os.environ.keys() - environment.keys():
         os.execve(sys.executable, [sys.executable, *sys.argv], environment)

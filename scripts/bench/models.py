@@ -5,7 +5,7 @@ A step that decodes N sequences must read every weight once, and the keys and va
     bytes = weights · bytes per weight + N · context · 2 · L · Hkv · Dh · bytes per cached number
 
 ``weights`` counts the numbers of all matrices that are multiplied, including the head. It does not
-count the embedding table, of which a step reads a few rows.
+count the embedding table, because a step reads few rows of it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ MAX_SHORT = 200
 def write_model(name: str, directory: Path, *, has_weights: bool = True) -> ModelConfig:
     """Write a model and its tokenizer to a directory, and return its configuration.
 
-    Its bfloat16 weights are random, equal in every run, and keep activations finite.
+    The bfloat16 weights are random, equal in every run, and keep activations finite.
     """
     directory.mkdir(exist_ok=True)
     if name == BUNDLED:
@@ -140,7 +140,7 @@ def decode_bytes(
     itemsize: int,
     weight_sizes: tuple[float, float] | None = None,
 ) -> float:
-    """Return the bytes that a decode step reads, whose numbers have ``itemsize`` bytes.
+    """Return the bytes that a decode step reads. Numbers have ``itemsize`` bytes.
 
     ``weight_sizes`` are the bytes of a weight of the layers and of the head, if they are others.
     """

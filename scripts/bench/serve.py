@@ -52,7 +52,7 @@ class Server:
     module: str
     """The module that its environment must have."""
     command: str
-    """Its command line after the interpreter; {model}, {gguf}, {port} and more are filled in."""
+    """Command line after the interpreter; {model}, {gguf}, {port} and more are filled in."""
     health: str = "/health"
     """A route that answers when the server is ready."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -75,7 +75,7 @@ SERVERS = {
     ),
     "llama.cpp": Server(
         module="llama_cpp.server",
-        # A new request would otherwise end the one that runs.
+        # A new request would otherwise end the running request.
         command="-m llama_cpp.server --model {gguf} --port {port} --n_ctx 512"
         " --n_threads {threads} --n_threads_batch {threads} --interrupt_requests false",
         health="/v1/models",
@@ -142,7 +142,7 @@ class Client(asyncio.Protocol):
         self.done.set_result(None)
 
     def answer(self) -> tuple[str, int]:
-        """Return the text, and its tokens: those of its usage, or one for each chunk."""
+        """Return the text, and the number of its tokens: from its usage, or one for each chunk."""
         lines = b"".join(self.pieces).split(b"\n")
         chunks = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
         choices = [choice for chunk in chunks for choice in chunk.get("choices", ())]
@@ -177,7 +177,7 @@ Measured = tuple[list[str], float]
 
 
 def ask(name: str, model: str, port: int, count: int, tokens: int) -> Measured:
-    """Ask a server for an answer from each client."""
+    """Send a request to a server from each client."""
     common = {"model": model, "stream": True, "temperature": 0, "max_tokens": tokens}
     bodies = [{**common, **SERVERS[name].options, "prompt": each} for each in prompts_of(count)]
     begin = time.perf_counter()

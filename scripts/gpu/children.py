@@ -73,7 +73,7 @@ TOKEN_KINDS: tuple[dict[str, Any], ...] = (
 def child_end_to_end(is_dry_run: bool) -> dict[str, Any]:
     """Judge every token by NumPy's log-probabilities of it and of the best one at its place.
 
-    Both must be those of the device, up to rounding, and the token must be the best or as good.
+    Both must be the device's, up to rounding, and the token must be the best or as good.
     """
     backend, num_tokens = ("cupy-emulated", 6) if is_dry_run else ("cupy", 48)
     is_right, largest = {}, {}
@@ -164,7 +164,7 @@ def logprobs_of(
 
 
 def child_sanitized(tool: str, is_dry_run: bool) -> int:
-    """Run pytest in this process, which the sanitizer watches, and return its exit code."""
+    """Run pytest in this process under the sanitizer, and return its exit code."""
     import pytest
 
     selected = "cupy and float16 and not bfloat16"

@@ -44,7 +44,7 @@ def as_markdown(values: Mapping[str, Any], bench: str) -> str:
 
 
 def beside_simulated(values: Mapping[str, Any]) -> list[str]:
-    """Return the benchmark's decode steps beside those of the simulator on the same device.
+    """Return the benchmark's decode steps beside the simulator's on the same device.
 
     The steps are in the middle of the answers. The ratio is how far the assumed rates are off.
     """

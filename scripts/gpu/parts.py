@@ -22,7 +22,7 @@ KERNEL_TESTS = (
     *("expert_kernels", "recurrent_kernels", "sinks"),
     *("nonfinite", "bfloat16_range", "whole_step_invariance"),
 )
-"""The files of tests/kernels whose cases run on a device, too."""
+"""The files of tests/kernels with cases that also run on a device."""
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
 SANITIZER_EXIT_CODE = 86
 SMI_QUERY = (
@@ -42,7 +42,7 @@ def environment(run: Run, seconds: float) -> Outcome:
 
 
 def nvidia_smi(run: Run) -> str:
-    """Return clocks and more as one line, which also says if the tool is missing."""
+    """Return clocks and more as one line, or a line about the missing tool."""
     if run.is_dry_run or not shutil.which("nvidia-smi"):
         return "not run" if run.is_dry_run else "nvidia-smi is not installed"
     done = run.execute(["nvidia-smi", f"--query-gpu={SMI_QUERY}", "--format=csv"], 20)
@@ -89,7 +89,7 @@ def outcome_of_child(run: Run, child: str, key: str, fault: str, seconds: float)
 
 
 def sanitizers(run: Run, seconds: float) -> Outcome:
-    """Run compute-sanitizer over the kernels' tests in float16, whose shapes are tiny."""
+    """Run compute-sanitizer over the kernels' tests in float16. Their shapes are tiny."""
     if not run.is_dry_run and not shutil.which("compute-sanitizer"):
         return Outcome(status="skipped", reason="compute-sanitizer is not installed")
     verdicts = {tool: sanitize(run, tool, seconds / len(SANITIZERS)) for tool in SANITIZERS}

@@ -1,4 +1,4 @@
-"""Run the processes of the parts, and say how they ended."""
+"""Run the processes of the parts, and report how they ended."""
 
 import contextlib
 import os

@@ -74,7 +74,7 @@ _DOUBLE = {"DADD", "DMUL", "DFMA", "DSETP", "DMNMX", "DMMA"}
 
 
 def nvdisasm() -> Path | None:
-    """Return the disassembler among the installed wheels, if there is one."""
+    """Return the disassembler among the installed wheels, or None."""
     site = Path(sysconfig.get_paths()["platlib"])
     return next(iter(sorted(site.glob("nvidia/*/bin/nvdisasm"))), None)
 
@@ -178,7 +178,7 @@ def _loops(following: Sequence[Sequence[int]]) -> dict[int, set[int]]:
 def _dominators(following: Sequence[Sequence[int]]) -> dict[int, int]:
     """Return the dominators of every reachable block, as bits of an integer."""
     order, seen, waiting = [], {0}, [(0, iter(following[0]))]
-    while waiting:  # a walk in depth, which lists a block after those that it leads to
+    while waiting:  # a walk in depth: a block comes after the blocks that it leads to
         block, nexts = waiting[-1]
         new = next((each for each in nexts if each not in seen), None)
         if new is None:

@@ -4,9 +4,9 @@ The ledger has a line for each kernel and target:
 
     [resident warps, local accesses, outside of loops, [loop, …]]
 
-A loop is a list of the fields of `gpu.sass.Part`. Each is compared per unit of work, which is a
-product on tensor cores, or a byte of global memory, or else one iteration. So a compiler that
-unrolls a loop twice changes nothing. Code outside of loops runs once, and is compared as it is.
+A loop is a list of the fields of `gpu.sass.Part`. Each is compared per unit of work: a product on
+tensor cores, or a byte of global memory, or else one iteration. So a compiler that unrolls a loop
+twice changes nothing. Code outside of loops runs once, and is compared as it is.
 
 Bytes are those that the instructions name. The emulator counts whether they are useful.
 """

@@ -40,7 +40,7 @@ class Checks:
 
 
 class Deployment:
-    """A deployment of this script, in place of that of ``mie serve``."""
+    """A deployment of this script, in place of the deployment of ``mie serve``."""
 
     def __init__(self) -> None:
         self._config = ReplicaConfig(

@@ -53,7 +53,7 @@ def client_of(site: Site) -> httpx2.AsyncClient:
 
 
 def seeded(number: int) -> dict[str, Any]:
-    """Return one of many different requests, whose answer the seed fixes."""
+    """Return one of many different requests. The seed fixes its answer."""
     if number % 3 == 0:
         content = f"Tell me story {number} of a fox."
         return {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "seed": number}
@@ -128,7 +128,7 @@ async def under_load(
 ) -> AsyncIterator[Counter[str]]:
     """Send requests all the time, and count the status of their answers.
 
-    Each client pauses between its requests, which leaves CPU time to replicas that start.
+    Each client pauses between its requests, to leave CPU time to replicas that start.
     """
     counts: Counter[str] = Counter()
     is_over = asyncio.Event()
@@ -155,7 +155,7 @@ async def under_load(
 
 
 async def labelled(site: Site, name: str) -> dict[str, float]:
-    """Return a metric of each replica; that of a plain server has no name."""
+    """Return a metric of each replica. The metric of a plain server has no name."""
     async with client_of(site) as client:
         text = (await client.get("/metrics")).raise_for_status().text
     values: defaultdict[str, float] = defaultdict(float)

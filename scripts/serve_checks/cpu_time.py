@@ -40,7 +40,7 @@ def cpu_seconds(server: int) -> dict[str, float]:
 
 
 def _fields(process: int) -> list[str]:
-    """Return the fields of a process from its state on, which is the third."""
+    """Return the fields of a process from its state, the third field, on."""
     return (PROC / str(process) / "stat").read_text().rpartition(")")[2].split()
 
 

@@ -18,7 +18,7 @@ class GgufArchitecture:
     family: str
     """The name in `FAMILIES`."""
     variants: Mapping[str, str] = field(default_factory=dict)
-    """The families of files that have one of these keys, which follow the architecture's name."""
+    """The families of files with one of these keys, after the architecture's name."""
     is_permuted: bool = False
     """Whether the rows of queries and keys are interleaved."""
     norms_hold_one: bool = False
@@ -74,7 +74,7 @@ def split_names(names: Names) -> Names:
 def layer_names(values: Mapping[str, Any]) -> Mapping[str, Sequence[str]]:
     """Return the Hugging Face modules that each tensor of a layer holds, one after another.
 
-    ``values`` are the metadata of a file whose family is known.
+    ``values`` are the metadata of a file of a known family.
     """
     name, family = values["general.architecture"], family_of(values)
     assert family is not None

@@ -76,7 +76,7 @@ def _q4_1(blocks: Bytes) -> Parts:
 
 
 def _five_bits(blocks: Bytes, place: int) -> Bytes:
-    """Return codes [n, 32] whose fifth bits are at byte ``place``, before the other four."""
+    """Return codes [n, 32] with their fifth bits at byte ``place``, before the other four."""
     fifth = np.unpackbits(blocks[:, place : place + 4], axis=1, bitorder="little")
     codes: Bytes = _halves(blocks[:, place + 4 :]).reshape(-1, 32) | fifth << 4
     return codes
@@ -152,7 +152,7 @@ def _iq4_xs(blocks: Bytes) -> Parts:
 def _mxfp4(blocks: Bytes) -> Parts:
     # The table has twice the values, so the scale is half of 2**(e - 127).
     scales = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
-    scales[blocks[:, :1] > 252] = np.inf  # 12 times that is
+    scales[blocks[:, :1] > 252] = np.inf  # 12 times such a scale overflows
     return FP4[_halves(blocks[:, 1:])], scales, None
 
 

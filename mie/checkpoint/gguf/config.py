@@ -21,7 +21,7 @@ _KEYS, _SAMPLING = json.loads(
 _OTHER_ENDS = ("eot_token_id", "eom_token_id")
 _MAY_HAVE_BIAS = ("attn_q", "attn_qkv", "attn_output", "ffn_down")
 _LAYERS_OF_27B = (46, 62)  # Gemma 2 and 3, whose scores are scaled by the average head
-_ROUNDING = 1e-6  # relative, of float32
+_ROUNDING = 1e-6  # relative error of a rounding to float32
 _LOW, _HIGH = 1.0, 4.0  # the factors of Llama 3's scaling in all its models
 
 
@@ -61,7 +61,7 @@ def hf_config(header: GgufHeader) -> dict[str, Any]:
 def _of_family(
     header: GgufHeader, name: str, row: GgufArchitecture, config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the values that depend on the family, which follows from the keys of the file."""
+    """Return the values that depend on the family. The family follows from the keys of the file."""
     values = header.values
     architecture = family_of(values) or row.family
     family = FAMILIES[architecture]
@@ -149,7 +149,7 @@ def _rotary_part(values: Mapping[str, Any], name: str, head_dim: Any) -> float |
 def _rope_scaling(
     header: GgufHeader, name: str, config: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Return the model's ``rope_scaling``, whose type is not checked here."""
+    """Return the model's ``rope_scaling``. The type is not checked here."""
     values, prefix = header.values, f"{name}.rope.scaling."
     kind = values.get(prefix + "type", "none")
     factor = values.get(prefix + "factor")
@@ -195,10 +195,10 @@ def _attention_factor(header: GgufHeader, name: str, config: Mapping[str, Any]) 
 
 
 def _llama3_scaling(header: GgufHeader, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Find the parameters of Llama 3's scaling, of which the file has only the results.
+    """Find the parameters of Llama 3's scaling. The file has only the results.
 
-    The tensor holds the divisor of each frequency. A divisor between 1 and the factor, which the
-    lowest frequencies have, determines the original context.
+    The tensor holds the divisor of each frequency. A divisor between 1 and the factor determines
+    the original context. The lowest frequencies have such divisors.
     """
     divisors = _read_floats(header, "rope_freqs.weight")
     theta, factor = config["rope_theta"], max(divisors)
@@ -223,7 +223,7 @@ def _llama3_scaling(header: GgufHeader, config: Mapping[str, Any]) -> dict[str, 
 
 
 def _original(wave: float, divisor: float, factor: float) -> float:
-    """Return the original context from one divisor, which is the inverse of `_divisor`."""
+    """Return the original context from one divisor. This is the inverse of `_divisor`."""
     smooth = (1 / divisor - 1 / factor) / (1 - 1 / factor)
     return wave * (smooth * (_HIGH - _LOW) + _LOW)
 

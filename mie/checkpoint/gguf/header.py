@@ -1,4 +1,4 @@
-"""Read the metadata and the list of tensors of a GGUF file, which is untrusted input.
+"""Read the metadata and the list of tensors of a GGUF file. The file is untrusted input.
 
     4 bytes    "GGUF"
     uint32     version: 2 or 3
@@ -64,14 +64,14 @@ _MAX_KEY_BYTES = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class GgufArray:
-    """An array in the metadata, which is decoded when it is needed."""
+    """An array in the metadata. It is decoded when it is needed."""
 
     kind: int
     count: int
     data: bytes
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over the elements, which are numbers, booleans or texts.
+        """Iterate over the elements: numbers, booleans or texts.
 
         Raises:
             UnicodeDecodeError: a text is not UTF-8.
@@ -98,7 +98,7 @@ class GgufHeader:
 def read_gguf(path: Path) -> GgufHeader:
     """Return the header of the model ``path``, with the tensors of all its files.
 
-    A shape is that of Hugging Face: [output features, input features].
+    A shape is given as in Hugging Face: [output features, input features].
 
     Raises:
         WeightsError: a file cannot be read, is truncated, or exceeds a limit. Or two tensors
@@ -129,7 +129,7 @@ def read_gguf(path: Path) -> GgufHeader:
 
 
 def _shards(path: Path, count: int) -> list[Path]:
-    """Return the files after the first one, which ``path`` must be."""
+    """Return the files after ``path``. It must be the first one."""
     if count <= 1:
         return []
     found = _SHARD.fullmatch(path.name)
@@ -218,7 +218,7 @@ class _Reader:
         return GgufArray(kind, count, self._take(at - start))
 
     def _tensor(self) -> tuple[str, TensorEntry]:
-        """Return a tensor whose position is relative to the data."""
+        """Return a tensor with a position relative to the data."""
         name = self._text(_MAX_KEY_BYTES)
         num_dimensions = self._scalar("I")
         if not 1 <= num_dimensions <= _MAX_DIMENSIONS:

@@ -152,7 +152,7 @@ class _Vocabulary:
         return kinds
 
     def array(self, key: str, kind: type, default: Sequence[Any] | None = None) -> Sequence[Any]:
-        """Return the elements of an array, which are of one kind."""
+        """Return the elements of an array of one kind."""
         array = self._header.values.get(_PREFIX + key)
         if array is None and default is not None:
             return default
@@ -201,7 +201,7 @@ class _Vocabulary:
         return SPLITTERS[name]
 
     def refuse(self, key: str) -> None:
-        """Raise if the file has a value under ``key``, which would change the text."""
+        """Raise if the file has a value under ``key``, because it would change the text."""
         if self._header.values.get(_PREFIX + key):
             raise self.error(f"has {_PREFIX}{key}, which is not read", True)
 
@@ -246,7 +246,7 @@ def _byte_level(*, use_regex: bool) -> dict[str, Any]:
 
 
 def _sentencepiece(found: _Vocabulary) -> dict[str, Any]:
-    """Return the parts of a BPE whose merges follow from the scores of its pieces."""
+    """Return the parts of a BPE. The merges follow from the scores of its pieces."""
     found.refuse("precompiled_charsmap")
     found.refuse("remove_extra_whitespaces")
     ids = found.ids

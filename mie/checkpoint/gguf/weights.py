@@ -40,7 +40,7 @@ class GgufCheckpoint(Checkpoint):
     def __init__(
         self, entries: Mapping[str, TensorEntry], num_heads: Mapping[str, int], norms_hold_one: bool
     ) -> None:
-        """Use `Checkpoint.open`. ``num_heads`` has the matrices whose rows are interleaved."""
+        """Use `Checkpoint.open`. ``num_heads`` has the matrices with interleaved rows."""
         super().__init__(entries)
         self._num_heads = num_heads
         self.norms_hold_one = norms_hold_one
@@ -78,7 +78,7 @@ class GgufCheckpoint(Checkpoint):
 
 
 def open_gguf(path: Path, expected: Mapping[str, Shape]) -> GgufCheckpoint:
-    """Open the model ``path``, which must hold the ``expected`` tensors. No data is read.
+    """Open the model ``path``. It must hold the ``expected`` tensors. No data is read.
 
     Raises:
         WeightsError: the file is broken, or a tensor is missing, unexpected or wrongly shaped.
@@ -138,7 +138,7 @@ def _split(name: str, entry: TensorEntry, shapes: Sequence[Shape]) -> list[Tenso
 
 
 def _interleaved(header: GgufHeader, entries: Mapping[str, TensorEntry]) -> dict[str, int]:
-    """Return the number of heads of each matrix and bias whose rows are interleaved."""
+    """Return the number of heads of each matrix and bias with interleaved rows."""
     prefix = f"{header.values['general.architecture']}.attention."
     num_heads = header.values.get(prefix + "head_count")
     of_kind = {"q": num_heads, "k": header.values.get(prefix + "head_count_kv", num_heads)}

@@ -145,7 +145,7 @@ _JETPACKS = {"32": "4", "34": "5", "35": "5", "36": "6", "38": "7", "39": "7"}
 """JetPack by the major version of L4T, its Linux."""
 
 _OLDEST_L4T = (36,)  # earlier releases have CUDA 11 and Python 3.8
-_SUPER_L4T = (36, 4)  # JetPack 6.1
+_SUPER_L4T = (36, 4)  # the release of L4T in JetPack 6.1
 
 
 def _jetpack(survey: Survey) -> list[Finding]:

@@ -1,7 +1,7 @@
 """Access to the machine: its files, commands and libraries, and the results of checks.
 
 A library may be missing, broken or slow. `Machine.ask` therefore gets its facts from another
-process, which runs `main` and prints one JSON object.
+process. That process runs `main` and prints one JSON object.
 """
 
 import json
@@ -63,7 +63,7 @@ class Machine:
         return run_command(command, timeout=timeout, environment=environment)
 
     def ask(self, *topic: str, timeout: float = ASK_SECONDS) -> Facts:
-        """Return the facts of ``topic``, which `find_facts` finds in a separate process.
+        """Return the facts of ``topic`` that `find_facts` finds in a separate process.
 
         If it crashes, hangs or prints something else, there is an "error" that says so, and
         "is_late" if it has given no answer within ``timeout`` seconds.
@@ -119,7 +119,7 @@ def package_facts() -> Facts:
 
 
 def jit_facts() -> Facts:
-    """Return the facts of `mie.ops_jit.environment.jit_facts`, which imports NumPy."""
+    """Return the facts of `mie.ops_jit.environment.jit_facts`. It imports NumPy."""
     from mie.ops_jit import environment
 
     return environment.jit_facts()

@@ -48,7 +48,7 @@ INTEGERS: Mapping[str, tuple[int, int | None]] = MappingProxyType(
 REALS: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
         "temperature": (0.0, 1000.0),
-        "top_p": (0.0, 1.0),  # above 0
+        "top_p": (0.0, 1.0),  # top_p must be above 0
         "min_p": (0.0, 1.0),
         "repetition_penalty": (0.001, 1000.0),
         "presence_penalty": (-2.0, 2.0),
@@ -81,10 +81,10 @@ class _Checked:
 class SamplingParams(_Checked):
     """Configures how the tokens of one request are chosen, and when the output ends.
 
-    The names and their meaning are vLLM's, and many are those of OpenAI's API. Every value is
-    checked and converted to a plain Python value when the object is created. Fields may be assigned
-    later. Every use begins with `verified`, which then checks them. A bad value or an unknown name
-    raises `ConfigError`, which is a ``ValueError``. Parameters of vLLM that mie does not have are
+    The names and their meaning are vLLM's, and many are OpenAI's. Every value is checked and
+    converted to a plain Python value when the object is created. Fields may be assigned later.
+    Every use begins with `verified`, and it checks them. A bad value or an unknown name raises
+    `ConfigError`, a subclass of ``ValueError``. Parameters of vLLM that mie does not have are
     accepted only at the value that has no effect.
 
     n: Number of choices to generate for the prompt, which share its KV blocks; 1 to 1024 (OpenAI).
@@ -96,8 +96,8 @@ class SamplingParams(_Checked):
         (Holtzman et al., 2019, arXiv:1904.09751). Default: 1.0.
     top_k: Maximum number of most likely tokens to keep, the lowest ids among equals. 0 or -1 keeps
         all; at least -1 (Fan et al., 2018, arXiv:1805.04833). Default: 0.
-    min_p: Minimum probability of a token, relative to that of the most likely one; 0 to 1 (Nguyen
-        et al., 2024, arXiv:2407.01082). Default: 0.0.
+    min_p: Minimum probability of a token, relative to the most likely token's; 0 to 1 (Nguyen et
+        al., 2024, arXiv:2407.01082). Default: 0.0.
     seed: Seed of the random numbers. The same prompt, parameters and seed give the same tokens,
         independent of other requests. None draws from the engine's seed; -2**63 to 2**64 - 1
         (OpenAI). Default: None.
@@ -125,8 +125,8 @@ class SamplingParams(_Checked):
         (OpenAI). Default: 16.
     min_tokens: Minimum number of new tokens. Until then end-of-text and stop tokens are banned, and
         stop strings are ignored; 0 to ``max_tokens`` (vLLM). Default: 0.
-    logprobs: Number of most likely tokens whose log-probabilities are returned, in addition to the
-        chosen one. -1 returns the whole vocabulary, and None no log-probabilities; at least -1
+    logprobs: Number of most likely tokens to return log-probabilities for, in addition to the
+        chosen token. -1 returns the whole vocabulary, and None no log-probabilities; at least -1
         (OpenAI). Default: None.
     prompt_logprobs: The same for each token of the prompt, which is then computed without prefix
         hits; at least -1, or None (vLLM). Default: None.
@@ -141,7 +141,7 @@ class SamplingParams(_Checked):
         True.
     output_kind: Content of each output of a stream: everything so far, only the news, or everything
         in a single output at the end; a `RequestOutputKind` (vLLM). Default: CUMULATIVE.
-    truncate_prompt_tokens: Maximum number of prompt tokens, of which the last are kept. -1 leaves
+    truncate_prompt_tokens: Maximum number of prompt tokens. The last tokens are kept. -1 leaves
         room in the context for ``max_tokens``, and None keeps all; at least 1, or -1, or None
         (vLLM). Default: None.
     skip_reading_prefix_cache: Compute the prompt without prefix hits. Other requests can still hit
@@ -200,7 +200,7 @@ class SamplingParams(_Checked):
         return cls(**{"max_tokens": given.get("max_tokens", 16), **is_given})
 
     def clone(self) -> SamplingParams:
-        """Return a deep copy, which is not checked again."""
+        """Return a deep copy. It is not checked again."""
         return copy.deepcopy(self)
 
     def verified(self, limits: RequestLimits = DEFAULT_LIMITS) -> SamplingParams:
@@ -211,7 +211,8 @@ class SamplingParams(_Checked):
         """
         params = copy.copy(self)
         limit, *checked = self._checked
-        is_open = self.logit_bias is not None or self.extra_args is not None  # dictionaries
+        # A dictionary can change without an assignment.
+        is_open = self.logit_bias is not None or self.extra_args is not None
         if is_open or limit != limits or not all(map(is_, checked, _values_of(self))):
             for name in LISTS:
                 if isinstance(getattr(self, name), Iterator):
@@ -308,13 +309,13 @@ class SamplingParams(_Checked):
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """The stop strings as a tuple, which may be empty."""
+        """The stop strings as a tuple. It may be empty."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def eos_in_effect(self, eos_token_ids: Sequence[int]) -> Sequence[int]:
         """Return the end-of-text tokens that end the output.
 
-        Nothing can follow one in a structured output, which ``ignore_eos`` only puts off.
+        Nothing can follow such a token in a structured output, even with ``ignore_eos``.
         """
         return () if self.ignore_eos and self.structured_outputs is None else eos_token_ids
 
@@ -324,7 +325,7 @@ class SamplingParams(_Checked):
 
     @property
     def named_token_ids(self) -> dict[str, tuple[int, ...]]:
-        """The token ids in each parameter, which must be in the vocabulary."""
+        """The token ids in each parameter. They must be in the vocabulary."""
         names = ("stop_token_ids", "allowed_token_ids", "trace_decode_token_ids", "logit_bias")
         named = {name: tuple(getattr(self, name) or ()) for name in names}
         bad_words = self.bad_words_token_ids or ()

@@ -40,8 +40,8 @@ class StructuredOutputsParams:
     json: A JSON schema, as a dictionary or as text. The output is a JSON value that it accepts.
         Default: None.
     regex: A regular expression in Rust's syntax, which the whole output matches. Default: None.
-    choice: Texts of which the output is one; a list of strings. Default: None.
-    grammar: A grammar in llguidance's dialect of Lark with a rule ``start``, or in GBNF with a rule
+    choice: Texts that the output is chosen from; a list of strings. Default: None. grammar: A
+    grammar in llguidance's dialect of Lark with a rule ``start``, or in GBNF with a rule
         ``root``. Default: None.
     json_object: True for any JSON object. Default: None.
     disable_any_whitespace: Write JSON without whitespace. False lets the model write any

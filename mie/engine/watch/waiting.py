@@ -20,9 +20,9 @@ class Wait:
     """Number of waiting sequences that are before it in the queue."""
     num_tokens: int
     num_cached_tokens: int
-    """Its tokens that are found in the prefix cache, or on the host."""
+    """Number of the sequence's tokens in the prefix cache, or on the host."""
     blocks_needed: int
-    """Blocks that it takes from those that are free or evictable, which include its cached ones."""
+    """Number of free or evictable blocks that it takes, its cached blocks included."""
     blocks_free: int
     blocks_evictable: int
     """Blocks that only the prefix cache holds."""

@@ -18,7 +18,7 @@ class NodeState:
     salt: str | None
     tokens: tuple[int, ...]
     entry: tuple[int, ...] = ()
-    """Its blocks of layers with a window."""
+    """The node's blocks of layers with a window."""
 
 
 class BlockState:
@@ -96,7 +96,7 @@ class BlockState:
         self._hold(block)
 
     def leave_table(self, block: int) -> None:
-        """Remove a table entry. Its reference is removed by `let_go`."""
+        """Remove a table entry. `let_go` removes the reference."""
         self._touched.add(block)
         self.in_tables[block] -= 1
         if not self.in_tables[block]:

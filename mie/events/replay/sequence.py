@@ -22,17 +22,17 @@ class SequenceState:
     num_tokens: int
     num_computed: int = 0
     row: int | None = None
-    """Its row, or None while it waits or if it has ended and is kept."""
+    """The sequence's row, or None while it waits or if it has ended and is kept."""
     blocks: list[int] = field(default_factory=list)
     host: list[int] | None = None
     """Host blocks that hold its swapped-out tokens."""
     entries: list[list[int]] = field(default_factory=list)
-    """Its blocks of layers with a window, from entry ``num_passed`` on."""
+    """The blocks of layers with a window, from entry ``num_passed`` on."""
     num_passed: int = 0
 
     @property
     def places(self) -> Iterator[tuple[int, int]]:
-        """Its blocks, each with its index in the table."""
+        """The blocks, each with its index in the table."""
         yield from ((block, index) for index, block in enumerate(self.blocks))
         for index, entry in enumerate(self.entries, self.num_passed):
             yield from ((block, index) for block in entry)
@@ -103,7 +103,7 @@ class SequenceState:
         self.blocks, self.entries = [], []
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the fields, with the lists copied, and those of windows only if there are any."""
+        """Return the fields with copied lists. Fields of windows are left out if there are none."""
         fields = copied(vars(self))
         if not self.entries:
             del fields["entries"], fields["num_passed"]

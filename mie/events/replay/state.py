@@ -131,7 +131,7 @@ class State:
                 require(row in self.rows, f"unknown row {row}")
             if kind in ("fork", "wait", "branch"):
                 self._sequence(fields["parent"])
-            # The first two bring a new choice, and the last may end one that was never forked.
+            # The first two bring a new choice, and the last may end a choice that was never forked.
             if "seq" in fields and kind not in ("fork", "wait", "finish"):
                 self._sequence(fields["seq"])
             if fields.get("by") is not None:

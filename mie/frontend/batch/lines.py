@@ -100,7 +100,7 @@ def answer_all(
 
 
 def num_failed(lines: Iterable[Line]) -> int:
-    """Return the number of lines that have no request, or whose request has failed so far."""
+    """Return the number of lines without a request, or with a failed request so far."""
     return sum(line.error is not None for line in lines)
 
 

@@ -13,7 +13,7 @@ from mie.frontend.batch.lines import json_object
 def continued(path: str) -> Iterator[tuple[BinaryIO, set[str]]]:
     """Open a file of records for adding, and keep other runs from it.
 
-    Return it with every custom_id that it has. Its last line is cut off if a run could not complete
+    Return it with every custom_id that it has. The last line is cut off if a run could not complete
     it.
 
     Raises:

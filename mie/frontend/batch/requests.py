@@ -16,7 +16,7 @@ from mie.frontend.llm import LLM
 from mie.frontend.outputs import RequestOutput
 
 PROMPTS = ("prompt", "messages", "prompt_token_ids")
-"""The names of a request's prompt, of which it has exactly one."""
+"""The names of a request's prompt. A request has exactly one of them."""
 _LABELS = ("cache_salt", "priority")
 
 Key = TypeVar("Key")

@@ -1,4 +1,5 @@
 """Compare one workload on two backends, operator by operator.
 
-This room knows the Backend contract and loads engines. It must not know how any backend computes.
+This room uses the Backend contract and loads engines. It must not depend on the way that any
+backend computes.
 """

@@ -211,7 +211,7 @@ def _run(
 
 
 def _config(workload: DiffWorkload, side: Side) -> EngineConfig:
-    """Return the workload's config with the side's settings, which must not change the schedule."""
+    """Return the workload's config with the side's settings. They must not change the schedule."""
     if side.backend == "auto":
         raise ConfigError("a comparison needs the name of a backend; got 'auto' (jit or numpy)")
     own = SETTINGS.get(side.backend, ())
@@ -283,7 +283,7 @@ class _Comparison:
 
 
 def _place(spot: Spot, element: Index, a: NDArray[Any], b: NDArray[Any]) -> Place:
-    """Return both sides at an element. That of an empty result is ()."""
+    """Return both sides at an element. The element of an empty result is ()."""
     where: dict[str, Any] = {"step": spot.step, "layer": spot.layer, "operator": spot.operator}
     if not element:
         return Place(**where, element=element)

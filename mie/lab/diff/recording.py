@@ -53,7 +53,7 @@ class Spot:
 
 
 Observer = Callable[[Spot, NDArray[Any]], NDArray[Any] | None]
-"""A function that receives a copy of each result in its own dtype, which widens to float64 exactly.
+"""A function that receives a copy of each result in its own dtype. It widens to float64 exactly.
 
 If it returns an array, that replaces the result.
 """
@@ -79,8 +79,8 @@ class RecordingBackend(ComposedOperators):
 
     Operators that ``inner`` may compute in one call are composed of single ones, to see each.
 
-    A step's calls follow the decoder's order, which gives each its role and layer. The keys and
-    values that `rope_write_kv` writes are internal to the backend. They are seen through the
+    A step's calls follow the decoder's order, so each has its role and layer by its place. The keys
+    and values that `rope_write_kv` writes are internal to the backend. They are seen through the
     results of `paged_attention`. Recurrent states are seen through the results of later steps.
     """
 

@@ -53,7 +53,7 @@ class OperatorErrors:
     max_rel: float
     """Maximum difference over the largest magnitude of the whole result."""
     row_rel: float
-    """Maximum difference over the largest magnitude of the row (one token), which is judged."""
+    """Maximum difference over the largest magnitude of the row (one token); it is judged."""
     max_ulp: int
     limit: float
     """Maximum allowed ``row_rel``."""

@@ -31,7 +31,7 @@ class Errors:
     max_rel: float
     """``max_abs`` over the largest finite magnitude in the reference."""
     row_rel: float
-    """The largest difference over the largest magnitude of its row (one token), which is judged.
+    """The largest difference over the largest magnitude of its row (one token); it is judged.
 
     An element near zero, where sums cancel, counts no more than its neighbours. A row of small
     numbers counts as much as one of large ones.
@@ -81,7 +81,7 @@ def _num_rows(array: NDArray[Any]) -> int:
 
 
 def differences(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return |x - y|, which is 0 or infinite between numbers that are not finite."""
+    """Return |x - y|, or 0 or infinity between numbers that are not finite."""
     with np.errstate(invalid="ignore", over="ignore"):
         difference: NDArray[np.float64] = np.abs(x - y)
     difference[(x == y) | (np.isnan(x) & np.isnan(y))] = 0.0
@@ -118,7 +118,7 @@ def _max_ulp(x: NDArray[np.float64], y: NDArray[np.float64], dtype: np.dtype[Any
 
 
 def _ordinals(x: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[np.int64]:
-    """Return the rank of each number among those of ``dtype``, where 0 has rank 0."""
+    """Return the rank of each number among the numbers of ``dtype``, where 0 has rank 0."""
     with np.errstate(over="ignore"):
         bits = x.astype(dtype).view(f"i{dtype.itemsize}").astype(np.int64)
     magnitude = bits & ((1 << (8 * dtype.itemsize - 1)) - 1)
@@ -129,11 +129,11 @@ class Tolerance(NamedTuple):
     """Limits of the relative difference, for each class of operators."""
 
     embed: float
-    """Rows of the embedding, which each side rounds at most once."""
+    """Rows of the embedding. Each side rounds them at most once."""
     layers: float
     """Norms, products, rotations and taken rows: sums that accumulate earlier errors."""
     gates: float
-    """`paged_attention`, `silu_mul` and `gelu_mul`, which use exponentials.
+    """`paged_attention`, `silu_mul` and `gelu_mul`. They use exponentials.
 
     They turn an absolute error of the score into a relative one of the result.
     """
@@ -147,10 +147,10 @@ TOLERANCES, ALONE, QUANTIZED = (
     MappingProxyType({name: Tolerance(**row) for name, row in table.items()})
     for table in _TABLES.values()
 )
-"""Three tables of limits, by the coarser dtype of the two, whose rounding causes the difference.
+"""Three tables of limits, by the coarser dtype of the two. Its rounding causes the difference.
 
 The second is for operators that all have A's inputs (``isolate``), so that no errors accumulate.
-The third is for quantised caches, where its limits exceed those of the dtype.
+The third is for quantised caches, where its limits exceed the dtype's limits.
 """
 
 CLASSES = MappingProxyType(
@@ -164,7 +164,7 @@ CLASSES = MappingProxyType(
         "logits": "logits",
     }
 )
-"""The class of an operator, which is ``layers`` for all others."""
+"""The class of an operator. All other operators are ``layers``."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ class ClusterResult:
 
     records: list[RequestRecord]
     num_tokens: Mapping[str, int]
-    """Tokens that each replica computed, those of prompts and those of answers."""
+    """Number of tokens that each replica computed, of prompts and of answers."""
 
     @property
     def hit_rate(self) -> float:
@@ -48,7 +48,7 @@ class ClusterResult:
 def run_cluster(benches: Mapping[str, Bench], router: Router, workload: Workload) -> ClusterResult:
     """Route every request at its time, and step each engine whenever it has work.
 
-    The router knows the requests of each replica that have not ended by then. Routing takes no
+    The router sees the requests of each replica that have not ended by then. Routing takes no
     simulated time.
 
     Raises:
@@ -77,7 +77,8 @@ class _Cluster:
         self._benches = benches
         self._router = router
         self._loads = dict.fromkeys(benches, 0)
-        self._ends: list[tuple[int, str, tuple[SequenceOutput, ...]]] = []  # a heap by time
+        # Steps in progress, a heap by their end.
+        self._ends: list[tuple[int, str, tuple[SequenceOutput, ...]]] = []
         self._stepping: set[str] = set()
 
     def advance(self, until: int | None) -> None:
@@ -111,7 +112,7 @@ class _Cluster:
             self._step(name)
 
     def _step(self, name: str) -> None:
-        """Compute a step, whose outputs are known when it ends."""
+        """Compute a step. The outputs are known when it ends."""
         bench = self._benches[name]
         outputs = bench.engine.step().outputs
         self._stepping.add(name)
@@ -129,7 +130,7 @@ class _Cluster:
 ROUTERS: Mapping[str, Callable[[], Router]] = MappingProxyType(
     {"prefix": PrefixRouter, "random": RandomRouter}
 )
-"""The routers of a simulated cluster. Both are those of `mie.ray`."""
+"""The routers of a simulated cluster. `mie.ray` uses both."""
 
 
 @dataclass(frozen=True, kw_only=True)

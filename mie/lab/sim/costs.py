@@ -24,14 +24,14 @@ class StepWork(NamedTuple):
     num_tokens: int
     """Tokens that go through the layers, from prompts and decodes."""
     num_sampled: int
-    """Rows whose logits are computed."""
+    """Number of rows with logits."""
     num_pairs: int
     """Pairs of a prompt token in the step and a token that it attends to, itself included.
 
-    These and the context are those of layers that see all positions.
+    These and the context are counted for layers that see all positions.
     """
     num_context: int
-    """Tokens whose keys and values are read, which are all tokens of each sequence in the step."""
+    """Number of tokens with keys and values to read: all tokens of each sequence in the step."""
     num_seqs: int
     num_copied: int
     """Slots of copied blocks."""
@@ -40,7 +40,7 @@ class StepWork(NamedTuple):
     num_window_pairs: int = 0
     """The pairs in layers with a window."""
     num_window_context: int = 0
-    """Tokens whose keys and values layers with a window read."""
+    """Number of tokens with keys and values that layers with a window read."""
     num_states: int = 0
     """Times that a sequence's recurrent states are read or written. A copy does both."""
     num_swapped_states: int = 0

@@ -35,7 +35,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(read_catalog()["model
 
 
 def find_shape(name: str) -> ModelConfig:
-    """Return the shape of a model in the table, or of one that `locate_model` finds.
+    """Return the shape of a model in the table, or of a model that `locate_model` finds.
 
     Raises:
         ModelError: it is neither, or its ``config.json`` cannot be used.
@@ -71,7 +71,7 @@ class Device:
 
     title: str
     memory_bytes: int
-    """Bytes of memory, of which an engine uses nine tenths at most, as vLLM does."""
+    """Bytes of memory. An engine uses nine tenths at most, as vLLM does."""
     bandwidth: int
     """Memory bandwidth in bytes a second."""
     flops: int
@@ -151,7 +151,7 @@ def costs_on(
         pair_ps=_ps(num_whole * pair_flops, attention),
         context_ps=_ps(num_whole * layer_bytes, memory),
         seq_ps=1000 * device.seq_ns,
-        copy_ps=_ps(2 * block_bytes, memory),  # read and written
+        copy_ps=_ps(2 * block_bytes, memory),  # each byte is read and written
         swap_ps=_ps(block_bytes, device.host_bandwidth * 100),
         window_pair_ps=_ps(num_windows * pair_flops, attention),
         window_context_ps=_ps(num_windows * layer_bytes, memory),
@@ -166,14 +166,14 @@ def window_of(model: ModelConfig) -> int | None:
 
 
 def state_bytes(model: ModelConfig) -> int:
-    """Return the bytes of a sequence's recurrent states, which are float32. 0 if it has none."""
+    """Return the bytes of a sequence's recurrent states in float32. 0 if it has none."""
     if model.recurrent is None:
         return 0
     return 4 * model.recurrent.shape.num_elements * model.layers_recurrent.count(True)
 
 
 def _recurrence_flops(model: ModelConfig) -> int:
-    """Return the operations of a token in the recurrences, whose states are not weights.
+    """Return the operations of a token in the recurrences. Their states are not weights.
 
     The gated delta rule costs seven for each number of a state: one for its decay, and two each for
     k'S, for adding k d', and for q'S. Mamba 2 has no k'S.

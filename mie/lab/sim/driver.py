@@ -110,7 +110,8 @@ class _Run:
         self.open_choices: dict[str, int] = {}
         """The number of unfinished choices of each request in the engine."""
         self._bench = bench
-        self._coming: list[tuple[int, int, WorkloadRequest]] = []  # a heap by time
+        # Requests to come, a heap by their time.
+        self._coming: list[tuple[int, int, WorkloadRequest]] = []
         self._after: dict[str, list[tuple[int, WorkloadRequest]]] = {}
         self._prompts: dict[str, list[int]] = {}
         self._answers: dict[tuple[str, int], list[int]] = {}

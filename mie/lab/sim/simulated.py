@@ -25,7 +25,7 @@ from mie.sched.plan import Chunk, StepPlan
 from mie.sched.result import ChunkResult, StepResult
 
 VOCAB_SIZE = 1 << 18
-"""The default vocabulary size, which no model in use exceeds."""
+"""The default vocabulary size. No model in use exceeds it."""
 
 
 class SimRunner:
@@ -136,7 +136,7 @@ def simulated(
     vocab_size: int = VOCAB_SIZE,
     trace: TextIO | None = None,
 ) -> Bench:
-    """Return an engine whose steps take the time that ``costs`` give.
+    """Return an engine with steps that take the time of ``costs``.
 
     ``config.num_blocks`` must be given, and ``num_host_blocks`` for swapping. A context is as long
     as the pool unless ``config`` or ``max_model_len`` limits it. ``num_states`` has the slots of

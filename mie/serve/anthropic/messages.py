@@ -139,7 +139,7 @@ def _message_of(role: str, found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _joined(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with its texts joined at once, which takes linear time."""
+    """Return a message with its texts joined at once, in linear time."""
     if message["role"] in ("system", "user", "assistant"):
         content = message["content"]
         message["content"] = "\n".join(content) if content else None
@@ -274,7 +274,7 @@ def _block(part: Part) -> dict[str, Any] | None:
 
 
 def _usage_of(output: RequestOutput, num_output: int) -> dict[str, Any]:
-    """Return Anthropic's ``usage``, whose ``input_tokens`` leaves out cached tokens."""
+    """Return Anthropic's ``usage``. Its ``input_tokens`` leaves out cached tokens."""
     num_cached = output.num_cached_tokens or 0
     return {
         "input_tokens": len(output.prompt_token_ids) - num_cached,

@@ -49,7 +49,7 @@ class ToolResultBlock(Block):
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | Items[ResultBlock] | None = None
-    is_error: WithoutEffect = None  # the text says so
+    is_error: WithoutEffect = None  # the text of the result says so itself
 
 
 class ToolUseBlock(Block):
@@ -216,4 +216,4 @@ class MessagesRequest(CountTokensRequest, Queued):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: Natural | None = None
-    seed: Integer64 | None = None  # mie's own
+    seed: Integer64 | None = None  # not in Anthropic's API

@@ -81,7 +81,7 @@ class Options(Body):
     """The seed. -1 draws one."""
     stop: Stop | Annotated[Items[Stop], AtMost(DEFAULT_LIMITS.max_stop_strings)] | None = None
     num_ctx: Count | None = None
-    """Tokens of the prompt and the answer together, at most those of the server's context."""
+    """Number of tokens of the prompt and the answer together, at most the server's context."""
     repeat_last_n: Annotated[int, Whole(-1)] | None = None
     """The number of last tokens that penalties cover; 0 turns them off, and -1 is all."""
     num_predict: Annotated[int, Whole(-2, instead_of_zero=REST)] | None = None
@@ -103,7 +103,7 @@ class Answered(Queued):
 
     model: str | None = None
     stream: bool | None = None
-    """Whether the answer comes line by line, which is the default."""
+    """Whether the answer comes line by line. Default: True."""
     options: Options | None = None
     format: Literal["", "json"] | Schema | None = None
     """The structure of the answer: any JSON object, or a JSON schema."""

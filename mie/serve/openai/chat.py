@@ -155,9 +155,9 @@ class ChatWriter(ChunkWriter[ChatCompletionRequest]):
 
 
 def finish_reason(output: CompletionOutput, arguments: str) -> str | None:
-    """Return why a choice ended, which is its calls if it has any and the last one is whole.
+    """Return why a choice ended. Calls are the reason if there are any and the last call is whole.
 
-    ``arguments`` are those of the last call, which a stop string may have cut.
+    ``arguments`` are the last call's. A stop string may have cut them.
     """
     has_called = output.finish_reason == "stop" and JsonEnd().read(arguments)
     return "tool_calls" if has_called else output.finish_reason

@@ -26,7 +26,7 @@ B = TypeVar("B", bound=GenerationBody, covariant=True)
 
 
 class ChunkWriter(Writer[B]):
-    """Writes choices. A dialect says how the text of one looks."""
+    """Writes choices. A dialect defines the form of their text."""
 
     last_delta: ClassVar[str | None] = None
     """The keys of a choice's last chunk, if that one has no text."""
@@ -179,7 +179,7 @@ def usage_of(num_prompt: int, num_completion: int, num_cached: int) -> dict[str,
 def metrics_of(
     outputs: Sequence[RequestOutput], num_tokens: Sequence[int]
 ) -> dict[str, Any] | None:
-    """Return the times and counts of a request whose prompts gave these final outputs.
+    """Return the times and counts of a request from the final outputs of its prompts.
 
     Times are of all prompts together: from the arrival to the first token of any, and so on.
     ``num_tokens`` has the number of tokens of each choice.
@@ -264,7 +264,7 @@ def _structure_of(body: GenerationBody) -> tuple[StructuredOutputsParams | None,
 
 
 def schema_of(given: NamedSchema | JsonObjectFormat) -> StructuredOutputsParams:
-    """Return the JSON schema of a format, or that of any object."""
+    """Return the JSON schema of a format, or the schema of any object."""
     if isinstance(given, NamedSchema):
         return closed_schema(given.schema_, given.strict)
     if given.schema_ is None:

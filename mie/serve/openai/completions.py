@@ -33,7 +33,7 @@ class CompletionWriter(ChunkWriter[CompletionRequest]):
         set_params(
             self,
             fills_context=False,
-            # The engine generates at least one token, which the answer leaves out.
+            # The engine generates at least one token, and the answer leaves it out.
             max_tokens=1 if body.max_tokens == 0 else body.max_tokens,
             logprobs=body.logprobs,
             prompt_logprobs=-1 if -1 in counts else max(counts, default=None),

@@ -23,14 +23,14 @@ class TextFormat(Body):
 
 
 class JsonObjectFormat(Body):
-    """A JSON object, of a schema if there is one (llama.cpp)."""
+    """A JSON object. llama.cpp's field ``schema`` may give its schema."""
 
     type: Literal["json_object"]
     schema_: Annotated[Schema | None, Field(alias="schema")] = None
 
 
 class NamedSchema(Body):
-    """A JSON schema. It always holds. Its objects are closed unless ``strict`` is false."""
+    """A JSON schema. It always holds. Objects are closed unless ``strict`` is false."""
 
     name: str | None = None
     description: str | None = None
@@ -89,5 +89,5 @@ class StructuredOutputs(Body):
 
 
 def closed_schema(schema: Mapping[str, Any], strict: bool | None = None) -> StructuredOutputsParams:
-    """Return a JSON schema. Its objects have only the named properties, unless strict is false."""
+    """Return a JSON schema. Objects have only the named properties, unless strict is false."""
     return StructuredOutputsParams(json=schema, disable_additional_properties=strict is not False)

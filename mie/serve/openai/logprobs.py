@@ -14,7 +14,7 @@ from mie.text.token_bytes import TokenBytes
 from mie.text.tokenizer import Tokenizer
 
 LOWEST = -9999.0
-"""The logarithm of a probability of zero, in place of one that JSON does not have."""
+"""The logarithm of a probability of zero, in place of the infinity that JSON lacks."""
 
 
 class LogprobWriter:
@@ -55,7 +55,7 @@ class LogprobWriter:
     ) -> dict[str, Any]:
         """Return the ``logprobs`` of a completion; the first token of a prompt has no row.
 
-        Its lists are iterators: see `mie.serve.written`.
+        The lists are iterators: see `mie.serve.written`.
         """
         assert len(token_ids) == len(rows), "each token has its row"
         return {

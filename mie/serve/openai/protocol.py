@@ -138,7 +138,7 @@ class TextPart(Body):
 
 
 class RefusalPart(Body):
-    """A part of an assistant's content that says no."""
+    """A part of an assistant's content that declines."""
 
     type: Literal["refusal"]
     refusal: str
@@ -168,9 +168,9 @@ _PEOPLE = ("system", "developer", "user", "assistant")
 
 
 class ChatMessage(Body):
-    """A message of a conversation. Its unknown fields reach the chat template too."""
+    """A message of a conversation. Unknown fields reach the chat template too."""
 
-    # It has a content, which may be null, unless it is of an assistant that called tools.
+    # A message has a content, perhaps null, unless an assistant called tools in it.
     model_config = all_of(
         {
             "anyOf": [
@@ -197,7 +197,7 @@ class ChatMessage(Body):
 
 
 class ToolMessage(Body):
-    """The result of a tool, which may be any JSON value."""
+    """The result of a tool: any JSON value."""
 
     role: Annotated[
         str,

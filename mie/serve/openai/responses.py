@@ -106,7 +106,7 @@ class ResponseWriter(PartsWriter[ResponsesRequest]):
 
     id_prefix = "resp_"
 
-    _number = 0  # of the next event
+    _number = 0  # sequence number of the next event
     _effort: str | None = None  # of the reasoning, if the chat template reads it
 
     async def run(self) -> ASGIApp:

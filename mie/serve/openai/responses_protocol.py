@@ -22,7 +22,7 @@ from mie.text.messages import MOST_MESSAGES
 from mie.text.tools.definitions import MOST_TOOLS
 
 LOGPROBS = "message.output_text.logprobs"
-"""The entry of ``include`` that asks for log-probabilities."""
+"""The entry of ``include`` for log-probabilities."""
 Included = Literal[
     "message.output_text.logprobs",
     "code_interpreter_call.outputs",
@@ -177,4 +177,4 @@ class ResponsesRequest(Queued):
     ) = None
     tool_choice: Choice | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
-    seed: Integer64 | None = None  # mie's own
+    seed: Integer64 | None = None  # not in OpenAI's API

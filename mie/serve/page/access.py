@@ -15,7 +15,7 @@ from mie.serve.cross_site import is_localhost, is_own, name_in
 from mie.serve.errors import ApiError
 
 FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via")
-"""Headers of proxies, which bring requests from other machines."""
+"""Headers of proxies. Proxies bring requests from other machines."""
 
 
 def check_may_see(request: Request) -> None:
@@ -52,8 +52,8 @@ def name_of(config: ServeConfig, key: str) -> str | None:
 def may_read_text(config: ServeConfig, scope: Scope) -> bool:
     """Return whether a request that may see the page may also read prompts and answers.
 
-    Without keys, only this machine may. A name in the header ``Host`` that is not this machine's
-    tells that a proxy asks.
+    Without keys, only this machine may. A proxy sent the request if the header ``Host`` has a name
+    that is not this machine's.
     """
     if config.has_keys or config.uds is not None:
         return True
@@ -100,9 +100,9 @@ class Sessions:
     def client(self, scope: Scope) -> str | None:
         """Return the name of the key that a request's cookie stands for, or None.
 
-        A request that may change something needs `PAGE_HEADER` too, which only the page itself can
-        send. Browsers send the cookie with no request that another site has caused, and the header
-        is a second lock.
+        A request that may change something needs `PAGE_HEADER` too. Only the page itself can send
+        it. Browsers send the cookie with no request that another site has caused, and the header is
+        a second lock.
         """
         value = _cookie(scope)
         if value is None:
@@ -125,8 +125,8 @@ def cookie_for(value: str, scope: Scope, path: str) -> str:
 def _cookie(scope: Scope) -> str | None:
     """Return the value of the session's cookie, or None.
 
-    It never needs quotes or escapes, so a general parser of cookies has nothing to add. The one of
-    the standard library takes quadratic time on backslashes before Python 3.12.6.
+    It never needs quotes or escapes, so a general parser of cookies has nothing to add. The
+    standard library's parser takes quadratic time on backslashes before Python 3.12.6.
     """
     text = header(scope, b"cookie")
     if scope["type"] != "http" or text is None:

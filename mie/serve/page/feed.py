@@ -25,7 +25,7 @@ Line = tuple[str, bytes]
 TICK_SECONDS = 0.1
 """Time between two looks at the engine."""
 LINGER_TICKS = 50
-"""Ticks that the engine is followed after the last page has left, which may come back."""
+"""Number of ticks that the engine is followed after the last page has left. It may come back."""
 TRUTH_TICKS = 10
 """Ticks between two comparisons of the page, `/metrics` and the engine."""
 MAX_BEHIND_TICKS = 20
@@ -51,7 +51,7 @@ METRICS = {
     "num_exported": ("mie:blocks_swapped_out", None),
     "num_imported": ("mie:blocks_swapped_in", None),
 }
-"""The counts of `Look`, and the metrics that must say the same: name and label ``state``."""
+"""The counts of `Look`, and the metrics that must be equal: name and label ``state``."""
 
 
 class Page:
@@ -122,24 +122,24 @@ class Feed:
         """The pages that are open."""
         self.run_id = secrets.token_hex(4)
         """Tells this run of the server from others at the same address."""
-        self._number = 0  # the last event's
+        self._number = 0  # the number of the last event
         self._recent: deque[tuple[int, bytes]] = deque()
         self.child: Child | None = None
         """The process that replays, while the engine is followed."""
-        self._step: int | None = None  # the last one that the child has taken in
+        self._step: int | None = None  # the last step that the child has taken in
         self._head = b""
         self._why_ended = ""
         self._task: asyncio.Task[None] | None = None
         self._is_ready: asyncio.Future[None] | None = None
         self._worker = Worker("mie-page-feed")
-        self._asker = Worker("mie-page-ask")  # the other one sleeps between two looks
+        self._asker = Worker("mie-page-ask")  # self._worker sleeps between two looks
         self._num_idle_ticks = 0
         self._is_truth_due = True
 
     # Pages.
 
     async def events(self, last_event_id: str | None) -> AsyncGenerator[bytes, None]:
-        """Return the stream of one page, which ends when the page leaves or the engine ends.
+        """Return the stream of one page. It ends when the page leaves or the engine ends.
 
         Raises:
             ApiError: too many pages are open, or the engine cannot be followed.
@@ -168,7 +168,7 @@ class Feed:
             self.pages.discard(page)
 
     def _since(self, last_event_id: str | None) -> bytes | None:
-        """Return the events after one that a page has seen, or None if they are not here."""
+        """Return the events after the last one of a page, or None if they are not here."""
         run_id, _, number = (last_event_id or "").partition(".")
         if run_id != self.run_id or not (number.isascii() and number.isdecimal()):
             return None
@@ -333,7 +333,7 @@ class Feed:
         return step, lines, key
 
     def _drop_old(self, first: int) -> None:
-        """Forget old events, but none of those from ``first`` on, which are about to be sent."""
+        """Forget old events before ``first``. The events from ``first`` on are about to be sent."""
         num_bytes = sum(len(events) for _, events in self._recent)
         while self._recent and self._recent[0][0] < first:
             if len(self._recent) <= MAX_RECENT and num_bytes <= MAX_BEHIND_BYTES:

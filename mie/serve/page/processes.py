@@ -54,7 +54,7 @@ class Worker:
 
 
 class Child:
-    """A process that runs `mie.page.follow`. Threads call it in turn, or close it."""
+    """A process that runs `mie.page.follow`. Threads take turns to call it, or close it."""
 
     def __init__(self) -> None:
         """Start the process, and do not wait for it."""

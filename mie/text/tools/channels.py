@@ -1,7 +1,7 @@
 """Read answers in harmony, the format of gpt-oss. How they were cut into pieces changes nothing.
 
-An answer is messages. Each has a header, which names its channel and perhaps its recipient. The
-prompt ends with ``<|start|>assistant``, the beginning of the first header.
+An answer is messages. Each has a header with its channel and perhaps its recipient. The prompt ends
+with ``<|start|>assistant``, the beginning of the first header.
 
     <|channel|>analysis<|message|>It is sunny.<|end|>
     <|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>{}<|call|>
@@ -66,7 +66,8 @@ class ChannelParser(Divider):
 
     def _header(self, is_last: bool) -> bool:
         header, tag, _ = self._buffer.partition(MESSAGE)
-        length = len(header) if tag else len(header) - len(MESSAGE) + 1  # it has at least
+        # The beginning of a header that is certain.
+        length = len(header) if tag else len(header) - len(MESSAGE) + 1
         if length > LONGEST_HEAD:
             self._open(_Message(part=self._content))
         elif tag:
@@ -123,7 +124,7 @@ class ChannelParser(Divider):
         return place if is_held and not is_last else len(self._buffer)
 
     def _close(self, tag: str) -> None:
-        """End the message, which ``tag`` ends."""
+        """End the message at ``tag``."""
         message = self._message
         if message.part is None:
             text = "".join(message.held)

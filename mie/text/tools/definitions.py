@@ -1,4 +1,4 @@
-"""The tools of a request, which of them the model may call, and its calls."""
+"""The tools of a request, the tools that the model may call, and its calls."""
 
 import re
 from collections import Counter
@@ -11,7 +11,7 @@ from mie.errors import RequestError, shown
 MOST_TOOLS = 1024
 """Maximum number of tools. An agent with servers of tools has hundreds."""
 NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-"""Names of tools, which the formats write without escapes."""
+"""Names of tools. The formats write them without escapes."""
 
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
@@ -119,7 +119,7 @@ def _tool(tool: object, where: str) -> Tool:
 
 
 def _name_of(tool_choice: object) -> str | None:
-    """Return the name of the one tool that must be called."""
+    """Return the name of the tool that must be called."""
     if not isinstance(tool_choice, Mapping) or tool_choice.get("type") != "function":
         return None
     function = tool_choice.get("function")

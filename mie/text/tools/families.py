@@ -13,7 +13,7 @@ class FamilyFormats:
     calls: str | None = None
     """A name in `formats.CALLS`."""
     unread: str = ""
-    """Its calls, if they are of a kind that is not read."""
+    """The family's calls, if they are of a kind that is not read."""
     reasoning: str | None = None
     """A name in `formats.REASONING`."""
 

@@ -68,7 +68,7 @@ def grammar_of(
 ) -> StructuredOutputsParams:
     """Return the grammar of answers that are calls, in llguidance's dialect of Lark.
 
-    ``special_id`` returns the id of a special token, which a grammar has to name by its id.
+    ``special_id`` returns the id of a special token. A grammar has to name it by its id.
     """
     written = literals_of(form)
 

@@ -1,10 +1,10 @@
-"""Know the formats in which models write calls of tools and their reasoning.
+"""Define the formats in which models write calls of tools and their reasoning.
 
-The words are those of transformers' response templates: a field stands between the tags ``open``
-and ``close``, and its content is JSON or text. A model's ``tokenizer_config.json`` may bring a
-``response_template`` of its own. Its reasoning must stand between two literal tags, and its calls
-must be JSON between literal tags. Anything else in it is refused by name, because another reading
-would give wrong calls.
+The words come from transformers' response templates: a field stands between the tags ``open`` and
+``close``, and its content is JSON or text. A model's ``tokenizer_config.json`` may bring a
+``response_template`` of its own. Reasoning must stand between two literal tags, and calls must be
+JSON between literal tags. Anything else in it is refused by name, because another reading would
+give wrong calls.
 """
 
 import re
@@ -188,7 +188,7 @@ def reasoning_tags(
 
     ``parser`` is a name of `REASONING`, "hf", "auto" or "none". "hf" reads the response template.
     "auto" does so if its tags are literal, and otherwise finds tags in the chat template, or takes
-    those of the family.
+    the family's tags.
 
     Raises:
         RequestError: the response template has no such tags, and the parser is "hf".

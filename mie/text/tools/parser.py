@@ -85,7 +85,7 @@ class AnswerParser(Divider):
         return self._state in (self._think, self._opened)
 
     def _begin(self, is_last: bool) -> bool:
-        """Look for reasoning, which is at the beginning of an answer or nowhere."""
+        """Look for reasoning at the beginning of an answer. It is nowhere else."""
         tags, found = self._form.reasoning, self._buffer.lstrip()
         if tags is not None and found.startswith(tags.open):
             self._buffer = found[len(tags.open) :]
@@ -210,7 +210,7 @@ class AnswerParser(Divider):
 
 
 def new_call(form: AnswerFormat, key: str, index: int, name: str) -> ToolCall:
-    """Return a call without arguments. Its id is always the same for a key and an index."""
+    """Return a call without arguments. A key and an index always give the same id."""
     assert form.calls is not None
     digest = hashlib.sha256(f"{key}\0{index}".encode()).hexdigest()
     length = form.calls.id_length
@@ -220,7 +220,7 @@ def new_call(form: AnswerFormat, key: str, index: int, name: str) -> ToolCall:
 class HeldCall:
     """Reads a tag and the call behind it.
 
-    A call is JSON, names one of the tools, and has an object of arguments. Its closing tag may be
+    A call is JSON, names one of the tools, and has an object of arguments. The closing tag may be
     missing only at the end of the answer.
     """
 

@@ -44,7 +44,7 @@ def measure_ceilings(device: Device, report: BenchReport) -> None:
 
 
 def memory_ceilings(device: Device, num_bytes: int) -> dict[str, float]:
-    """Measure the copy, which counts bytes read and written, and the faster of two ways to read."""
+    """Measure the copy (bytes read and written), and the faster of two ways to read."""
     xp = device.xp
     source, target = random_words(xp, num_bytes), xp.zeros(num_bytes // 4, np.uint32)
     copy_us = statistics.median(device.samples([lambda: xp.copyto(target, source)], SAMPLES).values)

@@ -45,7 +45,7 @@ class Inputs:
         return self.backend.paged_attention(self.q, self.cache, index, self.batch, None)
 
     def calls(self) -> list[Call]:
-        """Return at least `CALLS` calls, which use each cache equally often."""
+        """Return at least `CALLS` calls that use each cache equally often."""
         calls = [functools.partial(self.attend, index) for index in range(self.num_sets)]
         return calls * ceil_div(CALLS, len(calls))
 

@@ -41,7 +41,7 @@ def named(title: str, lines: Sequence[str]) -> list[str]:
 
 
 def titled(title: str, note: str, heads: str, rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return a heading, a sentence, and a table whose column heads are separated by bars."""
+    """Return a heading, a sentence, and a table. Bars separate the column heads."""
     return ["", f"### {title}", "", note, "", *table(heads.split(" | "), rows)]
 
 

@@ -1,4 +1,4 @@
-"""Collect the results in two files, which are written after every row."""
+"""Collect the results in two files. Both are written after every row."""
 
 import json
 from dataclasses import asdict, dataclass, field

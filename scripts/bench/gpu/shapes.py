@@ -128,7 +128,7 @@ TINY_PREFILL = PrefillShape(
 
 
 def ragged_lengths(num_seqs: int, context: int) -> list[int]:
-    """Return lognormal lengths whose sum is num_seqs * context.
+    """Return lognormal lengths with the sum num_seqs * context.
 
     They lie in context / 32 … 8192 (at least).
     """
