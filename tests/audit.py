@@ -124,8 +124,7 @@ def check_idle(llm: LLM | AsyncLLM) -> None:
 def check_scheduler(scheduler: Scheduler) -> None:
     """Assert that each live sequence is in one queue, and holds blocks only while it runs."""
     waiting, running = list(scheduler.waiting), scheduler.running
-    holders = [*running, *scheduler._admission.kept.values()]
-    tables = [seq.table for seq in holders if seq.table is not None]
+    tables = [seq.table for seq in running if seq.table is not None]
     hosts = [seq.host for seq in waiting if seq.host is not None]
     check_memory(scheduler.manager, tables, hosts)
     _check_seats(scheduler._seats)

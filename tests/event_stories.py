@@ -64,14 +64,11 @@ def _records(rows: list[Any]) -> list[Record]:
 STORY: list[list[Record]] = [_records(step["records"]) for step in _STORIES["story"]]
 """The records of consecutive steps, with blocks of four tokens. A is request 0, B request 1, …
 
-They include every kind of record except those of `WINDOWS`, `BEAMS`, `STATES` and `REBUILD`.
+They include every kind of record except those of `WINDOWS`, `STATES` and `REBUILD`.
 """
 
 WINDOWS = _records(_STORIES["windows"])
 """A step after the story, of a model with a group of layers that have a window."""
-
-BEAMS = _records(_STORIES["beams"])
-"""A step after the story. F continues E, which has ended and is kept until F has its token."""
 
 EMPTY_STATES: dict[str, Any] = {
     **EMPTY,

@@ -160,16 +160,14 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request whose labels and parameters were checked, and name it if it has no id.
 
-        Its constraint is the result of `check_constraint`. The blocks of a beam are kept when it
-        ends, until `release`.
+        Its constraint is the result of `check_constraint`.
 
         Raises:
             RequestError: the id is in use, or the request does not fit. Nothing was added.
         """
         if request.request_id in self._requests:
             raise RequestError(f"request id {request.request_id!r} is in use; choose another")
-        params, number = request.params, self._num_requests
-        assert not request.is_beam or params.n == params.max_tokens == 1, "a beam gives one token"
+        number = self._num_requests
         request.request_id = request.request_id or automatic_id(number)
         request.enter(number, self.eos_token_ids, self.config.seed)
         self.scheduler.check(request)
@@ -204,11 +202,6 @@ class Engine:
         with self._changing(request_id) as request:
             if request is not None:
                 self.scheduler.finish(request.sequences[index], reason, stop_reason)
-
-    def release(self, request_ids: Sequence[str]) -> None:
-        """Release the blocks that finished beams keep. Other requests are ignored."""
-        with self._changing():
-            self.scheduler.release(request_ids)
 
     def reset_prefix_cache(self) -> bool:
         """Drop all cached blocks. Return False, unchanged, if a request holds blocks."""

@@ -1,13 +1,13 @@
 """Search for the most likely continuations of prompts with beams, as in vLLM.
 
 A step asks the engine for one token of every beam and keeps the best continuations. Each beam is a
-request that forks the blocks of the beam it continues, so that only its last token is computed.
+request for one token. It continues a beam of the last step, so it finds that beam's full blocks in
+the prefix cache and computes the few tokens after them.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from mie.config.params.sampling import BeamSearchParams, RequestOutputKind, SamplingParams
@@ -54,8 +54,6 @@ class _Search:
     prepared: PreparedRequest
     max_tokens: int
     beams: list[BeamSearchSequence]
-    parent_ids: list[str | None] = field(default_factory=lambda: [None])
-    """For each beam, the request that computed all tokens before its last one."""
     completed: list[BeamSearchSequence] = field(default_factory=list)
 
 
@@ -129,46 +127,33 @@ class BeamSearcher:
     def _extend(self, searches: Sequence[_Search], collector: Collector) -> None:
         """Find the best beams that are one token longer."""
         requests = [
-            self._request(search.prepared, beam, parent_id)
-            for search in searches
-            for beam, parent_id in zip(search.beams, search.parent_ids, strict=True)
+            self._request(search.prepared, beam) for search in searches for beam in search.beams
         ]
         outputs = iter(self._answers(requests, collector))
         for search in searches:
-            candidates = []
-            for beam in search.beams:
-                output = next(outputs)
-                candidates += [
-                    (self._continued(beam, row, token_id), output.request_id)
-                    for row in self._rows(output)
-                    for token_id in row
-                ]
-            search.completed += [beam for beam, _ in candidates if beam.stop_reason is not None]
-            going_on = [pair for pair in candidates if pair[0].stop_reason is None]
-            going_on.sort(key=lambda pair: self._score(pair[0]), reverse=True)
-            best = going_on[: self._params.beam_width]
-            search.beams = [beam for beam, _ in best]
-            search.parent_ids = [parent_id for _, parent_id in best]
-        keep = [each for search in searches for each in search.parent_ids if each is not None]
-        release = self._loop.processor.release
-        self._loop.call(partial(release, collector.request_ids, keep))
+            candidates = [
+                self._continued(beam, row, token_id)
+                for beam in search.beams
+                for row in self._rows(next(outputs))
+                for token_id in row
+            ]
+            search.completed += [beam for beam in candidates if beam.stop_reason is not None]
+            unfinished = [beam for beam in candidates if beam.stop_reason is None]
+            unfinished.sort(key=self._score, reverse=True)
+            search.beams = unfinished[: self._params.beam_width]
 
-    def _request(
-        self, prepared: PreparedRequest, beam: BeamSearchSequence, parent_id: str | None
-    ) -> PreparedRequest:
+    def _request(self, prepared: PreparedRequest, beam: BeamSearchSequence) -> PreparedRequest:
         return replace(
             prepared,
             token_ids=beam.tokens,
             params=self._step_params,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            is_beam=True,
-            parent_id=parent_id,
         )
 
     def _answers(
         self, requests: list[PreparedRequest], collector: Collector
     ) -> list[RequestOutput]:
-        """Run the requests, which fork the blocks of their parents."""
+        """Run the requests, and return their outputs in the same order."""
         request_ids = self._loop.add(requests, collector)
         answers: dict[str, RequestOutput] = {}
         while len(answers) < len(requests):

@@ -80,19 +80,11 @@ class OutputProcessor:
             self.gone.popleft()
 
     def drop(self, request_ids: set[str]) -> None:
-        """End a caller's requests without outputs, and free the blocks that its beams keep."""
+        """End a caller's requests without outputs."""
         for request_id in list(request_ids):
             self._engine.abort(request_id)
             self._states.pop(request_id, None)
-        self.release(request_ids)
         request_ids.clear()
-
-    def release(self, request_ids: set[str], keep: Sequence[str] = ()) -> None:
-        """Free the blocks that a caller's finished beams keep, except for ``keep``."""
-        ended = request_ids.difference(self._states, keep)
-        if ended:
-            self._engine.release(list(ended))
-            request_ids.difference_update(ended)
 
     def catch_up(self) -> None:
         """Process everything that an exception has prevented from being processed."""
@@ -153,7 +145,7 @@ class OutputProcessor:
         if collector is not None and state.file(collector):
             self.changed.add(state.collector)
         if state.is_answered:
-            if collector is not None and not state.is_beam:  # a beam may keep blocks
+            if collector is not None:
                 collector.request_ids.discard(request_id)
             del self._states[request_id]
 

@@ -46,7 +46,7 @@ class Collector:
     def __init__(self, note_gone: Callable[[set[str]], object] = lambda request_ids: None) -> None:
         """``note_gone`` gets the ids of unfinished requests when the caller is gone."""
         self.request_ids: set[str] = set()
-        """Unfinished requests, and ended beams that may keep blocks. The engine's thread writes."""
+        """The ids of its unfinished requests. The engine's thread writes."""
         self.process_id = os.getpid()
         self._note_gone = note_gone
         self.ref: CollectorRef = weakref.ref(self)

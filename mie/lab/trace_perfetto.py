@@ -116,7 +116,7 @@ class _Timeline:
         """Yield events for sequences that exist at the start of the log."""
         for seq, values in state.sequences.items():
             yield from self._new_track(seq, values.request_id, values.n)
-            if values.row is None and not values.is_kept:
+            if values.row is None:
                 self._spans[seq] = _Span(name="waiting", start=self._start)
         for slot, owner in state.slots.owners().items() if state.slots else ():
             yield from self._begin_slot(slot, owner, state)
@@ -176,7 +176,7 @@ class _Timeline:
                     yield from self._decode(state.rows[row])
             case ("force", seq, count):
                 yield self._instant(seq, "forced", {"tokens": count})
-            case ("fork" | "branch", seq, _, _):
+            case ("fork", seq, _, _):
                 yield from self._end_span(seq, self._start)
                 yield self._instant(seq, "forked", {})
             case ("wait", seq, _):

@@ -22,7 +22,6 @@ class KVCacheManager:
     """
 
     blocks_of_twin = 1  # that a fork may take before it asks for more
-    may_keep_tables = True  # of sequences that have ended
     num_claimed = 0  # blocks that open tables will take without asking
 
     def __init__(
@@ -104,7 +103,6 @@ class KVCacheManager:
         salt: str | None = None,
         use_cache: bool = True,
         host: HostTable | None = None,
-        parent: BlockTable | None = None,
         num_spare: int = 0,
     ) -> Room | None:
         """Find blocks for a table of all the tokens, with ``num_spare`` blocks left over.
@@ -112,21 +110,19 @@ class KVCacheManager:
         Return None if there are too few. Nothing is allocated. The table shares the longest cached
         run of full blocks. It also copies the cached block that shares the longest prefix with the
         next tokens. Swapped-out blocks are restored from ``host`` where the cache does not have
-        them. At least the last token is left to compute, so that there are logits. With an open
-        table ``parent``, whose tokens these begin with, the table is a fork of it instead.
+        them. At least the last token is left to compute, so that there are logits.
         """
         limit = len(token_ids) - 1
         path: list[Node] = []
         partial = None
-        if use_cache and parent is None and self.shares_full:
+        if use_cache and self.shares_full:
             path = self._usable(self._prefix.match(token_ids, limit, salt), host)
             if self._shares_partial and host is None:
                 partial = self._prefix.match_inside(path, token_ids, limit, salt)
         num_computed = len(path) * self.block_size
-        if source := host or parent:
-            num_computed = max(num_computed, source.num_tokens)
-        num_shared = parent.num_tokens // self.block_size if parent else len(path)
-        num_new = self.blocks_for(len(token_ids)) - num_shared
+        if host:
+            num_computed = max(num_computed, host.num_tokens)
+        num_new = self.blocks_for(len(token_ids)) - len(path)
         num_claimed = self._num_claimed_by(num_computed, len(token_ids))
         num_taken = num_new + num_claimed + len(self._prefix.unheld_end(path))
         num_left = self.num_available - num_spare - num_taken
@@ -135,7 +131,7 @@ class KVCacheManager:
         if partial and partial.node in self._prefix.unheld and num_left == 0:
             partial = None  # it is pinned for its copy, so it is unavailable as a block
         num_computed += partial.num_tokens if partial else 0
-        return Room(token_ids, salt, path, partial, host, num_computed, num_new, num_taken, parent)
+        return Room(token_ids, salt, path, partial, host, num_computed, num_new, num_taken)
 
     def _usable(self, path: list[Node], host: HostTable | None) -> list[Node]:
         """Return the part of a cached path that a table can share."""
@@ -147,11 +143,6 @@ class KVCacheManager:
 
     def open_table(self, room: Room, owner: Owner, row: int) -> BlockTable:
         """Open the table that `find_room` just found, with blocks for all its tokens."""
-        if room.parent:
-            twin = self.fork(room.parent, owner, row, room.token_ids)
-            is_grown = self.grow(twin, len(room.token_ids))
-            assert is_grown, "find_room counted the blocks"
-            return twin
         table = BlockTable(owner, row, room.token_ids)
         self._put("share", table, 0, self._hold(*room.path))
         table.num_committed = len(room.path)

@@ -63,8 +63,6 @@ class Room(NamedTuple):
     """Number of blocks to allocate."""
     num_taken: int
     """Number of available blocks that it takes: new ones, cached ones, and those it may claim."""
-    parent: BlockTable | None
-    """An open table to fork instead, whose tokens it begins with."""
 
 
 class PrefixCache:

@@ -58,8 +58,6 @@ def seq_cell(values: SequenceState) -> Cells:
 def _state_of(values: SequenceState) -> str:
     if values.row is not None:
         return "running"
-    if values.is_kept:
-        return "kept"
     return "waiting" if values.host is None else "swapped"
 
 

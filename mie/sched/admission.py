@@ -1,17 +1,12 @@
 """Admit waiting sequences: find a place for each, and open its block table.
 
-A table is opened from the prefix cache, the host, or a kept sequence. A kept sequence has ended,
-but its blocks stay allocated for the beams of a beam search that continue it. Each of them forks
-its table, so the partly filled last block is shared too, and copied at the first write. Kept blocks
-are a cache. When blocks run out they are released first, and a sequence that would have forked from
-them is computed from its tokens.
+A table is opened from the prefix cache, or from the host.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
 
 from mie.config.engine import EngineConfig
 from mie.config.params.checks import check_length
@@ -56,7 +51,7 @@ def check_fits(
 
 
 class Admission:
-    """The seats, blocks and tokens that a waiting sequence needs, and the sequences kept."""
+    """The seats, blocks and tokens that a waiting sequence needs."""
 
     def __init__(
         self, config: EngineConfig, policy: Policy, manager: KVCacheManager, emit: Emit
@@ -68,8 +63,6 @@ class Admission:
         self._emit = emit
         self.num_spare = math.ceil(config.watermark * manager.num_blocks)
         """The number of blocks that must be left while others run."""
-        self.kept: dict[str | None, Sequence] = {}
-        """The ended sequences that hold blocks, by request id, the oldest first."""
 
     @property
     def num_reserved(self) -> int:
@@ -137,7 +130,6 @@ class Admission:
             salt=seq.request.cache_salt,
             use_cache=seq.may_read_cache,
             host=seq.host,
-            parent=self._parent_of(seq),
             num_spare=num_spare,
         )
 
@@ -147,26 +139,11 @@ class Admission:
         assert room is not None, "a request that can never run is refused when it is added"
         return room
 
-    def _parent_of(self, seq: Sequence) -> BlockTable | None:
-        """Return the table of the kept sequence that this one continues, or None."""
-        request = seq.request
-        parent = self.kept.get(request.parent_id)
-        if parent is None or parent.table is None or seq.was_admitted:
-            return None
-        num_stored = parent.num_computed
-        is_same = parent.request.cache_salt == request.cache_salt
-        if not is_same or parent.token_ids[:num_stored] != seq.token_ids[:num_stored]:
-            return None
-        return parent.table if num_stored < seq.num_tokens else None
-
     def open(self, seq: Sequence, room: Room, row: int) -> BlockTable:
         """Open the table that `find_room` just found."""
         metrics = seq.request.metrics
         event = (seq.seq_id, row, seq.num_tokens, room.num_computed)
-        if room.parent is not None:
-            self._emit(("branch", seq.seq_id, room.parent.owner, row))
-            metrics.num_cached_tokens = room.num_computed
-        elif seq.was_admitted:
+        if seq.was_admitted:
             self._emit(("resume", *event, "recompute" if seq.host is None else "swap"))
             metrics.num_recomputed_tokens += max(0, seq.num_lost - room.num_computed)
         else:
@@ -187,26 +164,3 @@ class Admission:
         if room.num_computed:
             source = room.partial and room.partial.block_id
             self._emit(("hit", seq.seq_id, *query, source))
-
-    # Kept sequences.
-
-    def keep(self, seq: Sequence, table: BlockTable) -> None:
-        """Let an ended sequence keep its blocks."""
-        self._emit(("keep", seq.seq_id))
-        seq.table = table
-        self.kept[seq.request.request_id] = seq
-
-    def drop(self, request_ids: Iterable[str | None]) -> None:
-        """Release the blocks that are kept for these requests. Unknown ids are ignored."""
-        for request_id in request_ids:
-            seq = self.kept.pop(request_id, None)
-            if seq is not None and seq.table is not None:
-                self._manager.close_table(seq.table)
-                seq.table = None
-                self._emit(("finish", seq.seq_id, seq.finish_reason))
-
-    def drop_oldest(self) -> bool:
-        """Release the blocks that were kept first. Return False if none are kept."""
-        oldest = [*self.kept][:1]
-        self.drop(oldest)
-        return bool(oldest)

@@ -10,7 +10,7 @@ step. docs/scheduling.md states the rules and their reasons.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from collections.abc import Sequence as Items
 
 from mie.config.engine import EngineConfig
@@ -137,8 +137,7 @@ class Scheduler:
     def _grow(self, seq: Sequence, order: list[Sequence]) -> bool:
         """Make room for the next token, or preempt the sequence itself and return False."""
         while seq.table is not None and not self.manager.grow(seq.table, seq.num_tokens):
-            if not self._admission.drop_oldest():
-                self.preempt(order.pop(), by=seq)
+            self.preempt(order.pop(), by=seq)
         return seq.table is not None
 
     def _take_prefills(self, budget: Budget, chunks: list[Chunk]) -> None:
@@ -196,8 +195,6 @@ class Scheduler:
             num_spare = self._admission.num_reserved if self.running else 0
             room = self._admission.find_room(seq, num_spare)
             if room is None:
-                if not self.running and self._admission.drop_oldest():
-                    continue
                 return
             num_missing = seq.num_tokens - room.num_computed
             count = self._chunk_size(num_missing, budget.most(seq.request))
@@ -299,10 +296,6 @@ class Scheduler:
         seq.stop_reason = stop_reason
         seq.finish_reason = reason
         self._policy.charge(seq.request)
-        is_kept = self.manager.may_keep_tables and seq.request.is_beam
-        if is_kept and seq.table and reason in ("stop", "length"):
-            self._admission.keep(seq, self._seats.leave(seq))
-            return
         if seq.table is not None:
             self.manager.close_table(self._seats.leave(seq))
         elif self._policy.dequeue(seq):
@@ -318,10 +311,6 @@ class Scheduler:
         """End every unfinished choice of a request."""
         for seq in reversed(request.sequences):  # so that none becomes the leader in turn
             self.finish(seq, reason)
-
-    def release(self, request_ids: Iterable[str]) -> None:
-        """Release the blocks that are kept for finished requests. Unknown ids are ignored."""
-        self._admission.drop(request_ids)
 
     def owner_of(self, row: int) -> Request | None:
         """Return the request whose sequence is in a row."""

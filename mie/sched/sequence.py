@@ -37,10 +37,6 @@ class Request:
     """Only requests with the same salt share cached blocks."""
     client: str | None = None
     """Who sent it. Under the "fair" policy, each client gets its share."""
-    is_beam: bool = False
-    """Whether its blocks are kept when it ends, for requests that continue it. It has one token."""
-    parent_id: str | None = None
-    """The beam that it continues: the prompt is that one's tokens and one more."""
     constraint: object = None
     """An object that keeps the grammar of its output compiled, or None."""
     sequences: list[Sequence] = field(init=False, default_factory=list)

@@ -9,7 +9,7 @@ import marshal
 from collections import Counter
 
 import pytest
-from event_stories import BEAMS, EMPTY_STATES, REBUILD, STATES, STORY, WINDOWS, write_story
+from event_stories import EMPTY_STATES, REBUILD, STATES, STORY, WINDOWS, write_story
 from hypothesis import given
 from hypothesis import strategies as st
 from page_cells import Page, cells_of
@@ -132,7 +132,7 @@ def test_a_page_that_assigns_cells_shows_the_state_of_the_replay(tmp_path, monke
 
 @pytest.mark.parametrize("steps_per_record", [1, 3, 100])
 def test_every_kind_of_record_becomes_cells(tmp_path, steps_per_record):
-    path = write_story(tmp_path / "story.jsonl", [*STORY, WINDOWS, BEAMS, REBUILD])
+    path = write_story(tmp_path / "story.jsonl", [*STORY, WINDOWS, REBUILD])
     [segment] = read_log(path)
     check_recording(segment, steps_per_record)
     kinds = {kind for records in segment.steps for kind, *_ in records}

@@ -18,7 +18,6 @@ from scripted_runner import answer_to
 from mie.config.engine import POLICIES, EngineConfig
 from mie.config.params.sampling import SamplingParams
 from mie.engine.watch.snapshot import scheduler_snapshot
-from mie.errors import RequestError
 from mie.events import FIELDS, SUMMARY_FIELDS, EventLog, read_log
 from mie.events.replay import State, at
 from mie.load.engine import new_scheduler
@@ -102,26 +101,6 @@ class Run:
         self.requests.append(Request(str(number), prompt, params, **labels).enter(number, [EOS]))
         self.scheduler.add(self.requests[-1])
 
-    def add_beams(self, count):
-        """Continue the beam that was kept last, or begin one."""
-        kept = [*self.scheduler._admission.kept.values()]
-        parent_id, prompt = None, [0, 1, 1]
-        if kept and kept[-1].num_tokens < MAX_MODEL_LEN:
-            parent_id, prompt = kept[-1].request.request_id, kept[-1].token_ids
-        for _ in range(count):
-            number, params = len(self.requests), SamplingParams(max_tokens=1)
-            beam = {"is_beam": True, "parent_id": parent_id}
-            self.requests.append(Request(str(number), prompt, params, **beam).enter(number, [EOS]))
-            try:
-                self.scheduler.check(self.requests[-1])
-                self.scheduler.add(self.requests[-1])
-            except RequestError:  # it is longer than the cache
-                self.requests.pop()
-
-    def release(self):
-        for seq in [*self.scheduler._admission.kept.values()][:1]:
-            self.scheduler.release([seq.request.request_id])
-
     def forced(self, plan, result):
         """Return tokens that must follow those of some decodes."""
         rows = zip(plan.decodes, result.token_ids, strict=True)
@@ -143,10 +122,10 @@ class Run:
         self.log.end_step({**dict.fromkeys(SUMMARY_FIELDS, 0), "step": number})
         return self.log.segments()[-1].steps[-1]
 
-    def drive(self, arrivals, tokens, aborted, broken, beams, releases):
+    def drive(self, arrivals, tokens, aborted, broken):
         """Yield the records of each step, until all requests have ended.
 
-        ``aborted`` maps steps to requests, ``beams`` maps them to numbers of beams.
+        ``aborted`` maps steps to requests.
         """
         waiting, number, answers = list(arrivals), 0, cycle([*tokens[1:], tokens[0]])
         while waiting or self.scheduler.running or self.scheduler.waiting:
@@ -154,9 +133,6 @@ class Run:
                 waiting.remove(arrival)
                 prompt, max_tokens, n, *labels = arrival[1:]
                 self.add(prompt, max_tokens, n, *labels)
-            self.add_beams(beams.get(number, 0))
-            if number in releases:
-                self.release()
             victim = aborted.get(number)
             if victim is not None and victim < len(self.requests):
                 # Prefer a swapped-out sequence, which is rare.
@@ -179,8 +155,6 @@ def runs(last_abort, most_aborts):
             st.integers(0, last_abort), st.integers(0, 5), max_size=most_aborts
         ),
         "broken": st.sets(st.integers(3, 30), max_size=1),
-        "beams": st.dictionaries(st.integers(0, 15), st.integers(1, 3), max_size=6),
-        "releases": st.sets(st.integers(3, 30), max_size=4),
         "window": st.none() | st.tuples(st.integers(1, 6), st.integers(1, 2)),
     }
 

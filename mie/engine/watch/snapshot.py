@@ -30,13 +30,13 @@ def scheduler_snapshot(scheduler: Scheduler) -> dict[str, Any]:
                 "max_tokens": seq.request.params.max_tokens,
                 "num_tokens": seq.num_tokens,
                 "num_computed": seq.num_computed,
-                "row": seq.table.row if seq.table and not seq.finish_reason else None,
+                "row": seq.table.row if seq.table else None,
                 "blocks": list(seq.table.block_ids) if seq.table else [],
                 "host": list(seq.host.block_ids) if seq.host else None,
                 "n": seq.request.params.n,
                 **_entries_of(seq.table),
             }
-            for seq in [*waiting, *running, *scheduler._admission.kept.values()]
+            for seq in [*waiting, *running]
         },
     }
 

@@ -22,7 +22,7 @@ class SequenceState:
     num_tokens: int
     num_computed: int = 0
     row: int | None = None
-    """The sequence's row, or None while it waits or if it has ended and is kept."""
+    """The row of the runner, or None while the sequence waits."""
     blocks: list[int] = field(default_factory=list)
     host: list[int] | None = None
     """Host blocks that hold its swapped-out tokens."""
@@ -41,11 +41,6 @@ class SequenceState:
     def held(self) -> list[int]:
         """All its blocks."""
         return [block for block, _ in self.places]
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether it has ended, and holds blocks for those that continue it."""
-        return self.row is None and bool(self.blocks)
 
     # Its table. ``state`` counts the holders of blocks.
 

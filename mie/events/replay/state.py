@@ -71,11 +71,7 @@ class State:
     @property
     def waiting(self) -> list[Seq]:
         """The waiting sequences in queue order."""
-        return self._in_order(
-            seq
-            for seq, values in self.sequences.items()
-            if values.row is None and not values.is_kept
-        )
+        return self._in_order(seq for seq, values in self.sequences.items() if values.row is None)
 
     @property
     def running(self) -> list[Seq]:
@@ -129,7 +125,7 @@ class State:
             fields = dict(zip(FIELDS[kind], values, strict=True))
             for row in fields.get("rows", ()):
                 require(row in self.rows, f"unknown row {row}")
-            if kind in ("fork", "wait", "branch"):
+            if kind in ("fork", "wait"):
                 self._sequence(fields["parent"])
             # The first two bring a new choice, and the last may end a choice that was never forked.
             if "seq" in fields and kind not in ("fork", "wait", "finish"):
@@ -237,20 +233,6 @@ class State:
         self._leave_row(values)
         values.num_computed = 0
 
-    def _on_keep(self, seq: Seq) -> None:
-        values = self._runner(seq)
-        del self.rows[values.row]  # type: ignore[arg-type]  # it runs
-        values.row = None
-
-    def _on_branch(self, seq: Seq, parent: Seq, row: int) -> None:
-        values, kept = self._sequence(seq), self._sequence(parent)
-        require(kept.is_kept, f"{parent} is not kept")
-        require(values.row is None and not values.blocks, "it does not wait")
-        require(kept.num_computed < values.num_tokens, "there must be a token to compute")
-        self._seat(seq, row)
-        values.num_computed = kept.num_computed
-        values.share(kept, self.blocks)
-
     def _on_finish(self, seq: Seq, reason: str) -> None:
         values = self._sequence(seq)
         require(values.host is None, "it still has host blocks")
@@ -275,9 +257,7 @@ class State:
             self.blocks.let_go(block)
 
     def _on_close(self, seq: Seq) -> None:
-        values = self._sequence(seq)
-        require(values.row is not None or values.is_kept, f"{seq} is not running")
-        values.close(self.blocks)
+        self._runner(seq).close(self.blocks)
         if self.slots is not None:
             self.slots.close(seq)
 

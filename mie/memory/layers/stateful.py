@@ -51,8 +51,6 @@ class StatefulManager(KVCacheManager):
     request probably begins with the continuation, too. All states have the same size.
     """
 
-    may_keep_tables = False
-
     def __init__(
         self,
         num_blocks: int,

@@ -65,8 +65,6 @@ class WindowedManager(KVCacheManager):
         return self.window.num_entries(num_stored, num_tokens) * self._num_groups
 
     def open_table(self, room: Room, owner: Owner, row: int) -> BlockTable:
-        if room.parent:
-            return super().open_table(room, owner, row)
         first, entries = self.window.reach(room.num_computed), []
         if not _is_imported(room.host, len(room.path) * self.block_size):
             entries = [self._hold_entry(node) for node in room.path[first:]]  # before any eviction

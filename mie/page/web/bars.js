@@ -47,8 +47,8 @@ function speed(run, step) {
 export function drawLegend() {
   const state = shown();
   const { selected, run } = store;
-  const { runs, waits, kept } = state.queues();
-  const all = [...runs, ...kept, ...waits];
+  const { runs, waits } = state.queues();
+  const all = [...runs, ...waits];
   const key = `${run.title}|${selected?.id}|${all.map((seq) => seq.name + seq.state).join()}`;
   const place = $("map-legend");
   if (place.dataset.key === key) return;

@@ -87,7 +87,7 @@ export class Inspector {
         ["slot", state.slotOf().has(name) ? `${state.slotOf().get(name)}, its state after these tokens` : null],
         ["host", seq?.host.length ? some(seq.host.length, "block") : null],
       ]),
-      seq && seq.state !== "running" && seq.state !== "kept" ? this.reason(state, seq) : null,
+      seq && seq.state !== "running" ? this.reason(state, seq) : null,
       text && el("p", { className: "text" }, text),
       history.length ? el("div", { className: "scroll" }, el("table", {}, el("tbody", {}, history))) : null,
     ];

@@ -55,7 +55,7 @@ class Lane {
 const MARKS = new Set(["admit", "resume", "preempt", "finish", "export", "import", "drop", "copy"]);
 
 /** The kinds that may name a sequence which has no lane yet. */
-const OPENS = new Set(["fork", "branch", "wait"]);
+const OPENS = new Set(["fork", "wait"]);
 
 export class Lanes {
   constructor() {
@@ -137,20 +137,12 @@ export class Lanes {
     lane.mark("fork", step, event);
   }
 
-  on_branch(step, event) {
-    this.on_fork(step, event);
-  }
-
   on_wait(step, event) {
     this.open(event.seq, step, this.all.get(event.parent)).begin("waiting", step);
   }
 
   on_preempt(step, event, lane) {
     lane.begin(event.mode === "swap" ? "swapped" : "preempted", step);
-  }
-
-  on_keep(step, event, lane) {
-    lane.begin("kept", step);
   }
 
   on_finish(step, event, lane) {

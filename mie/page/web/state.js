@@ -76,7 +76,7 @@ export class State {
     return this.kept("queues", () => {
       const order = [...this.seqs.values()].sort((a, b) => a.rank - b.rank || a.number - b.number || choice(a) - choice(b));
       const those = (...states) => order.filter((seq) => states.includes(seq.state));
-      return { runs: those("running"), waits: those("waiting", "swapped"), kept: those("kept") };
+      return { runs: those("running"), waits: those("waiting", "swapped") };
     });
   }
 

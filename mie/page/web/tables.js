@@ -15,8 +15,8 @@ const TABLES = [
     title: "Requests",
     head: ["sequence", "request", "state", "tokens", "computed", "blocks"],
     rows(state) {
-      const { runs, waits, kept } = state.queues();
-      return [...runs, ...kept, ...waits].map((seq) => ({
+      const { runs, waits } = state.queues();
+      return [...runs, ...waits].map((seq) => ({
         pick: { kind: "seq", id: seq.name },
         cells: () => [nameOf(seq.name), seq.request_id, seq.state, seq.num_tokens, seq.num_computed, seq.blocks.join(" ")],
       }));

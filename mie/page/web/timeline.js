@@ -167,8 +167,6 @@ export class Timeline {
       if (pitch >= 3.5 && store.axis === "step") {
         for (let x = b - 1.2; x >= a - 0.1; x -= pitch) rect(pen, own, x - 0.8, middle - thick * 0.34, 1.6, thick * 0.68);
       }
-    } else if (part.kind === "kept") {
-      rect(pen, `${own}33`, a, middle - 1, width, 2);
     } else {
       const isLost = part.kind !== "waiting";
       const h = isLost ? thick * 0.6 : Math.max(2, thick * 0.22);
