@@ -18,8 +18,8 @@ from mie.engine.engine import Engine
 from mie.engine.overlap import OverlappingRunner
 from mie.engine.watch.snapshot import nodes_of
 from mie.frontend.loop import EngineLoop
-from mie.memory.layers.stateful import StatefulManager
-from mie.memory.layers.windowed import WindowedManager
+from mie.memory.layers.states import States
+from mie.memory.layers.windows import Windows
 from mie.memory.manager import KVCacheManager
 from mie.memory.pool import REGION, BlockPool
 from mie.memory.prefix import Node, PrefixCache, block_of
@@ -158,41 +158,42 @@ def check_memory(
 
     ``tables`` and ``host_tables`` are all that are open.
     """
-    assert not manager._pinned, "a block is pinned between steps"
+    assert not manager.prefix.pinned, "a block is pinned between steps"
     tables, host_tables = list(tables), list(host_tables)
     _check_holders(manager, tables)
-    _check_host_pool(manager._host.pool, host_tables)
-    assert manager.num_cached <= manager._max_cached, "the cache is over its budget"
+    _check_host_pool(manager, host_tables)
+    assert manager.num_cached <= manager.max_cached, "the cache is over its budget"
     assert manager._num_entries == sum(len(table.block_ids) for table in tables)
     assert manager.num_slots_empty == _count_empty_slots(tables, manager.block_size)
-    if isinstance(manager, WindowedManager):
-        _check_windows(manager, tables)
-    if isinstance(manager, StatefulManager):
-        _check_states(manager, tables, host_tables)
+    if (windows := manager.part(Windows)) is not None:
+        _check_windows(manager, windows, tables)
+    if (states := manager.part(States)) is not None:
+        _check_states(manager, states, tables, host_tables)
 
 
-def _check_windows(manager: WindowedManager, tables: Sequence[BlockTable]) -> None:
-    """Assert that each table has exactly the entries within reach, and a claim on all to come."""
-    window = manager.window
-    entries = {node: node.entry for node in _blocks(manager._prefix) if node.entry is not None}
-    held = {block_id for table in tables for entry in table.entries for block_id in entry}
-    for table in tables:
-        assert table.num_passed == window.reach(table.num_tokens), "a block was kept or let go"
-        end = table.num_passed + len(table.entries)
+def _check_windows(manager: KVCacheManager, windows: Windows, tables: Sequence[BlockTable]) -> None:
+    """Assert that each table has exactly the entries within reach, and reserves all to come."""
+    window, entries = windows.window, windows.nodes
+    assert {*windows.tables} == {*tables}, "a closed table has entries, or an open one has none"
+    held = {block_id for own in windows.tables.values() for block_id in own.block_ids}
+    for table, own in windows.tables.items():
+        assert own.num_passed == window.reach(table.num_tokens), "a block was kept or let go"
+        assert own.num_committed == table.num_committed, "an entry was not published"
+        end = own.num_passed + len(own.entries)
         assert end >= manager.blocks_for(table.num_writable), "a writable slot has no entry"
         assert end <= len(table.block_ids), "an entry has no tokens"
-        assert table.claim >= len(table.entries), "more entries than claimed"
-    claimed = sum(table.claim for table in tables) * window.num_groups
-    assert manager.num_claimed == claimed - len(held), "the claims are miscounted"
-    assert manager._num_in_tables == sum(len(table.entries) for table in tables) * window.num_groups
-    assert manager.num_available >= 0, "more blocks are claimed than there are"
-    assert manager._nodes == {entry[0]: node for node, entry in entries.items()}, (
-        "an evicted node has an entry"
-    )
+        assert own.num_reserved >= len(own.entries), "more entries than reserved"
+    reserved = sum(own.num_reserved for own in windows.tables.values()) * window.num_groups
+    assert manager.pool.num_reserved == reserved - len(held), "the reservations are miscounted"
+    num_entries = sum(len(own.entries) for own in windows.tables.values())
+    assert manager.num_in_parts == num_entries * window.num_groups
+    assert manager.num_available >= 0, "more blocks are reserved than there are"
+    assert {*entries} <= {*_blocks(manager.prefix)}, "an evicted node has an entry"
+    assert windows._node_of == {entry[0]: node for node, entry in entries.items()}
     for node, entry in entries.items():
         assert len(entry) == window.num_groups
-        assert (node in manager._unheld) == held.isdisjoint(entry), "a wrong holder of an entry"
-    assert manager._unheld.keys() <= entries.keys()
+        assert (node in windows._unheld) == held.isdisjoint(entry), "a wrong holder of an entry"
+    assert windows._unheld.keys() <= entries.keys()
 
 
 def _blocks(prefix: PrefixCache) -> Iterator[Node]:
@@ -214,11 +215,13 @@ def check_pool(pool: BlockPool) -> None:
 
 def _check_holders(manager: KVCacheManager, tables: Sequence[BlockTable]) -> None:
     """Assert that every reference count equals the entries in open tables and the prefix cache."""
-    pool, prefix = manager._pool, manager._prefix
+    pool, prefix = manager.pool, manager.prefix
+    windows = manager.part(Windows)
+    entries = {} if windows is None else windows.nodes
     check_pool(pool)
     held = Counter(block_id for table in tables for block_id in table.held_ids)
     nodes = list(_blocks(prefix))
-    cached = Counter(chain(map(block_of, nodes), *(node.entry or () for node in nodes)))
+    cached = Counter(chain(map(block_of, nodes), *entries.values()))
     assert all(count == 1 for count in cached.values()), "a block has two places in the tree"
     for block_id in range(pool.num_blocks):
         expected = held[block_id] + cached[block_id]
@@ -234,7 +237,7 @@ def _check_tree(prefix: PrefixCache, tables: Iterable[BlockTable]) -> None:
     known = [table for node in nodes_of(prefix) for table in node.tables]
     assert len(known) == len(set(known)), "a table is registered at two nodes"
     assert set(known) == set(tables), "the tree has a closed table or misses an open one"
-    for root in prefix._roots.values():
+    for root in prefix.roots.values():
         assert root.children or root.tables, "an empty root was kept"
     for node in nodes_of(prefix):
         assert node.sorted_tokens == sorted(node.children), "the sorted keys differ"
@@ -252,9 +255,11 @@ def _check_tree(prefix: PrefixCache, tables: Iterable[BlockTable]) -> None:
         assert all(order[child] < place for child in children), "evicted before its children"
 
 
-def _check_host_pool(pool: BlockPool, tables: Iterable[HostTable]) -> None:
+def _check_host_pool(manager: KVCacheManager, tables: Iterable[HostTable]) -> None:
     """Assert that exactly the blocks of ``tables`` are taken, each once."""
+    pool = manager.host.pool
     check_pool(pool)
+    assert {*manager.host.tables} == {*tables}
     held = [host_id for table in tables for host_id in table.block_ids]
     assert len(set(held)) == len(held), "a host block has two owners"
     assert len(held) == pool.num_blocks - pool.num_free, "a host block leaked"
@@ -272,29 +277,30 @@ def _count_empty_slots(tables: Sequence[BlockTable], block_size: int) -> int:
 
 
 def _check_states(
-    manager: StatefulManager, tables: Iterable[BlockTable], host_tables: Iterable[HostTable]
+    manager: KVCacheManager,
+    states: States,
+    tables: Iterable[BlockTable],
+    host_tables: Iterable[HostTable],
 ) -> None:
     """Assert that each slot is free, or of one open table, or of one snapshot."""
-    running = manager._states
+    running = states.states
     assert {*running} == {*tables}, "a closed table has a slot, or an open one has none"
-    assert {*manager.snapshots} <= {*_blocks(manager._prefix)}, "a snapshot outlived its blocks"
+    assert {*states.snapshots} <= {*_blocks(manager.prefix)}, "a snapshot outlived its blocks"
     held = [each.slot for each in running.values()]
-    held += [snapshot.slot for snapshot in manager.snapshots.values()]
-    assert sorted([*held, *manager._free_slots]) == list(range(manager.num_states)), (
-        "a slot was lost"
-    )
+    held += [snapshot.slot for snapshot in states.snapshots.values()]
+    assert sorted([*held, *states._free_slots]) == list(range(states.num_states)), "a slot was lost"
     owners = {table.owner for table in running}
     for table, each in running.items():
-        stops = [*each.stops, *([each.tail] if each.tail else [])]
+        stops = [*each.stops, *([each.latest] if each.latest else [])]
         assert not stops or manager.shares_full
         assert each.stops == sorted({*each.stops}), "the stops are not ascending"
         assert all(stop > table.num_tokens for stop in each.stops), "a stop was passed"
-        assert each.tail is None or each.tail in manager.snapshots, "a tail was dropped"
-    for node, snapshot in manager.snapshots.items():
-        tail_of = {table.owner for table, each in running.items() if each.tail is node}
-        if snapshot.tail_of in owners:
-            assert snapshot.tail_of in tail_of, "a tail stays too long"
-    hosts = manager._host_slots
-    assert {*hosts} == {*host_tables}, "a state on the host leaked, or is missing"
-    slots = sorted([*hosts.values(), *manager._free_host_slots])
-    assert slots == list(range(len(slots))), "a slot of the host was lost"
+        assert each.latest is None or each.latest in states.snapshots, "a snapshot was dropped"
+    for node, snapshot in states.snapshots.items():
+        latest_of = {table.owner for table, each in running.items() if each.latest is node}
+        if snapshot.replaced_by in owners:
+            assert snapshot.replaced_by in latest_of, "a snapshot stays too long"
+    check_pool(states.host_pool)
+    slots = [*map(states.host_slot, host_tables)]
+    assert len({*slots}) == len(slots), "a slot of the host has two owners"
+    assert len(slots) == states.num_host_states - states.host_pool.num_free, "a slot leaked"

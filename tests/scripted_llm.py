@@ -31,7 +31,7 @@ def new_llm(directory: Any, settings: dict[str, Any]) -> LLM:
         **settings,
     )
     engine = llm.engine
-    num_host = engine.scheduler.manager._num_host_blocks
+    num_host = engine.scheduler.manager.num_host_blocks
     script = ScriptedRunner(
         num_blocks=NUM_BLOCKS,
         block_size=BLOCK_SIZE,

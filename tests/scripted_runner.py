@@ -17,7 +17,7 @@ from mie.engine.overlap import OverlappingRunner
 from mie.engine.runner import Launched
 from mie.events import EventLog
 from mie.load.engine import new_scheduler
-from mie.memory.table import Moves, StateMoves
+from mie.memory.table import Moves
 from mie.sched.plan import Chunk, NewRow, StepPlan
 from mie.sched.result import ChunkResult, StepResult, TokenLogprobs
 
@@ -205,13 +205,13 @@ class ScriptedRunner:
             self._device[target] = content
         targets = [target for _, target in moves.copies]
         assert len(set(targets)) == len(targets), "a block is the target of two copies"
-        if moves.states is not None:
-            self._move_states(moves.states)
+        if states := moves.parts.get("states"):
+            self._move_states(states)
 
-    def _move_states(self, moves: StateMoves) -> None:
-        for row, slot in moves.rows:
+    def _move_states(self, moves: Moves) -> None:
+        for row, _, slots in moves.updates:
             if row in self._rows:
-                self._rows[row].slot = slot
+                self._rows[row].slot = slots[0]
         for slot, host_slot in moves.exports:
             self._host_states[host_slot] = self._states[slot]
         found = [self._states[source] for source, _ in moves.copies]

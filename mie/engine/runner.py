@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mie.base.arithmetic import ceil_div
 from mie.engine.constraint import Constraints
 from mie.engine.rows import Row, RowFault, take_forced
-from mie.memory.table import StateMoves
+from mie.memory.table import Moves
 from mie.model.decoder import Decoder
 from mie.ops.backend import Array, Drawn, StepBatch
 from mie.ops.sampling import GREEDY, RowControls
@@ -172,8 +172,9 @@ class ModelRunner:
                 self._block_tables[row, index] = block_ids[0]
             else:
                 self._block_tables[row, index : index + len(block_ids)] = block_ids
-        for row, index, entry in moves.windows:
-            self._block_tables[self._firsts[1:, 0] + row, index] = entry
+        if windows := moves.parts.get("windows"):
+            for row, index, entry in windows.updates:
+                self._block_tables[self._firsts[1:, 0] + row, index] = entry
         if moves.exports:
             block_ids, host_ids = zip(*moves.exports, strict=True)
             self.backend.export_blocks(self._kv_cache, self._host_cache, block_ids, host_ids)
@@ -182,12 +183,12 @@ class ModelRunner:
             self.backend.import_blocks(self._host_cache, self._kv_cache, host_ids, block_ids)
         if moves.copies:
             self.backend.copy_blocks(self._kv_cache, *zip(*moves.copies, strict=True))
-        if moves.states is not None:
-            self._move_states(moves.states)
+        if states := moves.parts.get("states"):
+            self._move_states(states)
 
-    def _move_states(self, moves: StateMoves) -> None:
-        for row, slot in moves.rows:
-            self._slots[row] = slot
+    def _move_states(self, moves: Moves) -> None:
+        for row, _, slots in moves.updates:
+            self._slots[row] = slots[0]
         for slot, host_slot in moves.exports:
             self._host_states[host_slot] = self.backend.export_state(self._states, slot)
         if moves.copies:

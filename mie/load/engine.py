@@ -29,10 +29,11 @@ from mie.load.backends import load_backend
 from mie.load.fit import fitting_plan
 from mie.load.quantisation import quantised
 from mie.load.sizing import MemoryPlan, cache_shape, step_size
-from mie.memory.layers.stateful import StatefulManager
+from mie.memory.layers.states import States
 from mie.memory.layers.window import Window
-from mie.memory.layers.windowed import WindowedManager
+from mie.memory.layers.windows import Windows
 from mie.memory.manager import KVCacheManager
+from mie.memory.part import Part
 from mie.model.config import ModelConfig
 from mie.model.decoder import Decoder
 from mie.ops.backend import Array, Backend
@@ -238,26 +239,22 @@ def new_scheduler(
 
     ``num_states`` has the slots of recurrent states on the device and on the host.
     """
-    kind: type[KVCacheManager] = KVCacheManager
-    own: dict[str, Any] = {}
+    parts: list[Part] = []
+    if window is not None:
+        parts.append(Windows(window))
     if num_states[0]:
-        kind = StatefulManager
-        own = {
-            "num_states": num_states[0],
-            "num_host_states": num_states[1],
-            "snapshot_distance": config.state_snapshot_distance,
-        }
-    elif window is not None:
-        kind, own = WindowedManager, {"window": window}
-    manager = kind(
+        distance = config.state_snapshot_distance
+        states = States(num_states[0], num_host_states=num_states[1], snapshot_distance=distance)
+        parts.append(states)
+    manager = KVCacheManager(
         num_blocks,
         config.block_size,
+        parts,
         enable_prefix_caching=config.enable_prefix_caching,
         partial_block_sharing=config.partial_block_sharing,
         max_cached_blocks=config.max_cached_blocks,
         num_host_blocks=num_host_blocks,
         emit=log.emit,
-        **own,
     )
     return Scheduler(config, manager, max_model_len, log.emit)
 

@@ -14,6 +14,8 @@ class HostBlocks:
 
     def __init__(self, num_blocks: int, stats: MemoryStats, emit: Emit) -> None:
         self.pool = BlockPool(num_blocks)
+        self.tables: dict[HostTable, None] = {}
+        """The tables of swapped-out sequences (a dict keeps their order)."""
         self._stats = stats
         self._emit = emit
 
@@ -25,23 +27,31 @@ class HostBlocks:
         moves.exports.extend(zip(block_ids, host_ids, strict=True))
         self._stats.num_exported += len(block_ids)
         self._emit(("export", table.owner, host_ids))
-        return HostTable(table.owner, host_ids, table.num_tokens)
+        host = HostTable(table.owner, host_ids, table.num_tokens)
+        self.tables[host] = None
+        return host
 
-    def restore(self, host: HostTable, pairs: Sequence[tuple[int, int]], moves: Moves) -> None:
-        """Copy each block of the host to the one beside it, and free all blocks of the host table.
+    def restore(self, host: HostTable, block_ids: Sequence[int], moves: Moves) -> None:
+        """Copy the last blocks of the host table to ``block_ids``, and free all of them.
 
-        The targets may be blocks of a table that this step swaps out, because it exports first. No
-        later table of this step is swapped out to the blocks that are now free.
+        These may be blocks of a table that this step swaps out, because it exports first. No later
+        table of this step is swapped out to the blocks of the host that are now free.
         """
-        host_ids, block_ids = (tuple([pair[side] for pair in pairs]) for side in (0, 1))
+        host_ids = host.block_ids[len(host.block_ids) - len(block_ids) :]
         being_read = {block_id for block_id, _ in moves.copies}
         assert being_read.isdisjoint(block_ids), "imports come before copies"
-        moves.imports.extend(pairs)
-        self.pool.decref(*host.block_ids)
-        self._stats.num_imported += len(pairs)
-        self._emit(("import", host.owner, host_ids, block_ids))
+        moves.imports.extend(zip(host_ids, block_ids, strict=True))
+        self._free(host)
+        self._stats.num_imported += len(block_ids)
+        self._emit(("import", host.owner, host_ids, tuple(block_ids)))
 
     def drop(self, host: HostTable) -> None:
         """Discard swapped-out blocks."""
-        self.pool.decref(*host.block_ids)
+        self._free(host)
         self._emit(("drop", host.owner))
+
+    def _free(self, host: HostTable) -> None:
+        del self.tables[host]
+        self.pool.decref(*host.block_ids)
+        for pool, slot in host.slots:
+            pool.decref(slot)

@@ -1,7 +1,24 @@
 """Allocate from a fixed set of blocks with reference counts."""
 
+from typing import Protocol
+
 REGION = 16
 """Size of a region. A new table starts in a wholly free region if there is one, so it can grow."""
+
+
+class Cache(Protocol):
+    """Blocks that stay in the pool only until a table needs them."""
+
+    @property
+    def num_blocks(self) -> int:
+        """The number of blocks that only this cache holds."""
+
+    @property
+    def oldest(self) -> int | None:
+        """The step in which the next block to evict was released, or None without a block."""
+
+    def evict(self) -> int:
+        """Release the blocks that were used least recently, and return their number."""
 
 
 class BlockPool:
@@ -17,6 +34,12 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.caches: list[Cache] = []
+        """The caches that blocks are evicted from. Of equally old blocks, the first cache's go."""
+        self.num_steps = 0
+        """Number of steps so far. Caches order their blocks by it."""
+        self.num_reserved = 0
+        """Number of blocks that open tables will take later and must find."""
         self._refcounts = [0] * num_blocks
         # Ordered sets. The last freed is taken first, and lower ids come first at the start.
         self._free = dict.fromkeys(reversed(range(num_blocks)))
@@ -27,6 +50,16 @@ class BlockPool:
     def num_free(self) -> int:
         """The number of free blocks."""
         return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """The number of blocks that only caches hold."""
+        return sum([cache.num_blocks for cache in self.caches])
+
+    @property
+    def num_available(self) -> int:
+        """The number of blocks that a table can get: free and cached ones, without reservations."""
+        return self.num_free + self.num_cached - self.num_reserved
 
     def refcount(self, block_id: int) -> int:
         """Return the number of holders of the block, which is 0 for a free block."""
@@ -49,8 +82,19 @@ class BlockPool:
         return block_id
 
     def take_run(self, count: int, after: int | None) -> tuple[int, ...]:
-        """Allocate blocks, each next to the one before it if possible."""
+        """Allocate free blocks, each next to the one before it if possible."""
         return tuple([after := self.take(after) for _ in range(count)])
+
+    def make_free(self, count: int) -> None:
+        """Evict until ``count`` blocks are free. The caller checks that enough are available."""
+        self.evict(count - self.num_free)
+
+    def evict(self, count: int) -> None:
+        """Evict at least ``count`` cached blocks, the least recently used first."""
+        while count > 0:
+            ages = [cache.oldest for cache in self.caches]
+            age = min([age for age in ages if age is not None])
+            count -= self.caches[ages.index(age)].evict()
 
     def _begin(self) -> int | None:
         """Return the first block of a wholly free region, or None."""

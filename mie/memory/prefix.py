@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, count, takewhile
 from operator import attrgetter, ne
 from typing import NamedTuple
 
-from mie.memory.table import BlockTable, Entry, HostTable
+from mie.base.stats.memory import MemoryStats
+from mie.memory.pool import BlockPool
+from mie.memory.table import BlockTable, Emit
 
 
 @dataclass(slots=True, eq=False)
@@ -34,8 +36,6 @@ class Node:
     """
     tables: dict[BlockTable, None] = field(default_factory=dict)
     """The open tables whose last committed block this is (a dict keeps their order)."""
-    entry: Entry | None = None
-    """The blocks of layers with a window for the same tokens, if they are cached, too."""
 
 
 class PartialMatch(NamedTuple):
@@ -47,42 +47,30 @@ class PartialMatch(NamedTuple):
     """Its node, or None if a running sequence is still filling the block."""
 
 
-class Room(NamedTuple):
-    """How a sequence can be opened, from `KVCacheManager.find_room`. Nothing is allocated yet."""
-
-    token_ids: Sequence[int]
-    salt: str | None
-    path: list[Node]
-    """The cached full blocks that match the start of its tokens."""
-    partial: PartialMatch | None
-    """A block to copy from after ``path``, because its start matches."""
-    host: HostTable | None
-    num_computed: int
-    """Number of tokens that need not be computed."""
-    num_new: int
-    """Number of blocks to allocate."""
-    num_taken: int
-    """Number of available blocks that it takes: new ones, cached ones, and those it may claim."""
-
-
 class PrefixCache:
-    """A tree of blocks of ``block_size`` tokens. `KVCacheManager` does the reference counting.
+    """A tree of blocks of ``block_size`` tokens. It is one holder of the block of each node.
 
-    A holder of a node's block also holds the blocks of its ancestors. So the nodes below an unheld
-    node are unheld too, and were released before it. The first node of ``unheld`` is therefore a
-    leaf, and evicting one after another can free them all.
+    Other holders of a node's block also hold the blocks of its ancestors. So the nodes below an
+    unheld node are unheld too, and were released before it. The first node of ``unheld`` is
+    therefore a leaf, and evicting one after another can free them all.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, pool: BlockPool, stats: MemoryStats, emit: Emit) -> None:
         self._block_size = block_size
-        self._roots: dict[str | None, Node] = {}
+        self._pool, self._stats, self._emit = pool, stats, emit
+        pool.caches.append(self)
+        self.on_evict: list[Callable[[Node], None]] = []
+        """Functions that are called with each node before it leaves the tree."""
+        self.pinned: list[tuple[int, Node | None]] = []
+        """The sources of this step's copies, each with its node."""
+        self.roots: dict[str | None, Node] = {}
         self.unheld: OrderedDict[Node, int] = OrderedDict()
-        """The nodes whose blocks only the cache holds, in the order of their release, and its step.
+        """The nodes whose blocks only the tree holds, by the step of their release, oldest first.
         """
 
     def match(self, token_ids: Sequence[int], limit: int, salt: str | None) -> list[Node]:
         """Return the longest path of full blocks that match at most ``limit`` tokens."""
-        node = self._roots.get(salt)
+        node = self.roots.get(salt)
         path: list[Node] = []
         size = self._block_size
         for start in range(0, limit - size + 1, size):
@@ -100,7 +88,7 @@ class PrefixCache:
         The prefix ends at ``limit`` at most. The block is a child, or the next block of a
         running sequence, as far as it is written.
         """
-        node = path[-1] if path else self._roots.get(salt)
+        node = path[-1] if path else self.roots.get(salt)
         start = len(path) * self._block_size
         wanted = tuple(token_ids[start : min(limit, start + self._block_size)])
         if node is None or not wanted:
@@ -121,7 +109,7 @@ class PrefixCache:
 
     def root(self, salt: str | None) -> Node:
         """Return the salt's root. It is dropped when its last table or child leaves."""
-        return self._roots.setdefault(salt, Node(None, (), None, salt))
+        return self.roots.setdefault(salt, Node(None, (), None, salt))
 
     def enter(self, table: BlockTable, node: Node) -> None:
         """Register ``node``, which may be a root, as an open table's last committed block."""
@@ -137,31 +125,82 @@ class PrefixCache:
         self._drop_empty_root(table.node)
         table.node = None
 
+    # Holders.
+
     def insert(self, parent: Node, tokens: tuple[int, ...], block_id: int) -> Node:
-        """Insert a new, held node under ``parent``."""
+        """Insert a new node under ``parent`` for a block that a table holds."""
         assert tokens not in parent.children, "the tree already contains these tokens"
         node = parent.children[tokens] = Node(parent, tokens, block_id, parent.salt)
         insort(parent.sorted_tokens, tokens)
+        self._pool.incref(block_id)
+        self._emit(("seal", block_id, parent.block_id, parent.salt, tokens))
         return node
+
+    def hold(self, *path: Node) -> tuple[int, ...]:
+        """Add a holder to the blocks of a path, or of its last node, and return their ids."""
+        block_ids = tuple(map(block_of, path))
+        self._pool.incref(*block_ids)
+        for node in self.unheld_end(path):
+            del self.unheld[node]
+        return block_ids
+
+    def offer(self, node: Node | None) -> None:
+        """Let a node and those above it be evicted, as far as only the tree holds them."""
+        while node and node.block_id is not None and self._pool.refcount(node.block_id) == 1:
+            self.unheld[node] = self._pool.num_steps
+            node = node.parent
+
+    def pin(self, partial: PartialMatch) -> None:
+        """Hold the source of a copy until the copy is made."""
+        self._pool.incref(partial.block_id)
+        if partial.node:
+            self.unheld.pop(partial.node, None)
+        self.pinned.append((partial.block_id, partial.node))
+        self._emit(("pin", partial.block_id))
+
+    def unpin(self) -> None:
+        """Release the sources of all copies."""
+        for block_id, node in self.pinned:
+            self._emit(("unpin", block_id))
+            self._pool.decref(block_id)
+            self.offer(node)
+        self.pinned.clear()
 
     def unheld_end(self, path: Sequence[Node]) -> list[Node]:
         """Return the unheld nodes of a path, which are the end of it, the last one first."""
         return list(takewhile(self.unheld.__contains__, reversed(path)))
 
-    def evict(self) -> Node:
-        """Evict and return the least recently used unheld leaf. There must be one."""
+    # A cache of the pool.
+
+    @property
+    def num_blocks(self) -> int:
+        """The number of blocks that only the tree holds."""
+        return len(self.unheld)
+
+    @property
+    def oldest(self) -> int | None:
+        """The step in which the least recently used unheld leaf was released, or None."""
+        return next(iter(self.unheld.values()), None)
+
+    def evict(self) -> int:
+        """Evict the least recently used unheld leaf. There must be one."""
         node, _ = self.unheld.popitem(last=False)
         parent = node.parent
         assert parent is not None
         assert not node.children, "a node was released before a node below it"
+        for notice in self.on_evict:
+            notice(node)
         del parent.children[node.tokens]
         del parent.sorted_tokens[bisect_left(parent.sorted_tokens, node.tokens)]
         self._drop_empty_root(parent)
-        return node
+        self._emit(("evict", block_of(node)))
+        self._pool.decref(block_of(node))
+        self._stats.num_evictions += 1
+        return 1
 
     def _drop_empty_root(self, node: Node) -> None:
         if node.block_id is None and not node.children and not node.tables:
-            del self._roots[node.salt]
+            del self.roots[node.salt]
 
 
 def block_of(node: Node) -> int:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from mie.memory.pool import BlockPool
     from mie.memory.prefix import Node
 
 Owner = tuple[int, int]
 """Names the owner of blocks in the event log. This room never reads it."""
 
-Entry = tuple[int, ...]
-"""The blocks of the layers with a window for the tokens of one block, in the groups' order."""
-
 Emit = Callable[[tuple[Any, ...]], None]
 """Receives a record of the event log."""
+
+
+class Blocks(Protocol):
+    """The blocks that a part of the manager holds for a table."""
+
+    @property
+    def block_ids(self) -> Iterable[int]:
+        """The blocks, each once."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,21 +55,20 @@ class BlockTable:
     """The last of the committed blocks, or the root. None after the table is closed."""
     has_run: bool = False
     """Whether a step has computed for it since its last copy or import, which is then done."""
-    entries: list[Entry] = field(default_factory=list)
-    """Those of the blocks within reach of a window, of which ``num_passed`` is the first."""
-    num_passed: int = 0
-    claim: int = 0
-    """Number of entries that it may have at once."""
+    host: HostTable | None = None
+    """The copy of the table on the host, if it is about to be closed because it was swapped out."""
+    parts: list[Blocks] = field(default_factory=list)
+    """More blocks of the table, which parts of the manager hold for it."""
 
     @property
     def held_ids(self) -> list[int]:
         """All blocks of the table."""
-        return [*self.block_ids, *chain(*self.entries)]
+        return [*self.block_ids, *chain.from_iterable(part.block_ids for part in self.parts)]
 
     @property
     def num_held(self) -> int:
         """The number of blocks in `held_ids`."""
-        return len(self.block_ids) + sum(map(len, self.entries))
+        return len(self.held_ids) if self.parts else len(self.block_ids)
 
 
 @dataclass(slots=True, eq=False)
@@ -73,20 +78,8 @@ class HostTable:
     owner: Owner
     block_ids: tuple[int, ...]
     num_tokens: int
-
-
-@dataclass(slots=True)
-class StateMoves:
-    """The changes that a step makes to slots of states before it computes, in this order."""
-
-    rows: list[tuple[int, int]] = field(default_factory=list)
-    """(row, slot): the slots of new rows."""
-    exports: list[tuple[int, int]] = field(default_factory=list)
-    """(slot, slot of the host)."""
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    """(source, target). All sources are read before any target is written."""
-    imports: list[tuple[int, int]] = field(default_factory=list)
-    """(slot of the host, slot)."""
+    slots: list[tuple[BlockPool, int]] = field(default_factory=list)
+    """Slots in the host pools of parts of the manager, which are freed with the blocks."""
 
 
 @dataclass(slots=True)
@@ -95,13 +88,11 @@ class Moves:
 
     updates: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
     """(row, index, block ids): entries index, index + 1, … of a row's table."""
-    windows: list[tuple[int, int, Entry]] = field(default_factory=list)
-    """(row, index, entry): the blocks at an index of a row's tables for layers with a window."""
     exports: list[tuple[int, int]] = field(default_factory=list)
     """(device block, host block)."""
     imports: list[tuple[int, int]] = field(default_factory=list)
     """(host block, device block)."""
     copies: list[tuple[int, int]] = field(default_factory=list)
     """(source, target), both on the device."""
-    states: StateMoves | None = None
-    """The moves of recurrent states, which come last, if sequences have them."""
+    parts: dict[str, Moves] = field(default_factory=dict)
+    """The moves of each part of the manager, by its name. They come last."""

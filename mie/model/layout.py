@@ -48,16 +48,17 @@ def whole(config: ModelConfig) -> CacheLayout:
 def grouped(config: ModelConfig) -> CacheLayout:
     """Return the layout with groups for the layers with a window, if it suits the model.
 
-    Otherwise the layout is `whole`: if all layers have a window or none has, if there are recurrent
-    layers, or if the last group would lack more than a sixth of all layers. The blocks have memory
-    for those too, which costs more than windows save while sequences are short.
+    Otherwise the layout is `whole`: if all layers have a window or none has, or if the last group
+    would lack more than a sixth of all layers. The blocks have memory for those too, which costs
+    more than windows save while sequences are short.
     """
-    windows, num_layers = config.layer_windows, config.num_layers
-    size = windows.count(None)
+    kinds = zip(config.layer_windows, config.layers_recurrent, strict=True)
+    windows = [window for window, is_recurrent in kinds if not is_recurrent]
+    num_layers, size = len(windows), windows.count(None)
     num_windows = num_layers - size
     num_groups = ceil_div(num_windows, size) if size else 0
     padding = num_groups * size - num_windows
-    if not num_groups or config.recurrent is not None or padding * 6 > num_layers:
+    if not num_groups or padding * 6 > num_layers:
         return whole(config)
     counts, places = [0, 0], []
     for window in windows:

@@ -12,7 +12,7 @@ from mie.config.engine import EngineConfig
 from mie.config.params.checks import check_length
 from mie.errors import ConfigError, RequestError, shown
 from mie.memory.manager import KVCacheManager
-from mie.memory.prefix import Room
+from mie.memory.part import Allocation
 from mie.memory.table import BlockTable, Emit
 from mie.sched.policy import Policy
 from mie.sched.sequence import Request, Sequence
@@ -67,7 +67,7 @@ class Admission:
     @property
     def num_reserved(self) -> int:
         """The number of blocks that must be left, those for promised choices included."""
-        return self.num_spare + self._seats.num_promised * self._manager.blocks_of_twin
+        return self.num_spare + self._seats.num_promised * self._manager.blocks_per_fork
 
     # Places.
 
@@ -100,7 +100,7 @@ class Admission:
         if not victims:
             return []
         room, num_kept = self.room_in_empty_pool(head), len(running)
-        num_blocks = self._manager.num_blocks - self._manager.num_claimed
+        num_blocks = self._manager.num_blocks - self._manager.pool.num_reserved
         num_holders = Counter(block_id for seq in running for block_id in seq.held_ids)
         for count, victim in enumerate(victims, start=1):
             num_kept -= 1
@@ -115,7 +115,7 @@ class Admission:
                 return victims[:count]
         return []
 
-    def _fits(self, head: Sequence, room: Room, num_running: int) -> bool:
+    def _fits(self, head: Sequence, room: Allocation, num_running: int) -> bool:
         """Whether the budget has room for an unchunked prompt beside the decodes of others."""
         num_left = self._config.max_num_batched_tokens - num_running
         num_missing = head.num_tokens - room.num_computed
@@ -123,23 +123,23 @@ class Admission:
 
     # Tables.
 
-    def find_room(self, seq: Sequence, num_spare: int) -> Room | None:
+    def find_room(self, seq: Sequence, num_spare: int) -> Allocation | None:
         """Find blocks with ``num_spare`` left over, or return None if there are too few."""
-        return self._manager.find_room(
+        return self._manager.find_allocation(
             seq.token_ids,
             salt=seq.request.cache_salt,
             use_cache=seq.may_read_cache,
             host=seq.host,
-            num_spare=num_spare,
+            num_reserved=num_spare,
         )
 
-    def room_in_empty_pool(self, seq: Sequence) -> Room:
+    def room_in_empty_pool(self, seq: Sequence) -> Allocation:
         """Return the blocks that a sequence would need if no other held any."""
         room = self.find_room(seq, -self._manager.num_blocks)
         assert room is not None, "a request that can never run is refused when it is added"
         return room
 
-    def open(self, seq: Sequence, room: Room, row: int) -> BlockTable:
+    def open(self, seq: Sequence, room: Allocation, row: int) -> BlockTable:
         """Open the table that `find_room` just found."""
         metrics = seq.request.metrics
         event = (seq.seq_id, row, seq.num_tokens, room.num_computed)
@@ -153,11 +153,9 @@ class Admission:
                 if self._manager.shares_full and seq.may_read_cache:
                     self._count_query(seq, room)
         seq.host = None
-        table = self._manager.open_table(room, seq.seq_id, row)
-        self._manager.open_state(table, room, seq.request.kept_states)
-        return table
+        return self._manager.open_table(room, seq.seq_id, row, seq.request.notes)
 
-    def _count_query(self, seq: Sequence, room: Room) -> None:
+    def _count_query(self, seq: Sequence, room: Allocation) -> None:
         num_full = len(room.path) * self._manager.block_size
         query = (seq.request.num_prompt, num_full, room.num_computed - num_full)
         self._manager.stats.add_query(*query)

@@ -169,7 +169,7 @@ class Scheduler:
         """Return the number of choices that can get a seat and a block without overtaking."""
         num_seats = self._policy.num_forks(seq)
         num_blocks = self.manager.num_available - self._admission.num_reserved
-        return max(0, min(num_seats, num_blocks // self.manager.blocks_of_twin))
+        return max(0, min(num_seats, num_blocks // self.manager.blocks_per_fork))
 
     def _chunk_size(self, num_missing: int, budget: int) -> int:
         if not self._config.enable_chunked_prefill:

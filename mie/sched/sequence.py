@@ -60,11 +60,8 @@ class Request:
 
         Empty unless they were asked for. Each is computed once, even after a preemption.
         """
-        self.kept_states: list[int] = []
-        """The positions of its prompt after which recurrent states are kept.
-
-        `StatefulManager.open_state` sets them.
-        """
+        self.notes: dict[str, list[int]] = {}
+        """Notes of the memory's parts, which outlast the block tables of its sequences."""
         self.metrics = RequestMetrics()
         self.error: Exception | None = None
         """The exception that made it fail, or None."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import naive
@@ -10,11 +11,14 @@ import pytest
 from audit import check_scheduler, kv_cache_of
 from compiled import needs_numba
 from emulated import needs_compiler
+from tiny_hybrids import LFM2, TinyHybrid
 from tiny_models import LLAMA, TinyModel
 
 from mie import EngineConfig, SamplingParams
+from mie.engine.engine import Engine
 from mie.load.engine import load_engine
-from mie.memory.layers.windowed import WindowedManager
+from mie.memory.layers.states import States
+from mie.memory.layers.windows import Windows
 
 WINDOW = 5
 MINISTRAL = LLAMA | {
@@ -40,10 +44,14 @@ def fill_with_nan(cache: Any) -> None:
         plane[...] = np.nan
 
 
-def answers(model: TinyModel, backend: str, **settings: object) -> tuple[list[list[int]], object]:
+def answers(
+    model: TinyModel | TinyHybrid, backend: str, **settings: object
+) -> tuple[list[list[int]], Engine]:
     """Return the greedy tokens of the prompts, each with two choices, and the engine."""
     config = EngineConfig(**{**SETTINGS, "num_blocks": 36, **settings})  # type: ignore[arg-type]
-    engine = load_engine(model.directory, config, backend=backend, dtype="float32")
+    engine = load_engine(
+        model.directory, config, model=model.parsed, backend=backend, dtype="float32"
+    )
     fill_with_nan(kv_cache_of(engine))
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, n=2)
     tokens: dict[tuple[str, int], list[int]] = {}
@@ -79,12 +87,53 @@ def test_tokens_equal_the_oracles_in_a_small_pool(ministral, backend, preemption
         )  # fmt: skip
         assert tokens[2 * i] == tokens[2 * i + 1] == expected
     manager = engine.scheduler.manager
-    assert isinstance(manager, WindowedManager)
+    assert manager.part(Windows) is not None
     stats = manager.stats
     assert stats.num_hit_tokens > 0
     assert stats.num_copies > 0
     assert stats.num_evictions > 0
     assert (stats.num_imported > 0) == (preemption_mode == "swap")
+    assert manager.num_used == 0
+
+
+@pytest.fixture(scope="module")
+def windowed_hybrid(tmp_path_factory: pytest.TempPathFactory) -> TinyHybrid:
+    """Return a model with recurrent layers and windows. No family of config.json has both."""
+    attends = ["full_attention", "sliding_attention", "sliding_attention", "sliding_attention"]
+    kinds = ["conv", *attends[:2], "conv", *attends[2:]]
+    config = LFM2 | {
+        "num_hidden_layers": len(kinds),
+        "layer_types": [kind.replace("sliding", "full") for kind in kinds],
+    }
+    model = TinyHybrid(tmp_path_factory.mktemp("hybrid"), config)
+    windows = tuple(WINDOW if kind == "sliding_attention" else None for kind in kinds)
+    model.parsed = replace(model.parsed, layer_windows=windows)
+    model.config = config | {"sliding_window": WINDOW, "layer_types": kinds}
+    return model
+
+
+@pytest.mark.parametrize("backend", ["numpy", pytest.param("jit", marks=needs_numba)])
+@pytest.mark.parametrize("preemption_mode", ["swap", "recompute"])
+def test_a_model_with_windows_and_states_gives_the_oracles_tokens(
+    windowed_hybrid, backend, preemption_mode
+):
+    swap = {"swap_space": 1 << 18} if preemption_mode == "swap" else {}
+    tokens, engine = answers(
+        windowed_hybrid, backend, preemption_mode=preemption_mode, num_blocks=34, **swap
+    )
+    for i, prompt in enumerate(PROMPTS):
+        expected, _, _ = naive.generate(
+            windowed_hybrid.config, windowed_hybrid.weights, prompt,
+            {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True, "n": 2},
+            choice=0, stream=0, eos=[3], limit=96,
+        )  # fmt: skip
+        assert tokens[2 * i] == tokens[2 * i + 1] == expected
+    manager = engine.scheduler.manager
+    assert [*map(type, manager.parts)] == [Windows, States]
+    assert manager.stats.num_hit_tokens > 0
+    assert manager.stats.num_snapshots > 0
+    assert engine.stats.num_preemptions > 0
+    assert (manager.stats.num_imported > 0) == (preemption_mode == "swap")
     assert manager.num_used == 0
 
 
@@ -96,6 +145,8 @@ def test_a_long_answer_takes_no_more_blocks_than_its_windows_reach(ministral, ba
     params = SamplingParams(temperature=0, max_tokens=70, ignore_eos=True)
     engine.add_request(SHARED, params, "0")
     most, manager = 0, engine.scheduler.manager
+    windows = manager.part(Windows)
+    assert windows is not None
     tokens: list[int] = []
     while engine.has_work:
         output = engine.step()
@@ -103,7 +154,7 @@ def test_a_long_answer_takes_no_more_blocks_than_its_windows_reach(ministral, ba
         most = max(most, manager.num_used)
         [*running] = engine.scheduler.running
         for seq in running:
-            assert len(seq.table.entries) <= 5  # ceil((4 + 8 + 3) / 4) + 1
+            assert len(windows.tables[seq.table].entries) <= 5  # ceil((4 + 8 + 3) / 4) + 1
     assert len(tokens) == 70
     assert most <= 24 + 4 * 5
     expected, _, _ = naive.generate(

@@ -19,7 +19,7 @@ from scripted_runner import answer_to
 from mie.config.engine import EngineConfig
 from mie.config.params.sampling import SamplingParams
 from mie.memory.layers.window import Window
-from mie.memory.layers.windowed import WindowedManager
+from mie.memory.layers.windows import Windows
 from mie.memory.manager import KVCacheManager
 from mie.sched.fair import split
 from mie.sched.scheduler import Scheduler
@@ -36,7 +36,7 @@ def was_admitted(request):
 def new_manager(num_blocks, window):
     if window is None:
         return KVCacheManager(num_blocks, 2, enable_prefix_caching=False)
-    return WindowedManager(num_blocks, 2, window=window, enable_prefix_caching=False)
+    return KVCacheManager(num_blocks, 2, [Windows(window)], enable_prefix_caching=False)
 
 
 def has_work(scheduler):

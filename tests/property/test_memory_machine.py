@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 from rare import check_until_seen
 
 from mie.engine.watch.snapshot import memory_snapshot
+from mie.memory.layers.windows import Windows
 from mie.memory.manager import KVCacheManager
 
 MAX_TABLES = 6
@@ -101,17 +102,18 @@ class Memory(RuleBasedStateMachine):
         self.windows = [[None] * 99 for _ in range(MAX_TABLES)]
         self.numbers = count()
         self.running, self.waiting = [], []
+        self.notes = {}  # of each sequence
         self.begin_step()
 
     def new_manager(self, *args, **options):
         return KVCacheManager(*args, **options)
 
-    def opened(self, seq, room):
-        """Follow the opening of a table."""
-
     def limited(self, table, end):
         """Return how far a chunk that should end at ``end`` may go."""
-        return end
+        return table.num_tokens + self.manager.chunk_limit(table, end - table.num_tokens)
+
+    def entries_of(self, table):
+        return self.manager.part(Windows).tables[table]
 
     def begin_step(self):
         self.work = {}  # sequence -> where its tokens of this step end
@@ -197,7 +199,8 @@ class Memory(RuleBasedStateMachine):
                 missing = self.manager.blocks_for(end) - len(table.block_ids)
                 if self.window:
                     num_entries = self.window.num_entries(table.num_tokens, end)
-                    missing += max(0, num_entries - table.claim) * len(self.groups)
+                    num_reserved = self.manager.part(Windows).tables[table].num_reserved
+                    missing += max(0, num_entries - num_reserved) * len(self.groups)
                 assert missing + was_shared > self.manager.num_available, (
                     "refused despite free blocks"
                 )
@@ -241,12 +244,12 @@ class Memory(RuleBasedStateMachine):
         num_spare = max(0, number - 9)
         before = self.everything()
         host_ids = seq.host and seq.host.block_ids
-        room = manager.find_room(
+        room = manager.find_allocation(
             seq.token_ids,
             salt=seq.salt,
             use_cache=seq.use_cache,
             host=seq.host,
-            num_spare=num_spare,
+            num_reserved=num_spare,
         )
         assert self.everything() == before, "looking changes nothing"
         if room is None:
@@ -256,8 +259,8 @@ class Memory(RuleBasedStateMachine):
             return
         self.check_match(seq, room, num_spare)
         row = min({*range(MAX_TABLES)} - {other.table.row for other in self.running})
-        seq.table = table = manager.open_table(room, (seq.number, 0), row)
-        self.opened(seq, room)
+        notes = self.notes.setdefault(seq.number, {})
+        seq.table = table = manager.open_table(room, (seq.number, 0), row, notes)
         assert manager.num_available >= num_spare
         assert len(table.block_ids) == manager.blocks_for(len(seq.token_ids))
         assert table.num_tokens == room.num_computed < len(seq.token_ids)
@@ -266,7 +269,8 @@ class Memory(RuleBasedStateMachine):
             seen["swaps in after a prefix hit"] += bool(room.path)
         elif room.path:
             seen["full hits"] += 1
-            seen["hits beyond a window"] += table.num_passed > 0
+            if self.window:
+                seen["hits beyond a window"] += self.entries_of(table).num_passed > 0
         if room.partial:
             self.lent.add(room.partial.block_id)
             seen["partial hits, cached" if room.partial.node else "partial hits, running"] += 1
@@ -288,15 +292,11 @@ class Memory(RuleBasedStateMachine):
         for seq, end in self.work.items():
             self.write(seq, end)
         self.manager.end_step()
-        # As in the scheduler, a sequence's first step since it was opened is no decode, and with
-        # windows no step in a prompt is one.
+        # As in the scheduler, a sequence's first step since it was opened is no decode.
         decodes = [
             seq
             for seq, end in self.work.items()
-            if seq.lends
-            and end == seq.table.num_tokens + 1
-            and (end == len(seq.token_ids) or not self.window)
-            and number % 3
+            if seq.lends and end == seq.table.num_tokens + 1 and number % 3
         ]
         self.manager.advance([seq.table for seq in decodes])
         for seq, end in self.work.items():
@@ -339,13 +339,14 @@ class Memory(RuleBasedStateMachine):
         for _ in range(1 + number % 2 if complete else 0):
             if len(self.running) == MAX_TABLES:
                 return
-            if self.window and self.manager.num_available < self.manager.blocks_of_twin:
+            if self.window and self.manager.num_available < self.manager.blocks_per_fork:
                 return  # as in the scheduler
             seq = complete[pick % len(complete)]
             twin = Sequence(next(self.numbers), list(seq.token_ids), seq.salt, seq.use_cache)
             row = min({*range(MAX_TABLES)} - {other.table.row for other in self.running})
             twin.table = self.manager.fork(seq.table, (twin.number, 0), row, twin.token_ids)
             twin.lends = seq.lends
+            self.notes[twin.number] = self.notes[seq.number]
             self.running.append(twin)
             seen["forks"] += 1
 
@@ -368,7 +369,8 @@ class Memory(RuleBasedStateMachine):
         """Yield the group of layers and the block of each place where the position is kept."""
         yield None, seq.table.block_ids[position // self.size]
         if self.window and position > seq.table.num_tokens - self.window.size:
-            entry = seq.table.entries[position // self.size - seq.table.num_passed]
+            own = self.entries_of(seq.table)
+            entry = own.entries[position // self.size - own.num_passed]
             yield from zip(self.groups, entry, strict=True)
 
     def leave(self, seq):
@@ -391,10 +393,7 @@ class Memory(RuleBasedStateMachine):
             (manager.num_available, manager.num_cached, manager.num_saved),
             manager.num_slots_empty,
             {name: value for name, value in vars(manager.stats).items() if name != "_window"},
-            [
-                (s.table.held_ids, s.table.claim, s.table.num_writable, s.lends)
-                for s in self.running
-            ],
+            [(s.table.held_ids, s.table.num_writable, s.lends) for s in self.running],
             len(self.records),
         )
 
@@ -436,7 +435,7 @@ class Memory(RuleBasedStateMachine):
             most = max([num_full, *(min(num, limit, num_full + size) for num in known)])
         num_new = self.manager.blocks_for(len(tokens)) - num_full // size
         is_tight = num_new >= self.manager.num_available - num_spare - sum(
-            node in self.manager._prefix.unheld for node in room.path
+            node in self.manager.prefix.unheld for node in room.path
         )
         assert room.num_computed <= most
         assert room.num_computed >= least or (is_tight and room.num_computed == num_full)
@@ -469,12 +468,12 @@ class Memory(RuleBasedStateMachine):
         for seq in self.running:
             known = self.rows[seq.table.row][: len(seq.table.block_ids)]
             assert known == seq.table.block_ids, "the runner was not told"
-        for row, index, entry in moves.windows:
+        for row, index, entry in moves.parts["windows"].updates if self.window else ():
             self.windows[row][index] = entry
-        for seq in self.running:
-            table = seq.table
-            known = self.windows[table.row][table.num_passed :][: len(table.entries)]
-            assert known == table.entries, "the runner was not told of an entry"
+        for seq in self.running if self.window else ():
+            own = self.entries_of(seq.table)
+            known = self.windows[seq.table.row][own.num_passed :][: len(own.entries)]
+            assert known == own.entries, "the runner was not told of an entry"
         for host_id, block_id in moves.imports:
             self.device[block_id], self.host[host_id] = self.host[host_id], [None] * self.size
         for block_id, host_id in moves.exports:

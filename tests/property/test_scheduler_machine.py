@@ -211,7 +211,7 @@ class Scheduling(RuleBasedStateMachine):
         if self.config.async_scheduling:
             self.runner._launched = None
         self.scheduler._seats.running[:] = [None]
-        self.manager._pool._refcounts[0] += 1
+        self.manager.pool._refcounts[0] += 1
         self.scheduler.rebuild(self.live.values())
         assert not self.scheduler.running
         assert self.manager.num_available == self.manager.num_blocks
@@ -253,7 +253,7 @@ class Scheduling(RuleBasedStateMachine):
         self.check_admissions(ran, waited, kept, preempted, admitted)
         if not preempted:
             self.check_copies(plan, lent)
-        for _, node in self.manager._pinned:
+        for _, node in self.manager.prefix.pinned:
             seen["partial hits, cached" if node else "partial hits, running"] += 1
         result = self.runner.run(plan)
         sampled = scheduler.update(plan, result)

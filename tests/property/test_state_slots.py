@@ -12,12 +12,13 @@ from hypothesis import settings
 from scripted_runner import EOS, expected_tokens, scripted_engine
 
 from mie import EngineConfig, SamplingParams
+from mie.memory.layers.states import States
 
 NUM_SCENARIOS = 40 if settings().max_examples < 1000 else 1000
 LIMIT = 60
 OFTEN = (
     *("hits", "snapshots", "snapshots evicted", "preempted", "imported", "forks", "aborted"),
-    *("broken off", "edited", "continued", "several tails"),
+    *("broken off", "edited", "continued", "shared snapshots"),
 )
 
 seen: Counter[str] = Counter()
@@ -73,7 +74,9 @@ class Scenario:
             self.step()
         manager = self.engine.scheduler.manager
         assert manager.num_used == 0
-        assert len(manager.snapshots) + len(manager._free_slots) == self.num_states
+        uses = manager.part(States).slots_by_use
+        assert uses["running"] == 0
+        assert sum(uses.values()) == self.num_states
         seen["snapshots"] += manager.stats.num_snapshots
         seen["snapshots evicted"] += manager.stats.num_snapshot_evictions
         seen["hits"] += manager.stats.num_hit_tokens > 0
@@ -121,8 +124,9 @@ class Scenario:
         seen["preempted"] += output.stats.num_preempted
         scheduler = self.engine.scheduler
         check_scheduler(scheduler)
-        tails = [each.tail for each in scheduler.manager._states.values() if each.tail]
-        seen["several tails"] += len(tails) > len({*tails})
+        states = scheduler.manager.part(States).states.values()
+        latest = [each.latest for each in states if each.latest]
+        seen["shared snapshots"] += len(latest) > len({*latest})
 
     def break_off(self) -> None:
         """Raise before, within or after the moves of a step."""

@@ -1,4 +1,4 @@
-"""Check WindowedManager with the machine of the memory, whose model has blocks of each group."""
+"""Check `Windows` with the machine of the memory, whose model has blocks of each group."""
 
 import pytest
 from hypothesis import settings
@@ -7,7 +7,8 @@ from rare import check_until_seen
 from test_memory_machine import Memory, seen
 
 from mie.memory.layers.window import Window
-from mie.memory.layers.windowed import WindowedManager
+from mie.memory.layers.windows import Windows
+from mie.memory.manager import KVCacheManager
 
 
 class WindowedMemory(Memory):
@@ -19,10 +20,7 @@ class WindowedMemory(Memory):
             max_chunk=2 + num_blocks // 2 % 4,
         )
         self.groups = range(self.window.num_groups)
-        return WindowedManager(2 * num_blocks, block_size, window=self.window, **options)
-
-    def limited(self, table, end):
-        return min(end, table.num_tokens + self.window.max_chunk)
+        return KVCacheManager(2 * num_blocks, block_size, [Windows(self.window)], **options)
 
 
 COMMON = (

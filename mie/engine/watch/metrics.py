@@ -23,7 +23,7 @@ from mie.base.stats.metric import Counter, Gauge, Metric, Tally
 from mie.base.stats.request import RequestMetrics
 from mie.base.stats.step import EngineStats, StepStats
 from mie.config.engine import EngineConfig
-from mie.memory.layers.stateful import StatefulManager
+from mie.memory.layers.states import States
 from mie.memory.manager import KVCacheManager
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Request
@@ -306,7 +306,8 @@ class EngineMetrics:
 
 def _slot_gauges(manager: KVCacheManager) -> list[tuple[str, Labels, float]]:
     """Return the number of slots of recurrent states by their use."""
-    counts = manager.slots_by_use if isinstance(manager, StatefulManager) else {}
+    states = manager.part(States)
+    counts = {} if states is None else states.slots_by_use
     return [("mie:state_slots", {"state": use}, count) for use, count in counts.items()]
 
 

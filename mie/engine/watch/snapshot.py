@@ -1,6 +1,6 @@
 """Return the state of the scheduler and the memory as plain data, for the event log.
 
-This module reads their private state. A replay of the log must arrive at the same data.
+A replay of the log must arrive at the same data.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from mie.memory.layers.stateful import StatefulManager
+from mie.memory.layers.states import States
+from mie.memory.layers.windows import Windows
 from mie.memory.manager import KVCacheManager
 from mie.memory.prefix import Node, PrefixCache, block_of
 from mie.memory.table import BlockTable
@@ -34,39 +35,43 @@ def scheduler_snapshot(scheduler: Scheduler) -> dict[str, Any]:
                 "blocks": list(seq.table.block_ids) if seq.table else [],
                 "host": list(seq.host.block_ids) if seq.host else None,
                 "n": seq.request.params.n,
-                **_entries_of(seq.table),
+                **_entries_of(seq.table, scheduler.manager),
             }
             for seq in [*waiting, *running]
         },
     }
 
 
-def _entries_of(table: BlockTable | None) -> dict[str, Any]:
+def _entries_of(table: BlockTable | None, manager: KVCacheManager) -> dict[str, Any]:
     """Return the blocks of layers with a window, if there are any."""
-    if table is None or not table.entries:
+    windows = manager.part(Windows)
+    if table is None or windows is None or not windows.tables[table].entries:
         return {}
-    return {"entries": [[*entry] for entry in table.entries], "num_passed": table.num_passed}
+    own = windows.tables[table]
+    return {"entries": [[*entry] for entry in own.entries], "num_passed": own.num_passed}
 
 
 def memory_snapshot(manager: KVCacheManager) -> dict[str, Any]:
     """Return the held blocks, the prefix tree, and the slots of states if there are any."""
     refcounts = (
-        (block_id, manager._pool.refcount(block_id)) for block_id in range(manager.num_blocks)
+        (block_id, manager.pool.refcount(block_id)) for block_id in range(manager.num_blocks)
     )
+    windows = manager.part(Windows)
+    entries = {} if windows is None else windows.nodes
     return {
         **_slots_of(manager),
         "block_size": manager.block_size,
         "num_blocks": manager.num_blocks,
-        "num_host_blocks": manager._num_host_blocks,
+        "num_host_blocks": manager.num_host_blocks,
         "refs": {block_id: count for block_id, count in refcounts if count},
         "tree": {
             block_of(node): {
                 "parent": node.parent.block_id if node.parent else None,
                 "salt": node.salt,
                 "tokens": list(node.tokens),
-                **({"entry": list(node.entry)} if node.entry else {}),
+                **({"entry": list(entries[node])} if node in entries else {}),
             }
-            for node in nodes_of(manager._prefix)
+            for node in nodes_of(manager.prefix)
             if node.parent
         },
     }
@@ -74,7 +79,7 @@ def memory_snapshot(manager: KVCacheManager) -> dict[str, Any]:
 
 def nodes_of(prefix: PrefixCache) -> Iterator[Node]:
     """Yield every node of the tree, the roots included."""
-    stack = list(prefix._roots.values())
+    stack = list(prefix.roots.values())
     while stack:
         node = stack.pop()
         yield node
@@ -83,13 +88,14 @@ def nodes_of(prefix: PrefixCache) -> Iterator[Node]:
 
 def _slots_of(manager: KVCacheManager) -> dict[str, Any]:
     """Return the owner of each slot of recurrent states, if there are any."""
-    if not isinstance(manager, StatefulManager):
+    states = manager.part(States)
+    if states is None:
         return {}
     slots = {
-        "num_slots": manager.num_states,
-        "num_host_slots": manager.num_host_states,
-        "running": {table.owner: each.slot for table, each in manager._states.items()},
-        "saved": {block_of(node): each.slot for node, each in manager.snapshots.items()},
-        "hosts": {host.owner: slot for host, slot in manager._host_slots.items()},
+        "num_slots": states.num_states,
+        "num_host_slots": states.num_host_states,
+        "running": {table.owner: each.slot for table, each in states.states.items()},
+        "saved": {block_of(node): each.slot for node, each in states.snapshots.items()},
+        "hosts": {host.owner: states.host_slot(host) for host in manager.host.tables},
     }
     return {"states": slots}

@@ -97,12 +97,12 @@ class SimRunner:
         own: dict[str, int] = {}
         if self._window is not None:
             own |= self._window_work(plan, self._window)
-        if moves.states is not None:
+        if states := moves.parts.get("states"):
             # A sequence that begins reads no state.
             num_read = len(plan.decodes) + sum(chunk.start > 0 for chunk in chunks)
-            num_written, num_copied = len(plan.decodes) + len(chunks), len(moves.states.copies)
+            num_written, num_copied = len(plan.decodes) + len(chunks), len(states.copies)
             own["num_states"] = num_read + num_written + 2 * num_copied
-            own["num_swapped_states"] = len(moves.states.imports) + len(moves.states.exports)
+            own["num_swapped_states"] = len(states.imports) + len(states.exports)
         return StepWork(
             num_tokens=plan.num_tokens,
             num_sampled=len(plan.decodes) + sum(len(result.token_ids) for result in results),

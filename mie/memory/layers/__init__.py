@@ -1,1 +1,1 @@
-"""Manage the memory of layers that do not keep every token: sliding windows, recurrent states."""
+"""Parts of the manager, for layers that keep other things than the blocks of all tokens."""

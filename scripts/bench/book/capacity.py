@@ -47,10 +47,10 @@ def fill(lengths: Sequence[int], block_size: int) -> dict[str, Any]:
     manager = KVCacheManager(NUM_SLOTS // block_size, block_size, enable_prefix_caching=False)
     num_stored = 0
     for row in count():
-        room = manager.find_room([0] * lengths[row]) if row < len(lengths) else None
-        if room is None:
+        found = manager.find_allocation([0] * lengths[row]) if row < len(lengths) else None
+        if found is None:
             break
-        table = manager.open_table(room, (row, 0), row)
+        table = manager.open_table(found, (row, 0), row)
         manager.commit(table, lengths[row])
         num_stored += lengths[row]
     reserved = manager.num_used * block_size

@@ -15,8 +15,9 @@ from mie.lab.sim.devices import costs_on, find_device, find_shape, state_bytes
 from mie.lab.sim.driver import run_load
 from mie.lab.sim.simulated import simulated
 from mie.lab.workload import Answer, Part, Text, Workload, WorkloadRequest
-from mie.memory.layers.stateful import StatefulManager
-from mie.memory.prefix import Node, Room
+from mie.memory.layers.states import States
+from mie.memory.part import Allocation
+from mie.memory.prefix import Node
 from mie.memory.table import BlockTable, HostTable
 
 TITLE = "Snapshots of recurrent states"
@@ -125,46 +126,46 @@ LOADS: Mapping[str, Callable[[], Workload]] = MappingProxyType(
 # Rules. Each changes where snapshots stay, or which is evicted first.
 
 
-class _Mie(StatefulManager):
+class _Mie(States):
     """The rule of the engine. It notes the tokens that each request stores."""
 
     histories: list[list[int]]
 
-    def close_table(self, table: BlockTable) -> None:
+    def close(self, table: BlockTable) -> None:
         self.histories.append(list(table.token_ids[: table.num_tokens]))
-        super().close_table(table)
+        super().close(table)
 
 
 class _None(_Mie):
-    def _usable(self, path: list[Node], host: HostTable | None) -> list[Node]:
+    def usable(self, path: list[Node], host: HostTable | None) -> list[Node]:
         return []
 
-    def _reach(self, table: BlockTable) -> None:
-        self._states[table].stops = []
+    def commit(self, table: BlockTable) -> None:
+        self.states[table].stops = []
 
-    def chunk_limit(self, table: BlockTable, count: int) -> int:
+    def limit(self, table: BlockTable, count: int) -> int:
         return count
 
 
 class _Tail(_Mie):
     """Keeps the ends of prompts and answers. The least recently used one is evicted."""
 
-    def _places(self, room: Room) -> set[int]:
-        return {(len(room.token_ids) - 1) // BLOCK_SIZE * BLOCK_SIZE}
+    def _places(self, allocation: Allocation) -> set[int]:
+        return {(len(allocation.token_ids) - 1) // BLOCK_SIZE * BLOCK_SIZE}
 
     def _value(self, node: Node) -> float:
         return 0
 
 
 class _EveryBlock(_Tail):
-    def _places(self, room: Room) -> set[int]:
-        return {*range(BLOCK_SIZE, len(room.token_ids), BLOCK_SIZE)}
+    def _places(self, allocation: Allocation) -> set[int]:
+        return {*range(BLOCK_SIZE, len(allocation.token_ids), BLOCK_SIZE)}
 
-    def _reach(self, table: BlockTable) -> None:
-        super()._reach(table)
-        node, self._states[table].tail = self._states[table].tail, None
+    def commit(self, table: BlockTable) -> None:
+        super().commit(table)
+        node, self.states[table].latest = self.states[table].latest, None
         if node is not None:
-            self.snapshots[node].tail_of = None
+            self.snapshots[node].replaced_by = None
 
 
 class _Branches(_Mie):
@@ -173,8 +174,8 @@ class _Branches(_Mie):
     The snapshot that saves the fewest tokens is evicted first, older ones before newer ones.
     """
 
-    def _places(self, room: Room) -> set[int]:
-        return {self._num_known(room)}
+    def _places(self, allocation: Allocation) -> set[int]:
+        return {self._num_known(allocation)}
 
     def _value(self, node: Node) -> float:
         has_one_child = len(node.children) == 1
@@ -184,8 +185,11 @@ class _Branches(_Mie):
 class _NoDistance(_Mie):
     """The rule of the engine without snapshots at distances."""
 
-    def _places(self, room: Room) -> set[int]:
-        return {self._num_known(room), (len(room.token_ids) - 1) // BLOCK_SIZE * BLOCK_SIZE}
+    def _places(self, allocation: Allocation) -> set[int]:
+        return {
+            self._num_known(allocation),
+            (len(allocation.token_ids) - 1) // BLOCK_SIZE * BLOCK_SIZE,
+        }
 
 
 RULES: Mapping[str, type[_Mie]] = MappingProxyType(
@@ -244,9 +248,9 @@ def _numbers(
     costs = costs_on(find_device(DEVICE), find_shape(MODEL))
     bench = simulated(costs, config, num_states=(budget + 1, 0))
     manager = bench.engine.scheduler.manager
-    manager.__class__ = rule  # so that the memory needs no code for other rules than its own
-    assert isinstance(manager, _Mie)
-    manager.histories = []
+    states: Any = manager.part(States)
+    states.__class__ = rule  # so that the memory needs no code for other rules than its own
+    states.histories = []
     result = run_load(bench, load)
     lengths = [record.num_prompt for record in result.records]
     numbers = {
@@ -256,7 +260,7 @@ def _numbers(
         "num_steps": result.num_steps,
         "duration_s": result.duration_ns / SECOND,
     }
-    return numbers, manager.histories, lengths
+    return numbers, states.histories, lengths
 
 
 # The page.

@@ -33,8 +33,8 @@ from mie.lab.sim.driver import Bench, run_load
 from mie.lab.sim.simulated import simulated, simulated_on
 from mie.lab.workload import Answer, Text, Workload, WorkloadRequest
 from mie.load.engine import load_engine
-from mie.memory.layers.stateful import StatefulManager
-from mie.memory.manager import KVCacheManager
+from mie.memory.layers.states import States
+from mie.memory.layers.windows import Windows
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[3] / "scripts" / "doc_tables.py"))
 IDLE = StepWork(0, 0, 0, 0, 0, 0, 0)
@@ -138,7 +138,7 @@ def test_states_and_blocks_share_the_memory_beside_the_weights():
     assert costs.state_swap_ps == pytest.approx(state / 25e9 * 1e12, rel=0.01)
     manager = simulated_on(device, model, EngineConfig(state_memory=50 * state)).engine.scheduler
     manager = manager.manager
-    assert manager.num_states == 50
+    assert manager.part(States).num_states == 50
     left = 0.9 * 24e9 - 2 * num_parameters(model) - 50 * state
     assert manager.num_blocks == int(left / (16 * 6 * 2 * 2 * 256 * 2))
 
@@ -154,7 +154,7 @@ def test_windows_take_the_blocks_and_the_time_that_they_reach():
     )
     bench = simulated_on(device, model, EngineConfig(max_num_batched_tokens=512))
     manager = bench.engine.scheduler.manager
-    assert manager.window.size == 128
+    assert manager.part(Windows).window.size == 128
     assert manager.blocks_needed(8192) < 0.6 * 2 * 8192 / 16
 
 
@@ -237,18 +237,19 @@ def test_states_and_windows_are_those_of_the_real_engine(config, num_blocks, mod
         tmp_path, given, model=model, backend="numpy", dtype="float64", load_format="dummy"
     )
     manager = engine.scheduler.manager
-    num_host = manager._host.pool.num_free
-    has_states = isinstance(manager, StatefulManager)
+    num_host = manager.host.pool.num_free
+    states, windows = manager.part(States), manager.part(Windows)
     pretended = simulated(
         Costs(),
         replace(given, state_memory=None),
         num_host_blocks=num_host,
-        num_states=(manager.num_states, manager.num_host_states) if has_states else (0, 0),
-        window=getattr(manager, "window", None),
+        num_states=(states.num_states, states.num_host_states) if states else (0, 0),
+        window=windows.window if windows else None,
         window_size=model.layer_windows[0],
         vocab_size=40,
     )
-    assert type(pretended.engine.scheduler.manager) is type(manager) is not KVCacheManager
+    parts = pretended.engine.scheduler.manager.parts
+    assert [*map(type, parts)] == [*map(type, manager.parts)] != []
     real = Bench(engine=engine, clock=WallClock(), vocab_size=40)
     assert times_left_out(pretended) == times_left_out(real)
     assert vars(pretended.engine.scheduler.manager.stats) == vars(manager.stats)

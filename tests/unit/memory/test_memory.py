@@ -4,9 +4,9 @@ import pytest
 from audit import check_memory
 
 from mie.base.stats.memory import WINDOW, MemoryStats
-from mie.memory.layers.stateful import StatefulManager
+from mie.memory.layers.states import States
 from mie.memory.layers.window import Window
-from mie.memory.layers.windowed import WindowedManager
+from mie.memory.layers.windows import Windows
 from mie.memory.manager import KVCacheManager
 from mie.memory.pool import REGION, BlockPool
 from mie.memory.table import Moves
@@ -20,7 +20,7 @@ def manager(num_blocks=8, **settings):
 
 def opened(memory, token_ids, **settings):
     """Return a table for the tokens with nothing computed yet, or None if there is no room."""
-    room = memory.find_room(token_ids, **settings)
+    room = memory.find_allocation(token_ids, **settings)
     return room and memory.open_table(room, (0, 0), 0)
 
 
@@ -39,7 +39,7 @@ def stored(memory, token_ids, **settings):
 
 def num_cached(memory, token_ids, **settings):
     """Return how many tokens would be cache hits."""
-    return memory.find_room(token_ids, **settings).num_computed
+    return memory.find_allocation(token_ids, **settings).num_computed
 
 
 def fork(memory, table):
@@ -87,7 +87,7 @@ def test_sequences_that_computed_equal_blocks_share_one():
 def test_a_pinned_source_never_costs_the_last_block():
     memory = manager(num_blocks=2)
     memory.close_table(stored(memory, [1, 2, 3, 4]))
-    assert memory.find_room([1, 2, 9, 9, 9]).partial is None
+    assert memory.find_allocation([1, 2, 9, 9, 9]).partial is None
     assert opened(memory, [1, 2, 9, 9, 9]).num_tokens == 0
 
 
@@ -95,26 +95,22 @@ def test_a_pinned_source_never_costs_the_last_block():
 
 
 @pytest.mark.parametrize("num_computed", [1, 4, 5, 7])
-@pytest.mark.parametrize("kind", ["plain", "windowed", "stateful"])
+@pytest.mark.parametrize("kind", ["plain", "windows", "states"])
 def test_a_restored_table_is_not_forked_before_it_has_run(kind, num_computed):
     memory = {
         "plain": lambda: manager(num_host_blocks=8),
-        "windowed": lambda: WindowedManager(
+        "windows": lambda: KVCacheManager(
             12,
             B,
-            window=Window(size=6, num_groups=1, block_size=B, max_chunk=8),
+            [Windows(Window(size=6, num_groups=1, block_size=B, max_chunk=8))],
             num_host_blocks=12,
         ),
-        "stateful": lambda: StatefulManager(
-            8, B, num_states=4, num_host_states=2, num_host_blocks=8
-        ),
+        "states": lambda: KVCacheManager(8, B, [States(4, num_host_states=2)], num_host_blocks=8),
     }[kind]()
 
     def opened_with_state(host=None):
-        room = memory.find_room(list(range(num_computed + 1)), host=host, use_cache=False)
-        table = memory.open_table(room, (0, 0), 0)
-        memory.open_state(table, room, [])
-        return table
+        room = memory.find_allocation(list(range(num_computed + 1)), host=host, use_cache=False)
+        return memory.open_table(room, (0, 0), 0)
 
     host = memory.swap_out(table := compute(memory, opened_with_state(), num_computed))
     memory.close_table(table)
@@ -161,8 +157,8 @@ def test_the_least_recently_used_leaf_is_evicted_first():
     for branch in (old, new):
         memory.close_table(stored(memory, root + branch))
     filler = opened(memory, [9] * 8)  # one free block, one eviction
-    assert num_cached(memory, [*root, *old, 5], num_spare=-9) == 4, "the old branch is gone"
-    assert num_cached(memory, [*root, *new, 5], num_spare=-9) == 8, "root and new branch are there"
+    assert num_cached(memory, [*root, *old, 5], num_reserved=-9) == 4, "the old branch is gone"
+    assert num_cached(memory, [*root, *new, 5], num_reserved=-9) == 8, "the new branch is there"
     check_memory(memory, [filler])
 
 
@@ -222,15 +218,15 @@ def test_reusing_a_prefix_makes_it_recently_used():
     for token_ids in ([1] * 4, [2] * 4, [1] * 5):
         memory.close_table(stored(memory, token_ids))
     opened(memory, [9] * 8)  # one free block, one eviction
-    assert num_cached(memory, [1] * 5, num_spare=-9) == 4
-    assert num_cached(memory, [2] * 5, num_spare=-9) == 0
+    assert num_cached(memory, [1] * 5, num_reserved=-9) == 4
+    assert num_cached(memory, [2] * 5, num_reserved=-9) == 0
 
 
 def test_a_cached_block_that_is_shared_gives_no_free_block():
     memory = manager(num_blocks=2)
     memory.close_table(stored(memory, [1] * 4))
     assert memory.num_available == 2
-    assert memory.find_room([1] * 9) is None, "one cached block to share, and one free for two"
+    assert memory.find_allocation([1] * 9) is None, "one block is free for two"
 
 
 def test_the_planned_copy_of_a_fork_is_not_copied_on():

@@ -18,7 +18,8 @@ from mie.events import read_log
 from mie.events.replay import State
 from mie.lab.trace_blocks import render_blocks
 from mie.lab.trace_perfetto import SLOTS, write_timeline
-from mie.memory.layers.stateful import StatefulManager
+from mie.memory.layers.states import States
+from mie.memory.manager import KVCacheManager
 from mie.memory.prefix import Node
 
 B = 4
@@ -54,7 +55,9 @@ def kept(engine: Engine) -> set[tuple[str | None, tuple[int, ...]]]:
     def spelled(node: Node) -> tuple[int, ...]:
         return () if node.parent is None else (*spelled(node.parent), *node.tokens)
 
-    return {(node.salt, spelled(node)) for node in engine.scheduler.manager.snapshots}
+    states = engine.scheduler.manager.part(States)
+    assert states is not None
+    return {(node.salt, spelled(node)) for node in states.snapshots}
 
 
 def words(*numbers: int) -> list[int]:
@@ -76,7 +79,9 @@ def test_a_conversation_of_20_turns_computes_each_token_once():
         assert num_computed == len(history) - 1 - num_stored // B * B
         answer(engine, words(50 + turn, 71), words(80 + turn))
     num_blocks = engine.scheduler.manager.num_cached
-    assert engine.scheduler.manager.num_states <= num_blocks / 2
+    states = engine.scheduler.manager.part(States)
+    assert states is not None
+    assert states.num_states <= num_blocks / 2
     # Turn 12 again, with the same words and with others.
     again = computed_by(engine, prompts[12])
     assert again == (len(prompts[12]) - 1) % B + 1 + PARAMS.max_tokens - 1
@@ -209,11 +214,11 @@ def test_an_answer_ends_with_a_snapshot_although_another_goes_on(num_more, is_fi
 
 
 def test_a_fork_that_is_swapped_out_at_once_saves_the_state_of_its_parent() -> None:
-    manager = StatefulManager(9, B, num_states=3, num_host_blocks=9, num_host_states=2)
-    room = manager.find_room(words(1))
+    states, notes = States(3, num_host_states=2), dict[str, list[int]]()
+    manager = KVCacheManager(9, B, [states], num_host_blocks=9)
+    room = manager.find_allocation(words(1))
     assert room is not None
-    table = manager.open_table(room, (0, 0), 0)
-    manager.open_state(table, room, kept := [])
+    table = manager.open_table(room, (0, 0), 0, notes)
     manager.take_moves()
     manager.commit(table, 4)
     manager.commit(table, 7)
@@ -221,17 +226,14 @@ def test_a_fork_that_is_swapped_out_at_once_saves_the_state_of_its_parent() -> N
     host = manager.swap_out(twin)
     assert host is not None
     manager.close_table(twin)
-    moves = manager.take_moves().states
-    assert moves is not None
-    assert moves.exports == [(manager._states[table].slot, 0)]
-    again = manager.find_room([*words(1), 9], host=host)
+    moves = manager.take_moves().parts["states"]
+    assert moves.exports == [(states.states[table].slot, 0)]
+    again = manager.find_allocation([*words(1), 9], host=host)
     assert again is not None
     assert again.num_computed == 7
-    twin = manager.open_table(again, (0, 1), 1)
-    manager.open_state(twin, again, kept)
-    moves = manager.take_moves().states
-    assert moves is not None
-    assert moves.imports == [(0, manager._states[twin].slot)]
+    twin = manager.open_table(again, (0, 1), 1, notes)
+    moves = manager.take_moves().parts["states"]
+    assert moves.imports == [(0, states.states[twin].slot)]
 
 
 def test_the_metrics_count_slots_and_snapshots() -> None:

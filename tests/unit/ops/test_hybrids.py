@@ -17,6 +17,7 @@ from mie.checkpoint.config import load_model_config
 from mie.checkpoint.families import FAMILIES
 from mie.checkpoint.tensors import recurrent_tensors
 from mie.errors import ConfigError, WeightsError
+from mie.memory.layers.states import States
 from mie.model.config import RecurrentConfig
 from mie.ops.layers.recurrent_shape import RecurrentShape
 
@@ -141,7 +142,9 @@ def test_states_are_a_part_of_the_memory_plan(caplog: pytest.LogCaptureFixture) 
         llm = load("granite4_mamba", backend="numpy", max_num_seqs=7, state_memory=40_000)
     assert "28 slots of states" in caplog.text
     engine = llm.llm_engine.engine
-    num_slots = engine.scheduler.manager.num_states
+    states = engine.scheduler.manager.part(States)
+    assert states is not None
+    num_slots = states.num_states
     assert f"{num_slots} slots of states" in caplog.text
     assert engine.config.max_num_seqs == num_slots < 7
     assert f"max_num_seqs is lowered to {num_slots}" in caplog.text

@@ -66,7 +66,7 @@ def make_engine(recorder: Recorder) -> Engine:
 
 def hand_out_in_order(manager: KVCacheManager, order: list[int]) -> None:
     """Make the pool allocate free blocks in this order."""
-    pool = manager._pool
+    pool = manager.pool
     take = pool.take
 
     def take_next(after: int | None = None) -> int:

@@ -188,7 +188,7 @@ def test_a_swapped_sequence_comes_back_without_computing():
     assert victim.metrics.num_swaps == 1
     assert victim.metrics.num_recomputed_tokens == 0
     assert victim.sequences[0].num_generated == 9
-    assert driver.manager._host.pool.num_free == 4
+    assert driver.manager.host.pool.num_free == 4
     [(*_, mode, _, num_lost)] = driver.events("preempt")
     assert (mode, num_lost) == ("swap", 0)
 

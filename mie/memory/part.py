@@ -1,0 +1,104 @@
+"""Define a part of the manager: what layers of another kind keep for the tokens of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from mie.memory.manager import KVCacheManager
+    from mie.memory.prefix import Node, PartialMatch
+    from mie.memory.table import BlockTable, HostTable, Moves
+
+
+class Allocation(NamedTuple):
+    """How a table can be opened, from `KVCacheManager.find_allocation`. Nothing is taken yet."""
+
+    token_ids: Sequence[int]
+    salt: str | None
+    path: list[Node]
+    """The cached full blocks that match the start of the tokens."""
+    partial: PartialMatch | None
+    """A block to copy from after ``path``, because its start matches."""
+    host: HostTable | None
+    num_computed: int
+    """Number of tokens that need not be computed."""
+    num_new: int
+    """Number of blocks to allocate."""
+    num_taken: int
+    """Number of available blocks that it takes: new, cached and reserved ones."""
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether the last computed token comes from the host, because no cached path has more."""
+        return self.host is not None and self.host.num_tokens == self.num_computed
+
+
+class Part(Protocol):
+    """What layers of another kind keep for each open table: blocks of a window, or a state.
+
+    The manager calls its parts in the same order at the same places. So parts can be combined, and
+    a model without such layers has a manager without parts.
+    """
+
+    @property
+    def name(self) -> str:
+        """Names the part in `Moves` and in the notes of a request."""
+
+    def reset(self, manager: KVCacheManager) -> None:
+        """Begin with nothing, as the part of a manager that has nothing."""
+
+    def usable(self, path: list[Node], host: HostTable | None) -> list[Node]:
+        """Return the longest beginning of a cached path that a table can share."""
+
+    def reserve(self, table: BlockTable, allocation: Allocation) -> None:
+        """Hold what a table shares, before it allocates blocks and others are evicted."""
+
+    def open(self, table: BlockTable, allocation: Allocation, notes: dict[str, list[int]]) -> None:
+        """Follow the opening of a table that has its blocks.
+
+        ``notes`` belong to the request. They outlast its tables.
+        """
+
+    def fork(self, parent: BlockTable, table: BlockTable) -> None:
+        """Follow the opening of a second table over the blocks of ``parent``."""
+
+    def limit(self, table: BlockTable, count: int) -> int:
+        """Return how many of the next ``count`` tokens one step may compute."""
+
+    def commit(self, table: BlockTable) -> None:
+        """Follow a table whose stored tokens have grown, and whose full blocks are published."""
+
+    def stored(self, table: BlockTable) -> list[int] | None:
+        """Return the part's blocks with stored tokens, or None if they cannot be swapped out."""
+
+    def close(self, table: BlockTable) -> None:
+        """Release what the part keeps for a table. Copy it if the table has a ``host``."""
+
+    def take_moves(self) -> Moves:
+        """Return the moves that must happen before the step computes. Each is returned once."""
+
+    def end_step(self, *, has_moved: bool) -> None:
+        """Follow the end of a step. Moves that were not taken are discarded."""
+
+
+@runtime_checkable
+class BlockPart(Part, Protocol):
+    """A part that takes blocks of the manager's pool."""
+
+    @property
+    def num_per_fork(self) -> int:
+        """The most blocks that a fork takes before it reserves more."""
+
+    def num_needed(self, num_stored: int, num_tokens: int, table: BlockTable | None = None) -> int:
+        """Return how many blocks to reserve before a table can compute the tokens.
+
+        ``num_stored`` of ``num_tokens`` tokens are stored. An open ``table`` has a reservation
+        already, which counts.
+        """
+
+    def grow(self, table: BlockTable, num_tokens: int) -> None:
+        """Follow the growth of a table, for which the needed blocks are available."""
+
+    def restored(self, table: BlockTable, num_tokens: int) -> list[int]:
+        """Take the blocks of a new table that its `stored` ones are copied back to."""
