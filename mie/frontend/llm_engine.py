@@ -16,8 +16,7 @@ from mie.frontend.loop import EngineLoop
 from mie.frontend.outputs import Prompt, RequestOutput
 from mie.frontend.prepare import Preparer
 from mie.frontend.request_state import Collector, PreparedRequest
-from mie.load.model_config import LoadedModelConfig
-from mie.load.parts import build
+from mie.load.parts import LoadedModelConfig, load_parts
 from mie.text.pretrained import PretrainedTokenizer
 from mie.text.template_files import TemplateFiles
 
@@ -43,7 +42,7 @@ class LLMEngine:
             ModelError: the model cannot be used.
         """
         self.engine_args = engine_args
-        self.parts = parts = build(engine_args)
+        self.parts = parts = load_parts(engine_args)
         self.engine = parts.engine
         self.model_config = LoadedModelConfig.of(parts.model, parts.engine.max_model_len)
         self.preparer = Preparer(

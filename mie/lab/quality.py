@@ -16,6 +16,7 @@ from mie.engine.engine import Engine
 from mie.errors import ConfigError
 from mie.lab.diff.recording import to_host
 from mie.load.engine import load_engine
+from mie.load.settings import LoadSettings
 from mie.ops.backend import Array, Backend, StepBatch
 from mie.text.tokenizer import Tokenizer
 
@@ -83,22 +84,16 @@ class Predictor:
                 f"the window has {window} tokens; the model's context is "
                 f"{self.model.context_length} (lower --window)"
             )
+        settings = LoadSettings.of(args)
         config = replace(
-            args.engine_config(),
+            settings.engine,
             max_num_seqs=1,
             max_num_batched_tokens=window,
             max_model_len=window,
             enable_prefix_caching=False,
         )
-        self._engine: Engine = load_engine(
-            directory,
-            config,
-            backend=args.backend,
-            dtype=args.dtype_name,
-            quantization=args.quantization,
-            head_dtype=args.head_dtype,
-            wrap=wrap,
-        )
+        settings = replace(settings, engine=config)
+        self._engine: Engine = load_engine(directory, settings, wrap=wrap)
         [self._tap] = taps
 
     def logits(self, token_ids: Sequence[int]) -> Logits:

@@ -1,13 +1,15 @@
 """Choose and load a backend."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 from mie.config.engine import EngineConfig, EngineSettings
+from mie.config.settings import AUTO_BACKENDS, settings_of
 from mie.config.settings import BACKENDS as BACKENDS
-from mie.config.settings import settings_of
 from mie.errors import ConfigError
+from mie.load.opened import OpenedModel
+from mie.load.settings import LoadSettings
 from mie.ops.backend import Backend
 from mie.ops.kv_cache import HALVES
 
@@ -18,6 +20,31 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     for backend in BACKENDS
 }
 """Maps each backend to the settings of `EngineConfig` that not every backend has."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ChosenBackend:
+    """The backend of a model, and how it keeps the weights."""
+
+    backend: Backend
+    kept_dtype: Any
+    """NumPy's dtype of 16 bits that a CPU rounds weights to. None: weights are not rounded."""
+
+
+def choose_backend(
+    opened: OpenedModel, settings: LoadSettings, tell: Callable[[str], object] = str
+) -> ChosenBackend:
+    """Load the backend that the settings name, for the model. See `load_backend`."""
+    backend = load_backend(
+        settings.backend,
+        settings.dtype,
+        settings.engine,
+        checkpoint_dtype=opened.config.dtype,
+        weights_dtype=opened.widest_dtype,
+        tell=tell,
+    )
+    kept = HALVES.get(settings.dtype) if backend.name in AUTO_BACKENDS else None
+    return ChosenBackend(backend=backend, kept_dtype=kept)
 
 
 def load_backend(
@@ -51,15 +78,11 @@ def load_backend(
     if name not in SETTINGS:
         known = ", ".join(("auto", *BACKENDS))
         raise ConfigError(f"backend {name!r} is not available; choose from: {known}")
-    if name in ("jit", "numpy") and dtype in HALVES:
-        config = _keeping(dtype, config)
-    settings = _settings(name, config)
+    settings = _settings(name, dtype, config)
     backend: Backend
     line = f"backend {name}"
     if name == "numpy":
-        from mie.ops.numpy_backend import NumpyBackend
-
-        backend = NumpyBackend(dtype, **settings)
+        backend = _numpy(dtype, settings)
     elif name == "jit":
         from mie.ops_jit.jit_backend import JitBackend
 
@@ -89,36 +112,38 @@ def _automatic(
         except CannotRun as error:
             remedy = f" ({error.remedy} for the compiled backend)" if error.remedy else ""
             why = f"{error.why}{remedy}"
-    config = _without_effect(config)
-    return load_backend("numpy", dtype, config, tell=lambda line: tell(f"{line}: {why}"))
+    backend = _numpy(dtype, _settings("numpy", dtype, config, is_automatic=True))
+    tell(f"backend numpy: {why}")
+    return backend
 
 
-def _without_effect(config: EngineConfig) -> EngineConfig:
-    """Return the config without settings that jit has, numpy lacks, and vLLM's users may give."""
-    ignored = {
-        setting: default
-        for setting, default, declared in settings_of(EngineSettings)
-        if declared.is_ignorable and "jit" in declared.backends and "numpy" not in declared.backends
-    }
-    return replace(config, **ignored)
+def _numpy(dtype: str, settings: dict[str, Any]) -> Backend:
+    from mie.ops.numpy_backend import NumpyBackend
+
+    return NumpyBackend(dtype, **settings)
 
 
-def _keeping(dtype: str, config: EngineConfig) -> EngineConfig:
-    """Return the config of a CPU backend that keeps its matrices in a dtype of 16 bits."""
-    if config.weight_dtype not in ("auto", dtype):
-        raise ConfigError(
-            f"weight_dtype {config.weight_dtype!r} contradicts dtype {dtype!r} (leave one out)"
-        )
-    return replace(config, weight_dtype=dtype)
+def _settings(
+    name: str, dtype: str, config: EngineConfig, *, is_automatic: bool = False
+) -> dict[str, Any]:
+    """Return the config's values of the backend's own settings.
 
-
-def _settings(name: str, config: EngineConfig) -> dict[str, Any]:
-    """Return the config's values of the backend's own settings."""
+    A CPU with a dtype of 16 bits keeps weights in this dtype. ``is_automatic`` numpy ignores the
+    settings of jit that vLLM's users may give.
+    """
     for setting, default, declared in settings_of(EngineSettings):
         is_given = getattr(config, setting) != default
-        if declared.backends and name not in declared.backends and is_given:
+        is_ignored = is_automatic and declared.is_ignorable and "jit" in declared.backends
+        if declared.backends and name not in declared.backends and is_given and not is_ignored:
             raise ConfigError(
                 f"{setting} is not a setting of the {name} backend; it is one of "
                 f"{', '.join(declared.backends)} (leave it out)"
             )
-    return {setting: getattr(config, setting) for setting in SETTINGS[name]}
+    values = {setting: getattr(config, setting) for setting in SETTINGS[name]}
+    if name in AUTO_BACKENDS and dtype in HALVES:
+        if config.weight_dtype not in ("auto", dtype):
+            raise ConfigError(
+                f"weight_dtype {config.weight_dtype!r} contradicts dtype {dtype!r} (leave one out)"
+            )
+        values["weight_dtype"] = dtype
+    return values

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,9 @@ from mie.checkpoint.safetensors_header import weights_digest
 from mie.checkpoint.tensors import num_parameters
 from mie.config.engine_args import EngineArgs
 from mie.errors import ChatTemplateError, ConfigError, shown
-from mie.load.backends import load_backend
-from mie.load.engine import opened, widest
+from mie.load.backends import choose_backend, load_backend
+from mie.load.opened import open_model
+from mie.load.settings import LoadSettings
 from mie.load.sizing import plan_memory
 from mie.text.template_files import TemplateFiles
 
@@ -162,13 +162,12 @@ class ModelsDirectory:
             ModelError: it cannot be used.
         """
         args = EngineArgs(**{**self._settings, "model": str(path)})
-        config, model = args.engine_config(), load_model_config(path, args.hf_overrides)
-        forms = (args.quantization, args.head_dtype)
-        weights = opened(path, model, args.load_format, config.seed, *forms)
-        load = partial(load_backend, checkpoint_dtype=model.dtype, weights_dtype=widest(weights))
-        machine = load(args.backend, args.dtype_name, config)
-        memory = replace(machine.memory(), available_bytes=self.memory_bytes)
-        plan = plan_memory(config, model, machine, weights.forms, memory)
+        settings = LoadSettings.of(args)
+        config = settings.engine
+        opened = open_model(path, settings, load_model_config(path, args.hf_overrides))
+        backend = choose_backend(opened, settings).backend
+        memory = replace(backend.memory(), available_bytes=self.memory_bytes)
+        plan = plan_memory(config, opened.config, backend, opened.forms, memory)
         own: dict[str, Any] = {"model": str(path)}
         if config.num_blocks is None:
             own["kv_cache_memory_bytes"] = plan.num_blocks * plan.block_bytes

@@ -1,10 +1,13 @@
-"""Load the parts that `LLM` and `AsyncLLM` consist of from `EngineArgs`."""
+"""Load the parts of `LLM` and `AsyncLLM` from `EngineArgs`."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mie.base.refusals import refuses_names
 from mie.checkpoint.config import load_model_config
 from mie.checkpoint.generation import GenerationConfig
 from mie.checkpoint.locate import locate_model
@@ -14,6 +17,7 @@ from mie.config.params.sampling import SamplingParams
 from mie.engine.engine import Engine
 from mie.errors import ConfigError, ModelError, TooLittleMemoryError
 from mie.load.engine import load_engine
+from mie.load.settings import LoadSettings
 from mie.model.config import ModelConfig
 from mie.structured.grammars import Grammars
 from mie.text.tokenizer import Tokenizer
@@ -27,16 +31,42 @@ class Parts:
     text_directory: Path
     """The directory of the tokenizer and the chat template."""
     model: ModelConfig
-    """Its ``eos_token_ids`` include those of the generation config and the tokenizer."""
+    """The configuration, with the ``eos_token_ids`` of generation config and tokenizer, too."""
     tokenizer: Tokenizer | None
     grammars: Grammars | None
-    """Those of structured outputs, or None without a tokenizer."""
+    """Grammars of structured outputs, or None without a tokenizer."""
     engine: Engine
     generation: GenerationConfig
     """The default sampling parameters: ``SamplingParams(**generation.sampling)``."""
 
 
-def build(args: EngineArgs) -> Parts:
+@refuses_names
+@dataclass(frozen=True, kw_only=True)
+class LoadedModelConfig(ModelConfig):
+    """Sizes and flags of a loaded model, with the names that programs for vLLM read."""
+
+    max_model_len: int
+    """Maximum number of tokens in a prompt and its answer together, in the engine."""
+
+    @classmethod
+    def of(cls, model: ModelConfig, max_model_len: int) -> LoadedModelConfig:
+        """Return the configuration of a model whose engine has this context."""
+        return cls(**vars(model), max_model_len=max_model_len)
+
+    def get_vocab_size(self) -> int:
+        """Return the number of token ids."""
+        return self.vocab_size
+
+    def get_hidden_size(self) -> int:
+        """Return the size of hidden states."""
+        return self.hidden_size
+
+    def get_head_size(self) -> int:
+        """Return the size of an attention head."""
+        return self.head_dim
+
+
+def load_parts(args: EngineArgs) -> Parts:
     """Load the model that ``args`` describe.
 
     The configuration, the tokenizer and the default sampling parameters are read before the
@@ -47,7 +77,7 @@ def build(args: EngineArgs) -> Parts:
         ModelError: the model cannot be used; nothing stays loaded.
     """
     try:
-        return _build(args)
+        return _load_parts(args)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "start new thread" not in str(error):
             raise
@@ -57,7 +87,7 @@ def build(args: EngineArgs) -> Parts:
         ) from error
 
 
-def _build(args: EngineArgs) -> Parts:
+def _load_parts(args: EngineArgs) -> Parts:
     directory, text_directory = _locate(args)
     model = load_model_config(directory, args.hf_overrides)
     tokenizer = None
@@ -73,16 +103,11 @@ def _build(args: EngineArgs) -> Parts:
         grammars = Grammars(tokenizer, model.vocab_size, model.eos_token_ids)
     engine = load_engine(
         directory,
-        args.engine_config(),
-        backend=args.backend,
-        dtype=args.dtype_name,
-        trace=args.trace,
+        LoadSettings.of(args),
         model=model,
-        load_format=args.load_format,
-        use_tqdm=args.use_tqdm_on_load,
         constraints=grammars,
-        quantization=args.quantization,
-        head_dtype=args.head_dtype,
+        trace=args.trace,
+        use_tqdm=args.use_tqdm_on_load,
     )
     return Parts(
         directory=directory,

@@ -1,4 +1,4 @@
-"""Divide the available memory among the weights, a step, and the cache.
+"""Plan an engine: its effective settings, and the memory of weights, a step, and the cache.
 
 Everything is computed before anything is loaded, so a configuration that does not fit costs no
 time. The error has a table of the memory that each part needs, and names settings that fit.
@@ -15,6 +15,7 @@ from mie.base.resources import available_bytes
 from mie.checkpoint.tensors import expected_tensors
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError, TooLittleMemoryError
+from mie.load.settings import check_states, effective_config
 from mie.memory.layers.window import Window
 from mie.model.config import ModelConfig
 from mie.model.layout import CacheLayout, grouped, whole
@@ -24,7 +25,7 @@ from mie.ops.weights.quantised import Form
 Forms = Mapping[str, Form]
 """The forms of quantised tensors by name. All others are floats."""
 
-_FLOATS: Forms = {}
+FLOATS: Forms = {}
 
 DEFAULT_KV_CACHE_BYTES = 4 << 30
 """Default maximum of the KV cache in memory that other programs share.
@@ -35,20 +36,26 @@ It is also at most a quarter of the memory that is left there. A GPU's own memor
 DEFAULT_SWAP_BYTES = 4 << 30
 """Default maximum of host memory for swapped blocks, and at most a quarter of the rest."""
 
+DEFAULT_ANSWER_BYTES = 256 << 20
+"""Default maximum of memory for log-probabilities of answers, and at most an eighth of the rest.
+
+A server's ``max_answer_bytes`` replaces it.
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """The sizes of an engine's parts."""
+    """The effective settings of an engine, and the sizes of its parts."""
 
+    config: EngineConfig
+    """Settings with which the engine runs (`effective_config`)."""
     backend: str
     memory: Memory
     max_model_len: int
-    block_size: int
     block_bytes: int
     weight_bytes: int
     step_bytes: int
     """Estimated bytes of the results of a full step, with attention's partial results."""
-    num_batched_tokens: int
     num_states: int
     """Slots of recurrent states: of running sequences, and snapshots. 0 if the model has none."""
     state_bytes: int
@@ -56,9 +63,10 @@ class MemoryPlan:
     num_blocks: int
     num_host_blocks: int
     num_host_states: int
+    """Slots for the states of swapped-out sequences."""
     layout: CacheLayout
     window: Window | None
-    """Slots for the states of swapped-out sequences."""
+    """The window of layers whose blocks are freed behind it, if the layout has groups."""
 
     @property
     def num_positions(self) -> int:
@@ -67,7 +75,9 @@ class MemoryPlan:
 
     def capacity(self, num_blocks: int) -> int:
         """Return how many tokens of one sequence fit in a number of blocks."""
-        return self.window.capacity(num_blocks) if self.window else num_blocks * self.block_size
+        if self.window:
+            return self.window.capacity(num_blocks)
+        return num_blocks * self.config.block_size
 
     @property
     def host_bytes(self) -> int:
@@ -86,6 +96,14 @@ class MemoryPlan:
         """The bytes that the model takes."""
         left = self.left_bytes - self.num_blocks * self.block_bytes
         return self.memory.available_bytes - left
+
+    @property
+    def answer_bytes(self) -> int:
+        """The bytes that are left for the log-probabilities of all answers together."""
+        left = available_bytes()
+        if self.memory.is_shared:
+            left = self.left_bytes - self.num_blocks * self.block_bytes
+        return max(0, min(DEFAULT_ANSWER_BYTES, left // 8))
 
     @property
     def fits(self) -> bool:
@@ -110,18 +128,14 @@ class MemoryPlan:
             f"({remedy or 'end other programs, or use a smaller model'})"
         )
 
-    @property
-    def _contents(self) -> str:
-        layers = f" in {self.layout.num_layers} layers" if self.window else ""
-        return f"{self.block_size} tokens{layers}"
-
     def table(self) -> str:
         """Return a table of the memory that each part needs."""
-        cache_bytes = self.num_blocks * self.block_bytes
+        cache = f"KV cache, {self.num_blocks} blocks of {self.config.block_size} tokens"
+        cache += f" in {self.layout.num_layers} layers" if self.window else ""
         rows = [
             ("weights", self.weight_bytes),
-            (f"step of {self.num_batched_tokens} tokens (estimate)", self.step_bytes),
-            (f"KV cache, {self.num_blocks} blocks of {self._contents}", cache_bytes),
+            (f"step of {self.config.max_num_batched_tokens} tokens (estimate)", self.step_bytes),
+            (cache, self.num_blocks * self.block_bytes),
         ]
         if self.num_states:
             rows.append((f"{self.num_states} slots of states", self.num_states * self.state_bytes))
@@ -137,7 +151,7 @@ def plan_memory(
     config: EngineConfig,
     model: ModelConfig,
     backend: Backend,
-    forms: Forms = _FLOATS,
+    forms: Forms = FLOATS,
     memory: Memory | None = None,
 ) -> MemoryPlan:
     """Choose the number of blocks: the requested one, or enough for every sequence if it fits.
@@ -148,6 +162,7 @@ def plan_memory(
     Raises:
         ConfigError: a setting is beyond the model, or less than one block.
     """
+    check_states(config, has_states=model.recurrent is not None)
     max_model_len, memory = _max_model_len(config, model), memory or backend.memory()
     layout, window = layout_of(config, model, max_model_len)
     block_bytes = backend.kv_cache_bytes(cache_shape(model, 1, config.block_size, layout))
@@ -170,14 +185,13 @@ def plan_memory(
     host_left = left - taken if memory.is_shared else available_bytes()
     num_host_blocks, num_host_states = sizes_on_host(config, block_bytes, state_bytes, host_left)
     return MemoryPlan(
+        config=effective_config(config, num_states, is_asynchronous=backend.is_asynchronous),
         backend=backend.name,
         memory=memory,
         max_model_len=max_model_len,
-        block_size=config.block_size,
         block_bytes=block_bytes,
         weight_bytes=weight_bytes,
         step_bytes=step_bytes,
-        num_batched_tokens=config.max_num_batched_tokens,
         num_states=num_states,
         state_bytes=state_bytes,
         num_blocks=num_blocks,
@@ -186,45 +200,6 @@ def plan_memory(
         layout=layout,
         window=window,
     )
-
-
-def fits(
-    config: EngineConfig, model: ModelConfig, backend: Backend, forms: Forms = _FLOATS
-) -> bool:
-    """Whether a plan with these settings is possible and fits."""
-    try:
-        return plan_memory(config, model, backend, forms).fits
-    except ConfigError:  # a block of that backend may be larger than the requested bytes
-        return False
-
-
-def smaller_settings(
-    config: EngineConfig,
-    model: ModelConfig,
-    backend: Backend,
-    plan: MemoryPlan,
-    forms: Forms = _FLOATS,
-) -> Iterator[str]:
-    """Yield the settings that ask for too much, each at a value with which the model fits."""
-    num_blocks = plan.left_bytes // plan.block_bytes
-    if num_blocks > 0 and plan.capacity(num_blocks):
-        if config.num_blocks is not None:
-            yield f"num_blocks={num_blocks}"
-        elif config.kv_cache_memory_bytes is not None:
-            yield f"kv_cache_memory_bytes={num_blocks * plan.block_bytes}"
-        else:
-            yield f"max_model_len={plan.capacity(num_blocks)}"
-    if config.state_memory is not None:
-        size = plan.left_bytes - plan.num_blocks * plan.block_bytes + config.state_memory
-        if size >= plan.state_bytes:
-            yield f"state_memory={size}"
-    num_tokens = config.max_num_batched_tokens // 2
-    while num_tokens and not fits(
-        replace(config, max_num_batched_tokens=num_tokens), model, backend, forms
-    ):
-        num_tokens //= 2
-    if num_tokens:
-        yield f"max_num_batched_tokens={num_tokens}"
 
 
 def layout_of(
@@ -288,7 +263,6 @@ def num_states_of(config: EngineConfig, state_bytes: int, budget: int) -> int:
     They take at most half of the budget, unless ``state_memory`` gives their bytes.
     """
     if not state_bytes:
-        refuse_states(config)
         return 0
     if config.state_memory is not None:
         if config.state_memory < state_bytes:
@@ -299,16 +273,6 @@ def num_states_of(config: EngineConfig, state_bytes: int, budget: int) -> int:
         return config.state_memory // state_bytes
     wanted = config.max_num_seqs * (4 if config.enable_prefix_caching else 1)
     return max(1, min(wanted, budget // 2 // state_bytes))
-
-
-def refuse_states(config: EngineConfig) -> None:
-    """Raise `ConfigError` if a setting is given that only recurrent layers have."""
-    for name in ("state_memory", "state_snapshot_distance"):
-        value = getattr(config, name)
-        if value != getattr(EngineConfig, name):
-            raise ConfigError(
-                f"{name} is {value}; the model has no recurrent layers (leave it out)"
-            )
 
 
 def step_size(
@@ -352,8 +316,10 @@ def _num_blocks(
 
     A sequence of the maximum length has ``of_a_sequence``, and the shortest has ``of_a_token``.
     """
-    if config.num_blocks is not None or config.kv_cache_memory_bytes is not None:
-        given = config.num_blocks or _blocks_of("kv_cache_memory_bytes", config, block_bytes)
+    given = config.num_blocks
+    if config.kv_cache_memory_bytes is not None:
+        given = _blocks_of(config.kv_cache_memory_bytes, config, block_bytes)
+    if given is not None:
         if given < of_a_token:
             raise ConfigError(
                 f"the KV cache has {given} blocks; the model's layers are in {of_a_token} groups, "
@@ -389,12 +355,11 @@ def sizes_on_host(
     return max(0, size - num_states * state_bytes) // block_bytes, num_states
 
 
-def _blocks_of(name: str, config: EngineConfig, block_bytes: int) -> int:
-    """Return how many blocks fit in the bytes of that setting."""
-    num_bytes: int = getattr(config, name)
+def _blocks_of(num_bytes: int, config: EngineConfig, block_bytes: int) -> int:
+    """Return the number of blocks that fit in ``kv_cache_memory_bytes``."""
     if num_bytes < block_bytes:
         raise ConfigError(
-            f"{name} is {num_bytes}; one block of {config.block_size} tokens takes "
+            f"kv_cache_memory_bytes is {num_bytes}; one block of {config.block_size} tokens takes "
             f"{block_bytes} (raise it to at least that, or lower block_size)"
         )
     return num_bytes // block_bytes

@@ -10,6 +10,7 @@ from audit import kv_cache_of
 
 from mie import EngineConfig, SamplingParams
 from mie.load.engine import load_engine
+from mie.load.settings import LoadSettings
 
 
 def resident_kib(kind="VmRSS") -> int:
@@ -35,7 +36,7 @@ def decode(engine, num_steps, rng):
 def test_memory_stays_flat(tiny, backend, num_logged, num_measured):
     rng = np.random.default_rng(0)
     config = EngineConfig(num_blocks=64, event_log_steps=500)
-    logged = load_engine(tiny["llama"].directory, config, backend=backend)
+    logged = load_engine(tiny["llama"].directory, LoadSettings(engine=config, backend=backend))
     decode(logged, num_logged, rng)  # the event log fills
     # The heap of a process that ran other tests may still settle once. A leak grows every time.
     growths = []
@@ -48,7 +49,7 @@ def test_memory_stays_flat(tiny, backend, num_logged, num_measured):
     assert growths[-1] < 1024, f"RSS grew by {growths} KiB"
     # Steps are slow under tracemalloc. Fewer steps show the same exactly.
     config = EngineConfig(num_blocks=64, event_log_steps=0)
-    engine = load_engine(tiny["llama"].directory, config, backend=backend)
+    engine = load_engine(tiny["llama"].directory, LoadSettings(engine=config, backend=backend))
     cache = kv_cache_of(engine)
     elements = cache.elements if backend == "jit" else cache
     address = elements.ctypes.data

@@ -17,6 +17,7 @@ from tiny_models import LLAMA, TinyModel
 from mie import EngineConfig, SamplingParams
 from mie.engine.engine import Engine
 from mie.load.engine import load_engine
+from mie.load.settings import LoadSettings
 from mie.memory.layers.states import States
 from mie.memory.layers.windows import Windows
 
@@ -50,7 +51,9 @@ def answers(
     """Return the greedy tokens of the prompts, each with two choices, and the engine."""
     config = EngineConfig(**{**SETTINGS, "num_blocks": 36, **settings})  # type: ignore[arg-type]
     engine = load_engine(
-        model.directory, config, model=model.parsed, backend=backend, dtype="float32"
+        model.directory,
+        LoadSettings(engine=config, backend=backend, dtype="float32"),
+        model=model.parsed,
     )
     fill_with_nan(kv_cache_of(engine))
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, n=2)
@@ -141,7 +144,9 @@ def test_a_model_with_windows_and_states_gives_the_oracles_tokens(
 def test_a_long_answer_takes_no_more_blocks_than_its_windows_reach(ministral, backend):
     """Blocks behind the windows are freed while the answer grows, and its tokens are right."""
     config = EngineConfig(**SETTINGS, num_blocks=40, enable_prefix_caching=False)  # type: ignore[arg-type]
-    engine = load_engine(ministral.directory, config, backend=backend, dtype="float32")
+    engine = load_engine(
+        ministral.directory, LoadSettings(engine=config, backend=backend, dtype="float32")
+    )
     params = SamplingParams(temperature=0, max_tokens=70, ignore_eos=True)
     engine.add_request(SHARED, params, "0")
     most, manager = 0, engine.scheduler.manager

@@ -19,6 +19,7 @@ from mie.base.arithmetic import ceil_div
 from mie.config.engine import EngineConfig
 from mie.config.params.sampling import SamplingParams
 from mie.load.engine import load_engine
+from mie.load.settings import LoadSettings
 from mie.ops.backend import Backend, StepBatch
 from mie.ops_gpu.batch import ANY_LENGTH, Bucket, bucket_of, padded, padded_seqs
 from mie.ops_gpu.chip import EMULATED_CHIP
@@ -46,11 +47,14 @@ DEVICES = ["cupy-emulated", *(["cupy"] if on_device.IS_WANTED else [])]
 class Run:
     """Run a random load through a backend that keeps its logits."""
 
-    def __init__(self, model: Path, backend: str, seed: int, **settings: Any) -> None:
+    def __init__(
+        self, model: Path, backend: str, seed: int, *, config: EngineConfig, dtype: str
+    ) -> None:
         self.logits: list[np.ndarray] = []
         self.num_seqs: list[int] = []
         self.tokens: dict[str, list[int]] = {}
-        self.engine = load_engine(model, backend=backend, wrap=self._wrap, **settings)
+        settings = LoadSettings(engine=config, backend=backend, dtype=dtype)
+        self.engine = load_engine(model, LoadSettings(engine=settings), wrap=self._wrap)
         rng = np.random.default_rng(seed)
         for step in range(40):
             if step < 12 and rng.random() < 0.5:
@@ -134,7 +138,9 @@ def test_a_step_of_few_rows_has_few_launches(
         backends.append(backend)
         return backend
 
-    engine = load_engine(model, engine_config, backend="cupy-emulated", dtype=dtype, wrap=wrap)
+    engine = load_engine(
+        model, LoadSettings(engine=engine_config, backend="cupy-emulated", dtype=dtype), wrap=wrap
+    )
     for _ in range(3):
         params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
         engine.add_request([5, 6, 7], params)
@@ -277,8 +283,10 @@ def test_padded_steps_access_only_their_own_memory(tmp_path: Path, name: str):
     )
     engine = load_engine(
         tiny_models.write_model(tmp_path, config, tiny_models.random_weights(config)),
-        EngineConfig(num_blocks=20, block_size=block_size, seed=1),
-        backend="cupy-emulated",
+        LoadSettings(
+            engine=EngineConfig(num_blocks=20, block_size=block_size, seed=1),
+            backend="cupy-emulated",
+        ),
         wrap=lambda backend: checked,
     )
     for number in range(3):
@@ -310,7 +318,7 @@ def test_a_step_launched_ahead_keeps_unread_logits(tmp_path: Path):
     logprobs = []
     for ahead in (True, False):
         settings = EngineConfig(num_blocks=40, block_size=4, async_scheduling=ahead)
-        engine = load_engine(model, settings, backend="cupy-emulated")
+        engine = load_engine(model, LoadSettings(engine=settings, backend="cupy-emulated"))
         engine.add_request([5, 6], SamplingParams(temperature=0, max_tokens=4, logprobs=1), "few")
         engine.add_request([8, 9], SamplingParams(temperature=0, max_tokens=9), "many")
         outputs = [output for _ in range(6) for output in engine.step().outputs]

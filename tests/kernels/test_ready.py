@@ -17,6 +17,7 @@ from mie.config.engine import EngineConfig
 from mie.config.params.sampling import SamplingParams
 from mie.lab.sim.devices import find_shape
 from mie.load.engine import load_engine
+from mie.load.settings import LoadSettings
 from mie.load.sizing import step_size
 from mie.ops_gpu import cubins
 from mie.ops_gpu.batch import ANY_LENGTH, Bucket
@@ -32,7 +33,10 @@ def load(cupy: FakeCupy, folder: Path, config: Any, dtype: str, **settings: Any)
     settings = {"num_blocks": 40, "block_size": 16, "max_num_batched_tokens": 20, **settings}
     wrap = reading_backend(cupy)
     return load_engine(
-        model, EngineConfig(**settings), backend="cupy", dtype=dtype, wrap=wrap, use_tqdm=False
+        model,
+        LoadSettings(engine=EngineConfig(**settings), backend="cupy", dtype=dtype),
+        wrap=wrap,
+        use_tqdm=False,
     )
 
 
@@ -119,7 +123,7 @@ def test_doctor_compiles_the_kernels_of_a_model(
 
 def load_small(model: str, backend: str) -> None:
     settings = EngineConfig(num_blocks=4, block_size=16, max_num_batched_tokens=4, max_num_seqs=1)
-    load_engine(Path(model), settings, backend=backend, dtype="float16")
+    load_engine(Path(model), LoadSettings(engine=settings, backend=backend, dtype="float16"))
 
 
 def test_a_model_with_recurrent_layers_is_ready(fake_cupy: FakeCupy):
@@ -127,8 +131,8 @@ def test_a_model_with_recurrent_layers_is_ready(fake_cupy: FakeCupy):
     config = EngineConfig(num_blocks=40, block_size=16, max_num_batched_tokens=20, max_num_seqs=2)
     wrap = reading_backend(fake_cupy)
     model = Path(__file__).parents[1] / "golden" / "models" / "qwen35_delta"
-    settings = {"backend": "cupy", "dtype": "float16", "wrap": wrap, "use_tqdm": False}
-    engine = load_engine(model, config, load_format="dummy", **settings)
+    settings = LoadSettings(engine=config, backend="cupy", dtype="float16", load_format="dummy")
+    engine = load_engine(model, LoadSettings(engine=settings), wrap=wrap, use_tqdm=False)
     compiled = list(fake_cupy.nvrtc.compiled)
     engine.add_request([5, 6, 7], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
     with fake_cupy.steady():

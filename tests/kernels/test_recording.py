@@ -18,6 +18,7 @@ from mie.config.engine import EngineConfig
 from mie.config.params.sampling import SamplingParams
 from mie.engine.engine import Engine
 from mie.load.engine import load_engine
+from mie.load.settings import LoadSettings
 from mie.ops.backend import Backend, StepBatch
 from mie.ops.sampling import RowControls
 from mie.ops_gpu.cupy_backend import CupyBackend
@@ -59,7 +60,9 @@ def start(model: Path, cupy: FakeCupy | None, **settings: Any) -> Engine:
     config = EngineConfig(num_blocks=40, block_size=4, **settings)
     backend = "cupy-emulated" if cupy is None else "cupy"
     wrap = None if cupy is None else reading_backend(cupy)
-    engine = load_engine(model, config, backend=backend, dtype="float32", wrap=wrap)
+    engine = load_engine(
+        model, LoadSettings(engine=config, backend=backend, dtype="float32"), wrap=wrap
+    )
     for number, params in enumerate((GREEDY, DRAWN, GREEDY)):
         engine.add_request(list(range(5 + number, 15 + 2 * number)), params)
     return engine
@@ -125,7 +128,7 @@ def test_the_dtype_follows_the_checkpoint(
     settings = EngineConfig(
         num_blocks=40, block_size=4, max_model_len=160, max_num_batched_tokens=4, max_num_seqs=1
     )
-    load_engine(model, settings, backend="cupy", wrap=wrap)
+    load_engine(model, LoadSettings(engine=settings, backend="cupy"), wrap=wrap)
     assert found == [chosen]
     warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert [f"this is {version}" in each for each in warnings] == (

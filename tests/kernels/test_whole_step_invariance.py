@@ -16,6 +16,7 @@ from emulated import needs_compiler
 from mie.config.engine import EngineConfig
 from mie.config.params.sampling import SamplingParams
 from mie.load.engine import load_engine
+from mie.load.settings import LoadSettings
 from mie.ops.backend import Backend, StepBatch
 
 pytestmark = needs_compiler
@@ -50,7 +51,7 @@ class Run:
         self.steps: list[np.ndarray] = []
         self.num_hits = 0
         config = EngineConfig(num_blocks=60, block_size=16, batch_invariant=True, **settings)
-        engine = load_engine(model, config, wrap=self._recorded, **machine)
+        engine = load_engine(model, LoadSettings(engine=config, **machine), wrap=self._recorded)
         params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=-1)
         waiting, step = set(numbers), 0
         while waiting or engine.has_work:

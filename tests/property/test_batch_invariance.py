@@ -32,6 +32,7 @@ from tiny_models import (
 
 from mie import EngineConfig, SamplingParams
 from mie.load.engine import load_engine
+from mie.load.settings import LoadSettings
 from mie.ops.blas import Blas
 
 VOCAB = LLAMA["vocab_size"]
@@ -139,7 +140,7 @@ def outcome(directory, requests, config, backend):
     of_model = {name: config[name] for name in ("dtype", "quantization")}
     own = {name: value for name, value in config.items() if name not in of_model}
     own = EngineConfig(batch_invariant=True, max_model_len=1024, **own)
-    engine = load_engine(directory, own, backend=backend, **of_model)
+    engine = load_engine(directory, LoadSettings(engine=own, backend=backend, **of_model))
     seen[backend, str(config["quantization"])] += 1
     tokens, logprobs, prompts = {}, {}, {}
     waiting, step = dict(requests), 0

@@ -20,6 +20,7 @@ from tiny_models import TINY
 from mie import EngineConfig, SamplingParams, StructuredOutputsParams
 from mie.config.engine import POLICIES
 from mie.load.engine import load_engine
+from mie.load.settings import LoadSettings
 from mie.model.layout import grouped
 
 VOCAB, EOS = 40, 3
@@ -215,7 +216,9 @@ def new_engine(model, config, num_host_blocks, backend):
     settings = EngineConfig(**config)
     dtype = "float64" if backend == "numpy" else "float32"
     engine = load_engine(
-        model.directory, settings, backend=backend, dtype=dtype, constraints=Rules()
+        model.directory,
+        LoadSettings(engine=settings, backend=backend, dtype=dtype),
+        constraints=Rules(),
     )
     runner = runner_of(engine)
     for cache in (runner._kv_cache, runner._host_cache):

@@ -19,6 +19,7 @@ from mie import EngineConfig, RequestOutputKind, SamplingParams
 from mie.engine.engine import Engine
 from mie.errors import ConfigError, RequestError
 from mie.load.engine import load_engine
+from mie.load.settings import LoadSettings
 from mie.ops_gpu.sampling import pack
 
 seen: Counter[str] = Counter()
@@ -135,7 +136,7 @@ def check(engine: Engine, odd: dict[str, Any], base: float, is_assigned: bool) -
 
 def test_odd_parameters_are_refused_or_a_step_runs(tiny):
     config = EngineConfig(num_blocks=40, block_size=4, max_model_len=32, max_num_seqs=4)
-    engine = load_engine(tiny["llama"].directory, config)
+    engine = load_engine(tiny["llama"].directory, LoadSettings(engine=config))
     # The test would prove little if nearly everything were refused.
     wanted = {"ran": 150, **dict.fromkeys(FIELDS, 1)}
     check_until_seen(lambda test: test(engine), check, seen, wanted)

@@ -10,6 +10,7 @@ import pytest
 
 from mie import EngineConfig, SamplingParams
 from mie.load.engine import load_engine
+from mie.load.settings import LoadSettings
 
 VOCAB = 40
 
@@ -60,7 +61,9 @@ def run(engine, asked: list[tuple[list[int], SamplingParams]]) -> dict[tuple[str
 def test_scheduling_does_not_change_the_tokens(tiny, model: str, stress: str, stored: str):
     def new_engine(backend: str, **settings):
         config = EngineConfig(block_size=3, kv_cache_dtype=stored, **settings)
-        return load_engine(tiny[model].directory, config, backend=backend, dtype="float64")
+        return load_engine(
+            tiny[model].directory, LoadSettings(engine=config, backend=backend, dtype="float64")
+        )
 
     asked = requests()
     wanted: dict[tuple[str, int], list[int]] = {}

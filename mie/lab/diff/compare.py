@@ -25,6 +25,7 @@ from mie.lab.diff.tolerances import (
 )
 from mie.load.backends import SETTINGS, load_backend
 from mie.load.engine import load_engine
+from mie.load.settings import LoadSettings
 from mie.load.sizing import blocks_needed
 from mie.ops.backend import Backend
 from mie.ops.sampling import top_logprobs
@@ -176,13 +177,8 @@ def _run(
         recorders.append(RecordingBackend(backend, observe))
         return cast(Backend, recorders[0])  # it delegates the rest of the contract
 
-    engine = load_engine(
-        workload.directory,
-        _config(workload, side),
-        backend=side.backend,
-        dtype=side.dtype,
-        wrap=wrap,
-    )
+    settings = LoadSettings(engine=_config(workload, side), backend=side.backend, dtype=side.dtype)
+    engine = load_engine(workload.directory, settings, wrap=wrap)
     run = _Run()
     for number, prompt in enumerate(workload.prompts):
         request_id = str(number)

@@ -11,14 +11,9 @@ from mie.lab.sim.costs import Costs, SimClock, StepWork, causal_pairs, window_pa
 from mie.lab.sim.devices import Device, costs_on, memory_beside, state_bytes, window_of
 from mie.lab.sim.driver import Bench
 from mie.lab.workload import text_key, text_token
-from mie.load.engine import new_scheduler, with_seats, with_states
-from mie.load.sizing import (
-    DEFAULT_SWAP_BYTES,
-    layout_of,
-    num_states_of,
-    refuse_states,
-    sizes_on_host,
-)
+from mie.load.engine import new_scheduler, warn_of_fewer_seqs
+from mie.load.settings import check_states, effective_config
+from mie.load.sizing import DEFAULT_SWAP_BYTES, layout_of, num_states_of, sizes_on_host
 from mie.memory.layers.window import Window
 from mie.model.config import ModelConfig
 from mie.sched.plan import Chunk, StepPlan
@@ -158,10 +153,10 @@ def simulated(
             "a simulated engine without a device and a model's shape cannot size the host's pool"
             " (give num_host_blocks, or preemption_mode='recompute')"
         )
-    if num_states[0]:
-        config = with_seats(with_states(config), num_states[0])
-    else:
-        refuse_states(config)
+    given = config
+    check_states(given, has_states=num_states[0] > 0)
+    config = effective_config(given, num_states[0], is_asynchronous=False)
+    warn_of_fewer_seqs(given, config)
     clock = SimClock()
     log = EventLog(config.event_log_steps, trace)
     longest = max_model_len or config.max_model_len or num_blocks * config.block_size + 1

@@ -38,9 +38,11 @@ def test_loading_logs_the_model_the_time_and_the_memory(tiny, caplog) -> None:
     directory = tiny["llama"].directory
     with caplog.at_level(logging.INFO, logger="mie"):
         LLM(directory, backend="numpy", skip_tokenizer_init=True, num_blocks=9, max_model_len=99)
-    chosen, loaded, memory = [record.getMessage() for record in caplog.records]
+    chosen, settings, loaded, memory = [record.getMessage() for record in caplog.records]
     assert {record.name for record in caplog.records} == {"mie.load.engine"}
     assert chosen == "backend numpy"
+    effective = "EngineConfig(max_model_len=99, num_blocks=9, async_scheduling=False)"
+    assert settings == f"settings of the engine: {effective}"
     assert loaded.startswith(f"loaded {directory} on numpy in ")
     assert "KV cache, 9 blocks of 16 tokens" in memory
 

@@ -21,7 +21,7 @@ from mie.cli.options import (
     report_sampling_defaults,
 )
 from mie.errors import ConfigError, ModelError, RequestError
-from mie.load.parts import build
+from mie.load.parts import load_parts
 
 RECOMMENDED = {
     "temperature": 0.6,
@@ -296,7 +296,9 @@ def test_a_revision_needs_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     hub = SimpleNamespace(snapshot_download=snapshot_download)
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
     args = {"revision": "v2", "tokenizer_revision": "v3", "download_dir": str(tmp_path / "cache")}
-    parts = build(EngineArgs("org/model", load_format="dummy", skip_tokenizer_init=True, **args))
+    parts = load_parts(
+        EngineArgs("org/model", load_format="dummy", skip_tokenizer_init=True, **args)
+    )
     assert parts.directory == directory
     (name, patterns, where), (_, for_text, text_where) = calls
     assert name == "org/model"

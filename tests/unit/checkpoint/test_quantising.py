@@ -16,6 +16,7 @@ from tiny_models import LLAMA, QWEN3_TIED, random_weights, write_model
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError, WeightsError
 from mie.load.engine import load_engine
+from mie.load.settings import LoadSettings
 from mie.ops.weights.quantised import SMALLEST_SCALE, Form, dequantise, quantise
 
 INT8, INT4 = (Form(codes=codes, group=32, has_offsets=False) for codes in ("int8", "int4"))
@@ -136,7 +137,7 @@ def test_the_plan_counts_forms(tmp_path: Path):
 
     def weight_bytes(**settings: Any) -> int:
         small = EngineConfig(num_blocks=1, max_model_len=16)
-        engine = load_engine(tmp_path, small, backend="numpy", **settings)
+        engine = load_engine(tmp_path, LoadSettings(engine=small, backend="numpy", **settings))
         return int(engine.metrics.sizes["mie:weights_bytes"])
 
     number = sum(weight.size for weight in random_weights(config).values() if weight.ndim == 2)

@@ -8,6 +8,7 @@ import small_tokenizers
 from mie import LLM, EngineConfig, SamplingParams
 from mie.errors import RequestError
 from mie.load.engine import load_engine
+from mie.load.settings import LoadSettings
 from mie.text.tokenizer import encode_bad_words
 
 # Spelling.
@@ -50,7 +51,7 @@ def test_a_word_without_tokens_is_refused():
 
 
 def test_bad_words_that_leave_no_token_are_refused(tiny):
-    engine = load_engine(tiny["llama"].directory, EngineConfig(num_blocks=16))
+    engine = load_engine(tiny["llama"].directory, LoadSettings(engine=EngineConfig(num_blocks=16)))
     for params in (
         {"allowed_token_ids": [5, 6], "bad_words_token_ids": [[5], [7, 6]]},
         {"bad_words_token_ids": [[i] for i in range(40)]},
@@ -89,7 +90,9 @@ def test_an_answer_has_no_bad_word():
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
 def test_a_bad_word_counts_only_where_all_of_it_is_output(tiny, length, num_before):
     """The first tokens of the word end the prompt, and the others are forced by their logits."""
-    engine = load_engine(tiny["llama"].directory, EngineConfig(num_blocks=16), backend="numpy")
+    engine = load_engine(
+        tiny["llama"].directory, LoadSettings(engine=EngineConfig(num_blocks=16), backend="numpy")
+    )
     word = [11, 12, 13, 14][:length]
     num_before = min(num_before, length - 1)
     for is_alone in (True, False):  # beside a shorter word, and without one

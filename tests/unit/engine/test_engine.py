@@ -10,11 +10,14 @@ import pytest
 from mie import EngineConfig, SamplingParams
 from mie.errors import ConfigError, RequestError
 from mie.load.engine import load_engine
+from mie.load.settings import LoadSettings
 
 
 @pytest.fixture
 def engine(tiny):
-    return load_engine(tiny["llama"].directory, EngineConfig(num_blocks=16, block_size=4))
+    return load_engine(
+        tiny["llama"].directory, LoadSettings(engine=EngineConfig(num_blocks=16, block_size=4))
+    )
 
 
 def greedy(**params):
@@ -91,7 +94,7 @@ def test_stats_reach_the_observers(engine):
 )
 def test_settings_that_do_not_fit_the_model_are_refused(tiny, settings, message):
     with pytest.raises(ConfigError, match=message):
-        load_engine(tiny["llama"].directory, EngineConfig(**settings))
+        load_engine(tiny["llama"].directory, LoadSettings(engine=EngineConfig(**settings)))
 
 
 class FullDisk(io.StringIO):
@@ -111,7 +114,7 @@ class FullDisk(io.StringIO):
 def test_a_full_disk_ends_the_event_log_and_not_the_requests(tiny, caplog):
     file = FullDisk(3)
     config = EngineConfig(num_blocks=16, block_size=4)
-    engine = load_engine(tiny["llama"].directory, config, trace=file)
+    engine = load_engine(tiny["llama"].directory, LoadSettings(engine=config), trace=file)
     engine.add_request([5, 6, 7], greedy(max_tokens=6))
     assert len(run(engine)["auto-0", 0]) == 6
     assert re.search("the event log ends at step 3: .*No space left", caplog.text)
@@ -124,7 +127,7 @@ def test_a_full_disk_ends_the_event_log_and_not_the_requests(tiny, caplog):
 def test_no_request_without_a_seed_draws_what_one_with_a_seed_draws(tiny, seed):
     """A user's seed may be the engine's, and may be any number near it or near a request's."""
     config = EngineConfig(num_blocks=64, seed=seed, enable_prefix_caching=False)
-    engine = load_engine(tiny["llama"].directory, config, backend="numpy")
+    engine = load_engine(tiny["llama"].directory, LoadSettings(engine=config, backend="numpy"))
     params = SamplingParams(temperature=1000.0, max_tokens=12, ignore_eos=True)
     tokens: dict[str, list[int]] = {}
 
@@ -145,7 +148,9 @@ def test_no_request_without_a_seed_draws_what_one_with_a_seed_draws(tiny, seed):
 
 @pytest.mark.parametrize("forced", [["end"], ["end", 7], [7, "end", "end", 8], [9, "stop"]])
 def test_a_forced_token_or_a_token_of_the_prompt_ends_nothing(tiny, forced):
-    engine = load_engine(tiny["llama"].directory, EngineConfig(num_blocks=16), backend="numpy")
+    engine = load_engine(
+        tiny["llama"].directory, LoadSettings(engine=EngineConfig(num_blocks=16), backend="numpy")
+    )
     end = engine.eos_token_ids[0]
     forced = [{"end": end, "stop": 30}.get(token, token) for token in forced]
     more = {"trace_decode_token_ids": forced, "stop_token_ids": [30], "logit_bias": {end: 100.0}}

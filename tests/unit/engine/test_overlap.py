@@ -9,6 +9,7 @@ from audit import check_scheduler
 from mie import EngineConfig, SamplingParams
 from mie.engine.engine import Engine
 from mie.load.engine import load_engine
+from mie.load.settings import LoadSettings
 
 SIZES = {"num_blocks": 40, "block_size": 3, "max_num_seqs": 4}
 
@@ -18,7 +19,7 @@ class Overlap:
 
     def __init__(self, directory, **settings) -> None:
         config = EngineConfig(async_scheduling=True, **{**SIZES, **settings})
-        self.engine = load_engine(directory, config)
+        self.engine = load_engine(directory, LoadSettings(engine=config))
         self.num_ahead = self.num_rows = self.num_discarded = 0
         runner = self.engine._runner._runner
         runner.launch_ahead = self._count(runner.launch_ahead)
@@ -68,7 +69,7 @@ REQUESTS = [
 
 def test_the_tokens_equal_those_without_overlap(tiny):
     directory = tiny["llama"].directory
-    plain = load_engine(directory, EngineConfig(**SIZES))
+    plain = load_engine(directory, LoadSettings(engine=EngineConfig(**SIZES)))
     add_all(plain, REQUESTS)
     overlap = Overlap(directory)
     add_all(overlap.engine, REQUESTS)
@@ -108,7 +109,7 @@ def test_an_abort_keeps_the_launched_step_for_other_requests(tiny, stays):
     engine.add_request([9, 9], params, "new")
     tokens = run(engine)
     assert overlap.num_discarded == (0 if stays else 1)
-    alone = load_engine(tiny["llama"].directory, EngineConfig(**SIZES))
+    alone = load_engine(tiny["llama"].directory, LoadSettings(engine=EngineConfig(**SIZES)))
     alone.add_request([9, 9], params, "new")
     assert tokens["new", 0] == run(alone)["new", 0]
 
@@ -116,7 +117,10 @@ def test_an_abort_keeps_the_launched_step_for_other_requests(tiny, stays):
 def test_a_failed_step_discards_the_launched_one(tiny):
     directory = tiny["llama"].directory
     params = SamplingParams(max_tokens=10, ignore_eos=True, temperature=0)
-    overlap, plain = Overlap(directory), load_engine(directory, EngineConfig(**SIZES))
+    overlap, plain = (
+        Overlap(directory),
+        load_engine(directory, LoadSettings(engine=EngineConfig(**SIZES))),
+    )
     engine, tokens = overlap.engine, []
     plain.add_request([5, 6], params)
     engine.add_request([5, 6], params)
@@ -166,7 +170,7 @@ def test_no_parameter_reads_tokens_before_they_are_known(tiny, name):
 
     def tokens(is_async: bool, **more) -> list[int]:
         config = EngineConfig(async_scheduling=is_async, **SIZES)
-        engine = load_engine(directory, config, backend="numpy")
+        engine = load_engine(directory, LoadSettings(engine=config, backend="numpy"))
         engine.add_request([4, 5, 6], SamplingParams(**{**params, **more}))
         [found] = run(engine).values()
         return found

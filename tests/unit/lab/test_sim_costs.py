@@ -33,6 +33,7 @@ from mie.lab.sim.driver import Bench, run_load
 from mie.lab.sim.simulated import simulated, simulated_on
 from mie.lab.workload import Answer, Text, Workload, WorkloadRequest
 from mie.load.engine import load_engine
+from mie.load.settings import LoadSettings
 from mie.memory.layers.states import States
 from mie.memory.layers.windows import Windows
 
@@ -212,7 +213,7 @@ def test_the_scheduler_does_the_same_as_with_a_model(tiny, mode: str):
     """All counts of every step equal those of the real runner and its arrays, with preemptions."""
     swap_space = 1 << 20 if mode == "swap" else None
     config = EngineConfig(**PRESSED, preemption_mode=mode, max_model_len=64, swap_space=swap_space)
-    engine = load_engine(tiny["llama"].directory, config, dtype="float64")
+    engine = load_engine(tiny["llama"].directory, LoadSettings(engine=config, dtype="float64"))
     real = Bench(engine=engine, clock=WallClock(), vocab_size=40)
     host = 200 if mode == "swap" else 0
     pretended = simulated(Costs(), config, num_host_blocks=host, vocab_size=40)
@@ -234,7 +235,9 @@ def test_states_and_windows_are_those_of_the_real_engine(config, num_blocks, mod
         state_memory=9 * 2 * state_bytes(model) or None,
     )
     engine = load_engine(
-        tmp_path, given, model=model, backend="numpy", dtype="float64", load_format="dummy"
+        tmp_path,
+        LoadSettings(engine=given, backend="numpy", dtype="float64", load_format="dummy"),
+        model=model,
     )
     manager = engine.scheduler.manager
     num_host = manager.host.pool.num_free

@@ -18,7 +18,9 @@ from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
 from mie.load import sizing
 from mie.load.engine import load_engine
-from mie.load.sizing import MemoryPlan, plan_memory, smaller_settings
+from mie.load.fit import smaller_settings
+from mie.load.settings import LoadSettings
+from mie.load.sizing import MemoryPlan, plan_memory
 from mie.model.config import ModelConfig
 from mie.model.layout import grouped
 from mie.ops.backend import Memory
@@ -117,7 +119,7 @@ def test_a_pool_shorter_than_the_context_is_announced_and_is_the_limit(
     for enough, number in ((True, least), (False, least - 1)):
         caplog.clear()
         config = EngineConfig(num_blocks=number, **settings)
-        engine = load_engine(tiny[family].directory, config, backend="numpy")
+        engine = load_engine(tiny[family].directory, LoadSettings(engine=config, backend="numpy"))
         assert (engine.max_model_len == 100) == enough
         assert bool(caplog.records) != enough
 
@@ -220,7 +222,7 @@ def test_a_data_type_that_does_not_suffice_is_not_named(tiny, monkeypatch, left,
     memory = Memory(available_bytes=needs() + left * BLOCK, is_shared=True)
     monkeypatch.setattr(NumpyBackend, "memory", lambda self: memory)
     config, directory = EngineConfig(num_blocks=100), tiny["llama"].directory
-    text = refusal(lambda: load_engine(directory, config, backend="numpy"))
+    text = refusal(lambda: load_engine(directory, LoadSettings(engine=config, backend="numpy")))
     assert f"(num_blocks={left}" in text
     assert re.findall(r"\w*dtype=\w+", text) == fitting
 
@@ -246,7 +248,10 @@ def test_a_failed_allocation_shows_the_table(tiny, monkeypatch):
 
     monkeypatch.setattr(NumpyBackend, "new_kv_cache", new_kv_cache)
     with pytest.raises(ConfigError, match=r"(?s)could not get the memory.*weights.*\(lower num"):
-        load_engine(tiny["llama"].directory, EngineConfig(num_blocks=4), backend="numpy")
+        load_engine(
+            tiny["llama"].directory,
+            LoadSettings(engine=EngineConfig(num_blocks=4), backend="numpy"),
+        )
     assert not pieces
 
 

@@ -304,13 +304,15 @@ import sys
 from pathlib import Path
 from mie import EngineConfig
 from mie.load.engine import load_engine
+from mie.load.settings import LoadSettings
 
 def kilobytes(key):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(key + ":"))
 
 baseline = kilobytes("VmHWM")
-engine = load_engine(Path(sys.argv[1]), EngineConfig(num_blocks=1), backend="numpy")
+settings = LoadSettings(engine=EngineConfig(num_blocks=1), backend="numpy")
+engine = load_engine(Path(sys.argv[1]), settings)
 print((kilobytes("VmHWM") - baseline) * 1024 / int(sys.argv[2]))
 """
 

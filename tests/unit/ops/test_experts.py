@@ -15,7 +15,7 @@ from mie import LLM
 from mie.checkpoint.config import model_config_from_hf
 from mie.checkpoint.tensors import expected_tensors
 from mie.errors import ModelError, WeightsError
-from mie.load.quantisation import rounded_forms
+from mie.load.opened import rounded_forms
 from mie.ops.layers.experts import by_expert, experts, route, route_by_sigmoid
 
 

@@ -22,6 +22,7 @@ from mie.engine.engine import Engine
 from mie.errors import ConfigError
 from mie.load.backends import load_backend
 from mie.load.engine import load_engine
+from mie.load.settings import LoadSettings
 from mie.load.sizing import step_size
 from mie.ops.backend import StepBatch
 from mie.ops_jit import environment
@@ -194,7 +195,7 @@ def test_a_step_takes_at_most_what_was_planned(name: str, tmp_path: Path):
     else:
         model = TinyModel(tmp_path / name, SHAPES[name])
     config = EngineConfig(num_blocks=64, num_threads=1, max_num_batched_tokens=256)
-    engine = load_engine(model.directory, config, backend="jit")
+    engine = load_engine(model.directory, LoadSettings(engine=config, backend="jit"))
     backend: Any = engine._runner.backend  # type: ignore[attr-defined]
     engine.add_request([1] * 200, SamplingParams(temperature=0, max_tokens=2))
     engine.step()
@@ -225,7 +226,9 @@ def no_bar(number: int) -> Iterator[Callable[[int], object]]:
 )
 def test_the_first_step_compiles_nothing(tiny: Any, name: str, dtype: str, kv_cache_dtype: str):
     config = EngineConfig(num_blocks=64, num_threads=1, kv_cache_dtype=kv_cache_dtype)
-    engine = load_engine(tiny[name].directory, config, backend="jit", dtype=dtype)
+    engine = load_engine(
+        tiny[name].directory, LoadSettings(engine=config, backend="jit", dtype=dtype)
+    )
     backend: Any = engine._runner.backend  # type: ignore[attr-defined]
     present = set(backend._kernels._addresses)
     logits_of(engine, [1, 2, 3])

@@ -20,6 +20,7 @@ from mie import LLM, EngineConfig, RequestLimits, SamplingParams, StructuredOutp
 from mie.cli import main
 from mie.errors import ConfigError, RequestError, RequestFailedError
 from mie.load.engine import load_engine
+from mie.load.settings import LoadSettings
 from mie.structured.grammars import Grammars
 from mie.text.tokenizer import Tokenizer
 
@@ -263,7 +264,7 @@ def test_without_a_tokenizer_they_are_refused():
     llm = bundled(skip_tokenizer_init=True)
     with pytest.raises(RequestError, match="structured_outputs needs a tokenizer"):
         llm.generate({"prompt_token_ids": [5]}, params_of(regex="a"), use_tqdm=False)
-    engine = load_engine(llm.directory, EngineConfig(num_blocks=8))
+    engine = load_engine(llm.directory, LoadSettings(engine=EngineConfig(num_blocks=8)))
     with pytest.raises(RequestError, match="structured_outputs needs a tokenizer"):
         engine.add_request([5], params_of(regex="a"))
     assert not engine.has_work

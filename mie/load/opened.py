@@ -1,9 +1,20 @@
-"""Choose the forms of a model's weights from the settings ``quantization`` and ``head_dtype``."""
+"""Open a model: its configuration, and its weights in the forms that the settings ask for.
 
+Only headers of the weights are read, so a model that cannot be used costs no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mie.checkpoint.config import load_model_config
 from mie.checkpoint.rounding import RoundedCheckpoint
 from mie.checkpoint.tensors import expected_tensors
-from mie.checkpoint.weights import Checkpoint
+from mie.checkpoint.weights import Checkpoint, RandomWeights
 from mie.errors import ConfigError, shown
+from mie.load.settings import LoadSettings
 from mie.model.config import ModelConfig
 from mie.ops.weights.quantised import Form
 
@@ -17,6 +28,43 @@ METHODS = {"gptq_marlin": "gptq", "awq_marlin": "awq", "auto_awq": "awq"}
 """Formats of files by the names of vLLM's kernels for them."""
 
 HEADS = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OpenedModel:
+    """A model whose configuration is read, and whose weights are checked by their headers."""
+
+    config: ModelConfig
+    weights: Checkpoint
+
+    @property
+    def forms(self) -> Mapping[str, Form]:
+        """The forms of quantised tensors by name. All others are floats."""
+        return self.weights.forms
+
+    @property
+    def widest_dtype(self) -> str:
+        """The widest dtype of the matrices of floats."""
+        dtypes = self.weights.matrix_dtypes
+        return dtypes.pop() if len(dtypes) == 1 else "float32"
+
+
+def open_model(
+    directory: Path, settings: LoadSettings, config: ModelConfig | None = None
+) -> OpenedModel:
+    """Open the model in a directory or a GGUF file. ``config`` replaces the file's.
+
+    Raises:
+        ConfigError: a setting does not fit the weights.
+        ModelError: the model cannot be used.
+    """
+    config = config or load_model_config(directory)
+    if settings.load_format == "dummy":
+        weights: Checkpoint = RandomWeights(config, settings.engine.seed)
+    else:
+        weights = Checkpoint.open(directory, expected_tensors(config), config.quantisation)
+    weights = quantised(weights, config, settings.quantization, settings.head_dtype)
+    return OpenedModel(config=config, weights=weights)
 
 
 def quantised(
