@@ -24,8 +24,9 @@ from mie.memory.manager import KVCacheManager
 from mie.memory.pool import REGION, BlockPool
 from mie.memory.prefix import Node, PrefixCache, block_of
 from mie.memory.table import BlockTable, HostTable
+from mie.sched.queue import WaitingQueue
+from mie.sched.rows import RunningRows
 from mie.sched.scheduler import Scheduler
-from mie.sched.seats import Seats
 from mie.structured.grammars import Grammars
 from mie.text.renderer import TemplateRenderer
 
@@ -121,13 +122,18 @@ def check_idle(llm: LLM | AsyncLLM) -> None:
     check_scheduler(loop.engine.scheduler)
 
 
+def queue_of(scheduler: Scheduler) -> WaitingQueue:
+    """Return the waiting queue of a scheduler."""
+    return scheduler._queue
+
+
 def check_scheduler(scheduler: Scheduler) -> None:
     """Assert that each live sequence is in one queue, and holds blocks only while it runs."""
     waiting, running = list(scheduler.waiting), scheduler.running
     tables = [seq.table for seq in running if seq.table is not None]
     hosts = [seq.host for seq in waiting if seq.host is not None]
     check_memory(scheduler.manager, tables, hosts)
-    _check_seats(scheduler._seats)
+    _check_rows(scheduler._rows)
     assert not {*waiting} & {*running}, "both waiting and running"
     for seq in [*waiting, *running]:
         assert seq.finish_reason is None
@@ -140,15 +146,15 @@ def check_scheduler(scheduler: Scheduler) -> None:
         assert seq.is_prefilling or seq.num_missing == 1 or seq.num_generated
 
 
-def _check_seats(seats: Seats) -> None:
+def _check_rows(rows: RunningRows) -> None:
     """Assert that the running sequences are in order and that each row has one owner."""
-    running = seats.running
+    running = rows.running
     assert [seq.key for seq in running] == sorted(seq.key for seq in running)
-    assert {seq.table.row: seq for seq in running if seq.table is not None} == seats.rows
-    assert len(seats.rows) == len(running)
-    assert sorted([*seats.rows, *seats._free]) == list(range(len(running) + len(seats._free)))
-    assert seats.num_prefilling == sum(seq.is_prefilling for seq in running)
-    assert seats._new.items() <= seats.rows.items(), "a row without an owner"
+    assert {seq.table.row: seq for seq in running if seq.table is not None} == rows.by_row
+    assert len(rows.by_row) == len(running)
+    assert sorted([*rows.by_row, *rows._free]) == list(range(len(running) + len(rows._free)))
+    assert rows.num_prefilling == sum(seq.is_prefilling for seq in running)
+    assert rows._new.items() <= rows.by_row.items(), "a row without an owner"
 
 
 def check_memory(

@@ -53,7 +53,7 @@ class Driver:
 
     def step(self, answer=7):
         plan = self.scheduler.schedule()
-        decoding = [self.scheduler._seats.rows[row].request.number for row in plan.decodes]
+        decoding = [self.scheduler.by_row[row].request.number for row in plan.decodes]
         self.work = {number: decoding.count(number) for number in sorted(decoding)}
         self.work |= {chunk.seq_id[0]: len(chunk.token_ids) for chunk in plan.chunks}
         self.answer(plan, answer)

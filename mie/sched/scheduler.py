@@ -1,31 +1,35 @@
 """Schedule with iteration-level continuous batching, chunked prefill and preemption.
 
-A step takes the decodes of the running sequences first, then their unfinished prompts, and then
-admits from the head of the queue, all under one token budget. Both queues are ordered by the
-policy's key, and no sequence overtakes another. When a decode needs a block and none is left, the
-last running sequence is preempted. It keeps its tokens, waits again, and is recomputed or swapped
-back in. Under the fair policy, a client that holds too much also makes way for others, before the
-step. docs/scheduling.md states the rules and their reasons.
+A step takes the decodes of the running sequences first, then the prompts in progress, and then
+admits from the head of the queue, all under one token budget. The queue has an order, and no
+sequence overtakes another. When a decode needs a block and none is left, the last running sequence
+is preempted. It keeps its tokens, waits again, and is recomputed or swapped back in.
+docs/scheduling.md states the rules and their reasons.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Items
 
 from mie.config.engine import EngineConfig
 from mie.memory.manager import KVCacheManager
+from mie.memory.part import Allocation
 from mie.memory.table import Emit
-from mie.sched.admission import Admission, check_budget, check_fits
-from mie.sched.fair import FairPolicy
+from mie.sched.admission import count_admission, find_allocation
+from mie.sched.ahead import reserve_ahead, rows_ahead
+from mie.sched.draft import Budget, StepDraft
+from mie.sched.limits import check_budget, check_fits, chunk_size, watermark_blocks
+from mie.sched.orders import ORDERS
 from mie.sched.plan import Chunk, StepPlan
-from mie.sched.policy import Budget, Policy
 from mie.sched.result import ChunkResult, StepResult
+from mie.sched.rows import RunningRows
 from mie.sched.sequence import FinishReason, Request, Sequence
+from mie.sched.swap import drop_host, swap_out
 
 
 class Scheduler:
-    """Keeps two queues, ``waiting`` and ``running``, each in the order of the sequences' keys."""
+    """Plans each step: which sequences of the waiting queue and the running rows compute what."""
 
     def __init__(
         self,
@@ -35,180 +39,199 @@ class Scheduler:
         emit: Emit = lambda record: None,
     ) -> None:
         check_budget(config, max_model_len)
+        self.config = config
         self.manager = manager
         self.max_model_len = max_model_len
-        self._config = config
-        self._emit = emit
         # The last token's keys and values are never stored.
         self.longest = min(max_model_len, manager.capacity + 1)
         """Maximum number of tokens of a sequence, the prompt's included."""
-        policy = FairPolicy if config.scheduling_policy == "fair" else Policy
-        self._policy = policy(config, emit, manager)
+        self.watermark_blocks = watermark_blocks(config, manager)
+        """Number of blocks that admission leaves free while others run."""
+        self._emit = emit
+        self._rows = RunningRows(config.max_num_seqs)
+        self._queue = ORDERS[config.scheduling_policy](config, self._rows, manager, emit)
+        self.waiting: Items[Sequence] = self._queue.waiting
+        """The waiting sequences in the order of their keys."""
+        self.running: Items[Sequence] = self._rows.running
+        """The running sequences in the order of their keys."""
+        self.by_row: Mapping[int, Sequence] = self._rows.by_row
+        """The running sequences by their rows."""
+        is_static = config.batching == "static"
+        self._admit = self._admit_batch if is_static else self._admit_waiting
         self._step = 0
-        self._clear()
-
-    def _clear(self) -> None:
-        self._policy.clear()
-        self.waiting, self._seats = self._policy.waiting, self._policy.seats
-        self.running = self._seats.running
-        self._admission = Admission(self._config, self._policy, self.manager, self._emit)
         self._preempted: list[Sequence] = []  # in this step
+
+    @property
+    def next_waiting(self) -> Sequence | None:
+        """The sequence that is admitted next, or None if none may be."""
+        return self._queue.first()
+
+    def owner_of(self, row: int) -> Request | None:
+        """Return the request whose sequence is in a row."""
+        seq = self._rows.by_row.get(row)
+        return None if seq is None else seq.request
+
+    # Arriving.
 
     def check(self, request: Request) -> None:
         """Raise `RequestError` if a request could never run. Call it before `add`."""
-        check_fits(request, self._config, self.manager, self.max_model_len)
+        check_fits(request, self.config, self.manager, self.max_model_len)
 
     def add(self, request: Request) -> None:
         """Queue a request."""
         request.limit(self.longest)
-        rank = self._policy.rank(request, self._step)
+        rank = self._queue.rank(request, self._step)
         request.set_rank(rank)
         event = (request.request_id, request.number, rank, request.num_prompt)
         self._emit(("add", *event, request.params.n, request.params.max_tokens))
-        self._policy.enqueue(request.sequences[0])
+        self._queue.add(request.sequences[0])
 
     # One step.
 
     def schedule(self, *, may_admit: bool = True) -> StepPlan:
         """Plan the next step and reserve its blocks. Without ``may_admit``, follow `ahead`."""
-        self._step += 1
-        self._seats.promised.clear()
-        self._preempted = []
-        head, victims = self._admission.next(self._step) if may_admit else (None, [])
-        for victim in victims:
-            self.preempt(victim, by=head)
-        budget = self._policy.budget(head)
-        chunks: list[Chunk] = []
-        decodes = self._take_running(budget, chunks)
-        if may_admit and self._may_admit(len(victims)):
-            self._admit(budget, chunks, head if victims else None)
-        if budget.parts and not decodes and not chunks:  # ``head`` lost its place to a decode
-            budget.parts = None
-            decodes = self._take_running(budget, chunks)
+        step = self._begin_step(may_admit=may_admit)
+        self._take_running(step)
+        if may_admit:
+            self._admit(step)
+        if not step.decodes and not step.chunks:
+            # Shares of the tokens may have been reserved for a sequence that was not admitted.
+            step.budget = Budget(step.budget.left)
+            self._take_running(step)
         return StepPlan(
             step=self._step,
-            new_rows=self._seats.take_new(),
+            new_rows=self._rows.take_new(),
             moves=self.manager.take_moves(),
-            decodes=tuple(decodes),
-            chunks=tuple(chunks),
+            decodes=tuple(sorted(step.decodes)),
+            chunks=tuple(step.chunks),
             preempted=tuple([seq.seq_id for seq in self._preempted]),
         )
 
     def ahead(self, plan: StepPlan) -> tuple[int, ...]:
         """Return the rows that decode after ``plan``, or none if more than decodes may follow."""
-        head, victims = self._admission.next(self._step)
-        may_admit = victims or (head and self._seats.num_free)
+        first, victims = self._queue.next(self._step)
+        may_admit = victims or (first and self._rows.num_free)
         if len(plan.decodes) < len(self.running) or may_admit:
             return ()
-        return self._seats.rows_ahead()
+        return rows_ahead(self.running)
 
-    def _take_running(self, budget: Budget, chunks: list[Chunk]) -> list[int]:
-        """Take the tokens of the running sequences. Return the rows that decode."""
-        decodes = self._take_decodes(budget, chunks)
-        if self._config.async_scheduling:
-            self._seats.reserve_ahead(self.manager)
-        if self._seats.num_prefilling:
-            self._take_prefills(budget, chunks)
-        return decodes
+    def _begin_step(self, *, may_admit: bool) -> StepDraft:
+        """Preempt the sequences that make way for the next one, under an order that has any."""
+        self._step += 1
+        self._preempted = []
+        first, victims = self._queue.next(self._step) if may_admit else (None, [])
+        for victim in victims:
+            self.preempt(victim, by=first)
+        return StepDraft(self._queue.budget(first), only=first if victims else None)
 
-    def _take_decodes(self, budget: Budget, chunks: list[Chunk]) -> list[int]:
-        """Return the rows that decode. Those with forced tokens compute them too, in chunks."""
-        rows: list[int] = []
-        order = self._policy.order(self._step)
-        for seq in order:  # those that are preempted leave it at its end
+    def _take_running(self, step: StepDraft) -> None:
+        """Take the tokens of the running sequences."""
+        self._take_decodes(step)
+        if self.config.async_scheduling:
+            reserve_ahead(self.running, self.manager)
+        if self._rows.num_prefilling:
+            self._take_prefills(step)
+
+    def _take_decodes(self, step: StepDraft) -> None:
+        """Take the newest token of each sequence whose prompt is computed, the first key first.
+
+        Tokens that must follow it (forced tokens) are computed with it, in a chunk.
+        """
+        budget, order = step.budget, self._queue.by_preemption(self._step)
+        for seq in order:  # a preempted sequence leaves it at the end
             if seq.is_prefilling:
                 continue
             most, table = budget.most(seq.request), seq.table
-            if table is None:
-                break
-            if not most:
+            if not most or table is None:
                 continue
-            if len(seq.token_ids) > table.num_writable and not self._grow(seq, order):
+            if len(seq.token_ids) > table.num_writable and not self._grow(step, seq, order):
                 break
             count = len(seq.token_ids) - table.num_tokens
             if count == 1:
-                rows.append(table.row)
+                step.decodes.append(table.row)
+                budget.take(seq.request, 1)
             else:
-                count = self._add_chunk(chunks, seq, min(count, most))
-            budget.take(seq.request, count)
-        rows.sort()
-        return rows
+                self._add_chunk(step, seq, min(count, most))
 
-    def _grow(self, seq: Sequence, order: list[Sequence]) -> bool:
+    def _grow(self, step: StepDraft, seq: Sequence, order: list[Sequence]) -> bool:
         """Make room for the next token, or preempt the sequence itself and return False."""
         while seq.table is not None and not self.manager.grow(seq.table, seq.num_tokens):
             self.preempt(order.pop(), by=seq)
+            step.is_short_of_blocks = True
         return seq.table is not None
 
-    def _take_prefills(self, budget: Budget, chunks: list[Chunk]) -> None:
-        """Add chunks of the running prompts, which have their blocks."""
+    def _take_prefills(self, step: StepDraft) -> None:
+        """Take chunks of the prompts in progress, which have their blocks."""
         for seq in self.running:
             if seq.is_prefilling:
-                count = self._chunk_size(seq.num_missing, budget.most(seq.request))
+                count = chunk_size(self.config, seq.num_missing, step.budget.most(seq.request))
                 if count:
-                    budget.take(seq.request, self._add_chunk(chunks, seq, count))
-                elif budget.parts is None:
+                    self._add_chunk(step, seq, count)
+                elif not self.config.enable_chunked_prefill:
                     break
 
-    def _add_chunk(self, chunks: list[Chunk], seq: Sequence, count: int) -> int:
-        """Add the next tokens as a chunk, and return their number. At a prompt's end, choices fork.
-
-        The chunk ends early where a state is kept.
-        """
+    def _add_chunk(self, step: StepDraft, seq: Sequence, count: int) -> None:
+        """Take the next tokens as a chunk, which ends early where a state is kept."""
         assert seq.table is not None
         count = self.manager.chunk_limit(seq.table, count)
-        choices = [] if count < seq.num_missing else [seq.index]
-        if choices and seq is seq.request.leader:
-            live = [each.index for each in seq.request.sequences if each.finish_reason is None]
-            choices = live[: 1 + self._num_forks_for(seq)]
-            self._seats.promised[seq.request.client] += len(choices) - 1
-        chunks.append(seq.chunk(count, tuple(choices)))
-        return count
+        choices = () if count < seq.num_missing else self._choices_after(seq)
+        step.chunks.append(seq.chunk(count, choices))
+        step.budget.take(seq.request, count)
 
-    def _num_forks_for(self, seq: Sequence) -> int:
-        """Return the number of choices that can get a seat and a block without overtaking."""
-        num_seats = self._policy.num_forks(seq)
-        num_blocks = self.manager.num_available - self._admission.num_reserved
-        return max(0, min(num_seats, num_blocks // self.manager.blocks_per_fork))
+    # Admission.
 
-    def _chunk_size(self, num_missing: int, budget: int) -> int:
-        if not self._config.enable_chunked_prefill:
-            return num_missing if num_missing <= budget else 0
-        return min(num_missing, budget, self._policy.max_chunk)
-
-    def _may_admit(self, num_made_way: int) -> bool:
-        if self._config.batching == "static":
-            return not self.running
-        return len(self._preempted) == num_made_way or self._config.admit_after_preemption
-
-    def _admit(self, budget: Budget, chunks: list[Chunk], only: Sequence | None) -> None:
-        """Admit sequences from the head of the queue, or ``only`` one for which others made way.
-
-        A static batch is filled regardless of the budget, and its prompts take turns.
-        """
-        is_static = self._config.batching == "static"
-        while self._seats.num_free and (budget.left or is_static):
-            seq = only or self._policy.first()
-            if seq is None:
+    def _admit_waiting(self, step: StepDraft) -> None:
+        """Admit from the head of the queue, as far as there are rows, blocks and tokens."""
+        if step.is_short_of_blocks and not self.config.admit_after_preemption:
+            return
+        while self._rows.num_free and step.budget.left:
+            seq = step.only or self._queue.first()
+            if seq is None or (allocation := self._find_allocation(seq)) is None:
                 return
-            # A sequence that runs alone may take every block, or it could wait forever.
-            num_spare = self._admission.num_reserved if self.running else 0
-            room = self._admission.find_room(seq, num_spare)
-            if room is None:
+            num_missing = seq.num_tokens - allocation.num_computed
+            count = chunk_size(self.config, num_missing, step.budget.most(seq.request))
+            if not count:
                 return
-            num_missing = seq.num_tokens - room.num_computed
-            count = self._chunk_size(num_missing, budget.most(seq.request))
-            if not count and not is_static:
+            self._start(seq, allocation)
+            self._add_chunk(step, seq, count)
+            if step.only:
                 return
-            self._policy.dequeue(seq)
-            table = self._admission.open(seq, room, self._seats.next_row)
-            self._policy.admit(seq)
-            self._seats.take(seq, table, self._step, is_prefilling=True)
-            self._policy.charge(seq.request)
+
+    def _admit_batch(self, step: StepDraft) -> None:
+        """Fill a static batch regardless of the budget. Its prompts take turns."""
+        if self.running:
+            return
+        while self._rows.num_free and (seq := self._queue.first()):
+            if (allocation := self._find_allocation(seq)) is None:
+                return
+            num_missing = seq.num_tokens - allocation.num_computed
+            count = chunk_size(self.config, num_missing, step.budget.most(seq.request))
+            self._start(seq, allocation)
             if count:
-                budget.take(seq.request, self._add_chunk(chunks, seq, count))
-            if only or not count:
-                budget.left = 0  # later prompts do not overtake
+                self._add_chunk(step, seq, count)
+            else:
+                step.budget.left = 0  # later prompts do not overtake
+
+    @property
+    def _num_reserved(self) -> int:
+        """The number of blocks that must be left, those for choices that fork included."""
+        num_forking = len(self._rows.forking)
+        return self.watermark_blocks + num_forking * self.manager.blocks_per_fork
+
+    def _find_allocation(self, seq: Sequence) -> Allocation | None:
+        # A sequence that runs alone may take every block, or it could wait forever.
+        return find_allocation(self.manager, seq, self._num_reserved if self.running else 0)
+
+    def _start(self, seq: Sequence, allocation: Allocation) -> None:
+        """Let a waiting sequence run in the next row, over the blocks that were just found."""
+        row, notes = self._rows.next_row, seq.request.notes
+        count_admission(seq, allocation, row, self.manager, self._emit)
+        seq.host = None
+        table = self.manager.open_table(allocation, seq.seq_id, row, notes)
+        self._queue.admit(seq)
+        self._rows.take(seq, table, self._step, is_prefilling=True)
+
+    # The result of a step.
 
     def update(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
         """Apply a step's result: first the blocks, then one token after another.
@@ -220,7 +243,7 @@ class Scheduler:
         that ended has a ``finish_reason`` and no blocks.
         """
         self.manager.end_step()
-        seqs = [*map(self._seats.rows.__getitem__, plan.decodes)]
+        seqs = [*map(self._rows.by_row.__getitem__, plan.decodes)]
         if seqs:
             self._emit(("decode", plan.decodes))
             self.manager.advance([seq.table for seq in seqs if seq.table is not None])
@@ -229,31 +252,21 @@ class Scheduler:
             seqs += self._take_in_chunk(chunk, yielded)
             token_ids += yielded.token_ids
             logprobs += yielded.logprobs
+        self._rows.forking.clear()
         for seq, token_id, row in zip(seqs, token_ids, logprobs, strict=True):
             if row is not None:
                 seq.logprobs.append(row)
             seq.token_ids.append(token_id)
-            if token_id in seq.end_token_ids or len(seq.token_ids) >= seq.max_tokens:
-                ending = seq.ending
-                if ending is not None:
-                    self.finish(seq, *ending)
+            may_end = token_id in seq.end_token_ids or len(seq.token_ids) >= seq.max_tokens
+            if may_end and (ending := seq.ending) is not None:
+                self.finish(seq, *ending)
         for row_id, run in result.forced.items():
             self._append_forced(row_id, run)
         return seqs
 
-    def _append_forced(self, row: int, run: tuple[int, ...]) -> None:
-        """Append tokens that must follow the new one. They are computed in the next step."""
-        seq = self._seats.rows[row]
-        assert seq is not None, "nothing is forced after the end"
-        self._emit(("force", seq.seq_id, len(run)))
-        seq.request.metrics.num_forced_tokens += len(run)
-        seq.token_ids.extend(run)
-        if (ending := seq.ending) is not None:
-            self.finish(seq, *ending)
-
     def _take_in_chunk(self, chunk: Chunk, yielded: ChunkResult) -> list[Sequence]:
         """Record that the chunk's tokens are stored. Return its choices, which are now running."""
-        seq = self._seats.rows[chunk.row]
+        seq = self._rows.by_row[chunk.row]
         assert seq.table is not None
         request = seq.request
         self._emit(("prefill", seq.seq_id, chunk.start, len(chunk.token_ids), chunk.choices))
@@ -261,10 +274,38 @@ class Scheduler:
         (seq.logprobs if seq.num_generated else request.prompt_logprobs).extend(yielded.scored)
         chosen = [request.sequences[choice] for choice in chunk.choices]
         if chosen:
-            self._seats.end_prefill(seq)
+            self._rows.end_prefill(seq)
             if seq is request.leader:
                 self._fork(seq, chosen)
         return chosen
+
+    def _append_forced(self, row: int, run: tuple[int, ...]) -> None:
+        """Append tokens that must follow the new one. They are computed in the next step."""
+        seq = self._rows.by_row[row]
+        self._emit(("force", seq.seq_id, len(run)))
+        seq.request.metrics.num_forced_tokens += len(run)
+        seq.token_ids.extend(run)
+        if (ending := seq.ending) is not None:
+            self.finish(seq, *ending)
+
+    # Choices.
+
+    def _choices_after(self, seq: Sequence) -> tuple[int, ...]:
+        """Return the choices that sample after a chunk: its own, and choices that fork from it.
+
+        The forks get rows and blocks without overtaking. The rows are reserved.
+        """
+        if seq is seq.request.leader:
+            live = [each for each in seq.request.sequences if each.finish_reason is None]
+            if len(live) > 1:
+                num_blocks = self.manager.num_available - self._num_reserved
+                num_forks = min(
+                    self._queue.num_forks(seq), num_blocks // self.manager.blocks_per_fork
+                )
+                forking = live[1 : 1 + max(0, num_forks)]
+                self._rows.forking += forking
+                return (seq.index, *[each.index for each in forking])
+        return (seq.index,)
 
     def _fork(self, first: Sequence, chosen: Items[Sequence]) -> None:
         """Start the chosen choices on the first one's blocks. The others wait."""
@@ -275,15 +316,15 @@ class Scheduler:
             if sibling not in chosen:
                 self._wait(sibling, first)
                 continue
-            row = self._seats.next_row
+            row = self._rows.next_row
             self._emit(("fork", sibling.seq_id, first.seq_id, row))
             table = self.manager.fork(first.table, sibling.seq_id, row, sibling.token_ids)
-            self._seats.take(sibling, table, self._step, is_prefilling=False)
+            self._rows.take(sibling, table, self._step, is_prefilling=False)
 
     def _wait(self, seq: Sequence, parent: Sequence) -> None:
         """Queue a choice that computes the prompt itself, like its sibling."""
         self._emit(("wait", seq.seq_id, parent.seq_id))
-        self._policy.enqueue(seq)
+        self._queue.add(seq)
 
     # Leaving, which is legal in every state.
 
@@ -295,16 +336,16 @@ class Scheduler:
             return
         seq.stop_reason = stop_reason
         seq.finish_reason = reason
-        self._policy.charge(seq.request)
+        was_waiting = self._queue.end(seq)
         if seq.table is not None:
-            self.manager.close_table(self._seats.leave(seq))
-        elif self._policy.dequeue(seq):
-            self._drop_host(seq)
+            self.manager.close_table(self._rows.free(seq))
+        elif was_waiting:
+            drop_host(seq, self.manager)
         else:
             return  # another choice computes its prompt
-        heir = seq.request.leader
-        if heir is not None:
-            self._wait(heir, seq)
+        next_choice = seq.request.leader
+        if next_choice is not None:
+            self._wait(next_choice, seq)
         self._emit(("finish", seq.seq_id, reason))
 
     def abort(self, request: Request, reason: FinishReason = "abort") -> None:
@@ -312,29 +353,20 @@ class Scheduler:
         for seq in reversed(request.sequences):  # so that none becomes the leader in turn
             self.finish(seq, reason)
 
-    def owner_of(self, row: int) -> Request | None:
-        """Return the request whose sequence is in a row."""
-        seq = self._seats.rows.get(row)
-        return None if seq is None else seq.request
-
     def preempt(self, seq: Sequence, by: Sequence | None) -> None:
         """Preempt a running sequence to make room for ``by``. It keeps its tokens and waits.
 
         Without ``by`` the step was abandoned, so the blocks are not worth swapping out.
         """
-        metrics, table, mode = seq.request.metrics, self._seats.leave(seq), "recompute"
+        metrics, table, mode = seq.request.metrics, self._rows.free(seq), "recompute"
         metrics.num_preemptions += 1
         seq.num_lost = table.num_tokens
-        if by and self._config.preemption_mode == "swap" and seq.num_lost:
-            seq.host = self.manager.swap_out(table)
-            mode = "swap" if seq.host else "recompute: host pool full"
-        if seq.host is not None:
-            metrics.num_swaps += 1
-            seq.num_lost = 0
+        if by and self.config.preemption_mode == "swap" and seq.num_lost:
+            mode = swap_out(seq, table, self.manager)
         self.manager.close_table(table)
-        self._policy.enqueue(seq)
+        self._queue.add(seq)
         self._preempted.append(seq)
-        rule = self._policy.victim_rule if by else "all: the step was abandoned"
+        rule = self._queue.victim if by else "all: the step was abandoned"
         self._emit(("preempt", seq.seq_id, by and by.seq_id, mode, rule, seq.num_lost))
 
     def preempt_all(self) -> None:
@@ -344,18 +376,12 @@ class Scheduler:
         made.
         """
         self.manager.end_step(has_moved=False)
+        self._rows.forking.clear()
         for seq in self._preempted:
             seq.num_lost = seq.host.num_tokens if seq.host else seq.num_lost
-            self._drop_host(seq)
+            drop_host(seq, self.manager)
         while self.running:
             self.preempt(self.running[-1], by=None)
-
-    def _drop_host(self, seq: Sequence) -> None:
-        if seq.host is not None:
-            self.manager.drop_host(seq.host)
-            seq.host = None
-
-    # Starting again.
 
     def rebuild(self, requests: Collection[Request]) -> None:
         """Start again from nothing but the tokens of ``requests``, given in order of arrival.
@@ -365,7 +391,9 @@ class Scheduler:
         ends it is finished. If `rebuild` is interrupted, it can be called again.
         """
         self.manager.reset()
-        self._clear()
+        self._rows.clear()
+        self._queue.clear()
+        self._preempted = []
         for request in requests:
             for seq in request.restore():
-                self._policy.enqueue(seq)
+                self._queue.add(seq)

@@ -53,8 +53,6 @@ class Request:
         """The (seed, stream) of its random numbers. A user's seed always has stream 0."""
         self.rank = 0
         """The first part of its sequences' keys. The scheduler sets it."""
-        self.num_charged = 0
-        """The tokens for which its client was charged so far. The "fair" policy sets it."""
         self.prompt_logprobs: list[TokenLogprobs] = []
         """Log-probabilities of the prompt's positions, from the first to the last computed one.
 
@@ -167,8 +165,8 @@ class Sequence:
     is_prefilling: bool = False
     """Whether it is running with more to compute than the last sampled token."""
     was_admitted: bool = False
-    turn: tuple[int, int] = (0, 0)
-    """The step in which it got its seat, and the number of tokens that it had then."""
+    running_since: tuple[int, int] = (0, 0)
+    """The step in which it got its row, and the number of tokens that it had then."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_given: int = 0

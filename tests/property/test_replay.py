@@ -104,7 +104,7 @@ class Run:
     def forced(self, plan, result):
         """Return tokens that must follow those of some decodes."""
         rows = zip(plan.decodes, result.token_ids, strict=True)
-        seqs = {row: self.scheduler._seats.rows[row] for row, token in rows if token == 2}
+        seqs = {row: self.scheduler.by_row[row] for row, token in rows if token == 2}
         left = {row: seq.max_tokens - seq.num_tokens - 1 for row, seq in seqs.items()}
         return {row: (0, 2)[:count] for row, count in left.items() if count > 0 == plan.step % 5}
 

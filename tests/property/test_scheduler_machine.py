@@ -210,7 +210,7 @@ class Scheduling(RuleBasedStateMachine):
             self.scheduler.schedule()
         if self.config.async_scheduling:
             self.runner._launched = None
-        self.scheduler._seats.running[:] = [None]
+        self.scheduler.running[:] = [None]
         self.manager.pool._refcounts[0] += 1
         self.scheduler.rebuild(self.live.values())
         assert not self.scheduler.running
@@ -266,7 +266,7 @@ class Scheduling(RuleBasedStateMachine):
         num_forks = sum(len(chunk.choices) - 1 for chunk in plan.chunks if chunk.choices)
         assert len(self.scheduler.running) + num_forks <= config.max_num_seqs
         for chunk in plan.chunks:
-            seq = self.scheduler._seats.rows[chunk.row]
+            seq = self.scheduler.by_row[chunk.row]
             assert bool(chunk.choices) == (chunk.end == seq.num_tokens)
             if not seq.is_prefilling:  # it has forced tokens
                 continue
@@ -325,9 +325,9 @@ class Scheduling(RuleBasedStateMachine):
     def check_copies(self, plan, lent):
         """Assert that all writers of a forked block copy it, except the last one."""
         copies = Counter(r[1] for r in self.records if r[0] == "copy" and r[4] == "fork")
-        chunks = [self.scheduler._seats.rows[chunk.row] for chunk in plan.chunks]
+        chunks = [self.scheduler.by_row[chunk.row] for chunk in plan.chunks]
         forced = [seq.table.row for seq in chunks if not seq.is_prefilling]
-        tables = [self.scheduler._seats.rows[row].table for row in (*plan.decodes, *forced)]
+        tables = [self.scheduler.by_row[row].table for row in (*plan.decodes, *forced)]
         copied = {target: source for source, target in plan.moves.copies}
         size = self.manager.block_size
         last = [table.block_ids[table.num_tokens // size] for table in tables]

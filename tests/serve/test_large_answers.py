@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mie import SamplingParams
-from mie.sched.fair import cost
+from mie.sched.orders.fair import cost
 from mie.sched.result import TokenLogprobs
 from mie.sched.sequence import LOGPROBS_PER_TOKEN, Request
 from mie.serve import written as writing

@@ -4,7 +4,7 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
-from audit import engine_of
+from audit import engine_of, queue_of
 from edge_helpers import client_of, load, server_of, without_steps
 
 from mie.serve.config import ServeConfig
@@ -159,14 +159,14 @@ async def test_a_key_that_floods_the_queue_does_not_keep_others_out():
 
 def admissions(engine):
     """The keys whose requests were admitted, in order."""
-    policy, admitted = engine_of(engine).scheduler._policy, []
-    original = policy.admit
+    queue, admitted = queue_of(engine_of(engine).scheduler), []
+    original = queue.admit
 
     def admit(seq):
         admitted.append(seq.request.client)
         original(seq)
 
-    policy.admit = admit
+    queue.admit = admit
     return admitted
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mie.base.reprs import count
+from mie.sched.admission import allocation_in_empty_pool
 from mie.sched.plan import SeqId
 from mie.sched.scheduler import Scheduler
 
@@ -74,17 +75,16 @@ def why_waiting(scheduler: Scheduler, seq_id: SeqId) -> Wait | None:
     if seq is None:
         return None
     manager, running = scheduler.manager, scheduler.running
-    config, admission = scheduler._config, scheduler._admission
-    room = admission.room_in_empty_pool(seq)
+    config, first = scheduler.config, scheduler.next_waiting
+    allocation = allocation_in_empty_pool(manager, seq)
     missing = [each.num_missing for each in running if each.is_prefilling]
     num_decodes = len(running) - len(missing)
     budget = config.max_num_batched_tokens
     num_prefills = min(sum(missing), max(0, budget - num_decodes))
     seats_free = config.max_num_seqs - len(running)
-    num_spare = admission.num_spare if running else 0
+    num_spare = scheduler.watermark_blocks if running else 0
     left = budget - num_decodes - num_prefills
-    num_missing = seq.num_tokens - room.num_computed
-    first = scheduler._policy.first()
+    num_missing = seq.num_tokens - allocation.num_computed
     because: Because = "nothing"
     if first is None:
         because = "quota"
@@ -92,7 +92,7 @@ def why_waiting(scheduler: Scheduler, seq_id: SeqId) -> Wait | None:
         because = "queue"
     elif seats_free < 1:
         because = "seats"
-    elif room.num_taken + num_spare > manager.num_available:
+    elif allocation.num_taken + num_spare > manager.num_available:
         because = "blocks"
     elif left < (1 if config.enable_chunked_prefill else num_missing):
         because = "budget"
@@ -100,8 +100,8 @@ def why_waiting(scheduler: Scheduler, seq_id: SeqId) -> Wait | None:
         because=because,
         position=scheduler.waiting.index(seq),
         num_tokens=seq.num_tokens,
-        num_cached_tokens=room.num_computed,
-        blocks_needed=room.num_taken,
+        num_cached_tokens=allocation.num_computed,
+        blocks_needed=allocation.num_taken,
         blocks_free=manager.num_available - manager.num_cached,
         blocks_evictable=manager.num_cached,
         blocks_spare=num_spare,

@@ -1,11 +1,15 @@
 """Test the scheduler's rules with a model that always answers 7."""
 
 import pickle
+from dataclasses import replace
 
 import pytest
 from scheduler_driver import Driver
 
+from mie.config.engine import POLICIES, EngineSettings
 from mie.errors import ConfigError, RequestError
+from mie.sched.orders import ORDERS
+from mie.sched.queue import WaitingQueue
 
 
 def numbers(queue):
@@ -147,6 +151,36 @@ def test_sjf_starves_no_request(ageing, bound):
         num_steps += 1
         assert num_steps <= bound
     assert num_steps > bound / 2, "it was not made to wait at all"
+
+
+class LastComeQueue(WaitingQueue):
+    """The last request to arrive first."""
+
+    victim = "first arrived"
+
+    def rank(self, request, step):
+        return -request.number
+
+
+def test_a_policy_of_ones_own_is_a_queue_and_a_name(monkeypatch):
+    """This is the example of docs/howto/policy.md."""
+    declared = EngineSettings.SETTINGS["scheduling_policy"]
+    named = replace(declared, choices=(*declared.choices, "lcfs"))
+    settings = {**EngineSettings.SETTINGS, "scheduling_policy": named}
+    monkeypatch.setattr(EngineSettings, "SETTINGS", settings)
+    monkeypatch.setattr("mie.sched.scheduler.ORDERS", {**ORDERS, "lcfs": LastComeQueue})
+    driver = Driver(num_blocks=4, scheduling_policy="lcfs")
+    for _ in range(2):
+        driver.add(7, max_tokens=9)
+    for _ in range(2):
+        driver.step()
+    assert driver.step().preempted == ((0, 0),)
+    assert admitted(driver) == [1, 0]
+    assert driver.events("preempt")[0][4] == "first arrived"
+
+
+def test_each_policy_has_an_order():
+    assert [*ORDERS] == [*POLICIES]
 
 
 # Preemption.

@@ -69,3 +69,15 @@ def test_the_budget_of_a_step_is_taken():
     assert (wait.budget_decodes, wait.budget_prefills) == (1, 7)
     driver.step()
     assert driver.work == {0: 1, 1: 7}
+
+
+def test_choices_that_have_forked_count_once_for_the_quota_of_their_client():
+    driver = Driver(scheduling_policy="fair", client_quotas={"a": {"max_num_seqs": 3}})
+    driver.add(4, n=2, client="a")
+    driver.step()
+    driver.add(4, client="a")
+    driver.add(4, client="a")
+    assert why(driver, 1).because == "nothing"
+    driver.step()
+    assert driver.work == {0: 2, 1: 4}
+    assert why(driver, 2).because == "quota"
