@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from mie.engine.constraint import Constraints, RowConstraint
+from mie.engine.uniform import Uniforms
 from mie.ops.sampling import GREEDY, RowControls
-from mie.ops.uniform import Uniforms
 from mie.sched.plan import NewRow
 
 

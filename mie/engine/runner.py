@@ -177,25 +177,27 @@ class ModelRunner:
                 self._block_tables[self._firsts[1:, 0] + row, index] = entry
         if moves.exports:
             block_ids, host_ids = zip(*moves.exports, strict=True)
-            self.backend.export_blocks(self._kv_cache, self._host_cache, block_ids, host_ids)
+            self.backend.move_blocks(self._kv_cache, self._host_cache, block_ids, host_ids)
         if moves.imports:
             host_ids, block_ids = zip(*moves.imports, strict=True)
-            self.backend.import_blocks(self._host_cache, self._kv_cache, host_ids, block_ids)
+            self.backend.move_blocks(self._host_cache, self._kv_cache, host_ids, block_ids)
         if moves.copies:
-            self.backend.copy_blocks(self._kv_cache, *zip(*moves.copies, strict=True))
+            src, dst = zip(*moves.copies, strict=True)
+            self.backend.move_blocks(self._kv_cache, self._kv_cache, src, dst)
         if states := moves.parts.get("states"):
             self._move_states(states)
 
     def _move_states(self, moves: Moves) -> None:
+        recurrent = self.backend.recurrent
         for row, _, slots in moves.updates:
             self._slots[row] = slots[0]
         for slot, host_slot in moves.exports:
-            self._host_states[host_slot] = self.backend.export_state(self._states, slot)
+            self._host_states[host_slot] = recurrent.export_state(self._states, slot)
         if moves.copies:
-            self.backend.copy_states(self._states, *zip(*moves.copies, strict=True))
+            recurrent.copy_states(self._states, *zip(*moves.copies, strict=True))
         for host_slot, slot in moves.imports:
             data = self._host_states.pop(host_slot)
-            self.backend.import_state(self._states, slot, data)
+            recurrent.import_state(self._states, slot, data)
 
     def pack(self, plan: StepPlan) -> StepBatch:
         """Return the plan as one ragged batch: its decodes, then its chunks.

@@ -242,7 +242,7 @@ def _new_states(plan: MemoryPlan, model: ModelConfig, backend: Backend) -> Array
     if model.recurrent is None:
         return None
     num_layers = model.layers_recurrent.count(True)
-    return backend.new_state_cache(model.recurrent.shape, num_layers, plan.num_states)
+    return backend.recurrent.new_state_cache(model.recurrent.shape, num_layers, plan.num_states)
 
 
 @contextmanager

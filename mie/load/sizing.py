@@ -254,7 +254,8 @@ def _state_bytes(model: ModelConfig, backend: Backend) -> int:
     """Return the bytes of a sequence's recurrent states, or 0 if the model has none."""
     if model.recurrent is None:
         return 0
-    return backend.state_bytes(model.recurrent.shape) * model.layers_recurrent.count(True)
+    layer_bytes: int = backend.recurrent.state_bytes(model.recurrent.shape)
+    return layer_bytes * model.layers_recurrent.count(True)
 
 
 def num_states_of(config: EngineConfig, state_bytes: int, budget: int) -> int:
@@ -292,7 +293,7 @@ def step_size(
         expert_size=model.experts.size if model.experts else 0,
         cache=cache_shape(model, 1, config.block_size),
         gates_attention=model.gates_attention,
-        recurrent=model.recurrent.shape if model.recurrent else None,
+        num_recurrent_results=model.recurrent.shape.num_results if model.recurrent else 0,
         num_groups=num_groups,
         num_layers=model.num_layers,
     )

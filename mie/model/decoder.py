@@ -11,7 +11,6 @@ from mie.model.mixers import Caches
 from mie.model.rope import rope_inv_freq
 from mie.model.weights import Layer, Loader, Weights
 from mie.ops.backend import Array, Backend, StepBatch
-from mie.ops.weights.groups import by_group
 
 
 class Decoder:
@@ -82,7 +81,7 @@ class Decoder:
         caches = Caches(kv=kv_cache, states=states)
         scale = config.embedding_scale / config.residual_scale
         x = backend.embed(batch.token_ids, self._embedding, scale)
-        batches = by_group(batch)
+        batches = batch.by_group()
         for layer in self._layers:
             h = layer.mixer.mix(backend, x, batches[layer.mixer.group], caches)
             x = self._add(x, h, layer.mixer.out, layer.mixer_post_norm)
@@ -100,13 +99,14 @@ class Decoder:
             h = backend.norm_gate_up(x, layer.mlp_norm, eps, layer.gate_up, activation)
             return self._add(x, h, layer.down, layer.mlp_post_norm)
         h = backend.rms_norm(x, layer.mlp_norm, eps)
-        routed = backend.route(h, w)
+        routed = backend.experts.route(h, w)
         if layer.gate_up is not None:
             own = backend.norm_gate_up(h, None, eps, layer.gate_up, activation)
             if layer.shared_gate is not None:
                 own = backend.sigmoid_mul(own, backend.linear(h, layer.shared_gate))
             x = self._add(x, own, layer.down, None)
-        return backend.experts(h, routed, w, residual=x)
+        y: Array = backend.experts.compute(h, routed, w, residual=x)
+        return y
 
     def _add(self, x: Array, h: Array, weight: Array, norm: Array | None) -> Array:
         """Multiply the result of a block, normalise it if there is a norm, and add it to x."""

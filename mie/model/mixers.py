@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mie.ops.backend import Array, Backend, HeadWeights, StepBatch
-from mie.ops.layers.recurrent_operators import RecurrentWeights
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,17 +73,16 @@ class Recurrence(Mixer):
     mixed: Array  # gives the inputs of the convolution
     gate: Array | None
     small: Array | None  # gives b and a of the gated delta rule, or dt of Mamba 2
-    weights: RecurrentWeights
+    weights: Any
+    """The other weights, of the backend's `RecurrentOperators.load`."""
     out: Array
 
     def mix(self, backend: Backend, x: Array, batch: StepBatch, caches: Caches) -> Array:
         x = backend.rms_norm(x, self.norm, self.eps)
         of: tuple[Any, ...] = self.weights, caches.states, self.index, batch
-        mixed = backend.linear(x, self.mixed)
-        if self.weights.shape.kind == "conv":
-            return backend.short_conv(mixed, *of)
+        y = backend.linear(x, self.mixed)
+        if self.gate is None:
+            return backend.recurrent.convolve(y, *of)
         gate, small = backend.linear(x, self.gate), backend.linear(x, self.small)
-        recur = backend.gated_delta if self.weights.shape.kind == "delta" else backend.mamba
-        return backend.gated_norm(
-            recur(backend.conv_silu(mixed, *of), small, *of), gate, self.weights
-        )
+        y = backend.recurrent.recur(backend.recurrent.convolve(y, *of), small, *of)
+        return backend.recurrent.gated_norm(y, gate, self.weights)

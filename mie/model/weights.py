@@ -15,8 +15,6 @@ from mie.model.layout import CacheLayout, Place
 from mie.model.mixers import Attention, Mixer, Recurrence
 from mie.model.rope import rope_channels
 from mie.ops.backend import Array, Backend, HeadWeights
-from mie.ops.layers.expert_operators import ExpertWeights
-from mie.ops.layers.recurrent_operators import RecurrentWeights
 from mie.ops.weights.quantised import Form, QuantisedRows, Rows
 
 Order = NDArray[np.intp]
@@ -57,7 +55,7 @@ class Layer:
     mlp_norm: Array | None
     gate_up: Array | None  # of the MLP, which sparse layers may not have
     down: Array | None
-    experts: ExpertWeights | None
+    experts: Any  # of the backend's `ExpertOperators.load`, or None
     shared_gate: Array | None  # [1, D], of the MLP beside experts
     mlp_post_norm: Array | None
 
@@ -189,7 +187,7 @@ class Loader:
             mixed=self.selected(prefix, parts["mixed"]),
             gate=self.selected(prefix, parts["gate"]) if "gate" in parts else None,
             small=self.selected(prefix, parts["small"]) if "small" in parts else None,
-            weights=RecurrentWeights(
+            weights=self.backend.recurrent.load(
                 shape=recurrent.shape,
                 conv=load(np.concatenate(kernels).T.ravel()),
                 conv_bias=load(np.concatenate([self._read(each) for each in biases]))
@@ -207,7 +205,7 @@ class Loader:
             out=self.linear(prefix, family.out),
         )
 
-    def experts(self, prefix: str) -> ExpertWeights:
+    def experts(self, prefix: str) -> Any:
         """Load the experts of a layer and their router."""
         config, names = self.config, self.config.names
         assert config.experts is not None
@@ -223,10 +221,10 @@ class Loader:
             own = [(name.format(expert), order) for name in names.expert_gate_up]
             gate_up.append(self.selected(prefix, own))
             down.append(self.linear(prefix, names.expert_down.format(expert)))
-        return ExpertWeights(
+        return self.backend.experts.load(
             router=self.linear(prefix, names.router),
-            gate_up=self.backend.load_experts(gate_up),
-            down=self.backend.load_experts(down),
+            gate_up=gate_up,
+            down=down,
             number=config.experts.number,
             num_chosen=config.experts.num_chosen,
             is_normalised=config.experts.is_normalised,

@@ -1,10 +1,21 @@
 """Compute the gated activations of the MLP, and soft caps."""
 
 import math
+from typing import Literal
 
 import numpy as np
 
 from mie.ops.arrays import Floats
+
+Activation = Literal["silu", "gelu_tanh", "clamped_silu"]
+ACTIVATIONS = ("silu", "gelu_tanh", "clamped_silu")
+"""The names of all gated activations. Kernels number them in this order."""
+
+
+def activate(gate_up: Floats, activation: Activation) -> Floats:
+    """Apply a gated activation to gate_up [T, 2F], as a new array [T, F]."""
+    operators = silu_mul, gelu_mul, clamped_silu_mul
+    return operators[ACTIVATIONS.index(activation)](gate_up)
 
 
 def silu_mul(gate_up: Floats) -> Floats:

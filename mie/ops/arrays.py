@@ -2,10 +2,13 @@
 
 import math
 import mmap
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+
+from mie.errors import ConfigError
 
 Floats: TypeAlias = NDArray[np.floating[Any]]
 Ints: TypeAlias = NDArray[np.integer[Any]]
@@ -39,3 +42,13 @@ def zeros(shape: tuple[int, ...], dtype: DTypeLike, *, huge: bool = False) -> ND
     elif hasattr(mmap, "MADV_NOHUGEPAGE"):
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, dtype, size, start).reshape(shape)
+
+
+def check_dtype(dtype: str, dtypes: Sequence[str], backend: str) -> None:
+    """Raise `ConfigError` if a backend does not compute in ``dtype``, but only in ``dtypes``."""
+    if dtype not in dtypes:
+        *others, last = dtypes
+        raise ConfigError(
+            f"dtype {dtype!r} is not supported by the {backend} backend; "
+            f"choose {', '.join(others)} or {last}"
+        )

@@ -15,25 +15,31 @@ opaque to the model.
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.ops.activation import Activation
 from mie.ops.arrays import Bools, Ints
-from mie.ops.layers.expert_operators import ACTIVATIONS, Activation, ExpertOperators
-from mie.ops.layers.recurrent_operators import RecurrentOperators
-from mie.ops.layers.recurrent_shape import RecurrentShape
 from mie.ops.rope import FloatOrFloats
 from mie.ops.sampling import RowControls
-from mie.ops.weights.quantised import Form, Part, Rows
 
 Array = Any
 """An array of the backend: numpy.ndarray, or an array on the device."""
 
 Drawn = Any
-"""Token ids chosen by `Backend.start_sample`, which may still be in flight. Opaque."""
+"""Token ids that `Backend.start_sample` chose. The device may still compute them. Opaque."""
+
+Rows = Any
+"""Whole rows of a checkpoint's matrix: floats, or `ops.weights.quantised.QuantisedRows`."""
+
+Form = Any
+"""The form of a quantised matrix: `ops.weights.quantised.Form`."""
+
+Part = tuple[int, Form | None]
+"""Number of consecutive rows of a matrix, and the form of these rows. None: floats."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,7 +70,30 @@ class StepBatch:
     slots: Ints | None = None  # [S]   where each sequence's recurrent states are; all differ
     fresh: Bools | None = None  # [S]  whether its states begin as zeros, whatever the slot holds
     num_groups: int = 1
-    group: int = 0  # of a part from `groups.by_group`
+    group: int = 0  # of a part from `by_group`
+
+    def by_group(self) -> "Sequence[StepBatch]":
+        """Return the batch of each group of layers, with the group's own slots and tables."""
+        if self.num_groups == 1:
+            return [self]
+        num_tokens, num_seqs = len(self.token_ids), len(self.seq_lens)
+        return [
+            replace(
+                self,
+                slot_mapping=self.slot_mapping[group * num_tokens : (group + 1) * num_tokens],
+                block_tables=self.block_tables[group * num_seqs : (group + 1) * num_seqs],
+                num_groups=1,
+                group=group,
+            )
+            for group in range(self.num_groups)
+        ]
+
+    def with_tokens(self) -> "StepBatch":
+        """Return the batch with the tokens that the previous step drew, if they are its input."""
+        if self.drawn_rows is None:
+            return self
+        token_ids = np.asarray(self.drawn, np.int64)[self.drawn_rows]
+        return replace(self, token_ids=token_ids, drawn=None, drawn_rows=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +129,7 @@ class StepSize:
     """Tokens of the longest sequence."""
     hidden_size: int
     intermediate_size: int
-    """Of the widest MLP, or 0."""
+    """The intermediate size of the widest MLP, or 0."""
     vocab_size: int
     num_heads: int
     cache: KVCacheShape
@@ -110,7 +139,8 @@ class StepSize:
     expert_size: int = 0
     """The intermediate size of an expert."""
     gates_attention: bool = False
-    recurrent: RecurrentShape | None = None
+    num_recurrent_results: int = 0
+    """Results of a token in a recurrent layer."""
     num_groups: int = 1  # of layers with tables of their own
     num_layers: int = 0
 
@@ -120,10 +150,9 @@ class StepSize:
         attention = 2 * (self.num_heads + self.cache.num_kv_heads) * self.cache.head_dim
         experts = self.num_chosen * (2 * self.hidden_size + self.expert_size)
         experts += 3 * self.expert_size * (self.num_chosen > 0)
-        recurrence = self.recurrent.num_results if self.recurrent else 0
         attention += self.gates_attention * self.num_heads * self.cache.head_dim
         mlp = 3 * self.intermediate_size
-        widest = 2 * self.hidden_size + max(attention, mlp, experts, recurrence)
+        widest = 2 * self.hidden_size + max(attention, mlp, experts, self.num_recurrent_results)
         return self.num_tokens * widest + self.num_seqs * self.vocab_size
 
 
@@ -157,59 +186,16 @@ class HeadWeights:
     eps: float  # of the norms
 
 
-class ComposedOperators(Protocol):
-    """Several operators in one call, defined by single ones. A backend may compute them at once."""
+class Backend(Protocol):
+    """The operations of every backend. The function of `mie.ops` that each names defines it.
 
-    def norm_linear(
-        self: "Backend", x: Array, norm: Array | None, eps: float, weight: Array
-    ) -> Array:
-        """Normalise unless ``norm`` is None, then multiply to [T, N]."""
-        return self.linear(x if norm is None else self.rms_norm(x, norm, eps), weight)
-
-    def norm_gate_up(
-        self: "Backend",
-        x: Array,
-        norm: Array | None,
-        eps: float,
-        weight: Array,
-        activation: Activation = "silu",
-    ) -> Array:
-        """Normalise unless ``norm`` is None, multiply, then activate, as [T, F]."""
-        gate_up = self.norm_linear(x, norm, eps, weight)
-        return self.activate(gate_up, activation)
-
-    def activate(self: "Backend", gate_up: Array, activation: Activation) -> Array:
-        """Apply a gated activation, as [T, F]."""
-        operators = self.silu_mul, self.gelu_mul, self.clamped_silu_mul
-        return operators[ACTIVATIONS.index(activation)](gate_up)
-
-    def norm_heads(
-        self: "Backend",
-        x: Array,
-        weights: HeadWeights,
-        rope: Array,
-        kv_cache: Array,
-        layer: int,
-        batch: StepBatch,
-    ) -> Array:
-        """Return the rotated q [T, Hq, Dh] of hidden states, and write keys and values."""
-        w, num_keys_end = weights, weights.num_heads + weights.num_kv_heads
-        qkv = self.norm_linear(x, w.norm, w.eps, w.qkv)
-        qkv = qkv.reshape(len(qkv), num_keys_end + w.num_kv_heads, w.head_dim)
-        if w.q_norm is not None:
-            self.head_norm(qkv, 0, w.num_heads, w.q_norm, w.eps)
-        if w.k_norm is not None:
-            self.head_norm(qkv, w.num_heads, num_keys_end, w.k_norm, w.eps)
-        return self.rope_write_kv(qkv, rope, kv_cache, layer, batch)
-
-
-class Backend(ComposedOperators, ExpertOperators, RecurrentOperators, Protocol):
-    """The operations of every backend. The function of `mie.ops` that each names defines it."""
+    The methods with a body compose single operators. A backend may compute them at once.
+    """
 
     name: str
     itemsize: int
     """Bytes of one element of the KV cache."""
-    is_asynchronous: bool
+    is_asynchronous: bool = False
     """Whether `run_step` and `start_sample` return before their work is done.
 
     The host can then plan the next step meanwhile.
@@ -279,6 +265,7 @@ class Backend(ComposedOperators, ExpertOperators, RecurrentOperators, Protocol):
 
     def new_host_cache(self, shape: KVCacheShape) -> Array:
         """Allocate host memory for blocks that are swapped out of a KV cache."""
+        return self.new_kv_cache(shape)
 
     def prepare(
         self, progress: Progress, forward: Callable[[StepBatch], Array], size: StepSize
@@ -302,6 +289,10 @@ class Backend(ComposedOperators, ExpertOperators, RecurrentOperators, Protocol):
     def linear(self, x: Array, weight: Array, residual: Array | None = None) -> Array:
         """Multiply to [T, N]: `ops.linear.linear`. The result may reuse the residual's memory."""
 
+    def norm_linear(self, x: Array, norm: Array | None, eps: float, weight: Array) -> Array:
+        """Normalise unless ``norm`` is None, then multiply to [T, N]."""
+        return self.linear(x if norm is None else self.rms_norm(x, norm, eps), weight)
+
     def head_norm(self, qkv: Array, first: int, last: int, weight: Array, eps: float) -> None:
         """RMS-norm the heads first … last - 1 of qkv [T, Hq + 2 Hkv, Dh] in place.
 
@@ -317,6 +308,25 @@ class Backend(ComposedOperators, ExpertOperators, RecurrentOperators, Protocol):
         `ops.rope.rope`, `ops.kv_cache.write_kv`. The result may reuse qkv's memory.
         """
 
+    def norm_heads(
+        self,
+        x: Array,
+        weights: HeadWeights,
+        rope: Array,
+        kv_cache: Array,
+        layer: int,
+        batch: StepBatch,
+    ) -> Array:
+        """Return the rotated q [T, Hq, Dh] of hidden states, and write keys and values."""
+        w, num_keys_end = weights, weights.num_heads + weights.num_kv_heads
+        qkv = self.norm_linear(x, w.norm, w.eps, w.qkv)
+        qkv = qkv.reshape(len(qkv), num_keys_end + w.num_kv_heads, w.head_dim)
+        if w.q_norm is not None:
+            self.head_norm(qkv, 0, w.num_heads, w.q_norm, w.eps)
+        if w.k_norm is not None:
+            self.head_norm(qkv, w.num_heads, num_keys_end, w.k_norm, w.eps)
+        return self.rope_write_kv(qkv, rope, kv_cache, layer, batch)
+
     def paged_attention(
         self,
         q: Array,
@@ -329,11 +339,19 @@ class Backend(ComposedOperators, ExpertOperators, RecurrentOperators, Protocol):
     ) -> Array:
         """Attend with scale 1/sqrt(Dh), as [T, Hq, Dh]: `ops.attention.paged_attention`."""
 
-    def silu_mul(self, gate_up: Array) -> Array:
-        """Apply the gated activation, as [T, F]: `ops.activation.silu_mul`."""
+    def activate(self, gate_up: Array, activation: Activation) -> Array:
+        """Apply a gated activation, as [T, F]: `ops.activation.activate`."""
 
-    def gelu_mul(self, gate_up: Array) -> Array:
-        """Apply Gemma's gated activation, as [T, F]: `ops.activation.gelu_mul`."""
+    def norm_gate_up(
+        self,
+        x: Array,
+        norm: Array | None,
+        eps: float,
+        weight: Array,
+        activation: Activation = "silu",
+    ) -> Array:
+        """Normalise unless ``norm`` is None, multiply, then activate, as [T, F]."""
+        return self.activate(self.norm_linear(x, norm, eps, weight), activation)
 
     def soft_cap(self, x: Array, cap: float) -> Array:
         """Bound the logits [R, V]: `ops.activation.soft_cap`."""
@@ -345,27 +363,22 @@ class Backend(ComposedOperators, ExpertOperators, RecurrentOperators, Protocol):
         """Return x[rows] as [R, D]."""
 
     # Blocks and tokens.
-    def copy_blocks(self, kv_cache: Array, src: Sequence[int], dst: Sequence[int]) -> None:
-        """Copy whole blocks in every plane: `ops.kv_cache.move_blocks`."""
-
-    def export_blocks(
-        self, kv_cache: Array, host_cache: Array, src: Sequence[int], dst: Sequence[int]
+    def move_blocks(
+        self, source: Array, target: Array, src: Sequence[int], dst: Sequence[int]
     ) -> None:
-        """Copy whole blocks from the KV cache to the host: `ops.kv_cache.move_blocks`."""
-
-    def import_blocks(
-        self, host_cache: Array, kv_cache: Array, src: Sequence[int], dst: Sequence[int]
-    ) -> None:
-        """Copy whole blocks from the host to the KV cache: `ops.kv_cache.move_blocks`."""
+        """Copy whole blocks within or between KV cache and host: `ops.kv_cache.move_blocks`."""
 
     def sample(self, logits: Array, rows: Sequence[RowControls]) -> list[int]:
         """Sample one token id for each of the R rows: `ops.sampling.sample`."""
 
     def start_sample(self, logits: Array, rows: Sequence[RowControls]) -> Drawn:
-        """Begin `sample` without waiting for the result."""
+        """Begin `sample`. An asynchronous backend does not wait for the result."""
+        return self.sample(logits, rows)
 
     def finish_sample(self, drawn: Drawn) -> list[int]:
         """Wait for the token ids of `start_sample` and return them."""
+        token_ids: list[int] = drawn
+        return token_ids
 
     def top_logprobs(
         self, logits: Array, row: int, token_id: int, num_top: int
@@ -377,3 +390,12 @@ class Backend(ComposedOperators, ExpertOperators, RecurrentOperators, Protocol):
 
         The backend handles padding, capture and replay.
         """
+
+    # Layers that not every model has.
+    @property
+    def experts(self) -> Any:
+        """The operators of sparse layers: an `ops.layers.operators.ExpertOperators`."""
+
+    @property
+    def recurrent(self) -> Any:
+        """The operators of layers with states: an `ops.layers.operators.RecurrentOperators`."""

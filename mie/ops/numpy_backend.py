@@ -1,8 +1,7 @@
 """Implement the Backend contract with the NumPy operators that define every result."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -11,18 +10,13 @@ from numpy.typing import NDArray
 
 from mie.base.resources import available_bytes, available_cpus
 from mie.errors import ConfigError
-from mie.ops import activation, attention, kv_cache, linear, norm, rope, sampling
-from mie.ops.arrays import Floats, Ints, zeros
-from mie.ops.backend import KVCacheShape, Memory, StepBatch, StepSize
+from mie.ops import attention, kv_cache, linear, norm, rope, sampling
+from mie.ops.activation import Activation, activate, sigmoid, soft_cap
+from mie.ops.arrays import Floats, Ints, check_dtype, zeros
+from mie.ops.backend import Backend, Form, KVCacheShape, Memory, Part, Rows, StepBatch, StepSize
 from mie.ops.blas import Blas
-from mie.ops.kv_cache import Cache, QuantizedCache
-from mie.ops.layers import experts
-from mie.ops.layers.expert_operators import ExpertWeights
-from mie.ops.layers.numpy_recurrent import NumpyRecurrent
-from mie.ops.linear import check_kept
+from mie.ops.kv_cache import Cache
 from mie.ops.sampling import RowControls
-from mie.ops.weights.packed import PackedMatrix, linear_packed
-from mie.ops.weights.quantised import Form, Part, QuantisedRows, Rows, only_floats
 
 INVARIANT_ROWS = 4
 """Rows of every product with ``batch_invariant``.
@@ -37,17 +31,21 @@ In smaller products, threads wait for each other longer than they compute, and t
 """
 
 
+Matrix = Any
+"""Floats, or an `ops.weights.packed.PackedMatrix` if a part of the matrix is quantised."""
+
+
 class NumpyLinear(NamedTuple):
     """A matrix [K, N], the transpose of the checkpoint's, and its bias [N].
 
-    A matrix with quantised parts stays [N, K].
+    A packed matrix stays [N, K].
     """
 
-    weight: Floats | PackedMatrix
+    weight: Matrix
     bias: Floats | None
 
 
-class NumpyBackend(NumpyRecurrent):
+class NumpyBackend(Backend):
     """Runs on the CPU in ``dtype``: "float32" (also "auto"), or "float64" for the oracle tests.
 
     "bfloat16" and "float16" keep weights and the KV cache in 16 bits, and compute in float32.
@@ -62,7 +60,6 @@ class NumpyBackend(NumpyRecurrent):
     """
 
     name = "numpy"
-    is_asynchronous = False
     dtypes: tuple[str, ...] = ("auto", "float32", "float64", *kv_cache.HALVES)
 
     def __init__(
@@ -75,12 +72,7 @@ class NumpyBackend(NumpyRecurrent):
         batch_invariant: bool = False,
     ) -> None:
         halves = kv_cache.HALVES
-        if dtype not in self.dtypes:
-            *others, last = self.dtypes
-            raise ConfigError(
-                f"dtype {dtype!r} is not supported by the {self.name} backend; "
-                f"choose {', '.join(others)} or {last}"
-            )
+        check_dtype(dtype, self.dtypes, self.name)
         self.dtype: np.dtype[Any] = np.dtype("float64" if dtype == "float64" else "float32")
         """The dtype of the arithmetic."""
         self.stored_dtype: np.dtype[Any] = halves.get(dtype, self.dtype)
@@ -116,7 +108,8 @@ class NumpyBackend(NumpyRecurrent):
 
     def weight_bytes(self, shape: tuple[int, ...], form: Form | None = None) -> int:
         if form is not None:
-            return form.num_bytes(*shape)
+            num_bytes: int = form.num_bytes(*shape)
+            return num_bytes
         dtype = self._matrix_dtype if len(shape) == 2 else self.dtype
         return math.prod(shape) * dtype.itemsize
 
@@ -124,7 +117,7 @@ class NumpyBackend(NumpyRecurrent):
         return size.num_results * self.dtype.itemsize
 
     def kv_cache_bytes(self, shape: KVCacheShape) -> int:
-        scale_bytes = kv_cache.SCALE_BYTES if self.kv_dtype in kv_cache.LARGEST else 0
+        scale_bytes = kv_cache.SCALE_BYTES if self.kv_dtype in kv_cache.QUANTIZED.values() else 0
         return shape.num_elements * self.itemsize + shape.num_scales * scale_bytes
 
     def load_vector(self, vector: NDArray[Any]) -> Floats:
@@ -132,14 +125,12 @@ class NumpyBackend(NumpyRecurrent):
 
     def load_embedding(
         self, shape: tuple[int, int], blocks: Iterable[Rows], form: Form | None = None
-    ) -> Floats | PackedMatrix:
+    ) -> Matrix:
         if form is not None:
-            return PackedMatrix(shape, blocks, [(shape[0], form)], self._matrix_dtype)
+            return self._packed(shape, blocks, [(shape[0], form)])
         table = np.empty(shape, self._matrix_dtype)
-        row = 0
-        for block in only_floats(self._checked(blocks)):
-            table[row : row + len(block)] = block
-            row += len(block)
+        for rows, block in self._placed(blocks):
+            table[rows] = block
         return table
 
     def load_linear(
@@ -152,27 +143,31 @@ class NumpyBackend(NumpyRecurrent):
         self._largest = max(self._largest, math.prod(shape))
         bias = None if bias is None else bias.astype(self.dtype)
         if any(form is not None for _, form in parts):
-            packed = PackedMatrix(shape, self._checked(blocks), parts, self._matrix_dtype)
-            return NumpyLinear(packed, bias)
+            return NumpyLinear(self._packed(shape, blocks, parts), bias)
         weight = np.empty(shape[::-1], self._matrix_dtype)
-        row = 0
-        for block in only_floats(self._checked(blocks)):
-            weight[:, row : row + len(block)] = block.T
-            row += len(block)
+        for rows, block in self._placed(blocks):
+            weight[:, rows] = block.T
         return NumpyLinear(weight, bias)
 
-    def _checked(self, blocks: Iterable[Rows]) -> Iterable[Rows]:
+    def _placed(self, blocks: Iterable[Rows]) -> Iterator[tuple[slice, NDArray[Any]]]:
+        """Yield the blocks of a matrix of floats, each with its rows of the matrix."""
+        row = 0
+        for block in self._checked(blocks):
+            assert isinstance(block, np.ndarray), "a quantised matrix has a form"
+            yield slice(row, row + len(block)), block
+            row += len(block)
+
+    def _checked(self, blocks: Iterable[Rows]) -> Iterator[Rows]:
         """Yield the blocks. Refuse floats of another dtype than a given ``weight_dtype``."""
         for block in blocks:
-            if self._kept_dtype and not isinstance(block, QuantisedRows):
-                check_kept(block, self._kept_dtype)
+            if self._kept_dtype and isinstance(block, np.ndarray):
+                linear.check_kept(block, self._kept_dtype)
             yield block
 
-    def tie_linear(self, embedding: Floats | PackedMatrix) -> NumpyLinear:
+    def tie_linear(self, embedding: Matrix) -> NumpyLinear:
         self._largest = max(self._largest, math.prod(embedding.shape))
-        if isinstance(embedding, PackedMatrix):
-            return NumpyLinear(embedding, None)
-        return NumpyLinear(embedding.T, None)
+        is_plain = isinstance(embedding, np.ndarray)
+        return NumpyLinear(embedding.T if is_plain else embedding, None)
 
     def load_rope(
         self, inv_freq: NDArray[np.float64], scaling: rope.FloatOrFloats, num_positions: int
@@ -182,24 +177,20 @@ class NumpyBackend(NumpyRecurrent):
     def new_kv_cache(self, shape: KVCacheShape) -> Cache:
         s = shape
         dims = (s.num_layers, 2, s.num_blocks, s.block_size, s.num_kv_heads, s.head_dim)
+        if self.kv_dtype != self.dtype:
+            return self._quantised_cache(dims)
         # Zeros, because masked slots go through a product before they are dropped.
-        if self.kv_dtype == self.dtype:
-            return zeros(dims, self.dtype)
-        return QuantizedCache.zeros(dims, self.kv_dtype)
-
-    def new_host_cache(self, shape: KVCacheShape) -> Cache:
-        return self.new_kv_cache(shape)
+        return zeros(dims, self.dtype)
 
     def prepare(self, *_: Any) -> None:
         """Do nothing: nothing is compiled."""
 
-    def embed(
-        self, token_ids: Ints, embedding: Floats | PackedMatrix, scale: float = 1.0
-    ) -> Floats:
-        if isinstance(embedding, PackedMatrix):
-            rows = embedding.take(token_ids).astype(self.dtype, copy=False)
+    def embed(self, token_ids: Ints, embedding: Matrix, scale: float = 1.0) -> Floats:
+        if isinstance(embedding, np.ndarray):
+            rows = linear.embed(token_ids, embedding)
         else:
-            rows = linear.embed(token_ids, embedding).astype(self.dtype, copy=False)
+            rows = embedding.take(token_ids)
+        rows = rows.astype(self.dtype, copy=False)
         return rows if scale == 1 else rows * self.dtype.type(scale)
 
     def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
@@ -209,13 +200,14 @@ class NumpyBackend(NumpyRecurrent):
         return norm.rms_norm(x, weight, eps) + residual
 
     def linear(self, x: Floats, weight: NumpyLinear, residual: Floats | None = None) -> Floats:
+        y: Floats
         num_rows = len(x)
         if self.is_batch_invariant:
             x = linear.in_groups(x, INVARIANT_ROWS)
-        if isinstance(weight.weight, PackedMatrix):
-            y = linear_packed(x, weight.weight)
-        else:
+        if isinstance(weight.weight, np.ndarray):
             y = x @ weight.weight.astype(self.dtype, copy=False)
+        else:
+            y = weight.weight.product(x)
         y = y.reshape(-1, y.shape[-1])[:num_rows]
         for term in (weight.bias, residual):
             if term is not None:
@@ -266,66 +258,25 @@ class NumpyBackend(NumpyRecurrent):
             )
         return out
 
-    def silu_mul(self, gate_up: Floats) -> Floats:
-        return activation.silu_mul(gate_up)
-
-    def gelu_mul(self, gate_up: Floats) -> Floats:
-        return activation.gelu_mul(gate_up)
-
-    def load_experts(self, matrices: Sequence[Any]) -> Any:
-        return matrices
-
-    def route(self, x: Floats, weights: ExpertWeights) -> Floats:
-        logits = self.linear(x, weights.router)
-        if weights.bias is not None:
-            return experts.route_by_sigmoid(logits, weights.bias, weights.num_chosen)
-        return experts.route(logits, weights.num_chosen, weights.is_normalised)
-
-    def experts(
-        self, x: Floats, routed: Floats, weights: ExpertWeights, residual: Floats
-    ) -> Floats:
-        def compute(expert: int, rows: Floats) -> Floats:
-            gate_up = self.linear(rows, weights.gate_up[expert])
-            return self.linear(self.activate(gate_up, weights.activation), weights.down[expert])
-
-        return experts.experts(x, routed, compute, residual)
-
-    def clamped_silu_mul(self, gate_up: Floats) -> Floats:
-        return activation.clamped_silu_mul(gate_up)
+    def activate(self, gate_up: Floats, activation: Activation) -> Floats:
+        return activate(gate_up, activation)
 
     def soft_cap(self, x: Floats, cap: float) -> Floats:
-        return activation.soft_cap(x, cap)
+        return soft_cap(x, cap)
+
+    def sigmoid_mul(self, x: Floats, gate: Floats) -> Floats:
+        return x * sigmoid(gate)
 
     def take_rows(self, x: Floats, rows: Ints) -> Floats:
         return x.take(rows, 0)  # in a quarter of the time of x[rows]
 
-    def copy_blocks(self, cache: Any, src: Sequence[int], dst: Sequence[int]) -> None:
-        self._move_blocks(cache, cache, src, dst)
-
-    def export_blocks(
-        self, cache: Any, host_cache: Any, src: Sequence[int], dst: Sequence[int]
+    def move_blocks(
+        self, source: Cache, target: Cache, src: Sequence[int], dst: Sequence[int]
     ) -> None:
-        self._move_blocks(cache, host_cache, src, dst)
-
-    def import_blocks(
-        self, host_cache: Any, cache: Any, src: Sequence[int], dst: Sequence[int]
-    ) -> None:
-        self._move_blocks(host_cache, cache, src, dst)
-
-    def _move_blocks(
-        self, source: Any, target: Any, src: Sequence[int], dst: Sequence[int]
-    ) -> None:
-        """Copy whole blocks. All are read before any is written."""
-        kv_cache.move_blocks(source, target, np.asarray(src, np.int64), np.asarray(dst, np.int64))
+        kv_cache.move_blocks(source, target, src, dst)
 
     def sample(self, logits: Floats, rows: Sequence[RowControls]) -> list[int]:
         return sampling.sample(logits, rows)
-
-    def start_sample(self, logits: Floats, rows: Sequence[RowControls]) -> list[int]:
-        return self.sample(logits, rows)
-
-    def finish_sample(self, drawn: list[int]) -> list[int]:
-        return drawn
 
     def top_logprobs(
         self, logits: Floats, row: int, token_id: int, num_top: int
@@ -336,12 +287,32 @@ class NumpyBackend(NumpyRecurrent):
         is_large = len(batch.token_ids) * self._largest >= WORTH_SHARING
         is_shared = is_large and not self.is_batch_invariant
         with self._blas.limit(self.num_threads if is_shared else 1):
-            return forward(with_tokens(batch))
+            return forward(batch.with_tokens())
 
+    # Layers and weights that not every model has.
 
-def with_tokens(batch: StepBatch) -> StepBatch:
-    """Return the batch with the tokens that the previous step drew, if they are its input."""
-    if batch.drawn_rows is None:
-        return batch
-    token_ids = np.asarray(batch.drawn, np.int64)[batch.drawn_rows]
-    return replace(batch, token_ids=token_ids, drawn=None, drawn_rows=None)
+    @property
+    def experts(self) -> Any:
+        from mie.ops.layers.numpy_layers import NumpyExperts
+
+        return NumpyExperts(self)
+
+    @property
+    def recurrent(self) -> Any:
+        from mie.ops.layers.numpy_layers import NumpyRecurrent
+
+        return NumpyRecurrent(self.dtype)
+
+    def _packed(
+        self, shape: tuple[int, int], blocks: Iterable[Rows], parts: Sequence[Part]
+    ) -> Matrix:
+        """Load a matrix that has quantised parts."""
+
+        from mie.ops.weights.packed import PackedMatrix
+
+        return PackedMatrix(shape, self._checked(blocks), parts, self._matrix_dtype)
+
+    def _quantised_cache(self, shape: tuple[int, ...]) -> Cache:
+        from mie.ops.weights.quantised_cache import QuantizedCache
+
+        return QuantizedCache.zeros(shape, self.kv_dtype)

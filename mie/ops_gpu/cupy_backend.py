@@ -15,9 +15,18 @@ from numpy.typing import NDArray
 from mie.base.arithmetic import ceil_div
 from mie.errors import ConfigError, UnsupportedModelError
 from mie.ops import rope
-from mie.ops.backend import Array, HeadWeights, KVCacheShape, Memory, Progress, StepBatch, StepSize
+from mie.ops.activation import ACTIVATIONS, Activation
+from mie.ops.backend import (
+    Array,
+    Backend,
+    HeadWeights,
+    KVCacheShape,
+    Memory,
+    Progress,
+    StepBatch,
+    StepSize,
+)
 from mie.ops.kv_cache import SCALE_BYTES
-from mie.ops.layers.expert_operators import Activation
 from mie.ops.sampling import RowControls
 from mie.ops.weights.quantised import Form, Part, Rows
 from mie.ops_gpu import kv_cache, sampling
@@ -26,6 +35,7 @@ from mie.ops_gpu.arrays import DTYPES, block_threads, element_type, kernel_type,
 from mie.ops_gpu.attention import PagedAttention
 from mie.ops_gpu.batch import to_device
 from mie.ops_gpu.chip import Chip, device_memory
+from mie.ops_gpu.experts import CupyExperts
 from mie.ops_gpu.few_rows import MAX_OUTPUTS, Heads, Norm, most_sums_bytes
 from mie.ops_gpu.gemm import Gemm
 from mie.ops_gpu.kv_cache import HostCache, KVCache
@@ -39,7 +49,7 @@ from mie.ops_gpu.steps import Steps
 from mie.ops_gpu.weights import CupyLinear, Matrix, check_size, load_parts, packed_bytes
 
 
-class CupyBackend(CupyRecurrent):
+class CupyBackend(Backend):
     """Runs where its launcher does, in ``dtype``: "float32", "float16" or "bfloat16".
 
     Weights and activations have that dtype. So does the cache unless ``kv_cache_dtype`` is "int8"
@@ -88,6 +98,8 @@ class CupyBackend(CupyRecurrent):
             follows_lengths=lambda: self._attention.follows_lengths,
         )
         self._sampler = Sampler(launcher, queue)
+        self._experts = CupyExperts(self, launcher, queue, self._products, self._empty)
+        self._recurrent = CupyRecurrent(name, launcher, queue, self._empty, self._steps)
 
     def numerics(self) -> dict[str, str | int]:
         return {
@@ -246,6 +258,68 @@ class CupyBackend(CupyRecurrent):
         width = len(weight)  # the decoder's matrices without a residual differ in width
         return self._empty(f"linear {width}", (len(x), width), x.dtype)
 
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        out = self._empty("norm", x.shape, x.dtype)
+        self._normalise(x, weight, None, out, x.shape, eps)
+        return out
+
+    def norm_add(self, x: Array, weight: Array, eps: float, residual: Array) -> Array:
+        self._normalise(x, weight, residual, residual, x.shape, eps)
+        return residual
+
+    def _normalise(
+        self,
+        x: Array,
+        weight: Array,
+        residual: Array | None,
+        out: Array,
+        shape: tuple[int, int],
+        eps: float,
+    ) -> None:
+        """Normalise rows of a matrix of that shape: as many columns as there are weights."""
+        (num_rows, stride), threads = shape, block_threads(len(weight) // 4)
+        sizes = np.int32(len(weight)), np.int32(stride), np.float32(eps)
+        kernel = self.launcher.kernel("rms_norm.cu", f"rms_norm<{kernel_type(x)}>")
+        kernel((num_rows,), (threads,), (x, weight, residual, out, *sizes))
+
+    def head_norm(self, qkv: Array, first: int, last: int, weight: Array, eps: float) -> None:
+        num_tokens, num_heads, head_dim = qkv.shape
+        if len(weight) != head_dim:
+            heads = qkv.reshape(-1)[first * head_dim :]
+            self._normalise(heads, weight, None, heads, (num_tokens, num_heads * head_dim), eps)
+            return
+        count, warps = last - first, 4
+        sizes = (np.int32(n) for n in (num_tokens, num_heads, first, count, head_dim))
+        kernel = self.launcher.kernel("rms_norm.cu", f"head_norm<{kernel_type(qkv)}>")
+        grid = (ceil_div(num_tokens * count, warps),)
+        kernel(grid, (32 * warps,), (qkv, weight, *sizes, np.float32(eps)))
+
+    def activate(self, gate_up: Array, activation: Activation) -> Array:
+        num_tokens, dim = gate_up.shape[0], gate_up.shape[1] // 2
+        out = self._empty("gated", (num_tokens, dim), gate_up.dtype)
+        threads = block_threads(dim)
+        kernel = self.launcher.kernel("gated_mul.cu", f"gated_mul<{kernel_type(gate_up)}>")
+        numbers = np.int32(dim), np.int32(ACTIVATIONS.index(activation))
+        kernel((num_tokens, ceil_div(dim, threads)), (threads,), (gate_up, out, *numbers))
+        return out
+
+    def soft_cap(self, x: Array, cap: float) -> Array:
+        """Bound ``x`` itself."""
+        (num_rows, dim), threads = x.shape, block_threads(x.shape[1])
+        kernel = self.launcher.kernel("gated_mul.cu", f"soft_cap<{kernel_type(x)}>")
+        grid = (num_rows, ceil_div(dim, threads))
+        kernel(grid, (threads,), (x, np.int32(dim), np.float32(cap)))
+        return x
+
+    def sigmoid_mul(self, x: Array, gate: Array) -> Array:
+        num_tokens, dim = x.shape
+        out = self._empty("sigmoid", x.shape, x.dtype)
+        threads = block_threads(dim)
+        kernel = self.launcher.kernel("gated_mul.cu", f"sigmoid_mul<{kernel_type(x)}>")
+        numbers = np.int32(dim), np.int32(gate.shape[1])
+        kernel((num_tokens, ceil_div(dim, threads)), (threads,), (x, gate, out, *numbers))
+        return out
+
     def rope_write_kv(
         self, qkv: Array, rope_table: Array, cache: KVCache, layer: int, batch: StepBatch
     ) -> Array:
@@ -296,20 +370,14 @@ class CupyBackend(CupyRecurrent):
         return kv_cache.new_host_cache(shape, self.kv_dtype, self._queue)
 
     @in_queue
-    def copy_blocks(self, cache: KVCache, src: Sequence[int], dst: Sequence[int]) -> None:
-        kv_cache.copy_blocks(self.launcher, cache, src, dst)
-
-    @in_queue
-    def export_blocks(
-        self, cache: KVCache, host_cache: HostCache, src: Sequence[int], dst: Sequence[int]
+    def move_blocks(
+        self,
+        source: KVCache | HostCache,
+        target: KVCache | HostCache,
+        src: Sequence[int],
+        dst: Sequence[int],
     ) -> None:
-        kv_cache.export_blocks(self.launcher, self._queue, cache, host_cache, src, dst)
-
-    @in_queue
-    def import_blocks(
-        self, host_cache: HostCache, cache: KVCache, src: Sequence[int], dst: Sequence[int]
-    ) -> None:
-        kv_cache.import_blocks(self.launcher, self._queue, host_cache, cache, src, dst)
+        kv_cache.move_blocks(self.launcher, self._queue, source, target, src, dst)
 
     # Tokens.
 
@@ -343,3 +411,13 @@ class CupyBackend(CupyRecurrent):
     def _kernel(self, name: str, array: Array, file: str | None = None) -> Callable[..., None]:
         """Return the kernel of that name for the array's element type."""
         return self.launcher.kernel(file or f"{name}.cu", f"{name}<{kernel_type(array)}>")
+
+    # Layers that not every model has.
+
+    @property
+    def experts(self) -> CupyExperts:
+        return self._experts
+
+    @property
+    def recurrent(self) -> CupyRecurrent:
+        return self._recurrent

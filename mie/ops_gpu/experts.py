@@ -6,22 +6,21 @@ every choice of experts (kernels/route.cu). So a step of decodes is captured lik
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from mie.base.arithmetic import ceil_div
 from mie.errors import UnsupportedModelError
-from mie.ops.backend import Array
-from mie.ops.layers.expert_operators import ACTIVATIONS, ExpertWeights
+from mie.ops.activation import ACTIVATIONS
+from mie.ops.backend import Array, Backend
+from mie.ops.layers.operators import ExpertOperators, ExpertWeights
 from mie.ops_gpu.arena import Empty
 from mie.ops_gpu.arrays import block_threads, kernel_type
 from mie.ops_gpu.few_rows import warps_of, way_of
 from mie.ops_gpu.launcher import Launcher
 from mie.ops_gpu.products import Products
-from mie.ops_gpu.queue import in_queue
-from mie.ops_gpu.rows import RowOperators
+from mie.ops_gpu.queue import Queue
 from mie.ops_gpu.weights import TILE, CupyLinear, Matrix, QuantisedMatrix
 
 FEW_ROWS, MANY_ROWS = 8, 32
@@ -60,26 +59,32 @@ class SortedRows:
     tile_rows: int
 
 
-class CupyExperts(RowOperators):
-    """The part of `CupyBackend` that sparse layers need."""
+class CupyExperts(ExpertOperators):
+    """The operators of sparse layers."""
 
-    name: str
-    launcher: Launcher
-    _xp: ModuleType
-    _products: Products
-    _empty: Empty
+    def __init__(
+        self, backend: Backend, launcher: Launcher, queue: Queue, products: Products, empty: Empty
+    ) -> None:
+        self._backend, self._launcher, self._queue = backend, launcher, queue
+        self._products, self._empty = products, empty
 
-    @in_queue
-    def load_experts(self, matrices: Sequence[CupyLinear]) -> ExpertMatrices:
+    def load(
+        self, *, gate_up: Sequence[CupyLinear], down: Sequence[CupyLinear], **others: Any
+    ) -> ExpertWeights:
+        with self._queue:
+            both = self._joined(gate_up), self._joined(down)
+        return ExpertWeights(gate_up=both[0], down=both[1], **others)
+
+    def _joined(self, matrices: Sequence[CupyLinear]) -> ExpertMatrices:
         parts = [part for matrix in matrices for part in matrix.parts]
         forms = {part.form if isinstance(part, QuantisedMatrix) else None for part in parts}
         if len(forms) > 1 or len(parts) > len(matrices):
             names = sorted(str(form or "16 or 32 bits") for form in forms)
             raise UnsupportedModelError(
                 f"a layer's experts have weights in several forms ({', '.join(names)}); the "
-                f"{self.name} backend takes one (choose backend numpy)"
+                f"{self._backend.name} backend takes one (choose backend numpy)"
             )
-        stack, first = self._xp.stack, parts[0]
+        stack, first = self._launcher.xp.stack, parts[0]
 
         def joined(name: str) -> Array:
             return stack([getattr(part, name) for part in parts])
@@ -100,17 +105,17 @@ class CupyExperts(RowOperators):
         )
 
     def route(self, x: Array, weights: ExpertWeights) -> Array:
-        logits = self.linear(x, weights.router)
+        logits = self._backend.linear(x, weights.router)
         (num_tokens, num_experts), num_chosen, warps = logits.shape, weights.num_chosen, 4
         routed = self._empty("routed", (num_tokens, 2, num_chosen), np.dtype(np.float32))
         numbers = (num_tokens, num_experts, num_chosen, int(weights.is_normalised))
         parameters = kernel_type(logits) + ("" if weights.bias is None else ", true")
-        kernel = self.launcher.kernel("route.cu", f"route_tokens<{parameters}>")
+        kernel = self._launcher.kernel("route.cu", f"route_tokens<{parameters}>")
         args = (logits, weights.bias, routed, *map(np.int32, numbers))
         kernel((ceil_div(num_tokens, warps),), (32 * warps,), args)
         return routed
 
-    def experts(self, x: Array, routed: Array, weights: ExpertWeights, residual: Array) -> Array:
+    def compute(self, x: Array, routed: Array, weights: ExpertWeights, residual: Array) -> Array:
         w, element = weights, kernel_type(x)
         few = element == "float" or routed.shape[0] * w.num_chosen <= FEW_ROWS * w.number
         at = self._sorted_rows(x, routed, w.number, FEW_ROWS if few else MANY_ROWS)
@@ -118,7 +123,7 @@ class CupyExperts(RowOperators):
         results = self._multiply("linear", at, h, w.down, "expert results", w.down.shape[0])
         num_tokens, dim = residual.shape
         threads = block_threads(dim)
-        add = self.launcher.kernel("route.cu", f"add_experts<{element}>")
+        add = self._launcher.kernel("route.cu", f"add_experts<{element}>")
         sizes = np.int32(w.num_chosen), np.int32(dim)
         grid, args = (num_tokens, ceil_div(dim, threads)), (results, routed, at.places, residual)
         add(grid, (threads,), (*args, *sizes))
@@ -133,7 +138,7 @@ class CupyExperts(RowOperators):
         tiles = self._empty("tiles of experts", (most, 3), integer)
         numbers = map(np.int32, (num_tokens, num_chosen, tile_rows, most))
         args = (routed, tokens, places, tiles, *numbers)
-        sort = self.launcher.kernel("route.cu", "sort_rows")
+        sort = self._launcher.kernel("route.cu", "sort_rows")
         sort((number,), (block_threads(num_rows),), args, shared_bytes=4 * number)
         rows = self._products.gather("expert rows", x, tokens, x.dtype)
         return SortedRows(rows=rows, places=places, tiles=tiles, tile_rows=tile_rows)
@@ -145,7 +150,7 @@ class CupyExperts(RowOperators):
         # A tile of a quantised matrix has outputs of one half.
         if isinstance(matrices.matrix, QuantisedMatrix) and dim % TILE:
             both = self._multiply("linear", at, at.rows, matrices, "expert gates", 2 * dim)
-            return self.activate(both, activation)
+            return self._backend.activate(both, activation)
         kind = ACTIVATIONS.index(activation)
         return self._multiply("gated", at, at.rows, matrices, "expert gates", dim, kind)
 
@@ -162,7 +167,7 @@ class CupyExperts(RowOperators):
         outputs, depth = matrices.shape
         out = self._empty(out_name, (len(x), sizes[0]), x.dtype)
         way = way_of(kernel_type(x), matrices.matrix, at.tile_rows, depth, has_norm=None)
-        kernel = self.launcher.kernel("expert_rows.cu", f"experts_{name}{way.parameters}")
+        kernel = self._launcher.kernel("expert_rows.cu", f"experts_{name}{way.parameters}")
         num_tiles = 2 * ceil_div(sizes[0], TILE) if name == "gated" else ceil_div(outputs, TILE)
         grid = (len(at.tiles), ceil_div(num_tiles, way.tiles))
         numbers = map(np.int32, (depth, matrices.shift, *sizes))

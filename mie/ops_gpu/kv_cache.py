@@ -93,8 +93,26 @@ def new_cache(
     return KVCache(layers=layers, scales=scales)
 
 
-def copy_blocks(launcher: Launcher, cache: KVCache, src: Sequence[int], dst: Sequence[int]) -> None:
-    """Perform `ops.kv_cache.copy_blocks`. No destination may be named twice."""
+def move_blocks(
+    launcher: Launcher,
+    queue: Queue,
+    source: KVCache | HostCache,
+    target: KVCache | HostCache,
+    src: Sequence[int],
+    dst: Sequence[int],
+) -> None:
+    """Queue `ops.kv_cache.move_blocks`. No block of the target may be named twice."""
+    if isinstance(source, HostCache):
+        assert isinstance(target, KVCache), "blocks of the host go to the device"
+        _import(launcher, queue, source, target, src, dst)
+    elif isinstance(target, HostCache):
+        _export(launcher, queue, source, target, src, dst)
+    else:
+        assert source is target, "the device has one cache"
+        _copy(launcher, source, src, dst)
+
+
+def _copy(launcher: Launcher, cache: KVCache, src: Sequence[int], dst: Sequence[int]) -> None:
     if set(src) & set(dst):  # a kernel's copies run in no order, so read all sources first
         _scatter(launcher, _gather(launcher, cache, src), cache, dst)
         return
@@ -104,7 +122,7 @@ def copy_blocks(launcher: Launcher, cache: KVCache, src: Sequence[int], dst: Seq
         kernel(*_grid(plane, len(src)), (plane, src_ids, dst_ids, np.int32(_elements(plane))))
 
 
-def export_blocks(
+def _export(
     launcher: Launcher,
     queue: Queue,
     cache: KVCache,
@@ -112,14 +130,13 @@ def export_blocks(
     src: Sequence[int],
     dst: Sequence[int],
 ) -> None:
-    """Queue copies of whole blocks from the device to the host, where only the device reads."""
     for part in _parts(len(src), host.blocks.shape[1]):
         staged = _gather(launcher, cache, src[part])
         for on_device, on_host in _runs(dst[part]):
             queue.download(staged[on_device], host.blocks[on_host])
 
 
-def import_blocks(
+def _import(
     launcher: Launcher,
     queue: Queue,
     host: HostCache,
@@ -127,7 +144,6 @@ def import_blocks(
     src: Sequence[int],
     dst: Sequence[int],
 ) -> None:
-    """Queue copies of whole blocks from the host to the device."""
     for part in _parts(len(src), host.blocks.shape[1]):
         staged = launcher.xp.empty((len(src[part]), host.blocks.shape[1]), np.uint8)
         for on_device, on_host in _runs(src[part]):

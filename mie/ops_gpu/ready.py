@@ -107,7 +107,7 @@ def graph_bytes(size: StepSize, follows_lengths: bool) -> int:
     """
     counts = padded_counts(size.num_seqs)
     num_graphs = min(MAX_GRAPHS, len(buckets(counts, size.max_len, follows_lengths)))
-    of_a_layer = 10 if size.num_chosen or size.recurrent else 6
+    of_a_layer = 10 if size.num_chosen or size.num_recurrent_results else 6
     return num_graphs * (of_a_layer * size.num_layers + 6) * LAUNCH_BYTES
 
 

@@ -8,13 +8,14 @@ import numpy as np
 from mie.base.arithmetic import ceil_div
 from mie.errors import UnsupportedModelError
 from mie.ops.backend import Array, StepBatch
+from mie.ops.layers.operators import RecurrentOperators, RecurrentWeights
 from mie.ops.layers.recurrent import StateCache
-from mie.ops.layers.recurrent_operators import RecurrentWeights
 from mie.ops.layers.recurrent_shape import RecurrentShape
+from mie.ops_gpu.arena import Empty
 from mie.ops_gpu.arrays import block_threads, kernel_type, next_power_of_two, to_host
 from mie.ops_gpu.batch import to_device
-from mie.ops_gpu.experts import CupyExperts
-from mie.ops_gpu.queue import in_queue
+from mie.ops_gpu.launcher import Launcher
+from mie.ops_gpu.queue import Queue, in_queue
 from mie.ops_gpu.steps import Steps
 
 CONV_TILE = 64
@@ -24,10 +25,14 @@ COLUMNS, MAX_KEYS = 32, 256
 """Columns of a state that a block of kernels/recurrence.cu has, and their most elements."""
 
 
-class CupyRecurrent(CupyExperts):
-    """The part of `CupyBackend` that recurrent layers need."""
+class CupyRecurrent(RecurrentOperators):
+    """The operators of layers that keep a state."""
 
-    _steps: Steps
+    def __init__(
+        self, name: str, launcher: Launcher, queue: Queue, empty: Empty, steps: Steps
+    ) -> None:
+        self._name, self._launcher, self._xp = name, launcher, launcher.xp
+        self._queue, self._empty, self._steps = queue, empty, steps
 
     def state_bytes(self, shape: RecurrentShape) -> int:
         return shape.num_elements * np.dtype(np.float32).itemsize
@@ -36,7 +41,7 @@ class CupyRecurrent(CupyExperts):
     def new_state_cache(self, shape: RecurrentShape, num_layers: int, num_slots: int) -> StateCache:
         if shape.key_dim > MAX_KEYS:
             raise UnsupportedModelError(
-                f"a recurrent state has {shape.key_dim} rows; the {self.name} backend takes up to "
+                f"a recurrent state has {shape.key_dim} rows; the {self._name} backend takes up to "
                 f"{MAX_KEYS} (choose backend numpy)"
             )
         self._steps.has_states = True
@@ -65,30 +70,8 @@ class CupyRecurrent(CupyExperts):
             array[:, slot] = self._xp.asarray(numbers.reshape(own.shape))
             start += numbers.nbytes
 
-    def short_conv(
-        self,
-        bcx: Array,
-        weights: RecurrentWeights,
-        states: StateCache,
-        layer: int,
-        batch: StepBatch,
-    ) -> Array:
-        return self._convolve(bcx, weights, states, layer, batch, is_gated=True)
-
-    def conv_silu(
+    def convolve(
         self, x: Array, weights: RecurrentWeights, states: StateCache, layer: int, batch: StepBatch
-    ) -> Array:
-        return self._convolve(x, weights, states, layer, batch, is_gated=False)
-
-    def _convolve(
-        self,
-        x: Array,
-        weights: RecurrentWeights,
-        states: StateCache,
-        layer: int,
-        batch: StepBatch,
-        *,
-        is_gated: bool,
     ) -> Array:
         on_device, shape = to_device(self._xp, batch), weights.shape
         columns, channels = states.columns[layer], shape.num_channels
@@ -98,38 +81,16 @@ class CupyRecurrent(CupyExperts):
         grid = (ceil_div(channels, threads), len(on_device.seq_lens))
         of = (on_device.cu_seqlens_q, on_device.slots, on_device.fresh)
         parameters = f"<{kernel_type(x)}, {shape.kernel_size}>"
-        sizes = np.int32(channels), np.int32(CONV_TILE), np.int32(is_gated)
-        kernel = self.launcher.kernel("causal_conv.cu", "causal_conv" + parameters)
+        sizes = np.int32(channels), np.int32(CONV_TILE), np.int32(shape.kind == "conv")
+        kernel = self._launcher.kernel("causal_conv.cu", "causal_conv" + parameters)
         arrays = (x, weights.conv, weights.conv_bias, columns, *of, out)
         kernel((*grid, num_tiles), (threads,), (*arrays, *sizes))
         if num_tiles > 1:
-            keep = self.launcher.kernel("causal_conv.cu", "keep_columns" + parameters)
+            keep = self._launcher.kernel("causal_conv.cu", "keep_columns" + parameters)
             keep(grid, (threads,), (x, columns, *of, sizes[0], sizes[2]))
         return out
 
-    def gated_delta(
-        self,
-        qkv: Array,
-        gates: Array,
-        weights: RecurrentWeights,
-        states: StateCache,
-        layer: int,
-        batch: StepBatch,
-    ) -> Array:
-        return self._recur(qkv, gates, weights, states, layer, batch)
-
-    def mamba(
-        self,
-        xbc: Array,
-        dt: Array,
-        weights: RecurrentWeights,
-        states: StateCache,
-        layer: int,
-        batch: StepBatch,
-    ) -> Array:
-        return self._recur(xbc, dt, weights, states, layer, batch)
-
-    def _recur(
+    def recur(
         self,
         mixed: Array,
         small: Array,
@@ -147,14 +108,14 @@ class CupyRecurrent(CupyExperts):
         arrays += [states.states[layer], on_device.cu_seqlens_q, on_device.slots, on_device.fresh]
         sizes = map(np.int32, (s.num_groups, s.num_heads, s.key_dim, s.value_dim))
         grid = (ceil_div(s.value_dim, COLUMNS), s.num_heads, len(on_device.seq_lens))
-        kernel = self.launcher.kernel("recurrence.cu", name)
+        kernel = self._launcher.kernel("recurrence.cu", name)
         kernel(grid, (128,), (*arrays, out, *sizes, np.float32(w.most)))
         return out
 
     def gated_norm(self, x: Array, gate: Array, weights: RecurrentWeights) -> Array:
         w, (num_tokens, width) = weights, x.shape
         out = self._empty("gated norm", x.shape, x.dtype)
-        kernel = self.launcher.kernel("rms_norm.cu", f"gated_norm<{kernel_type(x)}>")
+        kernel = self._launcher.kernel("rms_norm.cu", f"gated_norm<{kernel_type(x)}>")
         grid, threads = (num_tokens, width // w.norm_size), block_threads(w.norm_size)
         sizes = np.int32(w.norm_size), np.int32(len(w.norm)), np.float32(w.eps)
         kernel(grid, (threads,), (x, gate, w.norm, out, *sizes, np.int32(w.gates_first)))

@@ -26,10 +26,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from mie.base.arithmetic import ceil_div
+from mie.errors import UnsupportedModelError
 from mie.ops.arrays import Floats
 from mie.ops.arrays import zeros as zeros
 from mie.ops.backend import KVCacheShape
-from mie.ops.kv_cache import LARGEST
+from mie.ops.kv_cache import QUANTIZED
 from mie.ops.weights.packed import pack_nibbles
 from mie.ops.weights.quantised import Form, Part, QuantisedRows, Rows
 from mie.ops_jit.layout import (
@@ -58,8 +59,8 @@ def padded_rows(num_rows: int) -> int:
     return ceil_div(num_rows, LANES * PANELS) * LANES * PANELS
 
 
-class Arena:
-    """Memory of matrices. Neighbours share huge pages, of which each would else waste half a one.
+class HugePages:
+    """The memory of matrices. Neighbours share huge pages, so that no matrix wastes half a page.
 
     A chunk is freed with the last of its matrices.
     """
@@ -94,7 +95,7 @@ class Panels:
         self,
         shape: tuple[int, int],
         blocks: Iterator[Rows],
-        arena: Arena,
+        pages: HugePages,
         dtype: np.dtype[Any] | None = None,
         form: Form | None = None,
     ) -> None:
@@ -108,7 +109,7 @@ class Panels:
         memory: NDArray[Any] | None = None
         if form is not None:
             groups = ceil_div(num_columns, inputs_together(form))
-            memory = arena.zeros((num_panels, groups), _group_dtype(form))
+            memory = pages.zeros((num_panels, groups), _group_dtype(form))
         while row < num_rows:
             block = next(blocks)
             if isinstance(block, QuantisedRows):
@@ -118,9 +119,9 @@ class Panels:
             else:
                 kept = dtype or (block.dtype if block.dtype.itemsize == 2 else np.dtype(np.float32))
                 if memory is None:
-                    memory = arena.zeros((num_panels, num_columns, LANES), kept)
+                    memory = pages.zeros((num_panels, num_columns, LANES), kept)
                 elif kept != memory.dtype and memory.dtype != np.float32:  # parts of two dtypes
-                    narrow, memory = memory, arena.zeros(memory.shape, np.float32)
+                    narrow, memory = memory, pages.zeros(memory.shape, np.float32)
                     memory[...] = narrow
                 _put(memory, row, block)
             row += len(block)
@@ -142,26 +143,53 @@ class Panels:
 
 
 @dataclass(frozen=True, eq=False)
-class Matrix:
+class JitMatrix:
     """A matrix [N, K] as segments of rows, each in its own format, and its bias [N] in float32."""
 
     shape: tuple[int, int]
     segments: Sequence[Panels]
     bias: Floats | None
 
+    @property
+    def arrays(self) -> Sequence[NDArray[Any]]:
+        """The memory of each segment."""
+        return [panels.memory for panels in self.segments]
+
+
+class ExpertMatrices:
+    """The matrices [N, K] of a layer's experts: the addresses of their segments and biases."""
+
+    def __init__(self, matrices: Sequence[JitMatrix]) -> None:
+        self.matrices = matrices
+        self.shape, self.segments = matrices[0].shape, matrices[0].segments
+        formats = {tuple(panels.format for panels in each.segments) for each in matrices}
+        if len(formats) > 1:
+            raise UnsupportedModelError(
+                f"experts of a layer in several formats ({sorted(formats)}) are not supported "
+                "by the jit backend (use weight_dtype='float32', or backend='numpy')"
+            )
+        segments = zip(*(each.segments for each in matrices), strict=True)
+        self.arrays = [_addresses([panels.memory for panels in own]) for own in segments]
+        biases = [each.bias for each in matrices if each.bias is not None]
+        self.bias = _addresses(biases) if biases else None
+
+
+def _addresses(arrays: Sequence[Any]) -> Any:
+    return np.array([address(array) for array in arrays], np.int64)
+
 
 def segments_of(
     parts: Sequence[Part],
     blocks: Iterator[Rows],
     num_columns: int,
-    arena: Arena,
+    pages: HugePages,
     dtype: np.dtype[Any] | None,
 ) -> Sequence[Panels]:
     """Convert the blocks of a matrix, part by part. Neighbours of one form become one segment."""
     segments = []
     for form, same in itertools.groupby(parts, lambda part: part[1]):
         shape = (sum(num_rows for num_rows, _ in same), num_columns)
-        segments.append(Panels(shape, blocks, arena, dtype, form))
+        segments.append(Panels(shape, blocks, pages, dtype, form))
     return segments
 
 
@@ -229,7 +257,7 @@ class JitCache:
         """Return a cache of zeros."""
         dims = (shape.num_layers, 2, shape.num_kv_heads, shape.num_blocks)
         elements = zeros((*dims, shape.block_size * padded(shape.head_dim)), dtype, huge=True)
-        has_scales = dtype in LARGEST
+        has_scales = dtype in QUANTIZED.values()
         scales = zeros((*dims, shape.block_size), np.float32) if has_scales else None
         return cls(shape, elements, scales)
 

@@ -6,7 +6,6 @@ its arguments. The number of tiles follows from the step, so one program serves 
 
 from __future__ import annotations
 
-import functools
 import math
 import struct
 from collections.abc import Callable
@@ -207,15 +206,3 @@ class Program:
             return value.storage.array.reshape(value.shape)
         rows: Floats = self._memory[value.storage.buffer][: len(value)]
         return rows.reshape(value.shape)
-
-
-def operator(append: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a method of the backend append to a program that it records, or run at once."""
-
-    @functools.wraps(append)
-    def operator(self: Any, *arguments: Any, **options: Any) -> Any:
-        if self._recording is not None:
-            return append(self, *arguments, **options)
-        return self._run_now(append, *arguments, **options)
-
-    return operator

@@ -74,8 +74,7 @@ def largest_step_bytes(size: StepSize, num_threads: int, least_scratch: int) -> 
     of_a_token = 3 * hidden + heads + (inner if is_fused else 3 * inner)
     if size.gates_attention:
         of_a_token += 2 * queries
-    if size.recurrent is not None:
-        of_a_token += size.recurrent.num_results
+    of_a_token += size.num_recurrent_results
     if size.num_chosen:  # pairs and items, gathered rows and results, and what is between them
         own = size.expert_size * (1 if size.expert_size % layout.LANES == 0 else 3)
         of_a_token += hidden + size.num_chosen * (16 + 2 * hidden + own)

@@ -84,7 +84,7 @@ class MieEngine:
 
     def __init__(self, spec: EngineSpec) -> None:
         import mie
-        from mie.ops.environment import numpy_facts
+        from mie.ops.blas import numpy_facts
 
         given: dict[str, Any] = {
             "dtype": "float32",

@@ -305,7 +305,7 @@ def test_a_program_ends_while_its_workers_spin_or_sleep() -> None:
         from mie.ops_jit.jit_backend import JitBackend
         backends = [JitBackend(num_threads=3) for _ in range(3)]
         for backend in backends:
-            backend.silu_mul(np.ones((3, 64), np.float32))
+            backend.activate(np.ones((3, 64), np.float32), "silu")
         time.sleep(float(sys.argv[1]))
     """
     for seconds in ("0", "0.0005", "0.05"):

@@ -63,7 +63,7 @@ def all_logits(decoder: Decoder, token_ids: list[int], chunk_sizes: Sequence[int
     states, recurrent = None, decoder.config.recurrent
     if recurrent is not None:
         num_layers = decoder.config.layers_recurrent.count(True)
-        states = decoder.backend.new_state_cache(recurrent.shape, num_layers, 3)
+        states = decoder.backend.recurrent.new_state_cache(recurrent.shape, num_layers, 3)
     table = np.arange(num_blocks)[::-1]  # an order that cannot arise by accident
     logits, start = [], 0
     for size in itertools.cycle(chunk_sizes):

@@ -25,8 +25,8 @@ from step_batches import step_batch
 from mie.ops.backend import KVCacheShape
 from mie.ops.weights.quantised import Form
 from mie.ops_jit import jit_backend as backend_module
-from mie.ops_jit import program, step
-from mie.ops_jit.memory import JitCache, Matrix
+from mie.ops_jit import program, recorder, step
+from mie.ops_jit.memory import JitCache, JitMatrix
 from mie.ops_jit.team import Team
 
 program.ROOM = 1  # buffers have no rows to spare
@@ -41,25 +41,25 @@ class GuardedProgram(program.Program):
         self.words = guarded(self.words)
 
 
-backend_module.Program = GuardedProgram
-backend_module.SCRATCH_BYTES = 0
+recorder.Program = GuardedProgram
+recorder.SCRATCH_BYTES = 0
 
 
 def exact_team(self: Any, program: Any) -> Any:
     """Give each thread no more memory than the program announces, up to 63 bytes."""
-    if not 0 <= self._team.scratch_bytes - program.scratch_bytes < 64:
-        self._team = Team(self._kernels, self.num_threads, program.scratch_bytes)
-    return self._team
+    if not 0 <= self.team.scratch_bytes - program.scratch_bytes < 64:
+        self.team = Team(self.kernels, self.team.num_threads, program.scratch_bytes)
+    return self.team
 
 
-backend_module.JitBackend._team_for = exact_team
+recorder.Recorder.team_for = exact_team
 
 
-def guarded_matrix(shape: tuple[int, int], segments: Any, bias: Any) -> Matrix:
-    return Matrix(shape, segments, None if bias is None else guarded(bias))
+def guarded_matrix(shape: tuple[int, int], segments: Any, bias: Any) -> JitMatrix:
+    return JitMatrix(shape, segments, None if bias is None else guarded(bias))
 
 
-backend_module.Matrix = guarded_matrix
+backend_module.JitMatrix = guarded_matrix
 for name in ("load_vector", "load_rope"):
     plain = getattr(backend_module.JitBackend, name)
 
@@ -87,7 +87,7 @@ def products(step: int) -> None:
                 backend.linear(x, weight)
                 backend.linear(x, weight, y)
                 backend.norm_gate_up(x, norm, 1e-5, gates)
-                backend.silu_mul(guarded(operators.normal(num_rows, 2 * num_inputs)))
+                backend.activate(guarded(operators.normal(num_rows, 2 * num_inputs)), "silu")
                 backend.take_rows(x, np.arange(num_rows)[::-1])
                 backend.embed(np.full(num_rows, num_outputs - 1), table)
                 heads = guarded(operators.normal(num_rows, 3, num_inputs))

@@ -17,7 +17,8 @@ from step_batches import step_batch
 
 from mie.ops import activation, attention, norm, rope
 from mie.ops.backend import KVCacheShape, StepBatch
-from mie.ops.kv_cache import HALVES, LARGEST, dequantize, quantize
+from mie.ops.kv_cache import HALVES
+from mie.ops.weights.quantised_cache import LARGEST, dequantize, quantize
 
 pytestmark = needs_numba
 
@@ -88,7 +89,7 @@ def test_the_fused_gate_equals_its_parts_bit_for_bit(dtype: str, has_bias: bool)
             x = normal(num_rows, num_inputs)
             fused = backend.norm_gate_up(x, norm_weight, 1e-5, weight)
             normed = backend.rms_norm(x, norm_weight, 1e-5)
-            parts = backend.silu_mul(backend.linear(normed, weight))
+            parts = backend.activate(backend.linear(normed, weight), "silu")
             np.testing.assert_array_equal(fused, parts)
 
 
@@ -158,7 +159,8 @@ def test_norms_and_gates_of_any_width(width: int, num_rows: int):
     np.testing.assert_allclose(own[:, 2:5], wanted, rtol=2e-6)
     np.testing.assert_array_equal(own[:, [0, 1, 5, 6]], heads[:, [0, 1, 5, 6]])
     gates = 4 * normal(num_rows, 2 * width, seed=2)
-    np.testing.assert_allclose(backend.silu_mul(gates), activation.silu_mul(wide(gates)), rtol=1e-6)
+    got = backend.activate(gates, "silu")
+    np.testing.assert_allclose(got, activation.silu_mul(wide(gates)), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +189,8 @@ def test_the_gate_of_infinities_and_nans_is_that_of_numpy():
     both = np.array([*itertools.product(special, special)], np.float32)
     with np.errstate(all="ignore"):
         wanted = activation.silu_mul(both)
-    np.testing.assert_allclose(jit_backend().silu_mul(both), wanted, rtol=1e-6, atol=1e-36)
+    got = jit_backend().activate(both, "silu")
+    np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-36)
 
 
 def test_a_norm_of_infinities_and_nans_is_that_of_numpy():

@@ -16,8 +16,8 @@ from test_quantised_products import FORMS, matrix_of, rows_of, weights
 
 from mie.errors import UnsupportedModelError
 from mie.ops import activation
+from mie.ops.activation import Activation
 from mie.ops.layers import experts
-from mie.ops.layers.expert_operators import Activation, ExpertWeights
 from mie.ops.weights.quantised import Form
 from mie.ops_gpu.arrays import DTYPES
 from mie.ops_gpu.experts import most_tiles
@@ -177,15 +177,13 @@ class Layer:
             self.matrices.append([wide(each) for each in own])
             self.biases.append(wide(bias) * has_bias)
             loaded.append(
-                self.backend.load_experts(
-                    [
-                        CupyLinear(parts=(part,), bias=bias[e] if has_bias else None)
-                        for e, part in enumerate(parts)
-                    ]
-                )
+                [
+                    CupyLinear(parts=(part,), bias=bias[e] if has_bias else None)
+                    for e, part in enumerate(parts)
+                ]
             )
         router = normal(dtype, number, depth, seed=99)
-        self.weights = ExpertWeights(
+        self.weights = self.backend.experts.load(
             router=CupyLinear(parts=(router,)),
             gate_up=loaded[0],
             down=loaded[1],
@@ -196,8 +194,9 @@ class Layer:
         )
 
     def compute(self, x: np.ndarray, residual: np.ndarray) -> np.ndarray:
-        self.routed = self.backend.route(x, self.weights).copy()
-        y: np.ndarray = self.backend.experts(x, self.routed, self.weights, residual.copy())
+        self.routed = self.backend.experts.route(x, self.weights).copy()
+        parts = x, self.routed, self.weights, residual.copy()
+        y: np.ndarray = self.backend.experts.compute(*parts)
         return y
 
     def wanted(self, x: np.ndarray, residual: np.ndarray) -> np.ndarray:
@@ -273,10 +272,10 @@ def test_experts_of_several_forms_are_refused():
     backend = make_backend("forward", "float16")
     some = [CupyLinear(parts=(matrix_of(rows_of(form, 32, 64)),)) for form in FORMS[:2]]
     with pytest.raises(UnsupportedModelError, match="several forms"):
-        backend.load_experts(some)
+        backend.experts.load(gate_up=some, down=some)
     [part] = some[0].parts
     with pytest.raises(UnsupportedModelError, match="several forms"):
-        backend.load_experts([CupyLinear(parts=(part, part)), *some[:1]])
+        backend.experts.load(gate_up=[CupyLinear(parts=(part, part)), *some[:1]], down=some[:1])
 
 
 @pytest.mark.parametrize("gate_dim", [1, 40])

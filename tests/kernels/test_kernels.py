@@ -18,7 +18,8 @@ from emulated import launcher, needs_compiler
 
 from mie.ops import activation, attention, norm, rope
 from mie.ops.backend import KVCacheShape, StepBatch
-from mie.ops.kv_cache import QUANTIZED, QuantizedCache, dequantize, quantize
+from mie.ops.kv_cache import QUANTIZED
+from mie.ops.weights.quantised_cache import QuantizedCache, dequantize, quantize
 from mie.ops_gpu.arrays import DTYPES
 from mie.ops_gpu.attention import SPLIT_TOKENS
 from mie.ops_gpu.chip import EMULATED_CHIP, Chip
@@ -263,10 +264,10 @@ def test_blocks_are_copied_exported_and_imported_bit_for_bit(
     for seed, plane in enumerate(cache.planes):
         plane[...] = (9 * np.abs(normal(dtype, *plane.shape, seed=seed))).astype(plane.dtype)
     before = [plane.copy() for plane in cache.planes]
-    backend.copy_blocks(cache, (1, 3), (2, 6))
-    backend.copy_blocks(cache, (0, 1), (1, 0))
-    backend.export_blocks(cache, host, (4, 6), (0, 5))
-    backend.import_blocks(host, cache, (5, 0), (4, 5))
+    backend.move_blocks(cache, cache, (1, 3), (2, 6))
+    backend.move_blocks(cache, cache, (0, 1), (1, 0))
+    backend.move_blocks(cache, host, (4, 6), (0, 5))
+    backend.move_blocks(host, cache, (5, 0), (4, 5))
     origin = [1, 0, 1, 3, 3, 4, 3]
     for plane, old in zip(cache.planes, before, strict=True):
         assert plane.tobytes() == old[origin].tobytes()

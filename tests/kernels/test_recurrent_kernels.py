@@ -20,10 +20,10 @@ from test_kernels import check, dtype, make_backend, mode, normal, wide
 from mie import LLM, SamplingParams
 from mie.checkpoint.config import model_config_from_hf
 from mie.checkpoint.tensors import expected_tensors
-from mie.ops import activation, norm
+from mie.ops import activation
 from mie.ops.backend import StepBatch
 from mie.ops.layers import recurrent
-from mie.ops.layers.recurrent_operators import RecurrentWeights
+from mie.ops.layers.operators import RecurrentWeights
 from mie.ops.layers.recurrent_shape import Kind, RecurrentShape
 from mie.ops_gpu.recurrent import CONV_TILE
 
@@ -84,7 +84,7 @@ class Layer:
             skip=normal(dtype, heads, seed=5) if is_mamba else None,
             most=2.0,
         )
-        self.states = self.backend.new_state_cache(shape, 2, NUM_SLOTS)
+        self.states = self.backend.recurrent.new_state_cache(shape, 2, NUM_SLOTS)
         for index, array in enumerate((self.states.columns, self.states.states)):
             array[...] = normal("float32", *array.shape, seed=7 + index)
             array[:, 0] = np.nan  # fresh sequences ignore it
@@ -119,8 +119,7 @@ def test_convolutions(
         inputs = b * inputs
     of: Any = (batch.cu_seqlens_q, batch.slots, batch.fresh)
     sums = recurrent.causal_conv(inputs, kernel, None if bias is None else wide(bias), columns, of)
-    run = layer.backend.short_conv if is_gated else layer.backend.conv_silu
-    got = run(x, layer.weights, layer.states, 1, batch)
+    got = layer.backend.recurrent.convolve(x, layer.weights, layer.states, 1, batch)
     check(got, sums * c if is_gated else activation.silu(sums), dtype)
     assert batch.slots is not None
     layer.check_states(0, columns, batch.slots)
@@ -152,8 +151,7 @@ def test_recurrences(
         wanted.append(run(*own, state))
         if slot >= 0:
             states[slot] = state
-    run = layer.backend.gated_delta if is_delta else layer.backend.mamba
-    got = run(mixed, small, w, layer.states, 1, batch)
+    got = layer.backend.recurrent.recur(mixed, small, w, layer.states, 1, batch)
     check(got, np.concatenate(wanted).reshape(num_tokens, -1), dtype)
     layer.check_states(1, states, batch.slots)
 
@@ -166,8 +164,9 @@ def test_gated_norms(mode: str, dtype: str, size: int, weight_size: int, gates_f
     gate[0, 0] = -100  # exp overflows
     weight = normal(dtype, weight_size, seed=2)
     weights: Any = SimpleNamespace(norm=weight, norm_size=size, eps=1e-5, gates_first=gates_first)
-    got = make_backend(mode, dtype).gated_norm(x, gate, weights)
-    wanted = norm.gated_norm(wide(x), wide(gate), wide(weight), size, 1e-5, gates_first=gates_first)
+    got = make_backend(mode, dtype).recurrent.gated_norm(x, gate, weights)
+    inputs = wide(x), wide(gate), wide(weight)
+    wanted = recurrent.gated_norm(*inputs, size, 1e-5, gates_first=gates_first)
     check(got, wanted, dtype)
 
 

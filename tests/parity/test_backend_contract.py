@@ -26,7 +26,7 @@ from mie.load.backends import load_backend
 from mie.ops import activation, attention, kv_cache, linear, norm, rope, sampling
 from mie.ops.backend import Backend, KVCacheShape, StepBatch
 from mie.ops.layers import experts
-from mie.ops.layers.expert_operators import ExpertWeights
+from mie.ops.layers.operators import ExpertWeights
 from mie.ops.sampling import RowControls, TokenMask
 
 
@@ -292,7 +292,7 @@ def test_head_norm_changes_its_heads_and_no_other(machine: Machine):
 @pytest.mark.parametrize("num_tokens", [0, 1, 33])
 def test_silu_mul(machine: Machine, num_tokens: int):
     gate_up = 4 * normal(num_tokens, 40)
-    y = machine.backend.silu_mul(machine.put(gate_up))
+    y = machine.backend.activate(machine.put(gate_up), "silu")
     check(machine, "silu_mul", y, activation.silu_mul(gate_up))
 
 
@@ -302,7 +302,7 @@ def test_silu_mul(machine: Machine, num_tokens: int):
 def test_gelu_mul(machine: Machine):
     gate_up = 4 * normal(33, 40)
     gate_up[0, :4] = [-1e30, -60, 60, 1e4]
-    y = machine.backend.gelu_mul(machine.put(gate_up))
+    y = machine.backend.activate(machine.put(gate_up), "gelu_tanh")
     wanted = activation.gelu_mul(gate_up)
     check(machine, "gelu_mul", y, wanted)
     tanh = np.tanh((2 / np.pi) ** 0.5 * (gate_up[1:, :20] + 0.044715 * gate_up[1:, :20] ** 3))
@@ -334,10 +334,10 @@ def sparse_layer(backend: Backend, width: int, is_normalised: bool) -> tuple[Any
     def load(matrix: Any) -> Any:
         return backend.load_linear(matrix.shape, [matrix.astype(np.float32)])
 
-    weights = ExpertWeights(
+    weights = backend.experts.load(
         router=load(router),
-        gate_up=backend.load_experts([*map(load, gate_up)]),
-        down=backend.load_experts([*map(load, down)]),
+        gate_up=[*map(load, gate_up)],
+        down=[*map(load, down)],
         number=num_experts,
         num_chosen=3,
         is_normalised=is_normalised,
@@ -355,8 +355,8 @@ def test_experts(machine: Machine, is_normalised: bool, width: int, num_tokens: 
     backend, x, residual = machine.backend, normal(num_tokens, 32), normal(num_tokens, 32, seed=5)
     weights, router, gate_up, down = sparse_layer(backend, width, is_normalised)
     own = machine.put(x)
-    routed = backend.route(own, weights)
-    y = machine.get(backend.experts(own, routed, weights, machine.put(residual)))
+    routed = backend.experts.route(own, weights)
+    y = machine.get(backend.experts.compute(own, routed, weights, machine.put(residual)))
     wanted = experts.route(machine.get(own) @ router.T, 3, is_normalised)
     np.testing.assert_allclose(machine.get(routed), wanted, rtol=1e-4, atol=1e-5)
     shares = np.exp(x @ router.T)
@@ -390,7 +390,7 @@ def test_a_router_with_sigmoids(machine: Machine, number: int, num_chosen: int):
         bias=backend.load_vector(bias),
     )
     own = machine.put(x)
-    routed = machine.get(backend.route(own, weights))
+    routed = machine.get(backend.experts.route(own, weights))
     wanted = experts.route_by_sigmoid(
         machine.get(own) @ router.astype(np.float32).T.astype(np.float64), bias, num_chosen
     )
@@ -405,9 +405,8 @@ def test_an_expert_does_not_depend_on_the_other_tokens(machine: Machine):
 
     def results(rows: slice) -> np.ndarray:
         own, residual = machine.put(x[rows]), machine.put(np.ones((len(x[rows]), 32)))
-        return np.array(
-            machine.get(backend.experts(own, backend.route(own, weights), weights, residual))
-        )
+        routed = backend.experts.route(own, weights)
+        return np.array(machine.get(backend.experts.compute(own, routed, weights, residual)))
 
     together = results(slice(None))
     for rows in (slice(0, 1), slice(17, 20), slice(29, 130)):
@@ -417,7 +416,7 @@ def test_an_expert_does_not_depend_on_the_other_tokens(machine: Machine):
 @pytest.mark.parametrize("width", [20, 48])
 def test_clamped_silu_mul(machine: Machine, width: int):
     gate_up = 9 * normal(33, 2 * width)
-    y = machine.backend.clamped_silu_mul(machine.put(gate_up))
+    y = machine.backend.activate(machine.put(gate_up), "clamped_silu")
     check(machine, "gelu_mul", y, activation.clamped_silu_mul(gate_up))
     gate, up = np.minimum(gate_up[:, :width], 7), np.clip(gate_up[:, width:], -7, 7)
     wanted = gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
@@ -619,13 +618,14 @@ def test_paged_attention_of_any_batch(
 @pytest.mark.parametrize(
     "pairs", [[(2, 5)], [(0, 1), (1, 2)], [(1, 2), (0, 1)], [(3, 4), (4, 3)], [(6, 7), (6, 8)]]
 )
-def test_copy_blocks_copies_keys_and_values_in_every_layer(
+def test_move_blocks_copies_keys_and_values_in_every_layer(
     machine: Machine, pairs: list[tuple[int, int]]
 ):
     planes = normal(2, 2, SHAPE.num_blocks, SHAPE.block_size, 3, 8)
     cache = machine.backend.new_kv_cache(SHAPE)
     machine.put_cache(cache, planes)
-    machine.backend.copy_blocks(cache, *zip(*pairs, strict=True))
+    src, dst = zip(*pairs, strict=True)
+    machine.backend.move_blocks(cache, cache, src, dst)
     wanted = planes.copy()
     for source, destination in pairs:
         wanted[:, :, destination] = planes[:, :, source]
@@ -639,9 +639,9 @@ def test_blocks_return_from_the_host_unchanged(machine: Machine):
     cache, host = backend.new_kv_cache(SHAPE), backend.new_host_cache(host_shape)
     machine.put_cache(cache, planes)
     before = machine.get_cache(cache).copy()
-    backend.export_blocks(cache, host, (1, 5, 0), (3, 0, 2))
+    backend.move_blocks(cache, host, (1, 5, 0), (3, 0, 2))
     machine.put_cache(cache, np.full_like(planes, 7.0))
-    backend.import_blocks(host, cache, (0, 2, 3), (6, 4, 1))
+    backend.move_blocks(host, cache, (0, 2, 3), (6, 4, 1))
     after = machine.get_cache(cache)
     for source, target in ((5, 6), (0, 4), (1, 1)):
         assert after[:, :, target].tobytes() == before[:, :, source].tobytes()

@@ -14,10 +14,10 @@ from test_backend_contract import MACHINES, Machine, machine_params, normal
 
 from mie.config.engine import EngineConfig
 from mie.load.backends import load_backend
-from mie.ops import norm
 from mie.ops.activation import sigmoid
 from mie.ops.backend import StepBatch
-from mie.ops.layers.recurrent_operators import RecurrentWeights
+from mie.ops.layers.operators import RecurrentWeights
+from mie.ops.layers.recurrent import gated_norm
 from mie.ops.layers.recurrent_shape import RecurrentShape
 from mie.ops.numpy_backend import NumpyBackend
 
@@ -88,9 +88,10 @@ class Layer:
         kind: str,
         get: Callable[[Any], np.ndarray] = np.array,
     ) -> None:
-        self.backend, self.put, self.get, self.shape = backend, put, get, SHAPES[kind]
+        self.backend, self.put, self.get = backend.recurrent, put, get
+        self.shape = SHAPES[kind]
         self.weights = weights_of(lambda array: backend.load_vector(array), self.shape)
-        self.states = backend.new_state_cache(self.shape, 2, NUM_SLOTS)
+        self.states = self.backend.new_state_cache(self.shape, 2, NUM_SLOTS)
         for index, array in enumerate((self.states.columns, self.states.states)):
             array[...] = put(normal(*array.shape, seed=7 + index))
 
@@ -100,11 +101,10 @@ class Layer:
         width = 3 * self.shape.width if kind == "conv" else self.shape.num_channels
         x = self.put(normal(NUM_TOKENS, width)[tokens])
         if kind == "conv":
-            return {"short_conv": self.get(self.backend.short_conv(x, *of))}
+            return {"short_conv": self.get(self.backend.convolve(x, *of))}
         small = normal(NUM_TOKENS, self.shape.num_heads * (2 if kind == "delta" else 1), seed=1)
-        mixed = self.put(self.get(self.backend.conv_silu(x, *of)))
-        recur = self.backend.gated_delta if kind == "delta" else self.backend.mamba
-        y = self.put(self.get(recur(mixed, self.put(small[tokens]), *of)))
+        mixed = self.put(self.get(self.backend.convolve(x, *of)))
+        y = self.put(self.get(self.backend.recur(mixed, self.put(small[tokens]), *of)))
         gate = self.put(normal(NUM_TOKENS, self.shape.width, seed=2)[tokens])
         normed = self.get(self.backend.gated_norm(y, gate, self.weights))
         return {"conv_silu": self.get(mixed), "recurrence": self.get(y), "gated_norm": normed}
@@ -209,7 +209,7 @@ def test_the_order_of_gate_and_norm_matters(gates_first: bool) -> None:
     whole = (x * silu if gates_first else x).reshape(3, 2, 4)
     normed = whole / np.sqrt((whole**2).mean(-1, keepdims=True) + 1e-5) * weight
     wanted = normed.reshape(3, 8) * (1 if gates_first else silu)
-    got = norm.gated_norm(x, gate, weight, 4, 1e-5, gates_first=gates_first)
+    got = gated_norm(x, gate, weight, 4, 1e-5, gates_first=gates_first)
     np.testing.assert_allclose(got, wanted, rtol=1e-12)
 
 

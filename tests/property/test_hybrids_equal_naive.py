@@ -45,7 +45,9 @@ def hybrid_scenarios(draw):
 def state_bytes(model, backend):
     config = load_model_config(model.directory)
     machine = NumpyBackend("float64" if backend == "numpy" else "float32")
-    return machine.state_bytes(config.recurrent.shape) * config.layers_recurrent.count(True)
+    return machine.recurrent.state_bytes(config.recurrent.shape) * config.layers_recurrent.count(
+        True
+    )
 
 
 def in_bytes(scenario, size):

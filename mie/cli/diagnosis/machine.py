@@ -18,7 +18,7 @@ from typing import Any, Literal
 from mie.base.commands import CommandError, NoAnswerError, run_command
 from mie.base.resources import cpu_quota, read_text, usable_cpus, whole_cpus
 from mie.errors import MieError, install_command
-from mie.ops.environment import numpy_facts, products_facts
+from mie.ops.blas import numpy_facts, products_facts
 from mie.ops_gpu.environment import cupy_facts, driver_facts, one_line
 
 ASK_SECONDS = 180.0
@@ -103,8 +103,8 @@ class Machine:
 
 def backend_facts(name: str) -> Facts:
     """Try a backend. There are no facts if it computes correctly."""
+    from mie.lab.trial import try_operators
     from mie.load.backends import load_backend  # imports NumPy, which may be broken
-    from mie.ops.trial import try_operators
 
     try_operators(load_backend(name))
     return {}

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.ops.backend import Array, Backend, ComposedOperators, StepBatch
+from mie.ops.activation import Activation
+from mie.ops.backend import Array, Backend, StepBatch
 from mie.ops.sampling import RowControls
 
 ROLES = {
@@ -26,7 +27,7 @@ OPERATORS = tuple(dict.fromkeys(ROLES.values()))
 """The roles, in the order of a step."""
 
 METHODS = tuple(dict.fromkeys(method for method, _ in ROLES))
-"""The operators of the contract that are recorded."""
+"""The operators that are recorded: methods of the backend, or functions that define them."""
 
 AFTER_ROWS = frozenset({"take_rows", "final_norm", "head", "soft_cap", "logits"})
 """Roles with a row for each wanted row of logits. The others have one for each token."""
@@ -74,7 +75,7 @@ def put(array: Array, values: NDArray[Any]) -> None:
     array[...] = staged
 
 
-class RecordingBackend(ComposedOperators):
+class RecordingBackend:
     """Passes every call on to ``inner``, and shows the results of `METHODS` to ``observe``.
 
     Operators that ``inner`` may compute in one call are composed of single ones, to see each.
@@ -85,6 +86,8 @@ class RecordingBackend(ComposedOperators):
     """
 
     is_asynchronous = False  # each result is observed before the next is computed
+    norm_linear, norm_gate_up = Backend.norm_linear, Backend.norm_gate_up
+    norm_heads = Backend.norm_heads
 
     def __init__(self, inner: Backend, observe: Observer) -> None:
         self.greedy: list[int] = []
@@ -103,6 +106,20 @@ class RecordingBackend(ComposedOperators):
         if name not in METHODS:
             return found
         return lambda *args, **kwargs: self._seen(name, found(*args, **kwargs))
+
+    def activate(self, gate_up: Array, activation: Activation) -> Array:
+        out = self._inner.activate(gate_up, activation)
+        method = {"silu": "silu_mul", "gelu_tanh": "gelu_mul"}.get(activation)
+        return out if method is None else self._seen(method, out)
+
+    @property
+    def experts(self) -> _Layers:
+        methods = {"route": "route", "compute": "experts"}
+        return _Layers(self._inner.experts, lambda name, _: methods.get(name), self._seen)
+
+    @property
+    def recurrent(self) -> _Layers:
+        return _Layers(self._inner.recurrent, _recurrent_method, self._seen)
 
     def run_step(self, forward: Callable[[StepBatch], Array], batch: StepBatch) -> Array:
         self._step += 1
@@ -147,6 +164,37 @@ class RecordingBackend(ComposedOperators):
             put(seen, instead)
         self._previous = operator
         return out
+
+
+class _Layers:
+    """The operators of layers that not every model has, whose results are seen, too."""
+
+    def __init__(
+        self,
+        inner: Any,
+        method_of: Callable[[str, Sequence[Any]], str | None],
+        seen: Callable[[str, Array], Array],
+    ) -> None:
+        """Take a function that returns one of `METHODS` for an operator and its arguments."""
+        self._inner, self._method_of, self._seen = inner, method_of, seen
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            out, method = found(*args, **kwargs), self._method_of(name, args)
+            return out if method is None else self._seen(method, out)
+
+        return call
+
+
+def _recurrent_method(name: str, args: Sequence[Any]) -> str | None:
+    """Return the operator's name among `METHODS`, which depends on the kind of the layer."""
+    if name == "convolve":
+        return "short_conv" if args[1].shape.kind == "conv" else "conv_silu"
+    if name == "recur":
+        return "gated_delta" if args[2].shape.kind == "delta" else "mamba"
+    return name if name == "gated_norm" else None
 
 
 def _is_gate_of_mlp(method: str, previous: str | None, out: Array) -> bool:

@@ -9,15 +9,17 @@ or cut into chunks.
     Dk key dim, or size of Mamba's state      Dv value dim, or head size      N slots
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from mie.ops.activation import sigmoid
+from mie.ops.activation import sigmoid, silu
 from mie.ops.arrays import Bools, Floats, Ints
+from mie.ops.backend import StepBatch
 from mie.ops.layers.recurrent_shape import RecurrentShape
+from mie.ops.norm import rms_norm
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,11 +40,29 @@ class StateCache:
             states=np.zeros((*first, s.num_heads, s.key_dim, s.value_dim), dtype),
         )
 
+    def copy(self, src: Sequence[int], dst: Sequence[int]) -> None:
+        """Copy whole slots. All are read before any is written."""
+        for array in (self.columns, self.states):
+            array[:, np.asarray(dst, np.int64)] = array[:, np.asarray(src, np.int64)]
 
-def move_states(source: StateCache, target: StateCache, src: Ints, dst: Ints) -> None:
-    """Copy whole slots. All are read before any is written, also within one cache."""
-    target.columns[:, dst] = source.columns[:, src]
-    target.states[:, dst] = source.states[:, src]
+    def export(self, slot: int) -> bytes:
+        """Return the contents of a slot in all layers."""
+        return self.columns[:, slot].tobytes() + self.states[:, slot].tobytes()
+
+    def fill(self, slot: int, data: bytes) -> None:
+        """Fill a slot with the result of `export`."""
+        start = 0
+        for array in (self.columns, self.states):
+            own = array[:, slot]
+            own[...] = np.frombuffer(data, own.dtype, own.size, start).reshape(own.shape)
+            start += own.nbytes
+
+
+def slots_of(batch: StepBatch) -> tuple[Ints, Bools]:
+    """Return the slots of a batch's sequences, and whether each is fresh."""
+    assert batch.slots is not None, "the batch has no slots"
+    assert batch.fresh is not None, "the batch has no slots"
+    return batch.slots, batch.fresh
 
 
 def runs(cu_seqlens: Ints, slots: Ints, fresh: Bools) -> Iterator[tuple[int, int, int, bool]]:
@@ -155,6 +175,24 @@ def mamba(
         state += b[t, :, :, None] * x[t, :, None]
         y[t] = np.matmul(c[t, :, None], state)[:, 0]
     y += skip[:, None] * x
+    return y
+
+
+def gated_norm(
+    x: Floats, gate: Floats, weight: Floats, size: int, eps: float, *, gates_first: bool
+) -> Floats:
+    """Normalise groups of ``size`` channels of x [T, K], times silu(gate), as a new array.
+
+    gate [T, K]. weight [size] is for each group, and a weight [K] for all of them. The gate
+    multiplies the normalised x, or with ``gates_first`` the x that is normalised: the
+    ``RMSNormGated`` of Qwen3-Next, and that of Mamba 2.
+    """
+    groups = x.shape[0], -1, size
+    if gates_first:
+        x = x * silu(gate)
+    y = rms_norm(x.reshape(groups), weight.reshape(-1, size), eps).reshape(x.shape)
+    if not gates_first:
+        y *= silu(gate)
     return y
 
 

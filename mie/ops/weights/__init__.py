@@ -1,1 +1,1 @@
-"""Define the forms in which weights are packed and quantised."""
+"""Define the forms in which weights and caches are packed and quantised."""

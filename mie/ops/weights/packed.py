@@ -2,15 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mie.ops.arrays import Floats, Ints
-from mie.ops.weights.quantised import Form, Part, QuantisedRows, Rows, dequantise, only_floats
-
-Block = TypeVar("Block", NDArray[Any], Rows)
+from mie.ops.weights.quantised import Form, Part, QuantisedRows, Rows, dequantise
 
 TILE_ROWS = 64
 """Rows that are widened at a time."""
@@ -77,19 +75,18 @@ class PackedMatrix:
         [part] = self._parts
         return part.take(rows)
 
+    def product(self, x: Floats) -> Floats:
+        """Return the product [..., N] of x [..., K] and the weights, a tile of rows at a time.
 
-def linear_packed(x: Floats, weight: PackedMatrix) -> Floats:
-    """Return the product [..., N] of x [..., K] and the weights, a tile of rows at a time.
-
-    `ops.quantised.linear_quantised` defines the product.
-    """
-    num_outputs = weight.shape[0]
-    y: Floats = np.empty((*x.shape[:-1], num_outputs), x.dtype)
-    for first in range(0, num_outputs, TILE_ROWS):
-        last = min(first + TILE_ROWS, num_outputs)
-        tile = weight.rows(first, last).astype(x.dtype, copy=False).T
-        np.matmul(x, tile, out=y[..., first:last])
-    return y
+        `linear_quantised` defines the product.
+        """
+        num_outputs = self.shape[0]
+        y: Floats = np.empty((*x.shape[:-1], num_outputs), x.dtype)
+        for first in range(0, num_outputs, TILE_ROWS):
+            last = min(first + TILE_ROWS, num_outputs)
+            tile = self.rows(first, last).astype(x.dtype, copy=False).T
+            np.matmul(x, tile, out=y[..., first:last])
+        return y
 
 
 class _FloatRows:
@@ -98,7 +95,8 @@ class _FloatRows:
     def __init__(self, shape: tuple[int, int], blocks: Iterator[Rows], dtype: Any) -> None:
         self._weights = np.empty(shape, dtype)
         self.nbytes = self._weights.nbytes
-        for place, block in _placed(shape[0], only_floats(blocks)):
+        for place, block in _placed(shape[0], blocks):
+            assert isinstance(block, np.ndarray), "a quantised part has a form"
             self._weights[place] = block
 
     def take(self, rows: slice | Ints) -> Floats:
@@ -134,7 +132,7 @@ class _PackedRows:
         return dequantise(QuantisedRows.of_kept(self._form, planes))
 
 
-def _placed(num_rows: int, blocks: Iterator[Block]) -> Iterator[tuple[slice, Block]]:
+def _placed(num_rows: int, blocks: Iterator[Rows]) -> Iterator[tuple[slice, Rows]]:
     """Yield blocks and their places until there are this many rows."""
     row = 0
     while row < num_rows:

@@ -1,6 +1,6 @@
 """Define matrices of small numbers in groups, and their exact float32 values."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -197,10 +197,3 @@ def linear_quantised(
     x [T, K], bias [N], residual [T, N]; all of one float dtype, to which w is widened.
     """
     return linear(x, dequantise(weight).astype(x.dtype, copy=False).T, bias, residual)
-
-
-def only_floats(blocks: Iterable[Rows]) -> Iterator[NDArray[Any]]:
-    """Yield the blocks of a matrix that has no form."""
-    for block in blocks:
-        assert not isinstance(block, QuantisedRows), "a quantised matrix has a form"
-        yield block

@@ -1,7 +1,7 @@
 // The gated activations of MLPs and experts (mie/ops/activation.py). Included after mie_cuda.cuh.
 #pragma once
 
-enum Activation { SILU, GELU_TANH, CLAMPED_SILU };  // ACTIVATIONS of mie/ops/layers/expert_operators.py
+enum Activation { SILU, GELU_TANH, CLAMPED_SILU };  // ACTIVATIONS of mie/ops/activation.py
 
 // All are gate / (1 + exp(-z)) times a factor. They use expf, not __expf: the kernels are
 // memory-bound, so the exact function costs nothing. For a very negative z expf gives infinity, and

@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mie.ops.activation import CLAMP_LIMIT, CLAMP_SLOPE, GELU_CUBIC, GELU_SLOPE
-from mie.ops.layers.expert_operators import ACTIVATIONS
+from mie.ops.activation import ACTIVATIONS, CLAMP_LIMIT, CLAMP_SLOPE, GELU_CUBIC, GELU_SLOPE
 from mie.ops_jit.kernels.formats import Format
 from mie.ops_jit.kernels.panels import widener
 from mie.ops_jit.kernels.vectors import (

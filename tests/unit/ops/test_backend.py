@@ -1,10 +1,11 @@
 """Test the setting that selects the backend, and the settings that belong to one."""
 
 from contextlib import nullcontext
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from step_batches import step_batch
 
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
@@ -63,6 +64,6 @@ def test_large_steps_have_several_threads_of_blas(
     monkeypatch.setattr(numpy_backend, "Blas", lambda: limits)
     backend = NumpyBackend(num_threads=3, batch_invariant=is_invariant)
     backend.load_linear((1024, 512), [np.zeros((1024, 512), np.float32)])
-    batch = SimpleNamespace(token_ids=np.zeros(num_tokens, np.int64), drawn_rows=None)
-    backend.run_step(lambda batch: np.zeros(1), batch)  # type: ignore[arg-type]
+    batch = replace(step_batch([(1, 1)], 4, 1), token_ids=np.zeros(num_tokens, np.int64))
+    backend.run_step(lambda batch: np.zeros(1), batch)
     assert limits.numbers == [num_threads]

@@ -12,7 +12,8 @@ from compiled import HAS_NUMBA, needs_numba
 
 from mie import LLM, SamplingParams
 from mie.errors import WeightsError
-from mie.ops.kv_cache import HALVES, QuantizedCache, gather_kv, move_blocks, write_kv
+from mie.ops.kv_cache import HALVES, gather_kv, move_blocks, write_kv
+from mie.ops.weights.quantised_cache import QuantizedCache
 
 CPUS = ("numpy", pytest.param("jit", marks=needs_numba))
 NAMES = ("numpy", *(["jit"] if HAS_NUMBA else []))

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from mie.ops import attention
 from mie.ops.attention import attend, decode_attention, paged_attention
-from mie.ops.kv_cache import QUANTIZED, dequantize, quantize
+from mie.ops.kv_cache import QUANTIZED
+from mie.ops.weights.quantised_cache import dequantize, quantize
 
 DTYPES = ("float32", "float64")
 HEADS = [(1, 1), (4, 4), (4, 2), (4, 1), (6, 3)]  # Hq, Hkv: groups of 1 to 4.

@@ -3,17 +3,13 @@
 import numpy as np
 import pytest
 
-from mie.ops.kv_cache import (
+from mie.ops.kv_cache import QUANTIZED, gather_kv, move_blocks, take_blocks, write_kv
+from mie.ops.weights.quantised_cache import (
     LARGEST,
-    QUANTIZED,
     SMALLEST_SCALE,
     QuantizedCache,
     dequantize,
-    gather_kv,
-    move_blocks,
     quantize,
-    take_blocks,
-    write_kv,
 )
 
 DTYPES = ("float32", "float64")

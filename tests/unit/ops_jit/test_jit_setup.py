@@ -199,10 +199,10 @@ def test_a_step_takes_at_most_what_was_planned(name: str, tmp_path: Path):
     backend: Any = engine._runner.backend  # type: ignore[attr-defined]
     engine.add_request([1] * 200, SamplingParams(temperature=0, max_tokens=2))
     engine.step()
-    [_, (program, _)] = backend._recorded
+    [_, (program, _)] = backend.recorder.recorded
     size = step_size(config, load_model_config(model.directory), 256)
     planned = backend.step_bytes(replace(size, num_tokens=200, num_seqs=1))
-    taken = program.nbytes + backend._team.scratch_bytes
+    taken = program.nbytes + backend.recorder.team.scratch_bytes
     assert 0.5 * planned < taken <= planned
 
 
@@ -230,9 +230,9 @@ def test_the_first_step_compiles_nothing(tiny: Any, name: str, dtype: str, kv_ca
         tiny[name].directory, LoadSettings(engine=config, backend="jit", dtype=dtype)
     )
     backend: Any = engine._runner.backend  # type: ignore[attr-defined]
-    present = set(backend._kernels._addresses)
+    present = set(backend.recorder.kernels._addresses)
     logits_of(engine, [1, 2, 3])
-    backend._enforce_eager = True
+    backend.recorder.enforce_eager = True
     logits_of(engine, [1, 2, 3, 4])
-    assert set(backend._kernels._addresses) == present
+    assert set(backend.recorder.kernels._addresses) == present
     backend.prepare(no_bar, logits_of, None)

@@ -12,9 +12,10 @@ from step_batches import step_batch
 
 from mie.ops.backend import StepBatch
 from mie.ops_jit import program as program_module
-from mie.ops_jit.jit_backend import SEGMENT, JitBackend
+from mie.ops_jit.jit_backend import JitBackend
 from mie.ops_jit.layout import NUM_TOKENS, PARTIALS
 from mie.ops_jit.program import Program
+from mie.ops_jit.recorder import SEGMENT
 from mie.ops_jit.step import StepHeader
 
 
@@ -62,7 +63,7 @@ def test_a_function_that_lives_from_step_to_step_is_recorded_once() -> None:
 def test_a_step_that_was_interrupted_between_its_segments_can_be_run_again(monkeypatch) -> None:
     model, batch = Model(JitBackend(num_threads=2)), batch_of(100)
     expected = model.step(batch)
-    real, calls = model.backend._team.run, []
+    real, calls = model.backend.recorder.team.run, []
 
     def interrupted(*args: Any) -> None:
         calls.append(args)
@@ -70,7 +71,7 @@ def test_a_step_that_was_interrupted_between_its_segments_can_be_run_again(monke
             raise KeyboardInterrupt
         real(*args)
 
-    monkeypatch.setattr(model.backend._team, "run", interrupted)
+    monkeypatch.setattr(model.backend.recorder.team, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         model.step(batch)
     np.testing.assert_array_equal(model.step(batch), expected)

@@ -35,7 +35,7 @@ def backend() -> JitBackend:
 
 @pytest.fixture(scope="module")
 def expected(backend: JitBackend) -> np.ndarray:
-    return np.array(backend.silu_mul(X))
+    return np.array(backend.activate(X, "silu"))
 
 
 @pytest.fixture(autouse=True)
@@ -50,16 +50,16 @@ def _no_thread_is_left(backend: JitBackend) -> Iterator[None]:
 
 def check(backend: JitBackend, expected: np.ndarray, times: int = 1) -> None:
     for _ in range(times):
-        np.testing.assert_array_equal(backend.silu_mul(X), expected)
+        np.testing.assert_array_equal(backend.activate(X, "silu"), expected)
 
 
 def test_a_child_does_not_wait_for_the_lock_of_a_thread_that_it_does_not_have(backend, expected):
-    with backend._team._locks[os.getpid()]:
+    with backend.recorder.team._locks[os.getpid()]:
         assert exit_code_of_child(lambda: check(backend, expected, 3)) == 0
 
 
 def test_a_child_begins_anew_when_it_is_forked_in_the_middle_of_a_run(backend, expected) -> None:
-    words = backend._team._words
+    words = backend.recorder.team._words
     words[DONE] = 1
     try:
         assert exit_code_of_child(lambda: check(backend, expected, 3)) == 0
@@ -94,19 +94,19 @@ def test_a_child_whose_threads_are_refused_says_so_and_goes_on_without_them(
     def child() -> None:
         refuse(monkeypatch, number)
         with pytest.raises(ThreadLimitError):
-            backend.silu_mul(X)
+            backend.activate(X, "silu")
         check(backend, expected, 3)
 
-    backend._team._words[DONE] = 1  # as in the middle of a run
+    backend.recorder.team._words[DONE] = 1  # as in the middle of a run
     try:
         assert exit_code_of_child(child) == 0
     finally:
-        backend._team._words[DONE] = 0
+        backend.recorder.team._words[DONE] = 0
 
 
 @pytest.mark.parametrize("before", [LAST_RUN - 2, LAST_RUN])
 def test_the_numbers_of_runs_begin_again(before, backend, expected) -> None:
-    words = backend._team._words
+    words = backend.recorder.team._words
     words[TICKET] = before << RUN_SHIFT
     check(backend, expected, 5)
     assert 0 <= words[TICKET] >> RUN_SHIFT < 6

@@ -17,7 +17,7 @@ def try_operators(backend: Backend) -> None:
     """
     head = np.zeros((64, 8), np.float32)
     head[37] = 1
-    hidden = backend.silu_mul(backend.load_vector(np.ones((1, 16), np.float32)))
+    hidden = backend.activate(backend.load_vector(np.ones((1, 16), np.float32)), "silu")
     hidden = backend.rms_norm(hidden, backend.load_vector(np.ones(8, np.float32)), 1e-5)
     logits = backend.linear(hidden, backend.load_linear((64, 8), [head]))
     [token_id] = backend.sample(logits, [RowControls()])
