@@ -29,7 +29,7 @@ class Arena:
     """One buffer for each name, overwritten when the name is used again.
 
     A buffer grows until it has seen the largest step. After that nothing is allocated, and steps of
-    one size find their results at the same addresses, which a captured step needs.
+    one size find their results at the same addresses, as a captured step needs.
     """
 
     def __init__(self, xp: Any) -> None:
@@ -73,8 +73,8 @@ class Arena:
 class Counters:
     """Zeros for blocks to count themselves with. Every launch leaves them zero.
 
-    Captured steps keep smaller ones than the last. Each is at least twice as large as the one
-    before.
+    Captured steps keep smaller ones than the last. Each buffer is at least twice as large as the
+    buffer before.
     """
 
     def __init__(self, xp: Any) -> None:

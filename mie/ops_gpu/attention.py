@@ -81,7 +81,7 @@ class AttentionCall:
 
 
 def max_splits(num_tokens: int) -> int:
-    """Return the number of splits of a sequence of which this many tokens are seen."""
+    """Return the number of splits of a sequence with this many tokens to see."""
     return min(MAX_SPLITS, ceil_div(num_tokens, SPLIT_TOKENS))
 
 
@@ -121,7 +121,7 @@ class PagedAttention:
     ) -> Array:
         """Compute `ops.attention.paged_attention` over one layer.
 
-        ``scales`` are those of a quantised cache.
+        ``scales`` are the scales of a quantised cache.
         """
         assert kv.size // q.shape[2] < 1 << 32, "the kernels count rows in 32 bits"
         out = self._empty("attention", q.shape, q.dtype)
@@ -246,9 +246,9 @@ class PagedAttention:
     def _partials(self, rows: int, heads: int, splits: int, call: AttentionCall) -> list[Array]:
         """Allocate partial results [rows, heads, splits, Dh] and their log-sum-exps.
 
-        Both are flat in the arena, which then rounds their sizes up to powers of two. A buffer that
-        replaces another, of which a captured step may keep the old one, is so at least twice as
-        large, and all of them together are smaller than twice the last.
+        Both are flat in the arena, so that their sizes are rounded up to powers of two. A captured
+        step may keep an old buffer. A buffer that replaces it is so at least twice as large, and
+        all of them together are smaller than twice the last.
         """
         shapes = ((rows, heads, splits, call.head_dim), (rows, heads, splits))
         names = ("partial", "partial_lse")

@@ -21,7 +21,7 @@ LATER = ("drawn", "drawn_rows", "num_decodes", "num_groups", "group")
 
 
 class Bucket(NamedTuple):
-    """The size that a step of decodes is padded to. Its launches depend on this alone."""
+    """The size that a step of decodes is padded to. The launches of a step depend on this alone."""
 
     num_seqs: int
     max_len: int
@@ -30,7 +30,7 @@ class Bucket(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DeviceBatch(StepBatch):
-    """A `StepBatch` whose arrays are int32 on the device, all in one buffer.
+    """A `StepBatch` with int32 arrays on the device, all in one buffer.
 
     Two lists divide its sequences by how attention is launched. The numbers that determine grids
     stay on the host, so no launch waits for the device.
@@ -44,7 +44,7 @@ class DeviceBatch(StepBatch):
     max_prefill_len: int  # the longest prefill
     max_len: int  # no sequence is longer in this step, nor in a captured one that is replayed
     window_tiles: dict[int, Array] = field(default_factory=dict, init=False)
-    """`decode_tiles` from the beginning of each window, which the first layer with it computes."""
+    """`decode_tiles` from the beginning of each window. The first layer with it computes them."""
 
     def destinations(self, table_width: int) -> list[Array]:
         """Return the parts of the buffer that a step with tables of this width is copied to.
@@ -176,7 +176,7 @@ def padded_seqs(num_seqs: int) -> int:
 
 
 def padded(batch: StepBatch, bucket: Bucket) -> StepBatch:
-    """Append sequences of length 0 to the batch. They write to slot -1, which is nowhere."""
+    """Append sequences of length 0 to the batch. They write to slot -1, that is, nowhere."""
     num_seqs, table_width = len(batch.seq_lens), batch.block_tables.shape[1]
     num_groups, num_more = batch.num_groups, bucket.num_seqs - num_seqs
     tables = np.zeros((num_groups, bucket.num_seqs, table_width), np.int64)

@@ -38,7 +38,7 @@ def current_chip(cupy: Any) -> Chip:
 def device_memory(xp: Any, share: float) -> Memory:
     """Return the memory that the arrays of ``xp`` may take.
 
-    A GPU with its own memory may be filled up to ``share``, counting other processes. One that
+    A GPU with its own memory may be filled up to ``share``, counting other processes. A GPU that
     shares the host's memory (a Jetson) counts the page cache as used, although the system frees it
     on demand. There the host's figure of what is free is used.
     """

@@ -119,7 +119,7 @@ class Cubins:
 
 
 def _folder() -> Path:
-    """Return the folder of the cubins, or one that lasts as long as the process."""
+    """Return the folder of the cubins, or a folder that lasts as long as the process."""
     try:
         folder = open_cache("cubins")
         if os.access(folder, os.W_OK):

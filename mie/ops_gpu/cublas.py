@@ -70,7 +70,7 @@ class Cublas:
     """A `Gemm` with a cuBLAS handle that works in ``stream``."""
 
     def __init__(self, cupy: Any, stream: Any, launcher: Launcher, library: Any = None) -> None:
-        """Create a handle. ``library`` is the loaded libcublas, by default that of CuPy."""
+        """Create a handle. ``library`` is the loaded libcublas, by default CuPy's."""
         self._launcher = launcher
         self._library = load_library(cupy) if library is None else library
         for name, parameters in SIGNATURES.items():
@@ -82,7 +82,8 @@ class Cublas:
         # The finalizer does not run at exit, because the driver may be gone by then.
         weakref.finalize(self, self._library.cublasDestroy_v2, handle).atexit = False
         self._call("cublasSetStream_v2", handle, stream.ptr)
-        # This comes after setting the stream, which resets the workspace to the library's own.
+        # This comes after setting the stream, because that resets the workspace to the library's
+        # own.
         num_bytes = workspace_bytes(int(cupy.cuda.Device().compute_capability))
         self._workspace = cupy.empty(num_bytes, "uint8")
         self._call("cublasSetWorkspace_v2", handle, self._workspace.data.ptr, num_bytes)

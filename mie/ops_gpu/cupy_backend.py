@@ -401,7 +401,7 @@ class CupyBackend(Backend):
     def run_step(self, forward: Callable[[StepBatch], Array], batch: StepBatch) -> Array:
         """Run a step as `steps.Steps` describes. The logits last until the next step.
 
-        A chunk of one token is computed like a decode, which is faster, unless its result must not
+        A chunk of one token is computed like a decode to be faster, unless its result must not
         depend on how its prompt was cut.
         """
         if not self._is_deterministic and batch.num_decodes != len(batch.seq_lens):

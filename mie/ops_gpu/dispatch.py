@@ -34,7 +34,7 @@ SPLIT_TOKENS = 256
 """Minimum tokens of a sequence that one block of a split decode attends to, a multiple of 16."""
 
 MAX_SPLITS = 32
-"""Maximum splits of a sequence. Those of a longer one have more tokens.
+"""Maximum splits of a sequence. The splits of a longer sequence have more tokens.
 
 The splits of a decode depend on the sequence's length and window alone, so its result does not
 depend on its batch. 32 splits of 4 KV heads are nearly as many blocks as an H200 has

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 _ATTRIBUTES = {"integrated": 18, "major": 75, "minor": 76}
-"""The device attributes to ask for, as cuda.h numbers them in CUdevice_attribute."""
+"""The device attributes to query, as cuda.h numbers them in CUdevice_attribute."""
 
 
 OLDEST_CAPABILITY = (8, 0)
-"""Compute capability of the oldest GPU. Its cp.async and bfloat16 products need Ampere."""
+"""Compute capability of the oldest GPU: cp.async and bfloat16 products need Ampere."""
 
 
 def remedy_for(capability: tuple[int, ...]) -> str | None:
@@ -31,8 +31,8 @@ def driver_facts() -> dict[str, Any]:
     """Return the CUDA version of the NVIDIA driver, such as "12.6", and its GPUs.
 
     The facts are "found", "cuda", "error" and "gpus". Without a driver, only "found" is there. Each
-    GPU has "name", "capability", "memory" in bytes, and "integrated", which is true if that memory
-    is the host's.
+    GPU has "name", "capability", "memory" in bytes, and "integrated" (true if the memory is the
+    host's).
     """
     try:
         cuda = ctypes.CDLL("libcuda.so.1")

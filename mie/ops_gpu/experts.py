@@ -1,6 +1,6 @@
 """Implement the operators of sparse layers: choose experts, sort rows by expert, and multiply them.
 
-The host does not wait for the routing. Its launches depend on the number of tokens alone, and fit
+The host does not wait for the routing. The launches depend on the number of tokens alone, and fit
 every choice of experts (kernels/route.cu). So a step of decodes is captured like any other.
 """
 
@@ -163,7 +163,7 @@ class CupyExperts(ExpertOperators):
         out_name: str,
         *sizes: int,
     ) -> Array:
-        """Launch a kernel of expert_rows.cu. Its first size is the width of the result."""
+        """Launch a kernel of expert_rows.cu. The first of ``sizes`` is the width of the result."""
         outputs, depth = matrices.shape
         out = self._empty(out_name, (len(x), sizes[0]), x.dtype)
         way = way_of(kernel_type(x), matrices.matrix, at.tile_rows, depth, has_norm=None)

@@ -28,7 +28,7 @@ BLOCKS_PER_MULTIPROCESSOR = 2
 """Blocks that the registers allow."""
 
 MOST_SHARED = 256
-"""Rows of a launch whose blocks leave sums for each other, which bounds the memory of these."""
+"""Most rows of a launch with blocks that leave sums for each other. It bounds their memory."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,7 +59,7 @@ class Way:
     rows: int
     """Rows of a block."""
     tiles: int
-    """Tiles of outputs of a set, which a block computes at once."""
+    """Number of tiles of outputs in a set. A block computes a set at once."""
     slice_bytes: int
     """Shared memory of a slice of its rows."""
     sums_bytes: int
@@ -125,12 +125,12 @@ def splits_of(num_tiles: int, depth: int, chip: Chip) -> int:
 
 
 def num_slices(depth: int) -> int:
-    """Return the slices of K, of which each warp of a block has a unit."""
+    """Return the number of slices of K. Each warp of a block has a unit of a slice."""
     return ceil_div(depth, UNIT * warps_of(depth))
 
 
 def warps_of(depth: int) -> int:
-    """Return the warps of a block, which share a slice of K."""
+    """Return the number of warps of a block. They share a slice of K."""
     return min(MAX_WARPS, ceil_div(depth, UNIT))
 
 
@@ -142,7 +142,7 @@ def head_tiles(head_dim: int) -> int:
 def most_sums_bytes(num_rows: int, width: int, chip: Chip) -> int:
     """Return the most bytes of the sums that blocks leave for each other.
 
-    ``width`` is that of query, key and value heads.
+    ``width`` is the width of query, key and value heads.
     """
     blocks = BLOCKS_PER_MULTIPROCESSOR * chip.num_multiprocessors
     outputs = max(2 * blocks * TILE, 2 * width)
@@ -225,7 +225,7 @@ class FewRows:
         met_tiles: int = 1,
         eps: float = 0.0,
     ) -> None:
-        """Launch a kernel over ``num_tiles`` of outputs, of which ``met_tiles`` meet in a block."""
+        """Launch a kernel over ``num_tiles`` of outputs. ``met_tiles`` of them meet in a block."""
         num_rows, depth = x.shape
         assert weight.shape[1] == depth
         way = way_of(kernel_type(x), weight, num_rows, depth, has_norm=norm is not None)

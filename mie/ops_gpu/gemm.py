@@ -1,4 +1,4 @@
-"""Multiply matrices, which is the one operator without a kernel of our own."""
+"""Multiply matrices, the only operator without a kernel of our own."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -26,7 +26,7 @@ class NumpyGemm:
     """The product of the emulator. It rounds to the elements' dtype once, at the end."""
 
     def __init__(self, submit: Callable[[Task], None] = lambda task: task()) -> None:
-        """Set ``submit``, which runs a product now or later (`EmulatedQueue.submit`)."""
+        """Set ``submit``. It runs a product now or later (`EmulatedQueue.submit`)."""
         self._submit = submit
 
     def matmul(

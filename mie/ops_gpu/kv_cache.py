@@ -56,13 +56,13 @@ class KVCache:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HostCache:
-    """Space for blocks on the host: one array, which the device reads and writes itself."""
+    """Space for blocks on the host: one array that the device reads and writes itself."""
 
     blocks: NDArray[np.uint8]  # [N, bytes of a block in all layers]
 
 
 def new_host_cache(shape: KVCacheShape, dtype: np.dtype[Any], queue: Queue) -> HostCache:
-    """Return zeros in pinned memory for blocks of a cache whose elements are of ``dtype``."""
+    """Return zeros in pinned memory for blocks of a cache with elements of ``dtype``."""
     one = new_cache(replace(shape, num_blocks=1), dtype, np.empty)
     block_bytes = _places(one)[-1]
     memory = queue.host_memory(shape.num_blocks * block_bytes)
@@ -84,7 +84,7 @@ def kernels(dtype: np.dtype[Any], of_model: np.dtype[Any]) -> list[KernelName]:
 def new_cache(
     shape: KVCacheShape, dtype: np.dtype[Any], zeros: Callable[[tuple[int, ...], Any], Array]
 ) -> KVCache:
-    """Return a cache whose elements are of ``dtype``, in arrays that ``zeros`` allocates."""
+    """Return a cache with elements of ``dtype``, in arrays that ``zeros`` allocates."""
     dims = (shape.num_blocks, 2, shape.num_kv_heads, shape.block_size, shape.head_dim)
     layers = [zeros(dims, dtype) for _ in range(shape.num_layers)]
     if dtype not in ELEMENTS.values():
@@ -181,8 +181,8 @@ def _planes_of(cache: KVCache, staged: Array) -> Iterator[tuple[Array, Array, in
 def _places(cache: KVCache) -> list[int]:
     """Return where each plane begins in a block's run of bytes, and its length.
 
-    That is a multiple of 16, as are the places of elements, which a kernel copies 16 bytes at a
-    time.
+    The length is a multiple of 16, and so are the places of elements, because a kernel copies 16
+    bytes at a time.
     """
     sizes = [_elements(plane) * plane.dtype.itemsize for plane in cache.planes]
     *places, end = accumulate(sizes, initial=0)

@@ -26,7 +26,7 @@ from mie.ops_gpu.signature import KernelFault, check_arguments, check_launch, de
 __all__ = ["CupyLauncher", "EmulatedLauncher", "Kernel", "KernelFault", "Launcher"]
 
 NULL = np.uint64(0)
-"""A null pointer, which CuPy does not have. A 64-bit zero is passed as the same eight bytes."""
+"""A null pointer. CuPy has none. A 64-bit zero is passed as the same eight bytes."""
 
 
 class Kernel(Protocol):

@@ -1,4 +1,4 @@
-"""Make the backend of a GPU, or one that emulates it."""
+"""Make the backend of a GPU, or a backend that emulates it."""
 
 import logging
 

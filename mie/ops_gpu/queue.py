@@ -1,7 +1,7 @@
 """Queue work for a device in order, and capture it in graphs to replay.
 
 On a GPU the host only queues copies and launches, and waits for a place in the queue. A graph is a
-sequence of launches that was captured once and is queued again as a whole. Its arguments (pointers,
+sequence of launches that was captured once and is queued again as a whole. The arguments (pointers,
 grids and numbers) are fixed, but the contents of the memory may change.
 """
 
@@ -124,7 +124,7 @@ class CupyQueue:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Keep Python from freeing another engine's memory meanwhile, which ends a capture."""
+    """Keep Python from freeing another engine's memory meanwhile, because that ends a capture."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,9 +1,9 @@
 """Make a device ready for its first request: compile all kernels, and capture the common steps.
 
 Which kernels a model needs follows from the steps themselves. They are first listed without being
-launched, by steps of every kind and of the largest size, which also allocates the memory of their
-results. Then the kernels are compiled at once, and every kind of step runs on empty sequences, so
-that nothing is left to load or to allocate. Such a step writes no keys and values.
+launched, by steps of every kind and of the largest size. The largest step also allocates the memory
+of the results. Then the kernels are compiled at once, and every kind of step runs on empty
+sequences, so that nothing is left to load or to allocate. Such a step writes no keys and values.
 """
 
 from collections.abc import Sequence
@@ -112,7 +112,7 @@ def graph_bytes(size: StepSize, follows_lengths: bool) -> int:
 
 
 def prompt(num_tokens: int, length: int, num_groups: int = 1) -> StepBatch:
-    """Return the last tokens of a sequence of that length, whose keys are not written."""
+    """Return the last tokens of a sequence of that length. Their keys are not written."""
     zeros = np.zeros(num_tokens, np.int64)
     return StepBatch(
         token_ids=zeros,

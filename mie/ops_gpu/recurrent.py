@@ -1,4 +1,4 @@
-"""Implement the operators of recurrent layers, whose states are float32 on the device."""
+"""Implement the operators of recurrent layers, with float32 states on the device."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -34,10 +34,10 @@ The scratch takes at most 160 MB for a vocabulary of 150,000.
 """
 
 PART, SEGMENT, NUM_BINS, PART_THREADS, CHOOSING_THREADS = 8192, 1024, 2048, 256, 512
-"""Constants of sampling.cuh and choose_tokens.cu, which explain them."""
+"""Constants of sampling.cuh and choose_tokens.cu. Both files explain them."""
 
 NUM_UNREAD = 2
-"""Number of steps whose ids may be unread: one that runs, and the one queued behind it.
+"""Number of steps with unread ids: a running step, and a step queued behind it.
 
 The second reads the first one's ids on the device, so the two do not share memory.
 """
@@ -71,7 +71,7 @@ ROW = np.dtype(
     ],
     align=True,
 )
-"""``struct Row`` of sampling.cuh, which explains the fields."""
+"""``struct Row`` of sampling.cuh. The file explains the fields."""
 
 _NO_IDS = np.zeros(0, np.int32)
 

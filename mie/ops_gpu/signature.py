@@ -71,7 +71,7 @@ class Parameter:
 
     @property
     def unsized(self) -> str:
-        """The letters without a struct's size, which only the compiler knows."""
+        """The letters without a struct's size. Only the compiler has that size."""
         return re.sub(r"s\d+$", "s", self.letters)
 
     @cached_property

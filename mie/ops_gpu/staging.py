@@ -15,7 +15,7 @@ NUM_BUFFERS = 2
 
 
 class Staging:
-    """Buffers of pinned memory, used in turn.
+    """Buffers of pinned memory, used one after another.
 
     A buffer is rewritten when its last copy is done. That was two uploads ago, and the step before
     the last one has been waited for.
@@ -28,9 +28,9 @@ class Staging:
         self._turn = 0
 
     def upload(self, parts: Sequence[NDArray[Any]], *devices: Array) -> None:
-        """Queue copies of the concatenated parts [...] to ``devices``, which they fill in order.
+        """Queue copies of the concatenated parts [...] to ``devices``. They are filled in order.
 
-        Those have one dtype, to which the parts are converted.
+        All ``devices`` have one dtype, and the parts are converted to it.
         """
         turn = self._turn
         self._turn = (turn + 1) % NUM_BUFFERS

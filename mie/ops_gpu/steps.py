@@ -1,8 +1,8 @@
 """Run a step on the device: copy its integers at once, and run a step of decodes as a graph.
 
 A step that only decodes is padded to a size that many steps share (`Bucket`). The first step of a
-size runs eagerly, which compiles its kernels and allocates its results. The second is captured.
-From then on the host queues the copies, the graph, and the sampling.
+size runs eagerly, to compile its kernels and allocate its results. The second is captured. From
+then on the host queues the copies, the graph, and the sampling.
 
 Block tables have no size of their own. Their rows are wide on the device, and the host copies only
 the columns that a step uses.
@@ -26,8 +26,8 @@ from mie.ops_gpu.staging import Staging
 MAX_GRAPHS = 64
 """Maximum number of captured steps. The least recently used one makes room for another.
 
-Steps of the common sizes fit. A graph takes device memory for every launch. CUDA frees one that is
-still running when it has ended.
+Steps of the common sizes fit. A graph takes device memory for every launch. CUDA frees a running
+graph when it has ended.
 """
 
 TABLE_WIDTH = 1024
@@ -78,7 +78,7 @@ class Steps:
         self.is_running = False
         """Whether a forward pass is being launched or captured."""
         self.has_states = False
-        """Whether sequences have recurrent states, which steps of no sequences do not."""
+        """Whether sequences have recurrent states. Steps of no sequences have none."""
         self.arena = Arena(launcher.xp)
         self._launcher = launcher
         self._queue = queue
@@ -96,7 +96,7 @@ class Steps:
         return self._follows()
 
     def run(self, forward: Forward, batch: StepBatch) -> Array:
-        """Return the logits [R, V] of the batch, which last until the next step."""
+        """Return the logits [R, V] of the batch. They last until the next step."""
         bucket = bucket_of(batch, follows_lengths=self.follows_lengths)
         if bucket is None:
             return self.launch_prompt(forward, batch)
@@ -116,7 +116,7 @@ class Steps:
         return self._launch(forward, self._upload(batch, bucket, None))
 
     def run_empty(self, forward: Forward, bucket: Bucket, num_groups: int = 1) -> Array:
-        """Run a step of empty sequences, which captures it, and return its logits [S, V]."""
+        """Run and capture a step of empty sequences, and return its logits [S, V]."""
         batch = padded(replace(NO_SEQUENCES, num_groups=num_groups), bucket)
         for _ in range(2):  # the first run may still allocate
             logits = self._run(forward, batch, bucket)
@@ -144,7 +144,7 @@ class Steps:
     def _upload(
         self, batch: StepBatch, bucket: Bucket | None, captured: CapturedStep | None
     ) -> DeviceBatch:
-        """Upload the batch, to the captured step's memory if there is one."""
+        """Upload the batch, to the memory of a captured step or to new memory."""
         if self.has_states and batch.slots is None:
             batch = without_states(batch)
         host = host_batch(batch, None if bucket is None else bucket.max_len)

@@ -1,7 +1,8 @@
 """Keep the matrices of a model on the device: as checkpoints store them, or as packed codes.
 
-kernels/weights.cuh describes the layout of a quantised matrix. A matrix whose parts have different
-forms, such as the values beside queries and keys in some GGUF files, keeps each part in its own.
+kernels/weights.cuh describes the layout of a quantised matrix. A matrix with parts of different
+forms, such as the values beside queries and keys in some GGUF files, keeps each part in its own
+form.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +23,7 @@ TILE, UNIT = 16, 64
 """Outputs and inputs that a warp takes at a time."""
 
 MAX_ELEMENTS = 1 << 32
-"""Elements of a matrix, which the kernels count in 32 bits."""
+"""Most elements of a matrix, because the kernels count them in 32 bits."""
 
 CODES = {"int4": "nibbles", "int8": "int8", "float8_e4m3fn": "e4m3"}
 """The kernels' names of the types of codes."""
@@ -101,7 +102,7 @@ def load_parts(
     parts: Sequence[Part],
     dtype: np.dtype[Any],
 ) -> tuple[Matrix, ...]:
-    """Load the rows of a matrix, of which neighbours of one form become one part."""
+    """Load the rows of a matrix. Neighbours of one form become one part."""
     merged: list[Part] = []
     for count, form in parts or [(shape[0], None)]:
         if merged and merged[-1][1] == form:

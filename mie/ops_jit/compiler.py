@@ -1,13 +1,13 @@
 """Compile kernels to machine code with Numba and LLVM, and load it.
 
-Numba turns a kernel into LLVM's intermediate code. LLVM turns that into an object file for a CPU,
-which may be another one than this machine's. An object file loads without Numba, in a millisecond.
+Numba turns a kernel into LLVM's intermediate code. LLVM turns that into an object file for a CPU.
+It may be another CPU than this machine's. An object file loads without Numba, in a millisecond.
 """
 
 from typing import Any, NamedTuple
 
 NUM_ARGUMENTS = {"run": 7, "work": 3, "multiply": 12}
-"""Integers that a kernel takes, if not those of an operator: args, step, tile, scratch."""
+"""Integers that a kernel takes, if not an operator's: args, step, tile, scratch."""
 
 
 NEEDED_FEATURES = {"x86_64": ("avx2", "f16c", "fma"), "aarch64": ()}
@@ -89,7 +89,7 @@ def intermediate_code(name: str, cpu: Cpu) -> str:
 
 
 def compile_kernel(name: str, cpu: Cpu) -> bytes:
-    """Return the object file of a kernel, whose function is called "kernel"."""
+    """Return the object file of a kernel. Its function is called "kernel"."""
     module, target = _module(intermediate_code(name, cpu), cpu)
     compiled: bytes = target.emit_object(module)
     return compiled

@@ -1,6 +1,7 @@
 """Say whether the compiled backend can run on this machine, and with which tools.
 
-Nothing here imports Numba, which takes a second. Its version is read from its files.
+Nothing here imports Numba, because the import takes a second. Numba's version is read from its
+files.
 """
 
 import re
@@ -95,9 +96,9 @@ def one_line(error: BaseException) -> str:
 def jit_facts() -> dict[str, Any]:
     """Return the facts that `mie doctor` prints about the backend.
 
-    The facts are the versions "numba" and "llvmlite", which are None if they are not installed, the
-    "cache" folder and, if the backend can run, "cpu", "vector_bits" and "num_threads". Else there
-    are the reason "why" and a "remedy", which may be empty.
+    The facts are the versions "numba" and "llvmlite" (None if not installed), the "cache" folder
+    and, if the backend can run, "cpu", "vector_bits" and "num_threads". Else there are the reason
+    "why" and a "remedy", perhaps empty.
     """
     facts: dict[str, Any] = {name: version_of(name) for name in ("numba", "llvmlite")}
     try:

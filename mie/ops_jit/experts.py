@@ -18,7 +18,7 @@ from mie.ops_jit.program import Value
 from mie.ops_jit.recorder import Recorder, operator
 
 WHOLE_STEP = 1 << 40
-"""Rows of the one tile of a kernel that must see all tokens."""
+"""Rows of the only tile of a kernel that must see all tokens."""
 
 
 class JitExperts(ExpertOperators):

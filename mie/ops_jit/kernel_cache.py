@@ -125,7 +125,7 @@ def write(name: str, key: str, code: bytes) -> None:
 def key_of(cpu: Cpu) -> str:
     """Return a digest of all that decides a kernel's code.
 
-    It covers the sources, the compiler, the Python whose bytecode Numba reads, and the CPU.
+    It covers the sources, the compiler, the Python (Numba reads its bytecode), and the CPU.
     """
     compiler = version_of("numba"), version_of("llvmlite"), sys.implementation.cache_tag
     digest = hashlib.sha256(repr((*cpu, compiler)).encode())

@@ -2,27 +2,27 @@
 
 from mie.ops.weights.quantised import UNIT_INPUTS, Form
 
-# Words of the header, which describes a step to every kernel.
+# Number of words of the header. It describes a step to every kernel.
 NUM_TOKENS, NUM_ROWS, NUM_PAIRS, NUM_SEQS, TABLE_WIDTH, NUM_ITEMS, NUM_MERGES = range(7)
 TOKEN_IDS, POSITIONS, SLOTS, STARTS, LENGTHS, TABLES, LOGITS_ROWS = range(7, 14)
 ITEMS, MERGES, PARTIALS = range(14, 17)
 NUM_EXPERT_ITEMS = 17
-"""The number of items of a layer's experts, which a kernel writes for those that follow."""
+"""The number of items of a layer's experts. A kernel writes it for the kernels that follow."""
 STATE_SLOTS, FRESH = 18, 19
 HEADER_WORDS = 20
 
 LANES = 16
 """Numbers of a vector, and outputs of a panel."""
 INPUTS_OF_WORD = 8
-"""Inputs whose 4-bit codes are in a word of an output.
+"""Number of inputs with 4-bit codes in a word of an output.
 
 Signed codes are of neighbouring inputs, the first in the highest nibble. For unsigned codes see
 `words_of_block`.
 """
 SIGNED_NIBBLE = 2.0**28
-"""The weight of a signed code, which is read at the top of a word. Its scale is divided by that."""
+"""The weight of a signed code at the top of a word. The scale of the code is divided by it."""
 PANELS = 4
-"""Panels of a group, which is the widest tile of a product."""
+"""Number of panels of a group, the widest tile of a product."""
 ROW_TILE = 8
 """Rows of a tile of elementwise work."""
 CHANNELS = 64
@@ -39,7 +39,7 @@ It is a multiple of every group of inputs that share a scale.
 WIDE_BYTES = K_BLOCK * PANELS * LANES * 4
 """The weights of a pass, widened to float32."""
 FEW_ROWS = 8
-"""Rows up to which quantised weights are widened in registers, for each tile anew."""
+"""Most rows for which quantised weights are widened in registers, for each tile again."""
 
 QUERY_ROWS = 48
 """Rows of attention that one tile scores: queries times the heads of a group."""
@@ -77,7 +77,7 @@ def words_of_block(group: int) -> int:
 
 
 def inputs_together(form: Form) -> int:
-    """Return the inputs of a group of a panel, or of all groups of a unit, which are together."""
+    """Return the number of adjacent inputs: a group of a panel, or all groups of a unit."""
     return UNIT_INPUTS if form.has_units else form.group
 
 

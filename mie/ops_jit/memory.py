@@ -1,11 +1,11 @@
 """Lay out matrices and caches as kernels read them.
 
-A matrix is panels of 16 outputs, which the products read in order. Quantised weights of a panel are
+A matrix is panels of 16 outputs. The products read them in order. Quantised weights of a panel are
 groups of inputs: 16 scales, perhaps 16 offsets, and 16 codes for each input. Where scales have
-units, all groups of a unit are together: 16 units, perhaps those of offsets, the bytes of the
+units, all groups of a unit are together: 16 units, perhaps the units of offsets, the bytes of the
 scales and of the offsets, and then the codes.
 
-A block of a head in the cache is a panel, too. A head's blocks are adjacent, so that a sequence
+A block of a head in the cache is also a panel. A head's blocks are adjacent, so that a sequence
 with adjacent blocks is read as one stream, and in huge pages. Both matter: one thread of an EPYC
 reads 36 GB/s like this, 12 from blocks anywhere, and 13 in order from small pages.
 
@@ -55,7 +55,7 @@ def address(array: NDArray[Any]) -> int:
 
 
 def padded_rows(num_rows: int) -> int:
-    """Return how many rows the panels of a matrix hold, which are whole groups."""
+    """Return how many rows the panels of a matrix hold. Panels come in whole groups."""
     return ceil_div(num_rows, LANES * PANELS) * LANES * PANELS
 
 

@@ -41,7 +41,7 @@ class Storage:
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A result in a program that is being recorded, which stands for an array."""
+    """A result in a program that is being recorded. It stands for an array."""
 
     program: Program
     storage: Storage
@@ -74,7 +74,7 @@ def room_for(num_rows: int) -> int:
 class Program:
     """Instructions, and the buffers of their results.
 
-    Results whose uses do not overlap share a buffer.
+    Results share a buffer if their uses do not overlap.
     """
 
     def __init__(self, address_of: Callable[[str], int], num_tokens: int, num_rows: int) -> None:
@@ -84,14 +84,14 @@ class Program:
         self.num_chosen = 0
         """Experts of a token."""
         self.heads = (1, 1, 16)
-        """Hq, Hkv and Dh of its attention, which decide how `StepHeader` cuts it into items."""
+        """Hq, Hkv and Dh of its attention. They decide how `StepHeader` cuts it into items."""
         self.scratch_bytes = 0
         """The most memory that one of its kernels needs for a thread."""
         self._address_of = address_of
         self._rows: list[list[int]] = []
         self._uses: list[tuple[int, int, Storage]] = []  # instruction, word, storage
         self._storages: list[Storage] = []
-        self._kept: list[NDArray[Any]] = []  # arrays whose addresses are arguments
+        self._kept: list[NDArray[Any]] = []  # arrays with addresses that are arguments
         self._buffers: list[tuple[int, int]] = []  # the word of the number of rows, the width
         self._memory: list[Floats] = []
         self._capacity = dict.fromkeys(self.lengths, -1)  # no memory, not even for no rows
@@ -107,7 +107,7 @@ class Program:
         return Value(self, storage, tail)
 
     def given(self, array: Floats) -> Value:
-        """Return an existing array, which has a row for each token, as a value."""
+        """Return an existing array with a row for each token, as a value."""
         array = np.ascontiguousarray(array, np.float32)
         storage = Storage(NUM_TOKENS, math.prod(array.shape[1:]), array)
         return Value(self, storage, array.shape[1:])
@@ -201,7 +201,7 @@ class Program:
         return sum(each.nbytes for each in self._memory)
 
     def array(self, value: Value) -> Floats:
-        """Return a result of the last run, which lasts until the next."""
+        """Return a result of the last run. It lasts until the next run."""
         if value.storage.array is not None:
             return value.storage.array.reshape(value.shape)
         rows: Floats = self._memory[value.storage.buffer][: len(value)]

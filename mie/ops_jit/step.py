@@ -20,7 +20,7 @@ class StepHeader:
         self._partials: Floats = np.empty(0, np.float32)
 
     def point(self, word: int, array: Ints) -> None:
-        """Let a word be the address of an array of integers, which is kept."""
+        """Let a word be the address of an array of integers, and keep the array."""
         self._arrays[word] = kept = np.ascontiguousarray(array, np.int64)
         self.words[word] = address(kept)
 
@@ -96,7 +96,7 @@ def attention_items(batch: StepBatch, group: int) -> tuple[Ints, Ints, int]:
     """Return the items of a step's attention, its merges, and its number of partial results.
 
     A row of items [I, ITEM_WORDS] is: sequence, first query, number of queries, part, partial
-    result. A decode with a long context has an item for each part, whose partial results are
+    result. A decode with a long context has an item for each part, and the partial results are
     merged. Other items have -1 there, and attend to their whole context. A row of merges [_, 3] is:
     token, first partial result, number of them.
     """

@@ -32,7 +32,7 @@ class Team:
     """
 
     def __init__(self, kernels: Kernels, num_threads: int, scratch_bytes: int) -> None:
-        """Start the workers, which run the kernels `run` and `work`.
+        """Start the workers. They run the kernels `run` and `work`.
 
         Raises:
             ThreadLimitError: the system starts no more threads.
@@ -104,7 +104,7 @@ def _serve(
 
 
 def _stop(words: NDArray[np.int64], threads: Sequence[threading.Thread], pid: int) -> None:
-    """End the workers. Those of a parent process do not exist in its forked child."""
+    """End the workers. Workers of a parent process do not exist in its forked child."""
     if os.getpid() != pid:
         return
     words[STOP] = 1

@@ -21,7 +21,7 @@ _COMMON = (
     "-fvisibility=hidden",
     "-fno-gnu-unique",  # Otherwise two builds of a template share static memory.
     "-fno-extern-tls-init",
-    "-U_FORTIFY_SOURCE",  # Its longjmp cannot leave a fiber's stack.
+    "-U_FORTIFY_SOURCE",  # The fortified longjmp cannot leave a fiber's stack.
     f"-I{HERE}",
 )
 _RUNTIME = (*_COMMON, "-O2", "-g1", "-Wall", "-Wextra")
@@ -30,7 +30,7 @@ _KERNEL = (
     "-g1",
     "-gdwarf-4",  # Binutils 2.40 misreads some files of DWARF 5.
     "-fno-exceptions",
-    "-fno-plt",  # The watchdog may strike in a stub, which has no source line.
+    "-fno-plt",  # The watchdog may strike in a stub without a source line.
     "-fno-strict-aliasing",  # A kernel reads 16-bit floats through uint4.
     "-ffp-contract=off",  # otherwise the rounding of a*b+c would vary between CPUs
     "-Wno-attributes",
@@ -74,7 +74,7 @@ class Builder:
         if not is_private_file(path):
             # In one unit, to read the headers once.
             unit = "".join(f'#include "{source}"\n' for source in sources)
-            # A kernel's library names it without the folder, which may be another one later.
+            # A kernel's library names it without the folder, because the folder may change later.
             self._compile(path, unit, _RUNTIME, ["-lrt", "-ldl", f"-Wl,-soname,{path.name}"])
         return path
 
@@ -89,7 +89,7 @@ class Builder:
     ) -> Path:
         """Return the shared library of the kernels ``names`` in the file ``source``.
 
-        ``level`` is the compiler's option that says how much to optimise.
+        ``level`` is the compiler's option for optimisation.
         """
         runtime = self.runtime()
         common = [*_KERNEL, level, *(_CHECKED if is_checked else ())]

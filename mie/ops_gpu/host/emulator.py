@@ -52,10 +52,10 @@ COUNTS = (
 Idle blocks wrote no global memory. "in_flight" are the copies by cp.async that are in flight while
 a thread waits for earlier ones, over all waits: a pipeline without overlap has none.
 Unhinted copies lack the hint to pass L1 or to fetch 128 bytes to L2. "mma" are products of warps,
-and "barriers" those of blocks. "cp_async" is its writes to shared memory, and "shared" are the
-other accesses there. A vector that g++ loads in parts counts as parts. Requests are those of warps.
-A pass is a wavefront of shared memory, or a sector of 32 bytes of global memory. "least" is the
-number of passes for the same bytes side by side, so the others are bank conflicts or waste.
+and "barriers" are barriers of blocks. "cp_async" is its writes to shared memory, and "shared" are
+the other accesses there. A vector that g++ loads in parts counts as parts. Requests are counted for
+warps. A pass is a wavefront of shared memory, or a sector of 32 bytes of global memory. "least" is
+the number of passes for the same bytes side by side, so the others are bank conflicts or waste.
 """
 
 
@@ -80,8 +80,8 @@ class EmulatedLauncher:
     """A `Launcher` over NumPy arrays. g++ builds each kernel, and fibers emulate its threads.
 
     ``check`` reports accesses out of bounds, uninitialised, misaligned or racing as `KernelFault`.
-    ``order`` is that of threads and blocks. A correct kernel gives the same result in every order.
-    ``count`` fills ``counters`` by the kernels' names (`COUNTS`), in several times the time.
+    ``order`` is the order of threads and blocks. A correct kernel gives the same result in every
+    order. ``count`` fills ``counters`` by the kernels' names (`COUNTS`), in several times the time.
     """
 
     level = "-O1"
@@ -96,7 +96,7 @@ class EmulatedLauncher:
         submit: Callable[[Callable[[], None]], None] = lambda task: task(),
         count: bool = False,
     ) -> None:
-        """Set ``submit``, which runs a launch now or later (`EmulatedQueue.submit`).
+        """Set ``submit``. It runs a launch now or later (`EmulatedQueue.submit`).
 
         A launch that uses more than ``limit_s`` seconds of CPU time is a `KernelFault`. Time in
         which other processes have the CPU does not count.

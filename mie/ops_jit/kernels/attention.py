@@ -1,10 +1,10 @@
 """Attend to the paged cache, with the same product as matrices.
 
-Keys are scored in groups of 16 positions, which are panels [Dh, 16], and values are panels of 16
-dimensions. The softmax is online (Milakov and Gimelshein, 2018, arXiv:1805.02867): it advances by
-64 positions, and `PART` positions at a time are merged into the result. All of these begin at
-multiples of their size. So a query's result depends on its position only, not on how its prompt was
-cut or which thread computed it.
+Keys are scored in groups of 16 positions (panels [Dh, 16]), and values are panels of 16 dimensions.
+The softmax is online (Milakov and Gimelshein, 2018, arXiv:1805.02867): it advances by 64 positions,
+and `PART` positions at a time are merged into the result. All of these begin at multiples of their
+size. So a query's result depends on its position only, not on how its prompt was cut or which
+thread computed it.
 """
 
 from collections.abc import Callable
@@ -76,7 +76,7 @@ def clear(state, dim):
 
 @kernel_function
 def begin_head(state, dim, sinks, head):
-    """Write the state of no positions, or of a head's sink, whose value is zero."""
+    """Write the state of no positions, or of a head's sink with the value zero."""
     clear(state, dim)
     if sinks != 0:
         set_number(state, 0, number(sinks, head))
@@ -223,7 +223,7 @@ def attend(fmt: Format) -> Callable[..., None]:
 
         Arguments: q, keys, values, their scales, out, N, Hq, Hkv, Dh, B, the window or 0,
         the scale, the kernels that multiply by the format and by float32, the soft cap or 0, the
-        sinks or 0, and the group whose tables are read.
+        sinks or 0, and the group of the tables to read.
         """
         q, _, _, _, _, out, _, heads, kv_heads, dim, _, window = words(args, 12)
         padded, group = (dim + 15) // 16 * 16, heads // kv_heads

@@ -140,7 +140,7 @@ def soft_cap(args, step, tile, scratch):
 
 @kernel_function
 def take_rows(args, step, tile, scratch):
-    """Copy the rows whose logits are wanted. Arguments: x, out, D, the word with R."""
+    """Copy the rows that need logits. Arguments: x, out, D, the word with R."""
     x, out, dim, rows_word = words(args, 4)
     end = min(word(step, rows_word), (tile + 1) * ROW_TILE)
     for row in range(tile * ROW_TILE, end):
@@ -219,7 +219,7 @@ def rope_write(fmt: Format) -> Callable[..., None]:
         """Rotate heads, and write a cache.
 
         Arguments: qkv, the rotations, q, keys, values, their scales, Hq, Hkv, Dh, B, the word with
-        T, N, the group whose slots are written.
+        T, N, the group of the slots to write.
         """
         qkv, table, q, keys, values, key_scales, value_scales = words(args, 7)
         heads, kv_heads, dim, block_size, rows_word, num_blocks, group = words(args + 8 * 7, 7)

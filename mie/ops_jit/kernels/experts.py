@@ -1,6 +1,6 @@
 """Kernels that choose experts, sort the pairs of tokens and experts, and add weighted results.
 
-The products of experts are those of `linear`, over the rows of one expert at a time.
+The products of experts are computed as in `linear`, over the rows of one expert at a time.
 """
 
 import numpy as np
@@ -30,7 +30,8 @@ HIDDEN = np.float32(-np.inf)
 def best(logits, experts, above, last):
     """Return the expert with the largest logit of those after expert ``last`` with ``above``.
 
-    The order is by falling logit, then by rising number. Without one, which takes a NaN, it is 0.
+    The order is by falling logit, then by rising number. Without such an expert (there is a NaN),
+    it is 0.
     """
     found, top = 0, HIDDEN
     is_found = False

@@ -2,12 +2,12 @@
 
 Quantised weights are groups of inputs of a panel, as `mie.ops.weights.quantised` defines them. A
 group is 16 float32 scales, perhaps 16 offsets, and then 16 codes for each input. Where scales have
-units, all groups of a unit are together: 16 units, perhaps those of the offsets, the 16 scales of
-each group in bytes, perhaps the offsets, and then the codes. Codes of "int4" are the
-nibbles of words, a word for eight inputs of an output. Signed ones are shifted to the high end of
-the word, one after the other, and are masked and converted there, where the word's sign is the
-code's, and so they are 2**28 times as large. Unsigned ones are converted where they are in the
-word, up to 2**24 times as large. The scale makes up for that.
+units, all groups of a unit are together: 16 units, perhaps the units of the offsets, the 16 scales
+of each group in bytes, perhaps the offsets, and then the codes. Codes of "int4" are the nibbles of
+words, a word for eight inputs of an output. Signed ones are shifted to the high end of the word,
+one after the other, and are masked and converted there, where the word's sign is the code's, and so
+they are 2**28 times as large. Unsigned ones are converted where they are in the word, up to 2**24
+times as large. The scale makes up for that.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _int32(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
 
 
 def _fp8(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    """Move an E4M3 number's bits to their places in float32, whose bias is 120 larger.
+    """Move an E4M3 number's bits to their places in float32. Its bias is 120 larger.
 
     There is no NaN.
     """
@@ -135,9 +135,9 @@ class Format:
     element: ir.Type
     """The type that is loaded: an element, a code, or a word of codes."""
     itemsize: int
-    """Bytes of that."""
+    """Bytes of an ``element``."""
     widen: Widen
-    """Return the elements, or codes of words, as float32, which is exact."""
+    """Return the elements, or codes of words, exactly as float32."""
     narrow: Callable[[ir.IRBuilder, ir.Value, ir.Value], None] | None = None
     """Store 16 numbers, rounded to nearest, ties to even."""
     largest: float | None = None
@@ -145,7 +145,7 @@ class Format:
     group: int = 1
     """Inputs of a panel that share scales, if there are some."""
     together: int = 1
-    """Inputs of a panel whose scales and codes are together: a group, or the groups of a unit."""
+    """Inputs of a panel with scales and codes together: a group, or the groups of a unit."""
     headers: int = 0
     """Vectors that a group begins with: none, scales, or scales and offsets."""
     after: Widen | None = None

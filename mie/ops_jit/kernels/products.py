@@ -1,4 +1,4 @@
-"""Multiply rows by panels of weights: the one product that matrices and attention use.
+"""Multiply rows by panels of weights: the product that matrices and attention share.
 
 A panel holds K inputs of 16 outputs, as [K, 16]. An output is one chain of fused multiply-adds over
 k = 0 … K - 1, kept in one lane of a register. So its bits depend on its row and its weights only:

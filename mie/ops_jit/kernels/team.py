@@ -1,6 +1,6 @@
 """Run a program with several threads that share every instruction's tiles.
 
-One word, the ticket, says which run it is, which instruction, and how many of its tiles are left. A
+One word, the ticket, holds the run, the instruction, and the number of its tiles that are left. A
 thread takes a tile by lowering the ticket with compare-and-swap. The thread that finishes the last
 tile of an instruction sets the ticket to the next one. So there is no barrier where all threads
 must arrive: a thread that the system has not scheduled holds up nobody unless it is inside a tile.
@@ -110,7 +110,7 @@ exchange, fetch_add = _changing("xchg"), _changing("add")
 
 @intrinsic
 def pause(_: Any) -> Emitted:
-    """Tell the CPU that this is a spin-wait."""
+    """Mark a spin-wait for the CPU."""
 
     def emit(b: ir.IRBuilder) -> None:
         is_arm = b.module.triple.startswith("aarch64")
@@ -142,7 +142,7 @@ def call_kernel(_: Any, kernel, args, step, tile, scratch) -> Emitted:
 def next_ticket(team, run, instruction):
     """Return the ticket of the first instruction from this one on that has tiles, or of the end.
 
-    Store its number of tiles, which the ticket counts down.
+    Store its number of tiles. The ticket counts it down.
     """
     tiles = 0
     program, header, end = word(team, PROGRAM), word(team, HEADER), word(team, END)

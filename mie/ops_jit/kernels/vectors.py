@@ -120,7 +120,7 @@ Emitted = tuple[Any, Callable[..., Any]]
 
 
 def plain(result: Any, arguments: Sequence[Any], emit: Callable[..., Any]) -> Emitted:
-    """Return the signature of an intrinsic and its code, which gets the builder and the values."""
+    """Return the signature of an intrinsic and its code, called with the builder and values."""
 
     def code(context: Any, b: ir.IRBuilder, _: Any, values: Sequence[ir.Value]) -> Any:
         value = emit(b, *values)
@@ -145,7 +145,7 @@ def store(_: Any, address: Any, x: Any) -> Emitted:
 
 @intrinsic
 def load_first(_: Any, address: Any, count: Any) -> Emitted:
-    """Load the first ``count`` of 16 numbers, and zeros for the others, which are not read."""
+    """Load the first ``count`` of 16 numbers, and zeros for the others. These are not read."""
 
     def emit(b: ir.IRBuilder, at: ir.Value, count: ir.Value) -> ir.Value:
         where, mask = pointer(b, at, VECTOR), _before(b, count)
@@ -236,7 +236,7 @@ def within(_: Any, x: Any, begin: Any, end: Any, other: Any) -> Emitted:
 
 
 def _tree(b: ir.IRBuilder, x: ir.Value, join: Callable[..., ir.Value]) -> ir.Value:
-    """Join the 16 lanes as a tree, which gives the same result on every CPU."""
+    """Join the 16 lanes as a tree, with the same result on every CPU."""
     undefined = ir.Constant(VECTOR, ir.Undefined)
     width = LANES // 2
     while width:
@@ -338,7 +338,7 @@ number, set_number = _array_of(F32, float32, 4)
 
 @intrinsic(prefer_literal=True)
 def words(_: Any, array: Any, count: Any) -> Emitted:
-    """Load the first ``count`` words of an array, which is a literal number."""
+    """Load the first ``count`` words of an array. ``count`` is a literal number."""
     result = types.UniTuple(int64, count.literal_value)
 
     def code(context: Any, b: ir.IRBuilder, _: Any, values: Sequence[ir.Value]) -> Any:
